@@ -11,7 +11,7 @@ const ROWS: &[(Together, &[&str])] = &[
     (Together::Yes, &["dispatch", "lifecycle"]),
     (Together::No, &["communicator", "group", "plan"]),
     (Together::No, &["lazy"]),
-    (Together::No, &["fabric"]),
+    (Together::No, &["peers"]),
     (
         Together::No,
         &[

@@ -46,7 +46,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64"
   add_library(lacking SHARED support/scarce.c)
   target_link_libraries(lacking PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   add_test(NAME sim.scarce COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/run.py" --out "${RUNS}/sim.scarce" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes?" --set WINDLASS_SIM_STRICT=0
+           --windlass "${WINDLASS_LIBRARY_DIR}" --peers "yes?" --set WINDLASS_SIM_STRICT=0
            --set LD_PRELOAD=$<TARGET_FILE:lacking> -- $<TARGET_FILE:scarce> all 4 9)
   set_tests_properties(sim.scarce PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
@@ -55,20 +55,20 @@ endif()
 add_executable(configured_calls programs/configured_calls.c)
 target_link_libraries(configured_calls PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
-  add_test(NAME sim.configured_calls.fabric COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
-           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.configured_calls.fabric"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --unbuilt --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:configured_calls>)
-  set_tests_properties(sim.configured_calls.fabric PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME sim.configured_calls.peers COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
+           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.configured_calls.peers"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --peers yes --unbuilt --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:configured_calls>)
+  set_tests_properties(sim.configured_calls.peers PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
 endif()
 
 # One-sided calls came with NCCL 2.29.2.
 add_executable(one_sided programs/one_sided.c)
 target_link_libraries(one_sided PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
-  add_test(NAME sim.one_sided.fabric COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
-           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.one_sided.fabric"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served native -- $<TARGET_FILE:one_sided>)
-  set_tests_properties(sim.one_sided.fabric PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME sim.one_sided.peers COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
+           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.one_sided.peers"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --peers yes --served native -- $<TARGET_FILE:one_sided>)
+  set_tests_properties(sim.one_sided.peers PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
 endif()
 
 # What the driver says of addresses, and who waits for whom in it: on GPUs alone, without NCCL.

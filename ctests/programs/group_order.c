@@ -6,7 +6,7 @@
 
 enum { COMMUNICATORS = 3, KEEPS_CALLS_BEFORE = 22602 };
 
-/* What a communicator runs: two that a fabric may serve, and a collective that is too large for it here. */
+/* What a communicator runs: two that a peer group may serve, and a collective that is too large for it here. */
 enum what { SMALL, RING, LARGE, WHATS };
 
 struct task {

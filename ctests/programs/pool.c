@@ -19,7 +19,7 @@
 enum { MIB = 1 << 20, GRANULE = 2 * MIB, THREADS_MAX = 8, ROUNDS = 200 };
 
 static int version;
-/* Nothing is kept before the first communicator, nor without a fabric: a thread looks after what is. */
+/* Nothing is kept before the first communicator, nor without a peer group: a thread looks after what is. */
 static bool is_looked_after;
 
 /* Whether freed memory is kept here at all. */
@@ -392,8 +392,8 @@ static void all(struct rank* self) {
   for (int i = 0; i < 2; i++) give_back(allocate(GRANULE));
   if (made && makings() != made + 2) CHECK(!"nothing is kept yet");
   ncclComm_t communicator = world(self, 0);
-  const char* fabric = getenv("WINDLASS_PEER_GROUPS");
-  is_looked_after = fabric && !strcmp(fabric, "on");
+  const char* peer_group = getenv("WINDLASS_PEER_GROUPS");
+  is_looked_after = peer_group && !strcmp(peer_group, "on");
   RUN_PART(again, self);
   RUN_PART(by_size, self);
   RUN_PART(in_order, self);

@@ -1,6 +1,6 @@
 /* Holds: communicators made from others carry collectives and messages: two colors, ranks turned round by keys, ranks
  * without a color or alone, children of children, several in one group, with configurations, shrunk ones, many after
- * each other; one rank groups two splits that the others make in turn. Over two hosts, and of more than 16 ranks: those of a world that has no fabric. With the argument `faults`, and where ranks meet at
+ * each other; one rank groups two splits that the others make in turn. Over two hosts, and of more than 16 ranks: those of a world that has no peer group. With the argument `faults`, and where ranks meet at
  * init: a shrink after a rank has died, also the one that made the id. */
 #include "../support/one_thread.h"
 

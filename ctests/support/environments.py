@@ -91,7 +91,7 @@ def run(options, out, row, windlass):
     variables = row.variables.split() + ["WINDLASS_SIM_MULTICAST=1"]
     variables += [f"CTESTS_LATE={row.late}"] * bool(row.late) + [f"CTESTS_LATER={row.later}"] * bool(row.later)
     if windlass:
-        command += ["--windlass", options.windlass, "--fabric", "yes", "--served", "p2p"]
+        command += ["--windlass", options.windlass, "--peers", "yes", "--served", "p2p"]
     for variable in variables:
         command += ["--set", variable]
     ended = subprocess.run([*command, "--", options.program], capture_output=True, text=True, check=False)

@@ -23,9 +23,9 @@ struct fused fused_now(void) {
 }
 
 static bool is_served(const struct rank* self) {
-  const char *fabric = getenv("WINDLASS_PEER_GROUPS"), *native = getenv("WINDLASS_COLLECTIVES");
+  const char *peer_group = getenv("WINDLASS_PEER_GROUPS"), *native = getenv("WINDLASS_COLLECTIVES");
   bool off = native && strcmp(native, "off") == 0;
-  return self->kind == PROCESSES && windlass_function("windlassGetStats") && fabric && strcmp(fabric, "on") == 0 && !off;
+  return self->kind == PROCESSES && windlass_function("windlassGetStats") && peer_group && strcmp(peer_group, "on") == 0 && !off;
 }
 
 void fused_since(const struct rank* self, const struct fused* then, int kernels, int calls) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
            [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
-the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
+the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --peers
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
 the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --unbuilt they
@@ -44,7 +44,7 @@ def main():
     if result.returncode:
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
-        wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options),
+        wrong = [uncounted(options.out), options.peers and not met(options), options.served and not served(options),
                  options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
                  options.lazy and not lazy(options), options.unbuilt and not unbuilt(options),
                  options.reused and not reused(options)]
@@ -56,7 +56,7 @@ def read_options():
     arguments.add_argument("--out", type=pathlib.Path, required=True, help="folder of what the run leaves")
     arguments.add_argument("--nccl", type=pathlib.Path, required=True, help="the real libnccl.so.2 or the stand-in")
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
-    arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_PEER_GROUPS=on, and what reports must say then; with a ? what they may say")
+    arguments.add_argument("--peers", metavar="REASONS", help="with WINDLASS_PEER_GROUPS=on, and what reports must say then; with a ? what they may say")
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
     arguments.add_argument("--most", metavar="PATH=CALLS", help="a path on which no more calls may have run")
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
@@ -95,8 +95,8 @@ def environment(options):
         kept["WINDLASS_NCCL"] = str(options.nccl)
         kept["WINDLASS_REPORT"] = f"json:{options.out}/report-%p.json"
     if options.windlass:
-        kept["WINDLASS_PEER_GROUPS"] = "on" if options.fabric else "off"
-    if options.fabric:
+        kept["WINDLASS_PEER_GROUPS"] = "on" if options.peers else "off"
+    if options.peers:
         kept["WINDLASS_SIM_STRICT"] = "1"
     if options.unbuilt or options.reused:
         kept["WINDLASS_FIRST_LAUNCH_GUARD"] = "off"
@@ -170,10 +170,10 @@ def met(options):
     for path in options.out.glob("report-*.json"):
         for communicator in json.loads(path.read_text())["communicators"]:
             if communicator["serial"]:
-                text = communicator.get("fabric", "")
+                text = communicator.get("peer_group", "")
                 said[text] = said.get(text, 0) + 1
-    print(f"fabric: {said}", file=sys.stderr)
-    expected = options.fabric.split(";")
+    print(f"peer groups: {said}", file=sys.stderr)
+    expected = options.peers.split(";")
     needed = {text for text in expected if not text.endswith("?")}
     is_right = needed <= set(said) <= {text.removesuffix("?") for text in expected}
     if not is_right:

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{cudaStream_t, ncclComm_t};
 
-use crate::fabric::{Fabric, Plain};
 use crate::gate::{Gate, Passed};
 use crate::gpu::stream::{Capture, Place};
 use crate::lazy::LazyCommunicator;
+use crate::peers::{PeerGroup, Plain};
 use crate::rendezvous::Canceller;
 use crate::stats::count::{self, Identity};
 use crate::tuning::{COLLECTIVES, Limits};
@@ -25,22 +25,22 @@ pub use table::{find, insert, remove};
 /// What is kept with a communicator.
 #[derive(Debug)]
 pub enum Kept {
-    /// Its fabric.
-    Fabric(Arc<Fabric>),
-    /// It is lazy, with its fabric.
+    /// Its peer group.
+    PeerGroup(Arc<PeerGroup>),
+    /// It is lazy, with its peer group.
     Lazy(Arc<LazyCommunicator>),
     /// Its session is not over: an abort ends this rank's wait.
     Waiting(Canceller),
-    /// It has no fabric, and what is made from it may.
+    /// It has no peer group, and what is made from it may.
     Plain(Arc<Plain>),
 }
 
 impl Kept {
-    /// The fabric, if its session is over.
-    pub fn fabric(&self) -> Option<&Arc<Fabric>> {
+    /// The peer group, if its session is over.
+    pub fn peer_group(&self) -> Option<&Arc<PeerGroup>> {
         match self {
-            Kept::Fabric(fabric) => Some(fabric),
-            Kept::Lazy(lazy) => Some(lazy.fabric()),
+            Kept::PeerGroup(peer_group) => Some(peer_group),
+            Kept::Lazy(lazy) => Some(lazy.peer_group()),
             Kept::Waiting(_) | Kept::Plain(_) => None,
         }
     }
@@ -54,12 +54,12 @@ pub struct Communicator {
     counters: AtomicUsize,
     ranks: AtomicI32,
     known: AtomicBool,
-    /// Whether a fabric is kept: what every call may look at.
-    has_fabric: AtomicBool,
+    /// Whether a peer group is kept: what every call may look at.
+    has_peer_group: AtomicBool,
     /// Whether the handle is ours.
     is_lazy: AtomicBool,
     has_run: AtomicBool,
-    /// Ranks of its fabric, and what native collectives serve, as [`Limits`]: written before `has_fabric`.
+    /// Ranks of its peer group, and what native collectives serve, as [`Limits`]: written before `has_peer_group`.
     members: AtomicUsize,
     native: [AtomicU64; COLLECTIVES],
     /// Whether a thread of ours may be in NCCL's communicator, too: then calls pass the gate.
@@ -70,7 +70,7 @@ pub struct Communicator {
     /// Whether its calls are told to other ranks.
     is_checked: AtomicBool,
     /// The stream of the last call that went to NCCL since the last eager one of ours, by its handle; of a communicator with
-    /// a fabric only. [`NO_STREAM`]: none did, or [it is followed](Communicator::is_followed).
+    /// a peer group only. [`NO_STREAM`]: none did, or [it is followed](Communicator::is_followed).
     forwarded_on: AtomicUsize,
     /// The id that the stream with this handle had at the first of these calls, for another may have the handle since. 0: not known.
     forwarded_id: AtomicU64,
@@ -94,7 +94,7 @@ impl Communicator {
             counters: AtomicUsize::new(0),
             ranks: AtomicI32::new(0),
             known: AtomicBool::new(false),
-            has_fabric: AtomicBool::new(false),
+            has_peer_group: AtomicBool::new(false),
             is_lazy: AtomicBool::new(false),
             has_run: AtomicBool::new(false),
             members: AtomicUsize::new(0),
@@ -114,7 +114,7 @@ impl Communicator {
     /// It is nobody's from now on. Under the lock of the table. Gives what its init left.
     fn end(&self) -> Option<Kept> {
         self.handle.store(0, Ordering::Relaxed);
-        self.has_fabric.store(false, Ordering::Relaxed);
+        self.has_peer_group.store(false, Ordering::Relaxed);
         self.is_lazy.store(false, Ordering::Relaxed);
         self.is_checked.store(false, Ordering::Relaxed);
         self.has_gate.store(false, Ordering::Relaxed);
@@ -131,30 +131,30 @@ impl Communicator {
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
         self.follows.store(false, Ordering::Relaxed);
         self.has_run.store(false, Ordering::Relaxed);
-        let native = kept.fabric().map_or(Limits::NONE, |fabric| *fabric.limits());
-        let members = kept.fabric().map_or(0, |fabric| fabric.negotiated().members.len());
+        let native = kept.peer_group().map_or(Limits::NONE, |peer_group| *peer_group.limits());
+        let members = kept.peer_group().map_or(0, |peer_group| peer_group.negotiated().members.len());
         self.members.store(members, Ordering::Relaxed);
         self.native.iter().zip(native.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
         self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);
-        let registering = kept.fabric().and_then(|fabric| fabric.registering());
-        let windows = kept.fabric().and_then(|fabric| fabric.windows());
+        let registering = kept.peer_group().and_then(|peer_group| peer_group.registering());
+        let windows = kept.peer_group().and_then(|peer_group| peer_group.windows());
         self.has_gate.store(registering.is_some() || windows.is_some(), Ordering::Relaxed);
         self.has_windows.store(false, Ordering::Relaxed);
-        let checking = kept.fabric().and_then(|fabric| fabric.checking());
+        let checking = kept.peer_group().and_then(|peer_group| peer_group.checking());
         self.is_checked.store(checking.is_some(), Ordering::Relaxed);
         registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));
         windows.into_iter().for_each(|windows| windows.guarded_by(&self.gate));
-        self.has_fabric.store(kept.fabric().is_some(), Ordering::Release);
+        self.has_peer_group.store(kept.peer_group().is_some(), Ordering::Release);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
     }
 
-    /// Whether it has a fabric, as long as nobody ends it. A lazy communicator has one.
+    /// Whether it has a peer group, as long as nobody ends it. A lazy communicator has one.
     #[inline]
-    pub fn has_fabric(&self) -> bool {
-        self.has_fabric.load(Ordering::Acquire)
+    pub fn has_peer_group(&self) -> bool {
+        self.has_peer_group.load(Ordering::Acquire)
     }
 
-    /// How many ranks its fabric has, and what native collectives serve of it; while it has one.
+    /// How many ranks its peer group has, and what native collectives serve of it; while it has one.
     #[inline]
     pub fn terms(&self) -> (usize, Limits) {
         let native = Limits(std::array::from_fn(|index| self.native[index].load(Ordering::Relaxed)));
@@ -199,13 +199,13 @@ impl Communicator {
         if self.is_lazy() { self.look_at_kept(handle, kept)? } else { None }
     }
 
-    /// Its fabric, which stays while this is held, also if another thread ends the communicator; none if this record is
+    /// Its peer group, which stays while this is held, also if another thread ends the communicator; none if this record is
     /// another communicator's by now.
-    pub fn fabric(&self, handle: ncclComm_t) -> Option<Arc<Fabric>> {
-        self.look_at_kept(handle, |kept| kept.fabric().cloned())?
+    pub fn peer_group(&self, handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
+        self.look_at_kept(handle, |kept| kept.peer_group().cloned())?
     }
 
-    /// What it keeps for those made from it, where it has no fabric.
+    /// What it keeps for those made from it, where it has no peer group.
     pub fn plain(&self, handle: ncclComm_t) -> Option<Arc<Plain>> {
         let kept = |kept: &Kept| match kept {
             Kept::Plain(plain) => Some(plain.clone()),
@@ -214,12 +214,12 @@ impl Communicator {
         self.look_at_kept(handle, kept)?
     }
 
-    /// Ends this rank's wait in the session of its init, if it is there, and of what is made from one without a fabric.
+    /// Ends this rank's wait in the session of its init, if it is there, and of what is made from one without a peer group.
     pub fn cancel_session(&self, handle: ncclComm_t) {
         self.look_at_kept(handle, |kept| match kept {
             Kept::Waiting(canceller) => canceller.abort(),
             Kept::Plain(plain) => plain.end(),
-            Kept::Fabric(_) | Kept::Lazy(_) => {}
+            Kept::PeerGroup(_) | Kept::Lazy(_) => {}
         });
     }
 
@@ -229,22 +229,22 @@ impl Communicator {
         if self.handle.load(Ordering::Relaxed) != handle as usize {
             return None;
         }
-        self.has_fabric.store(false, Ordering::Relaxed);
+        self.has_peer_group.store(false, Ordering::Relaxed);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// All that comes is NCCL's to answer from now on.
-    pub fn give_up_fabric(&self) {
-        self.has_fabric.store(false, Ordering::Relaxed);
+    pub fn give_up_peer_group(&self) {
+        self.has_peer_group.store(false, Ordering::Relaxed);
     }
 
-    /// Whether its fabric has run anything.
+    /// Whether its peer group has run anything.
     #[inline]
     pub fn has_run(&self) -> bool {
         self.has_run.load(Ordering::Relaxed)
     }
 
-    /// Its fabric runs something.
+    /// Its peer group runs something.
     pub fn runs(&self) {
         self.has_run.store(true, Ordering::Relaxed);
     }

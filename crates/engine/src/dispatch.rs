@@ -47,10 +47,10 @@ use crate::stats::count::{self, Identity};
 enum Standing {
     /// NCCL's, on a handle that we have not seen.
     Unseen,
-    /// NCCL's, on a communicator without a fabric.
+    /// NCCL's, on a communicator without a peer group.
     Plain { _range: Option<annotate::Range> },
-    /// To be decided: the communicator has a fabric.
-    InFabric(&'static Communicator),
+    /// To be decided: the communicator has a peer group.
+    InPeerGroup(&'static Communicator),
 }
 
 /// Runs a call.
@@ -60,7 +60,7 @@ pub fn call(call: &Call) -> ncclResult_t {
         || find(call),
         |standing| match standing {
             Standing::Unseen | Standing::Plain { .. } => forward::forward(call),
-            Standing::InFabric(communicator) => route::call(call, communicator),
+            Standing::InPeerGroup(communicator) => route::call(call, communicator),
         },
         |standing, result| {
             if matches!(standing, Standing::Unseen) {
@@ -70,15 +70,15 @@ pub fn call(call: &Call) -> ncclResult_t {
     )
 }
 
-/// Finds the communicator; one without a fabric is all that is counted here, and costs a call as little as can be.
+/// Finds the communicator; one without a peer group is all that is counted here, and costs a call as little as can be.
 #[inline]
 fn find(call: &Call) -> Standing {
     let Some(communicator) = communicator::find(call.local.communicator) else { return Standing::Unseen };
     if !communicator.is_known() {
         learn(call, communicator);
     }
-    if communicator.has_fabric() {
-        return Standing::InFabric(communicator);
+    if communicator.has_peer_group() {
+        return Standing::InPeerGroup(communicator);
     }
     Standing::Plain { _range: count(call, communicator, Path::Forward) }
 }

@@ -1,4 +1,4 @@
-//! How deep this thread is in groups, what its open group still has to tell when it ends, and which calls within fabrics it
+//! How deep this thread is in groups, what its open group still has to tell when it ends, and which calls within peer groups it
 //! holds till then.
 //!
 //! NCCL counts per thread, and its count is the one that matters: a group that NCCL refused to open does not shift
@@ -12,14 +12,14 @@ use std::sync::Arc;
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
 use crate::call::Call;
-use crate::fabric::registering::Candidate;
-use crate::fabric::{Configured, Derivation, Fabric, InitRequest};
 use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::gate::Passed;
 use crate::gpu::StreamHandle;
 use crate::lazy::{LazyCommunicator, Operator};
 use crate::p2p::Operation;
+use crate::peers::registering::Candidate;
+use crate::peers::{Configured, Derivation, InitRequest, PeerGroup};
 
 /// This thread's open group. Few groups await anything: the lists, which have destructors to look after, are let be then.
 #[derive(Clone, Copy, Default)]
@@ -63,7 +63,7 @@ fn with_ended<T>(body: impl FnOnce(&mut Ended) -> T) -> T {
 pub struct Ended {
     /// What waited for it.
     pub awaited: Vec<Awaited>,
-    /// What it runs within fabrics, in call order, unless that was [taken](take_held).
+    /// What it runs within peer groups, in call order, unless that was [taken](take_held).
     pub held: Vec<Held>,
     /// What NCCL is to run of lazy communicators that are not materialized, in call order.
     pub lazy_work: Vec<LazyWork>,
@@ -73,7 +73,7 @@ pub struct Ended {
     pub inside: Vec<Passed<'static>>,
     /// What NCCL runs of it, and ours come after: of each communicator one call, as NCCL joins the streams of a communicator's group.
     pub followed: Vec<Followed>,
-    /// What NCCL got of it, of those that have a fabric.
+    /// What NCCL got of it, of those that have a peer group.
     pub given: Given,
 }
 
@@ -82,7 +82,7 @@ pub struct Ended {
 #[allow(missing_docs)]
 pub struct Followed {
     pub communicator: ncclComm_t,
-    pub fabric: Arc<Fabric>,
+    pub peer_group: Arc<PeerGroup>,
     pub stream: StreamHandle,
 }
 
@@ -108,19 +108,19 @@ impl Ended {
     }
 }
 
-/// What runs within a fabric and waits for the end of its group. Its arguments were looked at.
+/// What runs within a peer group and waits for the end of its group. Its arguments were looked at.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Held {
     pub communicator: ncclComm_t,
-    pub fabric: Arc<Fabric>,
+    pub peer_group: Arc<PeerGroup>,
     pub what: Ours,
     pub stream: StreamHandle,
     /// How many communicators NCCL had calls of by then, as far as that is noted.
     pub given: usize,
 }
 
-/// What runs within a fabric.
+/// What runs within a peer group.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum Ours {
@@ -133,7 +133,7 @@ pub enum Ours {
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Waiting {
-    pub fabric: Arc<Fabric>,
+    pub peer_group: Arc<PeerGroup>,
     pub candidate: Candidate,
     pub stream: StreamHandle,
 }
@@ -203,7 +203,7 @@ pub fn close_empty() {
     GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0 });
 }
 
-/// A group is about to be closed. At the outermost one, gives what it holds to run within fabrics; NCCL still takes calls.
+/// A group is about to be closed. At the outermost one, gives what it holds to run within peer groups; NCCL still takes calls.
 pub fn take_held() -> Vec<Held> {
     if GROUP.get().depth != 1 {
         return Vec::new();

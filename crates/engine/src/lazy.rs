@@ -1,4 +1,4 @@
-//! A communicator that NCCL has not built yet, and may never: its ranks share a fabric, which serves what it can. The handle
+//! A communicator that NCCL has not built yet, and may never: its ranks share a peer group, which serves what it can. The handle
 //! that the application holds is ours. To materialize it is to have NCCL build its communicator: only a call does
 //! that which all ranks make; then this is where the two handles meet.
 //!
@@ -26,10 +26,10 @@ use nccl_sys::{ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncc
 
 use crate::call::Call;
 use crate::error::refuse;
-use crate::fabric::cached::Built;
-use crate::fabric::{Fabric, Standing};
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
+use crate::peers::cached::Built;
+use crate::peers::{PeerGroup, Standing};
 use crate::process;
 
 pub use ending::ask_of_groups;
@@ -46,7 +46,7 @@ use usage::{Usage, free_bytes};
 #[derive(Debug)]
 pub struct LazyCommunicator {
     handle: Minted,
-    fabric: Arc<Fabric>,
+    peer_group: Arc<PeerGroup>,
     device: Ordinal,
     /// Where NCCL writes its handle, before it waits for the others.
     written: AtomicPtr<ncclComm>,
@@ -75,11 +75,11 @@ pub fn is_ours(communicator: ncclComm_t) -> bool {
 
 impl LazyCommunicator {
     /// A new one, which an ended one's communicator materializes if all ranks have it. Nobody knows its handle yet.
-    pub fn new(fabric: Arc<Fabric>, device: Ordinal, built: Option<Built>) -> Arc<LazyCommunicator> {
+    pub fn new(peer_group: Arc<PeerGroup>, device: Ordinal, built: Option<Built>) -> Arc<LazyCommunicator> {
         process::first_lazy();
         let lazy = Arc::new(LazyCommunicator {
             handle: Minted::new(),
-            fabric,
+            peer_group,
             device,
             written: AtomicPtr::new(null_mut()),
             real: AtomicPtr::new(null_mut()),
@@ -105,8 +105,8 @@ impl LazyCommunicator {
     }
 
     /// What serves it meanwhile, and later too.
-    pub fn fabric(&self) -> &Arc<Fabric> {
-        &self.fabric
+    pub fn peer_group(&self) -> &Arc<PeerGroup> {
+        &self.peer_group
     }
 
     /// This rank's device.
@@ -132,7 +132,7 @@ impl LazyCommunicator {
 
     /// NCCL's answer to the arguments of a call that it would refuse, before any other rank has a part in it.
     pub fn refusal(&self, call: &Call) -> Option<ncclResult_t> {
-        arguments::refusal(call, self.fabric.negotiated().members.len(), &self.operators)
+        arguments::refusal(call, self.peer_group.negotiated().members.len(), &self.operators)
     }
 
     /// How NCCL's communicator stands, for those made from this one.
@@ -141,7 +141,7 @@ impl LazyCommunicator {
         let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
         match self.real() {
             None => Standing::Lazy,
-            Some(_) if attempt.is_some_and(|attempt| self.fabric.has_lost(attempt)) => Standing::Lost,
+            Some(_) if attempt.is_some_and(|attempt| self.peer_group.has_lost(attempt)) => Standing::Lost,
             Some(_) => Standing::Built,
         }
     }

@@ -25,7 +25,7 @@ pub mod plan;
 pub mod lazy;
 
 // What ranks agreed on and share.
-pub mod fabric;
+pub mod peers;
 
 // The mechanisms.
 pub mod forward;

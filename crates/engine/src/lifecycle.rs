@@ -22,8 +22,6 @@ use crate::communicator::{self, Communicator};
 use crate::dispatch::group_order::Schedule;
 use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
 use crate::error::{panicked, refuse};
-use crate::fabric::registering;
-use crate::fabric::{self, InitOutcome};
 use crate::forward::Carried;
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known::{self, End};
@@ -31,6 +29,8 @@ use crate::gate::Passed;
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
 use crate::lazy;
+use crate::peers::registering;
+use crate::peers::{self, InitOutcome};
 use crate::pool;
 use crate::process;
 use crate::rendezvous::outcome::Reason;
@@ -53,7 +53,7 @@ fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
     communicator::find(handle).and_then(enter)
 }
 
-/// Makes an id. With fabrics, its ranks meet at this process.
+/// Makes an id. With peer groups, its ranks meet at this process.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     guard::around(
         || {
@@ -61,15 +61,15 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
             count::function(Entry::ncclGetUniqueId);
             process::know_version();
             // Of a null place NCCL says what it says.
-            if place.is_null() { None } else { fabric::spare_id() }
+            if place.is_null() { None } else { peers::spare_id() }
         },
         |spare| match spare {
             Some(id) => init::give_id(place, id),
             None => init::unique_id(place),
         },
         |_, result| {
-            if result == ncclSuccess && fabric::is_on() {
-                init::change_id(place, |id| fabric::host(&id));
+            if result == ncclSuccess && peers::is_on() {
+                init::change_id(place, |id| peers::host(&id));
             }
         },
     )
@@ -77,7 +77,7 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
 
 /// Makes communicators as asked.
 pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
-    if fabric::is_on() {
+    if peers::is_on() {
         let before = || Ok(init.parent().and_then(|parent| before_init(init, parent)));
         return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
             Ok(_inside) => session::init_with_session(entry, init),
@@ -91,7 +91,7 @@ pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            fabric::make_room(fabric::device_now());
+            peers::make_room(peers::device_now());
             if init.aborted_parent().is_some() {
                 pool::distrust(None);
             }
@@ -115,8 +115,12 @@ fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
         return None;
     }
     if matches!(init, InitCall::Grow { .. }) {
-        let fabric = communicator::find(parent).and_then(|known| known.fabric(parent));
-        fabric.as_ref().and_then(|fabric| fabric.registering()).into_iter().for_each(|one| one.share());
+        let peer_group = communicator::find(parent).and_then(|known| known.peer_group(parent));
+        peer_group
+            .as_ref()
+            .and_then(|peer_group| peer_group.registering())
+            .into_iter()
+            .for_each(|one| one.share());
         windows::share(parent);
     }
     enter_by(parent)
@@ -147,9 +151,9 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             drop(lazy);
             if kept.is_some() {
                 drop(kept);
-                fabric::settle();
+                peers::settle();
             }
-            fabric::windows::free_left();
+            peers::windows::free_left();
         },
     )
 }
@@ -162,28 +166,29 @@ fn ended(handle: ncclComm_t) -> ncclResult_t {
 /// An abort frees the GPU and whoever waits at once; the other ends wait for what was issued, as NCCL does.
 fn before_end(how: End, handle: ncclComm_t) -> registering::End {
     let Some(communicator) = communicator::find(handle) else { return registering::End::Clean };
-    let fabric = communicator.fabric(handle);
-    match (how, &fabric) {
-        (End::Abort, Some(fabric)) => {
-            fabric.abort();
-            fabric.end_derived();
+    let peer_group = communicator.peer_group(handle);
+    match (how, &peer_group) {
+        (End::Abort, Some(peer_group)) => {
+            peer_group.abort();
+            peer_group.end_derived();
         }
-        (End::Finalize | End::Destroy, Some(fabric)) => fabric.wait_idle(),
+        (End::Finalize | End::Destroy, Some(peer_group)) => peer_group.wait_idle(),
         (_, None) => communicator.cancel_session(handle),
     }
-    drop(fabric);
+    drop(peer_group);
     end_registering(handle, how == End::Abort)
 }
 
 fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
-    let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
-    fabric.iter().for_each(|fabric| fabric.end_checking());
-    let windows = fabric.as_ref().map_or(registering::End::Clean, |fabric| fabric.end_windows(aborts));
+    let peer_group = communicator::find(handle).and_then(|known| known.peer_group(handle));
+    peer_group.iter().for_each(|peer_group| peer_group.end_checking());
+    let windows =
+        peer_group.as_ref().map_or(registering::End::Clean, |peer_group| peer_group.end_windows(aborts));
     if aborts {
         // NCCL registers, too: buffers of graphs, and what the application says. After the windows, which none of ours drops any more.
-        pool::distrust(fabric.as_ref().and_then(|fabric| fabric.device()));
+        pool::distrust(peer_group.as_ref().and_then(|peer_group| peer_group.device()));
     }
-    let registering = fabric.as_ref().and_then(|fabric| fabric.registering());
+    let registering = peer_group.as_ref().and_then(|peer_group| peer_group.registering());
     let registering = registering.map_or(registering::End::Clean, |registering| registering.end(aborts));
     if windows == registering::End::Left { windows } else { registering }
 }
@@ -226,10 +231,10 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
                 return;
             }
             if let Some(lazy) = lazy {
-                lazy.fabric().abort();
+                lazy.peer_group().abort();
             } else if let Some(communicator) = communicator::find(handle) {
-                communicator.fabric(handle).iter().for_each(|fabric| fabric.abort());
-                communicator.give_up_fabric();
+                communicator.peer_group(handle).iter().for_each(|peer_group| peer_group.abort());
+                communicator.give_up_peer_group();
             }
         },
     )
@@ -250,10 +255,10 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
         |_, result| {
             if result == ncclSuccess
                 && let Some(communicator) = communicator::find(handle)
-                && communicator.has_fabric()
-                && let Some(fabric) = communicator.fabric(handle)
+                && communicator.has_peer_group()
+                && let Some(peer_group) = communicator.peer_group(handle)
             {
-                known::add_error(place, fabric.error());
+                known::add_error(place, peer_group.error());
             }
         },
     )
@@ -261,8 +266,8 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
 
 /// A communicator that was not seen when it was made.
 pub fn count_as_derived(communicator: &Communicator) {
-    if fabric::is_on() {
-        fabric::tell(communicator.counters(), &InitOutcome::Plain(Reason::Derived));
+    if peers::is_on() {
+        peers::tell(communicator.counters(), &InitOutcome::Plain(Reason::Derived));
     }
 }
 
@@ -459,9 +464,9 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
                 _ => continue,
             };
             if let Some((_, communicator)) = note(handle, UNKNOWN)
-                && fabric::is_on()
+                && peers::is_on()
             {
-                fabric::tell(communicator.counters(), &InitOutcome::Plain(reason));
+                peers::tell(communicator.counters(), &InitOutcome::Plain(reason));
             }
         }
     }

@@ -7,7 +7,7 @@ pub mod bytes;
 
 use bytes::{Reader, Writer, checksum};
 
-/// A fabric has at most this many ranks: as many GPUs as one host joins by NVLink.
+/// A peer group has at most this many ranks: as many GPUs as one host joins by NVLink.
 pub const RANKS_MAX: usize = 16;
 /// A rank's attachment is at most this many bytes.
 pub const ATTACHMENT_BYTES_MAX: usize = 4096;
@@ -164,7 +164,7 @@ impl Member {
     }
 }
 
-/// What all ranks of a fabric agreed on.
+/// What all ranks of a peer group agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NegotiatedConfig {
     /// Names this communicator; no other has it.
@@ -214,7 +214,7 @@ pub mod capability {
     // 8192 was that of all-gathers that stored into peers' windows: earlier builds may still say it.
     /// NCCL's launches of this rank wait for those of no other rank of its process (NCCL_LAUNCH_MODE).
     pub const LAUNCHES_ALONE: u64 = 16384;
-    /// What every rank of a fabric must have.
+    /// What every rank of a peer group must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 

@@ -10,12 +10,12 @@ use crate::tuning::{Collective, Limits, OTHER_BYTES_MAX};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
     /// Its ranks can write each other's memory.
-    Fabric(Terms),
+    PeerGroup(Terms),
     /// The same, and they have agreed to have NCCL use registered buffers in this call.
     Registering(Terms),
 }
 
-/// What the negotiated config of a communicator with a fabric says.
+/// What the negotiated config of a communicator with a peer group says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
     /// How many ranks it has.
@@ -39,7 +39,7 @@ pub fn is_candidate(call: &Shared, terms: &Terms) -> bool {
 /// Chooses the path of a call.
 #[inline]
 pub fn plan(call: &Shared, standing: Standing) -> Path {
-    let (Standing::Fabric(terms) | Standing::Registering(terms)) = standing;
+    let (Standing::PeerGroup(terms) | Standing::Registering(terms)) = standing;
     if is_native(call, &terms) {
         return Path::Native;
     }
@@ -114,16 +114,16 @@ mod tests {
         Shared { function, count, datatype, operation: reduces.then_some(ncclSum), root: None }
     }
 
-    /// Sends and receives of any size, and what is made of them, stay within a fabric; all else is NCCL's.
+    /// Sends and receives of any size, and what is made of them, stay within a peer group; all else is NCCL's.
     #[test]
-    fn sends_and_receives_stay_in_the_fabric() {
+    fn sends_and_receives_stay_in_the_peer_group() {
         for function in Function::ALL {
             use Function::{AlltoAll, Gather, Recv, Scatter, Send};
             let point_to_point = matches!(function, Send | Recv | AlltoAll | Gather | Scatter);
             for count in [0, 1, usize::MAX] {
                 let call = call(function, count, ncclFloat32);
                 let expected = if point_to_point { Path::P2p } else { Path::Forward };
-                assert_eq!(plan(&call, Standing::Fabric(SLOW)), expected);
+                assert_eq!(plan(&call, Standing::PeerGroup(SLOW)), expected);
             }
         }
     }
@@ -138,7 +138,7 @@ mod tests {
                 assert_eq!(is_candidate(&call, &SLOW), expected, "{function:?} of {bytes} bytes");
                 let registers = plan(&call, Standing::Registering(SLOW)) == Path::Registered;
                 assert_eq!(registers, function == Function::AllGather);
-                assert_ne!(plan(&call, Standing::Fabric(SLOW)), Path::Registered);
+                assert_ne!(plan(&call, Standing::PeerGroup(SLOW)), Path::Registered);
             }
         }
     }
@@ -156,7 +156,7 @@ mod tests {
                     // Integers are summed by the kernel that was not timed.
                     let within = within && (!reduces || bytes as u64 <= OTHER_BYTES_MAX);
                     let expected = within && Collective::of(function).is_some();
-                    assert_eq!(plan(&call, Standing::Fabric(terms)) == Path::Native, expected, "{call:?}");
+                    assert_eq!(plan(&call, Standing::PeerGroup(terms)) == Path::Native, expected, "{call:?}");
                     assert!(!expected || !is_candidate(&call, &terms));
                 }
             }
@@ -166,7 +166,7 @@ mod tests {
     /// Operations of the program's own, and types that are not summed, are NCCL's; they may be moved.
     #[test]
     fn elements() {
-        let terms = Standing::Fabric(Terms { ranks: 4, native: Limits([1 << 20; COLLECTIVES]) });
+        let terms = Standing::PeerGroup(Terms { ranks: 4, native: Limits([1 << 20; COLLECTIVES]) });
         let reduce = |datatype, operation| Shared {
             operation: Some(operation),
             ..call(Function::AllReduce, 4, datatype)
@@ -202,7 +202,7 @@ mod tests {
             limits in any::<[u32; COLLECTIVES]>(),
             ranks in 2..17_usize,
         ) {
-            let standing = Standing::Fabric(Terms { ranks, native: Limits(limits.map(u64::from)) });
+            let standing = Standing::PeerGroup(Terms { ranks, native: Limits(limits.map(u64::from)) });
             let native = |count| plan(&call(Function::ALL[function], count, ncclFloat32), standing) == Path::Native;
             let (small, large) = (counts.0.min(counts.1), counts.0.max(counts.1));
             prop_assert!(native(small) || !native(large));

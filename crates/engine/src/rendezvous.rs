@@ -2,7 +2,7 @@
 //!
 //! The process that makes an `ncclUniqueId` hosts the session: it puts [its own port and an id tag](id_tag) into the
 //! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
-//! and confirm, and the host decides one outcome: fabric, plain, or failed. A connection that begins with the id's magic,
+//! and confirm, and the host decides one outcome: peer group, plain, or failed. A connection that begins with the id's magic,
 //! as NCCL's do, goes byte for byte to NCCL's root (`relay`), and before the outcome it is the proof that a rank has no Windlass or went
 //! to NCCL: plain. Any other is dropped and proves nothing: port scanners and health checks come to every port. NCCL's root drops it as
 //! well, or is ended by it (before 2.27.3), or waits for its first bytes for ever.
@@ -10,7 +10,7 @@
 //! **One port an id.** NCCL's protocol says in its first eight bytes which id it means, so one port could serve all
 //! ids. But a port an id needs no table of them, and closes with its root: whoever comes too late is refused, as by NCCL. It costs
 //! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_SESSIONS_MAX`, and a
-//! port closes when NCCL's root behind it has. Where all ranks of a fabric have said that they go to NCCL later only
+//! port closes when NCCL's root behind it has. Where all ranks of a peer group have said that they go to NCCL later only
 //! ([`capability::LAZY`](crate::negotiated::capability::LAZY)), the port closes once the outcome is known, and NCCL's
 //! id, which nobody will use, [is spare](Rendezvous::spare_id).
 //!
@@ -20,7 +20,7 @@
 //! one of NCCL_COMM_ID or of `ncclCommGetUniqueId`, which grow a communicator: those stay as they are).
 //! `ncclCommInitRank`: [`facts::plain_reason`], or [`Rendezvous::join`] with all ranks that this caller brings to the
 //! session, then [`complete_all`] over all sessions of the group with what there is to prepare; [`Participant::cancellers`] first,
-//! for `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
+//! for `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a peer group.
 //! `ncclCommInitAll`: [`decision::decide`], without a session. After a fork: [`process`], which begins afresh.
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::join_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
@@ -35,10 +35,10 @@
 //!
 //! 1. The outcome is a step of one [machine](agreement::Agreement) in one process. All that ranks hear are copies of
 //!    it. So two ranks that hear an outcome hear the same one.
-//! 2. It is *fabric* only if every rank has confirmed, that is, has mapped, tested and loaded all it needs. So whoever
+//! 2. It is a *peer group* only if every rank has confirmed, that is, has mapped, tested and loaded all it needs. So whoever
 //!    hears it needs nothing more from anyone, not even that they hear it too.
-//! 3. A rank that has reported takes no step on its own: not plain, not fabric. If the host is lost before the outcome
-//!    reached it, its init **fails** (but [`participation::WithoutHost`]). Others may have heard *fabric*: they then miss a peer, as they would if it had
+//! 3. A rank that has reported takes no step on its own: neither plain nor to a peer group. If the host is lost before the outcome
+//!    reached it, its init **fails** (but [`participation::WithoutHost`]). Others may have heard *peer group*: those then miss a peer, as they would if it had
 //!    died just after its init, and wait for it as NCCL does, until the configured time of a stuck operation or an
 //!    abort. An error here and a missing peer there is what NCCL gives, too; two paths at once would hang silently.
 //! 4. A rank that was never heard of (could not connect) may go to NCCL by itself: the others cannot have agreed
@@ -188,7 +188,7 @@ impl Rendezvous {
     pub fn start(limits: Limits) -> io::Result<Rendezvous> {
         let shared = Arc::new(Shared::new(&limits)?);
         let for_thread = shared.clone();
-        // Without one, communicators made from others have no fabric; all else works.
+        // Without one, communicators made from others have no peer group; all else works.
         let process_listener = ProcessListener::open()
             .inspect_err(|error| log::info!("rendezvous has no process listener: {error}"))
             .ok();
@@ -333,7 +333,7 @@ impl Rendezvous {
         Ok(participant)
     }
 
-    /// A rank that does not come to the session to which it is invited, which ends with this outcome: never a fabric.
+    /// A rank that does not come to the session to which it is invited, which ends with this outcome: never a peer group.
     /// Never waits.
     pub fn decline(&self, invitation: &Invitation, outcome: SessionOutcome) {
         let mut words = invitation.greeting();

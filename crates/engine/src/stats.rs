@@ -2,10 +2,10 @@
 
 pub mod check;
 pub mod count;
-pub mod fabric;
 pub mod features;
 pub mod files;
 mod named;
+pub mod peer_group;
 pub mod pool;
 pub mod registration;
 pub mod windows;

@@ -252,7 +252,7 @@ pub fn kernels() -> Tuning {
     Tuning::default()
 }
 
-/// All that this build decides by, as one number: ranks whose numbers differ have no fabric.
+/// All that this build decides by, as one number: ranks whose numbers differ have no peer group.
 pub fn hash() -> u64 {
     let mut writer = Writer::default();
     writer.u64(EACH_BLOCK_BYTES_MAX);

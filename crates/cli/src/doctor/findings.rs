@@ -67,7 +67,7 @@ fn room(ranks: usize, heap_bytes_max: u64, findings: &mut Findings) {
     if !(2..=PEER_GROUP_RANKS_MAX).contains(&ranks) {
         return;
     }
-    let each = windlass_engine::fabric::communicator_bytes(ranks as u32);
+    let each = windlass_engine::peers::communicator_bytes(ranks as u32);
     let what = format!(
         "WINDLASS_HEAP_MAX ({} MiB a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
         heap_bytes_max >> 20,
@@ -190,8 +190,9 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
     } else if gpus.pairs.iter().any(|pair| pair.nvlink.is_none()) {
         findings.note("peer access between all pairs; NVML did not say whether by NVLink");
     } else {
-        findings
-            .good("NVLink and peer access between all pairs: communicators of these GPUs can have a fabric");
+        findings.good(
+            "NVLink and peer access between all pairs: communicators of these GPUs can have a peer group",
+        );
     }
 }
 

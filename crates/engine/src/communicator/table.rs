@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::ncclComm_t;
 
-use crate::fabric::alive;
+use crate::peers::alive;
 use crate::stats::count::{self, Identity};
 
 use super::{Communicator, Kept};

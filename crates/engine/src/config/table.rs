@@ -110,11 +110,11 @@ options! {
 
         "WINDLASS_LAZY" => lazy: Lazy = Lazy::Pairs, by lazy;
         "pairs, all, off", "pairs",
-        "Which communicators within a fabric are lazy: NCCL's own is built when a call needs it that all ranks make. pairs are those of two ranks.";
+        "Which communicators within a peer group are lazy: NCCL's own is built when a call needs it that all ranks make. pairs are those of two ranks.";
 
         "WINDLASS_FIRST_LAUNCH_GUARD" was "WINDLASS_WARM" => first_launch_guard: Switch = Switch::On, by switch;
         "on, off", "on",
-        "Whether, in each process, the first communicator with a fabric on a device is NCCL's own and not lazy, over which the rank then sends itself a byte: NCCL's first kernels on a device wait until nothing runs there, so for a receive of ours that waits. off saves that time and memory, but a first collective beside a receive that waits may then hang: only for programs in which that cannot be.";
+        "Whether, in each process, the first communicator with a peer group on a device is NCCL's own and not lazy, over which the rank then sends itself a byte: NCCL's first kernels on a device wait until nothing runs there, so for a receive of ours that waits. off saves that time and memory, but a first collective beside a receive that waits may then hang: only for programs in which that cannot be.";
 
         "WINDLASS_CACHE_MAX" was "WINDLASS_PARK" => cache_bytes_max: u64 = 1 << 30, by bytes_or_none;
         "bytes, with K, M, G or T for powers of 1024; 0 for none", "1G",
@@ -130,15 +130,15 @@ options! {
 
         "WINDLASS_POOL" => pool_bytes_max: u64 = 2 << 30, by pool;
         "off, bytes, with K, M, G or T for powers of 1024", "2G",
-        "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again, for two seconds; from the first communicator with a fabric on, and never more than an eighth of what is free. It goes back when memory is short. off keeps nothing.";
+        "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again, for two seconds; from the first communicator with a peer group on, and never more than an eighth of what is free. It goes back when memory is short. off keeps nothing.";
 
         "WINDLASS_REGISTER" => register: Register = Register::Auto, by register;
         "auto, on, off", "auto",
-        "Whether the buffers of large all-gathers within a fabric are registered with NCCL where that is safe. auto: where it was measured to profit (compute capability 9.0, no multicast, NCCL 2.28 and later); on: everywhere, since NCCL 2.19.3.";
+        "Whether the buffers of large all-gathers within a peer group are registered with NCCL where that is safe. auto: where it was measured to profit (compute capability 9.0, no multicast, NCCL 2.28 and later); on: everywhere, since NCCL 2.19.3.";
 
         "WINDLASS_COLLECTIVES" was "WINDLASS_FAST" => collectives: Collectives = Collectives::Auto, by collectives;
         "auto, off", "auto",
-        "Whether kernels of ours run the small and middle collectives of a fabric of at most 8 ranks, on any pointers. auto: up to the sizes to which they were measured to be faster than NCCL's, 16 KiB where nobody measured; never where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks must say the same, or none has them.";
+        "Whether kernels of ours run the small and middle collectives of a peer group of at most 8 ranks, on any pointers. auto: up to the sizes to which they were measured to be faster than NCCL's, 16 KiB where nobody measured; never where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks must say the same, or none has them.";
 
         "WINDLASS_BATCH" => batch: Batch = Batch::All, by batch;
         "all, small, off", "all",
@@ -154,11 +154,11 @@ options! {
 
         "WINDLASS_WINDOWS" => windows: Windows = Windows::Keep, by windows;
         "keep, off", "keep",
-        "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where WINDLASS_POOL is not off; not where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, or NCCL_WIN_ENABLE=0. The most cautious rank's holds.";
+        "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a peer group without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where WINDLASS_POOL is not off; not where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, or NCCL_WIN_ENABLE=0. The most cautious rank's holds.";
 
         "WINDLASS_CHECK" => check: Switch = Switch::Off, by switch;
         "on, off", "off",
-        "Whether ranks of a fabric tell each other what they call, and a warning names the rank whose collective or window registration differs, or that has not come for 10 seconds. For finding faults: calls take longer. All ranks must say so, or it is off. Raises WINDLASS_LOG to warn where that is not set.";
+        "Whether ranks of a peer group tell each other what they call, and a warning names the rank whose collective or window registration differs, or that has not come for 10 seconds. For finding faults: calls take longer. All ranks must say so, or it is off. Raises WINDLASS_LOG to warn where that is not set.";
 
         "WINDLASS_HANG_TIMEOUT" was "WINDLASS_STUCK_AFTER" => hang_timeout: Duration = Duration::from_secs(60), by seconds;
         "seconds", "60",

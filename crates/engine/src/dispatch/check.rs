@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::guard;
 
-/// Before a call of a communicator with a fabric is decided, in a group too: what all ranks must call alike they call in one order.
+/// Before a call of a communicator with a peer group is decided, in a group too: what all ranks must call alike they call in one order.
 #[inline]
 pub fn tell(call: &Call, communicator: &Communicator) {
     if communicator.is_checked() {
@@ -19,8 +19,11 @@ fn told(call: &Call, communicator: &Communicator) {
     guard::or_else(
         || (),
         || {
-            let fabric = communicator.fabric(call.local.communicator);
-            fabric.iter().filter_map(|fabric| fabric.checking()).for_each(|checking| checking.tell(call));
+            let peer_group = communicator.peer_group(call.local.communicator);
+            peer_group
+                .iter()
+                .filter_map(|peer_group| peer_group.checking())
+                .for_each(|checking| checking.tell(call));
         },
     );
 }

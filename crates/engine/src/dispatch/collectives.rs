@@ -1,4 +1,4 @@
-//! Collectives that run within a fabric: looked at when they are called, run at once or at the end of their group. What NCCL
+//! Collectives that run within a peer group: looked at when they are called, run at once or at the end of their group. What NCCL
 //! would refuse goes to NCCL, which says why.
 
 use std::sync::Arc;
@@ -7,37 +7,37 @@ use nccl_sys::{ncclResult_t, ncclSuccess};
 
 use crate::call::{Call, Function};
 use crate::communicator::Communicator;
-use crate::fabric::Fabric;
 use crate::group::{self, Ours};
 use crate::native::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
+use crate::peers::PeerGroup;
 
 use super::ordering::{self, stream_of};
 
 /// A collective, and who serves it.
 pub struct Served {
-    fabric: Arc<Fabric>,
+    peer_group: Arc<PeerGroup>,
     collective: Collective,
 }
 
-/// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
+/// The peer group that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Served> {
-    let fabric = ordering::fabric_of(call, communicator)?;
-    let collective = collective_of(call, fabric.rank(), fabric.negotiated().members.len())?;
-    Some(Served { fabric, collective })
+    let peer_group = ordering::peer_group_of(call, communicator)?;
+    let collective = collective_of(call, peer_group.rank(), peer_group.negotiated().members.len())?;
+    Some(Served { peer_group, collective })
 }
 
 /// Runs a call, or holds it till its group ends.
-pub fn take(call: &Call, Served { fabric, collective }: &Served) -> ncclResult_t {
+pub fn take(call: &Call, Served { peer_group, collective }: &Served) -> ncclResult_t {
     // NCCL drops it, too.
     if collective.count == 0 {
         return ncclSuccess;
     }
     if group::is_open() {
-        ordering::hold(call, fabric, std::iter::once(Ours::Collective(*call)));
+        ordering::hold(call, peer_group, std::iter::once(Ours::Collective(*call)));
         return ncclSuccess;
     }
     let one = [Task::One(*collective)];
-    ordering::run(call.local.communicator, fabric, &one, &[], stream_of(call), &[])
+    ordering::run(call.local.communicator, peer_group, &one, &[], stream_of(call), &[])
 }
 
 /// One call of a group by itself; none where NCCL would have refused it.

@@ -15,7 +15,7 @@ pub fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     while from < calls.len() {
         let run = from..from + run_of(&calls[from..]).len();
         from = run.end;
-        let is_ours = |place: &usize| plan(&calls[*place], Standing::Fabric(*terms)) == Path::Native;
+        let is_ours = |place: &usize| plan(&calls[*place], Standing::PeerGroup(*terms)) == Path::Native;
         if run.len() == 1 {
             let place = run.start;
             steps.push(if is_ours(&place) { Step::Alone(place) } else { Step::Forwarded(place) });

@@ -8,13 +8,13 @@ use nccl_sys::ncclComm_t;
 use crate::call::{Call, Shared};
 use crate::communicator;
 use crate::error::{panicked, refuse};
-use crate::fabric::Fabric;
 use crate::gpu::StreamHandle;
 use crate::group::{self, Awaited, Held, Ours};
 use crate::guard;
 use crate::native::Task;
 use crate::p2p::{self, Operation};
 use crate::path::Path;
+use crate::peers::PeerGroup;
 use crate::plan::Terms;
 use crate::stats::count;
 use nccl_sys::{ncclInternalError, ncclResult_t};
@@ -24,13 +24,13 @@ use super::group_order::Nccls;
 use super::group_plan::{self, Step};
 use super::{collectives, common_order, route};
 
-/// What one communicator runs within its fabric at the end of a group.
+/// What one communicator runs within its peer group at the end of a group.
 #[derive(Debug)]
 pub struct Part {
     /// Whose.
     pub communicator: ncclComm_t,
-    /// Its fabric.
-    pub fabric: Arc<Fabric>,
+    /// Its peer group.
+    pub peer_group: Arc<PeerGroup>,
     /// Its collectives, in the order that [all ranks have](common_order); an error where one cannot be run.
     pub tasks: Result<Vec<Task>, ncclResult_t>,
     /// Its messages, in call order.
@@ -72,7 +72,7 @@ fn plan_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part> 
     let (parts, forwarded) = guard::or_else(
         || {
             // What was held is gone: of the group nothing runs.
-            group::wait_for(Awaited::Failed(panicked("what a group held within fabrics")));
+            group::wait_for(Awaited::Failed(panicked("what a group held within peer groups")));
             Default::default()
         },
         decided,
@@ -100,23 +100,23 @@ fn are_ordered(forwarded: &[Call]) -> Vec<bool> {
 }
 
 fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
-    let mut fabrics: Vec<&Arc<Fabric>> = Vec::new();
-    for Held { fabric, .. } in held {
-        if !fabrics.iter().any(|known| Arc::ptr_eq(known, fabric)) {
-            fabrics.push(fabric);
+    let mut peer_groups: Vec<&Arc<PeerGroup>> = Vec::new();
+    for Held { peer_group, .. } in held {
+        if !peer_groups.iter().any(|known| Arc::ptr_eq(known, peer_group)) {
+            peer_groups.push(peer_group);
         }
     }
     let (mut parts, mut forwarded, mut refused) = (Vec::new(), Vec::new(), None);
-    for fabric in fabrics {
-        let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.fabric, fabric));
+    for peer_group in peer_groups {
+        let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.peer_group, peer_group));
         let own: Vec<(usize, &Held)> = own.collect();
-        let negotiated = fabric.negotiated();
-        let terms = Terms { ranks: negotiated.members.len(), native: *fabric.limits() };
+        let negotiated = peer_group.negotiated();
+        let terms = Terms { ranks: negotiated.members.len(), native: *peer_group.limits() };
         let batches = Batches::of(negotiated.capabilities);
         let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.first() else { continue };
         sorted.count(*communicator, &terms);
-        refused = refused.or_else(|| p2p::unmatched(&sorted.operations, fabric.rank()));
+        refused = refused.or_else(|| p2p::unmatched(&sorted.operations, peer_group.rank()));
         if let Some((first, _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| !**is_ours) {
             forwarded.push((first.0, sorted.forwarded().collect::<Vec<Call>>()));
         }
@@ -129,8 +129,8 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
             communicator: *communicator,
             place: *place,
             called_after: Nccls::at(*place, first.given, None),
-            fabric: fabric.clone(),
-            tasks: sorted.tasks(fabric.rank(), terms.ranks),
+            peer_group: peer_group.clone(),
+            tasks: sorted.tasks(peer_group.rank(), terms.ranks),
             stream: *stream,
             others: others.to_vec(),
             operations: sorted.operations,

@@ -19,7 +19,7 @@ use crate::group::{self, Awaited, LazyWork, Work};
 use crate::guard;
 use crate::lazy::{Beside, LazyCommunicator};
 use crate::negotiated::Token;
-use crate::stats::{count, fabric};
+use crate::stats::{count, peer_group};
 use crate::thread;
 
 use super::ordering::{self, Lane};
@@ -82,7 +82,7 @@ pub fn materialize_in_group(lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
 
 fn note(lazy: &LazyCommunicator) {
     if let Some(communicator) = communicator::find(lazy.handle()) {
-        let number = if lazy.is_reused() { fabric::REUSED } else { fabric::BUILT };
+        let number = if lazy.is_reused() { peer_group::REUSED } else { peer_group::BUILT };
         count::nccl(communicator.counters(), number);
     }
 }
@@ -163,7 +163,7 @@ struct Unit {
 pub fn begin(held: Vec<LazyWork>) -> Held {
     let mut units: Vec<Unit> = Vec::new();
     for one in held {
-        let comm = one.lazy.fabric().negotiated().comm;
+        let comm = one.lazy.peer_group().negotiated().comm;
         let index = units.iter().position(|unit| unit.comm == comm).unwrap_or_else(|| {
             units.push(Unit { comm, lazy_communicators: Vec::new(), work: Vec::new() });
             units.len() - 1

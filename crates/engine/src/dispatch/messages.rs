@@ -1,4 +1,4 @@
-//! Sends and receives within a fabric, and what NCCL makes of them: looked at when they are called, run at once or at the end
+//! Sends and receives within a peer group, and what NCCL makes of them: looked at when they are called, run at once or at the end
 //! of their group. A communicator's part of a group is one kernel. What NCCL would refuse goes to NCCL, which says why, and
 //! fails the group.
 
@@ -10,29 +10,29 @@ use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 use crate::call::{Call, Function};
 use crate::communicator::Communicator;
 use crate::error::refuse;
-use crate::fabric::Fabric;
 use crate::group::{self, Ours};
 use crate::negotiated::RANKS_MAX;
 use crate::p2p::{Direction, Operation};
+use crate::peers::PeerGroup;
 
 use super::ordering::{self, stream_of};
 
-/// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
-pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
-    let fabric = ordering::fabric_of(call, communicator)?;
-    Messages::of(call, &fabric).is_some().then_some(fabric)
+/// The peer group that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
+pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<PeerGroup>> {
+    let peer_group = ordering::peer_group_of(call, communicator)?;
+    Messages::of(call, &peer_group).is_some().then_some(peer_group)
 }
 
 /// Runs a call, or holds it till its group ends.
-pub fn take(call: &Call, fabric: &Arc<Fabric>) -> ncclResult_t {
-    let Some(messages) = Messages::of(call, fabric) else {
+pub fn take(call: &Call, peer_group: &Arc<PeerGroup>) -> ncclResult_t {
+    let Some(messages) = Messages::of(call, peer_group) else {
         return refuse(ncclInternalError, format_args!("a message without bytes or peer"));
     };
     if group::is_open() {
-        ordering::hold(call, fabric, messages.all().iter().copied().map(Ours::Message));
+        ordering::hold(call, peer_group, messages.all().iter().copied().map(Ours::Message));
         return ncclSuccess;
     }
-    ordering::run(call.local.communicator, fabric, &[], messages.all(), stream_of(call), &[])
+    ordering::run(call.local.communicator, peer_group, &[], messages.all(), stream_of(call), &[])
 }
 
 /// The sends and receives of a call, in NCCL's order.
@@ -43,9 +43,9 @@ struct Messages {
 
 impl Messages {
     /// None if an argument is such that NCCL refuses it.
-    fn of(call: &Call, fabric: &Fabric) -> Option<Messages> {
+    fn of(call: &Call, peer_group: &PeerGroup) -> Option<Messages> {
         let (shared, local) = (&call.shared, &call.local);
-        let ranks = fabric.negotiated().members.len() as u32;
+        let ranks = peer_group.negotiated().members.len() as u32;
         let bytes = (shared.count as u64).checked_mul(shared.datatype.size_bytes()? as u64)?;
         let send = |place: u32, peer| (local.send as u64, place, peer, Direction::Send);
         let receive = |place: u32, peer| (local.receive as u64, place, peer, Direction::Receive);
@@ -66,13 +66,13 @@ impl Messages {
             Function::Gather => {
                 let root = known(shared.root)?;
                 add(send(0, root));
-                if root == fabric.rank() {
+                if root == peer_group.rank() {
                     (0..ranks).for_each(|peer| add(receive(peer, peer)));
                 }
             }
             Function::Scatter => {
                 let root = known(shared.root)?;
-                if root == fabric.rank() {
+                if root == peer_group.rank() {
                     (0..ranks).for_each(|peer| add(send(peer, peer)));
                 }
                 add(receive(0, root));

@@ -1,4 +1,4 @@
-//! What runs within fabrics, in order with the rest: at once, or at the end of its group.
+//! What runs within peer groups, in order with the rest: at once, or at the end of its group.
 //!
 //! Communicators of a group run in the order that the NCCL underneath keeps ([`super::group_order`]): since 2.26 in that of their
 //! communicators' tokens, which all ranks see alike, after all that NCCL runs of the group, so no two ranks wait for each other's later
@@ -24,7 +24,6 @@ use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSucce
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::error::refuse;
-use crate::fabric::{Afterwards, Fabric};
 use crate::forward::known;
 use crate::gpu::stream::Place;
 use crate::gpu::{self, StreamHandle};
@@ -32,6 +31,7 @@ use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
 use crate::guard;
 use crate::native::Task;
 use crate::p2p::Operation;
+use crate::peers::{Afterwards, PeerGroup};
 use crate::stats::segment;
 
 use super::group_order::{self, Member, Nccls, Order, Schedule};
@@ -63,13 +63,13 @@ impl Lane {
     }
 }
 
-/// Before a call goes to NCCL whose communicator has a fabric. `is_ordered`: another one has just gone there on the same stream.
+/// Before a call goes to NCCL whose communicator has a peer group. `is_ordered`: another one has just gone there on the same stream.
 pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool) {
     if is_ordered || lane.is_empty {
         return;
     }
-    let fabric = communicator.has_run().then(|| communicator.fabric(lane.communicator)).flatten();
-    let afterwards = fabric.map_or(Afterwards::Nothing, |fabric| fabric.order(lane.stream()));
+    let peer_group = communicator.has_run().then(|| communicator.peer_group(lane.communicator)).flatten();
+    let afterwards = peer_group.map_or(Afterwards::Nothing, |peer_group| peer_group.order(lane.stream()));
     if afterwards != Afterwards::Nothing {
         communicator.follows();
     }
@@ -88,27 +88,27 @@ pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult
     if !is_taken || lane.is_empty || !communicator.has_to_follow() {
         return;
     }
-    match communicator.fabric(lane.communicator) {
-        Some(fabric) if is_grouped => {
-            group::follow(Followed { communicator: lane.communicator, fabric, stream: lane.stream() });
+    match communicator.peer_group(lane.communicator) {
+        Some(peer_group) if is_grouped => {
+            group::follow(Followed { communicator: lane.communicator, peer_group, stream: lane.stream() });
         }
-        Some(fabric) => follow(communicator, &fabric, lane.stream()),
+        Some(peer_group) => follow(communicator, &peer_group, lane.stream()),
         None => {}
     }
 }
 
 /// After NCCL has run its part of a group.
 pub fn after_group(all: Vec<Followed>) {
-    for Followed { communicator, fabric, stream } in &all {
+    for Followed { communicator, peer_group, stream } in &all {
         if let Some(communicator) = communicator::find(*communicator) {
-            follow(communicator, fabric, *stream);
+            follow(communicator, peer_group, *stream);
         }
     }
     group::put_back_followed(all);
 }
 
-fn follow(communicator: &Communicator, fabric: &Fabric, stream: StreamHandle) {
-    if fabric.follow(stream) {
+fn follow(communicator: &Communicator, peer_group: &PeerGroup, stream: StreamHandle) {
+    if peer_group.follow(stream) {
         communicator.is_followed();
     }
 }
@@ -118,20 +118,22 @@ fn order() -> Order {
     Order::of_release(segment::current().nccl_version.load(Ordering::Relaxed))
 }
 
-/// The fabric of a communicator that takes calls; none if another thread has just ended it.
-pub(super) fn fabric_of(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
+/// The peer group of a communicator that takes calls; none if another thread has just ended it.
+pub(super) fn peer_group_of(call: &Call, communicator: &Communicator) -> Option<Arc<PeerGroup>> {
     match communicator.lazy(call.local.communicator) {
         Some(lazy) if lazy.is_revoked() => None,
-        Some(lazy) => Some(lazy.fabric().clone()),
-        None => communicator.fabric(call.local.communicator),
+        Some(lazy) => Some(lazy.peer_group().clone()),
+        None => communicator.peer_group(call.local.communicator),
     }
 }
 
 /// Holds what a call is till its group ends.
-pub(super) fn hold(call: &Call, fabric: &Arc<Fabric>, parts: impl Iterator<Item = Ours>) {
+pub(super) fn hold(call: &Call, peer_group: &Arc<PeerGroup>, parts: impl Iterator<Item = Ours>) {
     let (communicator, stream) = (call.local.communicator, stream_of(call));
     let given = group::given();
-    parts.for_each(|what| group::hold(Held { communicator, fabric: fabric.clone(), what, stream, given }));
+    parts.for_each(|what| {
+        group::hold(Held { communicator, peer_group: peer_group.clone(), what, stream, given })
+    });
 }
 
 /// When what a group held runs: by place in the list of its parts, which are in the order of their first calls.
@@ -145,9 +147,9 @@ pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
     let is_refused = given.is_refused || matches!(awaited.first(), Some(Awaited::Failed(_)));
     let members: Vec<Member> = parts
         .iter()
-        .map(|Part { communicator, fabric, called_after, .. }| Member {
-            name: fabric.negotiated().comm,
-            rank: fabric.rank(),
+        .map(|Part { communicator, peer_group, called_after, .. }| Member {
+            name: peer_group.negotiated().comm,
+            rank: peer_group.rank(),
             called_after: if is_refused { Nccls::Some } else { *called_after },
             beside: if given.communicators.contains(communicator) { Nccls::Some } else { Nccls::Nothing },
         })
@@ -159,9 +161,9 @@ pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
 pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
     let mut answer = ncclSuccess;
     for part in places.iter().filter_map(|place| parts.get(*place)) {
-        let Part { communicator, fabric, tasks, operations, stream, others, .. } = part;
+        let Part { communicator, peer_group, tasks, operations, stream, others, .. } = part;
         let result = guard::call(|| match tasks {
-            Ok(tasks) => run(*communicator, fabric, tasks, operations, *stream, others),
+            Ok(tasks) => run(*communicator, peer_group, tasks, operations, *stream, others),
             Err(code) => *code,
         });
         if answer == ncclSuccess {
@@ -174,7 +176,7 @@ pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
 /// Runs them now.
 pub(super) fn run(
     handle: ncclComm_t,
-    fabric: &Arc<Fabric>,
+    peer_group: &Arc<PeerGroup>,
     tasks: &[Task],
     operations: &[Operation],
     stream: StreamHandle,
@@ -183,16 +185,16 @@ pub(super) fn run(
     if let Some(communicator) = communicator::find(handle) {
         communicator.runs();
         if communicator.has_forwarded_elsewhere(|| place_of(stream))
-            && let Some([from, to]) = fabric.scratch()
+            && let Some([from, to]) = peer_group.scratch()
             && let Some(real) = real_of(communicator, handle, stream)
         {
-            let result = known::order(real, fabric.rank(), from, to, stream);
+            let result = known::order(real, peer_group.rank(), from, to, stream);
             if result != ncclSuccess {
                 return refuse(result, format_args!("NCCL did not order its work before ours"));
             }
         }
     }
-    fabric.run(tasks, operations, stream, others)
+    peer_group.run(tasks, operations, stream, others)
 }
 
 /// What the driver refuses to say it refuses to whoever launches there, too.

@@ -1,5 +1,5 @@
 //! Calls of which NCCL may get registered buffers: given a number, decided with the other ranks, run with what
-//! [`crate::fabric::registering`] puts in the buffers' place.
+//! [`crate::peers::registering`] puts in the buffers' place.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use nccl_sys::{ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::call::{Call, Function, Local};
 use crate::communicator::Communicator;
-use crate::fabric::Fabric;
-use crate::fabric::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::forward;
 use crate::gpu::{self, StreamHandle};
 use crate::group::{self, Waiting};
 use crate::guard;
 use crate::path::Path;
+use crate::peers::PeerGroup;
+use crate::peers::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::plan::{self, Standing, Terms};
 use crate::range::Range;
 
@@ -21,7 +21,7 @@ use super::ordering::stream_of;
 
 /// A call that is decided.
 pub struct Taken {
-    fabric: Arc<Fabric>,
+    peer_group: Arc<PeerGroup>,
     candidate: Result<Candidate, ncclResult_t>,
     path: Path,
 }
@@ -40,8 +40,8 @@ pub fn take(call: &Call, communicator: &Communicator, terms: Terms) -> Option<Ta
     if refusable || call.shared.function != Function::AllGather {
         return None;
     }
-    let fabric = communicator.fabric(call.local.communicator)?;
-    let registering = fabric.registering()?;
+    let peer_group = communicator.peer_group(call.local.communicator)?;
+    let registering = peer_group.registering()?;
     let ranks = terms.ranks;
     if !plan::is_candidate(&call.shared, &terms) {
         return None;
@@ -58,19 +58,19 @@ pub fn take(call: &Call, communicator: &Communicator, terms: Terms) -> Option<Ta
     };
     let candidate = registering.consider(call.local.communicator, &buffers);
     let registers = !matches!(candidate, Ok(Candidate { substitutes: None, .. }));
-    let standing = if registers { Standing::Registering(terms) } else { Standing::Fabric(terms) };
+    let standing = if registers { Standing::Registering(terms) } else { Standing::PeerGroup(terms) };
     let path = plan::plan(&call.shared, standing);
-    Some(Taken { fabric, candidate, path })
+    Some(Taken { peer_group, candidate, path })
 }
 
 /// Runs it.
 pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
-    let Taken { fabric, candidate, .. } = taken;
+    let Taken { peer_group, candidate, .. } = taken;
     let candidate = match candidate {
         Ok(candidate) => candidate,
         Err(code) => return *code,
     };
-    let Some(registering) = fabric.registering() else { return ncclInternalError };
+    let Some(registering) = peer_group.registering() else { return ncclInternalError };
     let stream = stream_of(call);
     let result = match &candidate.substitutes {
         None => forward::forward(call),
@@ -93,7 +93,7 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
             registering.failed(candidate, stream);
             return result;
         }
-        let waiting = Waiting { fabric: fabric.clone(), candidate: *candidate, stream };
+        let waiting = Waiting { peer_group: peer_group.clone(), candidate: *candidate, stream };
         if !group::is_open() {
             return finish(&waiting);
         }
@@ -127,10 +127,10 @@ pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
     if !is_run {
         // Of a group that fails NCCL may have run a part. The first number of each communicator comes last, and stays.
         for waiting in candidates.iter().rev() {
-            let Waiting { fabric, candidate, stream } = waiting;
-            fabric.registering().into_iter().for_each(|one| one.failed(candidate, *stream));
+            let Waiting { peer_group, candidate, stream } = waiting;
+            peer_group.registering().into_iter().for_each(|one| one.failed(candidate, *stream));
         }
-        candidates.iter().filter_map(|waiting| waiting.fabric.registering()).for_each(|one| one.doubt());
+        candidates.iter().filter_map(|waiting| waiting.peer_group.registering()).for_each(|one| one.doubt());
         return ncclSuccess;
     }
     let mut answer = ncclSuccess;
@@ -148,14 +148,14 @@ pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
 pub fn forget(candidates: &[Waiting]) {
     // As above.
     for waiting in candidates.iter().rev() {
-        waiting.fabric.registering().into_iter().for_each(|one| one.refused(&waiting.candidate));
+        waiting.peer_group.registering().into_iter().for_each(|one| one.refused(&waiting.candidate));
     }
 }
 
 /// The other streams of a call's communicator. Those of other communicators hold up nothing of it, and may be another device's.
 fn others(candidates: &[Waiting], of: &Waiting) -> Vec<StreamHandle> {
     let mut streams: Vec<StreamHandle> = Vec::new();
-    for waiting in candidates.iter().filter(|waiting| Arc::ptr_eq(&waiting.fabric, &of.fabric)) {
+    for waiting in candidates.iter().filter(|waiting| Arc::ptr_eq(&waiting.peer_group, &of.peer_group)) {
         if waiting.stream != of.stream && !streams.contains(&waiting.stream) {
             streams.push(waiting.stream);
         }
@@ -165,7 +165,7 @@ fn others(candidates: &[Waiting], of: &Waiting) -> Vec<StreamHandle> {
 
 impl Waiting {
     fn parts(&self) -> Option<(&Registering, &Substitutes)> {
-        Some((self.fabric.registering()?, self.candidate.substitutes.as_ref()?))
+        Some((self.peer_group.registering()?, self.candidate.substitutes.as_ref()?))
     }
 
     fn copies(&self) -> bool {
@@ -175,7 +175,7 @@ impl Waiting {
 
 /// NCCL has it on its stream.
 fn finish(waiting: &Waiting) -> ncclResult_t {
-    let Waiting { fabric, candidate, stream } = waiting;
-    let Some(registering) = fabric.registering() else { return ncclInternalError };
+    let Waiting { peer_group, candidate, stream } = waiting;
+    let Some(registering) = peer_group.registering() else { return ncclInternalError };
     registering.passed(candidate, *stream)
 }

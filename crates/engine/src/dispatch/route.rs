@@ -1,4 +1,4 @@
-//! Calls whose communicator has a fabric: decided as all its ranks decide, run, counted.
+//! Calls whose communicator has a peer group: decided as all its ranks decide, run, counted.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use crate::annotate;
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::error::{panicked, refuse};
-use crate::fabric::Fabric;
 use crate::forward;
 use crate::gate::Passed;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::lifecycle;
 use crate::path::Path;
+use crate::peers::PeerGroup;
 use crate::plan::{Standing, Terms, may_be_fused, plan};
 
 use super::collectives::{self, Served};
@@ -34,9 +34,9 @@ struct Decided {
 enum Course {
     /// NCCL, as it came.
     Forward,
-    /// The fabric's p2p transport.
-    P2p(Arc<Fabric>),
-    /// A kernel of ours, over the fabric.
+    /// The peer group's p2p transport.
+    P2p(Arc<PeerGroup>),
+    /// A kernel of ours, over the peer group.
     Native(Served),
     /// The same or NCCL: what else its group holds will tell.
     Perhaps(Served),
@@ -53,7 +53,7 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
         || decide(call, communicator),
         |decided| match &decided.course {
             Course::Forward => forward::forward(call),
-            Course::P2p(fabric) => guard::call(|| messages::take(call, fabric)),
+            Course::P2p(peer_group) => guard::call(|| messages::take(call, peer_group)),
             Course::Native(served) | Course::Perhaps(served) => {
                 guard::call(|| collectives::take(call, served))
             }
@@ -103,7 +103,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let inside = lifecycle::enter(communicator);
     check::tell(call, communicator);
     let terms = terms_of(communicator);
-    let course = match plan(&call.shared, Standing::Fabric(terms)) {
+    let course = match plan(&call.shared, Standing::PeerGroup(terms)) {
         Path::P2p => messages::serves(call, communicator).map(Course::P2p),
         // Many of a group are NCCL's. What has no elements is not held.
         Path::Native if group::is_open() && call.shared.count > 0 => {

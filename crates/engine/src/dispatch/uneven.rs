@@ -1,5 +1,5 @@
 //! `windlassAllGatherV` and `windlassReduceScatterV`: a group of broadcasts or reduces, one for each rank, that goes the way of any
-//! group of the application's. Within a fabric it becomes one kernel ([`super::fusing`]); else NCCL runs it.
+//! group of the application's. Within a peer group it becomes one kernel ([`super::fusing`]); else NCCL runs it.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -104,9 +104,9 @@ fn place_in(handle: ncclComm_t, name: &str) -> Result<(usize, usize), ncclResult
         return Err(refuse(ncclInvalidArgument, format_args!("{name}: no communicator {handle:p}")));
     }
     if !slots::forwards_everything() {
-        let fabric = communicator::find(handle).and_then(|communicator| communicator.fabric(handle));
-        if let Some(fabric) = fabric {
-            return Ok((fabric.rank() as usize, fabric.negotiated().members.len()));
+        let peer_group = communicator::find(handle).and_then(|communicator| communicator.peer_group(handle));
+        if let Some(peer_group) = peer_group {
+            return Ok((peer_group.rank() as usize, peer_group.negotiated().members.len()));
         }
         if lazy::is_ours(handle) {
             let why = format_args!("{name}: communicator {handle:p} has been destroyed");

@@ -6,7 +6,7 @@ use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::range::Range;
 
-/// Before a call goes to NCCL whose communicator has a fabric. What is dropped is this rank's own business: NCCL then sees what it
+/// Before a call goes to NCCL whose communicator has a peer group. What is dropped is this rank's own business: NCCL then sees what it
 /// would see without us.
 #[inline]
 pub fn before_forward(call: &Call, communicator: &Communicator) {
@@ -18,10 +18,10 @@ pub fn before_forward(call: &Call, communicator: &Communicator) {
 #[cold]
 #[inline(never)]
 fn drop_what_it_meets(call: &Call, communicator: &Communicator) {
-    let Some(fabric) = communicator.fabric(call.local.communicator) else { return };
-    let Some(windows) = fabric.windows() else { return };
+    let Some(peer_group) = communicator.peer_group(call.local.communicator) else { return };
+    let Some(windows) = peer_group.windows() else { return };
     // Both as large as the larger: what is dropped without need is made again.
-    let bytes = call.shared.bytes(fabric.negotiated().members.len()).max(1);
+    let bytes = call.shared.bytes(peer_group.negotiated().members.len()).max(1);
     let range = |buffer: *const c_void| Range { base: buffer as u64, bytes };
     let (send, receive) = (range(call.local.send), range(call.local.receive.cast_const()));
     windows.meet(&[send, receive]);

@@ -1,8 +1,8 @@
 //! What comes over sockets: at the port of an id, at the process listener, at rosters, descriptor sockets and request sockets.
 
 use crate::arena::Place;
-use crate::fabric;
 use crate::negotiated::{NEGOTIATED_BYTES_MAX, RANKS_MAX};
+use crate::peers;
 use crate::rendezvous::agreement::{Agreement, ConnectionId, Event};
 use crate::rendezvous::colors::Table;
 use crate::rendezvous::id_tag::{self, Id, IdTag};
@@ -134,7 +134,7 @@ pub fn participant(input: &[u8]) {
             );
             let _ = (negotiated.ctas_max(), negotiated.has_clusters(), negotiated.descriptor_sockets());
             assert!((1..=32).contains(&negotiated.grid_max()));
-            fabric::common_offer(negotiated);
+            peers::common_offer(negotiated);
             Limits::of(negotiated, &Tuning::default());
         }
         if let FromHost::Table(table) = &said {
@@ -272,7 +272,7 @@ pub fn descriptors(input: &[u8]) {
 
 /// Packets at a request socket; and reasons, which come from peers too.
 pub fn requests(input: &[u8]) {
-    fabric::fuzz_request(input);
+    peers::fuzz_request(input);
     let place = Place::from_wire(Choices(input).array());
     if place.is_sound(1 << 21) {
         assert!(place.offset + place.bytes <= place.chunk_offset + place.chunk_bytes);

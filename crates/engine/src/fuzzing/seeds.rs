@@ -106,7 +106,7 @@ pub fn participant() -> Vec<Vec<u8>> {
     let prepare = FromHost::Prepare(negotiated);
     let message = |color| SplitMessage { color, key: 1, vote: LazyVote::InPair, parent: Parent::Built };
     let talks: [&[FromHost]; 4] = [
-        &[prepare.clone(), FromHost::Outcome(SessionOutcome::Fabric)],
+        &[prepare.clone(), FromHost::Outcome(SessionOutcome::PeerGroup)],
         &[prepare, FromHost::Stop],
         &[FromHost::Outcome(SessionOutcome::Failed(Failure::Mismatch { rank: 1, ranks: 2, expected: 3 }))],
         &[FromHost::Table(Table::new(vec![message(Some(1)), message(Some(1)), message(None)]))],

@@ -12,12 +12,12 @@ use nccl_sys::{
 };
 
 use crate::error::refuse;
-use crate::fabric::cached::{self, Built};
 use crate::forward::known::{self, End};
 use crate::forward::questions;
 use crate::gpu::stream::Stream;
 use crate::gpu::{self, Home};
 use crate::guard;
+use crate::peers::cached::{self, Built};
 use crate::thread;
 
 use super::{LazyCommunicator, Unfit};
@@ -68,7 +68,7 @@ fn disposal(facts: Facts) -> Disposal {
 impl LazyCommunicator {
     /// Whether NCCL's communicator is still to be kept when this one ends, by what all ranks know.
     fn is_kept_apart(&self) -> bool {
-        self.fabric.negotiated().caches() && self.usage.unfit() != Some(Unfit::Everywhere)
+        self.peer_group.negotiated().caches() && self.usage.unfit() != Some(Unfit::Everywhere)
     }
 
     /// As NCCL's finalize, it waits for what is in flight. NCCL's own would end the communicator for good.
@@ -166,9 +166,9 @@ impl LazyCommunicator {
     fn facts(&self, real: ncclComm_t) -> Facts {
         let mut error = ncclSuccess;
         let asked = known::async_error(real, &raw mut error);
-        let failed = [asked, error, self.fabric.error()].iter().any(|code| *code != ncclSuccess);
+        let failed = [asked, error, self.peer_group.error()].iter().any(|code| *code != ncclSuccess);
         Facts {
-            caches: self.fabric.negotiated().caches(),
+            caches: self.peer_group.negotiated().caches(),
             unfit: self.usage.unfit(),
             has_operators: !self.operators.is_empty(),
             has_registrations: !self.registrations.is_empty(),
@@ -184,12 +184,12 @@ impl LazyCommunicator {
         if !self.usage.has_run() {
             return Waited::Over(ncclSuccess);
         }
-        let Some([from, to]) = self.fabric.scratch() else { return Waited::Over(ncclInternalError) };
+        let Some([from, to]) = self.peer_group.scratch() else { return Waited::Over(ncclInternalError) };
         let waited = gpu::driver().and_then(|driver| {
             let home = Home::of(driver, self.device)?;
             let _entered = home.enter()?;
             let stream = Stream::new(driver)?;
-            let ordered = known::order(real, self.fabric.rank(), from, to, stream.handle);
+            let ordered = known::order(real, self.peer_group.rank(), from, to, stream.handle);
             self.ends.wait();
             stream.wait()?;
             Ok(ordered)

@@ -16,10 +16,10 @@ use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::config::{Switch, config};
 use crate::error::refuse;
-use crate::fabric::Fabric;
 use crate::forward::known;
 use crate::gpu::stream::Stream;
 use crate::gpu::{self, Context, Ordinal, context};
+use crate::peers::PeerGroup;
 
 use super::{legacy, on_device};
 
@@ -50,20 +50,20 @@ pub fn is_guarded(device: Ordinal) -> bool {
     config().first_launch_guard == Switch::Off || is_guarded() && legacy::is_settled()
 }
 
-/// Before kernels of a new fabric can run on its device: its communicator, which NCCL has made. After all ranks have met, since what
+/// Before kernels of a new peer group can run on its device: its communicator, which NCCL has made. After all ranks have met, since what
 /// runs on this device may wait for them.
-pub fn guard(fabric: &Fabric, communicator: ncclComm_t) {
-    let Some(device) = fabric.device() else { return };
+pub fn guard(peer_group: &PeerGroup, communicator: ncclComm_t) {
+    let Some(device) = peer_group.device() else { return };
     if config().first_launch_guard == Switch::Off {
         return;
     }
-    legacy::note(fabric.negotiated());
+    legacy::note(peer_group.negotiated());
     let own = of(device);
     let mut first_launch = own.lock().unwrap_or_else(PoisonError::into_inner);
     if *first_launch != FirstLaunch::Ahead {
         return;
     }
-    let result = on_device(device, || message(fabric, communicator));
+    let result = on_device(device, || message(peer_group, communicator));
     *first_launch = if result == ncclSuccess { FirstLaunch::Done } else { FirstLaunch::Refused };
     if result != ncclSuccess {
         ::log::warn!(
@@ -73,15 +73,15 @@ pub fn guard(fabric: &Fabric, communicator: ncclComm_t) {
 }
 
 /// From this rank to itself.
-fn message(fabric: &Fabric, communicator: ncclComm_t) -> ncclResult_t {
-    let Some([from, to]) = fabric.scratch() else {
-        return refuse(ncclInternalError, format_args!("a fabric without memory on this rank"));
+fn message(peer_group: &PeerGroup, communicator: ncclComm_t) -> ncclResult_t {
+    let Some([from, to]) = peer_group.scratch() else {
+        return refuse(ncclInternalError, format_args!("a peer group without memory on this rank"));
     };
     let stream = match gpu::driver().and_then(Stream::new) {
         Ok(stream) => stream,
         Err(failure) => return refuse(failure.result(), format_args!("{failure}")),
     };
-    let result = known::order(communicator, fabric.rank(), from, to, stream.handle);
+    let result = known::order(communicator, peer_group.rank(), from, to, stream.handle);
     match stream.wait() {
         Ok(()) => result,
         Err(failure) => refuse(failure.result(), format_args!("{failure}")),

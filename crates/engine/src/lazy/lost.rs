@@ -27,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// From now on it hears of other ranks' attempts.
 pub(super) fn listen(lazy: &Arc<LazyCommunicator>) {
     let lazy_or_none = Arc::downgrade(lazy);
-    lazy.fabric.on_lost_attempt(move |attempt| {
+    lazy.peer_group.on_lost_attempt(move |attempt| {
         let lazy_or_none = lazy_or_none.clone();
         let give_up = move || {
             let end = || lazy_or_none.upgrade().into_iter().for_each(|lazy| lazy.give_up(attempt));
@@ -44,7 +44,7 @@ impl LazyCommunicator {
     /// The number of the next attempt, unless it is lost already.
     pub(super) fn next_attempt(&self) -> Result<u64, ncclResult_t> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
-        if self.fabric.has_lost(attempt) {
+        if self.peer_group.has_lost(attempt) {
             return Err(refuse(ncclRemoteError, format_args!("{WHY}")));
         }
         Ok(attempt)
@@ -52,13 +52,13 @@ impl LazyCommunicator {
 
     /// Whether nobody waits for what this attempt needs any more.
     pub(super) fn is_over(&self, attempt: u64) -> bool {
-        self.aborted.load(Ordering::Acquire) || self.fabric.has_lost(attempt)
+        self.aborted.load(Ordering::Acquire) || self.peer_group.has_lost(attempt)
     }
 
     /// Tells the others what this rank's attempt came to, unless they have told it.
     pub(super) fn tell(&self, attempt: u64, result: ncclResult_t) -> ncclResult_t {
-        if result != ncclSuccess && !self.fabric.has_lost(attempt) {
-            self.fabric.lose(attempt);
+        if result != ncclSuccess && !self.peer_group.has_lost(attempt) {
+            self.peer_group.lose(attempt);
         }
         result
     }

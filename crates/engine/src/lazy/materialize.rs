@@ -9,12 +9,12 @@ use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclRemoteError,
 
 use crate::config::nccl;
 use crate::error::refuse;
-use crate::fabric;
-use crate::fabric::cached::{Built, Kind};
 use crate::forward::init;
 use crate::forward::known::{self, End};
 use crate::gpu::context;
 use crate::guard;
+use crate::peers;
+use crate::peers::cached::{Built, Kind};
 use crate::thread;
 
 use super::usage::free_bytes;
@@ -71,13 +71,13 @@ impl Beside {
 
 impl LazyCommunicator {
     /// Materializes it. Waits for all other ranks, as NCCL's own init does; outside groups only. NCCL's error leaves the lazy communicator as it
-    /// was: what its fabric serves goes on.
+    /// was: what its peer group serves goes on.
     pub fn materialize(&self) -> ncclResult_t {
         let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
         match begun {
             Ok(Begun::Attempt(attempt)) => {
                 let result = self.build(attempt);
-                let result = guard::call(|| self.finish(result, self.fabric.has_lost(attempt)));
+                let result = guard::call(|| self.finish(result, self.peer_group.has_lost(attempt)));
                 guard::call(|| self.tell(attempt, result))
             }
             Ok(Begun::Taken) => guard::call(|| self.finish(ncclSuccess, false)),
@@ -125,13 +125,13 @@ impl LazyCommunicator {
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
     fn build(&self, attempt: u64) -> ncclResult_t {
-        guard::or_else(|| (), || fabric::make_room(Some(self.device())));
-        let id = match self.fabric.id(0, attempt, &|| self.is_over(attempt)) {
+        guard::or_else(|| (), || peers::make_room(Some(self.device())));
+        let id = match self.peer_group.id(0, attempt, &|| self.is_over(attempt)) {
             Ok(id) => id,
             Err(code) => return code,
         };
-        let (ranks, rank) = (self.fabric.negotiated().members.len() as u32, self.fabric.rank());
-        let configuration = self.fabric.configuration();
+        let (ranks, rank) = (self.peer_group.negotiated().members.len() as u32, self.peer_group.rank());
+        let configuration = self.peer_group.configuration();
         let before = free_bytes(self.device);
         let result = on_device(self.device, || init::build(&self.written, ranks, &id, rank, configuration));
         if result == ncclSuccess {

@@ -1,4 +1,4 @@
-//! Communicators made from one with a fabric, before NCCL is asked. Their ranks tell each other where they go and what they want
+//! Communicators made from one with a peer group, before NCCL is asked. Their ranks tell each other where they go and what they want
 //! of NCCL; those that are lazy then meet, and NCCL's own call is made only if somebody else needs it. A rank that cannot
 //! wait, because it is in a group, says so, and NCCL makes all.
 //!
@@ -12,19 +12,19 @@ use nccl_sys::{Entry, ncclConfig_t, ncclInternalError, ncclRemoteError, ncclResu
 
 use crate::communicator;
 use crate::error::refuse;
-use crate::fabric::{
-    self, Asked, Configured, Course, Derivation, Fabric, InitOutcome, Laziness, NewCommunicator, Others,
-};
 use crate::forward::configuration::Kept as Configuration;
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
 use crate::group;
 use crate::lazy::{LazyCommunicator, on_device};
+use crate::peers::{
+    self, Asked, Configured, Course, Derivation, InitOutcome, Laziness, NewCommunicator, Others, PeerGroup,
+};
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::outcome::Reason;
 use crate::stats::count::Identity;
 
-use super::derived::{self, Before, OfFabric};
+use super::derived::{self, Before, OfPeerGroup};
 use super::session::{self, settle};
 use super::{note, questions};
 
@@ -36,7 +36,7 @@ pub enum Step {
     Begun(Derivation, Configured),
     /// The ranks have met.
     Met(Arc<LazyCommunicator>, Others),
-    /// They have no fabric, or no parent of NCCL's: they make it by an id of ours.
+    /// They have no peer group, or no parent of NCCL's: they make it by an id of ours.
     ById(ById),
     /// This rank is in no new communicator, and nobody needs NCCL.
     Nothing,
@@ -46,7 +46,7 @@ pub enum Step {
 
 /// A communicator that is made by an id of one of the parent's ranks.
 pub struct ById {
-    parent: Arc<Fabric>,
+    parent: Arc<PeerGroup>,
     /// Whose id it is; none: this rank's, which is alone.
     of: Option<u32>,
     /// What the id is for.
@@ -62,7 +62,7 @@ pub struct ById {
 /// Lets the ranks speak, and those of lazy communicators meet.
 pub fn step(init: &InitCall, before: Option<Before>) -> Step {
     let (mut deriving, configured) = match before {
-        Some(Before::OfFabric(OfFabric { deriving, configured })) => (deriving, configured),
+        Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })) => (deriving, configured),
         Some(Before::OfPlain(of_plain)) if of_plain.has_lost_parent() => {
             return Step::Failed(refuse(
                 ncclInternalError,
@@ -80,7 +80,7 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
     }
     if !deriving.has_round() && !is_left {
         deriving.enter();
-        return Step::Nccl(Some(Before::OfFabric(OfFabric { deriving, configured })));
+        return Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })));
     }
     let device = match &lazy {
         Some(lazy) => Some(lazy.device()),
@@ -97,7 +97,7 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
         deriving.go_to_nccl();
         let (true, Some(device)) = (is_left, device) else {
             deriving.enter();
-            return Step::Nccl(Some(Before::OfFabric(OfFabric { deriving, configured })));
+            return Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })));
         };
         // What becomes of this configuration only NCCL knows.
         let mut derivation = deriving.begun();
@@ -142,15 +142,15 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
     }
 }
 
-fn parent_of(init: &InitCall) -> Option<Arc<Fabric>> {
+fn parent_of(init: &InitCall) -> Option<Arc<PeerGroup>> {
     let parent = init.parent()?;
-    communicator::find(parent)?.fabric(parent)
+    communicator::find(parent)?.peer_group(parent)
 }
 
 /// This rank's communicator of these ranks of the parent.
 fn by_id(
     init: &InitCall,
-    parent: Arc<Fabric>,
+    parent: Arc<PeerGroup>,
     derivation: &Derivation,
     device: i32,
     rank: u32,
@@ -168,7 +168,7 @@ fn by_id(
     }
 }
 
-/// The ranks meet; where they get no fabric, an id it is.
+/// The ranks meet; where they get no peer group, an id it is.
 fn met(
     asked: Result<Asked, Reason>,
     derivation: Derivation,
@@ -179,10 +179,10 @@ fn met(
         Ok(asked) => asked,
         Err(reason) => return does_not_come(reason, derivation, by_id),
     };
-    match fabric::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)) {
-        InitOutcome::Fabric(fabric) => {
-            fabric.keep_configuration(configuration);
-            Step::Met(LazyCommunicator::new(fabric, by_id.new_communicator.device, None), by_id.others)
+    match peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)) {
+        InitOutcome::PeerGroup(peer_group) => {
+            peer_group.keep_configuration(configuration);
+            Step::Met(LazyCommunicator::new(peer_group, by_id.new_communicator.device, None), by_id.others)
         }
         InitOutcome::Plain(reason) => Step::ById(ById { reason, ..by_id }),
         InitOutcome::Failed(failure) => {
@@ -217,7 +217,7 @@ pub fn act(step: &Step, init: &InitCall) -> ncclResult_t {
             if matches!(others, Others::Nothing) {
                 stop_parent(init);
             }
-            if result != ncclSuccess || lazy.fabric().negotiated().is_lazy() {
+            if result != ncclSuccess || lazy.peer_group().negotiated().is_lazy() {
                 return result;
             }
             // Not all would wait.

@@ -1,4 +1,4 @@
-//! Communicators made from others by NCCL; where the other has a fabric the ranks of the new one meet then: at the call, or at
+//! Communicators made from others by NCCL; where the other has a peer group the ranks of the new one meet then: at the call, or at
 //! the end of the outermost group. Which ones NCCL makes is decided [before](super::children).
 
 use std::cell::Cell;
@@ -12,10 +12,6 @@ use nccl_sys::{
 
 use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
-use crate::fabric::{
-    self, Asked, Configured, Derivation, Deriving, InitOutcome, LocalWait, NewCommunicator, Plain, Standing,
-    Waiting, Wanted,
-};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::init::{Ctas, FromParent, Handle, InitCall, Which, hand_out};
 use crate::forward::known;
@@ -24,6 +20,10 @@ use crate::guard;
 use crate::lazy;
 use crate::lazy::Unfit;
 use crate::negotiated;
+use crate::peers::{
+    self, Asked, Configured, Derivation, Deriving, InitOutcome, LocalWait, NewCommunicator, Plain, Standing,
+    Waiting, Wanted,
+};
 use crate::process;
 use crate::rendezvous::outcome::Reason;
 use crate::stats::count;
@@ -33,19 +33,19 @@ use super::{UNKNOWN, children, note, questions};
 
 /// A call before NCCL is asked: what there is to do after it, if anything.
 pub enum Before {
-    /// The parent has a fabric.
-    OfFabric(OfFabric),
+    /// The parent has a peer group.
+    OfPeerGroup(OfPeerGroup),
     /// It has none.
     OfPlain(OfPlain),
 }
 
 /// A call for one whose parent's ranks have met.
-pub struct OfFabric {
+pub struct OfPeerGroup {
     pub deriving: Deriving,
     pub configured: Configured,
 }
 
-/// A call for one whose parent has no fabric.
+/// A call for one whose parent has no peer group.
 pub struct OfPlain {
     plain: Arc<Plain>,
     wanted: Wanted,
@@ -73,12 +73,12 @@ pub fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            fabric::make_room(fabric::device_now());
+            peers::make_room(peers::device_now());
             if let Some(parent) = init.aborted_parent() {
                 communicator::find(parent)
-                    .and_then(|communicator| communicator.fabric(parent))
+                    .and_then(|communicator| communicator.peer_group(parent))
                     .iter()
-                    .for_each(|fabric| fabric.abort());
+                    .for_each(|peer_group| peer_group.abort());
             }
             children::step(init, init.from_parent().and_then(before))
         },
@@ -102,7 +102,7 @@ pub fn run(init: &InitCall) -> ncclResult_t {
         Some(lazy) => {
             // Also where NCCL has built it: of a configuration that it refuses NCCL keeps a pointer to the child's abort flag, which it
             // has freed, and writes there when this one is aborted (2.28.9, ncclCommInitChildComm); or the next lazy communicator that gets it.
-            if let Some(why) = init.refusal(lazy.fabric().rank()) {
+            if let Some(why) = init.refusal(lazy.peer_group().rank()) {
                 return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
             }
             // They may share what it has.
@@ -133,24 +133,24 @@ fn before(from: FromParent) -> Option<Before> {
             Kept::Lazy(lazy) => lazy.standing(),
             _ => Standing::Built,
         };
-        kept.fabric()?.derive(&wanted, standing)
+        kept.peer_group()?.derive(&wanted, standing)
     };
     let deriving = known.look_at_kept(parent, derive)??;
-    let fabric = known.fabric(parent)?;
-    let configuration = given.over(fabric.configuration());
-    let shares = fabric.configuration().may_share();
+    let peer_group = known.peer_group(parent)?;
+    let configuration = given.over(peer_group.configuration());
+    let shares = peer_group.configuration().may_share();
     if shares {
-        fabric.registering().into_iter().for_each(|one| one.share());
-        fabric.windows().into_iter().for_each(|one| one.share());
+        peer_group.registering().into_iter().for_each(|one| one.share());
+        peer_group.windows().into_iter().for_each(|one| one.share());
     }
     let configured = match configured {
-        // A parent with a fabric is one that waits.
+        // A parent with a peer group is one that waits.
         None => Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration, shares },
         Some((blocking, ctas)) => {
             Configured { configuration, shares, waiting: blocking.map(waiting), ctas: Some(ctas) }
         }
     };
-    Some(Before::OfFabric(OfFabric { deriving, configured }))
+    Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured }))
 }
 
 /// What NCCL makes at the end of a group has no session: see [`before_group`].
@@ -182,7 +182,7 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
     if let Some(Before::OfPlain(of_plain)) = before {
         return after_of_plain(of_plain, handle, result);
     }
-    let Some(Before::OfFabric(OfFabric { deriving, configured })) = before else {
+    let Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })) = before else {
         if result == ncclSuccess || result == ncclInProgress {
             note_plain(handle);
         } else {
@@ -202,7 +202,7 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
     ncclSuccess
 }
 
-/// NCCL has taken a call for one whose parent has no fabric, and has made it if it succeeded outside a group.
+/// NCCL has taken a call for one whose parent has no peer group, and has made it if it succeeded outside a group.
 fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncclResult_t {
     let OfPlain { plain, wanted, local_wait, configured } = of_plain;
     plain.begun(&wanted);
@@ -217,12 +217,12 @@ fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncc
     meet(vec![(place, configured, local_wait.derivation())])
 }
 
-/// One whose parent has no fabric, and that none can have.
+/// One whose parent has no peer group, and that none can have.
 fn note_plain(handle: Handle) {
     let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
     super::count_as_derived(communicator);
     let ranks = known::identity(handle).map_or(0, |identity| identity.ranks);
-    if fabric::is_on() && (2..=negotiated::RANKS_MAX as i32).contains(&ranks) {
+    if peers::is_on() && (2..=negotiated::RANKS_MAX as i32).contains(&ranks) {
         say_once(ranks);
     }
 }
@@ -232,7 +232,7 @@ fn say_once(ranks: i32) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         ::log::warn!(
-            "a communicator of {ranks} ranks was made from one without a fabric, in a group, without waiting or where options \
+            "a communicator of {ranks} ranks was made from one without a peer group, in a group, without waiting or where options \
              forbid it, and has none: made by an id of its own, or by itself in a call that waits, it may, if its ranks are on one host"
         );
     });
@@ -291,7 +291,7 @@ struct ChildSession {
     configuration: Configuration,
     /// Whether it may use its parent's resources.
     shares: bool,
-    /// What it keeps for those made from it, if it has no fabric.
+    /// What it keeps for those made from it, if it has no peer group.
     plain: Option<Arc<Plain>>,
 }
 
@@ -322,13 +322,13 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
         }
     }
     let mut first = ncclSuccess;
-    for (session, outcome) in sessions.into_iter().zip(fabric::complete(asked)) {
+    for (session, outcome) in sessions.into_iter().zip(peers::complete(asked)) {
         let ChildSession { place, handle, communicator, configuration, shares, plain } = session;
         let plain = plain.filter(|_| matches!(outcome, InitOutcome::Plain(_)));
-        if let InitOutcome::Fabric(fabric) = &outcome {
-            fabric.keep_configuration(configuration);
-            fabric.registering().filter(|_| shares).into_iter().for_each(|one| one.share());
-            fabric.windows().filter(|_| shares).into_iter().for_each(|one| one.share());
+        if let InitOutcome::PeerGroup(peer_group) = &outcome {
+            peer_group.keep_configuration(configuration);
+            peer_group.registering().filter(|_| shares).into_iter().for_each(|one| one.share());
+            peer_group.windows().filter(|_| shares).into_iter().for_each(|one| one.share());
         }
         let failed = match &outcome {
             InitOutcome::Failed(failure) => {

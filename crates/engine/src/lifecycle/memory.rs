@@ -6,12 +6,12 @@ use std::ffi::c_void;
 use nccl_sys::{Entry, ncclResult_t, ncclSuccess, ncclUnhandledCudaError};
 
 use crate::error::refuse;
-use crate::fabric;
 use crate::forward::known::put;
 use crate::forward::registration;
 use crate::gpu::Address;
 use crate::group;
 use crate::guard;
+use crate::peers;
 use crate::pool::{self, Making, Return, Supply};
 use crate::process;
 use crate::stats::count;
@@ -36,7 +36,7 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
                 && result == ncclSuccess
                 && pool::made(&making, registration::allocated(place))
             {
-                fabric::look_after_pool();
+                peers::look_after_pool();
             }
         },
     )
@@ -45,7 +45,7 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
 /// By NCCL; where memory is short, after it has back what is kept.
 fn make(place: *mut *mut c_void, bytes: usize, making: &Making) -> ncclResult_t {
     let code = registration::allocate_applications(place, bytes);
-    if code != ncclUnhandledCudaError || !guard::or_else(|| false, || fabric::trim_pool(making.device)) {
+    if code != ncclUnhandledCudaError || !guard::or_else(|| false, || peers::trim_pool(making.device)) {
         return code;
     }
     registration::allocate_applications(place, bytes)
@@ -59,7 +59,7 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
             count::function(Entry::ncclMemFree);
             let given = pool::free(address as Address);
             if matches!(given, Return::Forward | Return::LetGo) {
-                fabric::memory_is_freed(address as Address);
+                peers::memory_is_freed(address as Address);
             }
             given
         },
@@ -70,14 +70,14 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
                 guard::or_else(
                     || (),
                     || {
-                        fabric::let_go(over);
+                        peers::let_go(over);
                         // Others' may wait for long. Where this thread's group has communicators, they have calls inside.
                         let is_leaving = |block: &pool::Block| block.base == address as Address;
                         if pool::is_any_leaving()
                             && !group::is_open()
                             && pool::leaving().iter().any(is_leaving)
                         {
-                            fabric::free_leaving();
+                            peers::free_leaving();
                         }
                     },
                 );
@@ -95,9 +95,9 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
 
 /// Gives back all that is kept, on every device.
 pub fn trim() {
-    let devices: BTreeSet<_> = pool::devices().into_iter().chain(fabric::cached::devices()).collect();
+    let devices: BTreeSet<_> = pool::devices().into_iter().chain(peers::cached::devices()).collect();
     for device in devices {
-        fabric::trim_pool(device);
-        fabric::cached::trim(device);
+        peers::trim_pool(device);
+        peers::cached::trim(device);
     }
 }

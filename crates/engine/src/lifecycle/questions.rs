@@ -14,13 +14,13 @@ use crate::communicator;
 use crate::dispatch::lazy_calls;
 use crate::dispatch::ordering::{self, Lane};
 use crate::error::refuse;
-use crate::fabric::registering::Registering;
 use crate::forward::known::put;
 use crate::forward::questions::OneSided;
 use crate::forward::{operators, questions, registration};
 use crate::group::{self, LazyWork, Work};
 use crate::guard;
 use crate::lazy::{self, LazyCommunicator, Unfit};
+use crate::peers::registering::Registering;
 use crate::pool;
 use crate::range::Range;
 use crate::stats::count;
@@ -111,7 +111,7 @@ pub fn with_real(
 /// How many ranks there are.
 pub fn count(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     let here = |lazy: &Arc<LazyCommunicator>| {
-        put(place, lazy.fabric().negotiated().members.len() as c_int, "ncclCommCount: count")
+        put(place, lazy.peer_group().negotiated().members.len() as c_int, "ncclCommCount: count")
     };
     ask(Entry::ncclCommCount, handle, here, |real| questions::count(real, place))
 }
@@ -124,8 +124,9 @@ pub fn device(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
 
 /// This rank.
 pub fn rank(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
-    let here =
-        |lazy: &Arc<LazyCommunicator>| put(place, lazy.fabric().rank() as c_int, "ncclCommUserRank: rank");
+    let here = |lazy: &Arc<LazyCommunicator>| {
+        put(place, lazy.peer_group().rank() as c_int, "ncclCommUserRank: rank")
+    };
     ask(Entry::ncclCommUserRank, handle, here, |real| questions::rank(real, place))
 }
 
@@ -246,8 +247,12 @@ pub(super) fn note_deregistered(handle: ncclComm_t, registration: usize) {
 /// Looks at what this rank registers by itself of a communicator that is not lazy.
 pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
     let look = || {
-        let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
-        fabric.as_ref().and_then(|fabric| fabric.registering()).into_iter().for_each(|one| act(one));
+        let peer_group = communicator::find(handle).and_then(|known| known.peer_group(handle));
+        peer_group
+            .as_ref()
+            .and_then(|peer_group| peer_group.registering())
+            .into_iter()
+            .for_each(|one| act(one));
     };
     guard::or_else(|| (), look)
 }
@@ -304,7 +309,7 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
         windows::meet(handle, local, count.saturating_mul(datatype.size_bytes().unwrap_or(1)));
     }
     let lane = Lane { communicator: handle, stream: call.stream(), is_empty: false };
-    let find = || communicator::find(handle).filter(|known| known.has_fabric() && !is_missing(entry));
+    let find = || communicator::find(handle).filter(|known| known.has_peer_group() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
     let before = || communicator.iter().for_each(|known| ordering::before_forward(lane, known, false));
     guard::or_else(|| (), before);

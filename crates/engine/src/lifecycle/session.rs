@@ -7,8 +7,6 @@ use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 use crate::communicator::{self, Communicator, Kept};
 use crate::config::nccl;
 use crate::error::refuse;
-use crate::fabric::cached::{self, Kind, Taken};
-use crate::fabric::{self, InitOutcome, InitRequest, Laziness, Plain, Waiting};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
@@ -16,16 +14,18 @@ use crate::gpu::{Ordinal, context};
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::lazy::{self, LazyCommunicator, first_launch};
+use crate::peers::cached::{self, Kind, Taken};
+use crate::peers::{self, InitOutcome, InitRequest, Laziness, Plain, Waiting};
 use crate::process;
 use crate::rendezvous::outcome::Reason;
 use crate::stats::count::{self, Identity};
-use crate::stats::fabric::{BUILT, LAZY};
+use crate::stats::peer_group::{BUILT, LAZY};
 
 use super::{derived, note};
 
 /// How far an init is before NCCL is called.
 enum Step {
-    /// Its session is over, or there is none; and what it keeps for others without a fabric.
+    /// Its session is over, or there is none; and what it keeps for others without a peer group.
     Decided(InitOutcome, Option<Arc<Plain>>),
     /// Its session is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
     Lazy(Vec<Arc<LazyCommunicator>>),
@@ -47,7 +47,7 @@ pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            fabric::make_room(fabric::device_now());
+            peers::make_room(peers::device_now());
             begin(init)
         },
         |step| match step {
@@ -67,7 +67,7 @@ pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
                     refused(result);
                 }
                 drop(step);
-                fabric::settle();
+                peers::settle();
             }
         },
     )
@@ -81,7 +81,7 @@ fn begin(init: &InitCall) -> Step {
             let laziness = match given {
                 // Of a group NCCL makes all communicators at its end.
                 _ if group::is_open() => Laziness::None,
-                _ if !fabric::device_now().is_some_and(first_launch::is_guarded) => Laziness::None,
+                _ if !peers::device_now().is_some_and(first_launch::is_guarded) => Laziness::None,
                 Given::Nothing | Given::Sound(_) => Laziness::AsConfigured,
                 Given::Doubtful | Given::Wrong => Laziness::None,
             };
@@ -96,24 +96,24 @@ fn begin(init: &InitCall) -> Step {
         _ => return Step::Decided(InitOutcome::Plain(Reason::Derived), None),
     };
     if group::is_open() {
-        return Step::Grouped(InitRequest { device: fabric::device_now(), ..request });
+        return Step::Grouped(InitRequest { device: peers::device_now(), ..request });
     }
-    let device = fabric::device_now();
+    let device = peers::device_now();
     let taken = take(&request, device, &configuration);
-    let outcome = match fabric::ask(&InitRequest { device, cached: taken.tokens(), ..request }) {
-        Ok(asked) => fabric::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)),
+    let outcome = match peers::ask(&InitRequest { device, cached: taken.tokens(), ..request }) {
+        Ok(asked) => peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)),
         Err(reason) => InitOutcome::Plain(reason),
     };
     let mut plain = None;
     match &outcome {
-        InitOutcome::Fabric(fabric) => fabric.keep_configuration(configuration),
+        InitOutcome::PeerGroup(peer_group) => peer_group.keep_configuration(configuration),
         InitOutcome::Plain(_) => plain = request.plain(configuration),
         InitOutcome::Failed(_) => {}
     }
     match outcome {
-        InitOutcome::Fabric(fabric) if fabric.negotiated().is_lazy() => {
-            let built = taken.choose(fabric::common_offer(fabric.negotiated()));
-            Step::Lazy(vec![LazyCommunicator::new(fabric, device.unwrap_or_default(), built)])
+        InitOutcome::PeerGroup(peer_group) if peer_group.negotiated().is_lazy() => {
+            let built = taken.choose(peers::common_offer(peer_group.negotiated()));
+            Step::Lazy(vec![LazyCommunicator::new(peer_group, device.unwrap_or_default(), built)])
         }
         outcome => Step::Decided(outcome, plain),
     }
@@ -134,20 +134,20 @@ fn take(request: &InitRequest, device: Option<Ordinal>, configuration: &Configur
 /// All ranks in this hand: they may be lazy; otherwise NCCL makes them first.
 fn all(init: &InitCall) -> Step {
     let devices = init.devices_asked().unwrap_or_default();
-    let are_lazy = fabric::would_be_lazy(devices.len())
-        && devices.iter().all(|device| first_launch::is_guarded(*device));
+    let are_lazy =
+        peers::would_be_lazy(devices.len()) && devices.iter().all(|device| first_launch::is_guarded(*device));
     if group::is_open() || !are_lazy {
         return Step::All;
     }
-    let outcomes = fabric::all_here(&devices, Laziness::AsConfigured);
+    let outcomes = peers::all_here(&devices, Laziness::AsConfigured);
     let lazy = outcomes.into_iter().zip(devices).map(|(outcome, device)| match outcome {
-        InitOutcome::Fabric(fabric) => {
-            fabric.keep_configuration(Configuration::Nothing);
-            Some(LazyCommunicator::new(fabric, device, None))
+        InitOutcome::PeerGroup(peer_group) => {
+            peer_group.keep_configuration(Configuration::Nothing);
+            Some(LazyCommunicator::new(peer_group, device, None))
         }
         _ => None,
     });
-    // Where there is no fabric, NCCL may have something to say of these devices.
+    // Where there is no peer group, NCCL may have something to say of these devices.
     lazy.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Lazy)
 }
 
@@ -178,7 +178,7 @@ fn finish(step: Step, init: &InitCall) {
                 })
                 .for_each(group::wait_for);
             }
-            let outcomes = fabric::all_here(&init.devices().unwrap_or_default(), Laziness::None);
+            let outcomes = peers::all_here(&init.devices().unwrap_or_default(), Laziness::None);
             for (new_communicator, outcome) in new_communicators.into_iter().zip(outcomes) {
                 if let Some((handle, communicator)) = new_communicator {
                     settle(handle, communicator, outcome);
@@ -206,26 +206,26 @@ fn finish(step: Step, init: &InitCall) {
 
 /// The application gets our handle.
 pub fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
-    let (handle, fabric) = (lazy.handle(), lazy.fabric().clone());
-    let ranks = fabric.negotiated().members.len() as i32;
-    let identity = Identity { rank: fabric.rank() as i32, ranks, device: lazy.device() };
+    let (handle, peer_group) = (lazy.handle(), lazy.peer_group().clone());
+    let ranks = peer_group.negotiated().members.len() as i32;
+    let identity = Identity { rank: peer_group.rank() as i32, ranks, device: lazy.device() };
     let communicator = communicator::insert(handle, identity);
     let standing = if lazy.real().is_some() { BUILT } else { LAZY };
     drop(communicator.keep(handle, Kept::Lazy(lazy)));
     count::nccl(communicator.counters(), standing);
-    fabric::tell(communicator.counters(), &InitOutcome::Fabric(fabric));
+    peers::tell(communicator.counters(), &InitOutcome::PeerGroup(peer_group));
     init::hand_out(place, handle);
 }
 
 /// What its init came to is kept with the communicator, and told.
 pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, outcome: InitOutcome) {
-    fabric::tell(communicator.counters(), &outcome);
-    if let InitOutcome::Fabric(fabric) = outcome {
-        drop(communicator.keep(handle, Kept::Fabric(fabric)));
+    peers::tell(communicator.counters(), &outcome);
+    if let InitOutcome::PeerGroup(peer_group) = outcome {
+        drop(communicator.keep(handle, Kept::PeerGroup(peer_group)));
     }
 }
 
-/// What one without a fabric has for those made from it.
+/// What one without a peer group has for those made from it.
 pub fn keep_plain(handle: ncclComm_t, communicator: &'static Communicator, plain: Option<Arc<Plain>>) {
     plain.map(Kept::Plain).into_iter().for_each(|plain| drop(communicator.keep(handle, plain)));
 }
@@ -238,13 +238,13 @@ pub fn made(handle: ncclComm_t) {
     guard_first_launch(handle);
 }
 
-/// Once NCCL has made it: a communicator whose fabric is there now.
+/// Once NCCL has made it: a communicator whose peer group is there now.
 pub fn guard_first_launch(handle: ncclComm_t) {
     if let Some(communicator) = communicator::find(handle)
         && !communicator.is_lazy()
-        && let Some(fabric) = communicator.fabric(handle)
+        && let Some(peer_group) = communicator.peer_group(handle)
     {
-        first_launch::guard(&fabric, handle);
+        first_launch::guard(&peer_group, handle);
     }
 }
 
@@ -266,12 +266,12 @@ pub fn lose(awaited: &[Awaited], result: ncclResult_t) {
             false => communicator::remove(*handle),
         };
         // Some other rank's may live: it must not wait for this one.
-        if let Some(Kept::Fabric(fabric)) = &kept {
-            fabric.fail(result);
+        if let Some(Kept::PeerGroup(peer_group)) = &kept {
+            peer_group.fail(result);
         }
         drop(kept);
     }
-    fabric::settle();
+    peers::settle();
 }
 
 /// Begins the sessions of a group and waits for them. Gives the rest of what waited; the failure that is the group's
@@ -298,13 +298,13 @@ pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
         rest.swap(0, last);
         return rest;
     }
-    let together = fabric::is_one_session(requested.iter().map(|(_, request)| request));
+    let together = peers::is_one_session(requested.iter().map(|(_, request)| request));
     let (mut handles, mut asked) = (Vec::new(), Vec::new());
     for (handle, request) in requested {
         let Some(communicator) = communicator::find(handle) else { continue };
         // What of its configuration is its children's, only NCCL knows.
         let plain = request.plain(Configuration::Unknown);
-        match if together { fabric::ask(&request) } else { Err(Reason::Grouped) } {
+        match if together { peers::ask(&request) } else { Err(Reason::Grouped) } {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
@@ -320,7 +320,7 @@ pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
     if asked.is_empty() {
         return rest;
     }
-    for ((handle, plain), outcome) in handles.into_iter().zip(fabric::complete(asked)) {
+    for ((handle, plain), outcome) in handles.into_iter().zip(peers::complete(asked)) {
         if let InitOutcome::Failed(failure) = &outcome {
             let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
             if !matches!(rest.first(), Some(Awaited::Failed(_))) {

@@ -3,15 +3,15 @@
 use nccl_sys::{ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
 
 use crate::error::refuse;
-use crate::fabric::{self, StillRegistered};
 use crate::group;
+use crate::peers::{self, StillRegistered};
 
 /// Gets ready for it: nothing of ours stays registered. An error says that it is not, and that calls must be seen as before.
 pub fn before() -> ncclResult_t {
     if group::is_open() {
         return refuse(ncclInvalidUsage, format_args!("windlassDisable within a group: end that first"));
     }
-    match fabric::register_nothing() {
+    match peers::register_nothing() {
         Ok(()) => {
             super::memory::trim();
             ncclSuccess

@@ -12,15 +12,15 @@ use nccl_sys::{
 
 use crate::communicator;
 use crate::error::refuse;
-use crate::fabric::Fabric;
-use crate::fabric::checking::Checking;
-use crate::fabric::registering::Registering;
-use crate::fabric::windows::{Course, Making, WindowRequest, Windows, is_refused_alone};
 use crate::forward::known::put;
 use crate::forward::questions;
 use crate::group;
 use crate::guard;
 use crate::lazy::{LazyCommunicator, Unfit};
+use crate::peers::PeerGroup;
+use crate::peers::checking::Checking;
+use crate::peers::registering::Registering;
+use crate::peers::windows::{Course, Making, WindowRequest, Windows, is_refused_alone};
 use crate::pool;
 use crate::range::Range;
 use crate::stats::segment;
@@ -109,14 +109,15 @@ fn register_one(asked: Asked) -> ncclResult_t {
 fn checking(handle: ncclComm_t) -> Option<Arc<Checking>> {
     let find = || {
         let known = communicator::find(handle).filter(|known| known.is_checked())?;
-        known.fabric(handle)?.checking().cloned()
+        known.peer_group(handle)?.checking().cloned()
     };
     guard::or_else(|| None, find)
 }
 
-/// The fabric of a communicator whose ranks keep windows.
-fn keeper(handle: ncclComm_t) -> Option<Arc<Fabric>> {
-    let find = || communicator::find(handle)?.fabric(handle).filter(|fabric| fabric.windows().is_some());
+/// The peer group of a communicator whose ranks keep windows.
+fn keeper(handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
+    let find =
+        || communicator::find(handle)?.peer_group(handle).filter(|peer_group| peer_group.windows().is_some());
     guard::or_else(|| None, find)
 }
 
@@ -127,15 +128,15 @@ impl Asked {
     }
 
     fn make(&self, real: ncclComm_t, is_grouped: bool) -> ncclResult_t {
-        let Some(fabric) = keeper(self.handle) else { return self.forward(real, is_grouped) };
-        let Some(windows) = fabric.windows() else { return ncclInternalError };
+        let Some(peer_group) = keeper(self.handle) else { return self.forward(real, is_grouped) };
+        let Some(windows) = peer_group.windows() else { return ncclInternalError };
         if is_grouped {
             guard::or_else(|| (), || windows.forward_grouped(real));
             return self.forward(real, is_grouped);
         }
         let course = guard::or_else(
             || Course::Refused(ncclInternalError),
-            || windows.agree(&fabric, real, self.request()),
+            || windows.agree(&peer_group, real, self.request()),
         );
         match course {
             Course::Hit(window) => put(self.place, window as ncclWindow_t, "ncclCommWindowRegister: win"),
@@ -167,8 +168,9 @@ impl Asked {
     /// NCCL answers without other ranks.
     fn refused_at_once(&self, real: ncclComm_t) -> ncclResult_t {
         let code = self.run(real);
-        if let Some(fabric) = keeper(self.handle) {
-            let tell = || fabric.windows().into_iter().for_each(|one| one.was_refused(self.request(), code));
+        if let Some(peer_group) = keeper(self.handle) {
+            let tell =
+                || peer_group.windows().into_iter().for_each(|one| one.was_refused(self.request(), code));
             guard::or_else(|| (), tell);
         }
         code
@@ -207,7 +209,7 @@ fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
         false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),
     };
     ask(Entry::ncclCommWindowDeregister, handle, here, |real| {
-        let ended = || match keeper(handle).as_ref().and_then(|fabric| fabric.windows()) {
+        let ended = || match keeper(handle).as_ref().and_then(|peer_group| peer_group.windows()) {
             Some(windows) if !window.is_null() => windows.end(window as usize, group::is_open()),
             _ => Ended::Unknown,
         };
@@ -242,7 +244,7 @@ pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void
             let is_cached = || {
                 keeper(handle)
                     .as_ref()
-                    .and_then(|fabric| fabric.windows())
+                    .and_then(|peer_group| peer_group.windows())
                     .is_some_and(|one| one.is_cached(window as usize))
             };
             if guard::or_else(|| false, is_cached) {
@@ -258,7 +260,7 @@ pub(super) fn end_cached(handle: ncclComm_t) {
     let end = || {
         keeper(handle)
             .as_ref()
-            .and_then(|fabric| fabric.windows())
+            .and_then(|peer_group| peer_group.windows())
             .into_iter()
             .for_each(|one| one.end_cached())
     };
@@ -268,7 +270,11 @@ pub(super) fn end_cached(handle: ncclComm_t) {
 /// NCCL's communicator is used by calls that we do not see, or by another's.
 pub(super) fn share(handle: ncclComm_t) {
     let share = || {
-        keeper(handle).as_ref().and_then(|fabric| fabric.windows()).into_iter().for_each(|one| one.share())
+        keeper(handle)
+            .as_ref()
+            .and_then(|peer_group| peer_group.windows())
+            .into_iter()
+            .for_each(|one| one.share())
     };
     guard::or_else(|| (), share);
 }
@@ -282,9 +288,9 @@ pub(super) fn meet(handle: ncclComm_t, address: *const c_void, bytes: usize) {
 pub(super) fn meet_each(handle: ncclComm_t, buffers: impl Fn() -> Vec<Range>) {
     let meet = || {
         let has_any = communicator::find(handle).is_some_and(|known| known.has_windows());
-        if let Some(fabric) = if has_any { keeper(handle) } else { None } {
+        if let Some(peer_group) = if has_any { keeper(handle) } else { None } {
             let _inside = enter_by(handle);
-            fabric.windows().into_iter().for_each(|one| one.meet(&buffers()));
+            peer_group.windows().into_iter().for_each(|one| one.meet(&buffers()));
         }
     };
     guard::or_else(|| (), meet);

@@ -99,9 +99,9 @@ impl Agreement {
         }
     }
 
-    /// Whether it ended in a fabric whose ranks go to NCCL later only, and with another id.
+    /// Whether it ended in a peer group whose ranks go to NCCL later only, and with another id.
     pub fn is_lazy(&self) -> bool {
-        self.outcome() == Some(&SessionOutcome::Fabric) && self.capabilities & capability::LAZY != 0
+        self.outcome() == Some(&SessionOutcome::PeerGroup) && self.capabilities & capability::LAZY != 0
     }
 
     /// How many ranks there are, if any has come.
@@ -152,8 +152,8 @@ impl Agreement {
             return self.disorder(rank);
         }
         match &self.phase {
-            // Whoever comes after a fabric's outcome has a number that is taken.
-            Phase::Over(SessionOutcome::Fabric) | Phase::Preparing | Phase::Stopping(_) => {
+            // Whoever comes after a peer group's outcome has a number that is taken.
+            Phase::Over(SessionOutcome::PeerGroup) | Phase::Preparing | Phase::Stopping(_) => {
                 self.refuse_newcomer(connection, Failure::Duplicate { rank })
             }
             Phase::Over(outcome) => {
@@ -246,7 +246,7 @@ impl Agreement {
         }
         match &self.phase {
             Phase::Stopping(reason) => self.end(SessionOutcome::Plain(reason.clone())),
-            _ => self.end(SessionOutcome::Fabric),
+            _ => self.end(SessionOutcome::PeerGroup),
         }
     }
 

@@ -13,8 +13,8 @@ pub struct Counts {
     pub sessions: AtomicU64,
     /// Sessions not opened, because too many were open: their ids have no id tag.
     pub sessions_refused: AtomicU64,
-    /// Sessions here that ended in a fabric.
-    pub fabrics: AtomicU64,
+    /// Sessions here that ended in a peer group.
+    pub peer_groups: AtomicU64,
     /// Sessions here that ended plain.
     pub plains: AtomicU64,
     /// Sessions here that failed.
@@ -58,7 +58,7 @@ impl Counts {
 
     pub(super) fn outcome(&self, outcome: &SessionOutcome) {
         Counts::up(match outcome {
-            SessionOutcome::Fabric => &self.fabrics,
+            SessionOutcome::PeerGroup => &self.peer_groups,
             SessionOutcome::Plain(_) => &self.plains,
             SessionOutcome::Failed(_) => &self.failures,
         });

@@ -8,7 +8,7 @@ use crate::negotiated::{NegotiatedConfig, Token, Version, capability};
 use super::facts::Facts;
 use super::outcome::Reason;
 
-/// Why a newcomer and those who are there cannot form a fabric.
+/// Why a newcomer and those who are there cannot form a peer group.
 pub fn conflict<'a>(newcomer: &Facts, mut present: impl Iterator<Item = &'a Facts>) -> Option<Reason> {
     let rank = newcomer.member.rank;
     if newcomer.version != Version::THIS {

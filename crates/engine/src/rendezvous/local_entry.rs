@@ -17,7 +17,7 @@ use super::connection;
 use super::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};
 use super::reactor::{Command, Shared};
 
-/// How long a rank tries to enter. It goes without a fabric then: as long as it has not entered nobody counts on it.
+/// How long a rank tries to enter. It goes without a peer group then: as long as it has not entered nobody counts on it.
 const ENTERS_WITHIN: Duration = Duration::from_secs(3);
 /// How soon it tries again.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);

@@ -5,12 +5,12 @@
 //! So each of them first **enters** the host-local rendezvous of its host, under a name that only ranks of the parent can know, and goes to NCCL once that
 //! is acknowledged. When NCCL has made the communicator here, all who will ever come have entered; whoever **asks** first closes
 //! the [roster](Roster), and all hear the same: how many there are. If these are all ranks of the communicator, they meet as those of a
-//! [lazy communicator](super::derived) do, each with its place in the roster; otherwise it has no fabric, and nobody waits.
+//! [lazy communicator](super::derived) do, each with its place in the roster; otherwise it has no peer group, and nobody waits.
 //!
 //! The host-local rendezvous is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roster. Connections
 //! stand until the session is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a
 //! word, as its process died, fails the others; who declines, or whom NCCL failed, leaves them with what NCCL gave them. The process that keeps
-//! the roster, and hosts the session, may end before the others in good order, where it is no rank of the communicator or the session came to nothing. None has a fabric before all have confirmed;
+//! the roster, and hosts the session, may end before the others in good order, where it is no rank of the communicator or the session came to nothing. None has a peer group before all have confirmed;
 //! so whoever loses that process before its own confirmation goes without one ([`WithoutHost`](super::participation::WithoutHost)). Whoever loses it later cannot know, and fails.
 //!
 //! Ranks of other versions of Windlass have other host-local rendezvous: they would not understand each other's reports.
@@ -28,7 +28,7 @@ const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
 pub const GREETING_BYTES: usize = 8 + 16 + 4;
 /// Bytes of what a rank says after it.
 pub const MESSAGE_BYTES: usize = 5;
-/// Ranks of one communicator on one host, also of one that is too large for a fabric; only unknown connections are more.
+/// Ranks of one communicator on one host, also of one that is too large for a peer group; only unknown connections are more.
 const MEMBERS_MAX: usize = 1024;
 /// Bytes of an answer.
 pub const ANSWER_BYTES: usize = 1 + 4 + 16;
@@ -71,7 +71,7 @@ pub enum SplitMessage {
     },
     /// I have asked, and shall not come to the session, if there is one.
     Decline,
-    /// I go: before I asked, because NCCL failed me or the communicator is none for a fabric; or because the answer was that not all are
+    /// I go: before I asked, because NCCL failed me or the communicator is none for a peer group; or because the answer was that not all are
     /// here; or after the outcome.
     Leave,
 }
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(other.ask(1, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
         assert_eq!(other.ask(2, 3), Some(Course::Apart));
         assert_eq!(other.left(2, Some(SplitMessage::Leave)), Some((1, Missing::Declines)));
-        // Too many for a fabric, and too many at all.
+        // Too many for a peer group, and too many at all.
         let (mut large, many) = (Roster::default(), RANKS_MAX as u32 + 1);
         assert!((0..many).all(|rank| large.enter(rank.into(), rank)));
         assert_eq!(large.ask(3, many), Some(Course::Apart));

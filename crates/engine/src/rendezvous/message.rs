@@ -173,7 +173,7 @@ impl FromRank {
             1 => FromRank::Report(Box::new(Facts::take(&mut reader)?)),
             2 => FromRank::Confirm,
             5 => match SessionOutcome::take(&mut reader)? {
-                SessionOutcome::Fabric => return None,
+                SessionOutcome::PeerGroup => return None,
                 outcome => FromRank::Decline(outcome),
             },
             6 => FromRank::Split {

@@ -13,8 +13,8 @@ pub const WORDS_BYTES_MAX: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionOutcome {
     /// All ranks confirmed.
-    Fabric,
-    /// No fabric: NCCL does everything.
+    PeerGroup,
+    /// No peer group: NCCL does everything.
     Plain(Reason),
     /// There will be no communicator.
     Failed(Failure),
@@ -75,7 +75,7 @@ macro_rules! coded {
 }
 
 coded! {
-    /// Why a communicator has no fabric.
+    /// Why a communicator has no peer group.
     Reason {
         1 SwitchedOff = "WINDLASS=off is set",
         2 OneRank = "it has one rank",
@@ -136,7 +136,7 @@ impl Failure {
 impl SessionOutcome {
     pub(super) fn put(&self, writer: &mut Writer) {
         match self {
-            SessionOutcome::Fabric => drop(writer.u8(0)),
+            SessionOutcome::PeerGroup => drop(writer.u8(0)),
             SessionOutcome::Plain(reason) => reason.put(writer.u8(1)),
             SessionOutcome::Failed(failure) => failure.put(writer.u8(2)),
         }
@@ -144,7 +144,7 @@ impl SessionOutcome {
 
     pub(super) fn take(reader: &mut Reader<'_>) -> Option<SessionOutcome> {
         Some(match reader.u8()? {
-            0 => SessionOutcome::Fabric,
+            0 => SessionOutcome::PeerGroup,
             1 => SessionOutcome::Plain(Reason::take(reader)?),
             2 => SessionOutcome::Failed(Failure::take(reader)?),
             _ => return None,

@@ -81,7 +81,7 @@ impl Ranks {
 #[derive(Debug)]
 pub enum Outcome {
     /// It is in a peer group, by this negotiated config. Its connection to the host is over.
-    Fabric(Arc<NegotiatedConfig>),
+    PeerGroup(Arc<NegotiatedConfig>),
     /// It goes to NCCL.
     Plain(Reason),
     /// Its init fails.
@@ -240,7 +240,7 @@ impl Participant {
 
 fn outcome(stage: Stage) -> Outcome {
     match stage {
-        Stage::Fabric(negotiated) => Outcome::Fabric(negotiated),
+        Stage::PeerGroup(negotiated) => Outcome::PeerGroup(negotiated),
         Stage::Over(SessionOutcome::Plain(reason)) => Outcome::Plain(reason),
         Stage::Over(SessionOutcome::Failed(failure)) => Outcome::Failed(failure),
         // `is_over` held, and what is over stays so.

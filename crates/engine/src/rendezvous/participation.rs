@@ -18,8 +18,8 @@ pub enum Stage {
     /// It is prepared and waits for the outcome.
     Confirmed(Arc<NegotiatedConfig>),
     /// All confirmed.
-    Fabric(Arc<NegotiatedConfig>),
-    /// There is no fabric, or no communicator.
+    PeerGroup(Arc<NegotiatedConfig>),
+    /// There is no peer group, or no communicator.
     Over(SessionOutcome),
 }
 
@@ -32,7 +32,7 @@ pub struct Participation {
     preparing: Worth,
 }
 
-/// What becomes of a rank that loses its host before it has confirmed: until then none has a fabric.
+/// What becomes of a rank that loses its host before it has confirmed: until then none has a peer group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WithoutHost {
     /// It has no communicator: whose process hosts, makes it with the others.
@@ -41,7 +41,7 @@ pub enum WithoutHost {
     IsPlain,
 }
 
-/// Whether preparing can still lead to a fabric.
+/// Whether preparing can still lead to a peer group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Worth {
@@ -77,7 +77,7 @@ impl Participation {
 
     /// Whether there is nothing left to wait for.
     pub fn is_over(&self) -> bool {
-        matches!(self.stage, Stage::Fabric(_) | Stage::Over(_))
+        matches!(self.stage, Stage::PeerGroup(_) | Stage::Over(_))
     }
 
     /// The host said something. What is out of turn makes this rank fail: it has no outcome that it could trust.
@@ -86,8 +86,8 @@ impl Participation {
             (Stage::Asked, FromHost::Prepare(negotiated)) if self.is_mine(&negotiated) => {
                 Stage::Preparing(Arc::new(negotiated))
             }
-            (Stage::Confirmed(negotiated), FromHost::Outcome(SessionOutcome::Fabric)) => {
-                Stage::Fabric(negotiated.clone())
+            (Stage::Confirmed(negotiated), FromHost::Outcome(SessionOutcome::PeerGroup)) => {
+                Stage::PeerGroup(negotiated.clone())
             }
             (
                 Stage::Asked | Stage::Preparing(_) | Stage::Confirmed(_),
@@ -98,7 +98,7 @@ impl Participation {
                 self.preparing = Worth::Pointless;
                 return;
             }
-            (Stage::Fabric(_) | Stage::Over(_), _) => return,
+            (Stage::PeerGroup(_) | Stage::Over(_), _) => return,
             _ => Stage::Over(SessionOutcome::Failed(Failure::Unreadable)),
         };
     }

@@ -1,6 +1,6 @@
-//! Questions between processes that share a fabric, long after its init: a packet each way, the answer with at most one
+//! Questions between processes that share a peer group, long after its init: a packet each way, the answer with at most one
 //! descriptor. Over Unix sockets with random abstract names, as [descriptor sockets](super::descriptors) are; a name proves nothing, so
-//! questions carry what only ranks of the fabric know.
+//! questions carry what only ranks of the peer group know.
 //!
 //! Nothing here waits: the owner of a [`RequestSocket`] polls [`RequestSocket::polled`] and calls [`RequestSocket::turn`]. Whoever does not answer, or
 //! cannot be reached, is no failure but no answer.

@@ -9,8 +9,8 @@ use nccl_sys::Entry;
 use crate::call::Function;
 use crate::path::Path;
 use crate::stats::check::Checked;
-use crate::stats::fabric;
 use crate::stats::features::Lacks;
+use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
 use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
@@ -87,8 +87,8 @@ pub fn begin(identity: Identity) -> usize {
     let Some((index, place)) = free().or_else(oldest_dead) else { return UNKNOWN };
     forget(place, &segment.communicators[UNKNOWN]);
     place.serial.store(serial, Ordering::Relaxed);
-    place.fabric.store(fabric::NOT_ASKED, Ordering::Relaxed);
-    place.nccl.store(fabric::MADE, Ordering::Relaxed);
+    place.peer_group.store(peer_group::NOT_ASKED, Ordering::Relaxed);
+    place.nccl.store(peer_group::MADE, Ordering::Relaxed);
     place.lacks.store(0, Ordering::Relaxed);
     identify(index, identity);
     index
@@ -110,19 +110,19 @@ pub fn identify(counters: usize, identity: Identity) {
     place.device.store(identity.device, Ordering::Relaxed);
 }
 
-/// Notes whether a communicator has a peer group, by a number of [`crate::stats::fabric`], and what it lacks; gives its number in this
+/// Notes whether a communicator has a peer group, by a number of [`crate::stats::peer_group`], and what it lacks; gives its number in this
 /// process.
-pub fn fabric(counters: usize, number: u32, lacks: Lacks) -> u64 {
+pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
     if counters == UNKNOWN {
         return 0;
     }
     let place = &segment::current().communicators[counters];
     place.lacks.store(lacks.0, Ordering::Relaxed);
-    place.fabric.store(number, Ordering::Relaxed);
+    place.peer_group.store(number, Ordering::Relaxed);
     place.serial.load(Ordering::Relaxed)
 }
 
-/// Notes what of NCCL stands behind a communicator, by a number of [`crate::stats::fabric`].
+/// Notes what of NCCL stands behind a communicator, by a number of [`crate::stats::peer_group`].
 pub fn nccl(counters: usize, number: u32) {
     if counters != UNKNOWN {
         segment::current().communicators[counters].nccl.store(number, Ordering::Relaxed);

@@ -84,7 +84,7 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
 
 /// What it has, or the one reason why not.
 fn standing(counts: &CommunicatorCounts) -> Option<String> {
-    match (counts.fabric.as_str(), counts.change.as_str()) {
+    match (counts.peer_group.as_str(), counts.change.as_str()) {
         ("", _) => None,
         ("yes", _) => Some(format!("peer group: {}", features::line(&counts.lacks))),
         (reason, "") => Some(format!("on NCCL: {reason}")),
@@ -163,7 +163,7 @@ mod tests {
                 rank: 0,
                 ranks: 4,
                 device: -1,
-                fabric: String::new(),
+                peer_group: String::new(),
                 nccl: String::new(),
                 lacks: BTreeMap::new(),
                 change: String::new(),
@@ -198,9 +198,9 @@ mod tests {
     /// A communicator says what it has, or why it is on NCCL and what would change that.
     #[test]
     fn standings() {
-        let with = |fabric: &str, lacks: &[(&str, &str)], change: &str, nccl: &str| {
+        let with = |peer_group: &str, lacks: &[(&str, &str)], change: &str, nccl: &str| {
             let mut counts = example().communicators.remove(0);
-            counts.fabric = fabric.into();
+            counts.peer_group = peer_group.into();
             counts.lacks = lacks.iter().map(|(name, why)| ((*name).into(), (*why).into())).collect();
             (counts.change, counts.nccl) = (change.into(), nccl.into());
             of_communicator(&counts).lines().skip(1).map(str::to_owned).collect::<Vec<_>>()

@@ -104,9 +104,9 @@ pub struct Communicator {
     pub device: AtomicI32,
     /// Its number in this process, from 1, in the order of init.
     pub serial: AtomicU64,
-    /// Whether it has a fabric: a number of [`crate::stats::fabric`].
-    pub fabric: AtomicU32,
-    /// What of NCCL stands behind it: a number of [`crate::stats::fabric`].
+    /// Whether it has a peer group: a number of [`crate::stats::peer_group`].
+    pub peer_group: AtomicU32,
+    /// What of NCCL stands behind it: a number of [`crate::stats::peer_group`].
     pub nccl: AtomicU32,
     /// Of one with a peer group, what it lacks: [`crate::stats::features::Lacks`].
     pub lacks: AtomicU32,

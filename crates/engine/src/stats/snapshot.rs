@@ -10,8 +10,8 @@ use crate::call::Function;
 use crate::path::Path;
 use crate::stats::check::Checked;
 use crate::stats::count::UNKNOWN;
-use crate::stats::fabric;
 use crate::stats::features::Lacks;
+use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
@@ -80,9 +80,9 @@ pub struct CommunicatorCounts {
     pub ranks: i32,
     /// The CUDA device, -1 if unknown.
     pub device: i32,
-    /// `yes`, or why it has no fabric; empty where none was asked for.
+    /// `yes`, or why it has no peer group; empty where none was asked for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub fabric: String,
+    pub peer_group: String,
     /// Of a lazy communicator: `unbuilt`, `built` or `reused`; empty where NCCL made it at its init.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub nccl: String,
@@ -177,17 +177,17 @@ impl CommunicatorCounts {
         if state == FREE && calls.is_empty() {
             return None;
         }
-        let number = counters.fabric.load(Ordering::Relaxed);
+        let number = counters.peer_group.load(Ordering::Relaxed);
         Some(CommunicatorCounts {
             serial: counters.serial.load(Ordering::Relaxed),
             state: if state == LIVE { "live" } else { "ended" }.into(),
             rank: load(&counters.rank),
             ranks: load(&counters.ranks),
             device: load(&counters.device),
-            fabric: fabric::text(number).into(),
-            nccl: fabric::nccl(counters.nccl.load(Ordering::Relaxed)).into(),
+            peer_group: peer_group::text(number).into(),
+            nccl: peer_group::nccl(counters.nccl.load(Ordering::Relaxed)).into(),
             lacks: Lacks(counters.lacks.load(Ordering::Relaxed)).words(),
-            change: fabric::change(number).into(),
+            change: peer_group::change(number).into(),
             calls,
         })
     }

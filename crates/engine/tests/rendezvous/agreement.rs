@@ -213,21 +213,21 @@ impl World {
 
     fn check(&self, host_died: bool) {
         let living = || self.ranks.iter().filter(|rank| rank.alive && rank.reported);
-        let fabric: Vec<_> = living()
+        let peer_group: Vec<_> = living()
             .filter_map(|rank| match rank.participation.stage() {
-                Stage::Fabric(negotiated) => Some(negotiated.encode()),
+                Stage::PeerGroup(negotiated) => Some(negotiated.encode()),
                 _ => None,
             })
             .collect();
         let plain = living()
             .filter(|rank| matches!(rank.participation.stage(), Stage::Over(SessionOutcome::Plain(_))))
             .count();
-        assert!(fabric.is_empty() || plain == 0, "a fabric beside plain ranks");
-        assert!(fabric.windows(2).all(|pair| pair[0] == pair[1]), "negotiated configs differ");
-        if !fabric.is_empty() {
-            assert!(self.ranks.iter().all(|rank| rank.confirmed), "a fabric that not all confirmed");
+        assert!(peer_group.is_empty() || plain == 0, "a peer group beside plain ranks");
+        assert!(peer_group.windows(2).all(|pair| pair[0] == pair[1]), "negotiated configs differ");
+        if !peer_group.is_empty() {
+            assert!(self.ranks.iter().all(|rank| rank.confirmed), "a peer group that not all confirmed");
             if !host_died {
-                assert_eq!(fabric.len(), living().count(), "some living ranks are not in the fabric");
+                assert_eq!(peer_group.len(), living().count(), "some living ranks are not in the peer group");
             }
         }
         let all_came = self.ranks.iter().all(|rank| rank.reported);
@@ -271,7 +271,7 @@ fn behaviors() -> impl Strategy<Value = Vec<Behavior>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Under any order, with deaths at any step of any rank and of the host: no two outcomes differ, a fabric has all
+    /// Under any order, with deaths at any step of any rank and of the host: no two outcomes differ, a peer group has all
     /// confirmations and one negotiated config, and nobody who need not waits for ever.
     #[test]
     fn one_outcome(
@@ -297,7 +297,7 @@ fn run_in_order(behaviors: &[Behavior]) -> Vec<Stage> {
 #[test]
 fn outcomes() {
     let well = run_in_order(&[Behavior::Well; 4]);
-    assert!(well.iter().all(|stage| matches!(stage, Stage::Fabric(_))));
+    assert!(well.iter().all(|stage| matches!(stage, Stage::PeerGroup(_))));
     let cases = [
         (Behavior::OtherOptions, SessionOutcome::Plain(Reason::OtherOptions { rank: 1, other: 0 })),
         (Behavior::OtherHost, SessionOutcome::Plain(Reason::OtherHost { rank: 1, other: 0 })),
@@ -321,7 +321,7 @@ fn outcomes() {
     }
 }
 
-/// Whoever has NCCL's communicator goes without a fabric where its host is lost before it has confirmed; later, or for another reason,
+/// Whoever has NCCL's communicator goes without a peer group where its host is lost before it has confirmed; later, or for another reason,
 /// it fails, as all others do at any time.
 #[test]
 fn without_host() {
@@ -364,8 +364,8 @@ fn absent() {
         host.step(Event::Said(ConnectionId(3), FromRank::Decline(SessionOutcome::Failed(lost)))).is_empty()
     );
     assert_eq!(host.outcome(), None);
-    // No message says that there is a fabric.
-    let bytes = FromRank::Decline(SessionOutcome::Fabric).encode();
+    // No message says that there is a peer group.
+    let bytes = FromRank::Decline(SessionOutcome::PeerGroup).encode();
     assert_eq!(FromRank::decode(5, &bytes[6..]), None);
 }
 
@@ -421,8 +421,8 @@ fn impossible_claims() {
     host.step(Event::Said(ConnectionId(1), report(0, 2)));
     host.step(Event::Said(ConnectionId(2), report(1, 2)));
     host.step(Event::Said(ConnectionId(1), FromRank::Confirm));
-    let fabric = told(&host.step(Event::Said(ConnectionId(2), FromRank::Confirm)));
-    assert_eq!(fabric, [(1, SessionOutcome::Fabric), (2, SessionOutcome::Fabric)]);
+    let peer_group = told(&host.step(Event::Said(ConnectionId(2), FromRank::Confirm)));
+    assert_eq!(peer_group, [(1, SessionOutcome::PeerGroup), (2, SessionOutcome::PeerGroup)]);
     let again = SessionOutcome::Failed(Failure::Duplicate { rank: 1 });
     assert_eq!(told(&host.step(Event::Said(ConnectionId(3), report(1, 2)))), [(3, again)]);
     assert!(host.step(Event::NonWindlass).is_empty());

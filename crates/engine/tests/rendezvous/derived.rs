@@ -17,7 +17,7 @@ use windlass_engine::rendezvous::message::FromRank;
 use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
 use windlass_engine::rendezvous::{Limits, Outcome, Participant, Rendezvous};
 
-use crate::support::{facts, hosted, is_fabric, join, ready};
+use crate::support::{facts, hosted, is_peer_group, join, ready};
 
 const PARENT: Token = Token([9; 16]);
 
@@ -100,14 +100,14 @@ fn two_colors_at_once() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let mut negotiated_configs = outcomes.into_iter().map(|outcome| match outcome {
-        Outcome::Fabric(negotiated) => negotiated,
+        Outcome::PeerGroup(negotiated) => negotiated,
         other => panic!("{other:?}"),
     });
     let (one, two) = (negotiated_configs.next().unwrap(), negotiated_configs.next().unwrap());
     assert_eq!((&negotiated_configs.next().unwrap(), &negotiated_configs.next().unwrap()), (&one, &two));
     assert_eq!(one.comm, derived::comm_token(split.of(7)));
     assert_ne!(one.comm, two.comm);
-    assert_eq!(split.host.counts().fabrics.load(Ordering::Relaxed), 2);
+    assert_eq!(split.host.counts().peer_groups.load(Ordering::Relaxed), 2);
 }
 
 /// A rank that declines makes its session plain for all who wait and who come later, and no other's.
@@ -124,7 +124,7 @@ fn declined() {
     assert!(matches!(joined(late), Outcome::Plain(Reason::NonBlocking)));
     thread::scope(|scope| {
         for participant in others {
-            scope.spawn(|| assert!(is_fabric(&joined(participant))));
+            scope.spawn(|| assert!(is_peer_group(&joined(participant))));
         }
     });
 }
@@ -164,11 +164,11 @@ fn dies_before_it_comes() {
     kill(dying);
     let late = split.join(&split.host, 2, 2, 1, 2);
     thread::scope(|scope| {
-        let fabric = [misses_the_late, late].map(|participant| scope.spawn(|| joined(participant)));
+        let peer_group = [misses_the_late, late].map(|participant| scope.spawn(|| joined(participant)));
         let outcome = joined(misses_the_dead);
         assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 3 })), "{outcome:?}");
-        for outcome in fabric {
-            assert!(is_fabric(&outcome.join().unwrap()));
+        for outcome in peer_group {
+            assert!(is_peer_group(&outcome.join().unwrap()));
         }
     });
     kill(living);
@@ -187,7 +187,7 @@ fn excluded_and_dead() {
     let other = host.join_invited(&invites(3), facts(1, 2)).unwrap();
     thread::scope(|scope| {
         for participant in [one, other] {
-            scope.spawn(|| assert!(is_fabric(&joined(participant))));
+            scope.spawn(|| assert!(is_peer_group(&joined(participant))));
         }
     });
     kill(third);
@@ -459,7 +459,7 @@ fn unknown_connections() {
     let other = split.join(&split.host, 1, 1, 1, 2);
     thread::scope(|scope| {
         for participant in [waiting, other] {
-            scope.spawn(|| assert!(is_fabric(&joined(participant))));
+            scope.spawn(|| assert!(is_peer_group(&joined(participant))));
         }
     });
     drop(silent);

@@ -11,7 +11,7 @@ use windlass_engine::rendezvous::message::{FromRank, greeting};
 use windlass_engine::rendezvous::outcome::Failure;
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous};
 
-use crate::support::{facts, hosted, is_fabric, join, ready};
+use crate::support::{facts, hosted, is_peer_group, join, ready};
 
 /// A rank waits for peers that never come; another thread aborts it, and it returns.
 #[test]
@@ -67,7 +67,7 @@ fn abort_of_one_rank_of_a_participant() {
         canceller.abort();
         let outcomes = waiting.join().unwrap();
         assert!(matches!(outcomes[1], Outcome::Failed(Failure::Aborted)), "{outcomes:?}");
-        assert!(!is_fabric(&outcomes[0]), "{outcomes:?}");
+        assert!(!is_peer_group(&outcomes[0]), "{outcomes:?}");
     });
 }
 
@@ -136,7 +136,7 @@ fn host_ends_after_the_outcome() {
         thread::yield_now();
     }
     drop(hosted.rendezvous);
-    assert!(outcomes.iter().all(is_fabric));
+    assert!(outcomes.iter().all(is_peer_group));
 }
 
 /// A rendezvous that ends under its ranks ends their wait.
@@ -148,7 +148,7 @@ fn thread_ends() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         drop(own);
-        assert!(!is_fabric(&waiting.join().unwrap()[0]));
+        assert!(!is_peer_group(&waiting.join().unwrap()[0]));
     });
 }
 
@@ -176,7 +176,7 @@ fn descriptors_taken_away() {
             let _ = own.join(&hosted.id, vec![facts(1, 3)]);
             hosted.rendezvous.retire(&hosted.id);
         }
-        assert!(!is_fabric(&waiting.join().unwrap()[0]));
+        assert!(!is_peer_group(&waiting.join().unwrap()[0]));
     });
-    assert!(!is_fabric(&own.join(&hosted.id, vec![facts(1, 3)]).unwrap().complete(ready)[0]));
+    assert!(!is_peer_group(&own.join(&hosted.id, vec![facts(1, 3)]).unwrap().complete(ready)[0]));
 }

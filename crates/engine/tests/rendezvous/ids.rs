@@ -13,7 +13,7 @@ use windlass_engine::rendezvous::message::{FromRank, greeting};
 use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all};
 
-use crate::support::{Hosted, facts, hosted, id_of, is_fabric, join, ready};
+use crate::support::{Hosted, facts, hosted, id_of, is_peer_group, join, ready};
 
 fn lazy_facts(rank: u32, ranks: u32) -> Facts {
     let facts = facts(rank, ranks);
@@ -37,7 +37,7 @@ fn open(rendezvous: &Rendezvous) -> u64 {
 /// Whoever hears the outcome finds the port closed and the id spare, once, as NCCL made it.
 /// NCCL's root has seen nobody, and a rank too many does not disturb them.
 #[test]
-fn fabric_of_lazy_communicators() {
+fn peer_group_of_lazy_communicators() {
     let hosted = hosted();
     let outcomes = bring(&hosted, [lazy_facts(0, 2), lazy_facts(1, 2)]);
     assert!(TcpStream::connect(hosted.address()).is_err());
@@ -47,7 +47,7 @@ fn fabric_of_lazy_communicators() {
     assert_eq!(hosted.rendezvous.counts().ids_recycled.load(Ordering::Relaxed), 1);
     let late = join(&hosted.rendezvous, &hosted.id, lazy_facts(1, 2));
     assert!(matches!(late, Outcome::Plain(Reason::Unreachable { .. })), "{late:?}");
-    assert!(outcomes.iter().all(is_fabric));
+    assert!(outcomes.iter().all(is_peer_group));
     hosted.root.set_nonblocking(true).unwrap();
     assert_eq!(hosted.root.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
 }
@@ -57,7 +57,7 @@ fn fabric_of_lazy_communicators() {
 fn silent_connection_beside_lazy_communicators() {
     let hosted = hosted();
     let mut silent = hosted.connect();
-    assert!(bring(&hosted, [lazy_facts(0, 2), lazy_facts(1, 2)]).iter().all(is_fabric));
+    assert!(bring(&hosted, [lazy_facts(0, 2), lazy_facts(1, 2)]).iter().all(is_peer_group));
     assert_eq!(silent.read(&mut [0; 8]).unwrap_or(0), 0);
     assert_eq!(hosted.rendezvous.spare_id(), Some(raw(&hosted)));
 }
@@ -67,7 +67,7 @@ fn silent_connection_beside_lazy_communicators() {
 fn not_all_lazy() {
     for all in [[facts(0, 2), facts(1, 2)], [lazy_facts(0, 2), facts(1, 2)]] {
         let hosted = hosted();
-        assert!(bring(&hosted, all).iter().all(is_fabric));
+        assert!(bring(&hosted, all).iter().all(is_peer_group));
         assert_eq!((open(&hosted.rendezvous), hosted.rendezvous.spare_id()), (1, None));
         hosted.nccl_rank();
         hosted.nccl_rank();
@@ -132,7 +132,7 @@ fn outcome_unheard() {
     dying.write_all(&FromRank::Confirm.encode()).unwrap();
     let outcomes = participant.complete(ready);
     drop(dying);
-    assert!(is_fabric(&outcomes[0]));
+    assert!(is_peer_group(&outcomes[0]));
     assert_eq!(hosted.rendezvous.spare_id(), Some(raw(&hosted)));
 }
 
@@ -175,7 +175,7 @@ fn a_thousand_inits() {
         assert!(tokens.insert(IdTag::decode(&id).unwrap().token));
         let participant = rendezvous.join(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
         let outcomes = participant.complete(ready);
-        let Outcome::Fabric(negotiated) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
+        let Outcome::PeerGroup(negotiated) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
         assert!(comms.insert(negotiated.comm));
         assert_eq!(open(&rendezvous), 0);
     };

@@ -1,4 +1,4 @@
-//! Host-local rendezvous: of ranks of one host before NCCL makes their communicator from one without a fabric.
+//! Host-local rendezvous: of ranks of one host before NCCL makes their communicator from one without a peer group.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -14,7 +14,7 @@ use windlass_engine::rendezvous::local_rendezvous::{self, ANSWER_BYTES, Answer, 
 use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, LocalEntry, Outcome, Participant, Rendezvous, place};
 
-use crate::support::{facts, is_fabric, ready};
+use crate::support::{facts, is_peer_group, ready};
 
 fn never() -> bool {
     false
@@ -75,7 +75,7 @@ fn complete() {
                     let invitation = invited(name, &local_entry, 3);
                     assert_eq!(invitation.rank, [1, 2, 0][rank]);
                     let participant = process.join_local(&invitation, facts(rank as u32, 3)).unwrap();
-                    assert!(is_fabric(&joined(participant)));
+                    assert!(is_peer_group(&joined(participant)));
                     local_entry.leave();
                 });
             }
@@ -127,7 +127,7 @@ fn goes_without_a_message() {
     }
 }
 
-/// A rank that declines and goes leaves the others without a fabric, not without a communicator, also those that come later; whoever has kept the
+/// A rank that declines and goes leaves the others without a peer group, not without a communicator, also those that come later; whoever has kept the
 /// roster may go then.
 #[test]
 fn declines() {

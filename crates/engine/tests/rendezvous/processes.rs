@@ -14,7 +14,7 @@ use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous, place};
 
 use crate::descriptors::swap_names;
-use crate::support::{Hosted, MAGIC, facts, hosted, id_of, is_fabric, join, ready, real_facts};
+use crate::support::{Hosted, MAGIC, facts, hosted, id_of, is_peer_group, join, ready, real_facts};
 
 /// A process that plays a part and says line by line how far it is; it goes on when it is told, ends when its
 /// standard input does.
@@ -139,7 +139,7 @@ fn part() {
     let participant = rendezvous.join(&id, vec![report]).unwrap();
     let outcomes = participant.complete(prepare);
     match &outcomes[0] {
-        Outcome::Fabric(negotiated) => say(&format!("fabric {:x}", negotiated.hash())),
+        Outcome::PeerGroup(negotiated) => say(&format!("peer group {:x}", negotiated.hash())),
         Outcome::Plain(reason) => say(&format!("plain {reason}")),
         Outcome::Failed(failure) => say(&format!("failed {failure}")),
     }
@@ -158,16 +158,16 @@ fn nccl_ranks(id: &Id, ranks: u32) {
     say("gone");
 }
 
-/// Four processes: one fabric, the same negotiated config everywhere, and each has read the others' files.
+/// Four processes: one peer group, the same negotiated config everywhere, and each has read the others' files.
 #[test]
-fn fabric_of_processes() {
+fn peer_group_of_processes() {
     let hosted = hosted();
     let mut others: Vec<Played> = (1..4).map(|rank| play(&[], "swap", rank, 4, &hosted.id)).collect();
     let participant = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 4)]).unwrap();
     let outcomes = participant.complete(swap_names);
-    let Outcome::Fabric(negotiated) = &outcomes[0] else { panic!("{outcomes:?}") };
+    let Outcome::PeerGroup(negotiated) = &outcomes[0] else { panic!("{outcomes:?}") };
     for other in &mut others {
-        assert_eq!(other.says(), format!("fabric {:x}", negotiated.hash()));
+        assert_eq!(other.says(), format!("peer group {:x}", negotiated.hash()));
     }
     let processes: std::collections::BTreeSet<_> =
         negotiated.members.iter().map(|member| member.process).collect();
@@ -225,8 +225,8 @@ fn late_process() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         let mut late = play(&[], "join", 1, 2, &hosted.id);
-        assert!(late.says().starts_with("fabric"));
-        assert!(is_fabric(&waiting.join().unwrap()[0]));
+        assert!(late.says().starts_with("peer group"));
+        assert!(is_peer_group(&waiting.join().unwrap()[0]));
     });
 }
 
@@ -243,7 +243,7 @@ fn no_descriptors_left() {
         thread::yield_now();
     }
     drop(all);
-    ranks.iter_mut().for_each(|rank| assert!(rank.says().starts_with("fabric")));
+    ranks.iter_mut().for_each(|rank| assert!(rank.says().starts_with("peer group")));
     assert!(starved.load(Ordering::Relaxed) < 20);
 }
 
@@ -267,7 +267,7 @@ fn no_descriptors_left_beside_a_relay() {
     }
     thread::sleep(windlass_engine::descriptor::WANTED_FOR + std::time::Duration::from_millis(500));
     drop(all);
-    ranks.iter_mut().for_each(|rank| assert!(rank.says().starts_with("fabric")));
+    ranks.iter_mut().for_each(|rank| assert!(rank.says().starts_with("peer group")));
     slow.write_all(&[1; 180]).unwrap();
     drop(slow);
     let mut bytes = Vec::new();
@@ -355,8 +355,8 @@ fn process_id_namespace() {
     let hosted = hosted();
     let mut apart = play(&["unshare", "-rpf"], "swap", 1, 2, &hosted.id);
     let outcome = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
-    assert!(is_fabric(&outcome[0]), "{outcome:?}");
-    assert!(apart.says().starts_with("fabric"));
+    assert!(is_peer_group(&outcome[0]), "{outcome:?}");
+    assert!(apart.says().starts_with("peer group"));
     // Its pidfd came from there, and tells its end here.
     let peers = std::mem::take(&mut *crate::descriptors::PEERS.lock().unwrap());
     let [peer] = &peers[..] else { panic!("{peers:?}") };
@@ -435,7 +435,7 @@ fn forked_child() {
     let hosted = hosted();
     let own = Rendezvous::start(Limits::default()).unwrap();
     let outcomes = own.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap().complete(ready);
-    assert!(outcomes.iter().all(is_fabric));
+    assert!(outcomes.iter().all(is_peer_group));
     let of_parent = std::ptr::from_ref(windlass_engine::rendezvous::process().unwrap()).addr();
     let (reader, mut writer) = std::io::pipe().unwrap();
     // SAFETY: the child calls only what is allowed after a fork of a process with threads.

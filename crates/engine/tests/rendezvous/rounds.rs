@@ -16,7 +16,7 @@ use windlass_engine::rendezvous::{Inquiry, Limits, Rendezvous};
 
 use crate::derived::{address, kill, pidfd_of, process};
 use crate::processes::{Played, await_message, play, say};
-use crate::support::{facts, is_fabric, ready};
+use crate::support::{facts, is_peer_group, ready};
 
 const PARENT: Token = Token([9; 16]);
 type Answer = Result<Table, Failure>;
@@ -113,7 +113,7 @@ fn all_hear_the_same() {
     assert_eq!(expected.course(3), Course::Nothing);
     thread::scope(|scope| {
         let _ = participants
-            .map(|participant| scope.spawn(|| assert!(is_fabric(&participant.complete(ready)[0]))));
+            .map(|participant| scope.spawn(|| assert!(is_peer_group(&participant.complete(ready)[0]))));
     });
 }
 

@@ -9,9 +9,9 @@ use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all, id_tag};
 
-use crate::support::{facts, hosted, id_of, is_fabric, join, ready, real_facts};
+use crate::support::{facts, hosted, id_of, is_peer_group, join, ready, real_facts};
 
-/// 2 to 8 ranks on threads of their own, with a process's rendezvous each: one fabric, one negotiated config.
+/// 2 to 8 ranks on threads of their own, with a process's rendezvous each: one peer group, one negotiated config.
 #[test]
 fn threads() {
     for ranks in 2..=8 {
@@ -33,7 +33,7 @@ fn threads() {
         let negotiated_configs: Vec<Vec<u8>> = outcomes
             .iter()
             .map(|outcome| match outcome {
-                Outcome::Fabric(negotiated) => negotiated.encode(),
+                Outcome::PeerGroup(negotiated) => negotiated.encode(),
                 other => panic!("{ranks} ranks: {other:?}"),
             })
             .collect();
@@ -41,7 +41,7 @@ fn threads() {
         let negotiated = NegotiatedConfig::decode(&negotiated_configs[0]).unwrap();
         assert_eq!(negotiated.members.len(), ranks as usize);
         assert_eq!(negotiated.descriptor_sockets().len(), ranks as usize);
-        assert_eq!(hosted.rendezvous.counts().fabrics.load(Ordering::Relaxed), 1);
+        assert_eq!(hosted.rendezvous.counts().peer_groups.load(Ordering::Relaxed), 1);
     }
 }
 
@@ -58,7 +58,7 @@ fn one_thread() {
         assert!(preparation.peers().is_empty());
         Ok(())
     });
-    assert!(outcomes[0].len() == 8 && outcomes[0].iter().all(is_fabric), "{outcomes:?}");
+    assert!(outcomes[0].len() == 8 && outcomes[0].iter().all(is_peer_group), "{outcomes:?}");
     assert_eq!(prepared.load(Ordering::Relaxed), 1);
 }
 
@@ -82,7 +82,7 @@ fn groups_in_opposite_order() {
         let there = scope.spawn(|| bring(0, [&hosted.id, &other_id]));
         let here = bring(1, [&other_id, &hosted.id]);
         for outcomes in [there.join().unwrap(), here] {
-            assert!(outcomes.iter().flatten().all(is_fabric), "{outcomes:?}");
+            assert!(outcomes.iter().flatten().all(is_peer_group), "{outcomes:?}");
         }
     });
 }
@@ -102,7 +102,7 @@ fn internet_protocol_6() {
     let rendezvous = Rendezvous::start(Limits::default()).unwrap();
     let id = rendezvous.host(&id).unwrap();
     let participant = rendezvous.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-    assert!(participant.complete(ready).iter().all(is_fabric));
+    assert!(participant.complete(ready).iter().all(is_peer_group));
     let hosted = crate::support::Hosted { rendezvous, root, id };
     hosted.nccl_rank();
 }
@@ -123,10 +123,10 @@ fn late_rank() {
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
         let two = hosted.rendezvous.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-        assert!(two.complete(ready).iter().all(is_fabric));
+        assert!(two.complete(ready).iter().all(is_peer_group));
         assert!(!waiting.is_finished());
-        assert!(is_fabric(&join(&hosted.rendezvous, &hosted.id, facts(2, 3))));
-        assert!(waiting.join().unwrap().iter().all(is_fabric));
+        assert!(is_peer_group(&join(&hosted.rendezvous, &hosted.id, facts(2, 3))));
+        assert!(waiting.join().unwrap().iter().all(is_peer_group));
     });
 }
 
@@ -145,13 +145,13 @@ fn rank_without_windlass() {
     assert!(matches!(late, Outcome::Plain(Reason::NonWindlass)), "{late:?}");
 }
 
-/// After a fabric's outcome NCCL's connections are relayed as ever, and the port closes once the root has.
+/// After a peer group's outcome NCCL's connections are relayed as ever, and the port closes once the root has.
 #[test]
 fn real_communicator_after_the_outcome() {
     let hosted = hosted();
     let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     let outcomes = participant.complete(ready);
-    assert!(outcomes.iter().all(is_fabric));
+    assert!(outcomes.iter().all(is_peer_group));
     hosted.nccl_rank();
     hosted.nccl_rank();
     let counts = hosted.rendezvous.counts();
@@ -161,7 +161,7 @@ fn real_communicator_after_the_outcome() {
         thread::yield_now();
     }
     assert_eq!(counts.plains.load(Ordering::Relaxed), 0);
-    assert!(is_fabric(&outcomes[0]));
+    assert!(is_peer_group(&outcomes[0]));
 }
 
 /// A rank that cannot prepare says why, and all are plain for it.
@@ -233,7 +233,7 @@ fn negotiated_of_unlike_ranks() {
     second.member.attachment = b"a slice at 4096".to_vec();
     let participant = hosted.rendezvous.join(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
     for outcome in participant.complete(ready) {
-        let Outcome::Fabric(negotiated) = outcome else { panic!("{outcome:?}") };
+        let Outcome::PeerGroup(negotiated) = outcome else { panic!("{outcome:?}") };
         assert_eq!(
             (negotiated.ctas_max, negotiated.capabilities),
             (8, capability::REQUIRED | capability::LAUNCHES_ALONE)
@@ -282,7 +282,7 @@ fn recycled_id() {
     let meet = |id: &id_tag::Id| {
         let participant = hosted.rendezvous.join(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
         participant.complete(ready).into_iter().map(|outcome| match outcome {
-            Outcome::Fabric(negotiated) => negotiated.comm,
+            Outcome::PeerGroup(negotiated) => negotiated.comm,
             other => panic!("{other:?}"),
         })
     };
@@ -308,7 +308,7 @@ fn two_hundred_sessions() {
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
         let participant = rendezvous.join(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
-        assert!(participant.complete(ready).iter().all(is_fabric), "session {number}");
+        assert!(participant.complete(ready).iter().all(is_peer_group), "session {number}");
         rendezvous.retire(&id);
     };
     let settle = || {

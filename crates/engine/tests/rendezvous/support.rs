@@ -109,6 +109,6 @@ pub fn join(rendezvous: &Rendezvous, id: &Id, facts: Facts) -> Outcome {
     rendezvous.join(id, vec![facts]).unwrap().complete(ready).remove(0)
 }
 
-pub fn is_fabric(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Fabric(_))
+pub fn is_peer_group(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::PeerGroup(_))
 }

@@ -12,7 +12,7 @@ use windlass_engine::rendezvous::message::{FromRank, GREETING_MAGIC, greeting};
 use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, complete_all};
 
-use crate::support::{MAGIC, facts, hosted, hosted_with, id_of, is_fabric, join, ready};
+use crate::support::{MAGIC, facts, hosted, hosted_with, id_of, is_peer_group, join, ready};
 
 fn noise(bytes: usize, mut state: u64) -> Vec<u8> {
     let mut next = || {
@@ -140,7 +140,7 @@ fn silent_and_stray() {
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
     }
     let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-    assert!(participant.complete(ready).iter().all(is_fabric));
+    assert!(participant.complete(ready).iter().all(is_peer_group));
     assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
     drop((silent, half));
 }
@@ -178,7 +178,7 @@ fn scanners_change_nothing() {
     visit();
     let second = hosted.rendezvous.join(&hosted.id, vec![facts(1, 2)]).unwrap();
     let outcomes = complete_all(vec![first, second], &ready);
-    assert!(outcomes.iter().flatten().all(is_fabric), "{outcomes:?}");
+    assert!(outcomes.iter().flatten().all(is_peer_group), "{outcomes:?}");
     let counts = hosted.rendezvous.counts();
     while counts.turned_away.load(Ordering::Relaxed) < 2 * (said.len() as u64 + 1) {
         thread::yield_now();
@@ -227,7 +227,7 @@ fn oversized_and_unreadable() {
     }
     assert_eq!(hosted.rendezvous.counts().unreadable.load(Ordering::Relaxed), bad.len() as u64);
     let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-    assert!(participant.complete(ready).iter().all(is_fabric));
+    assert!(participant.complete(ready).iter().all(is_peer_group));
 }
 
 /// More of NCCL's connections than are relayed at once wait, and all are served; no more than that are ever at the root.

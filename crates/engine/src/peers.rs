@@ -1,0 +1,367 @@
+//! What the ranks of a communicator share once they have met: each lends a slice of its device's memory and maps the
+//! others', and the p2p transport over these. Not with `WINDLASS_PEER_GROUPS=off`.
+//!
+//! [`ask`] begins an init and waits for nobody; [`complete`] waits for the others, prepares and brings each rank's [`InitOutcome`]. A
+//! [`PeerGroup`] is kept with its communicator. Dropping it closes this rank; the slice goes back when all others have
+//! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
+//! something was heard.
+
+mod aliases;
+pub mod alive;
+mod attempts;
+mod beside;
+mod boxes;
+pub mod cached;
+pub mod checking;
+mod closing;
+mod derived;
+mod exiting;
+mod failing;
+mod features;
+mod giving;
+mod growing;
+mod hosting;
+mod ids;
+mod init;
+mod leaving;
+mod line;
+mod offer_pacing;
+mod offers;
+mod page_layout;
+mod preparing;
+mod recycling;
+pub mod registering;
+mod releasing;
+mod request;
+mod room;
+mod staging;
+mod stuck;
+mod substitutes;
+mod tuned;
+mod watch;
+pub mod windows;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
+use once_cell::sync::OnceCell;
+
+use crate::arena::{Holds, PeerSlice, Slice};
+use crate::error::refuse;
+use crate::forward::configuration;
+use crate::gpu::{self, Address, StreamHandle};
+use crate::native::Task;
+use crate::negotiated::NegotiatedConfig;
+use crate::p2p::Operation;
+use crate::pool;
+#[cfg(doc)]
+use crate::sequencer::Sequencer;
+use crate::shared_page::SharedPage;
+use crate::tuning::Limits;
+
+pub use crate::rendezvous::colors::{Course, LazyVote, Others, Parent};
+pub use crate::rendezvous::facts::Waiting;
+pub use crate::sequencer::Afterwards;
+use attempts::Attempts;
+use boxes::Boxes;
+pub use boxes::communicator_bytes;
+use checking::Checking;
+pub use closing::settle;
+use closing::{ClosedSignal, Closing, Life};
+use derived::Line;
+pub use derived::{Configured, Derivation, Deriving, LocalWait, NewCommunicator, Plain, Standing, Wanted};
+use failing::{Refused, Went};
+use growing::Growing;
+pub use hosting::{host, is_on, spare_id};
+use ids::Ids;
+pub use init::{
+    Asked, InitOutcome, all_here, ask, complete, device_now, is_one_session, tell, would_be_lazy,
+};
+use leaving::Leaving;
+pub use offers::common as common_offer;
+use preparing::Prepared;
+pub use recycling::{free_leaving, let_go, look_after_pool, make_room, trim_pool};
+use registering::Registering;
+pub use releasing::{StillRegistered, register_nothing};
+pub use request::{InitRequest, Laziness};
+#[cfg(any(test, feature = "fuzzing"))]
+pub use watch::fuzz_request;
+use windows::Windows;
+
+/// What all agreed on, and what this rank has of it.
+#[derive(Debug)]
+pub struct PeerGroup {
+    negotiated: Arc<NegotiatedConfig>,
+    rank: u32,
+    /// None while being dropped: the first to go.
+    boxes: Option<Boxes>,
+    limits: Limits,
+    /// What communicators made from this one need.
+    line: Arc<Line>,
+    /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
+    peers: Vec<Option<PeerSlice>>,
+    growing: Growing,
+    /// With which NCCL's communicators are made later: rank 0's.
+    ids: Ids,
+    attempts: Attempts,
+    configuration: OnceCell<configuration::Kept>,
+    /// None where the ranks do not, or this process has ended.
+    registering: Option<Arc<Registering>>,
+    /// Where the negotiated config keeps windows.
+    windows: Option<Arc<Windows>>,
+    /// Where the negotiated config compares calls.
+    checking: Option<Arc<Checking>>,
+    /// None while being dropped.
+    own: Option<(Slice, Closing)>,
+    holds: Arc<Holds>,
+    lives: Vec<Arc<Life>>,
+    /// Zeros at first; all ranks write to it.
+    page: Arc<SharedPage>,
+    /// Turns that were taken.
+    runs: AtomicU64,
+    /// Peers of groups that may not be done, a bit each.
+    awaited: AtomicU64,
+    /// Ranks that said that they have failed, a bit each.
+    lost: AtomicU64,
+    /// The asynchronous error; `ncclSuccess` while there is none.
+    failed: AtomicI32,
+}
+
+impl PeerGroup {
+    fn new(negotiated: Arc<NegotiatedConfig>, prepared: Prepared) -> Option<Arc<PeerGroup>> {
+        let Prepared { slice, peers, lives, holds, boxes, line: _, lines, page, rank } = prepared;
+        let page = page?;
+        let ranks = negotiated.members.len() as u32;
+        let registers = negotiated.registers().then(|| page.clone());
+        let registering = registers.and_then(|page| Registering::new(page, rank, ranks, slice.device()));
+        let windows = Windows::new(&negotiated, &page, rank, slice.device());
+        let checking = Checking::new(&negotiated, &page, rank);
+        checking::say_who_does_not(&negotiated, rank);
+        let boxes = boxes?;
+        let signal = ClosedSignal::shared(page.clone(), rank);
+        let closing = Closing::new(&slice, signal, lives.clone(), holds.clone());
+        lines.into_iter().for_each(|line| line.keep(rank));
+        let line = derived::Line::of_peer_group(&negotiated, rank, lives.clone(), boxes.sequencer.graphs());
+        tuned::say(&negotiated);
+        let peer_group = Arc::new(PeerGroup {
+            limits: Limits::of(&negotiated, tuned::table()),
+            negotiated,
+            rank,
+            boxes: Some(boxes),
+            peers,
+            growing: Growing::default(),
+            ids: Ids::default(),
+            attempts: Attempts::default(),
+            configuration: OnceCell::new(),
+            registering,
+            windows,
+            checking,
+            line,
+            own: Some((slice, closing)),
+            holds,
+            lives,
+            page,
+            runs: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            failed: AtomicI32::new(ncclSuccess.0),
+        });
+        watch::begin(&peer_group);
+        Some(peer_group)
+    }
+
+    /// What all agreed on.
+    pub fn negotiated(&self) -> &Arc<NegotiatedConfig> {
+        &self.negotiated
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Memory that all ranks share, zeros at first. Kept by whoever holds it, also beyond the peer group.
+    pub fn shared_page(&self) -> &Arc<SharedPage> {
+        &self.page
+    }
+
+    /// Notes the communicator's configuration, once.
+    pub fn keep_configuration(&self, configuration: configuration::Kept) {
+        let _ = self.configuration.set(configuration);
+    }
+
+    /// The communicator's configuration.
+    pub fn configuration(&self) -> &configuration::Kept {
+        self.configuration.get().unwrap_or(&configuration::Kept::Unknown)
+    }
+
+    /// What this rank registers by itself.
+    pub fn registering(&self) -> Option<&Arc<Registering>> {
+        self.registering.as_ref()
+    }
+
+    /// The windows that it keeps.
+    pub fn windows(&self) -> Option<&Arc<Windows>> {
+        self.windows.as_ref()
+    }
+
+    /// What it tells the others of its calls.
+    pub fn checking(&self) -> Option<&Arc<Checking>> {
+        self.checking.as_ref()
+    }
+
+    /// From now on calls are not told any more.
+    pub fn end_checking(&self) {
+        self.checking.iter().for_each(|checking| checking.end(|| self.gone()));
+    }
+
+    /// Ranks whose processes have ended or that said that they have failed, a bit each.
+    fn gone(&self) -> u64 {
+        let dead = self.lives.iter().filter(|life| life.is_over());
+        dead.fold(self.lost.load(Ordering::Relaxed), |gone, life| gone | 1 << life.rank)
+    }
+
+    /// The communicator ends. Its windows that the application has deregistered go, unless it is stopped: then all stay.
+    pub fn end_windows(&self, aborts: bool) -> registering::End {
+        let Some(windows) = &self.windows else { return registering::End::Clean };
+        if aborts || self.has_failed() {
+            return windows.abort();
+        }
+        windows.end_all();
+        registering::End::Clean
+    }
+
+    /// Up to which size native collectives serve it.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Runs tasks of collectives, in their order, then sends and receives as one kernel, on the first stream; what the other streams hold
+    /// comes before, and what they get later after it.
+    pub fn run(
+        &self,
+        tasks: &[Task],
+        operations: &[Operation],
+        stream: StreamHandle,
+        others: &[StreamHandle],
+    ) -> ncclResult_t {
+        exiting::go_on();
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        if self.has_failed() {
+            return refuse(self.error(), format_args!("the communicator has failed"));
+        }
+        let Some(boxes) = &self.boxes else { return ncclInternalError };
+        let ran = boxes.sequencer.take(stream, others, |turn| -> Result<(), Refused> {
+            if let Some(native) = &boxes.native {
+                tasks.iter().try_for_each(|task| native.launch(turn, task))?;
+            }
+            match operations {
+                [] => Ok(()),
+                operations => Ok(boxes.p2p.launch(turn, operations)?),
+            }
+        });
+        let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);
+        // After it was issued: who looks takes them before it asks whether all is done.
+        let of_messages = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
+        let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.negotiated.members.len()) - 1 };
+        self.awaited.fetch_or(of_messages | of_collectives, Ordering::Release);
+        result
+    }
+
+    #[cold]
+    fn refused(&self, refused: &Refused, stream: StreamHandle) -> ncclResult_t {
+        let result = refuse(refused.result(), format_args!("{refused}"));
+        if failing::is_lost(refused, went(stream)) {
+            self.fail(result);
+        }
+        result
+    }
+
+    /// Lets what comes next on a stream run after all that ran here: see [`Sequencer::order`]. What fails is logged; whoever issues it meets
+    /// the same device.
+    pub fn order(&self, stream: StreamHandle) -> Afterwards {
+        let order = |boxes: &Boxes| boxes.sequencer.order(stream).unwrap_or(Afterwards::Nothing);
+        self.boxes.as_ref().map_or(Afterwards::Nothing, order)
+    }
+
+    /// Lets all that comes here run after what was issued on that stream then: see [`Sequencer::follow`]. Whether it does, whatever graphs run.
+    pub fn follow(&self, stream: StreamHandle) -> bool {
+        self.boxes.as_ref().is_some_and(|boxes| boxes.sequencer.follow(stream) == Ok(true))
+    }
+
+    /// The asynchronous error of what ran here; `ncclSuccess` if there is none.
+    pub fn error(&self) -> ncclResult_t {
+        ncclResult_t(self.failed.load(Ordering::Acquire))
+    }
+
+    fn has_failed(&self) -> bool {
+        self.error() != ncclSuccess
+    }
+
+    /// The first error stays, and the peers hear of it.
+    pub fn fail(&self, error: ncclResult_t) {
+        let (none, relaxed) = (ncclSuccess.0, Ordering::Relaxed);
+        if self.failed.compare_exchange(none, error.0, Ordering::Release, relaxed).is_ok() {
+            self.windows.iter().for_each(|windows| windows.leave_alone());
+            pool::distrust(self.device());
+            watch::tell_peers(self);
+        }
+    }
+
+    /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
+    pub fn abort(&self) {
+        self.boxes.iter().for_each(|boxes| boxes.sequencer.abort());
+    }
+
+    /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it; and where
+    /// this rank has failed its peers may have given up what it waits for, and where something was issued in part nobody knows when
+    /// it ends: that gets a moment.
+    pub fn wait_idle(&self) {
+        if self.has_failed() || self.boxes.as_ref().is_some_and(|boxes| boxes.sequencer.is_doubtful()) {
+            self.boxes.iter().for_each(|boxes| drop(boxes.sequencer.wait_idle(stuck::LEAVES_WITHIN)));
+            return self.abort();
+        }
+        // A driver that answers nothing any more has nothing in flight either.
+        self.boxes.iter().for_each(|boxes| drop(boxes.sequencer.wait_idle(Duration::MAX)));
+    }
+
+    /// This rank's device, until its memory has been given back.
+    pub fn device(&self) -> Option<i32> {
+        self.own.as_ref().map(|(slice, _)| slice.device())
+    }
+
+    /// Bytes of this rank's device that nobody uses: two places for one byte each.
+    pub fn scratch(&self) -> Option<[Address; 2]> {
+        let (slice, _) = self.own.as_ref()?;
+        Some(preparing::scratch(slice))
+    }
+}
+
+/// Asked where something was refused only.
+fn went(stream: StreamHandle) -> Went {
+    match gpu::driver().and_then(|driver| driver.capture_of(stream)) {
+        Ok(Some(_)) => Went::IntoCapture,
+        _ => Went::ToStream,
+    }
+}
+
+impl Drop for PeerGroup {
+    fn drop(&mut self) {
+        self.line.end();
+        let leaving = Leaving {
+            boxes: self.boxes.take(),
+            peers: std::mem::take(&mut self.peers),
+            growing: std::mem::take(&mut self.growing),
+            own: self.own.take(),
+        };
+        leaving.begin();
+        watch::wake();
+    }
+}
+
+/// The application is about to free this memory. Waits for nobody.
+pub fn memory_is_freed(address: Address) {
+    watch::each_registering(|one| one.is_freed(address));
+}

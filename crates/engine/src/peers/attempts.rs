@@ -1,0 +1,109 @@
+//! Attempts to have NCCL build the communicator behind a lazy one, which all ranks number alike. A rank whose attempt failed says so: the
+//! others would wait for it in NCCL. Theirs of the same number fail, too, and the next has the next number on all ranks; what the
+//! peer group serves goes on. A rank whose attempt had come to its end by then has a communicator that not all ranks have.
+// Divergence: with NCCL alone who waits in an init for a rank that has failed may wait for ever.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use once_cell::sync::OnceCell;
+
+use crate::negotiated::Token;
+use crate::negotiated::bytes::{Reader, Writer};
+
+use super::{PeerGroup, watch};
+
+/// What is done when an attempt is heard to be lost; on the watch thread, so it must not wait.
+type Heard = Box<dyn Fn(u64) + Send + Sync>;
+
+/// What is known of a lazy communicator's attempts.
+#[derive(Default)]
+pub(super) struct Attempts {
+    /// Those with a lower number have failed on some rank, or had before this.
+    lost: AtomicU64,
+    heard: OnceCell<Heard>,
+}
+
+impl std::fmt::Debug for Attempts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attempts").field("lost", &self.lost).finish_non_exhaustive()
+    }
+}
+
+impl PeerGroup {
+    /// Says what is to be done when another rank has failed at an attempt. Once; it must not wait.
+    pub fn on_lost_attempt(&self, heard: impl Fn(u64) + Send + Sync + 'static) {
+        let _ = self.attempts.heard.set(Box::new(heard));
+    }
+
+    /// Whether an attempt has failed on some rank, as far as is known here.
+    pub fn has_lost(&self, attempt: u64) -> bool {
+        attempt < self.attempts.lost.load(Ordering::Acquire)
+    }
+
+    /// This rank's attempt has failed: the others hear of it, also if this communicator ends at once.
+    pub fn lose(&self, attempt: u64) {
+        self.note(attempt);
+        watch::tell_of_attempt(self, attempt);
+    }
+
+    /// Another rank's has.
+    pub(super) fn hear_of_lost(&self, attempt: u64) {
+        if self.note(attempt)
+            && let Some(heard) = self.attempts.heard.get()
+        {
+            heard(attempt);
+        }
+    }
+
+    /// Whether that is new.
+    fn note(&self, attempt: u64) -> bool {
+        let after = attempt.saturating_add(1);
+        self.attempts.lost.fetch_max(after, Ordering::AcqRel) < after
+    }
+}
+
+/// A message for a peer of a rank that has failed at an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LostAttempt {
+    pub comm: Token,
+    pub from: u32,
+    pub to: u32,
+    pub attempt: u64,
+}
+
+const MAGIC: &[u8; 8] = b"lost try";
+
+impl LostAttempt {
+    pub fn encode(self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.raw(MAGIC).token(self.comm).u32(self.from).u32(self.to).u64(self.attempt);
+        writer.finish()
+    }
+
+    pub fn decode(words: &[u8]) -> Option<LostAttempt> {
+        let mut reader = Reader::new(words);
+        if reader.raw::<8>()? != *MAGIC {
+            return None;
+        }
+        let (comm, from, to, attempt) = (reader.token()?, reader.u32()?, reader.u32()?, reader.u64()?);
+        reader.finish()?;
+        Some(LostAttempt { comm, from, to, attempt })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages read back, and are none of the others that a process is told.
+    #[test]
+    fn words() {
+        let lost = LostAttempt { comm: Token([5; 16]), from: 2, to: 1, attempt: 7 };
+        let bytes = lost.encode();
+        assert_eq!(LostAttempt::decode(&bytes), Some(lost));
+        assert_eq!(LostAttempt::decode(&bytes[1..]), None);
+        assert_eq!(super::super::failing::Loss::decode(&bytes), None);
+        assert_eq!(super::super::ids::Question::decode(&bytes), None);
+        assert_eq!(super::super::growing::Question::decode(&bytes), None);
+    }
+}

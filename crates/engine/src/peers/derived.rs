@@ -1,0 +1,296 @@
+//! Communicators made from one that has a peer group. Where the other has none: [`plain`].
+//!
+//! Before the real call: [`PeerGroup::derive`]. NCCL makes them first; their ranks find each other at a roster that they have
+//! [entered](Deriving::enter) before ([`crate::rendezvous::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
+//! [`Deriving::begun`], as often on every rank and in the same order, since NCCL counts so, too. When NCCL has made the communicator:
+//! [`Derivation::ask`] or `refuse`. A derivation that is dropped without one says that this rank does not come.
+//!
+//! Where communicators made from this one may be lazy ([`Deriving::has_round`]), the ranks of a call first tell each
+//! other where they go, so that they know which of them need NCCL at all: [`Deriving::begun`] and [`Derivation::round`]
+//! come before the real call then, and the ranks of a lazy one meet at their first by [`Derivation::ask_lazy`]. A rank that cannot wait, or
+//! whose call NCCL may refuse, says so by [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then.
+
+mod asking;
+mod plain;
+mod taken;
+mod waits;
+
+use crate::forward::configuration;
+use crate::forward::init::Ctas;
+use crate::gpu::Ordinal;
+use crate::rendezvous::colors::Parent;
+use crate::rendezvous::derived::NOBODY;
+use crate::rendezvous::facts::Waiting;
+
+use super::PeerGroup;
+
+pub use asking::Deriving;
+pub use plain::{LocalWait, Plain};
+pub use taken::Derivation;
+use taken::SessionPlace;
+pub(super) use waits::{Line, Wait};
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    /// The ranks with this color; none takes part and is in none.
+    Split(Option<i32>),
+    /// All but these ranks, in any order.
+    Shrink(Vec<i32>),
+}
+
+/// Whether NCCL has built the parent here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// As on all ranks, as far as is known.
+    Built,
+    /// It has not.
+    Lazy,
+    /// It has, but not on a rank that said so.
+    Lost,
+}
+
+impl PeerGroup {
+    /// Before NCCL is asked. Nothing if there can be no session, which all ranks find alike.
+    pub fn derive(&self, wanted: &Wanted, standing: Standing) -> Option<Deriving> {
+        let all = (1u64 << self.negotiated.members.len()) - 1;
+        let (excluded, color) = match wanted {
+            Wanted::Split(color) => (Vec::new(), *color),
+            Wanted::Shrink(excluded) => (excluded.clone(), Some(0)),
+        };
+        let is_out = |rank: &u32| excluded.contains(&(*rank as i32));
+        let excluded: Vec<u32> = (0..self.negotiated.members.len() as u32).filter(is_out).collect();
+        let ranks = excluded.iter().fold(all, |ranks, rank| ranks & !(1 << rank));
+        // Of a split all ranks are alive; of a shrink the excluded may not be.
+        let host = self.negotiated.members.get(ranks.trailing_zeros() as usize)?;
+        if host.process_listener == NOBODY {
+            return None;
+        }
+        let shrinks = matches!(wanted, Wanted::Shrink(_)).then_some(excluded);
+        let parent = match (wanted, standing) {
+            (_, Standing::Built) => Parent::Built,
+            (Wanted::Split(_), Standing::Lazy) => Parent::Lazy,
+            (Wanted::Split(_), Standing::Lost) => Parent::Lost,
+            // Those who are excluded do not come, or those who lack it.
+            (Wanted::Shrink(_), _) => Parent::Unbuildable,
+        };
+        Some(Deriving {
+            line: self.line.clone(),
+            process_listener: host.process_listener,
+            hosts: host.rank,
+            ranks,
+            shrinks,
+            parent,
+            color,
+            session: SessionPlace::Nowhere,
+        })
+    }
+
+    /// Ends what waits for communicators made from this one.
+    pub fn end_derived(&self) {
+        self.line.end();
+    }
+
+    /// Whether they are: communicators made from this one are waited for no more.
+    pub fn has_ended_derived(&self) -> bool {
+        self.line.has_ended()
+    }
+}
+
+/// A rank of a communicator that NCCL has made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewCommunicator {
+    /// Its device.
+    pub device: Ordinal,
+    /// Its rank there.
+    pub rank: u32,
+    /// How many ranks there are.
+    pub ranks: u32,
+}
+
+/// What a configuration says of a communicator made from another.
+#[derive(Clone, Debug)]
+pub struct Configured {
+    /// Whether the caller waits, where the configuration says.
+    pub waiting: Option<Waiting>,
+    /// What the configuration says of blocks; the parent's holds where there is none.
+    pub ctas: Option<Ctas>,
+    /// All of it.
+    pub configuration: configuration::Kept,
+    /// Whether NCCL lets it use its parent's resources.
+    pub shares: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
+    use crate::peers::hosting::rendezvous;
+    use crate::rendezvous::colors::{Course, LazyVote, Others};
+    use crate::rendezvous::outcome::{Failure, Reason};
+    use crate::sequencer::Graphs;
+
+    /// A parent of so many ranks, all of them here.
+    fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Line>> {
+        let process_listener = rendezvous().unwrap().process_listener();
+        let member = |rank| Member {
+            rank,
+            process: Token([2; 16]),
+            process_id: 1,
+            device: Device { uuid: [rank as u8; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 },
+            descriptor_socket: NOBODY,
+            process_listener,
+            tuning: 0,
+            checks: false,
+            attachment: Vec::new(),
+        };
+        let negotiated = NegotiatedConfig {
+            comm: Token([7; 16]),
+            version: Version::THIS,
+            host: NOBODY,
+            capabilities,
+            options: 0,
+            ctas_max: 0,
+            members: (0..ranks).map(member).collect(),
+        };
+        let negotiated = Arc::new(negotiated);
+        (0..ranks).map(|rank| Line::of_peer_group(&negotiated, rank, Vec::new(), Graphs::Mixed)).collect()
+    }
+
+    fn deriving(line: &Arc<Line>, color: Option<i32>) -> Deriving {
+        Deriving {
+            line: line.clone(),
+            process_listener: rendezvous().unwrap().process_listener(),
+            hosts: 0,
+            ranks: (1 << line.among(u64::MAX).1.len()) - 1,
+            shrinks: None,
+            parent: Parent::Built,
+            color,
+            session: SessionPlace::Nowhere,
+        }
+    }
+
+    /// What each rank does next of those that wait.
+    fn round(lines: &[Arc<Line>], color: impl Fn(u32) -> Option<i32>) -> Vec<Result<Course, Failure>> {
+        let begun = lines.iter().map(|line| deriving(line, color(line.rank)).begun());
+        let derivations: Vec<Derivation> = begun.collect();
+        std::thread::scope(|scope| {
+            let wait =
+                |mut derivation: Derivation| scope.spawn(move || derivation.round(0, LazyVote::InPair));
+            let threads: Vec<_> = derivations.into_iter().map(wait).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    const MAY: u64 = capability::LAZY_CHILDREN;
+
+    /// Pairs need no NCCL; a rank that cannot wait makes all go there, and the next round is as if it had not been.
+    #[test]
+    fn rounds_in_order() {
+        let lines = parent(4, MAY);
+        let pairs = |rank| Some(rank as i32 / 2);
+        let lazy_course =
+            |rank, ranks: [u32; 2]| Ok(Course::Lazy { rank, ranks: ranks.to_vec(), others: Others::Nothing });
+        let lazy_communicators = vec![
+            lazy_course(0, [0, 1]),
+            lazy_course(1, [0, 1]),
+            lazy_course(0, [2, 3]),
+            lazy_course(1, [2, 3]),
+        ];
+        assert_eq!(round(&lines, pairs), lazy_communicators);
+        for hurried in [3, 0] {
+            let hurries = deriving(&lines[hurried], Some(9));
+            hurries.go_to_nccl();
+            let waiting: Vec<_> = lines.iter().filter(|line| line.rank != hurried as u32).cloned().collect();
+            assert_eq!(round(&waiting, pairs), vec![Ok(Course::Nccl); 3]);
+            // NCCL has taken the call.
+            assert_eq!(hurries.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
+            assert_eq!(round(&lines, pairs), lazy_communicators);
+        }
+    }
+
+    /// NCCL refuses the call of a rank that went there, and the rank tries again: its message is out, and said once.
+    #[test]
+    fn refused_and_tried_again() {
+        let lines = parent(2, MAY);
+        deriving(&lines[1], Some(0)).go_to_nccl();
+        deriving(&lines[1], Some(0)).go_to_nccl();
+        assert_eq!(round(&lines, |_| Some(0)), vec![Ok(Course::Nccl); 2]);
+        assert!(matches!(round(&lines, |_| Some(0))[0], Ok(Course::Lazy { .. })));
+    }
+
+    /// A rank that gives its call up before its message ends the round for the others; one that is told that its communicator
+    /// has no peer group goes to NCCL.
+    #[test]
+    fn given_up() {
+        let lines = parent(2, MAY);
+        deriving(&lines[1], Some(0)).begun().fail();
+        assert_eq!(round(&lines[..1], |_| Some(0)), [Err(Failure::Absent { rank: 1 })]);
+        deriving(&lines[1], Some(0)).begun().refuse(Reason::Grouped);
+        assert_eq!(round(&lines[..1], |_| Some(0)), [Ok(Course::Nccl)]);
+    }
+
+    /// The end of the parent ends the wait of its rank, and of one that comes to wait later.
+    #[test]
+    fn parent_ends() {
+        let lines = parent(3, MAY);
+        let mut derivation = deriving(&lines[1], Some(0)).begun();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| derivation.round(0, LazyVote::Always));
+            lines[1].end();
+            assert_eq!(waiting.join().unwrap(), Err(Failure::Aborted));
+        });
+        assert_eq!(round(&lines[1..2], |_| Some(0)), [Err(Failure::Aborted)]);
+    }
+
+    /// Where no communicator can be lazy nobody is waited for.
+    #[test]
+    fn without_a_round() {
+        let lines = parent(3, !MAY);
+        let split = deriving(&lines[1], Some(0));
+        assert!(!split.has_round());
+        split.go_to_nccl();
+        assert_eq!(split.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
+    }
+
+    /// The survivors of a shrink tell each other, too, at the process listener of the lowest; other shrinks and splits count for
+    /// themselves, and a message that is out stands for the next of its kind.
+    #[test]
+    fn shrinks() {
+        let lines = parent(3, MAY);
+        let shrink = |rank: usize| Deriving {
+            hosts: 1,
+            ranks: 0b110,
+            shrinks: Some(vec![0]),
+            ..deriving(&lines[rank], Some(0))
+        };
+        let both = || {
+            let derivations = [shrink(1).begun(), shrink(2).begun()];
+            std::thread::scope(|scope| {
+                let wait =
+                    |mut derivation: Derivation| scope.spawn(move || derivation.round(0, LazyVote::InPair));
+                derivations.map(wait).map(|thread| thread.join().unwrap())
+            })
+        };
+        let lazy_course = |rank| Ok(Course::Lazy { rank, ranks: vec![1, 2], others: Others::Nothing });
+        assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
+        shrink(2).go_to_nccl();
+        shrink(2).go_to_nccl();
+        deriving(&lines[2], None).go_to_nccl();
+        assert_eq!(both(), [Ok(Course::Nccl), Ok(Course::Nccl)]);
+        assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
+        // One that has no parent is without it in any case; who has one learns that.
+        let without = |rank| Deriving { parent: Parent::Unbuildable, ..shrink(rank) };
+        let apart = |rank| Ok(Course::Apart { rank, ranks: vec![1, 2] });
+        without(2).go_to_nccl();
+        let (waits, mut hurried) = (shrink(1).begun(), without(2).begun());
+        assert_eq!({ waits }.round(0, LazyVote::InPair), apart(0));
+        assert_eq!((hurried.alone(), hurried.round(0, LazyVote::InPair)), (apart(1).unwrap(), apart(1)));
+        // Who is left alone waits for nobody.
+        let alone =
+            Deriving { hosts: 2, ranks: 0b100, shrinks: Some(vec![0, 1]), ..deriving(&lines[2], Some(0)) };
+        assert_eq!(alone.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
+    }
+}

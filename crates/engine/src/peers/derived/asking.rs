@@ -1,0 +1,120 @@
+//! A call for communicators made from another, as long as NCCL has not taken it.
+
+use std::sync::Arc;
+
+use crate::negotiated::Token;
+use crate::peers::hosting::rendezvous;
+use crate::rendezvous::colors::Parent;
+use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
+use crate::rendezvous::{Rendezvous, local_rendezvous};
+
+use super::taken::{Ahead, Derivation, Leaves, SessionPlace};
+use super::waits::{Kind, Line};
+
+/// A call that NCCL has not taken yet.
+#[derive(Debug)]
+pub struct Deriving {
+    pub(super) line: Arc<Line>,
+    pub(super) process_listener: Token,
+    pub(super) hosts: u32,
+    pub(super) ranks: u64,
+    /// Of a shrink: the excluded ranks.
+    pub(super) shrinks: Option<Vec<u32>>,
+    pub(super) parent: Parent,
+    pub(super) color: Option<i32>,
+    /// At the roster, once it has [entered](Deriving::enter) there.
+    pub(super) session: SessionPlace,
+}
+
+/// Enters the roster of the communicator of this name on this host, if there is one. Waits for the thread of a process that is in the
+/// same call, for a while: who has not entered by then has no peer group, nor have the others.
+pub(super) fn enter(line: &Line, child: Option<Token>) -> SessionPlace {
+    let Some(child) = child else { return SessionPlace::Nowhere };
+    let enter = |rendezvous: &Rendezvous| {
+        rendezvous.enter_local(local_rendezvous::name(child), line.rank, &|| line.has_ended())
+    };
+    let entered = rendezvous().and_then(enter);
+    SessionPlace::AtRoster(entered.map_err(|error| error.to_string()))
+}
+
+impl Deriving {
+    /// Whether this is a call that NCCL cannot make, as far as this rank knows: it has no parent, and will have none.
+    pub fn is_without_parent(&self) -> bool {
+        self.parent == Parent::Unbuildable
+    }
+
+    /// Whether the ranks of this call tell each other where they go, which all find alike.
+    pub fn has_round(&self) -> bool {
+        self.line.has_rounds
+    }
+
+    /// Whether NCCL has built the parent here and not everywhere.
+    pub fn has_lost_parent(&self) -> bool {
+        self.parent == Parent::Lost
+    }
+
+    /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
+    /// real call; if NCCL refuses that, the message stands for the next one. Never waits.
+    pub fn go_to_nccl(&self) {
+        let Ok(rendezvous) = rendezvous() else { return };
+        if !self.has_round() {
+            return;
+        }
+        let before = self.line.counted(self.kind(), |counted| counted.hurried = Some(counted.begun));
+        if before.has_hurried() {
+            return;
+        }
+        let invitation = self.invitation(before.begun);
+        self.await_round(&invitation);
+        let (place, ranks) = self.line.among(self.ranks);
+        rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
+    }
+
+    /// Before NCCL makes the communicators of this call, of which this rank has heard nothing: it will find the others of its own at
+    /// their roster.
+    pub fn enter(&mut self) {
+        let before = self.line.counted(self.kind(), |_| ());
+        let child = self.color.map(|_| self.invitation(before.begun).child);
+        self.session = enter(&self.line, child);
+    }
+
+    /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
+    pub fn begun(self) -> Derivation {
+        let before = self.line.counted(self.kind(), |counted| counted.begun += 1);
+        let invitation = self.invitation(before.begun);
+        let is_due = self.has_round() && !before.has_hurried();
+        let ahead = if is_due { Ahead::Round } else { Ahead::Nccl };
+        if is_due {
+            self.await_round(&invitation);
+        }
+        let Deriving { line, ranks, parent, color, session, .. } = self;
+        Derivation { line, invitation, ranks, parent, color, ahead, leaves: Leaves::Failing, session }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::of(&self.making(0), self.line.comm)
+    }
+
+    fn making(&self, count: u32) -> Making {
+        match &self.shrinks {
+            None => Making::Split { count },
+            Some(excluded) => Making::Shrink { count, excluded: excluded.clone() },
+        }
+    }
+
+    /// To the call before which so many of its kind came.
+    fn invitation(&self, count: u32) -> Invitation {
+        let call = self.making(count).name(self.line.comm);
+        let child = self.color.map_or(NOBODY, |color| child(call, color));
+        Invitation { process_listener: self.process_listener, call, child, rank: self.line.rank }
+    }
+
+    /// The host's rank comes to a round.
+    fn await_round(&self, invitation: &Invitation) {
+        if self.hosts == self.line.rank
+            && let Ok(rendezvous) = rendezvous()
+        {
+            rendezvous.await_ranks(invitation.to_round().child, self.ranks, self.line.watched(self.ranks));
+        }
+    }
+}

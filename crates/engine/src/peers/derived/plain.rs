@@ -1,0 +1,209 @@
+//! Communicators made from one without a peer group: their ranks [find each other](crate::rendezvous::local_rendezvous) on their host before NCCL
+//! makes them, and where all are there they meet as those of a parent with a peer group.
+//!
+//! So a world of several hosts, or of more ranks than a peer group has, has none, and what is made of it on one host does. What is made in a
+//! group has none.
+
+use std::sync::Arc;
+
+use crate::forward::configuration;
+use crate::forward::init::Ctas;
+use crate::negotiated::Token;
+use crate::peers::{closing, request};
+use crate::rendezvous::colors::Parent;
+use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
+use crate::rendezvous::facts::Waiting;
+
+use super::taken::{Ahead, Derivation, Leaves, SessionPlace};
+use super::waits::{Kind, Line};
+use super::{Configured, Wanted, asking};
+
+/// What a communicator without a peer group keeps for those made from it. It waits where its own calls do.
+#[derive(Debug)]
+pub struct Plain {
+    line: Arc<Line>,
+    configuration: configuration::Kept,
+}
+
+impl Plain {
+    /// Of one whose ranks all have this name for it, and nobody else.
+    pub fn new(name: Token, rank: u32, ctas: Ctas, configuration: configuration::Kept) -> Arc<Plain> {
+        // Theirs may be this process's first peer groups.
+        closing::at_exit_too();
+        Arc::new(Plain { line: Line::of_plain(name, rank, ctas), configuration })
+    }
+
+    /// Of one of this name that is made from another without a peer group.
+    pub(super) fn of_child(name: Token, parent: &Line, rank: u32, configured: &Configured) -> Arc<Plain> {
+        Plain::new(name, rank, configured.ctas.unwrap_or(parent.ctas), configured.configuration.clone())
+    }
+
+    /// Its configuration.
+    pub fn configuration(&self) -> &configuration::Kept {
+        &self.configuration
+    }
+
+    /// Before NCCL is asked: this rank enters the host-local rendezvous of the new communicator, if it will be in one. None if it will not, or does not
+    /// wait: the others find that not all are there.
+    pub fn enter_local(&self, wanted: &Wanted, waiting: Waiting) -> Option<LocalWait> {
+        request::check_derived(Some(waiting)).ok()?;
+        let color = match wanted {
+            Wanted::Split(color) => (*color)?,
+            Wanted::Shrink(_) => 0,
+        };
+        let count = self.line.counted(self.kind(wanted), |_| ()).begun;
+        let name = child(making(wanted, count).name(self.line.comm), color);
+        Some(LocalWait { line: self.line.clone(), name, session: asking::enter(&self.line, Some(name)) })
+    }
+
+    /// NCCL has taken the call, as it has on all ranks that make it.
+    pub fn begun(&self, wanted: &Wanted) {
+        self.line.counted(self.kind(wanted), |counted| counted.begun += 1);
+    }
+
+    fn kind(&self, wanted: &Wanted) -> Kind {
+        Kind::of(&making(wanted, 0), self.line.comm)
+    }
+
+    /// Whether it has been ended: NCCL's part of it may be gone.
+    pub fn has_ended(&self) -> bool {
+        self.line.has_ended()
+    }
+
+    /// Ends what waits for communicators made from this one.
+    pub fn end(&self) {
+        self.line.end();
+    }
+}
+
+/// The call before which so many like it came.
+fn making(wanted: &Wanted, count: u32) -> Making {
+    match wanted {
+        Wanted::Split(_) => Making::Split { count },
+        Wanted::Shrink(excluded) => {
+            let mut excluded: Vec<u32> = excluded.iter().map(|rank| *rank as u32).collect();
+            excluded.sort_unstable();
+            excluded.dedup();
+            Making::Shrink { count, excluded }
+        }
+    }
+}
+
+/// A rank that is at the roster of its host while NCCL makes its communicator.
+#[derive(Debug)]
+pub struct LocalWait {
+    line: Arc<Line>,
+    name: Token,
+    session: SessionPlace,
+}
+
+impl LocalWait {
+    /// NCCL has made it: this one's way to the others.
+    pub fn derivation(self) -> Derivation {
+        let LocalWait { line, name, session } = self;
+        Derivation {
+            invitation: Invitation { process_listener: NOBODY, call: name, child: name, rank: line.rank },
+            line,
+            ranks: 0,
+            parent: Parent::Built,
+            color: Some(0),
+            ahead: Ahead::Nccl,
+            leaves: Leaves::ToNccl,
+            session,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::outcome::Reason;
+    use crate::rendezvous::place;
+
+    fn world(rank: u32, name: Token) -> Arc<Plain> {
+        Plain::new(name, rank, Ctas::UNSAID, configuration::Kept::Nothing)
+    }
+
+    /// All ranks of a color find each other, those of another color or a later split others; who does not wait is in none.
+    #[test]
+    fn local_rendezvous_by_color_and_count() {
+        let name = place::random().unwrap();
+        let world: Vec<Arc<Plain>> = [5, 40, 900].map(|rank| world(rank, name)).into();
+        let split = |colors: [i32; 3]| {
+            let come = world.iter().zip(colors);
+            let local_wait: Vec<LocalWait> = come
+                .map(|(plain, color)| {
+                    plain.enter_local(&Wanted::Split(Some(color)), Waiting::Blocking).unwrap()
+                })
+                .collect();
+            world.iter().for_each(|plain| plain.begun(&Wanted::Split(Some(0))));
+            local_wait
+        };
+        let calls = |local_wait: Vec<LocalWait>, ranks: u32| -> Vec<_> {
+            // All have entered; none goes before the others have asked.
+            let derivations: Vec<Derivation> = local_wait.into_iter().map(LocalWait::derivation).collect();
+            derivations.iter().map(|one| one.invited(ranks).map(|to| (to.call, to.rank))).collect()
+        };
+        let all = calls(split([3, 3, 3]), 3);
+        let call = all[0].as_ref().unwrap().0;
+        assert_eq!(all, [Ok((call, 0)), Ok((call, 1)), Ok((call, 2))]);
+        let again = calls(split([3, 3, 3]), 3);
+        assert_ne!(again[0].as_ref().unwrap().0, call);
+        let two = calls(split([3, 4, 3]), 2);
+        assert_eq!(two[1], Err(Reason::Apart));
+        assert!(two[0].is_ok() && two[2].is_ok());
+        assert_eq!(calls(split([3, 3, 3]), 17)[0], Err(Reason::ManyRanks));
+        assert_eq!(calls(split([1, 2, 3]), 1)[0], Err(Reason::OneRank));
+        assert!(world[0].enter_local(&Wanted::Split(Some(0)), Waiting::NonBlocking).is_none());
+    }
+
+    /// Survivors of a shrink find each other in whatever order and how often they name the excluded, who know nothing of it.
+    #[test]
+    fn shrinks() {
+        let name = place::random().unwrap();
+        let (one, two, excluded) = (world(1, name), world(2, name), world(7, name));
+        let round = |first: &[i32], second: &[i32]| {
+            let come = [(&one, first), (&two, second)];
+            let entered = come.map(|(plain, excluded)| {
+                let wanted = Wanted::Shrink(excluded.to_vec());
+                let local_wait = plain.enter_local(&wanted, Waiting::Blocking).unwrap();
+                plain.begun(&wanted);
+                local_wait
+            });
+            // All have entered; none goes before the others have asked.
+            let derivations = entered.map(LocalWait::derivation);
+            derivations.each_ref().map(|one| one.invited(2).map(|to| to.call))
+        };
+        let [first, other] = round(&[7, 0], &[0, 7, 7]);
+        assert!(first.is_ok() && first == other);
+        let [again, too] = round(&[0, 7], &[0, 7]);
+        assert!(again.is_ok() && again == too && again != first);
+        assert_eq!(round(&[0, 7], &[7])[0], Err(Reason::Apart));
+        assert!(excluded.enter_local(&Wanted::Split(None), Waiting::Blocking).is_none());
+    }
+
+    /// What is made from a child goes by the child's own name.
+    #[test]
+    fn children_of_children() {
+        let (name, first) = (place::random().unwrap(), world(0, place::random().unwrap()));
+        let configured = Configured {
+            waiting: None,
+            ctas: None,
+            configuration: configuration::Kept::Nothing,
+            shares: false,
+        };
+        let local_wait = first.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
+        let child = local_wait.derivation().plain(0, &configured);
+        assert_ne!(child.line.comm, first.line.comm);
+        let other = world(0, name).enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
+        let other = other.derivation().plain(0, &configured);
+        assert_ne!(child.line.comm, other.line.comm);
+        // Also of one whose ranks meet, and find then that they have no peer group: by the same name on all.
+        let name = place::random().unwrap();
+        let both = [0, 1].map(|rank| world(rank, name));
+        let entered =
+            both.map(|plain| plain.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap());
+        let comms = entered.map(|one| one.derivation().plain(0, &configured).line.comm);
+        assert_eq!(comms[0], comms[1]);
+    }
+}

@@ -1,0 +1,187 @@
+//! What a communicator has for those made from it: how many calls have begun, and who waits in them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::descriptor::Ours;
+use crate::forward::init::Ctas;
+use crate::negotiated::{Member, NegotiatedConfig, Token};
+use crate::peers::closing::Life;
+use crate::peers::request;
+use crate::rendezvous::Canceller;
+use crate::rendezvous::derived::{Making, NOBODY};
+use crate::sequencer::Graphs;
+
+/// What a communicator has for those made from it, for as long as any of them is being made.
+#[derive(Debug)]
+pub struct Line {
+    /// Of which the names of those made from it are made.
+    pub(super) comm: Token,
+    pub(super) rank: u32,
+    /// Of ranks that have met.
+    negotiated: Option<Arc<NegotiatedConfig>>,
+    /// Of the others of these.
+    lives: Vec<Arc<Life>>,
+    /// Whether those made from it may be lazy, so that its ranks speak before.
+    pub(super) has_rounds: bool,
+    /// What it was told of kernels, which holds for those made from it without a message.
+    pub(super) ctas: Ctas,
+    /// Held for a few stores.
+    counted: Mutex<BTreeMap<Kind, Counted>>,
+    /// Held for a few stores; the rendezvous' locks come after it.
+    waiting: Mutex<Waits>,
+}
+
+/// Calls that are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Split,
+    /// By who is excluded, as the name of the first such one: an excluded rank knows nothing of the others' shrink.
+    Shrink(Token),
+}
+
+impl Kind {
+    /// Of the first call like this one on the parent with this token.
+    pub(super) fn of(first: &Making, comm: Token) -> Kind {
+        match first {
+            Making::Split { .. } => Kind::Split,
+            Making::Shrink { .. } => Kind::Shrink(first.name(comm)),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted {
+    /// How many have begun.
+    pub(super) begun: u32,
+    /// How many had when this rank last said in a round that it goes to NCCL. NCCL may have refused that call: then the
+    /// word is out for the next.
+    pub(super) hurried: Option<u32>,
+}
+
+impl Counted {
+    /// Whether this rank has sent its message for the next call.
+    pub(super) fn has_hurried(&self) -> bool {
+        self.hurried == Some(self.begun)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waits {
+    ended: bool,
+    next: u64,
+    cancellers: BTreeMap<u64, Canceller>,
+}
+
+impl Line {
+    /// Of one with a peer group.
+    pub fn of_peer_group(
+        negotiated: &Arc<NegotiatedConfig>,
+        rank: u32,
+        lives: Vec<Arc<Life>>,
+        graphs: Graphs,
+    ) -> Arc<Line> {
+        let (counted, waiting) = Default::default();
+        Arc::new(Line {
+            comm: negotiated.comm,
+            rank,
+            negotiated: Some(negotiated.clone()),
+            lives,
+            has_rounds: negotiated.may_have_lazy_children(),
+            ctas: request::ctas_of(negotiated, graphs),
+            counted,
+            waiting,
+        })
+    }
+
+    /// Of one without, whose ranks all have this name for it.
+    pub fn of_plain(name: Token, rank: u32, ctas: Ctas) -> Arc<Line> {
+        let (counted, waiting) = Default::default();
+        let (negotiated, lives) = (None, Vec::new());
+        Arc::new(Line { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })
+    }
+
+    /// The parent ends: nobody waits for its children.
+    pub fn end(&self) {
+        let mut waiting = self.waiting();
+        waiting.ended = true;
+        let cancellers = std::mem::take(&mut waiting.cancellers);
+        drop(waiting);
+        cancellers.values().for_each(Canceller::abort);
+    }
+
+    /// Whether it has.
+    pub(super) fn has_ended(&self) -> bool {
+        self.waiting().ended
+    }
+
+    /// What was counted before the change.
+    pub(super) fn counted(&self, kind: Kind, change: impl FnOnce(&mut Counted)) -> Counted {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = counted.entry(kind).or_default();
+        let before = *counted;
+        change(counted);
+        before
+    }
+
+    /// This rank's place among those with a bit, and all of theirs.
+    pub(super) fn among(&self, ranks: u64) -> (u32, Vec<u32>) {
+        let ranks: Vec<u32> =
+            (0..self.members().len() as u32).filter(|rank| ranks & (1 << rank) != 0).collect();
+        (ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32, ranks)
+    }
+
+    /// The first of these ranks at whose process others can come.
+    pub(super) fn host(&self, ranks: &[u32]) -> Option<&Member> {
+        let mut members = ranks.iter().filter_map(|rank| self.members().get(*rank as usize));
+        members.find(|member| member.process_listener != NOBODY)
+    }
+
+    /// Our own descriptors of the processes of these ranks.
+    pub(super) fn watched(&self, ranks: u64) -> Vec<(u32, Ours)> {
+        let alive = self.lives.iter().filter(|life| ranks & (1 << life.rank) != 0);
+        alive.filter_map(|life| Some((life.rank, copy(life.rank, life.ends.as_ref()?)?))).collect()
+    }
+
+    fn members(&self) -> &[Member] {
+        self.negotiated.as_ref().map_or(&[], |negotiated| &negotiated.members)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waits> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn copy(rank: u32, life: &Ours) -> Option<Ours> {
+    let copied = rustix::io::fcntl_dupfd_cloexec(life, 0).and_then(Ours::new);
+    // Nothing is lost but that the end of its process is not seen before it has come.
+    copied.inspect_err(|error| log::warn!("rank {rank} is not watched: {error}")).ok()
+}
+
+/// A wait that ends with its parent.
+#[derive(Debug)]
+pub struct Wait {
+    line: Arc<Line>,
+    number: u64,
+}
+
+impl Wait {
+    pub(super) fn new(line: &Arc<Line>, canceller: Canceller) -> Wait {
+        let mut waiting = line.waiting();
+        let number = waiting.next;
+        waiting.next += 1;
+        if waiting.ended {
+            drop(waiting);
+            canceller.abort();
+        } else {
+            waiting.cancellers.insert(number, canceller);
+        }
+        Wait { line: line.clone(), number }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.line.waiting().cancellers.remove(&self.number);
+    }
+}

@@ -1,0 +1,267 @@
+//! The init of a peer group: [`ask`] begins a rank's and waits for nobody, [`complete`] waits for the others, prepares and brings each rank's
+//! [`InitOutcome`]; ranks that are all in one hand need no session ([`all_here`]).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::arena::Arena;
+use crate::forward::init::Ctas;
+use crate::gpu;
+use crate::negotiated::Token;
+use crate::rendezvous::id_tag::Id;
+use crate::rendezvous::outcome::{Failure, Reason};
+use crate::rendezvous::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
+use crate::stats::features::{Lacks, line};
+use crate::stats::{count, peer_group};
+
+use super::boxes::Share;
+use super::closing;
+use super::derived::Wait;
+use super::hosting::rendezvous;
+use super::preparing::{self, Prepared};
+use super::{InitRequest, Laziness, PeerGroup, checking, features, offers, request, settle};
+
+/// What a communicator's init came to.
+#[derive(Debug)]
+pub enum InitOutcome {
+    /// All ranks confirmed.
+    PeerGroup(Arc<PeerGroup>),
+    /// NCCL does everything.
+    Plain(Reason),
+    /// There is no communicator.
+    Failed(Failure),
+}
+
+/// A rank that has reported to its session.
+#[derive(Debug)]
+pub struct Asked {
+    pub(super) participant: Participant,
+    pub(super) token: Token,
+    pub(super) rank: u32,
+    pub(super) arena: Arc<Arena>,
+    pub(super) share: Share,
+    /// Of a communicator made from another: its wait ends with that one.
+    pub(super) until: Option<Wait>,
+    /// Of one that is made from another without a peer group.
+    pub(super) local_entry: Option<LocalEntry>,
+}
+
+impl Asked {
+    /// What ends its wait.
+    pub fn canceller(&self) -> Option<Canceller> {
+        self.participant.cancellers().into_iter().next()
+    }
+}
+
+/// This thread's current device, where [`ask`] is called later than NCCL is.
+pub fn device_now() -> Option<i32> {
+    gpu::driver().ok()?.current_device().ok()?
+}
+
+/// Begins a rank's init with the request's device, or this thread's current one. Waits for no other rank, and only where
+/// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
+pub fn ask(request: &InitRequest) -> Result<Asked, Reason> {
+    let id_tag = request.check()?;
+    closing::at_exit_too();
+    // Room that is over must not keep an init from having any.
+    settle();
+    let (ranks, ctas, laziness) = (request.ranks as u32, request.ctas, request.laziness);
+    let (arena, share, mut facts) = match request.device {
+        Some(device) => request::on(device, ranks, ctas, laziness)?,
+        None => request::current(ranks, ctas, laziness)?,
+    };
+    facts.member.rank = request.rank as u32;
+    offers::put(&mut facts.member.attachment, &request.cached);
+    let rank = facts.member.rank;
+    let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&request.id, vec![facts]));
+    let (until, local_entry) = (None, None);
+    let participant = participant.map_err(cannot_reach)?;
+    Ok(Asked { participant, token: id_tag.token, rank, arena, share, until, local_entry })
+}
+
+pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
+    Reason::Unreachable { words: error.to_string() }
+}
+
+/// Waits for all others, prepares and confirms: as long as it takes.
+pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
+    type Key = (Token, u32);
+    let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let (mut waits, mut local_entries) = (Vec::new(), Vec::new());
+    for Asked { participant, token, rank, arena, share, until, local_entry: one } in asked {
+        local_entries.push(one);
+        // Ends with its parent as long as it waits.
+        waits.extend(until);
+        keys.push((token, rank));
+        participants.push(participant);
+        shares.insert((token, rank), (arena, share));
+    }
+    // Held for a few stores; participants of a group prepare on several threads.
+    let shares: Mutex<BTreeMap<Key, (Arc<Arena>, Share)>> = Mutex::new(shares);
+    let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
+    let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    let outcomes = rendezvous::complete_all(participants, &|preparation| {
+        // A participant of ours has one rank.
+        let rank = preparation.ranks.first().copied().unwrap_or_default();
+        let key = (preparation.token, rank);
+        let (arena, share) = shares
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&key)
+            .ok_or("this rank did not ask")?;
+        let (made, result) = preparing::for_session(preparation, rank, &arena, share)?;
+        prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made);
+        result
+    });
+    let outcome = |(key, outcome)| match (outcome, take(key)) {
+        (Outcome::PeerGroup(negotiated), Some(prepared)) => {
+            // Nobody confirms without the p2p transport and the shared page.
+            let peer_group = PeerGroup::new(negotiated, prepared);
+            peer_group.map_or(InitOutcome::Failed(Failure::Unreadable), InitOutcome::PeerGroup)
+        }
+        // Nobody confirms without having prepared.
+        (Outcome::PeerGroup(_), None) => InitOutcome::Failed(Failure::Unreadable),
+        // These come at any moment: as if it had failed.
+        (Outcome::Plain(reason @ (Reason::NonWindlass | Reason::Unreachable { .. })), prepared) => {
+            prepared.into_iter().for_each(|prepared| prepared.fail());
+            InitOutcome::Plain(reason)
+        }
+        (Outcome::Plain(reason), prepared) => {
+            // All have spoken: nobody touches what was announced any more.
+            prepared.into_iter().for_each(|prepared| prepared.abandon());
+            InitOutcome::Plain(reason)
+        }
+        (Outcome::Failed(failure), prepared) => {
+            // Others may still be testing it: they let go of their lines when they are not.
+            prepared.into_iter().for_each(|prepared| prepared.fail());
+            InitOutcome::Failed(failure)
+        }
+    };
+    let outcomes: Vec<InitOutcome> = keys.iter().zip(outcomes.into_iter().flatten()).map(outcome).collect();
+    for (outcome, local_entry) in outcomes.iter().zip(local_entries) {
+        local_entry.into_iter().for_each(|local_entry| part(outcome, &local_entry));
+    }
+    settle();
+    outcomes
+}
+
+/// What a rank of a host-local rendezvous says when its session is over for it. Whoever has failed leaves as one that has died.
+fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
+    match outcome {
+        // The others may still have their host, and wait for this rank.
+        InitOutcome::Plain(Reason::Unreachable { .. }) => local_entry.decline(),
+        InitOutcome::Plain(_) | InitOutcome::PeerGroup(_) => local_entry.leave(),
+        InitOutcome::Failed(_) => {}
+    }
+}
+
+/// The peer group of ranks that are all in one hand, on these devices, in order.
+pub fn all_here(devices: &[i32], laziness: Laziness) -> Vec<InitOutcome> {
+    closing::at_exit_too();
+    all_here_or_reason(devices, laziness)
+        .unwrap_or_else(|reason| devices.iter().map(|_| InitOutcome::Plain(reason.clone())).collect())
+}
+
+fn all_here_or_reason(devices: &[i32], laziness: Laziness) -> Result<Vec<InitOutcome>, Reason> {
+    request::check_all(devices.len())?;
+    let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
+    for (rank, device) in (0..).zip(devices) {
+        let (arena, share, mut facts) = request::on(*device, devices.len() as u32, Ctas::UNSAID, laziness)?;
+        facts.member.rank = rank;
+        arenas.push(arena);
+        shares.push(share);
+        all.push(facts);
+    }
+    let no_name = |error: std::io::Error| Reason::NoIdentity { words: error.to_string() };
+    let negotiated = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
+    let refused = |(rank, words): (u32, String)| Reason::Refused { rank, words };
+    let prepared = preparing::in_one_hand(&negotiated, &arenas, shares).map_err(refused)?;
+    let peer_group = |prepared| {
+        let peer_group = PeerGroup::new(negotiated.clone(), prepared);
+        peer_group.map_or(InitOutcome::Failed(Failure::Unreadable), InitOutcome::PeerGroup)
+    };
+    Ok(prepared.into_iter().map(peer_group).collect())
+}
+
+/// Whether so many ranks in one hand would be lazy.
+pub fn would_be_lazy(ranks: usize) -> bool {
+    Laziness::AsConfigured.capability(ranks as u32) != 0
+}
+
+/// Counts and logs what a communicator's init came to: one line with what it has, or why it is on NCCL.
+pub fn tell(counters: usize, outcome: &InitOutcome) {
+    match outcome {
+        InitOutcome::PeerGroup(peers) => {
+            let own = peers.boxes.as_ref().map(|boxes| boxes.lacks).unwrap_or_default();
+            let lacks = features::of_all(&peers.negotiated, own);
+            let serial = count::peer_group(counters, peer_group::YES, lacks);
+            peers.checking.iter().for_each(|checking| checking.is_known_as(serial));
+            if log::log_enabled!(log::Level::Info) {
+                let (rank, ranks, hash) =
+                    (peers.rank, peers.negotiated.members.len(), peers.negotiated.hash());
+                let has = line(&lacks.words());
+                log::info!("communicator {serial}, rank {rank} of {ranks}, peer group {hash:016x}: {has}");
+            }
+        }
+        InitOutcome::Plain(reason) => {
+            let number = peer_group::PLAIN + u32::from(reason.number());
+            let serial = count::peer_group(counters, number, Lacks::default());
+            let change = match peer_group::change(number) {
+                "" => String::new(),
+                change => format!(" ({change})"),
+            };
+            log::info!("communicator {serial} is on NCCL: {reason}{change}");
+            checking::say_why_not(serial, reason);
+        }
+        InitOutcome::Failed(failure) => log::warn!("a communicator failed in its init: {failure}"),
+    }
+}
+
+/// Whether these communicators are all one.
+pub fn is_one_session<'a>(requests: impl Iterator<Item = &'a InitRequest>) -> bool {
+    let mut ids: Vec<&Id> = requests.map(|request| &request.id).collect();
+    ids.dedup();
+    ids.len() < 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readers of counters say what the reasons say.
+    #[test]
+    fn reasons_read_back() {
+        let words = String::new;
+        let reasons = [
+            Reason::SwitchedOff,
+            Reason::OneRank,
+            Reason::ManyRanks,
+            Reason::NonBlocking,
+            Reason::CommId,
+            Reason::ManyIds,
+            Reason::PeerAccess,
+            Reason::NoIdTag,
+            Reason::OtherVersion,
+            Reason::Unreachable { words: words() },
+            Reason::NoIdentity { words: words() },
+            Reason::NonWindlass,
+            Reason::OtherHost { rank: 1, other: 0 },
+            Reason::OtherNetwork { rank: 1, other: 0 },
+            Reason::SameDevice { rank: 1, other: 0 },
+            Reason::OtherOptions { rank: 1, other: 0 },
+            Reason::Incapable { rank: 1 },
+            Reason::Refused { rank: 1, words: words() },
+            Reason::Derived,
+            Reason::Grouped,
+            Reason::Apart,
+            Reason::ImplicitOrder,
+            Reason::LaunchBarrier { rank: 1, other: 0 },
+            Reason::UnseenValues,
+        ];
+        for reason in reasons {
+            let text = peer_group::text(peer_group::PLAIN + u32::from(reason.number()));
+            assert!(reason.to_string().starts_with(text), "{reason} and {text}");
+        }
+        assert_eq!((peer_group::text(peer_group::YES), peer_group::text(peer_group::NOT_ASKED)), ("yes", ""));
+    }
+}

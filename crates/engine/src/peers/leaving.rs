@@ -1,0 +1,83 @@
+//! What a rank had of a peer group whose kernels have not left yet: an abort does not wait for them, and they may stand in a
+//! stream behind other work. Peers' memory stays mapped and ours lent until they have.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::arena::{PeerSlice, Slice};
+use crate::gpu::Ordinal;
+
+use super::boxes::Boxes;
+use super::closing::Closing;
+use super::giving;
+use super::growing::Growing;
+
+/// Dropped in this order.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    pub boxes: Option<Boxes>,
+    pub peers: Vec<Option<PeerSlice>>,
+    pub growing: Growing,
+    pub own: Option<(Slice, Closing)>,
+}
+
+/// Held across queries of events, and while one is closed: the locks of arenas and of what is closed come after it.
+static LEAVING: Mutex<Vec<Leaving>> = Mutex::new(Vec::new());
+
+impl Leaving {
+    /// Closes this rank, now or when its kernels have left.
+    pub fn begin(self) {
+        if self.is_over() {
+            self.close();
+        } else {
+            self.boxes.iter().for_each(|boxes| boxes.sequencer.abort());
+            leaving().push(self);
+        }
+    }
+
+    /// A driver that answers nothing any more runs nothing either.
+    fn is_over(&self) -> bool {
+        self.boxes.as_ref().is_none_or(|boxes| boxes.sequencer.is_idle().unwrap_or(true))
+    }
+
+    fn close(self) {
+        let Leaving { boxes, peers, growing, own } = self;
+        drop(boxes);
+        drop(peers);
+        let leases = growing.end();
+        if let Some((slice, mut closing)) = own {
+            drop(slice);
+            closing.also(leases);
+            closing.begin();
+        }
+    }
+}
+
+/// Closes those whose kernels have left. Any thread, between calls: one that comes meanwhile finds them closed.
+pub(super) fn close_over() {
+    leaving().extract_if(.., |one| one.is_over()).for_each(Leaving::close);
+}
+
+/// Whether there are others on this device that will be over.
+pub(super) fn is_any_on(device: Ordinal) -> bool {
+    let is_on = |one: &Leaving| one.own.as_ref().is_some_and(|(slice, _)| slice.device() == device);
+    // Of what was issued in part nobody knows when it ends.
+    let will_end = |one: &Leaving| one.boxes.as_ref().is_none_or(|boxes| !boxes.sequencer.is_doubtful());
+    leaving().iter().any(|one| is_on(one) && will_end(one))
+}
+
+/// Closes all that is over; whether there is more.
+pub(super) fn look() -> bool {
+    close_over();
+    let remains = giving::look_at_remains();
+    !leaving().is_empty() || remains
+}
+
+/// The process ends: what still runs is the driver's to stop.
+pub(super) fn forget() {
+    std::mem::forget(std::mem::take(&mut *leaving()));
+    giving::forget();
+}
+
+fn leaving() -> MutexGuard<'static, Vec<Leaving>> {
+    LEAVING.lock().unwrap_or_else(PoisonError::into_inner)
+}

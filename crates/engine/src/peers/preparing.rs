@@ -1,0 +1,380 @@
+//! Between the negotiated config and the confirmation: a slice of our own for the others, theirs for us, a load and a store
+//! through every mapping. Ranks of one process reach each other's where they lie: that takes no descriptor.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use crate::arena::{self, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
+use crate::descriptor::Ours;
+use crate::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
+use crate::rendezvous::Preparation;
+use crate::rendezvous::descriptors::{Parcel, Sending};
+use crate::shared_page::SharedPage;
+
+use super::boxes::{Boxes, Rings, Share};
+use super::closing::{ClosedSignal, Closing, Life};
+use super::line::{Hold, Line};
+use super::page_layout::{self, PAGE_MAKER};
+use super::{recycling, room};
+
+/// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
+const WORDS_BYTES: u64 = 128;
+const _: () = assert!(4 * RANKS_MAX as u64 <= WORDS_BYTES / 2);
+
+/// Places in the second half of that, which nobody looks at.
+pub(super) fn scratch(slice: &Slice) -> [u64; 2] {
+    let end = slice.address() + slice.bytes();
+    [end - 32, end - 16]
+}
+
+/// Filling some MiB takes microseconds; a device that does not come to it in so long will not.
+const ZEROED_WITHIN: Duration = Duration::from_secs(300);
+
+/// What a rank has prepared.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub slice: Slice,
+    /// By rank, none for itself.
+    pub peers: Vec<Option<PeerSlice>>,
+    pub lives: Vec<Arc<Life>>,
+    pub holds: Arc<Holds>,
+    /// None if the rank could not prepare.
+    pub boxes: Option<Boxes>,
+    /// To those who came to know the slice in a session.
+    pub line: Option<Line>,
+    /// To the owners of slices that this rank came to know there.
+    pub lines: Vec<Hold>,
+    /// Rank 0's making; none where it did not come.
+    pub page: Option<Arc<SharedPage>>,
+    pub rank: u32,
+}
+
+impl Prepared {
+    /// There is no peer group after all, and nobody touches what was announced any more.
+    pub fn abandon(mut self) {
+        self.line = None;
+        self.fail();
+    }
+
+    /// There is none, but others may still be testing the slice.
+    pub fn fail(self) {
+        let closing = Closing::new(
+            &self.slice,
+            ClosedSignal::failed(self.page, self.rank, self.line),
+            self.lives,
+            self.holds,
+        );
+        drop((self.boxes, self.peers, self.slice));
+        drop(self.lines);
+        closing.begin();
+    }
+}
+
+/// A slice that holds zeros and our word.
+struct Lent<'a> {
+    negotiated: &'a NegotiatedConfig,
+    rank: u32,
+    arena: &'a Arc<Arena>,
+    holds: Arc<Holds>,
+    slice: Slice,
+    rings: Rings,
+}
+
+impl<'a> Lent<'a> {
+    fn new(negotiated: &'a NegotiatedConfig, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
+        let holds = Holds::new();
+        let rings = Rings::of(negotiated, rank);
+        let lend = || arena.lend(rings.bytes + WORDS_BYTES, &holds);
+        let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(arena.device(), is_enough);
+        let slice = recycling::lend(arena, make_room, lend).map_err(words)?;
+        slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
+        let lent = Lent { negotiated, rank, arena, holds, slice, rings };
+        arena
+            .store(lent.word_at(lent.slice.address(), lent.slice.bytes(), rank), lent.word(rank))
+            .map_err(words)?;
+        Ok(lent)
+    }
+
+    /// The other ranks, to whom the slice is announced.
+    fn others(&self) -> Vec<Member> {
+        let others = self.negotiated.members.iter().filter(|member| member.rank != self.rank);
+        others.map(|member| Member { rank: member.rank, process: process_number(member.process) }).collect()
+    }
+
+    /// Whether a rank lives in this process, too.
+    fn is_near(&self, rank: u32) -> bool {
+        let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
+        process(rank) == process(self.rank)
+    }
+
+    /// Maps the slice of a peer in another process.
+    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerSlice, String> {
+        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
+        let peer = Peer { process: process_number(member.process), device_uuid: member.device.uuid };
+        let arena = PeerArena::of(peer).map_err(words)?;
+        let began = Instant::now();
+        let mapped = arena.map(place, memory, self.arena, &self.holds).map_err(words)?;
+        let mapped_at = began.elapsed();
+        let tested = self.tested(rank, mapped);
+        let (mapped_us, tested_us) = (mapped_at.as_micros(), began.elapsed().as_micros());
+        log::debug!(
+            "rank {} mapped rank {rank}'s slice in {mapped_us} us, had tested it after {tested_us} us",
+            self.rank
+        );
+        tested
+    }
+
+    /// Reaches the slice of a peer in this process.
+    fn reach(&self, rank: u32, place: Place) -> Result<PeerSlice, String> {
+        self.tested(rank, arena::reach(place, self.arena).map_err(words)?)
+    }
+
+    /// The lines of the p2p transport rest on NVLink.
+    fn check_link(&self, rank: u32) -> Result<(), String> {
+        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
+        match self.arena.home().driver.nvlink(self.arena.device(), &member.device.uuid, member.device.pci) {
+            Some(true) => Ok(()),
+            Some(false) => Err(format!("no NVLink joins ranks {} and {rank}", self.rank)),
+            None => Err(format!(
+                "rank {rank}'s GPU is not seen by rank {}'s process, and NVML does not say whether NVLink joins them",
+                self.rank
+            )),
+        }
+    }
+
+    /// Finds a peer's word in its slice and leaves ours beside it.
+    fn tested(&self, rank: u32, slice: PeerSlice) -> Result<PeerSlice, String> {
+        self.check_link(rank)?;
+        if slice.bytes() != self.slice.bytes() {
+            return Err(format!(
+                "rank {rank} lends {} bytes, expected {}",
+                slice.bytes(),
+                self.slice.bytes()
+            ));
+        }
+        let at = |rank| self.word_at(slice.address(), slice.bytes(), rank);
+        self.arena.probe(at(rank), self.word(rank), at(self.rank), self.word(self.rank)).map_err(words)?;
+        Ok(slice)
+    }
+
+    /// What runs over the slices of all peers, which are mapped.
+    fn boxes(&self, peers: &[Option<PeerSlice>], share: Share) -> Result<Boxes, String> {
+        let address = |(rank, peer): (u32, &Option<PeerSlice>)| match peer {
+            Some(slice) => slice.address(),
+            None if rank == self.rank => self.slice.address(),
+            None => 0,
+        };
+        let slices = (0..).zip(peers).map(address).collect();
+        share.boxes(&self.rings, slices, &self.holds).map_err(words)
+    }
+
+    fn word_at(&self, address: u64, bytes: u64, rank: u32) -> u64 {
+        address + bytes - WORDS_BYTES + 4 * u64::from(rank)
+    }
+
+    /// Of this init and of one rank; never what zeroed memory holds.
+    fn word(&self, rank: u32) -> u32 {
+        let comm = self.negotiated.comm.0;
+        (u32::from_le_bytes([comm[0], comm[1], comm[2], comm[3]]) << 8) | (rank + 1)
+    }
+}
+
+fn words(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Names a process among those of this host.
+pub(super) fn process_number(name: Token) -> u64 {
+    name.number()
+}
+
+/// Prepares one rank of a session. What is said otherwise is why it cannot be; what others may have come to know by then
+/// is given all the same.
+pub(super) fn for_session(
+    preparation: &Preparation<'_>,
+    rank: u32,
+    arena: &Arc<Arena>,
+    share: Share,
+) -> Result<(Prepared, Result<(), String>), String> {
+    let negotiated = preparation.negotiated;
+    let began = Instant::now();
+    let lent = Lent::new(negotiated, rank, arena)?;
+    let lent_at = began.elapsed();
+    let mut peers: Vec<Option<PeerSlice>> = negotiated.members.iter().map(|_| None).collect();
+    let mut lives = lives_of(negotiated, rank);
+    let (line, others_end) = Line::new().map_err(words)?;
+    let mut known = Known { peers: &mut peers, lives: &mut lives, lines: Vec::new(), page: None };
+    let exchanged = exchange(preparation, &lent, others_end, &mut known);
+    let Known { lines, page, .. } = known;
+    let exchanged_at = began.elapsed();
+    let made = exchanged.and_then(|()| lent.boxes(&peers, share));
+    let (boxes, result) = match made {
+        Ok(boxes) => (Some(boxes), Ok(())),
+        Err(words) => (None, Err(words)),
+    };
+    log::debug!(
+        "init {:?} rank {rank} lent after {} us, knew all slices after {} us, had its p2p transport after {} us",
+        negotiated.comm,
+        lent_at.as_micros(),
+        exchanged_at.as_micros(),
+        began.elapsed().as_micros()
+    );
+    let (slice, holds) = (lent.slice, lent.holds);
+    let lives = lives.into_iter().map(Arc::new).collect();
+    Ok((Prepared { slice, peers, lives, holds, boxes, line: Some(line), lines, page, rank }, result))
+}
+
+/// What a rank comes to know of its peers.
+struct Known<'a> {
+    peers: &'a mut [Option<PeerSlice>],
+    lives: &'a mut [Life],
+    lines: Vec<Hold>,
+    page: Option<Arc<SharedPage>>,
+}
+
+/// Our end of the line that others get is closed when this returns: what is in their queues stays open.
+fn exchange(
+    preparation: &Preparation<'_>,
+    lent: &Lent<'_>,
+    line: Hold,
+    known: &mut Known<'_>,
+) -> Result<(), String> {
+    let others = lent.others();
+    let descriptor_sockets = preparation.peers();
+    // A descriptor socket is one process's.
+    let is_near = |descriptor_socket: &Token| {
+        let mut there =
+            lent.negotiated.members.iter().filter(|member| member.descriptor_socket == *descriptor_socket);
+        there.any(|member| lent.is_near(member.rank))
+    };
+    // Ours: a child that is forked meanwhile keeps none of it.
+    let (place, far) = match descriptor_sockets.iter().all(is_near) {
+        true => (lent.slice.announce_here(&others).map_err(words)?, None),
+        false => {
+            let announcement = lent.slice.announce(&others).map_err(words)?;
+            let memory = Ours::new(announcement.descriptor).map_err(words)?;
+            let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new).map_err(words)?;
+            (announcement.place, Some([this, memory]))
+        }
+    };
+    let made = (lent.rank == PAGE_MAKER).then(|| page_layout::make(lent.negotiated)).transpose()?;
+    let (page, file) = made.unzip();
+    known.page = page;
+    let far = far.iter().flatten().map(AsFd::as_fd);
+    let file = file.iter().map(AsFd::as_fd);
+    let to_near: Vec<BorrowedFd<'_>> = [line.as_fd()].into_iter().chain(file.clone()).collect();
+    let to_far: Vec<BorrowedFd<'_>> = [line.as_fd()].into_iter().chain(far).chain(file).collect();
+    let mut payload = lent.rank.to_le_bytes().to_vec();
+    payload.extend(place.to_wire());
+    let sending = |to: &Token| {
+        let descriptors = if is_near(to) { &to_near } else { &to_far };
+        Sending { to: *to, payload: &payload, descriptors }
+    };
+    let sendings: Vec<Sending<'_>> = descriptor_sockets.iter().map(sending).collect();
+    let began = Instant::now();
+    let parcels = preparation
+        .descriptor_socket
+        .exchange(preparation.token, &sendings, preparation.stop)
+        .map_err(words)?;
+    log::debug!(
+        "rank {} had the others' announcements {} us after its own",
+        lent.rank,
+        began.elapsed().as_micros()
+    );
+    for (descriptor_socket, parcel) in descriptor_sockets.iter().zip(parcels) {
+        let (rank, place, descriptors) = read(parcel).ok_or("a peer sent what cannot be read")?;
+        let member = lent.negotiated.members.get(rank as usize);
+        if rank == lent.rank || member.is_none_or(|member| member.descriptor_socket != *descriptor_socket) {
+            return Err("a peer spoke for another rank".into());
+        }
+        let mut descriptors = descriptors.into_iter();
+        known.lines.extend(descriptors.next().map(Hold::of));
+        let slice = if lent.is_near(rank) {
+            lent.reach(rank, place)?
+        } else {
+            let (Some(ends), Some(memory)) = (descriptors.next(), descriptors.next()) else {
+                return Err("a peer sent too few descriptors".into());
+            };
+            if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
+                life.ends_with(ends);
+            }
+            lent.map(rank, place, memory.as_fd())?
+        };
+        known.peers[rank as usize] = Some(slice);
+        if rank == PAGE_MAKER {
+            known.page =
+                Some(Arc::new(page_layout::open(page_layout::bytes(lent.negotiated), descriptors.next())?));
+        }
+    }
+    let missing = known.peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
+    missing.map_or(Ok(()), |(_, rank)| Err(format!("nothing came from rank {rank}")))
+}
+
+/// The other ranks, of whose ends nothing is known yet.
+fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
+    let others = negotiated.members.iter().filter(|member| member.rank != own);
+    others
+        .map(|member| Life { rank: member.rank, process: process_number(member.process), ends: None })
+        .collect()
+}
+
+/// The rank, where its slice lies, and what came with it: a line; from another process also its pidfd and the slice's
+/// memory; last the shared page, from its maker.
+fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
+    let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
+    let place = Place::from_wire(place.try_into().ok()?);
+    let descriptors = parcel.descriptors.into_iter().map(|descriptor| Ours::new(descriptor).ok());
+    Some((u32::from_le_bytes(*rank), place, descriptors.collect::<Option<_>>()?))
+}
+
+/// Prepares all ranks of a negotiated config, which are all here; on failure says whose, and why.
+pub(super) fn in_one_hand(
+    negotiated: &NegotiatedConfig,
+    arenas: &[Arc<Arena>],
+    shares: Vec<Share>,
+) -> Result<Vec<Prepared>, (u32, String)> {
+    let mut lent = Vec::new();
+    for (rank, arena) in (0..).zip(arenas) {
+        lent.push(Lent::new(negotiated, rank, arena).map_err(|words| (rank, words))?);
+    }
+    let mut peers: Vec<Vec<Option<PeerSlice>>> =
+        lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
+    let mut failed = reach_all(&lent, &mut peers).err();
+    let made =
+        page_layout::make(negotiated).map_err(|words| failed = failed.take().or(Some((PAGE_MAKER, words))));
+    // All are here: nobody opens it once more.
+    let page = made.ok().map(|(page, _)| page);
+    let mut prepared = Vec::new();
+    for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
+        let boxes = match &failed {
+            None => lent.boxes(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
+            Some(_) => None,
+        };
+        let lives = lives_of(negotiated, lent.rank).into_iter().map(Arc::new).collect();
+        let (slice, holds) = (lent.slice, lent.holds);
+        let (lines, page, rank) = (Vec::new(), page.clone(), lent.rank);
+        prepared.push(Prepared { lives, slice, peers, holds, boxes, line: None, lines, page, rank });
+    }
+    match failed {
+        None => Ok(prepared),
+        Some(failure) => {
+            prepared.into_iter().for_each(|prepared| prepared.abandon());
+            Err(failure)
+        }
+    }
+}
+
+fn reach_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerSlice>>]) -> Result<(), (u32, String)> {
+    for owner in lent {
+        let place = owner.slice.announce_here(&owner.others());
+        let place = place.map_err(|refusal| (owner.rank, words(refusal)))?;
+        for other in lent.iter().filter(|other| other.rank != owner.rank) {
+            let slice = other.reach(owner.rank, place).map_err(|words| (other.rank, words))?;
+            peers[other.rank as usize][owner.rank as usize] = Some(slice);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,272 @@
+//! How a communicator is asked for, and who asks.
+
+use std::sync::Arc;
+
+use windlass_kernels::launch::Geometry;
+
+use crate::arena::Arena;
+use crate::config::nccl::{self, Effect};
+use crate::config::{Lazy, Switch, config};
+use crate::forward::configuration;
+use crate::forward::init::{Ctas, Policy};
+use crate::gpu::{self, Ordinal, device};
+use crate::native;
+use crate::negotiated::bytes::{Writer, checksum};
+use crate::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability};
+use crate::p2p::Layout;
+use crate::rendezvous::colors::LazyVote;
+use crate::rendezvous::derived::NOBODY;
+use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
+use crate::rendezvous::id_tag::{Id, IdTag};
+use crate::rendezvous::outcome::Reason;
+use crate::rendezvous::place;
+use crate::sequencer::Graphs;
+use crate::tuning;
+
+use super::boxes::Share;
+use super::hosting::rendezvous;
+use super::{Plain, features, tuned, watch};
+
+/// A rank of a communicator that is asked for by an id.
+#[derive(Clone, Debug)]
+pub struct InitRequest {
+    /// The first id.
+    pub id: Id,
+    /// How many ids there are.
+    pub ids: usize,
+    /// How many ranks.
+    pub ranks: i32,
+    /// Which of them.
+    pub rank: i32,
+    /// Whether the call waits, where its configuration says.
+    pub waiting: Option<Waiting>,
+    /// What the configuration says of blocks.
+    pub ctas: Ctas,
+    /// The rank's device, if it is not the current one any more.
+    pub device: Option<Ordinal>,
+    /// Whether NCCL's part may come later.
+    pub laziness: Laziness,
+    /// NCCL's communicators that this rank has cached and that would fit, by name, in the order of its preference.
+    pub cached: Vec<Token>,
+}
+
+/// Whether this rank would have NCCL's communicator built later only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Laziness {
+    /// If the options say so.
+    AsConfigured,
+    /// NCCL makes it now.
+    None,
+}
+
+impl Laziness {
+    pub(super) fn capability(self, ranks: u32) -> u64 {
+        let lazy = match config().lazy {
+            Lazy::Off => false,
+            Lazy::Pairs => ranks == 2,
+            Lazy::All => true,
+        };
+        let caches = if config().cache_bytes_max > 0 { capability::CACHES } else { 0 };
+        if lazy && self == Laziness::AsConfigured { capability::LAZY | caches } else { 0 }
+    }
+
+    /// What this rank says before a split, where it may wait.
+    pub fn vote(self) -> LazyVote {
+        match (self, config().lazy) {
+            (Laziness::None, _) | (_, Lazy::Off) => LazyVote::No,
+            (_, Lazy::Pairs) => LazyVote::InPair,
+            (_, Lazy::All) => LazyVote::Always,
+        }
+    }
+}
+
+impl InitRequest {
+    /// The id tag, or why there is no session.
+    pub(super) fn check(&self) -> Result<IdTag, Reason> {
+        let id_tag = IdTag::decode(&self.id);
+        let facts = LocalFacts {
+            ranks: self.ranks.max(0) as usize,
+            id_tag,
+            ids: self.ids,
+            waiting: waits(self.waiting),
+            forbidden: forbidden(),
+        };
+        match plain_reason(&facts) {
+            Some(reason) => Err(reason),
+            None => id_tag.ok_or(Reason::NoIdTag),
+        }
+    }
+
+    /// What the communicator keeps for those made from it where it has no peer group: nothing where none of them can have one.
+    pub fn plain(&self, configuration: configuration::Kept) -> Option<Arc<Plain>> {
+        let id_tag = IdTag::decode(&self.id)?;
+        let waits = waits(self.waiting) == Waiting::Blocking;
+        let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden().is_none();
+        splits.then(|| Plain::new(id_tag.token, self.rank.max(0) as u32, self.ctas, configuration))
+    }
+}
+
+/// Why a communicator made from another has no peer group, before anything is asked of its device.
+pub(super) fn check_derived(waiting: Option<Waiting>) -> Result<(), Reason> {
+    match waits(waiting) {
+        Waiting::Blocking => Ok(()),
+        Waiting::NonBlocking => Err(Reason::NonBlocking),
+    }
+}
+
+/// Whether an init waits whose configuration says this, if it does: NCCL_COMM_BLOCKING counts more.
+fn waits(configured: Option<Waiting>) -> Waiting {
+    let nccl = nccl::settings();
+    if nccl.has(Effect::NonBlocking) {
+        Waiting::NonBlocking
+    } else if nccl.has(Effect::Blocking) {
+        Waiting::Blocking
+    } else {
+        configured.unwrap_or(Waiting::Blocking)
+    }
+}
+
+/// Why so many ranks in one hand have no peer group, before anything is asked of their devices.
+pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
+    check_derived(None)?;
+    match (forbidden(), ranks) {
+        // They need no id.
+        (Some(reason), _) if reason != Reason::CommId => Err(reason),
+        (_, 0 | 1) => Err(Reason::OneRank),
+        (_, ranks) if ranks > RANKS_MAX => Err(Reason::ManyRanks),
+        _ => Ok(()),
+    }
+}
+
+/// Which of NCCL's variables forbids a peer group, if one does. NCCL_COMM_ID comes last, as it forbids less than the others.
+fn forbidden() -> Option<Reason> {
+    let forbids = [
+        (Effect::UnseenValues, Reason::UnseenValues),
+        (Effect::NoPeerAccess, Reason::PeerAccess),
+        (Effect::ImplicitOrder, Reason::ImplicitOrder),
+        (Effect::OwnIds, Reason::CommId),
+    ];
+    let settings = nccl::settings();
+    forbids.into_iter().find(|(effect, _)| settings.has(*effect)).map(|(_, reason)| reason)
+}
+
+/// The arena, the share and the facts of this thread's current device.
+pub(super) fn current(
+    ranks: u32,
+    ctas: Ctas,
+    laziness: Laziness,
+) -> Result<(Arc<Arena>, Share, Facts), Reason> {
+    let driver = gpu::driver().map_err(no_identity)?;
+    match driver.current_device().map_err(no_identity)? {
+        Some(device) => on(device, ranks, ctas, laziness),
+        // NCCL would take the runtime's, which only the runtime knows.
+        None => Err(no_identity("no device is current")),
+    }
+}
+
+/// The arena, the share and the facts of a device; the rank is still to be filled in.
+pub(super) fn on(
+    ordinal: Ordinal,
+    ranks: u32,
+    ctas: Ctas,
+    laziness: Laziness,
+) -> Result<(Arc<Arena>, Share, Facts), Reason> {
+    let driver = gpu::driver().map_err(no_identity)?;
+    let device = driver.device_facts(ordinal).map_err(no_identity)?;
+    let arena = Arena::of(ordinal).map_err(no_identity)?;
+    let nccl = nccl::settings();
+    let mut share = Share::new(ordinal, ranks).map_err(|words| Reason::Refused { rank: 0, words })?;
+    let basis = features::Basis {
+        options: config(),
+        nccl: &nccl,
+        version: features::version(),
+        device: &device,
+        ctas,
+        ranks,
+        has_kernels: share.has_native(),
+    };
+    share.lacks = basis.lacks();
+    share.graphs = basis.graphs();
+    let facts = Facts {
+        ranks,
+        version: Version::THIS,
+        place: place::here(nccl.host()).map_err(no_identity)?,
+        capabilities: capabilities(&device)
+            | laziness.capability(ranks)
+            | of_children()
+            | basis.capabilities(),
+        options: options(),
+        ctas_max: basis.ctas_max(),
+        member: Member {
+            rank: 0,
+            process: place::process().map_err(no_identity)?,
+            process_id: std::process::id(),
+            device: Device {
+                uuid: device.uuid,
+                pci: pci(&device.pci),
+                capability: device.capability.clamp(0, u16::MAX.into()) as u16,
+                multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
+            },
+            descriptor_socket: Token([0; 16]),
+            process_listener: rendezvous().map_or(NOBODY, |rendezvous| rendezvous.process_listener()),
+            tuning: tuned::table().hash(),
+            checks: config().check == Switch::On,
+            attachment: watch::request_socket().map_err(no_identity)?.0.to_vec(),
+        },
+    };
+    Ok((arena, share, facts))
+}
+
+fn no_identity(error: impl std::fmt::Display) -> Reason {
+    Reason::NoIdentity { words: error.to_string() }
+}
+
+fn of_children() -> u64 {
+    if config().lazy == Lazy::Off { 0 } else { capability::LAZY_CHILDREN }
+}
+
+fn capabilities(device: &device::Facts) -> u64 {
+    let bits = [
+        (device.virtual_memory, capability::VIRTUAL_MEMORY),
+        (device.posix_handles, capability::DESCRIPTORS),
+    ];
+    bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
+}
+
+/// What stands for the protocol of the kernels, as numbers: the rings of unlimited communicators, and by what is chosen.
+fn options() -> u64 {
+    let messages = Layout::of(2, &Geometry::recommended(GRID_MAX, 0)).bytes;
+    let collectives = native::Layout::of(&native::Geometry::recommended(GRID_MAX, 2, 0, 1)).bytes;
+    let mut writer = Writer::default();
+    writer.u64(messages).u64(collectives).u64(tuning::hash());
+    checksum(&writer.finish())
+}
+
+/// What a communicator said of kernels, of which another is made without a message.
+pub(super) fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
+    let policy = match negotiated.capabilities & capability::UNBOUND {
+        0 => Policy::Own,
+        _ => Policy::Default,
+    };
+    Ctas { max: negotiated.ctas_max, policy, graphs }
+}
+
+/// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.
+fn pci(text: &str) -> (u32, u8, u8) {
+    let mut numbers =
+        text.split([':', '.']).map(|part| u32::from_str_radix(part, 16).unwrap_or(0)).chain([0, 0, 0]);
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next() as u8, next() as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses are read as the driver writes them.
+    #[test]
+    fn pci_addresses() {
+        assert_eq!(pci("0001:C3:0a.0"), (1, 0xc3, 10));
+        assert_eq!(pci(""), (0, 0, 0));
+    }
+}

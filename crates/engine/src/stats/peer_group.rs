@@ -1,0 +1,77 @@
+//! Whether a communicator has a peer group, as a number in the counters and as text for readers.
+
+/// No peer group was asked for.
+pub const NOT_ASKED: u32 = 0;
+/// It has one.
+pub const YES: u32 = 1;
+/// The reasons why it has none begin above this number.
+pub const PLAIN: u32 = 100;
+
+/// NCCL made it at its init.
+pub const MADE: u32 = 0;
+/// A lazy communicator that NCCL has not built.
+pub const UNBUILT: u32 = 1;
+/// A lazy communicator that was materialized.
+pub const BUILT: u32 = 2;
+/// A lazy communicator for which NCCL's of an earlier one was taken.
+pub const REUSED: u32 = 3;
+
+/// What of NCCL stands behind a communicator: empty where NCCL made it.
+pub fn nccl(number: u32) -> &'static str {
+    ["", "unbuilt", "built", "reused"].get(number as usize).copied().unwrap_or("")
+}
+
+/// What the numbers above [`PLAIN`] mean, from 1; and what would change it, where something would.
+const REASONS: [(&str, &str); 24] = [
+    ("WINDLASS=off is set", "unset it"),
+    ("it has one rank", ""),
+    ("it has more than 16 ranks", "smaller communicators split from it can have peer groups"),
+    ("its init does not wait for the other ranks", "make it with blocking = 1, without NCCL_COMM_BLOCKING=0"),
+    ("NCCL_COMM_ID is set", "unset it"),
+    ("its init has several ids", "make it with one id"),
+    ("NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access", "unset both"),
+    ("its id was made without Windlass", "preload Windlass into the process that makes ids"),
+    ("ranks run unlike versions of Windlass", "install one version"),
+    ("this rank could not reach the others", "WINDLASS_LOG=info says why"),
+    ("this rank could not say where it runs", "WINDLASS_LOG=info says why"),
+    (
+        "a rank runs without Windlass or went to NCCL",
+        "preload Windlass into all ranks, with the same variables",
+    ),
+    ("ranks are on different hosts", "communicators split from it within a host can have peer groups"),
+    (
+        "ranks are in different network namespaces",
+        "give the containers of a host one network (--network=host)",
+    ),
+    ("ranks share a GPU", "give each rank its own"),
+    ("ranks run unlike builds of Windlass", "install one build"),
+    ("a GPU or driver cannot share virtual memory", "`windlass doctor` names it"),
+    ("a rank could not prepare", "WINDLASS_LOG=info says why"),
+    ("it was grown, or made from a communicator on NCCL", ""),
+    ("it was made in one group with others", "make them one after the other"),
+    ("NCCL_LAUNCH_ORDER_IMPLICIT is set", "unset it"),
+    (
+        "it was made from another, and a rank of it is on another host, has no Windlass or declined",
+        "preload Windlass into all ranks, and make it outside groups",
+    ),
+    ("NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process", "unset it, or run a process for each rank"),
+    ("NCCL may take variables from a plugin", "NCCL_ENV_PLUGIN=none ends that"),
+];
+
+fn reason(number: u32) -> Option<&'static (&'static str, &'static str)> {
+    REASONS.get((number as usize).checked_sub(PLAIN as usize + 1)?)
+}
+
+/// The text of a number: empty, `yes` or the reason.
+pub fn text(number: u32) -> &'static str {
+    match number {
+        NOT_ASKED => "",
+        YES => "yes",
+        _ => reason(number).map_or("a reason that this reader does not know", |(text, _)| text),
+    }
+}
+
+/// What would change a reason, empty where nothing is known.
+pub fn change(number: u32) -> &'static str {
+    reason(number).map_or("", |(_, change)| change)
+}

@@ -1,0 +1,110 @@
+//! What ranks of one process cost each other, and what is left of an init that failed.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use windlass_engine::arena;
+use windlass_engine::descriptor;
+use windlass_engine::forward::init::Ctas;
+use windlass_engine::peers::{self, Asked, InitOutcome, InitRequest, Laziness};
+use windlass_engine::rendezvous::id_tag::Id;
+use windlass_engine::rendezvous::outcome::Failure;
+
+use crate::support::*;
+
+/// Three devices of the process, each with its context, and inits with the peer group. None where there are fewer.
+pub fn three_devices() -> Option<Vec<Primary>> {
+    // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
+    unsafe { std::env::set_var("WINDLASS_PEER_GROUPS", "on") };
+    has_devices(3).then(|| (0..3).map(Primary::of).collect())
+}
+
+/// An id as NCCL makes them.
+pub fn id_of(root: &TcpListener) -> Id {
+    let mut id = [0xee; 128];
+    id[..40].fill(0);
+    id[..8].copy_from_slice(b"\xa7ncclid\x01");
+    id[8..10].copy_from_slice(&2u16.to_ne_bytes());
+    id[10..12].copy_from_slice(&root.local_addr().unwrap().port().to_be_bytes());
+    id[12..16].copy_from_slice(&Ipv4Addr::LOCALHOST.octets());
+    id
+}
+
+/// One with a session, and the root to which nobody goes.
+fn id() -> (Id, TcpListener) {
+    let root = TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = id_of(&root);
+    let hosted = peers::host(&id);
+    assert_ne!(hosted, id, "it has a session");
+    (hosted, root)
+}
+
+fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
+    device.make_current();
+    let request = InitRequest {
+        id,
+        ids: 1,
+        ranks: ranks as i32,
+        rank: device.device,
+        waiting: None,
+        ctas: Ctas::UNSAID,
+        device: None,
+        laziness: Laziness::None,
+        cached: Vec::new(),
+    };
+    peers::ask(&request).unwrap()
+}
+
+pub fn nothing_is_left() {
+    eventually("all memory came back", || {
+        peers::settle();
+        let (arenas, peers) = arena::counters();
+        arenas.is_empty() && peers.peers == 0
+    });
+}
+
+/// Ranks of one process map nothing twice, and no descriptor is left with their communicator, whether they met or were
+/// made by one call.
+#[test]
+fn ranks_of_one_process() {
+    let Some(devices) = three_devices() else { return };
+    let (id, _root) = id();
+    let asked: Vec<Asked> = devices.iter().map(|device| ask(device, id, devices.len())).collect();
+    let met = peers::complete(asked);
+    let before = descriptor::open();
+    let made = peers::all_here(&[0, 1, 2], Laziness::None);
+    // What met before may still be closing some.
+    assert!(descriptor::open() <= before, "one call takes no descriptor");
+    for outcome in met.iter().chain(&made) {
+        assert!(matches!(outcome, InitOutcome::PeerGroup(_)), "{outcome:?}");
+    }
+    let (arenas, peers) = arena::counters();
+    assert_eq!((arenas.len(), peers.peers), (3, 0));
+    assert!(arenas.iter().all(|arena| arena.slices == 2));
+    drop((met, made));
+    nothing_is_left();
+}
+
+/// A rank leaves while the others prepare, before it told them anything: their inits fail, and what they had announced
+/// goes back although this process, which is the lost rank's, lives on.
+#[test]
+fn a_rank_that_leaves() {
+    let Some(devices) = three_devices() else { return };
+    let (id, _root) = id();
+    let mut asked: Vec<Asked> = devices.iter().map(|device| ask(device, id, devices.len())).collect();
+    let leaving = asked.pop().unwrap();
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(|| peers::complete(asked));
+        // Both have lent and zeroed, so they wait for the third one's message, or will.
+        eventually("they prepare", || {
+            let (arenas, _) = arena::counters();
+            arenas.iter().filter(|arena| arena.slices == 1).count() == 2
+        });
+        leaving.canceller().unwrap().abort();
+        let outcomes = joined.join().unwrap();
+        for outcome in &outcomes {
+            assert!(matches!(outcome, InitOutcome::Failed(Failure::Lost { rank: 2 })), "{outcome:?}");
+        }
+    });
+    drop(leaving);
+    nothing_is_left();
+}

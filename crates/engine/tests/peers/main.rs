@@ -1,0 +1,12 @@
+//! Inits of peer groups on the stand-in driver, strict, with all ranks in this process. Run by nextest, which gives every test
+//! a process.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod derived;
+mod ids;
+mod inits;
+mod processes;
+mod room;
+mod shared_pages;

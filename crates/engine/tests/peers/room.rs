@@ -1,0 +1,60 @@
+//! Communicators made right after others end, where the device has no room for one communicator more.
+
+use windlass_engine::p2p::{Direction, Operation};
+use windlass_engine::peers::{self, InitOutcome, Laziness, PeerGroup};
+
+use nccl_sys::ncclSuccess;
+
+use crate::inits::{nothing_is_left, three_devices};
+use crate::support::*;
+
+/// Communicators of the first two devices.
+fn pair() -> Result<Vec<InitOutcome>, String> {
+    let outcomes = peers::all_here(&[0, 1], Laziness::None);
+    let plain = outcomes
+        .iter()
+        .find(|outcome| !matches!(outcome, InitOutcome::PeerGroup(_)))
+        .map(|outcome| format!("{outcome:?}"));
+    plain.map_or(Ok(outcomes), Err)
+}
+
+fn peer_group(outcome: &InitOutcome) -> &PeerGroup {
+    let InitOutcome::PeerGroup(peer_group) = outcome else { panic!("{outcome:?}") };
+    peer_group
+}
+
+/// Rank 0 waits for a message that nobody sends.
+fn waits(pair: &[InitOutcome], stream: &AppStream, address: u64) {
+    let operation = Operation { address, bytes: 8, peer: 1, direction: Direction::Receive };
+    assert_eq!(peer_group(&pair[0]).run(&[], &[operation], stream.handle(), &[]), ncclSuccess);
+}
+
+/// Pairs one right after the other, every second of which is let go of with a kernel in flight: each has a peer group.
+fn pairs_in_a_row(device: &Primary, first: Vec<InitOutcome>) {
+    device.make_current();
+    let (stream, mut address, mut last) = (AppStream::new(), 0, first);
+    ok(cuMemAlloc_v2(&mut address, 8));
+    for round in 0..10 {
+        if round % 2 == 0 {
+            waits(&last, &stream, address);
+        }
+        drop(last);
+        last = pair().unwrap_or_else(|why| panic!("round {round}: {why}"));
+    }
+    drop(last);
+    stream.synchronize();
+    ok(cuMemFree_v2(address));
+}
+
+/// Communicators whose kernels are just leaving, and those that are just being let go of, leave the next one their memory, where the
+/// arena may have no more than one needs.
+#[test]
+fn memory_of_what_ends() {
+    // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
+    unsafe { std::env::set_var("WINDLASS_HEAP_MAX", "24M") };
+    let Some(devices) = three_devices() else { return };
+    let first = pair().unwrap();
+    assert!(pair().unwrap_err().contains("WINDLASS_HEAP_MAX"), "there is room for one");
+    pairs_in_a_row(&devices[0], first);
+    nothing_is_left();
+}

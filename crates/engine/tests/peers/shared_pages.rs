@@ -1,0 +1,146 @@
+//! The shared page of a communicator's ranks.
+
+use std::net::TcpListener;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier, Weak};
+use std::thread;
+
+use windlass_engine::agreed::RegistrationSlot;
+use windlass_engine::descriptor;
+use windlass_engine::forward::configuration::Kept;
+use windlass_engine::forward::init::Ctas;
+use windlass_engine::negotiated::capability;
+use windlass_engine::peers::{
+    self, Asked, Configured, Course, InitOutcome, InitRequest, Laziness, NewCommunicator, PeerGroup,
+    Standing, Waiting, Wanted,
+};
+use windlass_engine::rendezvous::id_tag::Id;
+use windlass_engine::shared_page::SharedPage;
+use windlass_engine::stats::segment;
+
+use crate::inits::{id_of, nothing_is_left, three_devices};
+
+/// Ranks of this process would register, as with this version of NCCL.
+pub fn register() {
+    // SAFETY: nextest gives every test a process of its own, and nothing else in it reads the environment now.
+    unsafe { std::env::set_var("WINDLASS_REGISTER", "on") };
+    segment::current().nccl_version.store(22809, Ordering::Relaxed);
+}
+
+pub fn page(outcome: &InitOutcome) -> &Arc<SharedPage> {
+    let InitOutcome::PeerGroup(peer_group) = outcome else { panic!("{outcome:?}") };
+    assert!(peer_group.negotiated().registers());
+    peer_group.shared_page()
+}
+
+/// All ranks' slots are at the same words, which were zeros.
+fn agree(outcomes: &[InitOutcome]) {
+    let slot =
+        |(rank, outcome)| RegistrationSlot::new(page(outcome).clone(), rank, outcomes.len() as u32).unwrap();
+    let slots: Vec<_> = (0..).zip(outcomes).map(slot).collect();
+    assert_eq!((slots[0].limit(), slots[0].offers()), (0, vec![0; outcomes.len()]));
+    for (slot, offer) in slots.iter().zip(23..) {
+        slot.offer(offer);
+    }
+    assert!(slots.iter().all(|slot| slot.ask(1) == Ok(23)));
+}
+
+pub fn ask(id: Id, device: i32, ranks: i32, laziness: Laziness) -> Asked {
+    let rank = device;
+    let request = InitRequest {
+        id,
+        ids: 1,
+        ranks,
+        rank,
+        waiting: None,
+        ctas: Ctas::UNSAID,
+        device: Some(device),
+        laziness,
+        cached: Vec::new(),
+    };
+    peers::ask(&request).unwrap()
+}
+
+pub fn id() -> (Id, TcpListener) {
+    let root = TcpListener::bind("127.0.0.1:0").unwrap();
+    (peers::host(&id_of(&root)), root)
+}
+
+fn met(ranks: i32, laziness: Laziness) -> Vec<InitOutcome> {
+    let (id, _root) = id();
+    peers::complete((0..ranks).map(|rank| ask(id, rank, ranks, laziness)).collect())
+}
+
+/// A child that NCCL makes, whose own making is a barrier.
+fn derive((parent, device): (&PeerGroup, i32), made: &Barrier) -> InitOutcome {
+    let wanted = Wanted::Split(Some(0));
+    let mut derivation = parent.derive(&wanted, Standing::Built).unwrap().begun();
+    assert_eq!(derivation.round(0, Laziness::None.vote()), Ok(Course::Nccl));
+    made.wait();
+    let new_communicator = NewCommunicator { device, rank: device as u32, ranks: 3 };
+    let waiting = Some(Waiting::Blocking);
+    let configured = Configured { waiting, ctas: None, configuration: Kept::Nothing, shares: false };
+    peers::complete(vec![derivation.ask(new_communicator, configured).unwrap()]).pop().unwrap()
+}
+
+/// Ranks that met, that were made by one call and those of a split have a shared page each, for which no descriptor stays open and
+/// which goes with its communicator. A lazy communicator has one for its windows alone.
+#[test]
+fn ranks_of_one_process() {
+    register();
+    let Some(_devices) = three_devices() else { return };
+    let met = met(3, Laziness::None);
+    agree(&met);
+    let before = descriptor::open();
+    let made = peers::all_here(&[0, 1, 2], Laziness::None);
+    // What met before may still be closing some.
+    assert!(descriptor::open() <= before);
+    agree(&made);
+    let all_made = Barrier::new(met.len());
+    let split: Vec<InitOutcome> = thread::scope(|scope| {
+        let made = &all_made;
+        let parents = met.iter().map(|outcome| match outcome {
+            InitOutcome::PeerGroup(peer_group) => peer_group.as_ref(),
+            _ => unreachable!("they agreed"),
+        });
+        let threads: Vec<_> = parents.zip(0..).map(|call| scope.spawn(move || derive(call, made))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    agree(&split);
+    let pages: Vec<Weak<SharedPage>> = [&met, &made, &split]
+        .iter()
+        .flat_map(|outcomes| outcomes.iter().map(page).map(Arc::downgrade))
+        .collect();
+    assert!(pages.iter().all(|page| page.upgrade().is_some()));
+
+    let lazy = peers::complete({
+        let (id, _root) = id();
+        (0..2).map(|rank| ask(id, rank, 2, Laziness::AsConfigured)).collect()
+    });
+    for outcome in &lazy {
+        let InitOutcome::PeerGroup(peer_group) = outcome else { panic!("{outcome:?}") };
+        assert!(
+            peer_group.negotiated().is_lazy()
+                && peer_group.negotiated().capabilities & capability::REGISTERS != 0
+        );
+        assert!(!peer_group.negotiated().registers() && peer_group.negotiated().keeps_windows());
+    }
+    drop((split, met, made, lazy));
+    nothing_is_left();
+    assert!(pages.iter().all(|page| page.upgrade().is_none()));
+}
+
+/// Where the real NCCL is not known to register nobody does.
+#[test]
+fn without_a_version() {
+    register();
+    segment::current().nccl_version.store(21800, Ordering::Relaxed);
+    let Some(_devices) = three_devices() else { return };
+    for outcomes in [met(2, Laziness::None), peers::all_here(&[0, 1], Laziness::None)] {
+        for outcome in &outcomes {
+            let InitOutcome::PeerGroup(peer_group) = outcome else { panic!("{outcome:?}") };
+            assert!(!peer_group.negotiated().registers());
+        }
+    }
+    nothing_is_left();
+}
