@@ -24,9 +24,9 @@ for version in ["2.28.9"]:
                             "-isystem", cuda_stubs.write(folder / "cuda"), BUILD / "libnccl_link_stub.so",
                             BUILD / "libcuda_link_stub.so", "-lpthread", "-ldl"], check=True)
             runner = [sys.executable, CTESTS / "support" / "run.py", "--nccl", SIM / "libnccl.so.2", "--cuda", SIM]
-            plain = run(*runner, "--out", folder / "plain", "--", program)
+            alone = run(*runner, "--out", folder / "nccl", "--", program)
             ours = run(*runner, "--out", folder / "windlass", "--windlass", WINDLASS, "--", program)
-            check(plain.returncode == 0, f"{name} with the header of {version}, plain", plain)
+            check(alone.returncode == 0, f"{name} with the header of {version}, on NCCL alone", alone)
             check(ours.returncode == 0, f"{name} with the header of {version}, through Windlass", ours)
-            check(ours.stdout == plain.stdout, "and the same output", ours)
+            check(ours.stdout == alone.stdout, "and the same output", ours)
 done()

@@ -29,7 +29,7 @@ static bool is_kept(void) {
   return is_looked_after && windlass_function("windlassGetStats") && pool && strcmp(pool, "off") && !(nccls && !strcmp(nccls, "0"));
 }
 
-/* What holds only where it is; not counted, so that plain runs print the same. */
+/* What holds only where it is; not counted, so that runs on NCCL alone print the same. */
 #define KEPT(condition) ((void)(is_kept() && !(condition) && CHECK(!#condition)))
 
 static windlassStats_t stats(void) {

@@ -1,6 +1,6 @@
 /* Holds, within a peer group only: messages that several captures put into one graph, or that a capture launches as a graph of
  * before, run in the order of the calls, and eager calls on another stream after all of them, at every replay. Nothing else
- * orders them here, and NCCL does not: no plain run. One rank is late at a different place in each part, so that what
+ * orders them here, and NCCL does not: no run on NCCL alone. One rank is late at a different place in each part, so that what
  * overtook there would meet its peers' other messages. */
 #include "../support/messages.h"
 

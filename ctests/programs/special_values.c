@@ -1,7 +1,7 @@
 /* Holds: what NCCL makes of not-a-numbers, infinities, zeros of both signs, and the smallest and largest values of every
  * floating type. Of minimum and maximum a digest of all bits is printed, but of f64 not which not-a-number it is
  * (of two ranks ours and NCCL's were seen to differ in that). So it is of sums and products of two ranks, where all pairs of special values meet;
- * of more ranks these depend on the order. There is no reference: the plain run is. */
+ * of more ranks these depend on the order. There is no reference: the run on NCCL alone is. */
 #include "../support/collective.h"
 
 #include <stdlib.h>

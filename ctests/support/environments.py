@@ -135,11 +135,11 @@ def main():
     options = arguments()
     lines = []
     # Without Windlass no variable here changes a result.
-    plain = run(options, options.out / "plain", Row("without Windlass", "", ""), windlass=False)
+    alone = run(options, options.out / "nccl", Row("without Windlass", "", ""), windlass=False)
     for number, row in enumerate(ROWS):
         with_windlass = run(options, options.out / f"{number}", row, windlass=True)
-        if plain != with_windlass:
-            sys.exit(f"{row.who}: other results with Windlass\n{plain}\n{with_windlass}")
+        if alone != with_windlass:
+            sys.exit(f"{row.who}: other results with Windlass\n{alone}\n{with_windlass}")
         variables = row.variables.split()
         shown = [f"`{variable}`" for variable in variables]
         shown += [f"`{row.late}` after the first call"] * bool(row.late) + [f"`{row.later}` after the first init"] * bool(row.later)

@@ -69,7 +69,7 @@ void await_sleep(pid_t thread);
 /* Waits as `meet` does, but only on GPUs and where ranks are threads: to be called between what allocates, frees, makes or
  * ends communicators and what launches. There each of the former may wait for all kernels of the process, with peer access
  * between its devices, and hold up the other threads' launches, for which those kernels wait: NCCL's guide says so under
- * "Concurrency between NCCL and CUDA calls", and plain NCCL 2.28.9 hung so on H200s. Elsewhere ranks run ahead freely. */
+ * "Concurrency between NCCL and CUDA calls", and NCCL 2.28.9 alone hung so on H200s. Elsewhere ranks run ahead freely. */
 void together(struct rank* self);
 /* Ends communicators, in this order. On GPUs in one group: NCCL's destroy waits, for a communicator that has carried
  * something, until its peers in other processes end the same one (their connections to this process's proxy thread

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs one test program over the real library (or its stand-in), plainly or through Windlass.
+"""Runs one test program over the real library (or its stand-in), on NCCL alone or through Windlass.
 
     run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
            [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compares what a test program printed plainly and through Windlass.
+"""Compares what a test program printed on NCCL alone and through Windlass.
 
-    same_output.py PLAIN_DIR WINDLASS_DIR
+    same_output.py NCCL_DIR WINDLASS_DIR
 """
 
 import difflib
@@ -10,11 +10,11 @@ import sys
 
 
 def main():
-    plain, windlass = (pathlib.Path(folder) / "output.txt" for folder in sys.argv[1:3])
-    difference = list(difflib.unified_diff(plain.read_text().splitlines(), windlass.read_text().splitlines(),
-                                           "plain", "through Windlass", lineterm=""))
-    print("\n".join(difference) if difference else f"equal: {len(plain.read_text().splitlines())} lines")
-    sys.exit(1 if difference or not plain.read_text() else 0)
+    alone, windlass = (pathlib.Path(folder) / "output.txt" for folder in sys.argv[1:3])
+    difference = list(difflib.unified_diff(alone.read_text().splitlines(), windlass.read_text().splitlines(),
+                                           "on NCCL alone", "through Windlass", lineterm=""))
+    print("\n".join(difference) if difference else f"equal: {len(alone.read_text().splitlines())} lines")
+    sys.exit(1 if difference or not alone.read_text() else 0)
 
 
 if __name__ == "__main__":

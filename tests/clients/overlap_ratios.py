@@ -1,4 +1,4 @@
-"""Compares runs of `torch_overlap.py`: overlap_ratios.py FOLDER, which has their lines in plain.* and windlass.*.
+"""Compares runs of `torch_overlap.py`: overlap_ratios.py FOLDER, which has their lines in nccl.* and windlass.*.
 
 Prints a line a figure: medians over runs and their ratio. Ends with 1 if Windlass is slower anywhere by more than 2 %, and
 the runs of the two do not overlap there, or if it did not run.
@@ -25,12 +25,12 @@ def read(folder, side):
 
 
 def main():
-    plain, windlass = read(sys.argv[1], "plain"), read(sys.argv[1], "windlass")
+    nccl, windlass = read(sys.argv[1], "nccl"), read(sys.argv[1], "windlass")
     slower = []
     print(f"{'collective':21}{'products':>9}  {'mode':6}{'bytes':>10}{'NCCL us':>10}{'ours us':>10}   ratio  runs")
-    figures = sorted(plain.keys() & windlass.keys())
+    figures = sorted(nccl.keys() & windlass.keys())
     for key in figures:
-        before, after = plain[key], windlass[key]
+        before, after = nccl[key], windlass[key]
         ratio = statistics.median(after) / statistics.median(before)
         is_slower = ratio > SLOWER and min(after) > max(before)
         slower += [key] if is_slower else []

@@ -14,7 +14,7 @@ use nccl_sys::{cudaStream_t, ncclComm_t};
 use crate::gate::{Gate, Passed};
 use crate::gpu::stream::{Capture, Place};
 use crate::lazy::LazyCommunicator;
-use crate::peers::{PeerGroup, Plain};
+use crate::peers::{ParentOnNccl, PeerGroup};
 use crate::rendezvous::Canceller;
 use crate::stats::count::{self, Identity};
 use crate::tuning::{COLLECTIVES, Limits};
@@ -32,7 +32,7 @@ pub enum Kept {
     /// Its session is not over: an abort ends this rank's wait.
     Waiting(Canceller),
     /// It has no peer group, and what is made from it may.
-    Plain(Arc<Plain>),
+    OnNccl(Arc<ParentOnNccl>),
 }
 
 impl Kept {
@@ -41,7 +41,7 @@ impl Kept {
         match self {
             Kept::PeerGroup(peer_group) => Some(peer_group),
             Kept::Lazy(lazy) => Some(lazy.peer_group()),
-            Kept::Waiting(_) | Kept::Plain(_) => None,
+            Kept::Waiting(_) | Kept::OnNccl(_) => None,
         }
     }
 }
@@ -206,9 +206,9 @@ impl Communicator {
     }
 
     /// What it keeps for those made from it, where it has no peer group.
-    pub fn plain(&self, handle: ncclComm_t) -> Option<Arc<Plain>> {
+    pub fn parent_on_nccl(&self, handle: ncclComm_t) -> Option<Arc<ParentOnNccl>> {
         let kept = |kept: &Kept| match kept {
-            Kept::Plain(plain) => Some(plain.clone()),
+            Kept::OnNccl(parent_on_nccl) => Some(parent_on_nccl.clone()),
             _ => None,
         };
         self.look_at_kept(handle, kept)?
@@ -218,7 +218,7 @@ impl Communicator {
     pub fn cancel_session(&self, handle: ncclComm_t) {
         self.look_at_kept(handle, |kept| match kept {
             Kept::Waiting(canceller) => canceller.abort(),
-            Kept::Plain(plain) => plain.end(),
+            Kept::OnNccl(parent_on_nccl) => parent_on_nccl.end(),
             Kept::PeerGroup(_) | Kept::Lazy(_) => {}
         });
     }

@@ -48,7 +48,7 @@ enum Standing {
     /// NCCL's, on a handle that we have not seen.
     Unseen,
     /// NCCL's, on a communicator without a peer group.
-    Plain { _range: Option<annotate::Range> },
+    OnNccl { _range: Option<annotate::Range> },
     /// To be decided: the communicator has a peer group.
     InPeerGroup(&'static Communicator),
 }
@@ -59,7 +59,7 @@ pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
         || find(call),
         |standing| match standing {
-            Standing::Unseen | Standing::Plain { .. } => forward::forward(call),
+            Standing::Unseen | Standing::OnNccl { .. } => forward::forward(call),
             Standing::InPeerGroup(communicator) => route::call(call, communicator),
         },
         |standing, result| {
@@ -80,7 +80,7 @@ fn find(call: &Call) -> Standing {
     if communicator.has_peer_group() {
         return Standing::InPeerGroup(communicator);
     }
-    Standing::Plain { _range: count(call, communicator, Path::Forward) }
+    Standing::OnNccl { _range: count(call, communicator, Path::Forward) }
 }
 
 /// Counts a call, and shows it to a profiler until what this answers is dropped.

@@ -33,7 +33,7 @@ use crate::peers::registering;
 use crate::peers::{self, InitOutcome};
 use crate::pool;
 use crate::process;
-use crate::rendezvous::outcome::Reason;
+use crate::rendezvous::outcome::FallbackReason;
 use crate::stats::count::{self, Identity};
 use crate::thread;
 
@@ -267,7 +267,7 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
 /// A communicator that was not seen when it was made.
 pub fn count_as_derived(communicator: &Communicator) {
     if peers::is_on() {
-        peers::tell(communicator.counters(), &InitOutcome::Plain(Reason::Derived));
+        peers::tell(communicator.counters(), &InitOutcome::OnNccl(FallbackReason::Derived));
     }
 }
 
@@ -459,14 +459,14 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
                     session::made(made);
                     continue;
                 }
-                Awaited::Handle(handle) => (handle, Reason::Derived),
-                Awaited::Grouped(handle) => (handle, Reason::Grouped),
+                Awaited::Handle(handle) => (handle, FallbackReason::Derived),
+                Awaited::Grouped(handle) => (handle, FallbackReason::Grouped),
                 _ => continue,
             };
             if let Some((_, communicator)) = note(handle, UNKNOWN)
                 && peers::is_on()
             {
-                peers::tell(communicator.counters(), &InitOutcome::Plain(reason));
+                peers::tell(communicator.counters(), &InitOutcome::OnNccl(reason));
             }
         }
     }

@@ -71,7 +71,9 @@ use checking::Checking;
 pub use closing::settle;
 use closing::{ClosedSignal, Closing, Life};
 use derived::Line;
-pub use derived::{Configured, Derivation, Deriving, LocalWait, NewCommunicator, Plain, Standing, Wanted};
+pub use derived::{
+    Configured, Derivation, Deriving, LocalWait, NewCommunicator, ParentOnNccl, Standing, Wanted,
+};
 use failing::{Refused, Went};
 use growing::Growing;
 pub use hosting::{host, is_on, spare_id};

@@ -2,9 +2,9 @@
 //!
 //! The process that makes an `ncclUniqueId` hosts the session: it puts [its own port and an id tag](id_tag) into the
 //! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
-//! and confirm, and the host decides one outcome: peer group, plain, or failed. A connection that begins with the id's magic,
+//! and confirm, and the host decides one outcome: peer group, on NCCL, or failed. A connection that begins with the id's magic,
 //! as NCCL's do, goes byte for byte to NCCL's root (`relay`), and before the outcome it is the proof that a rank has no Windlass or went
-//! to NCCL: plain. Any other is dropped and proves nothing: port scanners and health checks come to every port. NCCL's root drops it as
+//! to NCCL, and all go there. Any other is dropped and proves nothing: port scanners and health checks come to every port. NCCL's root drops it as
 //! well, or is ended by it (before 2.27.3), or waits for its first bytes for ever.
 //!
 //! **One port an id.** NCCL's protocol says in its first eight bytes which id it means, so one port could serve all
@@ -18,9 +18,9 @@
 //!
 //! `ncclGetUniqueId`: [`Rendezvous::host`] with a [spare id](Rendezvous::spare_id), or with one that NCCL makes (not with
 //! one of NCCL_COMM_ID or of `ncclCommGetUniqueId`, which grow a communicator: those stay as they are).
-//! `ncclCommInitRank`: [`facts::plain_reason`], or [`Rendezvous::join`] with all ranks that this caller brings to the
+//! `ncclCommInitRank`: [`facts::fallback_reason`], or [`Rendezvous::join`] with all ranks that this caller brings to the
 //! session, then [`complete_all`] over all sessions of the group with what there is to prepare; [`Participant::cancellers`] first,
-//! for `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a peer group.
+//! for `ncclCommAbort`. On NCCL means the real init with the same id, which the relay serves, as it does beside a peer group.
 //! `ncclCommInitAll`: [`decision::decide`], without a session. After a fork: [`process`], which begins afresh.
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::join_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
@@ -37,13 +37,13 @@
 //!    it. So two ranks that hear an outcome hear the same one.
 //! 2. It is a *peer group* only if every rank has confirmed, that is, has mapped, tested and loaded all it needs. So whoever
 //!    hears it needs nothing more from anyone, not even that they hear it too.
-//! 3. A rank that has reported takes no step on its own: neither plain nor to a peer group. If the host is lost before the outcome
+//! 3. A rank that has reported takes no step on its own: neither to NCCL nor to a peer group. If the host is lost before the outcome
 //!    reached it, its init **fails** (but [`participation::WithoutHost`]). Others may have heard *peer group*: those then miss a peer, as they would if it had
 //!    died just after its init, and wait for it as NCCL does, until the configured time of a stuck operation or an
 //!    abort. An error here and a missing peer there is what NCCL gives, too; two paths at once would hang silently.
 //! 4. A rank that was never heard of (could not connect) may go to NCCL by itself: the others cannot have agreed
-//!    without it, and its NCCL connects to the same port, which makes the session plain.
-//! 5. A rank that cannot prepare refuses, and the session will be plain; but the outcome waits until all have confirmed
+//!    without it, and its NCCL connects to the same port, which makes the session end on NCCL.
+//! 5. A rank that cannot prepare refuses, and the session will end on NCCL; but the outcome waits until all have confirmed
 //!    or refused, since a refusal may be what a rank makes of a peer that is dying. A dead rank never speaks.
 //! 6. A rank that leaves after its report and before the outcome makes the session fail, whether it had confirmed or
 //!    not: nothing has been built on its message yet. After the outcome the host has no more to say, and all connections close:
@@ -51,7 +51,7 @@
 //! 7. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
 //!    to NCCL is waited for until its peers are aborted, as with NCCL.
 //!
-//! The remaining freedom is when plain is decided: a rank with a [reason of its own](facts::plain_reason) goes to NCCL
+//! The remaining freedom is when NCCL is decided on: a rank with a [reason of its own](facts::fallback_reason) goes to NCCL
 //! at once, and conflicts end the session at the first report that shows them.
 
 pub mod agreement;
@@ -318,7 +318,7 @@ impl Rendezvous {
 
     /// The same for a rank of a host-local rendezvous, whose communicator NCCL has made. After an error it must [`LocalEntry::decline`].
     pub fn join_local(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
-        self.join_process_listener(invitation, facts, WithoutHost::IsPlain)
+        self.join_process_listener(invitation, facts, WithoutHost::GoesToNccl)
     }
 
     fn join_process_listener(

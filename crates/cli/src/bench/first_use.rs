@@ -127,7 +127,7 @@ impl Exchange<'_> {
 
 /// The first communicator's numbers, and the last one's.
 pub fn table(measured: &[FirstUse]) -> String {
-    let head = ["first use", "plain, first", "windlass, first", "plain, last", "windlass, last"];
+    let head = ["first use", "NCCL, first", "windlass, first", "NCCL, last", "windlass, last"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for (what, words) in ALL {
         let of = |init: usize| measured.iter().find(|one| one.what == what && one.init == init);

@@ -91,7 +91,7 @@ pub fn heading(ranks: usize, memory: Memory, company: Company) -> String {
 /// The table of a run.
 pub fn table(records: &[Record]) -> String {
     let head =
-        ["op", "type", "bytes", "mode", "plain us", "min…max", "windlass us", "min…max", "ratio", "path"];
+        ["op", "type", "bytes", "mode", "NCCL us", "min…max", "windlass us", "min…max", "ratio", "path"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for record in records {
         lines.push(vec![
@@ -112,7 +112,7 @@ pub fn table(records: &[Record]) -> String {
 
 /// What single calls cost the host; nothing if that was not measured.
 pub fn host_table(records: &[Record]) -> String {
-    let head = ["host, ns a call", "type", "bytes", "plain", "99 of 100", "windlass", "99 of 100", "path"];
+    let head = ["host, ns a call", "type", "bytes", "NCCL", "99 of 100", "windlass", "99 of 100", "path"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for record in records {
         let (Some(plain), Some(windlass)) = (record.plain_host_ns, record.windlass_host_ns) else { continue };
@@ -148,7 +148,7 @@ pub fn summary(records: &[Record]) -> String {
     if means.is_empty() {
         return "bench: nothing measured: the library has none of these operations".into();
     }
-    format!("bench: ratio windlass/plain, geometric mean: {}", means.join(", "))
+    format!("bench: ratio windlass/NCCL, geometric mean: {}", means.join(", "))
 }
 
 /// A time as `2026-01-31T12:00:00Z`.

@@ -1,6 +1,6 @@
 //! What symmetric memory costs: `ncclMemAlloc` again and again, windows over its blocks, and both with work in between.
 //!
-//! The sides take turns as plain, Windlass, Windlass, plain: what Windlass keeps for two seconds only is still there at its second turn.
+//! The sides take turns as NCCL, Windlass, Windlass, NCCL: what Windlass keeps for two seconds only is still there at its second turn.
 
 mod side;
 pub mod table;

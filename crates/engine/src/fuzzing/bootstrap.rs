@@ -10,7 +10,7 @@ use crate::rendezvous::local_rendezvous::{self, Course, Roster};
 use crate::rendezvous::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
-use crate::rendezvous::outcome::{Failure, Reason, SessionOutcome};
+use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 use crate::rendezvous::participation::{Participation, Stage, WithoutHost};
 use crate::rendezvous::round::Round;
 use crate::rendezvous::{derived, descriptors as sockets};
@@ -123,7 +123,7 @@ pub fn host(input: &[u8]) {
 pub fn participant(input: &[u8]) {
     let mut choices = Choices(input);
     let what = choices.byte();
-    let without = if what & 1 == 0 { WithoutHost::Fails } else { WithoutHost::IsPlain };
+    let without = if what & 1 == 0 { WithoutHost::Fails } else { WithoutHost::GoesToNccl };
     let mut rank = Participation::new(facts(u32::from(what >> 1 & 1), 2), without);
     let how = what >> 2;
     let mut count = 0;
@@ -280,9 +280,11 @@ pub fn requests(input: &[u8]) {
     }
     let words = String::from_utf8_lossy(input);
     let refusal = FromRank::Refuse(words.clone().into_owned()).encode();
-    let reason =
-        FromHost::Outcome(SessionOutcome::Plain(Reason::Refused { rank: 1, words: words.into_owned() }))
-            .encode();
+    let reason = FromHost::Outcome(SessionOutcome::OnNccl(FallbackReason::Refused {
+        rank: 1,
+        words: words.into_owned(),
+    }))
+    .encode();
     messages(&refusal, FROM_RANK_BYTES_MAX, FromRank::decode, drop);
     messages(&reason, FROM_HOST_BYTES_MAX, FromHost::decode, drop);
     messages(input, FROM_RANK_BYTES_MAX, FromRank::decode, |said| drop(said.encode()));

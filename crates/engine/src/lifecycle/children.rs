@@ -21,7 +21,7 @@ use crate::peers::{
     self, Asked, Configured, Course, Derivation, InitOutcome, Laziness, NewCommunicator, Others, PeerGroup,
 };
 use crate::rendezvous::id_tag::Id;
-use crate::rendezvous::outcome::Reason;
+use crate::rendezvous::outcome::FallbackReason;
 use crate::stats::count::Identity;
 
 use super::derived::{self, Before, OfPeerGroup};
@@ -56,14 +56,14 @@ pub struct ById {
     new_communicator: NewCommunicator,
     config: *mut ncclConfig_t,
     others: Others,
-    reason: Reason,
+    reason: FallbackReason,
 }
 
 /// Lets the ranks speak, and those of lazy communicators meet.
 pub fn step(init: &InitCall, before: Option<Before>) -> Step {
     let (mut deriving, configured) = match before {
         Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })) => (deriving, configured),
-        Some(Before::OfPlain(of_plain)) if of_plain.has_lost_parent() => {
+        Some(Before::OfParentOnNccl(of_parent_on_nccl)) if of_parent_on_nccl.has_lost_parent() => {
             return Step::Failed(refuse(
                 ncclInternalError,
                 format_args!("a communicator from another that was ended meanwhile"),
@@ -103,7 +103,7 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
         let mut derivation = deriving.begun();
         let Course::Apart { rank, ranks } = derivation.alone() else { return Step::Nccl(None) };
         let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
-        derivation.refuse(Reason::Derived);
+        derivation.refuse(FallbackReason::Derived);
         return Step::ById(by_id);
     };
     let mut derivation = deriving.begun();
@@ -121,7 +121,7 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
         Course::Apart { rank, ranks } => {
             let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
             if by_id.of.is_none() {
-                return Step::ById(ById { reason: Reason::OneRank, ..by_id });
+                return Step::ById(ById { reason: FallbackReason::OneRank, ..by_id });
             }
             let asked = derivation.ask(by_id.new_communicator, configured);
             met(asked, derivation, configuration, by_id)
@@ -164,13 +164,13 @@ fn by_id(
         new_communicator: NewCommunicator { device, rank, ranks: ranks.len() as u32 },
         config: init.config_of_child(),
         others: Others::Nothing,
-        reason: Reason::Derived,
+        reason: FallbackReason::Derived,
     }
 }
 
 /// The ranks meet; where they get no peer group, an id it is.
 fn met(
-    asked: Result<Asked, Reason>,
+    asked: Result<Asked, FallbackReason>,
     derivation: Derivation,
     configuration: Configuration,
     by_id: ById,
@@ -179,12 +179,12 @@ fn met(
         Ok(asked) => asked,
         Err(reason) => return does_not_come(reason, derivation, by_id),
     };
-    match peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)) {
+    match peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Derived)) {
         InitOutcome::PeerGroup(peer_group) => {
             peer_group.keep_configuration(configuration);
             Step::Met(LazyCommunicator::new(peer_group, by_id.new_communicator.device, None), by_id.others)
         }
-        InitOutcome::Plain(reason) => Step::ById(ById { reason, ..by_id }),
+        InitOutcome::OnNccl(reason) => Step::ById(ById { reason, ..by_id }),
         InitOutcome::Failed(failure) => {
             Step::Failed(refuse(failure.code(), format_args!("no communicator: {failure}")))
         }
@@ -193,7 +193,7 @@ fn met(
 
 /// This rank does not come to the session of the others, who go to NCCL when they hear so. It may lack what it needs for that, too: so it
 /// has the id before they hear. Without one they have no communicator either.
-fn does_not_come(reason: Reason, derivation: Derivation, by_id: ById) -> Step {
+fn does_not_come(reason: FallbackReason, derivation: Derivation, by_id: ById) -> Step {
     match id_of(&by_id) {
         Ok(id) => {
             derivation.refuse(reason.clone());
@@ -279,7 +279,7 @@ pub fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
             let NewCommunicator { device, rank, ranks } = new_communicator;
             let identity = Identity { rank: rank as i32, ranks: ranks as i32, device };
             if let Some((handle, communicator)) = note(place, identity) {
-                settle(handle, communicator, InitOutcome::Plain(reason));
+                settle(handle, communicator, InitOutcome::OnNccl(reason));
             }
         }
         Step::Failed(_) => {}

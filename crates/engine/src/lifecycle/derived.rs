@@ -21,11 +21,11 @@ use crate::lazy;
 use crate::lazy::Unfit;
 use crate::negotiated;
 use crate::peers::{
-    self, Asked, Configured, Derivation, Deriving, InitOutcome, LocalWait, NewCommunicator, Plain, Standing,
-    Waiting, Wanted,
+    self, Asked, Configured, Derivation, Deriving, InitOutcome, LocalWait, NewCommunicator, ParentOnNccl,
+    Standing, Waiting, Wanted,
 };
 use crate::process;
-use crate::rendezvous::outcome::Reason;
+use crate::rendezvous::outcome::FallbackReason;
 use crate::stats::count;
 
 use super::session::{self, settle};
@@ -36,7 +36,7 @@ pub enum Before {
     /// The parent has a peer group.
     OfPeerGroup(OfPeerGroup),
     /// It has none.
-    OfPlain(OfPlain),
+    OfParentOnNccl(OfParentOnNccl),
 }
 
 /// A call for one whose parent's ranks have met.
@@ -46,18 +46,18 @@ pub struct OfPeerGroup {
 }
 
 /// A call for one whose parent has no peer group.
-pub struct OfPlain {
-    plain: Arc<Plain>,
+pub struct OfParentOnNccl {
+    parent_on_nccl: Arc<ParentOnNccl>,
     wanted: Wanted,
     /// None where this rank's has none for certain.
     local_wait: Option<LocalWait>,
     configured: Configured,
 }
 
-impl OfPlain {
+impl OfParentOnNccl {
     /// Whether another thread has ended the parent while this rank waited: NCCL's may be gone.
     pub fn has_lost_parent(&self) -> bool {
-        self.local_wait.is_some() && self.plain.has_ended()
+        self.local_wait.is_some() && self.parent_on_nccl.has_ended()
     }
 }
 
@@ -125,8 +125,13 @@ fn before(from: FromParent) -> Option<Before> {
         Which::Color(color) => Wanted::Split(Some(color)),
         Which::AllBut(excluded) => Wanted::Shrink(excluded),
     };
-    if let Some(plain) = known.plain(parent) {
-        return Some(Before::OfPlain(before_of_plain(plain, wanted, configured, &given)));
+    if let Some(parent_on_nccl) = known.parent_on_nccl(parent) {
+        return Some(Before::OfParentOnNccl(before_of_parent_on_nccl(
+            parent_on_nccl,
+            wanted,
+            configured,
+            &given,
+        )));
     }
     let derive = |kept: &Kept| {
         let standing = match kept {
@@ -154,20 +159,20 @@ fn before(from: FromParent) -> Option<Before> {
 }
 
 /// What NCCL makes at the end of a group has no session: see [`before_group`].
-fn before_of_plain(
-    plain: Arc<Plain>,
+fn before_of_parent_on_nccl(
+    parent_on_nccl: Arc<ParentOnNccl>,
     wanted: Wanted,
     configured: Option<(Option<c_int>, Ctas)>,
     given: &Given,
-) -> OfPlain {
-    let configuration = given.over(plain.configuration());
+) -> OfParentOnNccl {
+    let configuration = given.over(parent_on_nccl.configuration());
     let (blocking, ctas) = configured.unzip();
     // The parent waits.
     let waiting = blocking.flatten().map_or(Waiting::Blocking, waiting);
-    let local_wait = if group::is_open() { None } else { plain.enter_local(&wanted, waiting) };
-    let shares = plain.configuration().may_share();
+    let local_wait = if group::is_open() { None } else { parent_on_nccl.enter_local(&wanted, waiting) };
+    let shares = parent_on_nccl.configuration().may_share();
     let configured = Configured { waiting: Some(waiting), ctas, configuration, shares };
-    OfPlain { plain, wanted, local_wait, configured }
+    OfParentOnNccl { parent_on_nccl, wanted, local_wait, configured }
 }
 
 fn waiting(blocking: c_int) -> Waiting {
@@ -179,12 +184,12 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
     // NCCL counts a call once it has looked at the arguments, and so do we.
     let begun = result != ncclInvalidArgument && result != ncclInvalidUsage;
     let before = before.filter(|_| begun);
-    if let Some(Before::OfPlain(of_plain)) = before {
-        return after_of_plain(of_plain, handle, result);
+    if let Some(Before::OfParentOnNccl(of_parent_on_nccl)) = before {
+        return after_of_parent_on_nccl(of_parent_on_nccl, handle, result);
     }
     let Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })) = before else {
         if result == ncclSuccess || result == ncclInProgress {
-            note_plain(handle);
+            note_on_nccl(handle);
         } else {
             session::refused(result);
         }
@@ -203,22 +208,26 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
 }
 
 /// NCCL has taken a call for one whose parent has no peer group, and has made it if it succeeded outside a group.
-fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncclResult_t {
-    let OfPlain { plain, wanted, local_wait, configured } = of_plain;
-    plain.begun(&wanted);
+fn after_of_parent_on_nccl(
+    of_parent_on_nccl: OfParentOnNccl,
+    place: Handle,
+    result: ncclResult_t,
+) -> ncclResult_t {
+    let OfParentOnNccl { parent_on_nccl, wanted, local_wait, configured } = of_parent_on_nccl;
+    parent_on_nccl.begun(&wanted);
     if result != ncclSuccess && result != ncclInProgress {
         session::refused(result);
         return ncclSuccess;
     }
     let Some(local_wait) = local_wait.filter(|_| result == ncclSuccess) else {
-        note_plain(place);
+        note_on_nccl(place);
         return ncclSuccess;
     };
     meet(vec![(place, configured, local_wait.derivation())])
 }
 
 /// One whose parent has no peer group, and that none can have.
-fn note_plain(handle: Handle) {
+fn note_on_nccl(handle: Handle) {
     let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
     super::count_as_derived(communicator);
     let ranks = known::identity(handle).map_or(0, |identity| identity.ranks);
@@ -254,14 +263,14 @@ pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
     if together || awaited.iter().find(is_derived).is_none() {
         return awaited;
     }
-    let plain = |waited| match waited {
+    let refused = |waited| match waited {
         Awaited::Derived(handle, _, derivation) => {
-            derivation.refuse(Reason::Grouped);
+            derivation.refuse(FallbackReason::Grouped);
             Awaited::Grouped(handle)
         }
         other => other,
     };
-    awaited.into_iter().map(plain).collect()
+    awaited.into_iter().map(refused).collect()
 }
 
 /// NCCL has run a group. Gives the rest of what waited for its end, and the first failure.
@@ -292,7 +301,7 @@ struct ChildSession {
     /// Whether it may use its parent's resources.
     shares: bool,
     /// What it keeps for those made from it, if it has no peer group.
-    plain: Option<Arc<Plain>>,
+    parent_on_nccl: Option<Arc<ParentOnNccl>>,
 }
 
 /// Lets the ranks of communicators meet that NCCL has made, beside each other.
@@ -303,28 +312,35 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
             derivation.fail();
             continue;
         };
-        let plain = known::identity(handle)
+        let parent_on_nccl = known::identity(handle)
             // Of two nothing is made that has peers.
             .filter(|identity| identity.ranks > 2)
-            .map(|identity| derivation.plain(identity.rank.max(0) as u32, &configured));
+            .map(|identity| derivation.parent_on_nccl(identity.rank.max(0) as u32, &configured));
         let (configuration, shares) = (configured.configuration.clone(), configured.shares);
         match ask(handle, configured, derivation) {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                sessions.push(ChildSession { place, handle, communicator, configuration, shares, plain });
+                sessions.push(ChildSession {
+                    place,
+                    handle,
+                    communicator,
+                    configuration,
+                    shares,
+                    parent_on_nccl,
+                });
                 asked.push(one);
             }
             Err(reason) => {
-                settle(handle, communicator, InitOutcome::Plain(reason));
-                session::keep_plain(handle, communicator, plain);
+                settle(handle, communicator, InitOutcome::OnNccl(reason));
+                session::keep_parent_on_nccl(handle, communicator, parent_on_nccl);
             }
         }
     }
     let mut first = ncclSuccess;
     for (session, outcome) in sessions.into_iter().zip(peers::complete(asked)) {
-        let ChildSession { place, handle, communicator, configuration, shares, plain } = session;
-        let plain = plain.filter(|_| matches!(outcome, InitOutcome::Plain(_)));
+        let ChildSession { place, handle, communicator, configuration, shares, parent_on_nccl } = session;
+        let parent_on_nccl = parent_on_nccl.filter(|_| matches!(outcome, InitOutcome::OnNccl(_)));
         if let InitOutcome::PeerGroup(peer_group) = &outcome {
             peer_group.keep_configuration(configuration);
             peer_group.registering().filter(|_| shares).into_iter().for_each(|one| one.share());
@@ -338,7 +354,7 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
         };
         if failed == ncclSuccess {
             settle(handle, communicator, outcome);
-            session::keep_plain(handle, communicator, plain);
+            session::keep_parent_on_nccl(handle, communicator, parent_on_nccl);
             session::warm(handle);
             continue;
         }
@@ -353,13 +369,17 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
     first
 }
 
-fn ask(handle: ncclComm_t, configured: Configured, mut derivation: Derivation) -> Result<Asked, Reason> {
+fn ask(
+    handle: ncclComm_t,
+    configured: Configured,
+    mut derivation: Derivation,
+) -> Result<Asked, FallbackReason> {
     let asked = match known::identity(handle) {
         Some(identity) if identity.rank >= 0 && identity.ranks > identity.rank => {
             let (rank, ranks) = (identity.rank as u32, identity.ranks as u32);
             derivation.ask(NewCommunicator { device: identity.device, rank, ranks }, configured)
         }
-        _ => Err(Reason::NoIdentity { words: "NCCL does not say which rank this is".into() }),
+        _ => Err(FallbackReason::NoIdentity { words: "NCCL does not say which rank this is".into() }),
     };
     asked.inspect_err(|reason| derivation.refuse(reason.clone()))
 }

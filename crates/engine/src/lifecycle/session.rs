@@ -15,9 +15,9 @@ use crate::group::{self, Awaited};
 use crate::guard;
 use crate::lazy::{self, LazyCommunicator, first_launch};
 use crate::peers::cached::{self, Kind, Taken};
-use crate::peers::{self, InitOutcome, InitRequest, Laziness, Plain, Waiting};
+use crate::peers::{self, InitOutcome, InitRequest, Laziness, ParentOnNccl, Waiting};
 use crate::process;
-use crate::rendezvous::outcome::Reason;
+use crate::rendezvous::outcome::FallbackReason;
 use crate::stats::count::{self, Identity};
 use crate::stats::peer_group::{BUILT, LAZY};
 
@@ -26,7 +26,7 @@ use super::{derived, note};
 /// How far an init is before NCCL is called.
 enum Step {
     /// Its session is over, or there is none; and what it keeps for others without a peer group.
-    Decided(InitOutcome, Option<Arc<Plain>>),
+    Decided(InitOutcome, Option<Arc<ParentOnNccl>>),
     /// Its session is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
     Lazy(Vec<Arc<LazyCommunicator>>),
     /// In a group: NCCL only takes note of it now, and so do we.
@@ -93,7 +93,7 @@ fn begin(init: &InitCall) -> Step {
         ) => {
             return Step::Refused;
         }
-        _ => return Step::Decided(InitOutcome::Plain(Reason::Derived), None),
+        _ => return Step::Decided(InitOutcome::OnNccl(FallbackReason::Derived), None),
     };
     if group::is_open() {
         return Step::Grouped(InitRequest { device: peers::device_now(), ..request });
@@ -101,13 +101,15 @@ fn begin(init: &InitCall) -> Step {
     let device = peers::device_now();
     let taken = take(&request, device, &configuration);
     let outcome = match peers::ask(&InitRequest { device, cached: taken.tokens(), ..request }) {
-        Ok(asked) => peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)),
-        Err(reason) => InitOutcome::Plain(reason),
+        Ok(asked) => {
+            peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Derived))
+        }
+        Err(reason) => InitOutcome::OnNccl(reason),
     };
-    let mut plain = None;
+    let mut parent_on_nccl = None;
     match &outcome {
         InitOutcome::PeerGroup(peer_group) => peer_group.keep_configuration(configuration),
-        InitOutcome::Plain(_) => plain = request.plain(configuration),
+        InitOutcome::OnNccl(_) => parent_on_nccl = request.parent_on_nccl(configuration),
         InitOutcome::Failed(_) => {}
     }
     match outcome {
@@ -115,7 +117,7 @@ fn begin(init: &InitCall) -> Step {
             let built = taken.choose(peers::common_offer(peer_group.negotiated()));
             Step::Lazy(vec![LazyCommunicator::new(peer_group, device.unwrap_or_default(), built)])
         }
-        outcome => Step::Decided(outcome, plain),
+        outcome => Step::Decided(outcome, parent_on_nccl),
     }
 }
 
@@ -194,9 +196,9 @@ fn finish(step: Step, init: &InitCall) {
                 group::wait_for(Awaited::Requested(place, handle, Box::new(request.clone())))
             });
         }
-        (Step::Decided(outcome, plain), Some((handle, communicator))) => {
+        (Step::Decided(outcome, parent_on_nccl), Some((handle, communicator))) => {
             settle(handle, communicator, outcome);
-            keep_plain(handle, communicator, plain);
+            keep_parent_on_nccl(handle, communicator, parent_on_nccl);
             guard_first_launch(handle);
         }
         // A split in a group, or later still: its handle is not written yet.
@@ -226,8 +228,15 @@ pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, outcome: 
 }
 
 /// What one without a peer group has for those made from it.
-pub fn keep_plain(handle: ncclComm_t, communicator: &'static Communicator, plain: Option<Arc<Plain>>) {
-    plain.map(Kept::Plain).into_iter().for_each(|plain| drop(communicator.keep(handle, plain)));
+pub fn keep_parent_on_nccl(
+    handle: ncclComm_t,
+    communicator: &'static Communicator,
+    parent_on_nccl: Option<Arc<ParentOnNccl>>,
+) {
+    parent_on_nccl
+        .map(Kept::OnNccl)
+        .into_iter()
+        .for_each(|parent_on_nccl| drop(communicator.keep(handle, parent_on_nccl)));
 }
 
 /// NCCL has run the group that made it, and says now which rank it is and where.
@@ -303,24 +312,24 @@ pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
     for (handle, request) in requested {
         let Some(communicator) = communicator::find(handle) else { continue };
         // What of its configuration is its children's, only NCCL knows.
-        let plain = request.plain(Configuration::Unknown);
-        match if together { peers::ask(&request) } else { Err(Reason::Grouped) } {
+        let parent_on_nccl = request.parent_on_nccl(Configuration::Unknown);
+        match if together { peers::ask(&request) } else { Err(FallbackReason::Grouped) } {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                handles.push((handle, plain));
+                handles.push((handle, parent_on_nccl));
                 asked.push(one);
             }
             Err(reason) => {
-                settle(handle, communicator, InitOutcome::Plain(reason));
-                keep_plain(handle, communicator, plain);
+                settle(handle, communicator, InitOutcome::OnNccl(reason));
+                keep_parent_on_nccl(handle, communicator, parent_on_nccl);
             }
         }
     }
     if asked.is_empty() {
         return rest;
     }
-    for ((handle, plain), outcome) in handles.into_iter().zip(peers::complete(asked)) {
+    for ((handle, parent_on_nccl), outcome) in handles.into_iter().zip(peers::complete(asked)) {
         if let InitOutcome::Failed(failure) = &outcome {
             let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
             if !matches!(rest.first(), Some(Awaited::Failed(_))) {
@@ -329,9 +338,9 @@ pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
         }
         match communicator::find(handle) {
             Some(communicator) => {
-                let plain = plain.filter(|_| matches!(outcome, InitOutcome::Plain(_)));
+                let parent_on_nccl = parent_on_nccl.filter(|_| matches!(outcome, InitOutcome::OnNccl(_)));
                 settle(handle, communicator, outcome);
-                keep_plain(handle, communicator, plain);
+                keep_parent_on_nccl(handle, communicator, parent_on_nccl);
             }
             // Aborted meanwhile.
             None => drop(outcome),

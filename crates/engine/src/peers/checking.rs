@@ -15,7 +15,7 @@ use crate::config::{Switch, config};
 use crate::gpu;
 use crate::negotiated::{NegotiatedConfig, capability};
 use crate::range::Range;
-use crate::rendezvous::outcome::Reason;
+use crate::rendezvous::outcome::FallbackReason;
 use crate::shared_page::SharedPage;
 use crate::stats::check::Checked;
 use crate::stats::{count, segment};
@@ -78,8 +78,8 @@ pub(super) fn say_who_does_not(negotiated: &NegotiatedConfig, rank: u32) {
 }
 
 /// One line of a communicator without a peer group, where calls are to be compared. One rank has nobody to differ from.
-pub(super) fn say_why_not(serial: u64, reason: &Reason) {
-    if config().check == Switch::On && !matches!(reason, Reason::OneRank) {
+pub(super) fn say_why_not(serial: u64, reason: &FallbackReason) {
+    if config().check == Switch::On && !matches!(reason, FallbackReason::OneRank) {
         log::warn!(
             "check: calls of communicator {serial} are not compared, which has no peer group: {reason}"
         );

@@ -1,4 +1,4 @@
-//! Communicators made from one that has a peer group. Where the other has none: [`plain`].
+//! Communicators made from one that has a peer group. Where the other has none: [`parent_on_nccl`].
 //!
 //! Before the real call: [`PeerGroup::derive`]. NCCL makes them first; their ranks find each other at a roster that they have
 //! [entered](Deriving::enter) before ([`crate::rendezvous::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
@@ -11,7 +11,7 @@
 //! whose call NCCL may refuse, says so by [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then.
 
 mod asking;
-mod plain;
+mod parent_on_nccl;
 mod taken;
 mod waits;
 
@@ -25,7 +25,7 @@ use crate::rendezvous::facts::Waiting;
 use super::PeerGroup;
 
 pub use asking::Deriving;
-pub use plain::{LocalWait, Plain};
+pub use parent_on_nccl::{LocalWait, ParentOnNccl};
 pub use taken::Derivation;
 use taken::SessionPlace;
 pub(super) use waits::{Line, Wait};
@@ -129,7 +129,7 @@ mod tests {
     use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
     use crate::peers::hosting::rendezvous;
     use crate::rendezvous::colors::{Course, LazyVote, Others};
-    use crate::rendezvous::outcome::{Failure, Reason};
+    use crate::rendezvous::outcome::{Failure, FallbackReason};
     use crate::sequencer::Graphs;
 
     /// A parent of so many ranks, all of them here.
@@ -228,7 +228,7 @@ mod tests {
         let lines = parent(2, MAY);
         deriving(&lines[1], Some(0)).begun().fail();
         assert_eq!(round(&lines[..1], |_| Some(0)), [Err(Failure::Absent { rank: 1 })]);
-        deriving(&lines[1], Some(0)).begun().refuse(Reason::Grouped);
+        deriving(&lines[1], Some(0)).begun().refuse(FallbackReason::Grouped);
         assert_eq!(round(&lines[..1], |_| Some(0)), [Ok(Course::Nccl)]);
     }
 

@@ -9,7 +9,7 @@ use crate::forward::init::Ctas;
 use crate::gpu;
 use crate::negotiated::Token;
 use crate::rendezvous::id_tag::Id;
-use crate::rendezvous::outcome::{Failure, Reason};
+use crate::rendezvous::outcome::{Failure, FallbackReason};
 use crate::rendezvous::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
 use crate::stats::features::{Lacks, line};
 use crate::stats::{count, peer_group};
@@ -27,7 +27,7 @@ pub enum InitOutcome {
     /// All ranks confirmed.
     PeerGroup(Arc<PeerGroup>),
     /// NCCL does everything.
-    Plain(Reason),
+    OnNccl(FallbackReason),
     /// There is no communicator.
     Failed(Failure),
 }
@@ -60,7 +60,7 @@ pub fn device_now() -> Option<i32> {
 
 /// Begins a rank's init with the request's device, or this thread's current one. Waits for no other rank, and only where
 /// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
-pub fn ask(request: &InitRequest) -> Result<Asked, Reason> {
+pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
     let id_tag = request.check()?;
     closing::at_exit_too();
     // Room that is over must not keep an init from having any.
@@ -79,8 +79,8 @@ pub fn ask(request: &InitRequest) -> Result<Asked, Reason> {
     Ok(Asked { participant, token: id_tag.token, rank, arena, share, until, local_entry })
 }
 
-pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
-    Reason::Unreachable { words: error.to_string() }
+pub(super) fn cannot_reach(error: std::io::Error) -> FallbackReason {
+    FallbackReason::Unreachable { words: error.to_string() }
 }
 
 /// Waits for all others, prepares and confirms: as long as it takes.
@@ -122,14 +122,17 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
         // Nobody confirms without having prepared.
         (Outcome::PeerGroup(_), None) => InitOutcome::Failed(Failure::Unreadable),
         // These come at any moment: as if it had failed.
-        (Outcome::Plain(reason @ (Reason::NonWindlass | Reason::Unreachable { .. })), prepared) => {
+        (
+            Outcome::OnNccl(reason @ (FallbackReason::NonWindlass | FallbackReason::Unreachable { .. })),
+            prepared,
+        ) => {
             prepared.into_iter().for_each(|prepared| prepared.fail());
-            InitOutcome::Plain(reason)
+            InitOutcome::OnNccl(reason)
         }
-        (Outcome::Plain(reason), prepared) => {
+        (Outcome::OnNccl(reason), prepared) => {
             // All have spoken: nobody touches what was announced any more.
             prepared.into_iter().for_each(|prepared| prepared.abandon());
-            InitOutcome::Plain(reason)
+            InitOutcome::OnNccl(reason)
         }
         (Outcome::Failed(failure), prepared) => {
             // Others may still be testing it: they let go of their lines when they are not.
@@ -149,8 +152,8 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
 fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
     match outcome {
         // The others may still have their host, and wait for this rank.
-        InitOutcome::Plain(Reason::Unreachable { .. }) => local_entry.decline(),
-        InitOutcome::Plain(_) | InitOutcome::PeerGroup(_) => local_entry.leave(),
+        InitOutcome::OnNccl(FallbackReason::Unreachable { .. }) => local_entry.decline(),
+        InitOutcome::OnNccl(_) | InitOutcome::PeerGroup(_) => local_entry.leave(),
         InitOutcome::Failed(_) => {}
     }
 }
@@ -159,10 +162,10 @@ fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
 pub fn all_here(devices: &[i32], laziness: Laziness) -> Vec<InitOutcome> {
     closing::at_exit_too();
     all_here_or_reason(devices, laziness)
-        .unwrap_or_else(|reason| devices.iter().map(|_| InitOutcome::Plain(reason.clone())).collect())
+        .unwrap_or_else(|reason| devices.iter().map(|_| InitOutcome::OnNccl(reason.clone())).collect())
 }
 
-fn all_here_or_reason(devices: &[i32], laziness: Laziness) -> Result<Vec<InitOutcome>, Reason> {
+fn all_here_or_reason(devices: &[i32], laziness: Laziness) -> Result<Vec<InitOutcome>, FallbackReason> {
     request::check_all(devices.len())?;
     let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for (rank, device) in (0..).zip(devices) {
@@ -172,9 +175,9 @@ fn all_here_or_reason(devices: &[i32], laziness: Laziness) -> Result<Vec<InitOut
         shares.push(share);
         all.push(facts);
     }
-    let no_name = |error: std::io::Error| Reason::NoIdentity { words: error.to_string() };
+    let no_name = |error: std::io::Error| FallbackReason::NoIdentity { words: error.to_string() };
     let negotiated = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
-    let refused = |(rank, words): (u32, String)| Reason::Refused { rank, words };
+    let refused = |(rank, words): (u32, String)| FallbackReason::Refused { rank, words };
     let prepared = preparing::in_one_hand(&negotiated, &arenas, shares).map_err(refused)?;
     let peer_group = |prepared| {
         let peer_group = PeerGroup::new(negotiated.clone(), prepared);
@@ -203,8 +206,8 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
                 log::info!("communicator {serial}, rank {rank} of {ranks}, peer group {hash:016x}: {has}");
             }
         }
-        InitOutcome::Plain(reason) => {
-            let number = peer_group::PLAIN + u32::from(reason.number());
+        InitOutcome::OnNccl(reason) => {
+            let number = peer_group::ON_NCCL + u32::from(reason.number());
             let serial = count::peer_group(counters, number, Lacks::default());
             let change = match peer_group::change(number) {
                 "" => String::new(),
@@ -233,33 +236,33 @@ mod tests {
     fn reasons_read_back() {
         let words = String::new;
         let reasons = [
-            Reason::SwitchedOff,
-            Reason::OneRank,
-            Reason::ManyRanks,
-            Reason::NonBlocking,
-            Reason::CommId,
-            Reason::ManyIds,
-            Reason::PeerAccess,
-            Reason::NoIdTag,
-            Reason::OtherVersion,
-            Reason::Unreachable { words: words() },
-            Reason::NoIdentity { words: words() },
-            Reason::NonWindlass,
-            Reason::OtherHost { rank: 1, other: 0 },
-            Reason::OtherNetwork { rank: 1, other: 0 },
-            Reason::SameDevice { rank: 1, other: 0 },
-            Reason::OtherOptions { rank: 1, other: 0 },
-            Reason::Incapable { rank: 1 },
-            Reason::Refused { rank: 1, words: words() },
-            Reason::Derived,
-            Reason::Grouped,
-            Reason::Apart,
-            Reason::ImplicitOrder,
-            Reason::LaunchBarrier { rank: 1, other: 0 },
-            Reason::UnseenValues,
+            FallbackReason::SwitchedOff,
+            FallbackReason::OneRank,
+            FallbackReason::ManyRanks,
+            FallbackReason::NonBlocking,
+            FallbackReason::CommId,
+            FallbackReason::ManyIds,
+            FallbackReason::PeerAccess,
+            FallbackReason::NoIdTag,
+            FallbackReason::OtherVersion,
+            FallbackReason::Unreachable { words: words() },
+            FallbackReason::NoIdentity { words: words() },
+            FallbackReason::NonWindlass,
+            FallbackReason::OtherHost { rank: 1, other: 0 },
+            FallbackReason::OtherNetwork { rank: 1, other: 0 },
+            FallbackReason::SameDevice { rank: 1, other: 0 },
+            FallbackReason::OtherOptions { rank: 1, other: 0 },
+            FallbackReason::Incapable { rank: 1 },
+            FallbackReason::Refused { rank: 1, words: words() },
+            FallbackReason::Derived,
+            FallbackReason::Grouped,
+            FallbackReason::Apart,
+            FallbackReason::ImplicitOrder,
+            FallbackReason::LaunchBarrier { rank: 1, other: 0 },
+            FallbackReason::UnseenValues,
         ];
         for reason in reasons {
-            let text = peer_group::text(peer_group::PLAIN + u32::from(reason.number()));
+            let text = peer_group::text(peer_group::ON_NCCL + u32::from(reason.number()));
             assert!(reason.to_string().starts_with(text), "{reason} and {text}");
         }
         assert_eq!((peer_group::text(peer_group::YES), peer_group::text(peer_group::NOT_ASKED)), ("yes", ""));

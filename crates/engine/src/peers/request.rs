@@ -16,16 +16,16 @@ use crate::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, T
 use crate::p2p::Layout;
 use crate::rendezvous::colors::LazyVote;
 use crate::rendezvous::derived::NOBODY;
-use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
+use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, fallback_reason};
 use crate::rendezvous::id_tag::{Id, IdTag};
-use crate::rendezvous::outcome::Reason;
+use crate::rendezvous::outcome::FallbackReason;
 use crate::rendezvous::place;
 use crate::sequencer::Graphs;
 use crate::tuning;
 
 use super::boxes::Share;
 use super::hosting::rendezvous;
-use super::{Plain, features, tuned, watch};
+use super::{ParentOnNccl, features, tuned, watch};
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ impl Laziness {
 
 impl InitRequest {
     /// The id tag, or why there is no session.
-    pub(super) fn check(&self) -> Result<IdTag, Reason> {
+    pub(super) fn check(&self) -> Result<IdTag, FallbackReason> {
         let id_tag = IdTag::decode(&self.id);
         let facts = LocalFacts {
             ranks: self.ranks.max(0) as usize,
@@ -91,26 +91,26 @@ impl InitRequest {
             waiting: waits(self.waiting),
             forbidden: forbidden(),
         };
-        match plain_reason(&facts) {
+        match fallback_reason(&facts) {
             Some(reason) => Err(reason),
-            None => id_tag.ok_or(Reason::NoIdTag),
+            None => id_tag.ok_or(FallbackReason::NoIdTag),
         }
     }
 
     /// What the communicator keeps for those made from it where it has no peer group: nothing where none of them can have one.
-    pub fn plain(&self, configuration: configuration::Kept) -> Option<Arc<Plain>> {
+    pub fn parent_on_nccl(&self, configuration: configuration::Kept) -> Option<Arc<ParentOnNccl>> {
         let id_tag = IdTag::decode(&self.id)?;
         let waits = waits(self.waiting) == Waiting::Blocking;
         let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden().is_none();
-        splits.then(|| Plain::new(id_tag.token, self.rank.max(0) as u32, self.ctas, configuration))
+        splits.then(|| ParentOnNccl::new(id_tag.token, self.rank.max(0) as u32, self.ctas, configuration))
     }
 }
 
 /// Why a communicator made from another has no peer group, before anything is asked of its device.
-pub(super) fn check_derived(waiting: Option<Waiting>) -> Result<(), Reason> {
+pub(super) fn check_derived(waiting: Option<Waiting>) -> Result<(), FallbackReason> {
     match waits(waiting) {
         Waiting::Blocking => Ok(()),
-        Waiting::NonBlocking => Err(Reason::NonBlocking),
+        Waiting::NonBlocking => Err(FallbackReason::NonBlocking),
     }
 }
 
@@ -127,24 +127,24 @@ fn waits(configured: Option<Waiting>) -> Waiting {
 }
 
 /// Why so many ranks in one hand have no peer group, before anything is asked of their devices.
-pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
+pub(super) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
     check_derived(None)?;
     match (forbidden(), ranks) {
         // They need no id.
-        (Some(reason), _) if reason != Reason::CommId => Err(reason),
-        (_, 0 | 1) => Err(Reason::OneRank),
-        (_, ranks) if ranks > RANKS_MAX => Err(Reason::ManyRanks),
+        (Some(reason), _) if reason != FallbackReason::CommId => Err(reason),
+        (_, 0 | 1) => Err(FallbackReason::OneRank),
+        (_, ranks) if ranks > RANKS_MAX => Err(FallbackReason::ManyRanks),
         _ => Ok(()),
     }
 }
 
 /// Which of NCCL's variables forbids a peer group, if one does. NCCL_COMM_ID comes last, as it forbids less than the others.
-fn forbidden() -> Option<Reason> {
+fn forbidden() -> Option<FallbackReason> {
     let forbids = [
-        (Effect::UnseenValues, Reason::UnseenValues),
-        (Effect::NoPeerAccess, Reason::PeerAccess),
-        (Effect::ImplicitOrder, Reason::ImplicitOrder),
-        (Effect::OwnIds, Reason::CommId),
+        (Effect::UnseenValues, FallbackReason::UnseenValues),
+        (Effect::NoPeerAccess, FallbackReason::PeerAccess),
+        (Effect::ImplicitOrder, FallbackReason::ImplicitOrder),
+        (Effect::OwnIds, FallbackReason::CommId),
     ];
     let settings = nccl::settings();
     forbids.into_iter().find(|(effect, _)| settings.has(*effect)).map(|(_, reason)| reason)
@@ -155,7 +155,7 @@ pub(super) fn current(
     ranks: u32,
     ctas: Ctas,
     laziness: Laziness,
-) -> Result<(Arc<Arena>, Share, Facts), Reason> {
+) -> Result<(Arc<Arena>, Share, Facts), FallbackReason> {
     let driver = gpu::driver().map_err(no_identity)?;
     match driver.current_device().map_err(no_identity)? {
         Some(device) => on(device, ranks, ctas, laziness),
@@ -170,12 +170,12 @@ pub(super) fn on(
     ranks: u32,
     ctas: Ctas,
     laziness: Laziness,
-) -> Result<(Arc<Arena>, Share, Facts), Reason> {
+) -> Result<(Arc<Arena>, Share, Facts), FallbackReason> {
     let driver = gpu::driver().map_err(no_identity)?;
     let device = driver.device_facts(ordinal).map_err(no_identity)?;
     let arena = Arena::of(ordinal).map_err(no_identity)?;
     let nccl = nccl::settings();
-    let mut share = Share::new(ordinal, ranks).map_err(|words| Reason::Refused { rank: 0, words })?;
+    let mut share = Share::new(ordinal, ranks).map_err(|words| FallbackReason::Refused { rank: 0, words })?;
     let basis = features::Basis {
         options: config(),
         nccl: &nccl,
@@ -217,8 +217,8 @@ pub(super) fn on(
     Ok((arena, share, facts))
 }
 
-fn no_identity(error: impl std::fmt::Display) -> Reason {
-    Reason::NoIdentity { words: error.to_string() }
+fn no_identity(error: impl std::fmt::Display) -> FallbackReason {
+    FallbackReason::NoIdentity { words: error.to_string() }
 }
 
 fn of_children() -> u64 {

@@ -8,7 +8,7 @@ use crate::negotiated::{RANKS_MAX, Token, capability};
 use super::decision;
 use super::facts::Facts;
 use super::message::{FromHost, FromRank};
-use super::outcome::{Failure, Reason, SessionOutcome};
+use super::outcome::{Failure, FallbackReason, SessionOutcome};
 
 /// A rank's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +56,7 @@ enum Phase {
     Arriving,
     Preparing,
     /// A rank could not prepare, for this reason; the others stop, and speak.
-    Stopping(Reason),
+    Stopping(FallbackReason),
     Over(SessionOutcome),
 }
 
@@ -126,7 +126,7 @@ impl Agreement {
     pub fn step(&mut self, event: Event) -> Vec<Answer> {
         match event {
             Event::NonWindlass if self.outcome().is_none() => {
-                self.end(SessionOutcome::Plain(Reason::NonWindlass))
+                self.end(SessionOutcome::OnNccl(FallbackReason::NonWindlass))
             }
             Event::NonWindlass => Vec::new(),
             Event::Absent(failure) => self.without(SessionOutcome::Failed(failure)),
@@ -178,13 +178,13 @@ impl Agreement {
             return self.refuse_newcomer(connection, Failure::Duplicate { rank });
         }
         let conflict = if ranks as usize > RANKS_MAX {
-            Some(Reason::ManyRanks)
+            Some(FallbackReason::ManyRanks)
         } else {
             decision::conflict(&facts, self.present.iter().map(|present| &present.facts))
         };
         self.present.push(Present { connection, facts, stance: Stance::Here });
         if let Some(reason) = conflict {
-            return self.end(SessionOutcome::Plain(reason));
+            return self.end(SessionOutcome::OnNccl(reason));
         }
         if self.present.len() < ranks as usize {
             return Vec::new();
@@ -223,9 +223,9 @@ impl Agreement {
             return self.disorder(rank);
         }
         present.stance = Stance::Refused;
-        let reason = Reason::Refused { rank, words };
+        let reason = FallbackReason::Refused { rank, words };
         match self.phase {
-            Phase::Arriving => return self.end(SessionOutcome::Plain(reason)),
+            Phase::Arriving => return self.end(SessionOutcome::OnNccl(reason)),
             Phase::Preparing => self.phase = Phase::Stopping(reason),
             _ => return self.end_if_all_spoke(),
         }
@@ -245,7 +245,7 @@ impl Agreement {
             return Vec::new();
         }
         match &self.phase {
-            Phase::Stopping(reason) => self.end(SessionOutcome::Plain(reason.clone())),
+            Phase::Stopping(reason) => self.end(SessionOutcome::OnNccl(reason.clone())),
             _ => self.end(SessionOutcome::PeerGroup),
         }
     }
@@ -284,7 +284,7 @@ impl Agreement {
 
     fn end(&mut self, outcome: SessionOutcome) -> Vec<Answer> {
         let outcome = match outcome {
-            SessionOutcome::Plain(_) if !self.has_room => SessionOutcome::Failed(Failure::Short),
+            SessionOutcome::OnNccl(_) if !self.has_room => SessionOutcome::Failed(Failure::Short),
             outcome => outcome,
         };
         self.phase = Phase::Over(outcome.clone());

@@ -15,8 +15,8 @@ pub struct Counts {
     pub sessions_refused: AtomicU64,
     /// Sessions here that ended in a peer group.
     pub peer_groups: AtomicU64,
-    /// Sessions here that ended plain.
-    pub plains: AtomicU64,
+    /// Sessions here that ended on NCCL.
+    pub on_nccl: AtomicU64,
     /// Sessions here that failed.
     pub failures: AtomicU64,
     /// Rounds here in which all ranks spoke.
@@ -59,7 +59,7 @@ impl Counts {
     pub(super) fn outcome(&self, outcome: &SessionOutcome) {
         Counts::up(match outcome {
             SessionOutcome::PeerGroup => &self.peer_groups,
-            SessionOutcome::Plain(_) => &self.plains,
+            SessionOutcome::OnNccl(_) => &self.on_nccl,
             SessionOutcome::Failed(_) => &self.failures,
         });
     }

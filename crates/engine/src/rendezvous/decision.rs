@@ -1,34 +1,37 @@
 //! What follows from what the ranks reported.
 //!
-//! Every conflict is a fact of two ranks that no later report can mend, so a session is plain at the first one seen,
+//! Every conflict is a fact of two ranks that no later report can mend, so a session ends on NCCL at the first one seen,
 //! without waiting for the rest.
 
 use crate::negotiated::{NegotiatedConfig, Token, Version, capability};
 
 use super::facts::Facts;
-use super::outcome::Reason;
+use super::outcome::FallbackReason;
 
 /// Why a newcomer and those who are there cannot form a peer group.
-pub fn conflict<'a>(newcomer: &Facts, mut present: impl Iterator<Item = &'a Facts>) -> Option<Reason> {
+pub fn conflict<'a>(
+    newcomer: &Facts,
+    mut present: impl Iterator<Item = &'a Facts>,
+) -> Option<FallbackReason> {
     let rank = newcomer.member.rank;
     if newcomer.version != Version::THIS {
-        return Some(Reason::OtherVersion);
+        return Some(FallbackReason::OtherVersion);
     }
     if newcomer.capabilities & capability::REQUIRED != capability::REQUIRED {
-        return Some(Reason::Incapable { rank });
+        return Some(FallbackReason::Incapable { rank });
     }
     present.find_map(|facts| {
         let other = facts.member.rank;
         if facts.place.host != newcomer.place.host {
-            Some(Reason::OtherHost { rank, other })
+            Some(FallbackReason::OtherHost { rank, other })
         } else if facts.place.network != newcomer.place.network {
-            Some(Reason::OtherNetwork { rank, other })
+            Some(FallbackReason::OtherNetwork { rank, other })
         } else if facts.member.device.uuid == newcomer.member.device.uuid {
-            Some(Reason::SameDevice { rank, other })
+            Some(FallbackReason::SameDevice { rank, other })
         } else if is_tied(facts, newcomer) {
-            Some(Reason::LaunchBarrier { rank, other })
+            Some(FallbackReason::LaunchBarrier { rank, other })
         } else if facts.options != newcomer.options {
-            Some(Reason::OtherOptions { rank, other })
+            Some(FallbackReason::OtherOptions { rank, other })
         } else {
             None
         }
@@ -42,7 +45,7 @@ fn is_tied(one: &Facts, other: &Facts) -> bool {
 }
 
 /// Decides for ranks that are all in one hand, in order, as those of `ncclCommInitAll` are: no session is needed.
-pub fn decide(comm: Token, all: &[Facts]) -> Result<NegotiatedConfig, Reason> {
+pub fn decide(comm: Token, all: &[Facts]) -> Result<NegotiatedConfig, FallbackReason> {
     match all.iter().enumerate().find_map(|(index, facts)| conflict(facts, all[..index].iter())) {
         Some(reason) => Err(reason),
         None => Ok(negotiated(comm, all.iter())),

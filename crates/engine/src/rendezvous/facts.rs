@@ -1,14 +1,14 @@
 //! What a rank knows before it talks, and what follows from that alone.
 //!
-//! A rank for which [`plain_reason`] finds a reason goes to NCCL without a message to anyone. That is safe although its
+//! A rank for which [`fallback_reason`] finds a reason goes to NCCL without a message to anyone. That is safe although its
 //! peers may be waiting in a session: its NCCL connects to the port in the id, which is the session's, and such a
-//! connection is the proof that makes the session plain for all.
+//! connection is the proof that makes the session end on NCCL for all.
 
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{Member, RANKS_MAX, Token, Version};
 
 use super::id_tag::IdTag;
-use super::outcome::Reason;
+use super::outcome::FallbackReason;
 
 /// How a communicator is asked for, as far as it decides whether there is a session at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct LocalFacts {
     /// Whether the call waits (`blocking` of the configuration and NCCL_COMM_BLOCKING).
     pub waiting: Waiting,
     /// Which of NCCL's variables forbids a peer group, if one does.
-    pub forbidden: Option<Reason>,
+    pub forbidden: Option<FallbackReason>,
 }
 
 /// Whether the caller of an init waits for it.
@@ -33,26 +33,26 @@ pub enum Waiting {
     NonBlocking,
 }
 
-/// Why this communicator is plain without talk, if it is.
-pub fn plain_reason(facts: &LocalFacts) -> Option<Reason> {
+/// Why this communicator is on NCCL without talk, if it is.
+pub fn fallback_reason(facts: &LocalFacts) -> Option<FallbackReason> {
     if facts.forbidden.is_some() {
         return facts.forbidden.clone();
     }
     if facts.ranks < 2 {
-        return Some(Reason::OneRank);
+        return Some(FallbackReason::OneRank);
     }
     if facts.ranks > RANKS_MAX {
-        return Some(Reason::ManyRanks);
+        return Some(FallbackReason::ManyRanks);
     }
     if facts.waiting == Waiting::NonBlocking {
-        return Some(Reason::NonBlocking);
+        return Some(FallbackReason::NonBlocking);
     }
     if facts.ids != 1 {
-        return Some(Reason::ManyIds);
+        return Some(FallbackReason::ManyIds);
     }
     match facts.id_tag {
-        None => Some(Reason::NoIdTag),
-        Some(id_tag) if id_tag.version != Version::THIS => Some(Reason::OtherVersion),
+        None => Some(FallbackReason::NoIdTag),
+        Some(id_tag) if id_tag.version != Version::THIS => Some(FallbackReason::OtherVersion),
         Some(_) => None,
     }
 }
@@ -127,16 +127,19 @@ mod tests {
         let cases = [
             (good.clone(), None),
             (LocalFacts { ranks: RANKS_MAX, ..good.clone() }, None),
-            (LocalFacts { ranks: RANKS_MAX + 1, ..good.clone() }, Some(Reason::ManyRanks)),
-            (LocalFacts { ranks: 1, ..good.clone() }, Some(Reason::OneRank)),
-            (LocalFacts { id_tag: None, ..good.clone() }, Some(Reason::NoIdTag)),
-            (LocalFacts { id_tag: Some(other), ..good.clone() }, Some(Reason::OtherVersion)),
-            (LocalFacts { forbidden: Some(Reason::CommId), ids: 2, ..good.clone() }, Some(Reason::CommId)),
-            (LocalFacts { ids: 2, ..good.clone() }, Some(Reason::ManyIds)),
-            (LocalFacts { waiting: Waiting::NonBlocking, ..good.clone() }, Some(Reason::NonBlocking)),
+            (LocalFacts { ranks: RANKS_MAX + 1, ..good.clone() }, Some(FallbackReason::ManyRanks)),
+            (LocalFacts { ranks: 1, ..good.clone() }, Some(FallbackReason::OneRank)),
+            (LocalFacts { id_tag: None, ..good.clone() }, Some(FallbackReason::NoIdTag)),
+            (LocalFacts { id_tag: Some(other), ..good.clone() }, Some(FallbackReason::OtherVersion)),
+            (
+                LocalFacts { forbidden: Some(FallbackReason::CommId), ids: 2, ..good.clone() },
+                Some(FallbackReason::CommId),
+            ),
+            (LocalFacts { ids: 2, ..good.clone() }, Some(FallbackReason::ManyIds)),
+            (LocalFacts { waiting: Waiting::NonBlocking, ..good.clone() }, Some(FallbackReason::NonBlocking)),
         ];
         for (facts, expected) in cases {
-            assert_eq!(plain_reason(&facts), expected, "{facts:?}");
+            assert_eq!(fallback_reason(&facts), expected, "{facts:?}");
         }
     }
 }

@@ -15,7 +15,7 @@ pub enum SessionOutcome {
     /// All ranks confirmed.
     PeerGroup,
     /// No peer group: NCCL does everything.
-    Plain(Reason),
+    OnNccl(FallbackReason),
     /// There will be no communicator.
     Failed(Failure),
 }
@@ -76,7 +76,7 @@ macro_rules! coded {
 
 coded! {
     /// Why a communicator has no peer group.
-    Reason {
+    FallbackReason {
         1 SwitchedOff = "WINDLASS=off is set",
         2 OneRank = "it has one rank",
         3 ManyRanks = "it has more than 16 ranks",
@@ -137,7 +137,7 @@ impl SessionOutcome {
     pub(super) fn put(&self, writer: &mut Writer) {
         match self {
             SessionOutcome::PeerGroup => drop(writer.u8(0)),
-            SessionOutcome::Plain(reason) => reason.put(writer.u8(1)),
+            SessionOutcome::OnNccl(reason) => reason.put(writer.u8(1)),
             SessionOutcome::Failed(failure) => failure.put(writer.u8(2)),
         }
     }
@@ -145,7 +145,7 @@ impl SessionOutcome {
     pub(super) fn take(reader: &mut Reader<'_>) -> Option<SessionOutcome> {
         Some(match reader.u8()? {
             0 => SessionOutcome::PeerGroup,
-            1 => SessionOutcome::Plain(Reason::take(reader)?),
+            1 => SessionOutcome::OnNccl(FallbackReason::take(reader)?),
             2 => SessionOutcome::Failed(Failure::take(reader)?),
             _ => return None,
         })
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(bounded(&"é".repeat(150)), "é".repeat(100));
         assert_eq!(bounded("x"), "x");
         assert_eq!(
-            Reason::OtherHost { rank: 1, other: 0 }.to_string(),
+            FallbackReason::OtherHost { rank: 1, other: 0 }.to_string(),
             "ranks are on different hosts, rank 1, other 0"
         );
     }

@@ -10,7 +10,7 @@ use crate::thread;
 use super::descriptors::DescriptorSocket;
 use super::facts::Facts;
 use super::message::{FromHost, FromRank};
-use super::outcome::{Failure, Reason, SessionOutcome, bounded};
+use super::outcome::{Failure, FallbackReason, SessionOutcome, bounded};
 use super::participation::{Participation, Stage, Turn, WithoutHost, Worth};
 use super::poll::Flag;
 use super::reactor::{Command, Reporting, Shared};
@@ -83,7 +83,7 @@ pub enum Outcome {
     /// It is in a peer group, by this negotiated config. Its connection to the host is over.
     PeerGroup(Arc<NegotiatedConfig>),
     /// It goes to NCCL.
-    Plain(Reason),
+    OnNccl(FallbackReason),
     /// Its init fails.
     Failed(Failure),
 }
@@ -241,7 +241,7 @@ impl Participant {
 fn outcome(stage: Stage) -> Outcome {
     match stage {
         Stage::PeerGroup(negotiated) => Outcome::PeerGroup(negotiated),
-        Stage::Over(SessionOutcome::Plain(reason)) => Outcome::Plain(reason),
+        Stage::Over(SessionOutcome::OnNccl(reason)) => Outcome::OnNccl(reason),
         Stage::Over(SessionOutcome::Failed(failure)) => Outcome::Failed(failure),
         // `is_over` held, and what is over stays so.
         _ => Outcome::Failed(Failure::Unreadable),

@@ -6,7 +6,7 @@ use crate::negotiated::NegotiatedConfig;
 
 use super::facts::Facts;
 use super::message::FromHost;
-use super::outcome::{Failure, Reason, SessionOutcome};
+use super::outcome::{Failure, FallbackReason, SessionOutcome};
 
 /// Where a rank stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum WithoutHost {
     /// It has no communicator: whose process hosts, makes it with the others.
     Fails,
     /// It has NCCL's, which is there already.
-    IsPlain,
+    GoesToNccl,
 }
 
 /// Whether preparing can still lead to a peer group.
@@ -91,7 +91,7 @@ impl Participation {
             }
             (
                 Stage::Asked | Stage::Preparing(_) | Stage::Confirmed(_),
-                FromHost::Outcome(outcome @ (SessionOutcome::Plain(_) | SessionOutcome::Failed(_))),
+                FromHost::Outcome(outcome @ (SessionOutcome::OnNccl(_) | SessionOutcome::Failed(_))),
             ) => Stage::Over(outcome),
             // It may cross this rank's own word.
             (Stage::Preparing(_) | Stage::Confirmed(_), FromHost::Stop) => {
@@ -117,11 +117,11 @@ impl Participation {
 
     /// The connection is gone, or what came cannot be read. After the outcome that is no failure.
     pub fn lost(&mut self, failure: Failure) {
-        if self.without_host == WithoutHost::IsPlain
+        if self.without_host == WithoutHost::GoesToNccl
             && matches!(failure, Failure::HostLost | Failure::Short)
             && matches!(self.stage, Stage::Asked | Stage::Preparing(_))
         {
-            self.end(SessionOutcome::Plain(Reason::Unreachable { words: failure.to_string() }));
+            self.end(SessionOutcome::OnNccl(FallbackReason::Unreachable { words: failure.to_string() }));
         } else {
             self.end(SessionOutcome::Failed(failure));
         }

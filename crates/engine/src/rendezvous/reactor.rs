@@ -24,7 +24,7 @@ use super::connection::Connection;
 use super::counts::Counts;
 use super::derived::NOBODY;
 use super::id_tag::Id;
-use super::outcome::{Failure, Reason, SessionOutcome};
+use super::outcome::{Failure, FallbackReason, SessionOutcome};
 use super::poll::{Flag, Poll, Watched};
 use super::relay::Relay;
 use super::round::Round;
@@ -173,7 +173,7 @@ fn lost(command: Command) {
     match command {
         Command::Join(Host::Port(_), reports) => {
             let words = "the background thread has ended";
-            let outcome = || SessionOutcome::Plain(Reason::Unreachable { words: words.into() });
+            let outcome = || SessionOutcome::OnNccl(FallbackReason::Unreachable { words: words.into() });
             reports.iter().for_each(|reporting| reporting.waiter.end(outcome()));
         }
         Command::Join(Host::ProcessListener(_), reports) => {

@@ -54,7 +54,7 @@ impl Waiter {
     /// Whether it says elsewhere that it does not come after all: at its host-local rendezvous.
     pub(super) fn declines_elsewhere(&self) -> bool {
         match self {
-            Waiter::Rank(ranks, index) => ranks.without_host(*index) == WithoutHost::IsPlain,
+            Waiter::Rank(ranks, index) => ranks.without_host(*index) == WithoutHost::GoesToNccl,
             Waiter::Round(_) => false,
         }
     }

@@ -5,7 +5,7 @@ pub const NOT_ASKED: u32 = 0;
 /// It has one.
 pub const YES: u32 = 1;
 /// The reasons why it has none begin above this number.
-pub const PLAIN: u32 = 100;
+pub const ON_NCCL: u32 = 100;
 
 /// NCCL made it at its init.
 pub const MADE: u32 = 0;
@@ -21,7 +21,7 @@ pub fn nccl(number: u32) -> &'static str {
     ["", "unbuilt", "built", "reused"].get(number as usize).copied().unwrap_or("")
 }
 
-/// What the numbers above [`PLAIN`] mean, from 1; and what would change it, where something would.
+/// What the numbers above [`ON_NCCL`] mean, from 1; and what would change it, where something would.
 const REASONS: [(&str, &str); 24] = [
     ("WINDLASS=off is set", "unset it"),
     ("it has one rank", ""),
@@ -59,7 +59,7 @@ const REASONS: [(&str, &str); 24] = [
 ];
 
 fn reason(number: u32) -> Option<&'static (&'static str, &'static str)> {
-    REASONS.get((number as usize).checked_sub(PLAIN as usize + 1)?)
+    REASONS.get((number as usize).checked_sub(ON_NCCL as usize + 1)?)
 }
 
 /// The text of a number: empty, `yes` or the reason.

@@ -11,11 +11,11 @@ use crate::support::*;
 /// Communicators of the first two devices.
 fn pair() -> Result<Vec<InitOutcome>, String> {
     let outcomes = peers::all_here(&[0, 1], Laziness::None);
-    let plain = outcomes
+    let missing = outcomes
         .iter()
         .find(|outcome| !matches!(outcome, InitOutcome::PeerGroup(_)))
         .map(|outcome| format!("{outcome:?}"));
-    plain.map_or(Ok(outcomes), Err)
+    missing.map_or(Ok(outcomes), Err)
 }
 
 fn peer_group(outcome: &InitOutcome) -> &PeerGroup {

@@ -8,7 +8,7 @@ use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::agreement::{Agreement, ConnectionId, Event};
 use windlass_engine::rendezvous::decision;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
-use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
+use windlass_engine::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 use windlass_engine::rendezvous::participation::{Participation, Stage, Turn, WithoutHost};
 
 use crate::support::facts;
@@ -154,7 +154,7 @@ impl World {
             rank.reported = true;
             if rank.behavior == Behavior::NonWindlass {
                 self.non_windlass_pending += 1;
-                rank.participation.end(SessionOutcome::Plain(Reason::NonBlocking));
+                rank.participation.end(SessionOutcome::OnNccl(FallbackReason::NonBlocking));
             } else if let Some(outcome) = declining(rank.behavior) {
                 rank.to_host.push_back(FromRank::Decline(outcome.clone()));
                 rank.participation.end(outcome);
@@ -220,9 +220,9 @@ impl World {
             })
             .collect();
         let plain = living()
-            .filter(|rank| matches!(rank.participation.stage(), Stage::Over(SessionOutcome::Plain(_))))
+            .filter(|rank| matches!(rank.participation.stage(), Stage::Over(SessionOutcome::OnNccl(_))))
             .count();
-        assert!(peer_group.is_empty() || plain == 0, "a peer group beside plain ranks");
+        assert!(peer_group.is_empty() || on_nccl == 0, "a peer group beside ranks on NCCL");
         assert!(peer_group.windows(2).all(|pair| pair[0] == pair[1]), "negotiated configs differ");
         if !peer_group.is_empty() {
             assert!(self.ranks.iter().all(|rank| rank.confirmed), "a peer group that not all confirmed");
@@ -241,7 +241,7 @@ impl World {
 
 fn declining(behavior: Behavior) -> Option<SessionOutcome> {
     match behavior {
-        Behavior::Declines => Some(SessionOutcome::Plain(Reason::NonBlocking)),
+        Behavior::Declines => Some(SessionOutcome::OnNccl(FallbackReason::NonBlocking)),
         Behavior::Fails => Some(SessionOutcome::Failed(Failure::Absent { rank: 7 })),
         _ => None,
     }
@@ -278,7 +278,7 @@ proptest! {
         behaviors in behaviors(),
         choices in proptest::collection::vec(any::<u16>(), 0..120),
         host_dies_at in proptest::option::weighted(0.3, 0usize..80),
-        without_host in prop_oneof![Just(WithoutHost::Fails), Just(WithoutHost::IsPlain)],
+        without_host in prop_oneof![Just(WithoutHost::Fails), Just(WithoutHost::GoesToNccl)],
     ) {
         let mut world = world(&behaviors, without_host);
         world.run(&choices, host_dies_at);
@@ -299,16 +299,16 @@ fn outcomes() {
     let well = run_in_order(&[Behavior::Well; 4]);
     assert!(well.iter().all(|stage| matches!(stage, Stage::PeerGroup(_))));
     let cases = [
-        (Behavior::OtherOptions, SessionOutcome::Plain(Reason::OtherOptions { rank: 1, other: 0 })),
-        (Behavior::OtherHost, SessionOutcome::Plain(Reason::OtherHost { rank: 1, other: 0 })),
-        (Behavior::OtherVersion, SessionOutcome::Plain(Reason::OtherVersion)),
-        (Behavior::SameDevice, SessionOutcome::Plain(Reason::SameDevice { rank: 1, other: 0 })),
+        (Behavior::OtherOptions, SessionOutcome::OnNccl(FallbackReason::OtherOptions { rank: 1, other: 0 })),
+        (Behavior::OtherHost, SessionOutcome::OnNccl(FallbackReason::OtherHost { rank: 1, other: 0 })),
+        (Behavior::OtherVersion, SessionOutcome::OnNccl(FallbackReason::OtherVersion)),
+        (Behavior::SameDevice, SessionOutcome::OnNccl(FallbackReason::SameDevice { rank: 1, other: 0 })),
         (
             Behavior::Refuses,
-            SessionOutcome::Plain(Reason::Refused { rank: 1, words: "it does not map".into() }),
+            SessionOutcome::OnNccl(FallbackReason::Refused { rank: 1, words: "it does not map".into() }),
         ),
-        (Behavior::NonWindlass, SessionOutcome::Plain(Reason::NonWindlass)),
-        (Behavior::Declines, SessionOutcome::Plain(Reason::NonBlocking)),
+        (Behavior::NonWindlass, SessionOutcome::OnNccl(FallbackReason::NonWindlass)),
+        (Behavior::Declines, SessionOutcome::OnNccl(FallbackReason::NonBlocking)),
         (Behavior::Fails, SessionOutcome::Failed(Failure::Absent { rank: 7 })),
         (Behavior::Dies(2), SessionOutcome::Failed(Failure::Lost { rank: 1 })),
     ];
@@ -336,11 +336,11 @@ fn without_host() {
             assert_eq!(rank.confirm(), Turn::Speak);
         }
         rank.lost(failure);
-        matches!(rank.stage(), Stage::Over(SessionOutcome::Plain(Reason::Unreachable { .. })))
+        matches!(rank.stage(), Stage::Over(SessionOutcome::OnNccl(FallbackReason::Unreachable { .. })))
     };
-    assert!(lost(WithoutHost::IsPlain, false, Failure::HostLost));
-    assert!(!lost(WithoutHost::IsPlain, true, Failure::HostLost));
-    assert!(!lost(WithoutHost::IsPlain, false, Failure::Unreadable));
+    assert!(lost(WithoutHost::GoesToNccl, false, Failure::HostLost));
+    assert!(!lost(WithoutHost::GoesToNccl, true, Failure::HostLost));
+    assert!(!lost(WithoutHost::GoesToNccl, false, Failure::Unreadable));
     assert!(!lost(WithoutHost::Fails, false, Failure::HostLost));
 }
 
@@ -376,7 +376,7 @@ fn without_a_session() {
     let negotiated = decision::decide(Token([6; 16]), &all).unwrap();
     assert_eq!((negotiated.members.len(), negotiated.comm), (4, Token([6; 16])));
     all[3].member.device.uuid = [1; 16];
-    assert_eq!(decision::decide(Token([6; 16]), &all), Err(Reason::SameDevice { rank: 3, other: 1 }));
+    assert_eq!(decision::decide(Token([6; 16]), &all), Err(FallbackReason::SameDevice { rank: 3, other: 1 }));
 }
 
 fn report(rank: u32, ranks: u32) -> FromRank {
@@ -465,7 +465,7 @@ fn refusal_waits_for_all() {
         assert_eq!(host.step(Event::Said(ConnectionId(3), message)).len(), 3);
         assert_eq!(
             host.outcome(),
-            Some(&SessionOutcome::Plain(Reason::Refused { rank: 1, words: "full".into() }))
+            Some(&SessionOutcome::OnNccl(FallbackReason::Refused { rank: 1, words: "full".into() }))
         );
     }
     for (gone, rank) in [(1, 0), (2, 1), (3, 2)] {

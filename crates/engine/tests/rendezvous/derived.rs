@@ -14,7 +14,7 @@ use windlass_engine::descriptor::Ours;
 use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::derived::{self, Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::FromRank;
-use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
+use windlass_engine::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 use windlass_engine::rendezvous::{Limits, Outcome, Participant, Rendezvous};
 
 use crate::support::{facts, hosted, is_peer_group, join, ready};
@@ -110,7 +110,7 @@ fn two_colors_at_once() {
     assert_eq!(split.host.counts().peer_groups.load(Ordering::Relaxed), 2);
 }
 
-/// A rank that declines makes its session plain for all who wait and who come later, and no other's.
+/// A rank that declines makes its session end on NCCL for all who wait and who come later, and no other's.
 #[test]
 fn declined() {
     let split = split();
@@ -118,10 +118,10 @@ fn declined() {
     split.host.await_ranks(split.of(2), 0b110, Vec::new());
     let early = split.join(&split.host, 0, 1, 0, 3);
     let others = [split.join(&split.host, 1, 2, 0, 2), split.join(&split.host, 2, 2, 1, 2)];
-    rendezvous_declines(&split, 3, SessionOutcome::Plain(Reason::NonBlocking));
-    assert!(matches!(joined(early), Outcome::Plain(Reason::NonBlocking)));
+    rendezvous_declines(&split, 3, SessionOutcome::OnNccl(FallbackReason::NonBlocking));
+    assert!(matches!(joined(early), Outcome::OnNccl(FallbackReason::NonBlocking)));
     let late = split.join(&split.host, 4, 1, 2, 3);
-    assert!(matches!(joined(late), Outcome::Plain(Reason::NonBlocking)));
+    assert!(matches!(joined(late), Outcome::OnNccl(FallbackReason::NonBlocking)));
     thread::scope(|scope| {
         for participant in others {
             scope.spawn(|| assert!(is_peer_group(&joined(participant))));
@@ -258,7 +258,7 @@ fn host_is_gone() {
         drop(split.host);
         assert!(matches!(waiting.join().unwrap(), Outcome::Failed(Failure::HostLost)));
     });
-    own.decline(&invitation, SessionOutcome::Plain(Reason::NonBlocking));
+    own.decline(&invitation, SessionOutcome::OnNccl(FallbackReason::NonBlocking));
     let late = own.join_invited(&invitation, facts(1, 2)).unwrap();
     assert!(matches!(joined(late), Outcome::Failed(Failure::HostLost)));
 }
@@ -289,7 +289,7 @@ fn thread_has_ended() {
         assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), number) }, number);
     }
     let has_ended = || match join(&own, &hosted.id, facts(1, 3)) {
-        Outcome::Plain(Reason::Unreachable { words }) => words.contains("has ended"),
+        Outcome::OnNccl(FallbackReason::Unreachable { words }) => words.contains("has ended"),
         _ => false,
     };
     let at_host = Rendezvous::start(Limits::default()).unwrap();
@@ -361,7 +361,7 @@ fn full_queue() {
     let aborted = own.join_invited(&invites(1), facts(1, 2)).unwrap();
     aborted.cancellers()[0].abort();
     assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
-    own.decline(&invites(2), SessionOutcome::Plain(Reason::NonBlocking));
+    own.decline(&invites(2), SessionOutcome::OnNccl(FallbackReason::NonBlocking));
     queued.iter().for_each(|_| drop(net::accept(&listener).unwrap()));
     // The message of the one that was aborted comes, too: its host waits for it.
     let mut missing = vec![invites(1).greeting(), invites(2).greeting()];

@@ -94,7 +94,7 @@ fn gone_before_all_are_there() {
     assert!(matches!(late, Outcome::Failed(Failure::Lost { .. })), "{late:?}");
 }
 
-/// The host ends before all are there: an error, not plain.
+/// The host ends before all are there: an error, not a fallback to NCCL.
 #[test]
 fn host_is_lost() {
     let hosted = hosted();

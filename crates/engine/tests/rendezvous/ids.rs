@@ -10,7 +10,7 @@ use windlass_engine::negotiated::capability;
 use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::id_tag::{self, Id, IdTag};
 use windlass_engine::rendezvous::message::{FromRank, greeting};
-use windlass_engine::rendezvous::outcome::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, FallbackReason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all};
 
 use crate::support::{Hosted, facts, hosted, id_of, is_peer_group, join, ready};
@@ -46,7 +46,7 @@ fn peer_group_of_lazy_communicators() {
     assert_eq!(hosted.rendezvous.spare_id(), None);
     assert_eq!(hosted.rendezvous.counts().ids_recycled.load(Ordering::Relaxed), 1);
     let late = join(&hosted.rendezvous, &hosted.id, lazy_facts(1, 2));
-    assert!(matches!(late, Outcome::Plain(Reason::Unreachable { .. })), "{late:?}");
+    assert!(matches!(late, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{late:?}");
     assert!(outcomes.iter().all(is_peer_group));
     hosted.root.set_nonblocking(true).unwrap();
     assert_eq!(hosted.root.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
@@ -75,9 +75,9 @@ fn not_all_lazy() {
     }
 }
 
-/// Ranks that would be lazy and end plain go to NCCL: by a refusal, or by a rank whose connection was relayed.
+/// Ranks that would be lazy and end without a peer group go to NCCL: by a refusal, or by a rank whose connection was relayed.
 #[test]
-fn plain_after_all() {
+fn on_nccl_after_all() {
     let refused = hosted();
     let participants = [0, 1].map(|rank| {
         let facts = lazy_facts(rank, 2);
@@ -88,7 +88,7 @@ fn plain_after_all() {
         _ => Ok(()),
     });
     for outcome in outcomes.iter().flatten() {
-        assert!(matches!(outcome, Outcome::Plain(Reason::Refused { rank: 1, .. })), "{outcome:?}");
+        assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Refused { rank: 1, .. })), "{outcome:?}");
     }
     assert_eq!((open(&refused.rendezvous), refused.rendezvous.spare_id()), (1, None));
     refused.nccl_rank();
@@ -96,7 +96,7 @@ fn plain_after_all() {
     let relayed = hosted();
     relayed.nccl_rank();
     for outcome in bring(&relayed, [lazy_facts(0, 2), lazy_facts(1, 2)]) {
-        assert!(matches!(outcome, Outcome::Plain(Reason::NonWindlass)), "{outcome:?}");
+        assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::NonWindlass)), "{outcome:?}");
     }
     assert_eq!((open(&relayed.rendezvous), relayed.rendezvous.spare_id()), (1, None));
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use windlass_engine::negotiated::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::derived::{Invitation, child};
 use windlass_engine::rendezvous::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};
-use windlass_engine::rendezvous::outcome::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, FallbackReason};
 use windlass_engine::rendezvous::{Limits, LocalEntry, Outcome, Participant, Rendezvous, place};
 
 use crate::support::{facts, is_peer_group, ready};
@@ -120,7 +120,7 @@ fn goes_without_a_message() {
         drop(dying);
         let outcome = joined(participant);
         let is_right = match way {
-            "fails" => matches!(outcome, Outcome::Plain(Reason::Apart)),
+            "fails" => matches!(outcome, Outcome::OnNccl(FallbackReason::Apart)),
             _ => matches!(outcome, Outcome::Failed(Failure::Absent { rank: 1 })),
         };
         assert!(is_right, "{way}: {outcome:?}");
@@ -140,11 +140,11 @@ fn declines() {
     let participant = keeper.join_local(&one, facts(0, 3)).unwrap();
     second.decline();
     drop(second);
-    assert!(matches!(joined(participant), Outcome::Plain(Reason::Apart)));
+    assert!(matches!(joined(participant), Outcome::OnNccl(FallbackReason::Apart)));
     first.leave();
     drop((first, keeper));
     let outcome = joined(late.join_local(&three, facts(2, 3)).unwrap());
-    assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{outcome:?}");
     drop(third);
 }
 
@@ -161,7 +161,7 @@ fn declines_unheard() {
             .unwrap();
         drop(gone);
         let outcome = joined(participant);
-        assert!(matches!(outcome, Outcome::Plain(Reason::Apart)), "{outcome:?}");
+        assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Apart)), "{outcome:?}");
     }
 }
 
@@ -181,7 +181,7 @@ fn keeper_is_none_of_them() {
         thread::sleep(Duration::from_millis(100));
         drop(keeper);
         let outcome = waits.join().unwrap();
-        assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{outcome:?}");
     });
     assert!(third.ask(2, &never).is_err());
 }

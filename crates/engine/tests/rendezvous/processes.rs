@@ -10,7 +10,7 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::local_rendezvous::{self, Answer};
-use windlass_engine::rendezvous::outcome::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, FallbackReason};
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous, place};
 
 use crate::descriptors::swap_names;
@@ -140,7 +140,7 @@ fn part() {
     let outcomes = participant.complete(prepare);
     match &outcomes[0] {
         Outcome::PeerGroup(negotiated) => say(&format!("peer group {:x}", negotiated.hash())),
-        Outcome::Plain(reason) => say(&format!("plain {reason}")),
+        Outcome::OnNccl(reason) => say(&format!("on NCCL: {reason}")),
         Outcome::Failed(failure) => say(&format!("failed {failure}")),
     }
     let _ = std::io::stdin().read(&mut [0]);
@@ -401,7 +401,7 @@ impl Drop for Apart {
     }
 }
 
-/// Across network namespaces: plain by the reports; and if those did not tell, plain because descriptors do not pass.
+/// Across network namespaces: on NCCL by the reports; and if those did not tell, because descriptors do not pass.
 #[test]
 fn network_namespace() {
     let Some((apart, ours)) = Apart::new() else { return };
@@ -417,15 +417,15 @@ fn network_namespace() {
     let hosted = session();
     let mut other = play(&before, "swap", 1, 2, &hosted.id);
     let outcome = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
-    assert!(matches!(outcome[0], Outcome::Plain(Reason::OtherNetwork { .. })), "{outcome:?}");
-    assert!(other.says().starts_with("plain ranks are in different network namespaces"));
+    assert!(matches!(outcome[0], Outcome::OnNccl(FallbackReason::OtherNetwork { .. })), "{outcome:?}");
+    assert!(other.says().starts_with("on NCCL: ranks are in different network namespaces"));
 
     let hosted = session();
     let mut other = play(&before, "swap-lying", 1, 2, &hosted.id);
     let outcome = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap().complete(swap_names);
-    let Outcome::Plain(Reason::Refused { words, .. }) = &outcome[0] else { panic!("{outcome:?}") };
+    let Outcome::OnNccl(FallbackReason::Refused { words, .. }) = &outcome[0] else { panic!("{outcome:?}") };
     assert!(words.contains("cannot be reached") || words.contains("has ended"), "{words}");
-    assert!(other.says().starts_with("plain a rank could not prepare"));
+    assert!(other.says().starts_with("on NCCL: a rank could not prepare"));
 }
 
 /// A child forked from a process with sessions and without communicators closes what is ours and nothing else, and has a rendezvous of

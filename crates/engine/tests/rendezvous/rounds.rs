@@ -11,7 +11,7 @@ use windlass_engine::rendezvous::colors::{Course, LazyVote, Others, Parent, Spli
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
-use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
+use windlass_engine::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 use windlass_engine::rendezvous::{Inquiry, Limits, Rendezvous};
 
 use crate::derived::{address, kill, pidfd_of, process};
@@ -268,8 +268,8 @@ fn nonsense() {
     assert!(matches!(other_number, Err(Failure::Mismatch { .. })), "{other_number:?}");
     let (report, _three) = answer(2, &|round| greeted(round, FromRank::Report(Box::new(facts(1, 3)))));
     assert_eq!(report, Err(Failure::Disorder { rank: 1 }));
-    let plain = FromRank::Decline(SessionOutcome::Plain(Reason::NonBlocking));
-    let (declined, _four) = answer(3, &|round| greeted(round, plain.clone()));
+    let declines = FromRank::Decline(SessionOutcome::OnNccl(FallbackReason::NonBlocking));
+    let (declined, _four) = answer(3, &|round| greeted(round, declines.clone()));
     assert_eq!(declined, Err(Failure::Disorder { rank: 1 }));
     let (oversized, mut five) = answer(4, &|round| {
         [&round.invites(1).to_round().greeting()[..], &u32::MAX.to_le_bytes(), &[0; 64]].concat()

@@ -6,7 +6,7 @@ use std::thread;
 
 use windlass_engine::negotiated::{NegotiatedConfig, capability};
 use windlass_engine::rendezvous::facts::Facts;
-use windlass_engine::rendezvous::outcome::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, FallbackReason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all, id_tag};
 
 use crate::support::{facts, hosted, id_of, is_peer_group, join, ready, real_facts};
@@ -130,7 +130,7 @@ fn late_rank() {
     });
 }
 
-/// A rank without Windlass: plain for those who wait, and for those who come later.
+/// A rank without Windlass: on NCCL for those who wait, and for those who come later.
 #[test]
 fn rank_without_windlass() {
     let hosted = hosted();
@@ -139,10 +139,10 @@ fn rank_without_windlass() {
         let waiting = scope.spawn(|| participant.complete(ready));
         hosted.nccl_rank();
         let outcomes = waiting.join().unwrap();
-        assert!(matches!(outcomes[0], Outcome::Plain(Reason::NonWindlass)), "{outcomes:?}");
+        assert!(matches!(outcomes[0], Outcome::OnNccl(FallbackReason::NonWindlass)), "{outcomes:?}");
     });
     let late = join(&hosted.rendezvous, &hosted.id, facts(1, 3));
-    assert!(matches!(late, Outcome::Plain(Reason::NonWindlass)), "{late:?}");
+    assert!(matches!(late, Outcome::OnNccl(FallbackReason::NonWindlass)), "{late:?}");
 }
 
 /// After a peer group's outcome NCCL's connections are relayed as ever, and the port closes once the root has.
@@ -160,11 +160,11 @@ fn real_communicator_after_the_outcome() {
     while counts.sessions_open.load(Ordering::Relaxed) != 0 {
         thread::yield_now();
     }
-    assert_eq!(counts.plains.load(Ordering::Relaxed), 0);
+    assert_eq!(counts.on_nccl.load(Ordering::Relaxed), 0);
     assert!(is_peer_group(&outcomes[0]));
 }
 
-/// A rank that cannot prepare says why, and all are plain for it.
+/// A rank that cannot prepare says why, and all are on NCCL for it.
 #[test]
 fn refusal() {
     let hosted = hosted();
@@ -174,7 +174,9 @@ fn refusal() {
         _ => Ok(()),
     });
     for outcome in outcomes.iter().flatten() {
-        let Outcome::Plain(Reason::Refused { rank: 1, words }) = outcome else { panic!("{outcome:?}") };
+        let Outcome::OnNccl(FallbackReason::Refused { rank: 1, words }) = outcome else {
+            panic!("{outcome:?}")
+        };
         assert!(words.starts_with("a chunk") && words.len() <= 200);
     }
 }
@@ -193,20 +195,20 @@ fn stop_ends_preparing() {
         }
     });
     for outcome in outcomes.iter().flatten() {
-        assert!(matches!(outcome, Outcome::Plain(Reason::Refused { rank: 0, .. })), "{outcome:?}");
+        assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Refused { rank: 0, .. })), "{outcome:?}");
     }
 }
 
-/// Different options, hosts, devices: plain at the report that shows it, without waiting for the rest.
+/// Different options, hosts, devices: on NCCL at the report that shows it, without waiting for the rest.
 #[test]
 fn conflicts() {
     type Change = fn(&mut Facts);
-    let changes: [(Change, Reason); 5] = [
-        (|facts| facts.options = 6, Reason::OtherOptions { rank: 1, other: 0 }),
-        (|facts| facts.place.host.0[0] = 9, Reason::OtherHost { rank: 1, other: 0 }),
-        (|facts| facts.place.network = 9, Reason::OtherNetwork { rank: 1, other: 0 }),
-        (|facts| facts.member.device.uuid = [0; 16], Reason::SameDevice { rank: 1, other: 0 }),
-        (|facts| facts.capabilities = 0, Reason::Incapable { rank: 1 }),
+    let changes: [(Change, FallbackReason); 5] = [
+        (|facts| facts.options = 6, FallbackReason::OtherOptions { rank: 1, other: 0 }),
+        (|facts| facts.place.host.0[0] = 9, FallbackReason::OtherHost { rank: 1, other: 0 }),
+        (|facts| facts.place.network = 9, FallbackReason::OtherNetwork { rank: 1, other: 0 }),
+        (|facts| facts.member.device.uuid = [0; 16], FallbackReason::SameDevice { rank: 1, other: 0 }),
+        (|facts| facts.capabilities = 0, FallbackReason::Incapable { rank: 1 }),
     ];
     for (change, expected) in changes {
         let hosted = hosted();
@@ -215,7 +217,7 @@ fn conflicts() {
         let first = hosted.rendezvous.join(&hosted.id, vec![facts(0, 4)]).unwrap();
         let second = hosted.rendezvous.join(&hosted.id, vec![second]).unwrap();
         for outcome in [first.complete(ready), second.complete(ready)].iter().flatten() {
-            let Outcome::Plain(reason) = outcome else { panic!("{outcome:?}") };
+            let Outcome::OnNccl(reason) = outcome else { panic!("{outcome:?}") };
             // Which of two reports came first is up to the network.
             let swapped = format!("{reason}").replace("rank 0, other 1", "rank 1, other 0");
             assert_eq!(swapped, format!("{expected}"));
@@ -251,7 +253,7 @@ fn unreachable_host() {
         thread::yield_now();
     }
     let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
-    assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{outcome:?}");
 }
 
 /// A session that is retired under those who wait there fails for them.
@@ -269,7 +271,7 @@ fn retired_while_waiting() {
         // Unreachable, if the port was closed before the rank came.
         let expected = matches!(
             outcomes[0],
-            Outcome::Failed(Failure::HostLost) | Outcome::Plain(Reason::Unreachable { .. })
+            Outcome::Failed(Failure::HostLost) | Outcome::OnNccl(FallbackReason::Unreachable { .. })
         );
         assert!(expected, "{outcomes:?}");
     });

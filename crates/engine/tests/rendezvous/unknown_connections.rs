@@ -9,7 +9,7 @@ use std::time::Duration;
 use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::id_tag::IdTag;
 use windlass_engine::rendezvous::message::{FromRank, GREETING_MAGIC, greeting};
-use windlass_engine::rendezvous::outcome::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, FallbackReason};
 use windlass_engine::rendezvous::{Limits, Outcome, complete_all};
 
 use crate::support::{MAGIC, facts, hosted, hosted_with, id_of, is_peer_group, join, ready};
@@ -111,7 +111,7 @@ fn root_is_gone() {
     let mut byte = [0];
     assert!(matches!((&client).read(&mut byte), Ok(0) | Err(_)));
     let late = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
-    assert!(matches!(late, Outcome::Plain(Reason::NonWindlass)), "{late:?}");
+    assert!(matches!(late, Outcome::OnNccl(FallbackReason::NonWindlass)), "{late:?}");
 }
 
 /// Silent connections, half greetings, wrong tokens, even hundreds of them: none is a proof of anything, none keeps
@@ -197,7 +197,7 @@ fn magic_in_pieces() {
         rank.write_all(&[byte]).unwrap();
     }
     let outcomes = participant.complete(ready);
-    assert!(matches!(outcomes[0], Outcome::Plain(Reason::NonWindlass)), "{outcomes:?}");
+    assert!(matches!(outcomes[0], Outcome::OnNccl(FallbackReason::NonWindlass)), "{outcomes:?}");
     let mut relayed = [0; 8];
     hosted.root.accept().unwrap().0.read_exact(&mut relayed).unwrap();
     assert_eq!(relayed, MAGIC);
@@ -310,7 +310,7 @@ fn newer_nccl_may_say_anything() {
     let mut unknown = hosted.connect();
     unknown.write_all(&[9; 200]).unwrap();
     let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
-    assert!(matches!(outcome, Outcome::Plain(Reason::NonWindlass)), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::NonWindlass)), "{outcome:?}");
     let (mut at_root, _) = hosted.root.accept().unwrap();
     let mut bytes = [0; 200];
     at_root.read_exact(&mut bytes).unwrap();

@@ -19,7 +19,7 @@ fn costs(costs: &[Cost]) -> String {
     let head = [
         "symmetric memory, us",
         "bytes",
-        "plain, first",
+        "NCCL, first",
         "median",
         "worst",
         "windlass, first",
@@ -52,7 +52,7 @@ fn words(what: What) -> &'static str {
 }
 
 fn growths(growths: &[Growth]) -> String {
-    let head = ["cycles add", "bytes", "cycles", "plain, before", "added", "windlass, before", "added"];
+    let head = ["cycles add", "bytes", "cycles", "NCCL, before", "added", "windlass, before", "added"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for growth in growths {
         let numbers =

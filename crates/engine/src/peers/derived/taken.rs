@@ -10,10 +10,10 @@ use crate::rendezvous::LocalEntry;
 use crate::rendezvous::colors::{Course, LazyVote, Parent, SplitMessage};
 use crate::rendezvous::derived::{Invitation, child};
 use crate::rendezvous::local_rendezvous::{self, Answer};
-use crate::rendezvous::outcome::{Failure, Reason, SessionOutcome};
+use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 
 use super::waits::{Line, Wait};
-use super::{Configured, NewCommunicator, Plain, asking};
+use super::{Configured, NewCommunicator, ParentOnNccl, asking};
 
 /// What comes before the communicators of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +70,8 @@ impl Derivation {
     }
 
     /// What the new communicator keeps for those made from it, where it has no peer group itself.
-    pub fn plain(&self, rank: u32, configured: &Configured) -> Arc<Plain> {
-        Plain::of_child(self.child(), &self.line, rank, configured)
+    pub fn parent_on_nccl(&self, rank: u32, configured: &Configured) -> Arc<ParentOnNccl> {
+        ParentOnNccl::of_child(self.child(), &self.line, rank, configured)
     }
 
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
@@ -155,9 +155,9 @@ impl Derivation {
     }
 
     /// This rank's communicator has no peer group, and so none of its peers' has.
-    pub fn refuse(mut self, reason: Reason) {
+    pub fn refuse(mut self, reason: FallbackReason) {
         self.leaves = Leaves::ToNccl;
-        self.decline(SessionOutcome::Plain(reason));
+        self.decline(SessionOutcome::OnNccl(reason));
     }
 
     /// NCCL did not make this rank's.
@@ -171,7 +171,7 @@ impl Derivation {
         &mut self,
         new_communicator: NewCommunicator,
         configured: Configured,
-    ) -> Result<Asked, Reason> {
+    ) -> Result<Asked, FallbackReason> {
         self.ask_with(new_communicator, configured, Laziness::None)
     }
 
@@ -180,7 +180,7 @@ impl Derivation {
         &mut self,
         new_communicator: NewCommunicator,
         configured: Configured,
-    ) -> Result<Asked, Reason> {
+    ) -> Result<Asked, FallbackReason> {
         self.ask_with(new_communicator, configured, Laziness::AsConfigured)
     }
 
@@ -189,7 +189,7 @@ impl Derivation {
         new_communicator: NewCommunicator,
         configured: Configured,
         laziness: Laziness,
-    ) -> Result<Asked, Reason> {
+    ) -> Result<Asked, FallbackReason> {
         let mut asked = self.ask_at(new_communicator, configured, laziness)?;
         self.leaves = Leaves::ToNccl;
         if let SessionPlace::AtRoster(Ok(local_entry)) =
@@ -205,7 +205,7 @@ impl Derivation {
         new_communicator: NewCommunicator,
         configured: Configured,
         laziness: Laziness,
-    ) -> Result<Asked, Reason> {
+    ) -> Result<Asked, FallbackReason> {
         let invitation = self.invited(new_communicator.ranks)?;
         request::check_derived(configured.waiting)?;
         settle();
@@ -225,14 +225,14 @@ impl Derivation {
     }
 
     /// To the session of the new communicator, which has so many ranks.
-    pub(super) fn invited(&self, ranks: u32) -> Result<Invitation, Reason> {
+    pub(super) fn invited(&self, ranks: u32) -> Result<Invitation, FallbackReason> {
         if ranks < 2 {
-            return Err(Reason::OneRank);
+            return Err(FallbackReason::OneRank);
         }
         if ranks as usize > RANKS_MAX {
-            return Err(Reason::ManyRanks);
+            return Err(FallbackReason::ManyRanks);
         }
-        let unreachable = |words| Reason::Unreachable { words };
+        let unreachable = |words| FallbackReason::Unreachable { words };
         match &self.session {
             SessionPlace::Nowhere => Err(unreachable("no rank of it can be reached".into())),
             SessionPlace::AtMember(invitation) => Ok(*invitation),
@@ -243,7 +243,7 @@ impl Derivation {
                         let call = local_rendezvous::name(self.child());
                         Ok(Invitation { process_listener, call, child: child(call, 0), rank: place })
                     }
-                    Ok(_) => Err(Reason::Apart),
+                    Ok(_) => Err(FallbackReason::Apart),
                     // Nobody can have a peer group without this rank's report.
                     Err(error) => Err(unreachable(error.to_string())),
                 }

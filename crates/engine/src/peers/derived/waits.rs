@@ -95,7 +95,7 @@ impl Line {
     }
 
     /// Of one without, whose ranks all have this name for it.
-    pub fn of_plain(name: Token, rank: u32, ctas: Ctas) -> Arc<Line> {
+    pub fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Line> {
         let (counted, waiting) = Default::default();
         let (negotiated, lives) = (None, Vec::new());
         Arc::new(Line { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })

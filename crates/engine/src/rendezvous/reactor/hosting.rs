@@ -186,7 +186,7 @@ impl Reactor {
     ///
     /// - a rank that dies, leaves or loses us before it hears the outcome: whoever has reported goes nowhere without the
     ///   host's message, its init fails;
-    /// - anybody who has been there: the first connection that is relayed makes the session plain, so none was;
+    /// - anybody who has been there: the first connection that is relayed makes the session end on NCCL, so none was;
     /// - whoever else connects from now on: no rank is missing. It is refused, as by NCCL's root once all have been there.
     ///
     /// The port goes, and the id goes to those that are given out again. That comes before
@@ -331,7 +331,7 @@ impl Reactor {
         session.waiting += 1;
         self.waiting.push_back((connection, token));
         if first {
-            log::debug!("rendezvous {token:?} a rank went to NCCL: plain");
+            log::debug!("rendezvous {token:?} a rank went to NCCL: all go there");
             self.happen(token, Event::NonWindlass);
         }
         self.relay_waiting();

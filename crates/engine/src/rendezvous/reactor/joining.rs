@@ -13,7 +13,7 @@ use crate::negotiated::Token;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::derived;
 use crate::rendezvous::message::{self, FROM_HOST_BYTES_MAX, FromHost};
-use crate::rendezvous::outcome::{Failure, Reason, SessionOutcome, bounded};
+use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome, bounded};
 use crate::rendezvous::waiter::{Need, Waiter};
 
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl Joining {
                 }
                 // Nobody has heard of this rank, so it may go to NCCL: whose root is there, or is not, for it too.
                 let words = bounded(&error.to_string());
-                self.waiter.end(SessionOutcome::Plain(Reason::Unreachable { words }));
+                self.waiter.end(SessionOutcome::OnNccl(FallbackReason::Unreachable { words }));
                 return Need::Nothing;
             }
             self.state = JoinStage::Talking;
@@ -211,7 +211,7 @@ impl Joining {
 }
 
 fn unreachable(address: &SocketAddr, error: Errno) -> SessionOutcome {
-    SessionOutcome::Plain(Reason::Unreachable { words: bounded(&format!("{address}: {error}")) })
+    SessionOutcome::OnNccl(FallbackReason::Unreachable { words: bounded(&format!("{address}: {error}")) })
 }
 
 impl Drop for Joining {

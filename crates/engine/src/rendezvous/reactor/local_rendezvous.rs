@@ -15,7 +15,7 @@ use crate::rendezvous::local_rendezvous::{
     self, Answer, Course, GREETING_BYTES, MESSAGE_BYTES, Missing, Roster, SplitMessage,
 };
 use crate::rendezvous::message::FromRank;
-use crate::rendezvous::outcome::{Reason, SessionOutcome};
+use crate::rendezvous::outcome::{FallbackReason, SessionOutcome};
 
 /// A host-local rendezvous, for as long as anybody is connected to it.
 #[derive(Debug)]
@@ -174,7 +174,7 @@ impl Reactor {
                 self.sessions
                     .entry(child)
                     .or_insert_with(|| Session::of_call(name, derived::comm_token(child)));
-                let said = FromRank::Decline(SessionOutcome::Plain(Reason::Apart));
+                let said = FromRank::Decline(SessionOutcome::OnNccl(FallbackReason::Apart));
                 self.happen(child, Event::Said(ConnectionId(NOBODYS_KEY), said));
             }
         }

@@ -20,22 +20,32 @@ use super::{Configured, Wanted, asking};
 
 /// What a communicator without a peer group keeps for those made from it. It waits where its own calls do.
 #[derive(Debug)]
-pub struct Plain {
+pub struct ParentOnNccl {
     line: Arc<Line>,
     configuration: configuration::Kept,
 }
 
-impl Plain {
+impl ParentOnNccl {
     /// Of one whose ranks all have this name for it, and nobody else.
-    pub fn new(name: Token, rank: u32, ctas: Ctas, configuration: configuration::Kept) -> Arc<Plain> {
+    pub fn new(name: Token, rank: u32, ctas: Ctas, configuration: configuration::Kept) -> Arc<ParentOnNccl> {
         // Theirs may be this process's first peer groups.
         closing::at_exit_too();
-        Arc::new(Plain { line: Line::of_plain(name, rank, ctas), configuration })
+        Arc::new(ParentOnNccl { line: Line::of_parent_on_nccl(name, rank, ctas), configuration })
     }
 
     /// Of one of this name that is made from another without a peer group.
-    pub(super) fn of_child(name: Token, parent: &Line, rank: u32, configured: &Configured) -> Arc<Plain> {
-        Plain::new(name, rank, configured.ctas.unwrap_or(parent.ctas), configured.configuration.clone())
+    pub(super) fn of_child(
+        name: Token,
+        parent: &Line,
+        rank: u32,
+        configured: &Configured,
+    ) -> Arc<ParentOnNccl> {
+        ParentOnNccl::new(
+            name,
+            rank,
+            configured.ctas.unwrap_or(parent.ctas),
+            configured.configuration.clone(),
+        )
     }
 
     /// Its configuration.
@@ -117,26 +127,26 @@ impl LocalWait {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::outcome::Reason;
+    use crate::rendezvous::outcome::FallbackReason;
     use crate::rendezvous::place;
 
-    fn world(rank: u32, name: Token) -> Arc<Plain> {
-        Plain::new(name, rank, Ctas::UNSAID, configuration::Kept::Nothing)
+    fn world(rank: u32, name: Token) -> Arc<ParentOnNccl> {
+        ParentOnNccl::new(name, rank, Ctas::UNSAID, configuration::Kept::Nothing)
     }
 
     /// All ranks of a color find each other, those of another color or a later split others; who does not wait is in none.
     #[test]
     fn local_rendezvous_by_color_and_count() {
         let name = place::random().unwrap();
-        let world: Vec<Arc<Plain>> = [5, 40, 900].map(|rank| world(rank, name)).into();
+        let world: Vec<Arc<ParentOnNccl>> = [5, 40, 900].map(|rank| world(rank, name)).into();
         let split = |colors: [i32; 3]| {
             let come = world.iter().zip(colors);
             let local_wait: Vec<LocalWait> = come
-                .map(|(plain, color)| {
-                    plain.enter_local(&Wanted::Split(Some(color)), Waiting::Blocking).unwrap()
+                .map(|(parent_on_nccl, color)| {
+                    parent_on_nccl.enter_local(&Wanted::Split(Some(color)), Waiting::Blocking).unwrap()
                 })
                 .collect();
-            world.iter().for_each(|plain| plain.begun(&Wanted::Split(Some(0))));
+            world.iter().for_each(|parent_on_nccl| parent_on_nccl.begun(&Wanted::Split(Some(0))));
             local_wait
         };
         let calls = |local_wait: Vec<LocalWait>, ranks: u32| -> Vec<_> {
@@ -150,10 +160,10 @@ mod tests {
         let again = calls(split([3, 3, 3]), 3);
         assert_ne!(again[0].as_ref().unwrap().0, call);
         let two = calls(split([3, 4, 3]), 2);
-        assert_eq!(two[1], Err(Reason::Apart));
+        assert_eq!(two[1], Err(FallbackReason::Apart));
         assert!(two[0].is_ok() && two[2].is_ok());
-        assert_eq!(calls(split([3, 3, 3]), 17)[0], Err(Reason::ManyRanks));
-        assert_eq!(calls(split([1, 2, 3]), 1)[0], Err(Reason::OneRank));
+        assert_eq!(calls(split([3, 3, 3]), 17)[0], Err(FallbackReason::ManyRanks));
+        assert_eq!(calls(split([1, 2, 3]), 1)[0], Err(FallbackReason::OneRank));
         assert!(world[0].enter_local(&Wanted::Split(Some(0)), Waiting::NonBlocking).is_none());
     }
 
@@ -164,10 +174,10 @@ mod tests {
         let (one, two, excluded) = (world(1, name), world(2, name), world(7, name));
         let round = |first: &[i32], second: &[i32]| {
             let come = [(&one, first), (&two, second)];
-            let entered = come.map(|(plain, excluded)| {
+            let entered = come.map(|(parent_on_nccl, excluded)| {
                 let wanted = Wanted::Shrink(excluded.to_vec());
-                let local_wait = plain.enter_local(&wanted, Waiting::Blocking).unwrap();
-                plain.begun(&wanted);
+                let local_wait = parent_on_nccl.enter_local(&wanted, Waiting::Blocking).unwrap();
+                parent_on_nccl.begun(&wanted);
                 local_wait
             });
             // All have entered; none goes before the others have asked.
@@ -178,7 +188,7 @@ mod tests {
         assert!(first.is_ok() && first == other);
         let [again, too] = round(&[0, 7], &[0, 7]);
         assert!(again.is_ok() && again == too && again != first);
-        assert_eq!(round(&[0, 7], &[7])[0], Err(Reason::Apart));
+        assert_eq!(round(&[0, 7], &[7])[0], Err(FallbackReason::Apart));
         assert!(excluded.enter_local(&Wanted::Split(None), Waiting::Blocking).is_none());
     }
 
@@ -193,17 +203,18 @@ mod tests {
             shares: false,
         };
         let local_wait = first.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
-        let child = local_wait.derivation().plain(0, &configured);
+        let child = local_wait.derivation().parent_on_nccl(0, &configured);
         assert_ne!(child.line.comm, first.line.comm);
         let other = world(0, name).enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
-        let other = other.derivation().plain(0, &configured);
+        let other = other.derivation().parent_on_nccl(0, &configured);
         assert_ne!(child.line.comm, other.line.comm);
         // Also of one whose ranks meet, and find then that they have no peer group: by the same name on all.
         let name = place::random().unwrap();
         let both = [0, 1].map(|rank| world(rank, name));
-        let entered =
-            both.map(|plain| plain.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap());
-        let comms = entered.map(|one| one.derivation().plain(0, &configured).line.comm);
+        let entered = both.map(|parent_on_nccl| {
+            parent_on_nccl.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap()
+        });
+        let comms = entered.map(|one| one.derivation().parent_on_nccl(0, &configured).line.comm);
         assert_eq!(comms[0], comms[1]);
     }
 }
