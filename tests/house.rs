@@ -16,7 +16,7 @@ const ROWS: &[(Together, &[&str])] = &[
         Together::No,
         &[
             "forward",
-            "arena",
+            "heap",
             "rendezvous",
             "p2p",
             "native",

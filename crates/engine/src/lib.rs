@@ -32,7 +32,7 @@ pub mod forward;
 
 pub mod rendezvous;
 
-pub mod arena;
+pub mod heap;
 
 pub mod p2p;
 

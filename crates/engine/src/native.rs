@@ -1,9 +1,9 @@
-//! Collectives between ranks that can write each other's memory: one kernel each (`crates/kernels`), over rings in slices of
-//! the ranks' arenas, on any pointers of the application.
+//! Collectives between ranks that can write each other's memory: one kernel each (`crates/kernels`), over rings in regions of
+//! the ranks' symmetric heaps, on any pointers of the application.
 //!
-//! All that a collective remembers lies in the slices; the host fills the kernel's parameter and launches it in a
+//! All that a collective remembers lies in the regions; the host fills the kernel's parameter and launches it in a
 //! [turn](crate::sequencer). Which collectives come here is decided elsewhere: here every rank of the communicator must be. A
-//! [`DeviceResources`] per device has the loaded kernels. At init a rank lends a slice with [`Layout::bytes`] zeros for this, tells its
+//! [`DeviceResources`] per device has the loaded kernels. At init a rank lends a region with [`Layout::bytes`] zeros for this, tells its
 //! peers and makes its [`Native`]; after that nothing allocates, nothing loads, and nothing waits.
 
 mod calls;
@@ -49,9 +49,9 @@ pub struct Parts {
     pub tuning: Tuning,
     /// What the ranks agreed on for all grids.
     pub limits: Limits,
-    /// Where the part for collectives of each rank's slice begins for this rank's device, this rank's own too. They stay as long
+    /// Where the part for collectives of each rank's region begins for this rank's device, this rank's own too. They stay as long
     /// as this.
-    pub slices: Vec<Address>,
+    pub regions: Vec<Address>,
 }
 
 /// What one kernel does.
@@ -74,19 +74,20 @@ pub struct Native {
     layout: Layout,
     tuning: Tuning,
     limits: Limits,
-    slices: Vec<Address>,
+    regions: Vec<Address>,
 }
 
 impl Native {
-    /// Makes this rank's side. Every rank's slice must hold zeros before any rank runs a collective.
+    /// Makes this rank's side. Every rank's region must hold zeros before any rank runs a collective.
     pub fn new(parts: Parts) -> Result<Native, Refusal> {
-        let Parts { kernels, sequencer, geometry, tuning, limits, slices } = parts;
-        let ranks = slices.len() as u32;
-        if ranks != geometry.ranks || slices.iter().any(|slice| *slice == 0 || !slice.is_multiple_of(128)) {
-            return Err(Refusal::Slices { slices: slices.len(), ranks: geometry.ranks }.told());
+        let Parts { kernels, sequencer, geometry, tuning, limits, regions } = parts;
+        let ranks = regions.len() as u32;
+        if ranks != geometry.ranks || regions.iter().any(|region| *region == 0 || !region.is_multiple_of(128))
+        {
+            return Err(Refusal::Regions { regions: regions.len(), ranks: geometry.ranks }.told());
         }
         let layout = Layout::of(&geometry);
-        let native = Native { kernels, sequencer, geometry, layout, tuning, limits, slices };
+        let native = Native { kernels, sequencer, geometry, layout, tuning, limits, regions };
         native.try_one().map_err(Refusal::told)?;
         Ok(native)
     }
@@ -95,8 +96,8 @@ impl Native {
     fn try_one(&self) -> Result<(), Refusal> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
         let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
-        let Native { geometry, layout, slices, tuning, limits, .. } = self;
-        arrange(&one, geometry, layout, slices, tuning, limits, &mut CollectiveLaunch::default())
+        let Native { geometry, layout, regions, tuning, limits, .. } = self;
+        arrange(&one, geometry, layout, regions, tuning, limits, &mut CollectiveLaunch::default())
             .map(drop)
             .map_err(Refusal::Arranged)
     }
@@ -111,10 +112,10 @@ impl Native {
     ///
     /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
     pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), Refusal> {
-        let Native { geometry, layout, slices, tuning, limits, .. } = self;
+        let Native { geometry, layout, regions, tuning, limits, .. } = self;
         if let Task::Batch(collectives) = task {
             let mut batch = BatchLaunch::default();
-            let shape = arrange_batch(collectives, geometry, layout, slices, tuning, limits, &mut batch);
+            let shape = arrange_batch(collectives, geometry, layout, regions, tuning, limits, &mut batch);
             let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
             self.start(turn, &shape, Parameter::Several(&mut batch))?;
             count::fused(collectives.len() as u64);
@@ -123,10 +124,10 @@ impl Native {
         let mut launch = CollectiveLaunch::default();
         let shape = match task {
             Task::One(collective) => {
-                arrange(collective, geometry, layout, slices, tuning, limits, &mut launch)
+                arrange(collective, geometry, layout, regions, tuning, limits, &mut launch)
             }
             Task::Fused(uneven) => {
-                arrange_uneven(uneven, geometry, layout, slices, tuning, limits, &mut launch)
+                arrange_uneven(uneven, geometry, layout, regions, tuning, limits, &mut launch)
             }
             Task::Batch(_) => Ok(None),
         };
@@ -173,7 +174,7 @@ impl Native {
     /// What this rank has received on all channels since init, in numbers of their packets, as its kernels tell (those of LL128 and
     /// Simple packets when they end): for who watches over stuck operations. It waits for copies of ours.
     pub fn progress(&self) -> Result<u64, Refusal> {
-        let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();
+        let own = self.regions.get(self.geometry.rank as usize).copied().unwrap_or_default();
         let Layout { ll, ll128, results, .. } = self.layout;
         // Of each wire, the bytes of a channel and which word of them counts.
         let wires = [

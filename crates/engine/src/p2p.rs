@@ -1,13 +1,13 @@
 //! Sends and receives between ranks that can write each other's memory: one kernel for each group of one communicator on
-//! one stream (`crates/kernels`), over rings in slices of the ranks' arenas, with no NCCL connection.
+//! one stream (`crates/kernels`), over rings in regions of the ranks' symmetric heaps, with no NCCL connection.
 //!
-//! Slices come and go elsewhere; here are addresses. A [`DeviceResources`] per device has the loaded kernel. At init a rank lends a
-//! slice of [`Layout::bytes`] zeros, tells its peers, makes its [`Sequencer`] and its [`P2p`]; all that can fail for want of
+//! Regions come and go elsewhere; here are addresses. A [`DeviceResources`] per device has the loaded kernel. At init a rank lends a
+//! region of [`Layout::bytes`] zeros, tells its peers, makes its [`Sequencer`] and its [`P2p`]; all that can fail for want of
 //! something fails there. After that nothing allocates on the device and nothing waits for it, except a group whose list of
 //! operations finds four lists before it still on their way.
 //!
 //! # Growing
-//! The first rings are small. A larger one is a slice too, of [`P2p::growth_bytes`] at the receiver, mapped by
+//! The first rings are small. A larger one is a region too, of [`P2p::growth_bytes`] at the receiver, mapped by
 //! the sender; the ranks agree on it elsewhere, asked by [`P2p::wants_growth`] and [`P2p::asks_early`]. Then
 //! [`P2p::grow_receive`] at the receiver, and only after it [`P2p::grow_send`] at the sender: both are a store, so
 //! that kernels that run already see it, and graphs too. It stays as long as the first ones.
@@ -62,8 +62,8 @@ pub struct Parts {
     pub sequencer: Arc<Sequencer>,
     /// What the ranks agreed on, and which of them this is.
     pub geometry: Geometry,
-    /// Where each rank's slice begins for this rank's device, this rank's own too. They stay as long as the p2p transport.
-    pub slices: Vec<Address>,
+    /// Where each rank's region begins for this rank's device, this rank's own too. They stay as long as the p2p transport.
+    pub regions: Vec<Address>,
 }
 
 /// One rank's p2p transport of one communicator.
@@ -106,29 +106,29 @@ impl Released for Held {
 }
 
 impl P2p {
-    /// Makes this rank's side. Every rank's slice must hold zeros before any rank runs an operation.
+    /// Makes this rank's side. Every rank's region must hold zeros before any rank runs an operation.
     pub fn new(parts: Parts) -> Result<P2p, Refusal> {
         P2p::make(parts).map_err(Refusal::told)
     }
 
     fn make(parts: Parts) -> Result<P2p, Refusal> {
-        let Parts { device_resources, sequencer, geometry, slices } = parts;
-        let strange = |why| Refusal::Strange { why, ranks: slices.len(), rank: geometry.rank };
+        let Parts { device_resources, sequencer, geometry, regions } = parts;
+        let strange = |why| Refusal::Strange { why, ranks: regions.len(), rank: geometry.rank };
         if !geometry.is_valid() {
             return Err(strange("the geometry is not one"));
         }
-        if slices.len() > PEERS_MAX {
+        if regions.len() > PEERS_MAX {
             return Err(strange("too many ranks"));
         }
-        let ranks = slices.len() as u32;
-        let own = *slices.get(geometry.rank as usize).ok_or_else(|| strange("there is no such rank"))?;
-        if slices.iter().any(|slice| *slice == 0 || !slice.is_multiple_of(128)) {
-            return Err(strange("a slice is not aligned to 128 bytes"));
+        let ranks = regions.len() as u32;
+        let own = *regions.get(geometry.rank as usize).ok_or_else(|| strange("there is no such rank"))?;
+        if regions.iter().any(|region| *region == 0 || !region.is_multiple_of(128)) {
+            return Err(strange("a region is not aligned to 128 bytes"));
         }
         let layout = Layout::of(ranks, &geometry);
         let mut peers: Vec<Peer> = (0..ranks)
-            .zip(&slices)
-            .map(|(peer, slice)| layout.peer(geometry.rank, own, peer, *slice))
+            .zip(&regions)
+            .map(|(peer, region)| layout.peer(geometry.rank, own, peer, *region))
             .collect();
         let limits =
             Limits { bulk: device_resources.bulk, shared_bytes_max: device_resources.shared_bytes_max };

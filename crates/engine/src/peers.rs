@@ -1,8 +1,8 @@
-//! What the ranks of a communicator share once they have met: each lends a slice of its device's memory and maps the
+//! What the ranks of a communicator share once they have met: each lends a region of its device's memory and maps the
 //! others', and the p2p transport over these. Not with `WINDLASS_PEER_GROUPS=off`.
 //!
 //! [`ask`] begins an init and waits for nobody; [`complete`] waits for the others, prepares and brings each rank's [`InitOutcome`]. A
-//! [`PeerGroup`] is kept with its communicator. Dropping it closes this rank; the slice goes back when all others have
+//! [`PeerGroup`] is kept with its communicator. Dropping it closes this rank; the region goes back when all others have
 //! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
 //! something was heard.
 
@@ -48,10 +48,10 @@ use std::time::Duration;
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
-use crate::arena::{Holds, PeerSlice, Slice};
 use crate::error::refuse;
 use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
+use crate::heap::{Holds, PeerRegion, Region};
 use crate::native::Task;
 use crate::negotiated::NegotiatedConfig;
 use crate::p2p::Operation;
@@ -103,7 +103,7 @@ pub struct PeerGroup {
     /// What communicators made from this one need.
     line: Arc<Line>,
     /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
-    peers: Vec<Option<PeerSlice>>,
+    peers: Vec<Option<PeerRegion>>,
     growing: Growing,
     /// With which NCCL's communicators are made later: rank 0's.
     ids: Ids,
@@ -116,7 +116,7 @@ pub struct PeerGroup {
     /// Where the negotiated config compares calls.
     checking: Option<Arc<Checking>>,
     /// None while being dropped.
-    own: Option<(Slice, Closing)>,
+    own: Option<(Region, Closing)>,
     holds: Arc<Holds>,
     lives: Vec<Arc<Life>>,
     /// Zeros at first; all ranks write to it.
@@ -133,17 +133,17 @@ pub struct PeerGroup {
 
 impl PeerGroup {
     fn new(negotiated: Arc<NegotiatedConfig>, prepared: Prepared) -> Option<Arc<PeerGroup>> {
-        let Prepared { slice, peers, lives, holds, boxes, line: _, lines, page, rank } = prepared;
+        let Prepared { region, peers, lives, holds, boxes, line: _, lines, page, rank } = prepared;
         let page = page?;
         let ranks = negotiated.members.len() as u32;
         let registers = negotiated.registers().then(|| page.clone());
-        let registering = registers.and_then(|page| Registering::new(page, rank, ranks, slice.device()));
-        let windows = Windows::new(&negotiated, &page, rank, slice.device());
+        let registering = registers.and_then(|page| Registering::new(page, rank, ranks, region.device()));
+        let windows = Windows::new(&negotiated, &page, rank, region.device());
         let checking = Checking::new(&negotiated, &page, rank);
         checking::say_who_does_not(&negotiated, rank);
         let boxes = boxes?;
         let signal = ClosedSignal::shared(page.clone(), rank);
-        let closing = Closing::new(&slice, signal, lives.clone(), holds.clone());
+        let closing = Closing::new(&region, signal, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
         let line = derived::Line::of_peer_group(&negotiated, rank, lives.clone(), boxes.sequencer.graphs());
         tuned::say(&negotiated);
@@ -161,7 +161,7 @@ impl PeerGroup {
             windows,
             checking,
             line,
-            own: Some((slice, closing)),
+            own: Some((region, closing)),
             holds,
             lives,
             page,
@@ -331,13 +331,13 @@ impl PeerGroup {
 
     /// This rank's device, until its memory has been given back.
     pub fn device(&self) -> Option<i32> {
-        self.own.as_ref().map(|(slice, _)| slice.device())
+        self.own.as_ref().map(|(region, _)| region.device())
     }
 
     /// Bytes of this rank's device that nobody uses: two places for one byte each.
     pub fn scratch(&self) -> Option<[Address; 2]> {
-        let (slice, _) = self.own.as_ref()?;
-        Some(preparing::scratch(slice))
+        let (region, _) = self.own.as_ref()?;
+        Some(preparing::scratch(region))
     }
 }
 

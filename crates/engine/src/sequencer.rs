@@ -5,10 +5,10 @@
 //! has what goes from one communicator to the next.
 //!
 //! # The end
-//! NCCL's destroy waits for the work that was issued: [`Sequencer::wait_idle`], then all that uses it is dropped, then the slices.
-//! A sequencer that is dropped with work in flight aborts it, so that the GPU gets free; the slices must then stay until
+//! NCCL's destroy waits for the work that was issued: [`Sequencer::wait_idle`], then all that uses it is dropped, then the regions.
+//! A sequencer that is dropped with work in flight aborts it, so that the GPU gets free; the regions must then stay until
 //! [`Sequencer::is_idle`] would have said so, or for ever. Graphs that captured a turn keep the word for the kernel, the
-//! events and, by [`Parts::hold`], the slices; they may run after the communicator is gone, in order with each other.
+//! events and, by [`Parts::hold`], the regions; they may run after the communicator is gone, in order with each other.
 
 pub mod host;
 
@@ -38,7 +38,7 @@ use order::{Lane, Order};
 pub use refusal::{Refusal, Why};
 pub use stuck::{Carries, Stuck, Wait};
 
-/// Lets the graph of a capture hold the communicator's slices; called by the first operation in a capture.
+/// Lets the graph of a capture hold the communicator's regions; called by the first operation in a capture.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
 
 /// What a sequencer is made of.
@@ -47,9 +47,9 @@ pub struct Parts {
     pub device_resources: Arc<DeviceResources>,
     /// This rank.
     pub rank: u32,
-    /// Where kernels report: a report in a slice of this rank, zero.
+    /// Where kernels report: a report in a region of this rank, zero.
     pub report: Address,
-    /// For slices that graphs still need.
+    /// For regions that graphs still need.
     pub hold: Hold,
     /// Of this rank alone.
     pub graphs: Graphs,
@@ -327,7 +327,7 @@ impl Sequencer {
         read().map_err(|failure| Refusal::from(failure).told())
     }
 
-    /// Reads words of a slice of this rank: allocates nothing, waits for a copy of ours.
+    /// Reads words of a region of this rank: allocates nothing, waits for a copy of ours.
     pub fn read(&self, at: Address, words: &mut [u64]) -> Result<(), Failure> {
         let home = self.device_resources.home();
         let _entered = home.enter()?;

@@ -1,5 +1,5 @@
 // The p2p transport on GPUs: verifies random groups bitwise, then times them against NCCL in the same run. One process a GPU,
-// arenas mapped by CUDA IPC. The kernel is the committed one, as scripts/kernels --unpack writes it.
+// symmetric heaps mapped by CUDA IPC. The kernel is the committed one, as scripts/kernels --unpack writes it.
 //
 //   nvcc -arch=sm_90 -std=c++17 -O3 p2p.cu -o p2p -ldl -lpthread
 //   p2p FOLDER_OF_UNPACKED [SECONDS_OF_VERIFICATION] [SEED]       NCCL_LIBRARY: path of libnccl.so.2
@@ -31,7 +31,7 @@
 constexpr int ranks_max = 8;
 struct Shared {
   std::atomic<int> arrived, generation, failed;
-  cudaIpcMemHandle_t arenas[8][ranks_max];
+  cudaIpcMemHandle_t heaps[8][ranks_max];
   // Growth of the fourth communicator: [sender][receiver][wire]. Asked by the sender, told by the receiver's host to the sender's.
   std::atomic<uint32_t> asked[ranks_max][ranks_max][2], told[ranks_max][ranks_max][2];
   char nccl_id[128];
@@ -196,8 +196,8 @@ struct Communicator {
   WindlassP2pReport* report;    // device
   char *lists, *lists_on_device;  // for operations that do not fit: pinned, and a copy that the kernel reads
   size_t list_used = 0;
-  char *arena = nullptr, *larger = nullptr;  // rings and words; the rings that these grow to
-  size_t arena_bytes = 0, larger_bytes = 0;
+  char *heap = nullptr, *larger = nullptr;  // rings and words; the rings that these grow to
+  size_t heap_bytes = 0, larger_bytes = 0;
   struct Grown {
     uint64_t send[2], receive[2];  // words for the larger rings, by wire
   };
@@ -215,12 +215,12 @@ struct Communicator {
     const size_t ll128_from = up(c.ll128_channels * WINDLASS_LL128_FROM_STRIDE);
     const size_t pair = line + bulk + posted + ll128_credit + bulk_credit + 2 * progress + ll128_from;
     const size_t larger_pair = (line + bulk) * times_larger;
-    arena_bytes = pair * ranks;
+    heap_bytes = pair * ranks;
     larger_bytes = larger_pair * ranks;
-    CU(cudaMalloc((void**)&arena, arena_bytes));
+    CU(cudaMalloc((void**)&heap, heap_bytes));
     CU(cudaMalloc((void**)&larger, larger_bytes));
-    CU(cudaIpcGetMemHandle(&shared->arenas[slot][rank], arena));
-    CU(cudaIpcGetMemHandle(&shared->arenas[slot + 4][rank], larger));
+    CU(cudaIpcGetMemHandle(&shared->heaps[slot][rank], heap));
+    CU(cudaIpcGetMemHandle(&shared->heaps[slot + 4][rank], larger));
     CU(cudaHostAlloc((void**)&control, 4096, cudaHostAllocMapped));
     void* device;
     CU(cudaHostGetDevicePointer(&device, control, 0));
@@ -231,9 +231,9 @@ struct Communicator {
     for (int peer = 0; peer < ranks; ++peer) {
       if (peer == rank) continue;
       char* theirs;
-      CU(cudaIpcOpenMemHandle((void**)&theirs, shared->arenas[slot][peer], cudaIpcMemLazyEnablePeerAccess));
-      // In every arena: the part for peer p holds the ring of what p sends here, and the credit for what is sent to p.
-      char* mine = arena + pair * peer;
+      CU(cudaIpcOpenMemHandle((void**)&theirs, shared->heaps[slot][peer], cudaIpcMemLazyEnablePeerAccess));
+      // In every symmetric heap: the part for peer p holds the ring of what p sends here, and the credit for what is sent to p.
+      char* mine = heap + pair * peer;
       theirs += pair * rank;
       const auto at = [&](char* base, size_t offset) { return reinterpret_cast<uint64_t>(base + offset); };
       const size_t o_posted = line + bulk, o_ll128_credit = o_posted + posted, o_bulk_credit = o_ll128_credit + ll128_credit, o_progress = o_bulk_credit + bulk_credit;
@@ -259,7 +259,7 @@ struct Communicator {
       send.peer = receive.peer = (uint32_t)peer;
       peers[peer] = {send, receive};
       char* their_larger;
-      CU(cudaIpcOpenMemHandle((void**)&their_larger, shared->arenas[slot + 4][peer], cudaIpcMemLazyEnablePeerAccess));
+      CU(cudaIpcOpenMemHandle((void**)&their_larger, shared->heaps[slot + 4][peer], cudaIpcMemLazyEnablePeerAccess));
       const auto slots = [](uint32_t first) { return (uint64_t)__builtin_ctz(first * times_larger); };
       char *to = their_larger + larger_pair * rank, *from = larger + larger_pair * peer;
       grown[peer] = {{at(to, 0) | slots(c.ll128_slots), at(to, line * times_larger) | slots(c.bulk_slots)},
@@ -277,7 +277,7 @@ struct Communicator {
   void renew() {
     CU(cudaDeviceSynchronize());
     barrier();
-    CU(cudaMemset(arena, 0, arena_bytes));
+    CU(cudaMemset(heap, 0, heap_bytes));
     CU(cudaMemset(larger, 0, larger_bytes));
     CU(cudaDeviceSynchronize());
     memset(control, 0, 4096);

@@ -1,4 +1,4 @@
-// Ranks as groups of threads of one process, p2p transports in shared arenas, the kernel of ../device compiled for the host.
+// Ranks as groups of threads of one process, p2p transports in shared symmetric heaps, the kernel of ../device compiled for the host.
 // Usage: p2p_test SCENARIO [SEED]. Prints the seed; exits 0 only if every byte arrived and none beside it was touched.
 #include "../device/group.cuh"
 #include "arrange.h"
@@ -47,12 +47,12 @@ struct Slice {
 };
 
 struct Directed {  // sender -> receiver
-  Slice ll128_ring, bulk_ring, posted;            // in the receiver's arena
+  Slice ll128_ring, bulk_ring, posted;            // in the receiver's symmetric heap
   Slice ll128_credit, bulk_credit;                // in the sender's
   Slice ll128_progress[2], bulk_progress[2];      // each side's own
   Slice ll128_from;                               // in the receiver's
   Slice growth[2];                               // each side's own, in host memory
-  Slice grown[2];                                // the larger rings, by wire; in the receiver's arena, none at init
+  Slice grown[2];                                // the larger rings, by wire; in the receiver's symmetric heap, none at init
   uint64_t told[2] = {};                         // the words for them
 };
 

@@ -83,12 +83,12 @@ impl Geometry {
         }
     }
 
-    /// Bytes of the LL128 ring of one connection, in the receiver's arena.
+    /// Bytes of the LL128 ring of one connection, in the receiver's symmetric heap.
     pub fn ll128_ring_bytes(&self) -> u64 {
         u64::from(self.ll128_channels) * u64::from(self.ll128_slots) * u64::from(PACKET_SLOT_BYTES)
     }
 
-    /// Bytes of the bulk ring of one connection, in the receiver's arena.
+    /// Bytes of the bulk ring of one connection, in the receiver's symmetric heap.
     pub fn bulk_ring_bytes(&self) -> u64 {
         u64::from(self.bulk_channels) * u64::from(self.bulk_slots) * u64::from(self.bulk_chunk_bytes)
     }

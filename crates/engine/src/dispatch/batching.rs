@@ -335,11 +335,12 @@ mod tests {
             panic!("NCCL takes them")
         };
         let geometry = Geometry::recommended(blocks, ranks, ranks - 1, 1);
-        let slices: Vec<u64> = (1..=u64::from(ranks)).map(|rank| rank << 40).collect();
+        let regions: Vec<u64> = (1..=u64::from(ranks)).map(|rank| rank << 40).collect();
         let limits = GridLimits { blocks_max: blocks, clusters: true };
         let (layout, tuning) = (Layout::of(&geometry), tuning::kernels());
         let mut batch = BatchLaunch::default();
-        let arranged = arrange_batch(&collectives, &geometry, &layout, &slices, &tuning, &limits, &mut batch);
+        let arranged =
+            arrange_batch(&collectives, &geometry, &layout, &regions, &tuning, &limits, &mut batch);
         arranged.expect("what is batched is not refused").map(|shape| shape.kernel.name())
     }
 

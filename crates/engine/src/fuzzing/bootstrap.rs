@@ -1,6 +1,6 @@
 //! What comes over sockets: at the port of an id, at the process listener, at rosters, descriptor sockets and request sockets.
 
-use crate::arena::Place;
+use crate::heap::Place;
 use crate::negotiated::{NEGOTIATED_BYTES_MAX, RANKS_MAX};
 use crate::peers;
 use crate::rendezvous::agreement::{Agreement, ConnectionId, Event};

@@ -23,7 +23,7 @@ pub struct Facts {
     pub multiprocessors: i32,
     /// Device memory, bytes.
     pub memory_bytes: usize,
-    /// Virtual memory management, without which there is no arena.
+    /// Virtual memory management, without which there is no symmetric heap.
     pub virtual_memory: bool,
     /// Handles of it as descriptors, without which no other process can map it.
     pub posix_handles: bool,

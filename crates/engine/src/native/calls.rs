@@ -38,7 +38,7 @@ pub(super) fn launch(
         Parameter::One(launch) => (&raw mut *launch).cast(),
         Parameter::Several(batch) => (&raw mut *batch).cast(),
     };
-    // SAFETY: the kernels have this one parameter, of the kind that the caller has looked at. Slices, word and report stay while one runs: the communicator's owner
-    // keeps the slices, the launch resources the word; the application vouches for its buffers.
+    // SAFETY: the kernels have this one parameter, of the kind that the caller has looked at. Regions, word and report stay while one runs: the communicator's owner
+    // keeps the regions, the launch resources the word; the application vouches for its buffers.
     unsafe { driver.launch(function, stream, shape, &mut [parameter]) }
 }

@@ -21,8 +21,8 @@ pub enum Refusal {
     NoImage { device: i32, capability: i32 },
     /// One that was not loaded at init.
     NoKernel { name: &'static str },
-    /// Not one aligned slice for each rank.
-    Slices { slices: usize, ranks: u32 },
+    /// Not one aligned region for each rank.
+    Regions { regions: usize, ranks: u32 },
     /// It is no collective, or none that the kernels know.
     Arranged(Refused),
 }
@@ -34,7 +34,7 @@ impl Refusal {
             Refusal::Cuda(failure) => failure.result(),
             Refusal::Turn(refusal) => refusal.result(),
             Refusal::NoImage { .. } => ncclSystemError,
-            Refusal::NoKernel { .. } | Refusal::Slices { .. } | Refusal::Arranged(_) => ncclInternalError,
+            Refusal::NoKernel { .. } | Refusal::Regions { .. } | Refusal::Arranged(_) => ncclInternalError,
         }
     }
 
@@ -75,8 +75,8 @@ impl fmt::Display for Refusal {
                 write!(out, "no kernels of collectives are for device {device} of capability {capability}")
             }
             Refusal::NoKernel { name } => write!(out, "kernel {name} was not loaded at init"),
-            Refusal::Slices { slices, ranks } => {
-                write!(out, "{slices} slices for {ranks} ranks, expected one aligned to 128 bytes for each")
+            Refusal::Regions { regions, ranks } => {
+                write!(out, "{regions} regions for {ranks} ranks, expected one aligned to 128 bytes for each")
             }
             Refusal::Arranged(refused) => write!(out, "a collective cannot be arranged: {refused}"),
         }

@@ -101,7 +101,7 @@ impl<'resources> Words<'resources> {
             from.copy_from_nonoverlapping(operations.as_ptr(), operations.len());
             from
         };
-        // SAFETY: the list lies in our slice; both stay until the copy is done.
+        // SAFETY: the list lies in our region; both stay until the copy is done.
         let code = unsafe { (driver.calls.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream.0) };
         driver.check("cuMemcpyHtoDAsync_v2", code, detail)
     }
@@ -137,6 +137,6 @@ pub(super) fn launch(
     launch: &mut Launch,
 ) -> Result<(), Failure> {
     // SAFETY: the kernel has this one parameter. Its memory, word and report stay while it runs: the communicator's owner
-    // keeps the slices, the launch resources the word; the application vouches for its buffers.
+    // keeps the regions, the launch resources the word; the application vouches for its buffers.
     unsafe { driver.launch(function, stream, shape, &mut [(&raw mut *launch).cast()]) }
 }

@@ -55,8 +55,8 @@ impl P2p {
         growth::ring_bytes(wire, &self.geometry, self.growth_slots(wire))
     }
 
-    /// The ring in which messages of `peer` may arrive from now on: in this rank's arena, holding anything, for as long as the
-    /// slices. Once for each peer and wire, before the peer [tells its own kernels](P2p::grow_send).
+    /// The ring in which messages of `peer` may arrive from now on: in this rank's symmetric heap, holding anything, for as long as the
+    /// regions. Once for each peer and wire, before the peer [tells its own kernels](P2p::grow_send).
     pub fn grow_receive(&self, peer: u32, wire: Wire, address: Address, slots: u32) -> Result<(), Refusal> {
         self.grow(Direction::Receive, peer, wire, address, slots).map_err(Refusal::told)
     }

@@ -1,7 +1,7 @@
-//! Where the parts of every connection lie in the ranks' slices: a function of what all ranks agreed on, and of
+//! Where the parts of every connection lie in the ranks' regions: a function of what all ranks agreed on, and of
 //! nothing else, so that every rank computes its peers' addresses too.
 //!
-//! A slice holds one block for each other rank, then what the rank has once: the report and the list of operations. All
+//! A region holds one block for each other rank, then what the rank has once: the report and the list of operations. All
 //! begin at multiples of 128, and rings share no line with anything else.
 
 use windlass_kernels::arrange::Peer;
@@ -15,10 +15,10 @@ use crate::gpu::Address;
 const LINE: u64 = 128;
 /// Operations of one group at most; NCCL's own groups end earlier, at memory.
 pub const LISTED_MAX: usize = 1 << 16;
-/// Bytes of the list that lies in a slice.
+/// Bytes of the list that lies in a region.
 pub const LIST_BYTES: u64 = (LISTED_MAX * size_of::<Operation>()) as u64;
 
-/// Offsets in a slice of a communicator.
+/// Offsets in a region of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     ranks: u32,
@@ -27,11 +27,11 @@ pub struct Layout {
     pub report: u64,
     /// The operations of the group that runs, where they do not fit the kernel's parameters.
     pub list: u64,
-    /// Of a slice.
+    /// Of a region.
     pub bytes: u64,
 }
 
-/// What a slice has for one other rank: offsets from the block's beginning.
+/// What a region has for one other rank: offsets from the block's beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
     /// The other sends into these.
@@ -60,8 +60,8 @@ impl Layout {
         Layout { ranks, block, report, list, bytes: end }
     }
 
-    /// The rings that `rank` shares with `peer`, from where both slices begin for the device of `rank`. Words for
-    /// larger rings lie in no slice: `growth` is left open.
+    /// The rings that `rank` shares with `peer`, from where both regions begin for the device of `rank`. Words for
+    /// larger rings lie in no region: `growth` is left open.
     pub fn peer(&self, rank: u32, own: Address, peer: u32, theirs: Address) -> Peer {
         if peer == rank {
             return Peer::default();
@@ -96,7 +96,7 @@ impl Layout {
         Peer { send, receive }
     }
 
-    /// Where in the slice of `rank` the block for `peer` begins.
+    /// Where in the region of `rank` the block for `peer` begins.
     fn block_of(&self, rank: u32, peer: u32) -> u64 {
         u64::from(if peer < rank { peer } else { peer - 1 }) * self.block.bytes
     }
@@ -149,13 +149,13 @@ mod tests {
         [SMALL, Geometry::recommended(1, 0), Geometry::recommended(32, 0)]
     }
 
-    /// Slices of all ranks side by side, as all see them.
-    fn slice(layout: &Layout, rank: u32) -> Address {
+    /// Regions of all ranks side by side, as all see them.
+    fn region(layout: &Layout, rank: u32) -> Address {
         (1 << 40) + u64::from(rank) * layout.bytes
     }
 
     fn pair(layout: &Layout, rank: u32, peer: u32) -> Peer {
-        layout.peer(rank, slice(layout, rank), peer, slice(layout, peer))
+        layout.peer(rank, region(layout, rank), peer, region(layout, peer))
     }
 
     /// Both sides of a connection mean the same rings and words, and not the same counts.
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Every part of every slice has bytes of its own, aligned, within the slice of the rank that must have it.
+    /// Every part of every region has bytes of its own, aligned, within the region of the rank that must have it.
     #[test]
     fn no_overlap() {
         for (geometry, ranks) in geometries().into_iter().flat_map(|geometry| [(geometry, 2), (geometry, 5)])
@@ -188,8 +188,8 @@ mod tests {
             let ll128_words = |stride: u32| u64::from(geometry.ll128_channels * stride);
             let bulk_words = |stride: u32| u64::from(geometry.bulk_channels * stride);
             for rank in 0..ranks {
-                parts.push((slice(&layout, rank) + layout.report, size_of::<Report>() as u64, rank));
-                parts.push((slice(&layout, rank) + layout.list, LIST_BYTES, rank));
+                parts.push((region(&layout, rank) + layout.report, size_of::<Report>() as u64, rank));
+                parts.push((region(&layout, rank) + layout.list, LIST_BYTES, rank));
                 for peer in (0..ranks).filter(|peer| *peer != rank) {
                     let Peer { send, receive } = pair(&layout, rank, peer);
                     parts.extend([
@@ -211,7 +211,7 @@ mod tests {
                 assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
             }
             for (at, bytes, rank) in parts {
-                let begin = slice(&layout, rank);
+                let begin = region(&layout, rank);
                 assert!(at.is_multiple_of(LINE) && at >= begin && at + bytes <= begin + layout.bytes);
             }
         }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use windlass_kernels::launch::Geometry;
 
-use crate::arena::Holds;
 use crate::config::{Collectives, config};
 use crate::gpu::{self, Address, Home, Ordinal};
+use crate::heap::Holds;
 use crate::native::{self, Kernels, Native};
 use crate::negotiated::{GRID_MAX, NegotiatedConfig};
 use crate::p2p::{self, Layout, P2p};
@@ -67,35 +67,35 @@ impl Share {
         self.kernels.is_some()
     }
 
-    /// All that runs, over the slices of all ranks as this rank's device sees them.
-    pub fn boxes(self, rings: &Rings, slices: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
+    /// All that runs, over the regions of all ranks as this rank's device sees them.
+    pub fn boxes(self, rings: &Rings, regions: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
         let Share { transports, kernels, lacks, graphs } = self;
         let (geometry, holds) = (rings.p2p, holds.clone());
         let rank = geometry.rank;
-        let own = slices.get(rank as usize).copied().unwrap_or_default();
+        let own = regions.get(rank as usize).copied().unwrap_or_default();
         let sequencer = Sequencer::new(sequencer::Parts {
             device_resources: transports.sequencer,
             rank,
-            report: own + Layout::of(slices.len() as u32, &geometry).report,
+            report: own + Layout::of(regions.len() as u32, &geometry).report,
             hold: Box::new(move |driver: &_, capture| holds.hold(driver, capture)),
             graphs,
         })?;
         let native = match (rings.native, kernels) {
             (Some(geometry), Some(kernels)) => {
-                let slices = slices.iter().map(|slice| slice + rings.native_at).collect();
+                let regions = regions.iter().map(|region| region + rings.native_at).collect();
                 let (sequencer, tuning, limits) = (sequencer.clone(), tuning::kernels(), rings.limits);
-                Some(Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, slices })?)
+                Some(Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, regions })?)
             }
             // Who has no kernels has said so, and the negotiated config has none.
             (_, _) => None,
         };
         let parts =
-            p2p::Parts { device_resources: transports.p2p, sequencer: sequencer.clone(), geometry, slices };
+            p2p::Parts { device_resources: transports.p2p, sequencer: sequencer.clone(), geometry, regions };
         Ok(Boxes { p2p: P2p::new(parts)?, native, sequencer, lacks })
     }
 }
 
-/// The shape of all rings in a slice, from what all ranks agreed on.
+/// The shape of all rings in a region, from what all ranks agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rings {
     p2p: Geometry,
@@ -103,7 +103,7 @@ pub(super) struct Rings {
     native: Option<native::Geometry>,
     /// Of its grids.
     limits: native::Limits,
-    /// Where their part of a slice begins.
+    /// Where their part of a region begins.
     native_at: u64,
     /// Of all.
     pub bytes: u64,

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::arena::{self, Arena, Event, Holds, LeaseId, Slice};
 use crate::descriptor::Ours;
+use crate::heap::{self, Event, Heap, Holds, LeaseId, Region};
 use crate::rendezvous;
 use crate::shared_page::SharedPage;
 use crate::{guard, process, thread};
@@ -32,9 +32,9 @@ pub(super) struct ClosedSignal {
     /// Where each rank sets its bit; none after an init that failed before there was one.
     page: Option<Arc<SharedPage>>,
     rank: u32,
-    /// After an init that failed: who touches the slice keeps the line open, or has said that it has a peer group, and a bit to set.
+    /// After an init that failed: who touches the region keeps the line open, or has said that it has a peer group, and a bit to set.
     line: Option<Line>,
-    /// Whether anybody came to know the slice.
+    /// Whether anybody came to know the region.
     is_known: bool,
 }
 
@@ -44,7 +44,7 @@ impl ClosedSignal {
         ClosedSignal { page: Some(page), rank, line: None, is_known: true }
     }
 
-    /// After an init that failed. Without a line nobody came to know the slice.
+    /// After an init that failed. Without a line nobody came to know the region.
     pub fn failed(page: Option<Arc<SharedPage>>, rank: u32, line: Option<Line>) -> ClosedSignal {
         ClosedSignal { page, rank, is_known: line.is_some(), line }
     }
@@ -99,10 +99,10 @@ impl Life {
     }
 }
 
-/// A slice of ours that others may still touch.
+/// A region of ours that others may still touch.
 #[derive(Debug)]
 pub(super) struct Closing {
-    arena: Arc<Arena>,
+    heap: Arc<Heap>,
     leases: Vec<LeaseId>,
     signal: ClosedSignal,
     open: Vec<Arc<Life>>,
@@ -111,17 +111,17 @@ pub(super) struct Closing {
     told: bool,
 }
 
-/// Held across driver calls of [`settle`], by whoever settles; comes before the locks of arenas and [`CLOSED`].
+/// Held across driver calls of [`settle`], by whoever settles; comes before the locks of symmetric heaps and [`CLOSED`].
 static SETTLING: Mutex<()> = Mutex::new(());
 /// Held for a few stores and looks; the rendezvous' locks come after it.
 static CLOSED: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
 static EXITING: AtomicBool = AtomicBool::new(false);
 
 impl Closing {
-    pub fn new(slice: &Slice, signal: ClosedSignal, open: Vec<Arc<Life>>, holds: Arc<Holds>) -> Closing {
+    pub fn new(region: &Region, signal: ClosedSignal, open: Vec<Arc<Life>>, holds: Arc<Holds>) -> Closing {
         Closing {
-            arena: slice.arena().clone(),
-            leases: vec![slice.lease()],
+            heap: region.heap().clone(),
+            leases: vec![region.lease()],
             signal,
             open,
             holds,
@@ -157,9 +157,9 @@ impl Closing {
         let closed = self.signal.closed();
         self.open.retain(|life| {
             if closed & (1 << life.rank) != 0 {
-                note_closed(&self.arena, &self.leases, life.rank);
+                note_closed(&self.heap, &self.leases, life.rank);
             } else if life.is_over() {
-                self.arena.note(Event::Died(life.process));
+                self.heap.note(Event::Died(life.process));
             } else {
                 return true;
             }
@@ -169,8 +169,8 @@ impl Closing {
     }
 }
 
-fn note_closed(arena: &Arena, leases: &[LeaseId], rank: u32) {
-    leases.iter().for_each(|lease| arena.note(Event::Closed(*lease, rank)));
+fn note_closed(heap: &Heap, leases: &[LeaseId], rank: u32) {
+    leases.iter().for_each(|lease| heap.note(Event::Closed(*lease, rank)));
 }
 
 fn closed() -> MutexGuard<'static, Vec<Closing>> {
@@ -193,9 +193,9 @@ pub fn settle() {
             let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
             if !EXITING.load(Ordering::Relaxed) {
                 let over: Vec<Closing> = closed().extract_if(.., Closing::look).collect();
-                // Their arenas may have no other owner.
+                // Their symmetric heaps may have no other owner.
                 drop(over);
-                arena::settle();
+                heap::settle();
             }
         },
     );
@@ -259,10 +259,10 @@ fn give_back() {
     let left = std::mem::take(&mut *closed());
     for closing in &left {
         for life in &closing.open {
-            note_closed(&closing.arena, &closing.leases, life.rank);
+            note_closed(&closing.heap, &closing.leases, life.rank);
         }
     }
     drop(left);
-    arena::settle();
+    heap::settle();
     boxes::give_back();
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::arena::{self, LeaseId, Member, Peer, PeerArena, PeerSlice, Place, Slice};
+use crate::heap::{self, LeaseId, Member, Peer, PeerHeap, PeerRegion, Place, Region};
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{self, Token};
 use crate::p2p::{Direction, P2p, Wire};
@@ -36,8 +36,8 @@ pub(super) struct Growing {
 
 #[derive(Debug, Default)]
 struct Grown {
-    slices: Vec<Slice>,
-    peers: Vec<PeerSlice>,
+    regions: Vec<Region>,
+    peers: Vec<PeerRegion>,
 }
 
 /// A ring that should be larger: this rank sends to the peer.
@@ -92,7 +92,7 @@ impl Growing {
     /// Nobody of this rank uses the rings any more. Gives the leases.
     pub fn end(&self) -> Vec<LeaseId> {
         let grown = std::mem::take(&mut *self.lock());
-        grown.slices.iter().map(Slice::lease).collect()
+        grown.regions.iter().map(Region::lease).collect()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Grown> {
@@ -137,22 +137,22 @@ impl PeerGroup {
         if p2p.has_grown(Direction::Receive, from, wire) {
             return Err("it has grown before".into());
         }
-        let lend = || own.arena().lend_as_it_is(p2p.growth_bytes(wire), &self.holds);
+        let lend = || own.heap().lend_as_it_is(p2p.growth_bytes(wire), &self.holds);
         let make_room = |is_enough: &mut dyn FnMut() -> bool| {
             room::make();
             is_enough();
         };
-        let slice = recycling::lend(own.arena(), make_room, lend).map_err(words)?;
+        let region = recycling::lend(own.heap(), make_room, lend).map_err(words)?;
         let member = Member { rank: from, process: process_number(sender.process) };
         let (place, descriptor) = if self.is_near(from) {
-            (slice.announce_here(&[member]).map_err(words)?, None)
+            (region.announce_here(&[member]).map_err(words)?, None)
         } else {
-            let announcement = slice.announce(&[member]).map_err(words)?;
+            let announcement = region.announce(&[member]).map_err(words)?;
             (announcement.place, Some(announcement.descriptor))
         };
-        let told = p2p.grow_receive(from, wire, slice.address(), p2p.growth_slots(wire));
+        let told = p2p.grow_receive(from, wire, region.address(), p2p.growth_slots(wire));
         // Announced: it stays until the sender has closed, whether it is used or not.
-        self.growing.lock().slices.push(slice);
+        self.growing.lock().regions.push(region);
         told.map_err(words)?;
         log::debug!("a larger ring for messages of rank {from}: {} bytes", p2p.growth_bytes(wire));
         Ok(Answer { words: place.to_wire().to_vec(), descriptor })
@@ -181,17 +181,17 @@ impl PeerGroup {
         let (p2p, own) = self.parts()?;
         let receiver = self.member(to)?;
         let place = Place::from_wire(answer.words[..].try_into().map_err(|_| "an answer that says nothing")?);
-        let slice = match answer.descriptor {
+        let region = match answer.descriptor {
             Some(memory) => {
                 let process = process_number(receiver.process);
                 let peer = Peer { process, device_uuid: receiver.device.uuid };
-                let peers = PeerArena::of(peer).map_err(words)?;
-                peers.map(place, memory.as_fd(), own.arena(), &self.holds).map_err(words)?
+                let peers = PeerHeap::of(peer).map_err(words)?;
+                peers.map(place, memory.as_fd(), own.heap(), &self.holds).map_err(words)?
             }
-            None => arena::reach(place, own.arena()).map_err(words)?,
+            None => heap::reach(place, own.heap()).map_err(words)?,
         };
-        let (address, bytes) = (slice.address(), slice.bytes());
-        self.growing.lock().peers.push(slice);
+        let (address, bytes) = (region.address(), region.bytes());
+        self.growing.lock().peers.push(region);
         let expected = p2p.growth_bytes(wire);
         if bytes < expected {
             return Err(format!("it lends {bytes} bytes, expected {expected}"));
@@ -199,8 +199,8 @@ impl PeerGroup {
         p2p.grow_send(to, wire, address, p2p.growth_slots(wire)).map_err(words)
     }
 
-    fn parts(&self) -> Result<(&P2p, &Slice), String> {
-        let own = self.own.as_ref().map(|(slice, _)| slice);
+    fn parts(&self) -> Result<(&P2p, &Region), String> {
+        let own = self.own.as_ref().map(|(region, _)| region);
         self.boxes.as_ref().map(|boxes| &boxes.p2p).zip(own).ok_or_else(|| "it is ending".into())
     }
 

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::arena::Arena;
 use crate::forward::init::Ctas;
 use crate::gpu;
+use crate::heap::Heap;
 use crate::negotiated::Token;
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::outcome::{Failure, FallbackReason};
@@ -38,7 +38,7 @@ pub struct Asked {
     pub(super) participant: Participant,
     pub(super) token: Token,
     pub(super) rank: u32,
-    pub(super) arena: Arc<Arena>,
+    pub(super) heap: Arc<Heap>,
     pub(super) share: Share,
     /// Of a communicator made from another: its wait ends with that one.
     pub(super) until: Option<Wait>,
@@ -66,7 +66,7 @@ pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
     // Room that is over must not keep an init from having any.
     settle();
     let (ranks, ctas, laziness) = (request.ranks as u32, request.ctas, request.laziness);
-    let (arena, share, mut facts) = match request.device {
+    let (heap, share, mut facts) = match request.device {
         Some(device) => request::on(device, ranks, ctas, laziness)?,
         None => request::current(ranks, ctas, laziness)?,
     };
@@ -76,7 +76,7 @@ pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
     let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&request.id, vec![facts]));
     let (until, local_entry) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
-    Ok(Asked { participant, token: id_tag.token, rank, arena, share, until, local_entry })
+    Ok(Asked { participant, token: id_tag.token, rank, heap, share, until, local_entry })
 }
 
 pub(super) fn cannot_reach(error: std::io::Error) -> FallbackReason {
@@ -88,28 +88,28 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     type Key = (Token, u32);
     let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
     let (mut waits, mut local_entries) = (Vec::new(), Vec::new());
-    for Asked { participant, token, rank, arena, share, until, local_entry: one } in asked {
+    for Asked { participant, token, rank, heap, share, until, local_entry: one } in asked {
         local_entries.push(one);
         // Ends with its parent as long as it waits.
         waits.extend(until);
         keys.push((token, rank));
         participants.push(participant);
-        shares.insert((token, rank), (arena, share));
+        shares.insert((token, rank), (heap, share));
     }
     // Held for a few stores; participants of a group prepare on several threads.
-    let shares: Mutex<BTreeMap<Key, (Arc<Arena>, Share)>> = Mutex::new(shares);
+    let shares: Mutex<BTreeMap<Key, (Arc<Heap>, Share)>> = Mutex::new(shares);
     let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
     let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     let outcomes = rendezvous::complete_all(participants, &|preparation| {
         // A participant of ours has one rank.
         let rank = preparation.ranks.first().copied().unwrap_or_default();
         let key = (preparation.token, rank);
-        let (arena, share) = shares
+        let (heap, share) = shares
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&key)
             .ok_or("this rank did not ask")?;
-        let (made, result) = preparing::for_session(preparation, rank, &arena, share)?;
+        let (made, result) = preparing::for_session(preparation, rank, &heap, share)?;
         prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made);
         result
     });
@@ -167,18 +167,18 @@ pub fn all_here(devices: &[i32], laziness: Laziness) -> Vec<InitOutcome> {
 
 fn all_here_or_reason(devices: &[i32], laziness: Laziness) -> Result<Vec<InitOutcome>, FallbackReason> {
     request::check_all(devices.len())?;
-    let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut heaps, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for (rank, device) in (0..).zip(devices) {
-        let (arena, share, mut facts) = request::on(*device, devices.len() as u32, Ctas::UNSAID, laziness)?;
+        let (heap, share, mut facts) = request::on(*device, devices.len() as u32, Ctas::UNSAID, laziness)?;
         facts.member.rank = rank;
-        arenas.push(arena);
+        heaps.push(heap);
         shares.push(share);
         all.push(facts);
     }
     let no_name = |error: std::io::Error| FallbackReason::NoIdentity { words: error.to_string() };
     let negotiated = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
     let refused = |(rank, words): (u32, String)| FallbackReason::Refused { rank, words };
-    let prepared = preparing::in_one_hand(&negotiated, &arenas, shares).map_err(refused)?;
+    let prepared = preparing::in_one_hand(&negotiated, &heaps, shares).map_err(refused)?;
     let peer_group = |prepared| {
         let peer_group = PeerGroup::new(negotiated.clone(), prepared);
         peer_group.map_or(InitOutcome::Failed(Failure::Unreadable), InitOutcome::PeerGroup)

@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::arena::{PeerSlice, Slice};
 use crate::gpu::Ordinal;
+use crate::heap::{PeerRegion, Region};
 
 use super::boxes::Boxes;
 use super::closing::Closing;
@@ -15,12 +15,12 @@ use super::growing::Growing;
 #[derive(Debug)]
 pub(super) struct Leaving {
     pub boxes: Option<Boxes>,
-    pub peers: Vec<Option<PeerSlice>>,
+    pub peers: Vec<Option<PeerRegion>>,
     pub growing: Growing,
-    pub own: Option<(Slice, Closing)>,
+    pub own: Option<(Region, Closing)>,
 }
 
-/// Held across queries of events, and while one is closed: the locks of arenas and of what is closed come after it.
+/// Held across queries of events, and while one is closed: the locks of symmetric heaps and of what is closed come after it.
 static LEAVING: Mutex<Vec<Leaving>> = Mutex::new(Vec::new());
 
 impl Leaving {
@@ -44,8 +44,8 @@ impl Leaving {
         drop(boxes);
         drop(peers);
         let leases = growing.end();
-        if let Some((slice, mut closing)) = own {
-            drop(slice);
+        if let Some((region, mut closing)) = own {
+            drop(region);
             closing.also(leases);
             closing.begin();
         }
@@ -59,7 +59,7 @@ pub(super) fn close_over() {
 
 /// Whether there are others on this device that will be over.
 pub(super) fn is_any_on(device: Ordinal) -> bool {
-    let is_on = |one: &Leaving| one.own.as_ref().is_some_and(|(slice, _)| slice.device() == device);
+    let is_on = |one: &Leaving| one.own.as_ref().is_some_and(|(region, _)| region.device() == device);
     // Of what was issued in part nobody knows when it ends.
     let will_end = |one: &Leaving| one.boxes.as_ref().is_none_or(|boxes| !boxes.sequencer.is_doubtful());
     leaving().iter().any(|one| is_on(one) && will_end(one))

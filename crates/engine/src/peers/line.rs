@@ -1,6 +1,6 @@
-//! How a rank hears, after an init that failed, that nobody touches its slice any more. Its session is over then and tells
-//! nothing; but every rank that comes to know a slice gets with it an end of a socket pair, which it closes when it has
-//! let go. The slice's owner holds the other one, and once it hears the end nobody is left.
+//! How a rank hears, after an init that failed, that nobody touches its region any more. Its session is over then and tells
+//! nothing; but every rank that comes to know a region gets with it an end of a socket pair, which it closes when it has
+//! let go. The region's owner holds the other one, and once it hears the end nobody is left.
 //!
 //! A rank may have heard that there is a peer group when another heard that there is none, if the session's host died in
 //! between: it says that it keeps what it got, and then only the end of its process tells more. Where an init succeeds all
@@ -14,16 +14,16 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, Socket
 
 use crate::descriptor::Ours;
 
-/// The end of a slice's owner.
+/// The end of a region's owner.
 #[derive(Debug)]
 pub(super) struct Line {
     end: Ours,
-    /// One bit each rank that said that it keeps the slice.
+    /// One bit each rank that said that it keeps the region.
     keepers: AtomicU64,
     over: AtomicBool,
 }
 
-/// The end of a rank that knows the slice.
+/// The end of a rank that knows the region.
 #[derive(Debug)]
 pub(super) struct Hold(Ours);
 
@@ -36,7 +36,7 @@ impl Line {
         Ok((Line { end, keepers: AtomicU64::new(0), over: AtomicBool::new(false) }, Hold(Ours::new(others)?)))
     }
 
-    /// The ranks that do not touch the slice any more, one bit each. Waits for nothing.
+    /// The ranks that do not touch the region any more, one bit each. Waits for nothing.
     pub fn let_go(&self) -> u64 {
         let mut said = [0; 64];
         while !self.over.load(Ordering::Relaxed) {
@@ -58,12 +58,12 @@ impl Line {
 }
 
 impl Hold {
-    /// One that came from a slice's owner.
+    /// One that came from a region's owner.
     pub fn of(end: Ours) -> Hold {
         Hold(end)
     }
 
-    /// Says that this rank keeps the slice, and closes.
+    /// Says that this rank keeps the region, and closes.
     pub fn keep(self, rank: u32) {
         // Where nobody hears it any more, the owner has its own word for it.
         let _ = net::send(&self.0, &[rank as u8], SendFlags::NOSIGNAL);

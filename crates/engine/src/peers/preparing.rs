@@ -1,4 +1,4 @@
-//! Between the negotiated config and the confirmation: a slice of our own for the others, theirs for us, a load and a store
+//! Between the negotiated config and the confirmation: a region of our own for the others, theirs for us, a load and a store
 //! through every mapping. Ranks of one process reach each other's where they lie: that takes no descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use crate::arena::{self, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::descriptor::Ours;
+use crate::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
 use crate::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
 use crate::rendezvous::Preparation;
 use crate::rendezvous::descriptors::{Parcel, Sending};
@@ -20,13 +20,13 @@ use super::line::{Hold, Line};
 use super::page_layout::{self, PAGE_MAKER};
 use super::{recycling, room};
 
-/// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
+/// The end of a region, where ranks leave words to be tested; all before it holds zeros.
 const WORDS_BYTES: u64 = 128;
 const _: () = assert!(4 * RANKS_MAX as u64 <= WORDS_BYTES / 2);
 
 /// Places in the second half of that, which nobody looks at.
-pub(super) fn scratch(slice: &Slice) -> [u64; 2] {
-    let end = slice.address() + slice.bytes();
+pub(super) fn scratch(region: &Region) -> [u64; 2] {
+    let end = region.address() + region.bytes();
     [end - 32, end - 16]
 }
 
@@ -36,16 +36,16 @@ const ZEROED_WITHIN: Duration = Duration::from_secs(300);
 /// What a rank has prepared.
 #[derive(Debug)]
 pub(super) struct Prepared {
-    pub slice: Slice,
+    pub region: Region,
     /// By rank, none for itself.
-    pub peers: Vec<Option<PeerSlice>>,
+    pub peers: Vec<Option<PeerRegion>>,
     pub lives: Vec<Arc<Life>>,
     pub holds: Arc<Holds>,
     /// None if the rank could not prepare.
     pub boxes: Option<Boxes>,
-    /// To those who came to know the slice in a session.
+    /// To those who came to know the region in a session.
     pub line: Option<Line>,
-    /// To the owners of slices that this rank came to know there.
+    /// To the owners of regions that this rank came to know there.
     pub lines: Vec<Hold>,
     /// Rank 0's making; none where it did not come.
     pub page: Option<Arc<SharedPage>>,
@@ -59,46 +59,45 @@ impl Prepared {
         self.fail();
     }
 
-    /// There is none, but others may still be testing the slice.
+    /// There is none, but others may still be testing the region.
     pub fn fail(self) {
         let closing = Closing::new(
-            &self.slice,
+            &self.region,
             ClosedSignal::failed(self.page, self.rank, self.line),
             self.lives,
             self.holds,
         );
-        drop((self.boxes, self.peers, self.slice));
+        drop((self.boxes, self.peers, self.region));
         drop(self.lines);
         closing.begin();
     }
 }
 
-/// A slice that holds zeros and our word.
+/// A region that holds zeros and our word.
 struct Lent<'a> {
     negotiated: &'a NegotiatedConfig,
     rank: u32,
-    arena: &'a Arc<Arena>,
+    heap: &'a Arc<Heap>,
     holds: Arc<Holds>,
-    slice: Slice,
+    region: Region,
     rings: Rings,
 }
 
 impl<'a> Lent<'a> {
-    fn new(negotiated: &'a NegotiatedConfig, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
+    fn new(negotiated: &'a NegotiatedConfig, rank: u32, heap: &'a Arc<Heap>) -> Result<Lent<'a>, String> {
         let holds = Holds::new();
         let rings = Rings::of(negotiated, rank);
-        let lend = || arena.lend(rings.bytes + WORDS_BYTES, &holds);
-        let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(arena.device(), is_enough);
-        let slice = recycling::lend(arena, make_room, lend).map_err(words)?;
-        slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
-        let lent = Lent { negotiated, rank, arena, holds, slice, rings };
-        arena
-            .store(lent.word_at(lent.slice.address(), lent.slice.bytes(), rank), lent.word(rank))
+        let lend = || heap.lend(rings.bytes + WORDS_BYTES, &holds);
+        let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(heap.device(), is_enough);
+        let region = recycling::lend(heap, make_room, lend).map_err(words)?;
+        region.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
+        let lent = Lent { negotiated, rank, heap, holds, region, rings };
+        heap.store(lent.word_at(lent.region.address(), lent.region.bytes(), rank), lent.word(rank))
             .map_err(words)?;
         Ok(lent)
     }
 
-    /// The other ranks, to whom the slice is announced.
+    /// The other ranks, to whom the region is announced.
     fn others(&self) -> Vec<Member> {
         let others = self.negotiated.members.iter().filter(|member| member.rank != self.rank);
         others.map(|member| Member { rank: member.rank, process: process_number(member.process) }).collect()
@@ -110,32 +109,32 @@ impl<'a> Lent<'a> {
         process(rank) == process(self.rank)
     }
 
-    /// Maps the slice of a peer in another process.
-    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerSlice, String> {
+    /// Maps the region of a peer in another process.
+    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerRegion, String> {
         let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
         let peer = Peer { process: process_number(member.process), device_uuid: member.device.uuid };
-        let arena = PeerArena::of(peer).map_err(words)?;
+        let heap = PeerHeap::of(peer).map_err(words)?;
         let began = Instant::now();
-        let mapped = arena.map(place, memory, self.arena, &self.holds).map_err(words)?;
+        let mapped = heap.map(place, memory, self.heap, &self.holds).map_err(words)?;
         let mapped_at = began.elapsed();
         let tested = self.tested(rank, mapped);
         let (mapped_us, tested_us) = (mapped_at.as_micros(), began.elapsed().as_micros());
         log::debug!(
-            "rank {} mapped rank {rank}'s slice in {mapped_us} us, had tested it after {tested_us} us",
+            "rank {} mapped rank {rank}'s region in {mapped_us} us, had tested it after {tested_us} us",
             self.rank
         );
         tested
     }
 
-    /// Reaches the slice of a peer in this process.
-    fn reach(&self, rank: u32, place: Place) -> Result<PeerSlice, String> {
-        self.tested(rank, arena::reach(place, self.arena).map_err(words)?)
+    /// Reaches the region of a peer in this process.
+    fn reach(&self, rank: u32, place: Place) -> Result<PeerRegion, String> {
+        self.tested(rank, heap::reach(place, self.heap).map_err(words)?)
     }
 
     /// The lines of the p2p transport rest on NVLink.
     fn check_link(&self, rank: u32) -> Result<(), String> {
         let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
-        match self.arena.home().driver.nvlink(self.arena.device(), &member.device.uuid, member.device.pci) {
+        match self.heap.home().driver.nvlink(self.heap.device(), &member.device.uuid, member.device.pci) {
             Some(true) => Ok(()),
             Some(false) => Err(format!("no NVLink joins ranks {} and {rank}", self.rank)),
             None => Err(format!(
@@ -145,30 +144,30 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Finds a peer's word in its slice and leaves ours beside it.
-    fn tested(&self, rank: u32, slice: PeerSlice) -> Result<PeerSlice, String> {
+    /// Finds a peer's word in its region and leaves ours beside it.
+    fn tested(&self, rank: u32, region: PeerRegion) -> Result<PeerRegion, String> {
         self.check_link(rank)?;
-        if slice.bytes() != self.slice.bytes() {
+        if region.bytes() != self.region.bytes() {
             return Err(format!(
                 "rank {rank} lends {} bytes, expected {}",
-                slice.bytes(),
-                self.slice.bytes()
+                region.bytes(),
+                self.region.bytes()
             ));
         }
-        let at = |rank| self.word_at(slice.address(), slice.bytes(), rank);
-        self.arena.probe(at(rank), self.word(rank), at(self.rank), self.word(self.rank)).map_err(words)?;
-        Ok(slice)
+        let at = |rank| self.word_at(region.address(), region.bytes(), rank);
+        self.heap.probe(at(rank), self.word(rank), at(self.rank), self.word(self.rank)).map_err(words)?;
+        Ok(region)
     }
 
-    /// What runs over the slices of all peers, which are mapped.
-    fn boxes(&self, peers: &[Option<PeerSlice>], share: Share) -> Result<Boxes, String> {
-        let address = |(rank, peer): (u32, &Option<PeerSlice>)| match peer {
-            Some(slice) => slice.address(),
-            None if rank == self.rank => self.slice.address(),
+    /// What runs over the regions of all peers, which are mapped.
+    fn boxes(&self, peers: &[Option<PeerRegion>], share: Share) -> Result<Boxes, String> {
+        let address = |(rank, peer): (u32, &Option<PeerRegion>)| match peer {
+            Some(region) => region.address(),
+            None if rank == self.rank => self.region.address(),
             None => 0,
         };
-        let slices = (0..).zip(peers).map(address).collect();
-        share.boxes(&self.rings, slices, &self.holds).map_err(words)
+        let regions = (0..).zip(peers).map(address).collect();
+        share.boxes(&self.rings, regions, &self.holds).map_err(words)
     }
 
     fn word_at(&self, address: u64, bytes: u64, rank: u32) -> u64 {
@@ -196,14 +195,14 @@ pub(super) fn process_number(name: Token) -> u64 {
 pub(super) fn for_session(
     preparation: &Preparation<'_>,
     rank: u32,
-    arena: &Arc<Arena>,
+    heap: &Arc<Heap>,
     share: Share,
 ) -> Result<(Prepared, Result<(), String>), String> {
     let negotiated = preparation.negotiated;
     let began = Instant::now();
-    let lent = Lent::new(negotiated, rank, arena)?;
+    let lent = Lent::new(negotiated, rank, heap)?;
     let lent_at = began.elapsed();
-    let mut peers: Vec<Option<PeerSlice>> = negotiated.members.iter().map(|_| None).collect();
+    let mut peers: Vec<Option<PeerRegion>> = negotiated.members.iter().map(|_| None).collect();
     let mut lives = lives_of(negotiated, rank);
     let (line, others_end) = Line::new().map_err(words)?;
     let mut known = Known { peers: &mut peers, lives: &mut lives, lines: Vec::new(), page: None };
@@ -216,20 +215,20 @@ pub(super) fn for_session(
         Err(words) => (None, Err(words)),
     };
     log::debug!(
-        "init {:?} rank {rank} lent after {} us, knew all slices after {} us, had its p2p transport after {} us",
+        "init {:?} rank {rank} lent after {} us, knew all regions after {} us, had its p2p transport after {} us",
         negotiated.comm,
         lent_at.as_micros(),
         exchanged_at.as_micros(),
         began.elapsed().as_micros()
     );
-    let (slice, holds) = (lent.slice, lent.holds);
+    let (region, holds) = (lent.region, lent.holds);
     let lives = lives.into_iter().map(Arc::new).collect();
-    Ok((Prepared { slice, peers, lives, holds, boxes, line: Some(line), lines, page, rank }, result))
+    Ok((Prepared { region, peers, lives, holds, boxes, line: Some(line), lines, page, rank }, result))
 }
 
 /// What a rank comes to know of its peers.
 struct Known<'a> {
-    peers: &'a mut [Option<PeerSlice>],
+    peers: &'a mut [Option<PeerRegion>],
     lives: &'a mut [Life],
     lines: Vec<Hold>,
     page: Option<Arc<SharedPage>>,
@@ -252,9 +251,9 @@ fn exchange(
     };
     // Ours: a child that is forked meanwhile keeps none of it.
     let (place, far) = match descriptor_sockets.iter().all(is_near) {
-        true => (lent.slice.announce_here(&others).map_err(words)?, None),
+        true => (lent.region.announce_here(&others).map_err(words)?, None),
         false => {
-            let announcement = lent.slice.announce(&others).map_err(words)?;
+            let announcement = lent.region.announce(&others).map_err(words)?;
             let memory = Ours::new(announcement.descriptor).map_err(words)?;
             let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new).map_err(words)?;
             (announcement.place, Some([this, memory]))
@@ -292,7 +291,7 @@ fn exchange(
         }
         let mut descriptors = descriptors.into_iter();
         known.lines.extend(descriptors.next().map(Hold::of));
-        let slice = if lent.is_near(rank) {
+        let region = if lent.is_near(rank) {
             lent.reach(rank, place)?
         } else {
             let (Some(ends), Some(memory)) = (descriptors.next(), descriptors.next()) else {
@@ -303,7 +302,7 @@ fn exchange(
             }
             lent.map(rank, place, memory.as_fd())?
         };
-        known.peers[rank as usize] = Some(slice);
+        known.peers[rank as usize] = Some(region);
         if rank == PAGE_MAKER {
             known.page =
                 Some(Arc::new(page_layout::open(page_layout::bytes(lent.negotiated), descriptors.next())?));
@@ -321,7 +320,7 @@ fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
         .collect()
 }
 
-/// The rank, where its slice lies, and what came with it: a line; from another process also its pidfd and the slice's
+/// The rank, where its region lies, and what came with it: a line; from another process also its pidfd and the region's
 /// memory; last the shared page, from its maker.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
@@ -333,14 +332,14 @@ fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
 /// Prepares all ranks of a negotiated config, which are all here; on failure says whose, and why.
 pub(super) fn in_one_hand(
     negotiated: &NegotiatedConfig,
-    arenas: &[Arc<Arena>],
+    heaps: &[Arc<Heap>],
     shares: Vec<Share>,
 ) -> Result<Vec<Prepared>, (u32, String)> {
     let mut lent = Vec::new();
-    for (rank, arena) in (0..).zip(arenas) {
-        lent.push(Lent::new(negotiated, rank, arena).map_err(|words| (rank, words))?);
+    for (rank, heap) in (0..).zip(heaps) {
+        lent.push(Lent::new(negotiated, rank, heap).map_err(|words| (rank, words))?);
     }
-    let mut peers: Vec<Vec<Option<PeerSlice>>> =
+    let mut peers: Vec<Vec<Option<PeerRegion>>> =
         lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
     let mut failed = reach_all(&lent, &mut peers).err();
     let made =
@@ -354,9 +353,9 @@ pub(super) fn in_one_hand(
             Some(_) => None,
         };
         let lives = lives_of(negotiated, lent.rank).into_iter().map(Arc::new).collect();
-        let (slice, holds) = (lent.slice, lent.holds);
+        let (region, holds) = (lent.region, lent.holds);
         let (lines, page, rank) = (Vec::new(), page.clone(), lent.rank);
-        prepared.push(Prepared { lives, slice, peers, holds, boxes, line: None, lines, page, rank });
+        prepared.push(Prepared { lives, region, peers, holds, boxes, line: None, lines, page, rank });
     }
     match failed {
         None => Ok(prepared),
@@ -367,13 +366,13 @@ pub(super) fn in_one_hand(
     }
 }
 
-fn reach_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerSlice>>]) -> Result<(), (u32, String)> {
+fn reach_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerRegion>>]) -> Result<(), (u32, String)> {
     for owner in lent {
-        let place = owner.slice.announce_here(&owner.others());
+        let place = owner.region.announce_here(&owner.others());
         let place = place.map_err(|refusal| (owner.rank, words(refusal)))?;
         for other in lent.iter().filter(|other| other.rank != owner.rank) {
-            let slice = other.reach(owner.rank, place).map_err(|words| (other.rank, words))?;
-            peers[other.rank as usize][owner.rank as usize] = Some(slice);
+            let region = other.reach(owner.rank, place).map_err(|words| (other.rank, words))?;
+            peers[other.rank as usize][owner.rank as usize] = Some(region);
         }
     }
     Ok(())

@@ -6,9 +6,9 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, Refusal, Slice};
 use crate::forward::registration;
 use crate::gpu::{self, Address, Home, Ordinal};
+use crate::heap::{Heap, Refusal, Region};
 use crate::pool;
 
 use nccl_sys::ncclSuccess;
@@ -116,16 +116,16 @@ pub fn make_room(device: Option<Ordinal>) {
 /// Lends as `lend` does; where there is no room, again whenever what has ended may have given some back. `make_room` sees to that, and
 /// asks what it is given whether there is enough.
 pub(super) fn lend(
-    arena: &Arena,
+    heap: &Heap,
     make_room: impl FnOnce(&mut dyn FnMut() -> bool),
-    lend: impl Fn() -> Result<Slice, Refusal>,
-) -> Result<Slice, Refusal> {
+    lend: impl Fn() -> Result<Region, Refusal>,
+) -> Result<Region, Refusal> {
     let held = || {
-        let now = arena.counters();
-        (now.slices, now.mapped_bytes)
+        let now = heap.counters();
+        (now.regions, now.mapped_bytes)
     };
     let trim = || {
-        trim_pool(arena.device());
+        trim_pool(heap.device());
     };
     lend_again(lend, held, trim, make_room)
 }
@@ -240,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// For want of room, and of nothing else, it is made, and a slice asked for again: after the first look, and whenever what is held
+    /// For want of room, and of nothing else, it is made, and a region asked for again: after the first look, and whenever what is held
     /// has changed.
     #[test]
     fn asks_again_for_want_of_room() {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use windlass_kernels::launch::Geometry;
 
-use crate::arena::Arena;
 use crate::config::nccl::{self, Effect};
 use crate::config::{Lazy, Switch, config};
 use crate::forward::configuration;
 use crate::forward::init::{Ctas, Policy};
 use crate::gpu::{self, Ordinal, device};
+use crate::heap::Heap;
 use crate::native;
 use crate::negotiated::bytes::{Writer, checksum};
 use crate::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability};
@@ -150,12 +150,12 @@ fn forbidden() -> Option<FallbackReason> {
     forbids.into_iter().find(|(effect, _)| settings.has(*effect)).map(|(_, reason)| reason)
 }
 
-/// The arena, the share and the facts of this thread's current device.
+/// The symmetric heap, the share and the facts of this thread's current device.
 pub(super) fn current(
     ranks: u32,
     ctas: Ctas,
     laziness: Laziness,
-) -> Result<(Arc<Arena>, Share, Facts), FallbackReason> {
+) -> Result<(Arc<Heap>, Share, Facts), FallbackReason> {
     let driver = gpu::driver().map_err(no_identity)?;
     match driver.current_device().map_err(no_identity)? {
         Some(device) => on(device, ranks, ctas, laziness),
@@ -164,16 +164,16 @@ pub(super) fn current(
     }
 }
 
-/// The arena, the share and the facts of a device; the rank is still to be filled in.
+/// The symmetric heap, the share and the facts of a device; the rank is still to be filled in.
 pub(super) fn on(
     ordinal: Ordinal,
     ranks: u32,
     ctas: Ctas,
     laziness: Laziness,
-) -> Result<(Arc<Arena>, Share, Facts), FallbackReason> {
+) -> Result<(Arc<Heap>, Share, Facts), FallbackReason> {
     let driver = gpu::driver().map_err(no_identity)?;
     let device = driver.device_facts(ordinal).map_err(no_identity)?;
-    let arena = Arena::of(ordinal).map_err(no_identity)?;
+    let heap = Heap::of(ordinal).map_err(no_identity)?;
     let nccl = nccl::settings();
     let mut share = Share::new(ordinal, ranks).map_err(|words| FallbackReason::Refused { rank: 0, words })?;
     let basis = features::Basis {
@@ -214,7 +214,7 @@ pub(super) fn on(
             attachment: watch::request_socket().map_err(no_identity)?.0.to_vec(),
         },
     };
-    Ok((arena, share, facts))
+    Ok((heap, share, facts))
 }
 
 fn no_identity(error: impl std::fmt::Display) -> FallbackReason {

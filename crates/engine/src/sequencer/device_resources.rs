@@ -40,7 +40,7 @@ struct Shelf {
 /// Launch resources in use of all devices.
 static LENT: AtomicUsize = AtomicUsize::new(0);
 
-/// What one communicator needs of the driver beside its slices.
+/// What one communicator needs of the driver beside its regions.
 #[derive(Debug)]
 pub struct LaunchResources {
     /// What its kernels look at.

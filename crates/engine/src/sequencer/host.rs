@@ -144,14 +144,14 @@ fn unmap(base: NonNull<u8>, bytes: usize) {
 /// Reads the report: waits for `stream`, which is ours, and for no other.
 pub(super) fn report(driver: &Driver, at: Address, stream: &Stream) -> Result<Report, Failure> {
     let mut report = Report::default();
-    // SAFETY: the report lies in a slice of the communicator; any bytes are a report.
+    // SAFETY: the report lies in a region of the communicator; any bytes are a report.
     unsafe { read(driver, at, (&raw mut report).cast(), size_of::<Report>(), stream)? };
     Ok(report)
 }
 
-/// Reads 64-bit words of a slice, likewise.
+/// Reads 64-bit words of a region, likewise.
 pub(super) fn words(driver: &Driver, at: Address, words: &mut [u64], stream: &Stream) -> Result<(), Failure> {
-    // SAFETY: callers pass words of a slice that is mapped as long as the communicator is; any bytes are words.
+    // SAFETY: callers pass words of a region that is mapped as long as the communicator is; any bytes are words.
     unsafe { read(driver, at, words.as_mut_ptr().cast(), size_of_val(words), stream) }
 }
 

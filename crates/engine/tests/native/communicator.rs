@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::gpu::Home;
+use windlass_engine::heap::{Heap, Holds, Region};
 use windlass_engine::native::{self, Limits, Native, Tuning};
 use windlass_engine::p2p::{self, P2p};
 use windlass_engine::sequencer::{self, Sequencer};
@@ -32,7 +32,7 @@ pub fn geometry(ranks: u32, rank: u32) -> native::Geometry {
 /// A device that the program uses, and what our side of it has.
 pub struct Device {
     primary: Primary,
-    pub arena: Arc<Arena>,
+    pub heap: Arc<Heap>,
     pub sequencer: Arc<sequencer::DeviceResources>,
     pub p2p: Arc<p2p::DeviceResources>,
     pub native: Arc<native::DeviceResources>,
@@ -49,12 +49,12 @@ impl Deref for Device {
 impl Device {
     pub fn new(ordinal: i32) -> Device {
         let primary = Primary::of(ordinal);
-        let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
+        let heap = Heap::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
         let sequencer = sequencer::DeviceResources::new(home, p2p::HOST_BYTES).unwrap();
         let p2p = p2p::DeviceResources::new(sequencer.clone()).unwrap();
         let native = native::DeviceResources::new(sequencer.clone(), true).unwrap();
-        Device { primary, arena, sequencer, p2p, native }
+        Device { primary, heap, sequencer, p2p, native }
     }
 
     pub fn stream(&self) -> AppStream {
@@ -69,18 +69,18 @@ impl Drop for Device {
             return;
         }
         eventually("graphs let go", || self.sequencer.is_unused());
-        self.arena.settle().unwrap();
-        assert_eq!(self.arena.counters().slices, 0, "slices are left");
+        self.heap.settle().unwrap();
+        assert_eq!(self.heap.counters().regions, 0, "regions are left");
     }
 }
 
-/// One rank. Fields are dropped in this order: what runs before its slice.
+/// One rank. Fields are dropped in this order: what runs before its region.
 pub struct Rank {
     pub rank: u32,
     pub native: Native,
     pub p2p: P2p,
     pub sequencer: Arc<Sequencer>,
-    _slice: Slice,
+    _region: Region,
     pub holds: Arc<Holds>,
 }
 
@@ -93,24 +93,24 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
     let ranks = devices.len() as u32;
     let layout = p2p::Layout::of(ranks, &MESSAGES);
     let bytes = layout.bytes + native::Layout::of(&geometry(ranks, 0)).bytes;
-    let lent: Vec<(Slice, Arc<Holds>)> = devices
+    let lent: Vec<(Region, Arc<Holds>)> = devices
         .iter()
         .map(|device| {
             let holds = Holds::new();
-            let slice = device.arena.lend(bytes, &holds).unwrap();
-            slice.wait_zeroed(soon()).unwrap();
+            let region = device.heap.lend(bytes, &holds).unwrap();
+            region.wait_zeroed(soon()).unwrap();
             let others = devices.iter().filter(|other| other.device != device.device);
-            others.for_each(|other| slice.allow(other.device).unwrap());
-            (slice, holds)
+            others.for_each(|other| region.allow(other.device).unwrap());
+            (region, holds)
         })
         .collect();
-    let slices: Vec<u64> = lent.iter().map(|(slice, _)| slice.address()).collect();
-    let rank = |(rank, ((slice, holds), device)): (u32, ((Slice, Arc<Holds>), &Device))| {
+    let regions: Vec<u64> = lent.iter().map(|(region, _)| region.address()).collect();
+    let rank = |(rank, ((region, holds), device)): (u32, ((Region, Arc<Holds>), &Device))| {
         let held = holds.clone();
         let sequencer = Sequencer::new(sequencer::Parts {
             device_resources: device.sequencer.clone(),
             rank,
-            report: slice.address() + layout.report,
+            report: region.address() + layout.report,
             hold: Box::new(move |driver, capture| held.hold(driver, capture)),
             graphs: sequencer::Graphs::Mixed,
         })
@@ -121,15 +121,15 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
             geometry: geometry(ranks, rank),
             tuning: Tuning::default(),
             limits: Limits { blocks_max: BLOCKS, clusters: true },
-            slices: slices.iter().map(|slice| slice + layout.bytes).collect(),
+            regions: regions.iter().map(|region| region + layout.bytes).collect(),
         });
         let p2p = P2p::new(p2p::Parts {
             device_resources: device.p2p.clone(),
             sequencer: sequencer.clone(),
             geometry: Geometry { rank, ..MESSAGES },
-            slices: slices.clone(),
+            regions: regions.clone(),
         });
-        Rank { rank, native: native.unwrap(), p2p: p2p.unwrap(), sequencer, _slice: slice, holds }
+        Rank { rank, native: native.unwrap(), p2p: p2p.unwrap(), sequencer, _region: region, holds }
     };
     (0..).zip(lent.into_iter().zip(devices)).map(rank).collect()
 }

@@ -66,18 +66,18 @@ fn abort_within_a_turn() {
 fn inits_that_fail() {
     let devices = devices(2);
     let ranks = communicator(&devices);
-    let init = |geometry: native::Geometry, slices: Vec<u64>| {
+    let init = |geometry: native::Geometry, regions: Vec<u64>| {
         let (kernels, sequencer) = (devices[0].native.kernels(2).unwrap(), ranks[0].sequencer.clone());
         let tuning = Tuning::default();
         let limits = Limits { blocks_max: BLOCKS, clusters: true };
-        Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, slices }).map(drop)
+        Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, regions }).map(drop)
     };
     let aligned = vec![1 << 20; 2];
     assert_eq!(init(geometry(2, 0), aligned.clone()), Ok(()));
-    let slices = Err(Refusal::Slices { slices: 2, ranks: 2 });
-    assert_eq!(init(geometry(2, 0), vec![1 << 20, 100]), slices);
-    assert_eq!(init(geometry(2, 0), vec![1 << 20, 0]), slices);
-    assert_eq!(init(geometry(3, 0), aligned.clone()), Err(Refusal::Slices { slices: 2, ranks: 3 }));
+    let regions = Err(Refusal::Regions { regions: 2, ranks: 2 });
+    assert_eq!(init(geometry(2, 0), vec![1 << 20, 100]), regions);
+    assert_eq!(init(geometry(2, 0), vec![1 << 20, 0]), regions);
+    assert_eq!(init(geometry(3, 0), aligned.clone()), Err(Refusal::Regions { regions: 2, ranks: 3 }));
     assert!(matches!(init(geometry(2, 2), aligned.clone()), Err(Refusal::Arranged(_))));
     let no_channels = native::Geometry { channels: 0, ..geometry(2, 0) };
     assert!(matches!(init(no_channels, aligned), Err(Refusal::Arranged(_))));

@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::gpu::Home;
+use windlass_engine::heap::{Heap, Holds, Region};
 use windlass_engine::p2p::{DeviceResources, HOST_BYTES, Layout, P2p, Parts};
 use windlass_engine::sequencer::{self, Sequencer};
 use windlass_kernels::launch::Geometry;
@@ -27,7 +27,7 @@ pub const GEOMETRY: Geometry = Geometry {
 /// A device that the program uses, and what our side of it has.
 pub struct Device {
     primary: Primary,
-    pub arena: Arc<Arena>,
+    pub heap: Arc<Heap>,
     pub device_resources: Arc<DeviceResources>,
     pub sequencer: Arc<sequencer::DeviceResources>,
 }
@@ -43,11 +43,11 @@ impl Deref for Device {
 impl Device {
     pub fn new(ordinal: i32) -> Device {
         let primary = Primary::of(ordinal);
-        let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
+        let heap = Heap::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
         let sequencer = sequencer::DeviceResources::new(home, HOST_BYTES).unwrap();
         let device_resources = DeviceResources::new(sequencer.clone()).unwrap();
-        Device { primary, arena, device_resources, sequencer }
+        Device { primary, heap, device_resources, sequencer }
     }
 
     pub fn stream(&self) -> AppStream {
@@ -62,16 +62,16 @@ impl Drop for Device {
             return;
         }
         eventually("graphs let go", || self.sequencer.is_unused());
-        self.arena.settle().unwrap();
-        assert_eq!(self.arena.counters().slices, 0, "slices are left");
+        self.heap.settle().unwrap();
+        assert_eq!(self.heap.counters().regions, 0, "regions are left");
     }
 }
 
-/// One rank. Fields are dropped in this order: the p2p transport before its slice.
+/// One rank. Fields are dropped in this order: the p2p transport before its region.
 pub struct Rank {
     pub rank: u32,
     pub p2p: P2p,
-    pub slice: Slice,
+    pub region: Region,
     pub holds: Arc<Holds>,
 }
 
@@ -86,34 +86,34 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
 
 pub fn communicator_of(devices: &[Device], geometry: Geometry) -> Vec<Rank> {
     let bytes = Layout::of(devices.len() as u32, &geometry).bytes;
-    let lent: Vec<(Slice, Arc<Holds>)> = devices
+    let lent: Vec<(Region, Arc<Holds>)> = devices
         .iter()
         .map(|device| {
             let holds = Holds::new();
-            let slice = device.arena.lend(bytes, &holds).unwrap();
-            slice.wait_zeroed(soon()).unwrap();
+            let region = device.heap.lend(bytes, &holds).unwrap();
+            region.wait_zeroed(soon()).unwrap();
             devices
                 .iter()
                 .filter(|other| other.device != device.device)
-                .for_each(|other| slice.allow(other.device).unwrap());
-            (slice, holds)
+                .for_each(|other| region.allow(other.device).unwrap());
+            (region, holds)
         })
         .collect();
-    let slices: Vec<u64> = lent.iter().map(|(slice, _)| slice.address()).collect();
+    let regions: Vec<u64> = lent.iter().map(|(region, _)| region.address()).collect();
     lent.into_iter()
         .zip(devices)
         .enumerate()
-        .map(|(rank, ((slice, holds), device))| {
-            let p2p = p2p(device, Geometry { rank: rank as u32, ..geometry }, slices.clone(), &holds);
-            Rank { rank: rank as u32, p2p, slice, holds }
+        .map(|(rank, ((region, holds), device))| {
+            let p2p = p2p(device, Geometry { rank: rank as u32, ..geometry }, regions.clone(), &holds);
+            Rank { rank: rank as u32, p2p, region, holds }
         })
         .collect()
 }
 
-pub fn p2p(device: &Device, geometry: Geometry, slices: Vec<u64>, holds: &Arc<Holds>) -> P2p {
-    let layout = Layout::of(slices.len() as u32, &geometry);
-    let sequencer = sequencer(device, geometry.rank, slices[geometry.rank as usize] + layout.report, holds);
-    P2p::new(Parts { device_resources: device.device_resources.clone(), sequencer, geometry, slices })
+pub fn p2p(device: &Device, geometry: Geometry, regions: Vec<u64>, holds: &Arc<Holds>) -> P2p {
+    let layout = Layout::of(regions.len() as u32, &geometry);
+    let sequencer = sequencer(device, geometry.rank, regions[geometry.rank as usize] + layout.report, holds);
+    P2p::new(Parts { device_resources: device.device_resources.clone(), sequencer, geometry, regions })
         .unwrap()
 }
 

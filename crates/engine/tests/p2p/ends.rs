@@ -158,10 +158,10 @@ fn dropped_in_flight() {
     let stream = devices[0].stream();
     let side = Side::of(0, &[message(1, 0, 8)]);
     ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
-    let Rank { p2p, slice, .. } = ranks.remove(0);
+    let Rank { p2p, region, .. } = ranks.remove(0);
     drop(p2p);
     stream.synchronize();
-    drop((slice, side, stream));
+    drop((region, side, stream));
     end(ranks);
     let ranks = communicator(&devices);
     exchange(&devices, &ranks, &[message(0, 1, 50_000), message(1, 0, 100)], 2);
@@ -180,9 +180,14 @@ fn inits_that_fail() {
             hold: Box::new(|_, _| Ok(())),
             graphs: sequencer::Graphs::Mixed,
         });
-        let (sequencer, slices) = (sequencer.unwrap(), vec![address; ranks]);
-        P2p::new(Parts { device_resources: devices[0].device_resources.clone(), sequencer, geometry, slices })
-            .map(drop)
+        let (sequencer, regions) = (sequencer.unwrap(), vec![address; ranks]);
+        P2p::new(Parts {
+            device_resources: devices[0].device_resources.clone(),
+            sequencer,
+            geometry,
+            regions,
+        })
+        .map(drop)
     };
     assert!(init(GEOMETRY, 2, 1 << 20).is_ok());
     assert!(matches!(init(Geometry::default(), 2, 1 << 20), Err(Refusal::Strange { .. })));

@@ -165,7 +165,7 @@ fn order_within_a_capture() {
     end(ranks);
 }
 
-/// A graph runs after its p2p transport and slices were given up, and what it kept comes back after it.
+/// A graph runs after its p2p transport and regions were given up, and what it kept comes back after it.
 #[test]
 fn a_graph_outlives_its_p2p() {
     let devices = devices(2);
@@ -190,8 +190,8 @@ fn a_graph_outlives_its_p2p() {
     ranks.iter().for_each(|rank| rank.p2p.sequencer().wait_idle(soon()).unwrap());
     ranks.clear();
     for device in &devices {
-        device.arena.settle().unwrap();
-        assert_eq!(device.arena.counters().slices, 1, "the graph holds it");
+        device.heap.settle().unwrap();
+        assert_eq!(device.heap.counters().regions, 1, "the graph holds it");
     }
     // A communicator made meanwhile has words of its own.
     let others = communicator(&devices);

@@ -1,6 +1,6 @@
 //! Rings grow: when a sender is stalled, when large messages come, while kernels spin, in graphs; once, and where it can be.
 
-use windlass_engine::arena::Slice;
+use windlass_engine::heap::Region;
 use windlass_engine::p2p::{Direction, Refusal, Wants, Wire};
 use windlass_engine::sequencer::Carries;
 use windlass_kernels::growth::ring_bytes;
@@ -17,17 +17,17 @@ fn long(wire: Wire) -> u64 {
     if wire == Wire::Ll128 { 39_999 } else { 120_000 }
 }
 
-/// A ring for what comes to `to`, zeroed, that `from` can write. Lent before kernels run: how slices come beside them is the
-/// arena's.
-fn ring(devices: &[Device], ranks: &[Rank], from: usize, to: usize, wire: Wire) -> Slice {
-    let slice = devices[to].arena.lend(ring_bytes(wire, &GEOMETRY, SLOTS), &ranks[to].holds).unwrap();
-    slice.wait_zeroed(soon()).unwrap();
-    slice.allow(devices[from].device).unwrap();
-    slice
+/// A ring for what comes to `to`, zeroed, that `from` can write. Lent before kernels run: how regions come beside them is the
+/// symmetric heap's.
+fn ring(devices: &[Device], ranks: &[Rank], from: usize, to: usize, wire: Wire) -> Region {
+    let region = devices[to].heap.lend(ring_bytes(wire, &GEOMETRY, SLOTS), &ranks[to].holds).unwrap();
+    region.wait_zeroed(soon()).unwrap();
+    region.allow(devices[from].device).unwrap();
+    region
 }
 
 /// What the two hosts do once they have agreed.
-fn grow(ranks: &[Rank], from: usize, to: usize, wire: Wire, ring: &Slice) {
+fn grow(ranks: &[Rank], from: usize, to: usize, wire: Wire, ring: &Region) {
     ranks[to].p2p.grow_receive(from as u32, wire, ring.address(), SLOTS).unwrap();
     ranks[from].p2p.grow_send(to as u32, wire, ring.address(), SLOTS).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Two processes, each with one rank, over arenas that are announced and mapped. Tests named `child_…` are ignored; their
+//! Two processes, each with one rank, over symmetric heaps that are announced and mapped. Tests named `child_…` are ignored; their
 //! parents run them in a process of its own.
 
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use windlass_engine::arena::{Event, Holds, Member, PeerArena};
+use windlass_engine::heap::{Event, Holds, Member, PeerHeap};
 use windlass_engine::p2p::{Direction, Layout};
 use windlass_kernels::launch::Geometry;
 
@@ -20,22 +20,22 @@ fn live(me: u32, socket: &UnixStream, body: impl FnOnce(&Device, &Rank)) {
     let device = Device::new(me as i32);
     device.make_current();
     let holds = Holds::new();
-    let slice = device.arena.lend(Layout::of(2, &GEOMETRY).bytes, &holds).unwrap();
-    slice.wait_zeroed(soon()).unwrap();
-    tell(socket, &slice.announce(&[Member { rank: other, process: u64::from(other) }]).unwrap());
-    let peer = PeerArena::new(device.driver);
+    let region = device.heap.lend(Layout::of(2, &GEOMETRY).bytes, &holds).unwrap();
+    region.wait_zeroed(soon()).unwrap();
+    tell(socket, &region.announce(&[Member { rank: other, process: u64::from(other) }]).unwrap());
+    let peer = PeerHeap::new(device.driver);
     let (place, descriptor) = hear(socket);
-    let mapped = peer.map(place, descriptor.as_fd(), &device.arena, &holds).unwrap();
+    let mapped = peer.map(place, descriptor.as_fd(), &device.heap, &holds).unwrap();
     drop(descriptor);
-    let mut slices = vec![slice.address(); 2];
-    slices[other as usize] = mapped.address();
-    let p2p = p2p(&device, Geometry { rank: me, ..GEOMETRY }, slices, &holds);
-    let rank = Rank { rank: me, p2p, slice, holds };
+    let mut regions = vec![region.address(); 2];
+    regions[other as usize] = mapped.address();
+    let p2p = p2p(&device, Geometry { rank: me, ..GEOMETRY }, regions, &holds);
+    let rank = Rank { rank: me, p2p, region, holds };
     meet(socket);
     body(&device, &rank);
     eventually("idle", || rank.p2p.sequencer().is_idle().unwrap());
     drop((rank, mapped));
-    device.arena.note(Event::Died(u64::from(other)));
+    device.heap.note(Event::Died(u64::from(other)));
     peer.settle();
     assert_eq!(peer.mapped(), (0, 0));
 }

@@ -2,9 +2,9 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
-use windlass_engine::arena;
 use windlass_engine::descriptor;
 use windlass_engine::forward::init::Ctas;
+use windlass_engine::heap;
 use windlass_engine::peers::{self, Asked, InitOutcome, InitRequest, Laziness};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::outcome::Failure;
@@ -57,8 +57,8 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
 pub fn nothing_is_left() {
     eventually("all memory came back", || {
         peers::settle();
-        let (arenas, peers) = arena::counters();
-        arenas.is_empty() && peers.peers == 0
+        let (heaps, peers) = heap::counters();
+        heaps.is_empty() && peers.peers == 0
     });
 }
 
@@ -77,9 +77,9 @@ fn ranks_of_one_process() {
     for outcome in met.iter().chain(&made) {
         assert!(matches!(outcome, InitOutcome::PeerGroup(_)), "{outcome:?}");
     }
-    let (arenas, peers) = arena::counters();
-    assert_eq!((arenas.len(), peers.peers), (3, 0));
-    assert!(arenas.iter().all(|arena| arena.slices == 2));
+    let (heaps, peers) = heap::counters();
+    assert_eq!((heaps.len(), peers.peers), (3, 0));
+    assert!(heaps.iter().all(|heap| heap.regions == 2));
     drop((met, made));
     nothing_is_left();
 }
@@ -96,8 +96,8 @@ fn a_rank_that_leaves() {
         let joined = scope.spawn(|| peers::complete(asked));
         // Both have lent and zeroed, so they wait for the third one's message, or will.
         eventually("they prepare", || {
-            let (arenas, _) = arena::counters();
-            arenas.iter().filter(|arena| arena.slices == 1).count() == 2
+            let (heaps, _) = heap::counters();
+            heaps.iter().filter(|heap| heap.regions == 1).count() == 2
         });
         leaving.canceller().unwrap().abort();
         let outcomes = joined.join().unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use windlass_engine::agreed::RegistrationSlot;
-use windlass_engine::arena;
+use windlass_engine::heap;
 use windlass_engine::peers::{self, InitOutcome, Laziness};
 use windlass_engine::rendezvous::id_tag::Id;
 
@@ -36,7 +36,7 @@ fn live(id: Id, rank: i32, mut socket: &UnixStream) {
     drop((slot, outcomes));
 }
 
-/// Ranks of two processes agree over the shared page, which comes with the slices' memory.
+/// Ranks of two processes agree over the shared page, which comes with the regions' memory.
 #[test]
 fn two_processes() {
     register();
@@ -63,8 +63,8 @@ fn let_go_of_late() {
     (&here).write_all(&id).unwrap();
     let (waits, leaves) = (ask(id, 0, 3, Laziness::None), ask(id, 2, 3, Laziness::None));
     let joined = std::thread::spawn(|| peers::complete(vec![waits]));
-    let slices = || arena::counters().0.iter().map(|arena| arena.slices).sum::<u64>();
-    eventually("it prepares", || slices() == 1);
+    let regions = || heap::counters().0.iter().map(|heap| heap.regions).sum::<u64>();
+    eventually("it prepares", || regions() == 1);
     std::thread::sleep(Duration::from_millis(300));
     let signal = |signal| {
         // SAFETY: the process is ours and not waited for yet.
@@ -74,9 +74,9 @@ fn let_go_of_late() {
     leaves.canceller().unwrap().abort();
     assert!(matches!(joined.join().unwrap()[..], [InitOutcome::Failed(_)]));
     drop(leaves);
-    assert_eq!(slices(), 1, "the other may touch it");
+    assert_eq!(regions(), 1, "the other may touch it");
     signal(libc::SIGCONT);
-    eventually("it came back", || slices() == 0);
+    eventually("it came back", || regions() == 0);
     assert!(process.wait().unwrap().success());
 }
 

@@ -47,7 +47,7 @@ fn pairs_in_a_row(device: &Primary, first: Vec<InitOutcome>) {
 }
 
 /// Communicators whose kernels are just leaving, and those that are just being let go of, leave the next one their memory, where the
-/// arena may have no more than one needs.
+/// symmetric heap may have no more than one needs.
 #[test]
 fn memory_of_what_ends() {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.

@@ -232,7 +232,7 @@ fn negotiated_of_unlike_ranks() {
     let (mut first, mut second) = (facts(0, 3), facts(1, 3));
     (first.ctas_max, second.ctas_max) = (16, 8);
     second.capabilities |= 12;
-    second.member.attachment = b"a slice at 4096".to_vec();
+    second.member.attachment = b"a region at 4096".to_vec();
     let participant = hosted.rendezvous.join(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
     for outcome in participant.complete(ready) {
         let Outcome::PeerGroup(negotiated) = outcome else { panic!("{outcome:?}") };
@@ -240,7 +240,7 @@ fn negotiated_of_unlike_ranks() {
             (negotiated.ctas_max, negotiated.capabilities),
             (8, capability::REQUIRED | capability::LAUNCHES_ALONE)
         );
-        assert_eq!(negotiated.members[1].attachment, b"a slice at 4096");
+        assert_eq!(negotiated.members[1].attachment, b"a region at 4096");
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use windlass_engine::arena::{Announcement, Place};
+use windlass_engine::heap::{Announcement, Place};
 
 const SOCKET: &str = "ENGINE_TEST_SOCKET";
 

@@ -210,7 +210,7 @@ impl Derivation {
         request::check_derived(configured.waiting)?;
         settle();
         let ctas = configured.ctas.unwrap_or(self.line.ctas);
-        let (arena, share, mut facts) =
+        let (heap, share, mut facts) =
             request::on(new_communicator.device, new_communicator.ranks, ctas, laziness)?;
         facts.member.rank = new_communicator.rank;
         let participant = rendezvous().and_then(|rendezvous| match &self.session {
@@ -221,7 +221,7 @@ impl Derivation {
         let until =
             participant.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
         let token = invitation.child;
-        Ok(Asked { participant, token, rank: new_communicator.rank, arena, share, until, local_entry: None })
+        Ok(Asked { participant, token, rank: new_communicator.rank, heap, share, until, local_entry: None })
     }
 
     /// To the session of the new communicator, which has so many ranks.

@@ -2,25 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use crate::arena::Arena;
-use crate::arena::refusal::Refusal;
 use crate::gpu::Address;
 use crate::gpu::stream::{Event, Ordering};
+use crate::heap::Heap;
+use crate::heap::refusal::Refusal;
 
 /// A device that does nothing of ours for so long will not.
 const AT_MOST: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-impl Arena {
-    /// Loads a word by this arena's device: of a slice of its own, or of a peer's in our mapping. Waits for the stream
-    /// that zeroes slices, and for no other.
+impl Heap {
+    /// Loads a word by this symmetric heap's device: of a region of its own, or of a peer's in our mapping. Waits for the stream
+    /// that zeroes regions, and for no other.
     pub fn load(&self, address: Address) -> Result<u32, Refusal> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
         self.load_after_stream(address)
     }
 
-    /// Stores a word by this arena's device, and loads it back, so that it is there when this returns.
+    /// Stores a word by this symmetric heap's device, and loads it back, so that it is there when this returns.
     pub fn store(&self, address: Address, word: u32) -> Result<(), Refusal> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;

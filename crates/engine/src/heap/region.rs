@@ -1,15 +1,15 @@
-//! A piece of an arena, lent to one communicator.
+//! A piece of a symmetric heap, lent to one communicator.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::arena::place::{Announcement, Place};
-use crate::arena::quarantine::{Event, LeaseId, Member};
-use crate::arena::refusal::Refusal;
-use crate::arena::space::Placement;
-use crate::arena::{Arena, lock};
 use crate::gpu::memory::Mapping;
 use crate::gpu::{Address, Failure, Ordinal};
+use crate::heap::place::{Announcement, Place};
+use crate::heap::quarantine::{Event, LeaseId, Member};
+use crate::heap::refusal::Refusal;
+use crate::heap::space::Placement;
+use crate::heap::{Heap, lock};
 
 /// How often a wait for zeros looks: zeroing runs at a terabyte a second.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -17,25 +17,25 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// Dropping it closes it on this rank, without a driver call: only when no kernel of ours can touch it any more, except
 /// from graphs, which its communicator's [`Holds`](super::Holds) count.
 #[derive(Debug)]
-pub struct Slice {
-    arena: Arc<Arena>,
+pub struct Region {
+    heap: Arc<Heap>,
     lease: LeaseId,
     placement: Placement,
 }
 
-impl Slice {
-    pub(super) fn new(arena: Arc<Arena>, lease: LeaseId, placement: Placement) -> Slice {
-        Slice { arena, lease, placement }
+impl Region {
+    pub(super) fn new(heap: Arc<Heap>, lease: LeaseId, placement: Placement) -> Region {
+        Region { heap, lease, placement }
     }
 
     /// Where it begins, for all devices of this process that may access it.
     pub fn address(&self) -> Address {
-        self.arena.address(self.placement)
+        self.heap.address(self.placement)
     }
 
     /// Whose memory it is.
     pub fn device(&self) -> Ordinal {
-        self.arena.device()
+        self.heap.device()
     }
 
     /// How much, at least what was asked for.
@@ -43,9 +43,9 @@ impl Slice {
         self.placement.bytes
     }
 
-    /// Its arena, which events go to.
-    pub fn arena(&self) -> &Arc<Arena> {
-        &self.arena
+    /// Its symmetric heap, which events go to.
+    pub fn heap(&self) -> &Arc<Heap> {
+        &self.heap
     }
 
     /// What events call it.
@@ -55,10 +55,10 @@ impl Slice {
 
     /// Whether it holds zeros by now. Waits for nothing.
     pub fn is_zeroed(&self) -> Result<bool, Refusal> {
-        self.arena.refuse_child()?;
-        let _entered = self.arena.home.enter()?;
-        self.arena.observe_zeroing(Some(self.lease))?;
-        Ok(lock(&self.arena.ledger).quarantine.is_zeroed(self.lease))
+        self.heap.refuse_child()?;
+        let _entered = self.heap.home.enter()?;
+        self.heap.observe_zeroing(Some(self.lease))?;
+        Ok(lock(&self.heap.ledger).quarantine.is_zeroed(self.lease))
     }
 
     /// Waits until it holds zeros, at most so long. Blocks no stream and holds no lock.
@@ -95,22 +95,22 @@ impl Slice {
         give: impl FnOnce(&Mapping, Place) -> Result<T, Failure>,
     ) -> Result<T, Refusal> {
         let announced = || {
-            self.arena.refuse_child()?;
-            let _entered = self.arena.home.enter()?;
-            self.arena.observe_zeroing(Some(self.lease))?;
-            let chunks = lock(&self.arena.chunks);
+            self.heap.refuse_child()?;
+            let _entered = self.heap.home.enter()?;
+            self.heap.observe_zeroing(Some(self.lease))?;
+            let chunks = lock(&self.heap.chunks);
             // A chunk with a lease in it is mapped.
             let mapping = chunks.get(&self.placement.chunk).ok_or(Refusal::Gone)?;
             let place = Place {
-                span_bytes: self.arena.reservation.bytes,
+                span_bytes: self.heap.reservation.bytes,
                 chunk: self.placement.chunk,
-                chunk_offset: mapping.address - self.arena.reservation.base,
+                chunk_offset: mapping.address - self.heap.reservation.base,
                 chunk_bytes: mapping.physical().bytes,
                 offset: self.placement.offset,
                 bytes: self.placement.bytes,
             };
             let given = give(mapping, place)?;
-            if !lock(&self.arena.ledger).quarantine.announce(self.lease, members) {
+            if !lock(&self.heap.ledger).quarantine.announce(self.lease, members) {
                 return Err(Refusal::NotZeroed { bytes: self.bytes(), waited_ms: 0 });
             }
             Ok(given)
@@ -121,16 +121,16 @@ impl Slice {
     /// Lets another device of this process read and write it, at the same address. It holds for the whole chunk, until
     /// that is unmapped.
     pub fn allow(&self, device: Ordinal) -> Result<(), Refusal> {
-        self.arena.refuse_child()?;
-        let _entered = self.arena.home.enter()?;
-        let chunks = lock(&self.arena.chunks);
+        self.heap.refuse_child()?;
+        let _entered = self.heap.home.enter()?;
+        let chunks = lock(&self.heap.chunks);
         let mapping = chunks.get(&self.placement.chunk).ok_or(Refusal::Gone)?;
         mapping.allow(device).map_err(|failure| Refusal::from(failure).told())
     }
 }
 
-impl Drop for Slice {
+impl Drop for Region {
     fn drop(&mut self) {
-        self.arena.note(Event::ClosedHere(self.lease));
+        self.heap.note(Event::ClosedHere(self.lease));
     }
 }

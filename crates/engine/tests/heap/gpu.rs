@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use windlass_engine::arena::{Announcement, Event, Holds, Member, PeerArena};
 use windlass_engine::gpu::module::{MemoryDomain, Module, Shape, Start};
+use windlass_engine::heap::{Announcement, Event, Holds, Member, PeerHeap};
 
 use crate::application::*;
 use crate::support::*;
@@ -27,15 +27,15 @@ again:
 }
 \0";
 
-/// Beside a kernel that really spins, in clusters, in the remote domain: everything that an arena does after init, and
+/// Beside a kernel that really spins, in clusters, in the remote domain: everything that a symmetric heap does after init, and
 /// what each step takes.
 #[test]
 #[ignore = "needs two GPUs"]
 fn beside_a_spinning_kernel() {
     let application = Application::on(0);
     let driver = application.driver;
-    let arena = application.arena(1 << 30);
-    let word = lend(&arena, 1);
+    let heap = application.heap(1 << 30);
+    let word = lend(&heap, 1);
     let stream = AppStream::blocking();
     // SAFETY: whole, terminated PTX.
     let module = unsafe { Module::load(driver, SPIN) }.unwrap();
@@ -57,31 +57,31 @@ fn beside_a_spinning_kernel() {
         println!("{what:<28} {:>8.1} us", began.elapsed().as_nanos() as f64 / 1e3);
         began = Instant::now();
     };
-    let slice = arena.lend(64 * MIB, &Holds::new()).unwrap();
+    let region = heap.lend(64 * MIB, &Holds::new()).unwrap();
     tell("lend 64 MiB (grows)");
-    slice.wait_zeroed(soon()).unwrap();
+    region.wait_zeroed(soon()).unwrap();
     tell("zeroed");
-    let Announcement { place, descriptor } = slice.announce(&[Member { rank: 1, process: 9 }]).unwrap();
+    let Announcement { place, descriptor } = region.announce(&[Member { rank: 1, process: 9 }]).unwrap();
     tell("announce");
-    slice.allow(1).unwrap();
+    region.allow(1).unwrap();
     tell("allow device 1");
-    let peer = PeerArena::new(driver);
-    let far = windlass_engine::arena::Arena::open(driver, 1, 64 * MIB).unwrap();
-    tell("open an arena on device 1");
+    let peer = PeerHeap::new(driver);
+    let far = windlass_engine::heap::Heap::open(driver, 1, 64 * MIB).unwrap();
+    tell("open a symmetric heap on device 1");
     let mapped = peer.map(place, descriptor.as_fd(), &far, &Holds::new()).unwrap();
     tell("map for device 1");
     far.probe(mapped.address(), 0, mapped.address() + 4, 5).unwrap();
-    assert_eq!(arena.load(slice.address() + 4).unwrap(), 5);
+    assert_eq!(heap.load(region.address() + 4).unwrap(), 5);
     tell("probe both ways");
     drop((mapped, descriptor));
-    arena.note(Event::Died(9));
-    drop(slice);
+    heap.note(Event::Died(9));
+    drop(region);
     peer.settle();
-    arena.settle().unwrap();
+    heap.settle().unwrap();
     tell("settle (unmaps both)");
     assert_eq!(cuStreamQuery(stream.0), 600, "it still spins");
-    arena.store(word.address(), 1).unwrap();
+    heap.store(word.address(), 1).unwrap();
     ok(cuStreamSynchronize(stream.0));
     drop(word);
-    arena.settle().unwrap();
+    heap.settle().unwrap();
 }

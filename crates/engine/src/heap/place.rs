@@ -1,17 +1,17 @@
-//! What a rank tells its peers of a slice: numbers, and one descriptor.
+//! What a rank tells its peers of a region: numbers, and one descriptor.
 
 use std::os::fd::OwnedFd;
 
-use crate::arena::refusal::Refusal;
-use crate::arena::space::Serial;
+use crate::heap::refusal::Refusal;
+use crate::heap::space::Serial;
 
-/// No arena has more addresses: 16 TiB.
+/// No symmetric heap has more addresses: 16 TiB.
 pub(super) const SPAN_BYTES_MAX: u64 = 1 << 44;
 
-/// Where a slice lies in its owner's arena. The same offsets hold in every mapping of the arena.
+/// Where a region lies in its owner's symmetric heap. The same offsets hold in every mapping of the symmetric heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// How many addresses the owner's arena has: what a peer reserves.
+    /// How many addresses the owner's symmetric heap has: what a peer reserves.
     pub span_bytes: u64,
     /// The chunk, by a number that its owner never uses again.
     pub chunk: Serial,
@@ -19,7 +19,7 @@ pub struct Place {
     pub chunk_offset: u64,
     /// How long it is.
     pub chunk_bytes: u64,
-    /// Where the slice begins, from the beginning of the arena.
+    /// Where the region begins, from the beginning of the symmetric heap.
     pub offset: u64,
     /// How long it is.
     pub bytes: u64,
@@ -66,7 +66,7 @@ impl Place {
         self.check(granularity).is_ok()
     }
 
-    /// Refuses what no arena would say: peers are believed no further than they can be checked.
+    /// Refuses what no symmetric heap would say: peers are believed no further than they can be checked.
     pub(super) fn check(&self, granularity: u64) -> Result<(), Refusal> {
         let within = |offset: u64, bytes: u64, whole_offset: u64, whole_bytes: u64| {
             bytes > 0
@@ -80,7 +80,11 @@ impl Place {
             && aligned
             && within(self.chunk_offset, self.chunk_bytes, 0, self.span_bytes)
             && within(self.offset, self.bytes, self.chunk_offset, self.chunk_bytes);
-        if sound { Ok(()) } else { Err(Refusal::Strange { place: *self, why: "no arena is like that" }) }
+        if sound {
+            Ok(())
+        } else {
+            Err(Refusal::Strange { place: *self, why: "no symmetric heap is like that" })
+        }
     }
 }
 

@@ -1,37 +1,37 @@
-//! Captures of the application: they survive our calls, and their graphs hold our slices.
+//! Captures of the application: they survive our calls, and their graphs hold our regions.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use windlass_engine::arena::{Announcement, Event, Holds, Member, PeerArena};
+use windlass_engine::heap::{Announcement, Event, Holds, Member, PeerHeap};
 
 use crate::application::*;
 use crate::support::*;
 
 const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
 
-/// With the strictest capture in progress on the calling thread: an arena is opened, grows, zeroes, announces, maps a
+/// With the strictest capture in progress on the calling thread: a symmetric heap is opened, grows, zeroes, announces, maps a
 /// peer, probes and takes back, and the capture comes out whole.
 #[test]
 fn everything_works_beside_a_capture() {
     let application = Application::on(0);
     let stream = AppStream::new();
-    let target = application.arena(64 * MIB);
+    let target = application.heap(64 * MIB);
     let target = lend(&target, MIB);
     let graph = capture(&stream, || {
         ok(cuMemsetD32Async(target.address(), 7, 1, stream.0));
-        let arena = application.arena(64 * MIB);
-        let peer = PeerArena::new(application.driver);
-        let slice = lend(&arena, 40 * MIB);
-        let Announcement { place, descriptor } = slice.announce(&THERE).unwrap();
-        slice.allow(1).unwrap();
-        let mapped = peer.map(place, descriptor.as_fd(), &arena, &Holds::new()).unwrap();
-        arena.probe(slice.address(), 0, mapped.address() + 4, 5).unwrap();
-        arena.note(Event::Died(9));
-        drop((slice, mapped));
+        let heap = application.heap(64 * MIB);
+        let peer = PeerHeap::new(application.driver);
+        let region = lend(&heap, 40 * MIB);
+        let Announcement { place, descriptor } = region.announce(&THERE).unwrap();
+        region.allow(1).unwrap();
+        let mapped = peer.map(place, descriptor.as_fd(), &heap, &Holds::new()).unwrap();
+        heap.probe(region.address(), 0, mapped.address() + 4, 5).unwrap();
+        heap.note(Event::Died(9));
+        drop((region, mapped));
         peer.settle();
-        arena.settle().unwrap();
-        assert_eq!(arena.counters().mapped_bytes, 0);
+        heap.settle().unwrap();
+        assert_eq!(heap.counters().mapped_bytes, 0);
         ok(cuMemsetD32Async(target.address() + 4, 8, 1, stream.0));
     });
     assert!(holds(&target, 0), "captured, not run");
@@ -41,24 +41,24 @@ fn everything_works_beside_a_capture() {
     let mut none = 0;
     assert_eq!(cuStreamQuery(AppStream::new().0), 900);
     assert_eq!(cuStreamEndCapture(stream.0, &mut none), 901);
-    let arena = target.arena().clone();
+    let heap = target.heap().clone();
     drop(target);
-    arena.settle().unwrap();
+    heap.settle().unwrap();
 }
 
-/// A graph, then what is made of it, hold the slices of the communicator and its mappings of peers; the destructor
+/// A graph, then what is made of it, hold the regions of the communicator and its mappings of peers; the destructor
 /// only marks, and the next settling takes all back.
 #[test]
-fn graphs_hold_slices() {
+fn graphs_hold_regions() {
     let application = Application::on(0);
     let (stream, other) = (AppStream::new(), AppStream::new());
-    let arena = application.arena(64 * MIB);
-    let peer = PeerArena::new(application.driver);
+    let heap = application.heap(64 * MIB);
+    let peer = PeerHeap::new(application.driver);
     let holds = Holds::new();
-    let slice = arena.lend(MIB, &holds).unwrap();
-    slice.wait_zeroed(soon()).unwrap();
-    let Announcement { place, descriptor } = slice.announce(&THERE).unwrap();
-    let mapped = peer.map(place, descriptor.as_fd(), &arena, &holds).unwrap();
+    let region = heap.lend(MIB, &holds).unwrap();
+    region.wait_zeroed(soon()).unwrap();
+    let Announcement { place, descriptor } = region.announce(&THERE).unwrap();
+    let mapped = peer.map(place, descriptor.as_fd(), &heap, &holds).unwrap();
     drop(descriptor);
     assert_eq!(application.driver.capture_of(stream.handle()).unwrap(), None);
     let graph = capture(&stream, || {
@@ -74,16 +74,16 @@ fn graphs_hold_slices() {
     });
     let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 0));
     assert!(!holds.are_none());
-    arena.note(Event::Died(9));
-    drop((slice, mapped));
+    heap.note(Event::Died(9));
+    drop((region, mapped));
     let settle = || {
-        arena.settle().unwrap();
+        heap.settle().unwrap();
         peer.settle();
-        (arena.counters().mapped_bytes, peer.mapped().1)
+        (heap.counters().mapped_bytes, peer.mapped().1)
     };
     ok(cuGraphDestroy(graph));
     assert_eq!(settle(), (4 * MIB, 4 * MIB));
-    assert_eq!(arena.counters().waiting_bytes, MIB);
+    assert_eq!(heap.counters().waiting_bytes, MIB);
     ok(cuGraphExecDestroy(executable));
     assert_eq!(settle(), (4 * MIB, 4 * MIB), "the second graph");
     ok(cuGraphDestroy(second));

@@ -1,33 +1,33 @@
-//! Where slices lie: chunks of memory within the arena's addresses, and slices within chunks. Pure.
+//! Where regions lie: chunks of memory within the symmetric heap's addresses, and regions within chunks. Pure.
 //!
-//! A slice lies in one chunk, at the first place where it fits from the lowest address on: low chunks stay full and high
-//! ones become empty, so that memory goes back. Slices are multiples of [`SLICE_ALIGNMENT`]. That is 64 KiB and not the
+//! A region lies in one chunk, at the first place where it fits from the lowest address on: low chunks stay full and high
+//! ones become empty, so that memory goes back. Regions are multiples of [`REGION_ALIGNMENT`]. That is 64 KiB and not the
 //! 2 MiB of the hardware's pages: rings and flags of small communicators would cost ten times what they hold, while
 //! 64 KiB still keep two communicators' lines apart and are enough for every kernel, bulk copy and window.
 
 use crate::range::{Range, Ranges};
 
-/// What slices' offsets and sizes are multiples of, bytes.
-pub const SLICE_ALIGNMENT: u64 = 64 << 10;
+/// What regions' offsets and sizes are multiples of, bytes.
+pub const REGION_ALIGNMENT: u64 = 64 << 10;
 
-/// The smallest step in which an arena grows: what a first pair's ring needs, bytes.
+/// The smallest step in which a symmetric heap grows: what a first pair's ring needs, bytes.
 pub const CHUNK_BYTES_MIN: u64 = 4 << 20;
 
-/// The largest step, except for slices that are larger: mapping one at every peer takes under 1 ms, bytes.
+/// The largest step, except for regions that are larger: mapping one at every peer takes under 1 ms, bytes.
 pub const CHUNK_BYTES_MAX: u64 = 32 << 20;
 
-/// Which chunk, ever, in this process: offsets are used again, also by a later arena of the device; serials never, so
+/// Which chunk, ever, in this process: offsets are used again, also by a later symmetric heap of the device; serials never, so
 /// that a peer never takes what it has mapped for another chunk.
 pub type Serial = u64;
 
-/// Where a slice lies. Offsets count from the beginning of the arena.
+/// Where a region lies. Offsets count from the beginning of the symmetric heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The chunk that it lies in.
     pub chunk: Serial,
     /// First byte.
     pub offset: u64,
-    /// A multiple of [`SLICE_ALIGNMENT`].
+    /// A multiple of [`REGION_ALIGNMENT`].
     pub bytes: u64,
 }
 
@@ -42,7 +42,7 @@ pub struct Growth {
     pub bytes_min: u64,
 }
 
-/// What must happen before a slice can be lent.
+/// What must happen before a region can be lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// A chunk must be mapped first.
@@ -62,7 +62,7 @@ pub struct Limits {
     pub span_bytes: u64,
 }
 
-/// All chunks and slices of an arena.
+/// All chunks and regions of a symmetric heap.
 #[derive(Debug)]
 pub struct Space {
     limits: Limits,
@@ -74,7 +74,7 @@ pub struct Space {
 #[derive(Debug)]
 struct Chunk {
     serial: Serial,
-    slices: Ranges<()>,
+    regions: Ranges<()>,
 }
 
 impl Space {
@@ -85,10 +85,10 @@ impl Space {
 
     /// Lends a place for `bytes` bytes, or says what it takes.
     pub fn lend(&mut self, bytes: u64) -> Result<Placement, Obstacle> {
-        let bytes = bytes.max(1).checked_next_multiple_of(SLICE_ALIGNMENT).ok_or(Obstacle::Full)?;
+        let bytes = bytes.max(1).checked_next_multiple_of(REGION_ALIGNMENT).ok_or(Obstacle::Full)?;
         for (whole, chunk) in self.chunks.iter_mut() {
-            let Some(offset) = chunk.slices.gap(whole, bytes, SLICE_ALIGNMENT) else { continue };
-            if chunk.slices.insert(Range { base: offset, bytes }, ()).is_ok() {
+            let Some(offset) = chunk.regions.gap(whole, bytes, REGION_ALIGNMENT) else { continue };
+            if chunk.regions.insert(Range { base: offset, bytes }, ()).is_ok() {
                 self.lent_bytes += bytes;
                 return Ok(Placement { chunk: chunk.serial, offset, bytes });
             }
@@ -113,7 +113,7 @@ impl Space {
     /// Enters a chunk that has been mapped. False: another one is there.
     #[must_use]
     pub fn grown(&mut self, serial: Serial, offset: u64, bytes: u64) -> bool {
-        let chunk = Chunk { serial, slices: Ranges::new() };
+        let chunk = Chunk { serial, regions: Ranges::new() };
         let entered = self.chunks.insert(Range { base: offset, bytes }, chunk).is_ok();
         if entered {
             self.mapped_bytes += bytes;
@@ -121,22 +121,22 @@ impl Space {
         entered
     }
 
-    /// Takes a slice back. False: there is no such slice.
+    /// Takes a region back. False: there is no such region.
     pub fn give_back(&mut self, placement: Placement) -> bool {
         let Some((_, chunk)) = self.chunks.find_mut(placement.offset) else { return false };
-        if chunk.serial != placement.chunk || chunk.slices.remove(placement.offset).is_none() {
+        if chunk.serial != placement.chunk || chunk.regions.remove(placement.offset).is_none() {
             return false;
         }
         self.lent_bytes -= placement.bytes;
         true
     }
 
-    /// Takes out the chunks that no slice lies in: they are to be unmapped.
+    /// Takes out the chunks that no region lies in: they are to be unmapped.
     pub fn take_empty(&mut self) -> Vec<Serial> {
         let empty: Vec<u64> = self
             .chunks
             .iter()
-            .filter(|(_, chunk)| chunk.slices.is_empty())
+            .filter(|(_, chunk)| chunk.regions.is_empty())
             .map(|(range, _)| range.base)
             .collect();
         let mut serials = Vec::with_capacity(empty.len());
@@ -154,7 +154,7 @@ impl Space {
         self.mapped_bytes
     }
 
-    /// Bytes of slices.
+    /// Bytes of regions.
     pub fn lent_bytes(&self) -> u64 {
         self.lent_bytes
     }
@@ -215,39 +215,39 @@ mod tests {
                     0..=2 => {
                         let bytes = 1 + next(&mut state) % (1 << (10 + next(&mut state) % 16));
                         match lend(&mut space, bytes) {
-                            Some(slice) => {
+                            Some(region) => {
                                 assert!(
-                                    slice.bytes >= bytes && slice.bytes < bytes + SLICE_ALIGNMENT,
+                                    region.bytes >= bytes && region.bytes < bytes + REGION_ALIGNMENT,
                                     "seed {seed}"
                                 );
-                                assert!(slice.offset.is_multiple_of(SLICE_ALIGNMENT), "seed {seed}");
+                                assert!(region.offset.is_multiple_of(REGION_ALIGNMENT), "seed {seed}");
                                 let range =
-                                    |slice: &Placement| Range { base: slice.offset, bytes: slice.bytes };
+                                    |region: &Placement| Range { base: region.offset, bytes: region.bytes };
                                 assert!(
-                                    lent.iter().all(|other| !range(other).overlaps(range(&slice))),
+                                    lent.iter().all(|other| !range(other).overlaps(range(&region))),
                                     "seed {seed}"
                                 );
-                                lent.push(slice);
+                                lent.push(region);
                             }
                             None => refused += 1,
                         }
                     }
                     3 if !lent.is_empty() => {
-                        let slice = lent.swap_remove(next(&mut state) as usize % lent.len());
-                        assert!(space.give_back(slice), "seed {seed}");
-                        assert!(!space.give_back(slice), "seed {seed}: twice");
+                        let region = lent.swap_remove(next(&mut state) as usize % lent.len());
+                        assert!(space.give_back(region), "seed {seed}");
+                        assert!(!space.give_back(region), "seed {seed}: twice");
                     }
                     _ => drop(space.take_empty()),
                 }
                 assert!(space.mapped_bytes() <= LIMITS.mapped_bytes_max, "seed {seed}");
                 assert_eq!(
                     space.lent_bytes(),
-                    lent.iter().map(|slice| slice.bytes).sum::<u64>(),
+                    lent.iter().map(|region| region.bytes).sum::<u64>(),
                     "seed {seed}"
                 );
             }
             assert!(refused > 0, "seed {seed}: the limit was never reached");
-            assert!(lent.drain(..).all(|slice| space.give_back(slice)));
+            assert!(lent.drain(..).all(|region| space.give_back(region)));
             space.take_empty();
             assert_eq!((space.mapped_bytes(), space.lent_bytes(), space.chunk_count()), (0, 0, 0));
         }
@@ -266,19 +266,19 @@ mod tests {
         assert_eq!(space.lend(4 << 20), Err(Obstacle::Full));
     }
 
-    /// A slice larger than any step has a chunk of its own; one larger than the limit has none.
+    /// A region larger than any step has a chunk of its own; one larger than the limit has none.
     #[test]
-    fn large_slices() {
+    fn large_regions() {
         let mut space = Space::new(LIMITS);
-        let slice = lend(&mut space, (70 << 20) + 1).unwrap();
+        let region = lend(&mut space, (70 << 20) + 1).unwrap();
         assert_eq!(space.mapped_bytes(), 72 << 20);
         assert_eq!(space.lend(97 << 20), Err(Obstacle::Full));
         assert_eq!(space.lend(u64::MAX), Err(Obstacle::Full));
-        assert!(space.give_back(slice));
+        assert!(space.give_back(region));
         assert_eq!(space.take_empty().len(), 1);
         // The offset is used again under another serial: the old placement names nothing.
         let again = lend(&mut space, 64 << 20).unwrap();
-        assert_eq!(again.offset, slice.offset);
-        assert!(!space.give_back(slice) && space.give_back(again));
+        assert_eq!(again.offset, region.offset);
+        assert!(!space.give_back(region) && space.give_back(again));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use windlass_engine::arena::{Arena, Holds, settle};
 use windlass_engine::gpu::Driver;
+use windlass_engine::heap::{Heap, Holds, settle};
 
 use crate::application::*;
 use crate::support::*;
@@ -18,14 +18,14 @@ fn current(driver: &Driver) -> usize {
 fn the_current_context_comes_back() {
     let application = Application::on(0);
     let other = Application::on(1);
-    let arena = application.arena(16 * MIB);
+    let heap = application.heap(16 * MIB);
     for context in [other.context, application.context, 0] {
         ok(cuCtxSetCurrent(context));
-        let slice = lend(&arena, MIB);
+        let region = lend(&heap, MIB);
         assert_eq!(current(application.driver), context);
-        drop(slice);
-        arena.settle().unwrap();
-        assert!(arena.lend(MIB << 20, &windlass_engine::arena::Holds::new()).is_err());
+        drop(region);
+        heap.settle().unwrap();
+        assert!(heap.lend(MIB << 20, &windlass_engine::heap::Holds::new()).is_err());
         assert_eq!(current(application.driver), context);
     }
     assert_eq!(application.driver.current_device().unwrap(), None);
@@ -43,23 +43,23 @@ fn a_context_of_the_applications_own() {
         active != 0
     };
     assert!(!is_active(0) && !is_active(1), "nobody has used them");
-    let arena = Arena::open(driver, 0, 16 * MIB).unwrap();
-    drop(lend(&arena, MIB));
-    arena.settle().unwrap();
+    let heap = Heap::open(driver, 0, 16 * MIB).unwrap();
+    drop(lend(&heap, MIB));
+    heap.settle().unwrap();
     assert!(!is_active(0));
-    drop(arena);
+    drop(heap);
     assert_eq!(current(driver), context);
     // Of another device there is none current: the primary one it is.
-    let arena = Arena::open(driver, 1, 16 * MIB).unwrap();
-    drop(lend(&arena, MIB));
-    arena.settle().unwrap();
+    let heap = Heap::open(driver, 1, 16 * MIB).unwrap();
+    drop(lend(&heap, MIB));
+    heap.settle().unwrap();
     assert!(is_active(1));
-    drop(arena);
+    drop(heap);
     assert!(!is_active(1), "given back");
     ok(cuCtxDestroy_v2(context));
 }
 
-/// After a reset the device has another arena. What the one before has lent comes back all the same, also what was being zeroed; it lends
+/// After a reset the device has another symmetric heap. What the one before has lent comes back all the same, also what was being zeroed; it lends
 /// nothing more, and its end takes nobody's reference to the next context.
 #[test]
 fn a_context_that_was_reset() {
@@ -68,22 +68,22 @@ fn a_context_that_was_reset() {
     }
     let before = Application::on(0);
     let free_bytes = before.free_bytes();
-    let arena = Arena::of(0).unwrap();
-    let (slice, being_zeroed) = (lend(&arena, MIB), arena.lend(MIB, &Holds::new()).unwrap());
+    let heap = Heap::of(0).unwrap();
+    let (region, being_zeroed) = (lend(&heap, MIB), heap.lend(MIB, &Holds::new()).unwrap());
     ok(cuCtxSetCurrent(0));
     ok(cuDevicePrimaryCtxReset_v2(0));
     let after = Application::on(0);
-    let next = Arena::of(0).unwrap();
-    assert!(!Arc::ptr_eq(&arena, &next) && Arc::ptr_eq(&next, &Arena::of(0).unwrap()));
-    assert!(arena.lend(MIB, &Holds::new()).is_err());
+    let next = Heap::of(0).unwrap();
+    assert!(!Arc::ptr_eq(&heap, &next) && Arc::ptr_eq(&next, &Heap::of(0).unwrap()));
+    assert!(heap.lend(MIB, &Holds::new()).is_err());
     fill(&lend(&next, MIB), 7);
-    drop((slice, being_zeroed, next));
+    drop((region, being_zeroed, next));
     settle();
-    assert_eq!((arena.counters().lent_bytes, arena.counters().mapped_bytes), (0, 0));
-    drop(arena);
+    assert_eq!((heap.counters().lent_bytes, heap.counters().mapped_bytes), (0, 0));
+    drop(heap);
     settle();
     assert_eq!(after.free_bytes(), free_bytes);
-    fill(&lend(&Arena::of(0).unwrap(), MIB), 8);
+    fill(&lend(&Heap::of(0).unwrap(), MIB), 8);
     settle();
     // The one reference to a context that is gone.
     std::mem::forget(before);

@@ -1,14 +1,14 @@
-//! When a slice may go back: after every member of its communicator has closed, no graph can run its kernels any more,
+//! When a region may go back: after every member of its communicator has closed, no graph can run its kernels any more,
 //! and our own zeroing of it is done. Pure: fed by events.
 //!
-//! A dead process counts as closed. Nothing else ends a wait here: a member that is only slow keeps its slices, and the
+//! A dead process counts as closed. Nothing else ends a wait here: a member that is only slow keeps its regions, and the
 //! counters show it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::arena::holds::Holds;
-use crate::arena::space::Placement;
+use crate::heap::holds::Holds;
+use crate::heap::space::Placement;
 
 /// Names a lease for good, in this process: events may come late, and those of leases that are gone mean nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,7 +17,7 @@ pub struct LeaseId(pub u64);
 /// A process, by whatever makes it unique among the peers of this host.
 pub type Process = u64;
 
-/// Another rank that a slice was announced to.
+/// Another rank that a region was announced to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// Its rank in the communicator.
@@ -56,7 +56,7 @@ enum Here {
     Closed,
 }
 
-/// What a lent slice holds.
+/// What a lent region holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Zeros, soon.
@@ -65,20 +65,20 @@ pub enum Content {
     Ready,
 }
 
-/// All leases of an arena.
+/// All leases of a symmetric heap.
 #[derive(Debug, Default)]
 pub struct Quarantine {
     leases: BTreeMap<LeaseId, Lease>,
 }
 
 impl Quarantine {
-    /// A slice is lent; if it is to hold zeros, that has been issued.
+    /// A region is lent; if it is to hold zeros, that has been issued.
     pub fn lend(&mut self, id: LeaseId, placement: Placement, holds: Arc<Holds>, content: Content) {
         let lease = Lease { placement, holds, here: Here::Open, content, open: BTreeSet::new() };
         self.leases.insert(id, lease);
     }
 
-    /// A slice is about to be announced: from now on these may touch it. False: there is no such lease, or it does not
+    /// A region is about to be announced: from now on these may touch it. False: there is no such lease, or it does not
     /// hold yet what it should.
     #[must_use]
     pub fn announce(&mut self, id: LeaseId, members: &[Member]) -> bool {
@@ -139,7 +139,7 @@ impl Quarantine {
         self.leases.is_empty()
     }
 
-    /// Bytes of slices that this rank has closed and that wait for others.
+    /// Bytes of regions that this rank has closed and that wait for others.
     pub fn waiting_bytes(&self) -> u64 {
         let waiting = self.leases.values().filter(|lease| lease.here == Here::Closed);
         waiting.map(|lease| lease.placement.bytes).sum()
@@ -227,7 +227,7 @@ mod tests {
         assert!(!quarantine.announce(id, &members(1)) && quarantine.is_zeroed(id));
     }
 
-    /// A graph that holds the communicator holds its slices.
+    /// A graph that holds the communicator holds its regions.
     #[test]
     fn graphs_hold() {
         use crate::gpu::graph::Released;

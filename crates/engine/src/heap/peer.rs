@@ -1,19 +1,19 @@
-//! Another process's arena, mapped here: once, whatever the number of communicators and of our devices.
+//! Another process's symmetric heap, mapped here: once, whatever the number of communicators and of our devices.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
-use crate::arena::holds::Holds;
-use crate::arena::place::Place;
-use crate::arena::quarantine::Process;
-use crate::arena::refusal::Refusal;
-use crate::arena::space::Serial;
-use crate::arena::{Arena, lock, registry};
 use crate::gpu::memory::{Mapping, Physical, Reservation, granularity};
 use crate::gpu::{Address, Driver, Home, Ordinal};
+use crate::heap::holds::Holds;
+use crate::heap::place::Place;
+use crate::heap::quarantine::Process;
+use crate::heap::refusal::Refusal;
+use crate::heap::space::Serial;
+use crate::heap::{Heap, lock, registry};
 
-/// Whose arena.
+/// Whose symmetric heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer {
     /// The process.
@@ -22,13 +22,13 @@ pub struct Peer {
     pub device_uuid: [u8; 16],
 }
 
-/// The mapping of a peer's arena.
+/// The mapping of a peer's symmetric heap.
 #[derive(Debug)]
-pub struct PeerArena {
+pub struct PeerHeap {
     driver: &'static Driver,
     /// Taken first; held across virtual memory calls, by inits and the background thread alone.
     mapped: Mutex<Mapped>,
-    /// Taken after `mapped`, never held across a call of the driver: slices close from anywhere.
+    /// Taken after `mapped`, never held across a call of the driver: regions close from anywhere.
     uses: Mutex<BTreeMap<Serial, Uses>>,
 }
 
@@ -48,7 +48,7 @@ struct Chunk {
 #[derive(Debug, Default)]
 struct Uses {
     open: usize,
-    /// Of slices that are closed here, but that graphs may still touch.
+    /// Of regions that are closed here, but that graphs may still touch.
     closing: Vec<Arc<Holds>>,
 }
 
@@ -58,33 +58,33 @@ impl Uses {
     }
 }
 
-/// A peer's slice as our devices reach it. Dropping it closes it, without a driver call: only when no kernel of ours can
+/// A peer's region as our devices reach it. Dropping it closes it, without a driver call: only when no kernel of ours can
 /// touch it any more, except from graphs, which `holds` counts.
 #[derive(Debug)]
-pub struct PeerSlice {
+pub struct PeerRegion {
     address: Address,
     bytes: u64,
-    /// None for a slice of this process, which is reached where it lies.
+    /// None for a region of this process, which is reached where it lies.
     _mapped: Option<Use>,
 }
 
 /// A use of a chunk of our mapping.
 #[derive(Debug)]
 struct Use {
-    arena: Arc<PeerArena>,
+    heap: Arc<PeerHeap>,
     chunk: Serial,
     holds: Arc<Holds>,
 }
 
-impl PeerArena {
-    /// The mapping of a peer's arena in this process, with nothing mapped at first.
-    pub fn of(peer: Peer) -> Result<Arc<PeerArena>, Refusal> {
+impl PeerHeap {
+    /// The mapping of a peer's symmetric heap in this process, with nothing mapped at first.
+    pub fn of(peer: Peer) -> Result<Arc<PeerHeap>, Refusal> {
         registry::peer(peer).map_err(Refusal::told)
     }
 
     /// A mapping beside the process's own: what tests use.
-    pub fn new(driver: &'static Driver) -> Arc<PeerArena> {
-        Arc::new(PeerArena { driver, mapped: Mutex::default(), uses: Mutex::default() })
+    pub fn new(driver: &'static Driver) -> Arc<PeerHeap> {
+        Arc::new(PeerHeap { driver, mapped: Mutex::default(), uses: Mutex::default() })
     }
 
     /// Maps what a peer announced, for the device of `local`, if that was not done already. The descriptor stays the
@@ -93,9 +93,9 @@ impl PeerArena {
         self: &Arc<Self>,
         place: Place,
         descriptor: BorrowedFd<'_>,
-        local: &Arena,
+        local: &Heap,
         holds: &Arc<Holds>,
-    ) -> Result<PeerSlice, Refusal> {
+    ) -> Result<PeerRegion, Refusal> {
         self.map_now(place, descriptor, local.home(), holds).map_err(Refusal::told)
     }
 
@@ -105,7 +105,7 @@ impl PeerArena {
         descriptor: BorrowedFd<'_>,
         home: &Home,
         holds: &Arc<Holds>,
-    ) -> Result<PeerSlice, Refusal> {
+    ) -> Result<PeerRegion, Refusal> {
         if self.driver.is_in_forked_child() {
             return Err(Refusal::ForkedChild);
         }
@@ -118,8 +118,8 @@ impl PeerArena {
         }
         let base = made?;
         lock(&self.uses).entry(place.chunk).or_default().open += 1;
-        let mapped = Use { arena: self.clone(), chunk: place.chunk, holds: holds.clone() };
-        Ok(PeerSlice { address: base + place.offset, bytes: place.bytes, _mapped: Some(mapped) })
+        let mapped = Use { heap: self.clone(), chunk: place.chunk, holds: holds.clone() };
+        Ok(PeerRegion { address: base + place.offset, bytes: place.bytes, _mapped: Some(mapped) })
     }
 
     /// Gives the address that offset 0 has here.
@@ -133,7 +133,7 @@ impl PeerArena {
         let strange = |why| Err(Refusal::Strange { place, why });
         let reservation = match &mapped.reservation {
             Some(reservation) if reservation.bytes != place.span_bytes => {
-                return strange("its arena had another size before");
+                return strange("its symmetric heap had another size before");
             }
             Some(reservation) => reservation.clone(),
             None => {
@@ -163,7 +163,7 @@ impl PeerArena {
         Ok(reservation.base)
     }
 
-    /// Unmaps what no slice of ours uses any more, so that the peer's memory really goes back. For the background thread.
+    /// Unmaps what no region of ours uses any more, so that the peer's memory really goes back. For the background thread.
     pub fn settle(&self) {
         if self.driver.is_in_forked_child() {
             return;
@@ -197,10 +197,10 @@ impl PeerArena {
     }
 }
 
-impl PeerSlice {
+impl PeerRegion {
     /// One of this process. Its owner's quarantine keeps it there until this rank has closed.
-    pub(super) fn here(address: Address, bytes: u64) -> PeerSlice {
-        PeerSlice { address, bytes, _mapped: None }
+    pub(super) fn here(address: Address, bytes: u64) -> PeerRegion {
+        PeerRegion { address, bytes, _mapped: None }
     }
 
     /// Where it begins, for the devices that it was mapped for.
@@ -216,10 +216,10 @@ impl PeerSlice {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        if self.arena.driver.is_in_forked_child() {
+        if self.heap.driver.is_in_forked_child() {
             return;
         }
-        if let Some(uses) = lock(&self.arena.uses).get_mut(&self.chunk) {
+        if let Some(uses) = lock(&self.heap.uses).get_mut(&self.chunk) {
             uses.open -= 1;
             uses.closing.retain(|holds| !holds.are_none());
             if !self.holds.are_none() {

@@ -3,9 +3,9 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use windlass_engine::arena::{Announcement, Arena, Event, Holds, Member, PeerArena, Place, Refusal};
 use windlass_engine::gpu::failure::Code;
 use windlass_engine::gpu::memory::AccessDescription;
+use windlass_engine::heap::{Announcement, Event, Heap, Holds, Member, PeerHeap, Place, Refusal};
 
 use crate::application::*;
 use crate::support::*;
@@ -21,19 +21,19 @@ fn out_of_device_memory() {
     // SAFETY: as in `start`.
     unsafe { std::env::set_var("WINDLASS_SIM_DEVICE_MEMORY", "50") };
     let application = Application::on(0);
-    let arena = application.arena(1 << 30);
-    let slices: Vec<_> = (0..12).map(|_| lend(&arena, 4 * MIB)).collect();
+    let heap = application.heap(1 << 30);
+    let regions: Vec<_> = (0..12).map(|_| lend(&heap, 4 * MIB)).collect();
     // The last step would have been 32 MiB; what is needed had to do.
-    assert_eq!((arena.counters().mapped_bytes, application.free_bytes()), (48 * MIB, 2 * MIB));
-    let refusal = arena.lend(4 * MIB, &Holds::new()).unwrap_err();
+    assert_eq!((heap.counters().mapped_bytes, application.free_bytes()), (48 * MIB, 2 * MIB));
+    let refusal = heap.lend(4 * MIB, &Holds::new()).unwrap_err();
     assert_eq!(
         refusal.to_string(),
         "cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY (2): bytes 4194304, device 0"
     );
-    assert_eq!((arena.counters().mapped_bytes, arena.counters().slices), (48 * MIB, 12));
-    let small = lend(&arena, MIB);
-    drop((slices, small));
-    arena.settle().unwrap();
+    assert_eq!((heap.counters().mapped_bytes, heap.counters().regions), (48 * MIB, 12));
+    let small = lend(&heap, MIB);
+    drop((regions, small));
+    heap.settle().unwrap();
     assert_eq!(application.free_bytes(), 50 * MIB);
 }
 
@@ -65,18 +65,18 @@ fn failed_growth() {
         "cuMemsetD8Async",
     ];
     // What the driver itself needs once is there after this.
-    let arena = application.arena(64 * MIB);
-    drop(lend(&arena, MIB));
-    arena.settle().unwrap();
+    let heap = application.heap(64 * MIB);
+    drop(lend(&heap, MIB));
+    heap.settle().unwrap();
     for (driver, text) in drivers.into_iter().zip(texts) {
         let before = application.free_bytes();
         for _ in 0..TIMES {
-            let arena = Arena::open(driver, 0, 64 * MIB).unwrap();
-            let refusal = arena.lend(MIB, &Holds::new()).unwrap_err();
+            let heap = Heap::open(driver, 0, 64 * MIB).unwrap();
+            let refusal = heap.lend(MIB, &Holds::new()).unwrap_err();
             assert!(refusal.to_string().starts_with(text), "{refusal}");
-            assert_eq!(arena.counters().lent_bytes, 0);
-            arena.settle().unwrap();
-            assert_eq!(arena.counters().mapped_bytes, 0);
+            assert_eq!(heap.counters().lent_bytes, 0);
+            heap.settle().unwrap();
+            assert_eq!(heap.counters().mapped_bytes, 0);
         }
         let after = application.free_bytes();
         // A GPU's driver takes and gives memory for itself; each growth would have been 4 MiB.
@@ -89,13 +89,13 @@ fn failed_growth() {
 #[test]
 fn failed_imports() {
     let application = Application::on(0);
-    let arena = application.arena(64 * MIB);
-    let slice = lend(&arena, MIB);
-    let Announcement { place, descriptor } = slice.announce(&THERE).unwrap();
+    let heap = application.heap(64 * MIB);
+    let region = lend(&heap, MIB);
+    let Announcement { place, descriptor } = region.announce(&THERE).unwrap();
     let (socket, _other) = UnixStream::pair().unwrap();
-    let peer = PeerArena::new(application.driver);
-    let map = |peer: &std::sync::Arc<PeerArena>, place: Place, descriptor| {
-        let refusal = peer.map(place, descriptor, &arena, &Holds::new()).unwrap_err();
+    let peer = PeerHeap::new(application.driver);
+    let map = |peer: &std::sync::Arc<PeerHeap>, place: Place, descriptor| {
+        let refusal = peer.map(place, descriptor, &heap, &Holds::new()).unwrap_err();
         assert_eq!(peer.mapped(), (0, 0));
         refusal
     };
@@ -110,46 +110,43 @@ fn failed_imports() {
         with_calls(|calls| calls.cuMemMap = refuse_map),
         with_calls(|calls| calls.cuMemSetAccess = refuse_access),
     ] {
-        map(&PeerArena::new(driver), place, descriptor.as_fd());
+        map(&PeerHeap::new(driver), place, descriptor.as_fd());
     }
     // And then it works; a peer that contradicts itself does not undo that.
-    let mapped = peer.map(place, descriptor.as_fd(), &arena, &Holds::new()).unwrap();
+    let mapped = peer.map(place, descriptor.as_fd(), &heap, &Holds::new()).unwrap();
     let other = Place { span_bytes: 2 * place.span_bytes, ..place };
-    assert!(peer.map(other, descriptor.as_fd(), &arena, &Holds::new()).is_err());
+    assert!(peer.map(other, descriptor.as_fd(), &heap, &Holds::new()).is_err());
     let moved = Place { chunk_offset: place.chunk_bytes, offset: place.chunk_bytes, ..place };
-    assert!(peer.map(moved, descriptor.as_fd(), &arena, &Holds::new()).is_err());
+    assert!(peer.map(moved, descriptor.as_fd(), &heap, &Holds::new()).is_err());
     assert_eq!(peer.mapped(), (1, place.chunk_bytes));
     drop(mapped);
     peer.settle();
-    arena.note(Event::Died(9));
-    drop(slice);
-    arena.settle().unwrap();
+    heap.note(Event::Died(9));
+    drop(region);
+    heap.settle().unwrap();
 }
 
 /// A forked child gets an error from everything, can drop what it inherited, and touches nothing of the parent's.
 #[test]
 fn fork() {
     let application = Application::on(0);
-    let arena = application.arena(64 * MIB);
-    let peer = PeerArena::new(application.driver);
-    let slice = lend(&arena, MIB);
-    let Announcement { place, descriptor } = slice.announce(&THERE).unwrap();
-    let mapped = peer.map(place, descriptor.as_fd(), &arena, &Holds::new()).unwrap();
+    let heap = application.heap(64 * MIB);
+    let peer = PeerHeap::new(application.driver);
+    let region = lend(&heap, MIB);
+    let Announcement { place, descriptor } = region.announce(&THERE).unwrap();
+    let mapped = peer.map(place, descriptor.as_fd(), &heap, &Holds::new()).unwrap();
     // SAFETY: the child only runs what follows, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let refused = matches!(arena.lend(MIB, &Holds::new()), Err(Refusal::ForkedChild))
-            && matches!(slice.announce(&THERE), Err(Refusal::ForkedChild))
-            && matches!(slice.is_zeroed(), Err(Refusal::ForkedChild))
-            && matches!(arena.settle(), Err(Refusal::ForkedChild))
-            && matches!(arena.load(slice.address()), Err(Refusal::ForkedChild))
-            && matches!(
-                peer.map(place, descriptor.as_fd(), &arena, &Holds::new()),
-                Err(Refusal::ForkedChild)
-            )
-            && matches!(Arena::of(0), Err(Refusal::ForkedChild));
+        let refused = matches!(heap.lend(MIB, &Holds::new()), Err(Refusal::ForkedChild))
+            && matches!(region.announce(&THERE), Err(Refusal::ForkedChild))
+            && matches!(region.is_zeroed(), Err(Refusal::ForkedChild))
+            && matches!(heap.settle(), Err(Refusal::ForkedChild))
+            && matches!(heap.load(region.address()), Err(Refusal::ForkedChild))
+            && matches!(peer.map(place, descriptor.as_fd(), &heap, &Holds::new()), Err(Refusal::ForkedChild))
+            && matches!(Heap::of(0), Err(Refusal::ForkedChild));
         peer.settle();
-        drop((slice, mapped, peer, arena));
+        drop((region, mapped, peer, heap));
         // SAFETY: no handlers of the parent's run.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
@@ -157,10 +154,10 @@ fn fork() {
     // SAFETY: the output is a local.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
-    assert_eq!((peer.mapped().0, arena.counters().slices), (1, 1));
+    assert_eq!((peer.mapped().0, heap.counters().regions), (1, 1));
     drop(mapped);
     peer.settle();
-    arena.note(Event::Died(9));
-    drop(slice);
-    arena.settle().unwrap();
+    heap.note(Event::Died(9));
+    drop(region);
+    heap.settle().unwrap();
 }

@@ -1,10 +1,10 @@
-//! The application around the arena, and what tests ask of both.
+//! The application around the symmetric heap, and what tests ask of both.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
-use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::gpu::{Calls, Driver};
+use windlass_engine::heap::{Heap, Holds, Region};
 
 use crate::support::*;
 
@@ -28,8 +28,8 @@ impl Application {
         Application(primary)
     }
 
-    pub fn arena(&self, bytes: u64) -> Arc<Arena> {
-        Arena::open(self.driver, self.device, bytes).unwrap()
+    pub fn heap(&self, bytes: u64) -> Arc<Heap> {
+        Heap::open(self.driver, self.device, bytes).unwrap()
     }
 
     pub fn free_bytes(&self) -> u64 {
@@ -54,10 +54,10 @@ pub fn with_calls(change: impl FnOnce(&mut Calls)) -> &'static Driver {
     Box::leak(Box::new(Driver::of(calls)))
 }
 
-pub fn lend(arena: &Arc<Arena>, bytes: u64) -> Slice {
-    let slice = arena.lend(bytes, &Holds::new()).unwrap();
-    slice.wait_zeroed(soon()).unwrap();
-    slice
+pub fn lend(heap: &Arc<Heap>, bytes: u64) -> Region {
+    let region = heap.lend(bytes, &Holds::new()).unwrap();
+    region.wait_zeroed(soon()).unwrap();
+    region
 }
 
 /// Whether a device may read and write at an address.
@@ -68,18 +68,18 @@ pub fn may_access(device: i32, at: u64) -> bool {
     flags == 3
 }
 
-/// Fills a slice, from a stream that waits for no other.
-pub fn fill(slice: &Slice, byte: u8) {
+/// Fills a region, from a stream that waits for no other.
+pub fn fill(region: &Region, byte: u8) {
     let stream = AppStream::new();
-    ok(cuMemsetD8Async(slice.address(), byte, slice.bytes() as usize, stream.0));
+    ok(cuMemsetD8Async(region.address(), byte, region.bytes() as usize, stream.0));
     stream.synchronize();
 }
 
-/// Whether every byte of a slice is this one.
-pub fn holds(slice: &Slice, byte: u8) -> bool {
-    let mut bytes = vec![!byte; slice.bytes() as usize];
+/// Whether every byte of a region is this one.
+pub fn holds(region: &Region, byte: u8) -> bool {
+    let mut bytes = vec![!byte; region.bytes() as usize];
     let stream = AppStream::new();
-    ok(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), slice.address(), bytes.len(), stream.0));
+    ok(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), region.address(), bytes.len(), stream.0));
     stream.synchronize();
     bytes.iter().all(|found| *found == byte)
 }

@@ -105,20 +105,20 @@ fn launches() {
     std::fs::remove_dir_all(&folder).unwrap();
     let function = module.function(c"ncclTell", 100 << 10).unwrap();
     assert_eq!(module.function(c"ncclNothing", 0).unwrap_err().detail, "kernel ncclNothing");
-    let arena = application.arena(16 * MIB);
-    let slice = lend(&arena, MIB);
+    let heap = application.heap(16 * MIB);
+    let region = lend(&heap, MIB);
     let stream = AppStream::new();
-    let (mut to, mut value) = (slice.address(), 5_u32);
+    let (mut to, mut value) = (region.address(), 5_u32);
     let mut launch = |cluster, domain, start| {
         let shape = Shape { blocks: 32, threads: 512, shared_bytes: 64 << 10, cluster, domain, start };
         let mut parameters: [*mut c_void; 2] = [(&raw mut to).cast(), (&raw mut value).cast()];
         // SAFETY: the kernel takes an address, mapped while it runs, and a word.
         unsafe { driver.launch(function, stream.handle(), &shape, &mut parameters) }.unwrap();
         ok(cuStreamSynchronize(stream.0));
-        (0..5).map(|word| arena.load(slice.address() + 4 * word).unwrap()).collect::<Vec<_>>()
+        (0..5).map(|word| heap.load(region.address() + 4 * word).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(launch(4, MemoryDomain::Remote, Start::WhenAllowed), [32, 512, 64 << 10, 4, 5]);
     assert_eq!(launch(1, MemoryDomain::Default, Start::AfterStream), [32, 512, 64 << 10, 1, 5]);
-    drop(slice);
-    arena.settle().unwrap();
+    drop(region);
+    heap.settle().unwrap();
 }

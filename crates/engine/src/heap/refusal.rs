@@ -1,12 +1,12 @@
-//! Why an arena could not do what was asked.
+//! Why a symmetric heap could not do what was asked.
 
 use std::fmt;
 
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSystemError, ncclUnhandledCudaError};
 
-use crate::arena::place::Place;
 use crate::error::refuse;
 use crate::gpu::{Address, Failure};
+use crate::heap::place::Place;
 
 /// Why not, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Refusal {
     /// A load does not see what was stored.
     #[allow(missing_docs)]
     Deaf { address: Address, expected: u32, loaded: u32 },
-    /// The slice's memory is not mapped.
+    /// The region's memory is not mapped.
     Gone,
     /// This process was forked off one that uses CUDA.
     ForkedChild,
@@ -66,21 +66,21 @@ impl fmt::Display for Refusal {
         match self {
             Refusal::Full { device, asked_bytes, lent_bytes, mapped_bytes, mapped_bytes_limit } => write!(
                 out,
-                "the arena of device {device} cannot lend {asked_bytes} bytes: lent {lent_bytes}, mapped \
+                "the symmetric heap of device {device} cannot lend {asked_bytes} bytes: lent {lent_bytes}, mapped \
                  {mapped_bytes}, WINDLASS_HEAP_MAX {mapped_bytes_limit}"
             ),
             Refusal::Cuda(failure) => failure.fmt(out),
             Refusal::NotZeroed { bytes, waited_ms } => {
-                write!(out, "a slice of {bytes} bytes is not zeroed after {waited_ms} ms")
+                write!(out, "a region of {bytes} bytes is not zeroed after {waited_ms} ms")
             }
             Refusal::Late { device, waited_ms } => {
-                write!(out, "device {device} did none of the arena's work in {waited_ms} ms")
+                write!(out, "device {device} did none of the symmetric heap's work in {waited_ms} ms")
             }
             Refusal::Strange { place, why } => write!(out, "a peer announced {place:?}: {why}"),
             Refusal::Deaf { address, expected, loaded } => {
                 write!(out, "the word at {address:#x} should be {expected:#x} and is {loaded:#x}")
             }
-            Refusal::Gone => write!(out, "a slice's memory is not mapped"),
+            Refusal::Gone => write!(out, "a region's memory is not mapped"),
             Refusal::ForkedChild => write!(out, "this process was forked off one that uses CUDA"),
         }
     }

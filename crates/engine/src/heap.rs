@@ -1,10 +1,10 @@
-//! The persistent symmetric pool: per process and device one growing block of device memory, lent in slices to
+//! The symmetric heap: per process and device one growing block of device memory, lent in regions to
 //! communicators, exported to peer processes by descriptor, mapped once per peer process.
 //!
-//! A slice's life: [`Arena::lend`] places and zeroes it; once it [holds zeros](Slice::wait_zeroed) it is
-//! [announced](Slice::announce) to the other ranks, which [map](PeerArena::map) its chunk and find the slice at the same
+//! A region's life: [`Heap::lend`] places and zeroes it; once it [holds zeros](Region::wait_zeroed) it is
+//! [announced](Region::announce) to the other ranks, which [map](PeerHeap::map) its chunk and find the region at the same
 //! offset of their mapping; ranks of the same process [reach] it where it lies. Dropping it closes it here; events tell when the others have; [`settle`], on the background
-//! thread, then takes it back, unmaps what is empty and lets go of arenas and peers that nobody uses.
+//! thread, then takes it back, unmaps what is empty and lets go of symmetric heaps and peers that nobody uses.
 //!
 //! Growth, mapping and unmapping are virtual memory calls alone, and zeroing runs on a stream of ours that waits for no
 //! other: all of it may happen beside kernels that wait for a peer, and while the calling thread captures. Of the first that is so beside
@@ -16,7 +16,7 @@ pub mod quarantine;
 
 pub mod holds;
 
-pub mod slice;
+pub mod region;
 
 pub mod peer;
 
@@ -39,13 +39,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use counters::Counters;
 pub use holds::Holds;
 pub use near::reach;
-pub use peer::{Peer, PeerArena, PeerSlice};
+pub use peer::{Peer, PeerHeap, PeerRegion};
 pub use place::{Announcement, Place};
 use quarantine::Content;
 pub use quarantine::{Event, LeaseId, Member, Process};
 pub use refusal::Refusal;
+pub use region::Region;
 pub use registry::{counters, settle};
-pub use slice::Slice;
 pub use space::{Placement, Serial};
 
 use crate::gpu::memory::{Mapping, Physical, Reservation, granularity};
@@ -59,7 +59,7 @@ const SPAN_PER_MAPPED: u64 = 4;
 ///
 /// Fields are dropped in this order: memory before its addresses, the context last.
 #[derive(Debug)]
-pub struct Arena {
+pub struct Heap {
     /// What is mapped. Taken first of the three; held across virtual memory calls, by inits and the background thread
     /// alone.
     chunks: Mutex<BTreeMap<Serial, Mapping>>,
@@ -79,18 +79,18 @@ struct HeapLedger {
     seen: counters::Seen,
 }
 
-impl Arena {
-    /// The arena of a device of this process, made at the first call. Limited by `WINDLASS_HEAP_MAX`.
-    pub fn of(device: Ordinal) -> Result<Arc<Arena>, Refusal> {
-        registry::arena(device).map_err(Refusal::told)
+impl Heap {
+    /// The symmetric heap of a device of this process, made at the first call. Limited by `WINDLASS_HEAP_MAX`.
+    pub fn of(device: Ordinal) -> Result<Arc<Heap>, Refusal> {
+        registry::heap(device).map_err(Refusal::told)
     }
 
-    /// An arena beside the process's own: what tests use. Maps at most `mapped_bytes_max` bytes.
+    /// A symmetric heap beside the process's own: what tests use. Maps at most `mapped_bytes_max` bytes.
     pub fn open(
         driver: &'static Driver,
         device: Ordinal,
         mapped_bytes_max: u64,
-    ) -> Result<Arc<Arena>, Refusal> {
+    ) -> Result<Arc<Heap>, Refusal> {
         let home = Home::of(driver, device)?;
         let entered = home.enter()?;
         let granularity = granularity(driver, device)?;
@@ -106,7 +106,7 @@ impl Arena {
             quarantine: quarantine::Quarantine::default(),
             seen: counters::Seen::default(),
         };
-        Ok(Arc::new(Arena {
+        Ok(Arc::new(Heap {
             chunks: Mutex::default(),
             zeroing: Mutex::default(),
             ledger: Mutex::new(ledger),
@@ -128,12 +128,12 @@ impl Arena {
 
     /// Lends at least `bytes` bytes to the communicator of `holds`. They are being filled with zeros when this returns.
     /// Maps more memory if need be; refuses at the limit, with the numbers.
-    pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Slice, Refusal> {
+    pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, Refusal> {
         self.lend_or_refuse(bytes, holds, Content::BeingZeroed)
     }
 
     /// The same, holding anything, for who needs no zeros: nothing runs on the device, so it never waits for kernels.
-    pub fn lend_as_it_is(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Slice, Refusal> {
+    pub fn lend_as_it_is(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, Refusal> {
         self.lend_or_refuse(bytes, holds, Content::Ready)
     }
 
@@ -142,7 +142,7 @@ impl Arena {
         bytes: u64,
         holds: &Arc<Holds>,
         content: Content,
-    ) -> Result<Slice, Refusal> {
+    ) -> Result<Region, Refusal> {
         let lent = self.lend_now(bytes, holds, content);
         if lent.is_err() && !self.is_in_forked_child() {
             lock(&self.ledger).seen.refused += 1;
@@ -157,7 +157,7 @@ impl Arena {
         }
     }
 
-    /// Takes back the slices whose leases are over and unmaps what is empty. For the background thread.
+    /// Takes back the regions whose leases are over and unmaps what is empty. For the background thread.
     pub fn settle(&self) -> Result<(), Refusal> {
         self.refuse_child()?;
         // Of a context that is gone nothing runs, and memory is no part of it.
@@ -182,7 +182,7 @@ impl Arena {
             lent_bytes: ledger.space.lent_bytes(),
             lent_bytes_highest: ledger.seen.lent_bytes_highest,
             waiting_bytes: ledger.quarantine.waiting_bytes(),
-            slices: ledger.quarantine.len() as u64,
+            regions: ledger.quarantine.len() as u64,
             chunks: ledger.space.chunk_count() as u64,
             grown: ledger.seen.grown,
             refused: ledger.seen.refused,
@@ -200,7 +200,7 @@ impl Arena {
         bytes: u64,
         holds: &Arc<Holds>,
         content: Content,
-    ) -> Result<Slice, Refusal> {
+    ) -> Result<Region, Refusal> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
         let mut chunks = lock(&self.chunks);
@@ -215,7 +215,7 @@ impl Arena {
                 let lease = LeaseId(never_again());
                 lock(&self.ledger).quarantine.lend(lease, placement, holds.clone(), content);
                 zeroing.extend(done.map(|done| (lease, done)));
-                Ok(Slice::new(self.clone(), lease, placement))
+                Ok(Region::new(self.clone(), lease, placement))
             }
             Err(failure) => {
                 lock(&self.ledger).space.give_back(placement);
@@ -283,7 +283,7 @@ impl Arena {
         Mapping::new(&self.reservation, growth.offset, physical, device)
     }
 
-    /// Begins zeroing and gives the event that tells its end. Zeroing is in order with zeroing alone, so a slice that is
+    /// Begins zeroing and gives the event that tells its end. Zeroing is in order with zeroing alone, so a region that is
     /// lent again is zeroed after everything that was done to it before.
     fn zero(&self, placement: Placement) -> Result<stream::Event, Failure> {
         let done = stream::Event::new(self.home.driver)?;
@@ -350,7 +350,7 @@ impl HeapLedger {
     }
 }
 
-impl Drop for Arena {
+impl Drop for Heap {
     /// The last owner is gone, but not every lease is over: the memory stays until the process ends, because peers,
     /// graphs or our own zeroing may still touch it.
     fn drop(&mut self) {
@@ -361,7 +361,7 @@ impl Drop for Arena {
     }
 }
 
-/// A number that this process never used: arenas come and go, and what peers say of an old one may come late.
+/// A number that this process never used: symmetric heaps come and go, and what peers say of an old one may come late.
 fn never_again() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -1,8 +1,8 @@
-//! What is counted of arenas, for the report.
+//! What is counted of symmetric heaps, for the report.
 
 use serde::Serialize;
 
-/// One arena.
+/// One symmetric heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// As this process numbers it.
@@ -13,14 +13,14 @@ pub struct Counters {
     pub mapped_bytes: u64,
     /// The most it ever had.
     pub mapped_bytes_highest: u64,
-    /// What slices have of it.
+    /// What regions have of it.
     pub lent_bytes: u64,
     /// The most they ever had.
     pub lent_bytes_highest: u64,
-    /// What slices have that this rank closed and that wait for other ranks, or for graphs.
+    /// What regions have that this rank closed and that wait for other ranks, or for graphs.
     pub waiting_bytes: u64,
-    /// Slices, waiting ones too.
-    pub slices: u64,
+    /// Regions, waiting ones too.
+    pub regions: u64,
     /// Chunks.
     pub chunks: u64,
     /// How often it grew.
@@ -29,7 +29,7 @@ pub struct Counters {
     pub refused: u64,
 }
 
-/// All peers' arenas, as mapped here.
+/// All peers' symmetric heaps, as mapped here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PeerCounters {
     /// How many.

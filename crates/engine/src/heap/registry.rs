@@ -1,0 +1,104 @@
+//! The symmetric heaps of this process and its peers', one each. They live while somebody uses them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use crate::config::config;
+use crate::gpu::{self, Context, Ordinal};
+use crate::heap::counters::{Counters, PeerCounters};
+use crate::heap::peer::{Peer, PeerHeap};
+use crate::heap::refusal::Refusal;
+use crate::heap::space::Serial;
+use crate::heap::{Heap, lock};
+
+/// Taken before everything of a symmetric heap; held while one is opened, by inits alone.
+static HEAPS: Mutex<BTreeMap<Of, Arc<Heap>>> = Mutex::new(BTreeMap::new());
+
+/// A device, and the context in which its symmetric heap works. Those of contexts that are gone have what they lent until it comes back.
+type Of = (Ordinal, Context);
+
+/// Taken before everything of a peer's symmetric heap.
+static PEERS: Mutex<BTreeMap<(Peer, u64), Arc<PeerHeap>>> = Mutex::new(BTreeMap::new());
+
+/// The context of each device that had a symmetric heap, and how often one had another than before. Taken after the symmetric heaps.
+static CONTEXTS: Mutex<(BTreeMap<Ordinal, Context>, u64)> = Mutex::new((BTreeMap::new(), 0));
+
+pub(super) fn heap(device: Ordinal) -> Result<Arc<Heap>, Refusal> {
+    let driver = gpu::driver()?;
+    if driver.is_in_forked_child() {
+        return Err(Refusal::ForkedChild);
+    }
+    let mut heaps = lock(&HEAPS);
+    let is_it = |of: &Of, heap: &Heap| of.0 == device && heap.home().is_there();
+    if let Some((_, heap)) = heaps.iter().find(|(of, heap)| is_it(of, heap)) {
+        return Ok(heap.clone());
+    }
+    let heap = Heap::open(driver, device, config().heap_bytes_max)?;
+    let context = heap.home().context();
+    let (contexts, changes) = &mut *lock(&CONTEXTS);
+    let is_other = contexts.insert(device, context).is_some_and(|before| before != context);
+    *changes += u64::from(is_other);
+    heaps.insert((device, context), heap.clone());
+    Ok(heap)
+}
+
+/// The symmetric heap of this process that has a chunk of this number.
+pub(super) fn heap_with(chunk: Serial) -> Option<Arc<Heap>> {
+    if !are_ours() {
+        return None;
+    }
+    let heaps: Vec<_> = lock(&HEAPS).values().cloned().collect();
+    heaps.into_iter().find(|heap| heap.has_chunk(chunk))
+}
+
+pub(super) fn peer(peer: Peer) -> Result<Arc<PeerHeap>, Refusal> {
+    let driver = gpu::driver()?;
+    if driver.is_in_forked_child() {
+        return Err(Refusal::ForkedChild);
+    }
+    // What is mapped for a context that is gone may have been mapped for it alone.
+    let changes = lock(&CONTEXTS).1;
+    Ok(lock(&PEERS).entry((peer, changes)).or_insert_with(|| PeerHeap::new(driver)).clone())
+}
+
+/// Takes back what is over in all symmetric heaps and mappings of this process, and lets go of those that nobody uses. The
+/// background thread calls it now and then, and after it told a symmetric heap that something closed. Never beside a call.
+pub fn settle() {
+    if !are_ours() {
+        return;
+    }
+    let heaps: Vec<_> = lock(&HEAPS).values().cloned().collect();
+    // What fails has been logged where it did, and is tried again the next time.
+    heaps.iter().for_each(|heap| drop(heap.settle()));
+    drop(heaps);
+    let peers: Vec<_> = lock(&PEERS).values().cloned().collect();
+    peers.iter().for_each(|peer| peer.settle());
+    drop(peers);
+    // Only the table's own reference: nobody else can take one while it is locked. Dropped after that.
+    let idle_heaps: Vec<_> =
+        lock(&HEAPS).extract_if(.., |_, heap| Arc::strong_count(heap) == 1 && heap.is_idle()).collect();
+    let idle_peers: Vec<_> =
+        lock(&PEERS).extract_if(.., |_, peer| Arc::strong_count(peer) == 1 && peer.is_idle()).collect();
+    drop((idle_heaps, idle_peers));
+}
+
+/// What all symmetric heaps of this process have, and what is mapped of peers'.
+pub fn counters() -> (Vec<Counters>, PeerCounters) {
+    if !are_ours() {
+        return Default::default();
+    }
+    let heaps: Vec<_> = lock(&HEAPS).values().map(|heap| heap.counters()).collect();
+    let mut peers = PeerCounters::default();
+    for peer in lock(&PEERS).values() {
+        let (chunks, bytes) = peer.mapped();
+        peers.peers += 1;
+        peers.chunks += chunks;
+        peers.mapped_bytes += bytes;
+    }
+    (heaps, peers)
+}
+
+/// Whether this process can have symmetric heaps at all. In a forked child the locks may be held by threads that are not here.
+fn are_ours() -> bool {
+    gpu::opened().is_some_and(|driver| !driver.is_in_forked_child())
+}
