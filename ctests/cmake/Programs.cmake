@@ -51,7 +51,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64"
   set_tests_properties(sim.scarce PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
 
-# Collectives that came with NCCL 2.31, which the stand-in is given.
+# Collectives that came with NCCL 2.31, which the simulator is given.
 add_executable(configured_calls programs/configured_calls.c)
 target_link_libraries(configured_calls PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)

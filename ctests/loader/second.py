@@ -11,7 +11,7 @@ import subprocess
 from scene import BUILD, PRELOAD, SIM, TOYS, check, copy, done, log_lines, run, scratch, skip
 
 if not SIM:
-    skip("no stand-ins")
+    skip("no simulators")
 REAL = pathlib.Path(os.path.realpath(SIM / "libnccl.so.2"))
 DOCTOR = pathlib.Path(os.path.realpath(PRELOAD)).with_name("windlass")
 WARNED = "a second NCCL is mapped"

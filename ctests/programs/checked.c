@@ -1,5 +1,5 @@
 /* Holds: with WINDLASS_CHECK the log names the rank whose call differs from the others', or that does not come, and says nothing where
- * all call alike. Through Windlass that keeps windows; of the stand-in unequal offsets are let pass. */
+ * all call alike. Through Windlass that keeps windows; of the simulator unequal offsets are let pass. */
 #include "../support/windows.h"
 
 #include <dlfcn.h>

@@ -234,7 +234,7 @@ static void all(struct rank* self) {
 
 /* 150 of one kind and 150 of 30 kinds, more than are kept. The counters are those of the last 255. */
 static void cycles(struct rank* self) {
-  /* The stand-in keeps the sockets of its latest 256 ids for good. */
+  /* The simulator keeps the sockets of its latest 256 ids for good. */
   for (int i = 0; i < 260; i++) team_id(self, 2);
   struct held warm = held_now();
   const struct held rooms = {24, 12, 48, (size_t)64 << 20};

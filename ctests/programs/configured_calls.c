@@ -1,6 +1,6 @@
 /* Holds: collectives with a configuration of their own (NCCL 2.31) are held in a group as all others are, where NCCL builds the
  * communicator when its first call needs it: one thread may bring all ranks, calls run in the order in which they were made, and
- * the configuration may go as soon as a call has returned. Over the stand-in with newer_nccl.c. */
+ * the configuration may go as soon as a call has returned. Over the simulator with newer_nccl.c. */
 #include "../support/one_thread.h"
 
 #include <stdlib.h>

@@ -19,7 +19,7 @@ static const char occupying[] =
 
 struct occupant { CUmodule module; CUfunction function; int blocks; };
 
-/* None on stand-ins, which have no compiler. */
+/* None on simulators, which have no compiler. */
 static struct occupant occupant_made(const struct rank* self) {
   struct occupant occupant = {0};
   if (!on_gpus()) return occupant;

@@ -1,4 +1,4 @@
-/* Holds, where NCCL builds communicators only when a call needs it, and where the stand-in loses or refuses such a build on one
+/* Holds, where NCCL builds communicators only when a call needs it, and where the simulator loses or refuses such a build on one
  * rank by request: the other ranks' calls end, too, with an error; messages go on; the next call of all is right. What comes of a
  * communicator that was built on some ranks only is right, in groups and outside. An abort ends a wait for the id of the dead.
  * Without WINDLASS_FIRST_LAUNCH_GUARD, whose communicator counts. */
@@ -15,7 +15,7 @@ static double seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* One rank of those that meet. Before its first call: the stand-in reads these once. */
+/* One rank of those that meet. Before its first call: the simulator reads these once. */
 enum { LOSER = 1 };
 static void lose_on(struct rank* self, const char* name, const char* inits) {
   if (self->rank == LOSER) setenv(name, inits, 1);

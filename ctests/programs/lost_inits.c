@@ -1,4 +1,4 @@
-/* Holds, with the inits 2, 4, 5 and 6 of every process lost by the stand-in on request: what an init had taken goes back as soon
+/* Holds, with the inits 2, 4, 5 and 6 of every process lost by the simulator on request: what an init had taken goes back as soon
  * as NCCL has answered that there is no communicator, and not first when its handle is aborted: alone and in groups, by
  * one thread, from another communicator. What was before, and what comes after, works. And a group that NCCL will not
  * run, because a call in it was wrong, waits for nobody. */

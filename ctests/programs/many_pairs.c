@@ -94,7 +94,7 @@ static void live_at_once(struct rank* self) {
   meet(self);
   say_held(self, "after destroy", &start);
   meet(self);
-  /* Memory that peers have mapped goes when they have closed, too. NCCL keeps what its kernels need on a device; a stand-in's
+  /* Memory that peers have mapped goes when they have closed, too. NCCL keeps what its kernels need on a device; a simulator's
    * streams are threads of the process. */
   double began = milliseconds();
   struct held room = {.descriptors = 64, .threads = 1000, .mappings = 10000, .device_bytes = (size_t)16 << 20};

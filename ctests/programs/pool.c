@@ -40,7 +40,7 @@ static windlassStats_t stats(void) {
   return now;
 }
 
-/* How often NCCL has made memory; only the stand-in tells. */
+/* How often NCCL has made memory; only the simulator tells. */
 static uint64_t makings(void) {
   const char* path = getenv("WINDLASS_NCCL");
   void* real = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;

@@ -1,7 +1,7 @@
 /* Holds: a thousand times ncclMemAlloc and ncclMemFree of 2, 64 and 1,024 MiB take no memory and no addresses away: neither the
  * device's memory in use nor the process's mappings grow. What they cost `windlass bench --symmetric-memory` tells.
  *
- * One rank's device a process, as `rank_count` has it; on stand-ins sizes are smaller. */
+ * One rank's device a process, as `rank_count` has it; on simulators sizes are smaller. */
 #include "../support/memory.h"
 
 #include <stdio.h>

@@ -141,7 +141,7 @@ static void draw_batch(struct batch* batch, struct random* random, const struct 
     item->grouped = random_below(random, 2);
     item->captured = captures && random_below(random, 2);
     item->replays = 1 + (int)random_below(random, 3);
-    /* What stands in for NCCL gives graphs no place among the eager operations of other streams. */
+    /* The simulator of NCCL gives graphs no place among the eager operations of other streams. */
     if (captures && !on_gpus()) item->stream = item->place % STREAMS;
     item->first = batch->call_count;
     draw_item(batch, random, machine, item);

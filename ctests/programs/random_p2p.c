@@ -134,7 +134,7 @@ static void draw_batch(struct batch* batch, struct random* random, const struct 
     item->grouped = random_below(random, 4) != 0;
     item->captured = captures && random_below(random, 2);
     item->replays = 1 + (int)random_below(random, 3);
-    /* What stands in for NCCL gives graphs no place among the eager operations of other streams. */
+    /* The simulator of NCCL gives graphs no place among the eager operations of other streams. */
     if (captures) item->stream = item->place % STREAMS;
     item->first = batch->sending_count;
     draw_messages(batch, random, machine, item);

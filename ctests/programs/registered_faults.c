@@ -1,4 +1,4 @@
-/* Holds, where one rank meets with what no other sees, much of which the stand-in brings about on request: large all-gathers stay right,
+/* Holds, where one rank meets with what no other sees, much of which the simulator brings about on request: large all-gathers stay right,
  * and what NCCL may still use is not taken away. Sections run alone by their names: `failed`, `lost`, `kept`, `grown`,
  * `disabled`, `few`; without a name all but the last two. Ranks are processes. */
 #include "../support/gathers.h"
@@ -14,7 +14,7 @@ enum { MIB = 1 << 20, RANKS = 4, CALLS = 6 /* enough to be registered on the way
 /* Slots of what ranks exchange. */
 enum { FIRST, LOWER, UPPER };
 
-/* The one rank. Before its first call of NCCL: the stand-in reads these once. */
+/* The one rank. Before its first call of NCCL: the simulator reads these once. */
 enum { LOSER = 1 };
 static void ask_simulator(const struct rank* self, const char* name, const char* value) {
   if (self->rank == LOSER) setenv(name, value, 1);

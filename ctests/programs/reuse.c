@@ -64,7 +64,7 @@ static void lived(struct rank* self, const struct life* life, ncclUniqueId id, u
   if (!aborts) NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* The stand-in keeps the sockets of its latest 256 ids for good, as if each had a root that waits: they are there from the
+/* The simulator keeps the sockets of its latest 256 ids for good, as if each had a root that waits: they are there from the
  * first on. */
 static void fill_with_ids(void) {
   ncclUniqueId id;

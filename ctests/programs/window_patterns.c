@@ -187,7 +187,7 @@ static void vllm(struct rank* self) {
     reduces(self, &circle, &scratch, 1300 + step);
   }
   for (int step = 0; step < STEPS; step++) graph_ends(&graphs[step]);
-  /* The program would end here. What a graph captured the stand-in forgets at the end of its windows alone. */
+  /* The program would end here. What a graph captured the simulator forgets at the end of its windows alone. */
   meet(self);
   deregister_all(&pool, &circle, 0);
   free_but(self, &pool, 0);
@@ -225,7 +225,7 @@ static void sglang(struct rank* self) {
   together(self);
 }
 
-/* Of communicators that are NCCL's own: the stand-in does not know the handles of others. */
+/* Of communicators that are NCCL's own: the simulator does not know the handles of others. */
 static long long made_of(const struct circle* circles) {
   long long made = 0;
   for (int i = 0; i < CIRCLES_MAX; i++) {

@@ -1,5 +1,5 @@
 /* The part of the CUDA driver API that the tests call: names, signatures and numbers, nothing else.
- * The same prototypes fit NVIDIA's libcuda.so.1 and the stand-in, so test binaries run on both. */
+ * The same prototypes fit NVIDIA's libcuda.so.1 and the simulator, so test binaries run on both. */
 #ifndef WINDLASS_CTESTS_CUDA_DRIVER_H
 #define WINDLASS_CTESTS_CUDA_DRIVER_H
 

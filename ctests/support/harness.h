@@ -43,7 +43,7 @@ void skip(const char* reason);
 /* How many ranks to run: CTESTS_RANKS, else `usual`, no more than there are devices. Skips the program if that is
  * fewer than two. */
 int rank_count(int usual);
-/* Whether this runs on GPUs and not on stand-ins, where messages are kept smaller: CTESTS_MACHINE. */
+/* Whether this runs on GPUs and not on simulators, where messages are kept smaller: CTESTS_MACHINE. */
 bool on_gpus(void);
 /* Whether to run a part of the program: the arguments name those that are wanted, none means all. */
 bool is_wanted(int count, char** arguments, const char* part);

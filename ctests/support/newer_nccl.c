@@ -1,4 +1,4 @@
-/* What the stand-in for NCCL lacks of 2.29 to 2.31, over it: a collective with a configuration of its own, of which it holds that this comes
+/* What the simulator of NCCL lacks of 2.29 to 2.31, over it: a collective with a configuration of its own, of which it holds that this comes
  * as the program gave it; and a put of bytes, whose window is an address of the caller's own device, with no signal. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

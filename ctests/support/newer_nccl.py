@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs a program over the stand-in for NCCL with what newer_nccl.c adds.
+"""Runs a program over the simulator of NCCL with what newer_nccl.c adds.
 
-    newer_nccl.py COMPILER INCLUDES STAND_IN OUT RUNNER_ARGUMENT...
+    newer_nccl.py COMPILER INCLUDES SIMULATOR OUT RUNNER_ARGUMENT...
 
-INCLUDES are apart by colons. The stand-in is copied under another soname, because the loader takes Windlass for a library that
+INCLUDES are apart by colons. The simulator is copied under another soname, because the loader takes Windlass for a library that
 needs libnccl.so.2; the runner (run.py) gets the two as `--nccl`.
 """
 
@@ -17,13 +17,13 @@ SONAME, OTHER = b"\0libnccl.so.2\0", b"\0libnccl.so.0\0"
 
 
 def main():
-    compiler, includes, stand_in, out = sys.argv[1:5]
+    compiler, includes, simulator, out = sys.argv[1:5]
     out = pathlib.Path(out)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    original = pathlib.Path(stand_in).read_bytes()
+    original = pathlib.Path(simulator).read_bytes()
     if original.count(SONAME) != 1:
-        sys.exit(f"{stand_in}: {original.count(SONAME)} places with its soname, expected 1")
+        sys.exit(f"{simulator}: {original.count(SONAME)} places with its soname, expected 1")
     copy, newer = out / "libnccl.so.0", out / "libnccl.so.2"
     copy.write_bytes(original.replace(SONAME, OTHER))
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", *(f"-I{folder}" for folder in includes.split(":")),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs one test program over the real library (or its stand-in), on NCCL alone or through Windlass.
+"""Runs one test program over the real library (or its simulator), on NCCL alone or through Windlass.
 
     run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
            [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
@@ -7,7 +7,7 @@
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --peers
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
-semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
+semicolons; without it they do not. Then strictness about leaks holds for the simulator of libcuda, too. With --served
 the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --unbuilt they
 must say of just as many communicators as the program stated (support/team.h) that NCCL never built them; of a program
 that states nothing, that some were lazy (then the first of a device may be, too: WINDLASS_FIRST_LAUNCH_GUARD is off); with
@@ -54,7 +54,7 @@ def main():
 def read_options():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--out", type=pathlib.Path, required=True, help="folder of what the run leaves")
-    arguments.add_argument("--nccl", type=pathlib.Path, required=True, help="the real libnccl.so.2 or the stand-in")
+    arguments.add_argument("--nccl", type=pathlib.Path, required=True, help="the real libnccl.so.2 or the simulator")
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
     arguments.add_argument("--peers", metavar="REASONS", help="with WINDLASS_PEER_GROUPS=on, and what reports must say then; with a ? what they may say")
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
@@ -66,7 +66,7 @@ def read_options():
     arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is stated by the program")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
     arguments.add_argument("--hosts", action="store_true", help="the first half of the ranks on another host than the others, as the network has it; status 77 where that takes more rights")
-    arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
+    arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the simulated libcuda.so.1")
     arguments.add_argument("--gpu", action="store_true", help="on real GPUs")
     arguments.add_argument("command", nargs="+")
     return arguments.parse_args()

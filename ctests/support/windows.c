@@ -36,7 +36,7 @@ struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t ke
   return memory;
 }
 
-/* The stand-in's own questions; Windlass has it loaded by its path. */
+/* The simulator's own questions; Windlass has it loaded by its path. */
 static long long ask(const char* question, ncclComm_t communicator) {
   const char* path = getenv("WINDLASS_NCCL");
   if (on_gpus()) return -1;

@@ -13,7 +13,7 @@ void window_end(ncclComm_t communicator, ncclWindow_t window);
 void window_gather(struct rank* self, ncclComm_t communicator, const struct memory* memory, size_t offset, uint64_t key);
 /* A block whose window has been used and deregistered. */
 struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t key);
-/* How many windows the stand-in has made of this rank's on a communicator, ever, and how many live; -1 elsewhere. */
+/* How many windows the simulator has made of this rank's on a communicator, ever, and how many live; -1 elsewhere. */
 long long windows_made(ncclComm_t communicator);
 long long windows_live(ncclComm_t communicator);
 /* Whether Windlass is told to keep them. */

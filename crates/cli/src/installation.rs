@@ -1,4 +1,4 @@
-//! Where Windlass's own files are: the library and the stand-ins, beside this executable or in its library folders.
+//! Where Windlass's own files are: the library and the simulators, beside this executable or in its library folders.
 
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
@@ -44,12 +44,12 @@ fn find(name: &str, otherwise: &str) -> Result<PathBuf> {
     }
 }
 
-/// The stand-ins under the names by which programs look for the real libraries.
-pub struct StandIns {
+/// The simulators under the names by which programs look for the real libraries.
+pub struct SimulatorLibraries {
     folder: tempfile::TempDir,
 }
 
-impl StandIns {
+impl SimulatorLibraries {
     /// Lays out a folder with both libraries.
     pub fn lay_out() -> Result<Self> {
         let build = "build the simulator with `cargo build -p sim-cuda -p sim-kernels -p sim-nccl`";
@@ -69,7 +69,7 @@ impl StandIns {
         self.folder.path().join("libnccl.so.2")
     }
 
-    /// `LD_LIBRARY_PATH` for processes that shall find the stand-ins.
+    /// `LD_LIBRARY_PATH` for processes that shall find the simulators.
     pub fn library_path(&self) -> OsString {
         let mut path = self.folder.path().as_os_str().to_owned();
         if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|value| !value.is_empty()) {

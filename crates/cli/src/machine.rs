@@ -1,7 +1,7 @@
 //! On what ranks run: this machine's GPUs or the simulator.
 
 use crate::asking::{self, Gpus};
-use crate::installation::StandIns;
+use crate::installation::SimulatorLibraries;
 use anyhow::{Result, bail};
 use clap::Args;
 use std::ffi::OsString;
@@ -45,11 +45,11 @@ fn choose(request: MachineRequest, asked: &Result<Gpus, String>) -> Result<(Choi
 /// A machine made ready for ranks.
 pub struct Machine {
     pub gpus: Gpus,
-    /// The library that is called "real" here: NVIDIA's, or the stand-in.
+    /// The library that is called "real" here: NVIDIA's, or the simulator.
     pub nccl: PathBuf,
     /// Why this machine.
     pub why: String,
-    stand_ins: Option<StandIns>,
+    simulator: Option<SimulatorLibraries>,
 }
 
 impl Machine {
@@ -67,7 +67,7 @@ impl Machine {
         };
         match (choose(request, &asked), asked) {
             (Err(reason), _) => bail!("{reason}"),
-            (Ok((Choice::Gpus, why)), Ok(gpus)) => Ok(Self { gpus, nccl: nccl()?, why, stand_ins: None }),
+            (Ok((Choice::Gpus, why)), Ok(gpus)) => Ok(Self { gpus, nccl: nccl()?, why, simulator: None }),
             (Ok((_, why)), _) => {
                 if let Some(named) = named {
                     bail!(
@@ -75,20 +75,20 @@ impl Machine {
                         named.display()
                     );
                 }
-                let stand_ins = StandIns::lay_out()?;
-                let gpus = asking::gpus(Some(&stand_ins.library_path()))?;
-                Ok(Self { gpus, nccl: stand_ins.nccl(), why, stand_ins: Some(stand_ins) })
+                let simulator = SimulatorLibraries::lay_out()?;
+                let gpus = asking::gpus(Some(&simulator.library_path()))?;
+                Ok(Self { gpus, nccl: simulator.nccl(), why, simulator: Some(simulator) })
             }
         }
     }
 
     pub fn is_simulated(&self) -> bool {
-        self.stand_ins.is_some()
+        self.simulator.is_some()
     }
 
     /// One line for the user.
     pub fn describe(&self) -> String {
-        match self.stand_ins {
+        match self.simulator {
             Some(_) => format!("on the simulator ({})", self.why),
             None => format!("on {}, NCCL {}", self.why, self.nccl.display()),
         }
@@ -112,8 +112,8 @@ impl Machine {
     /// Variables for rank processes that open the real library and Windlass over it.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let mut environment = vec![("WINDLASS_NCCL".into(), self.nccl.clone().into())];
-        if let Some(stand_ins) = &self.stand_ins {
-            environment.push(("LD_LIBRARY_PATH".into(), stand_ins.library_path()));
+        if let Some(simulator) = &self.simulator {
+            environment.push(("LD_LIBRARY_PATH".into(), simulator.library_path()));
             // Leaks and misuse fail the run.
             environment.push(("WINDLASS_SIM_STRICT".into(), "1".into()));
         }

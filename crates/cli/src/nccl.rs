@@ -1,4 +1,4 @@
-//! A library that speaks NCCL, opened by its path: the real one, a stand-in, or Windlass.
+//! A library that speaks NCCL, opened by its path: the real one, a simulator, or Windlass.
 
 use crate::gpu::{Buffer, Free};
 use anyhow::{Context, Result, bail};

@@ -62,7 +62,7 @@ pub fn run(
             Ok(results)
         }
         Err(error) => {
-            // The others often say why, a moment later: a stand-in's report of a mismatch, NCCL's warning.
+            // The others often say why, a moment later: a simulator's report of a mismatch, NCCL's warning.
             std::thread::sleep(Duration::from_millis(300));
             Err(error)
         }

@@ -1,4 +1,4 @@
-// What the kernels of the stand-in driver's module share: crates/sim/cuda/src/lib.rs says what one exports. Grids of any streams run
+// What the kernels of the simulated driver's module share: crates/sim/cuda/src/lib.rs says what one exports. Grids of any streams run
 // beside each other; every warp has a thread.
 #pragma once
 #include "../device/machine.cuh"

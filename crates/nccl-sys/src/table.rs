@@ -1,5 +1,5 @@
 //! THE list of entry points: every public name of NCCL 2.18 to 2.32, with its twin, its signature, the first
-//! version that has it, and who answers it. The face, the header, the stand-in and the tests expand from it.
+//! version that has it, and who answers it. The face, the header, the simulator and the tests expand from it.
 //!
 //! A row reads `[first role] fn name | twin (arguments) -> result;`.
 //!

@@ -1,4 +1,4 @@
-//! Gives the stand-in the name that programs load.
+//! Gives the simulator the name that programs load.
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // Handlers at process exit and threads outlive a dlclose.

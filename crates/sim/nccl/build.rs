@@ -1,4 +1,4 @@
-//! Gives the stand-in the name that programs load.
+//! Gives the simulator the name that programs load.
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnccl.so.2");
     // Handlers at process exit and host functions on streams outlive a dlclose.

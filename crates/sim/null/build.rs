@@ -1,4 +1,4 @@
-//! Gives the stand-in the name that programs load.
+//! Gives the simulator the name that programs load.
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnccl.so.2");
     println!("cargo::rerun-if-changed=build.rs");

@@ -49,7 +49,7 @@ pub struct Job {
     pub inits: usize,
     /// Of symmetric memory.
     pub symmetric: Option<Wanted>,
-    /// On stand-ins, where a matrix product is small.
+    /// On simulators, where a matrix product is small.
     pub simulated: bool,
     /// Elements a side of a product's matrices.
     pub product: Option<usize>,

@@ -36,7 +36,7 @@ fn measures() {
         let (plain, through) = (time("plain_us"), time("windlass_us"));
         assert!((line["ratio"].as_f64().unwrap() - through / plain).abs() < 1e-9, "{line}");
         assert!(time("plain_min_us") <= plain && plain <= time("plain_max_us"), "{line}");
-        // The stand-ins are GPUs that nobody measured.
+        // The simulators are GPUs that nobody measured.
         let is_small = line["bytes"].as_u64().unwrap() <= 16 << 10;
         let path = match (line["op"] == "send_ring", is_small) {
             (true, _) => "p2p",

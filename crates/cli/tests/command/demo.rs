@@ -64,7 +64,7 @@ fn too_many_ranks() {
 #[test]
 fn dying_ranks() {
     let mut command = windlass(&["demo", "--sim", "--ranks", "2"]);
-    // The stand-in device has too little memory for the larger buffers.
+    // The simulated device has too little memory for the larger buffers.
     command.env("WINDLASS_SIM_DEVICE_MEMORY", "1");
     let (code, _, told) = outcome(command);
     assert_eq!(code, Some(1), "{told}");

@@ -1,8 +1,8 @@
-use crate::{built, make_nccl, outcome, stand_in_nccl, windlass};
+use crate::{built, make_nccl, outcome, simulated_nccl, windlass};
 use serde_json::Value;
 use std::process::Command;
 
-fn with_stand_in_cuda(mut command: Command) -> (Command, tempfile::TempDir) {
+fn with_simulated_cuda(mut command: Command) -> (Command, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     for name in ["libcuda.so", "libcuda.so.1"] {
         std::os::unix::fs::symlink(built("libsim_cuda.so"), folder.path().join(name)).unwrap();
@@ -24,7 +24,8 @@ fn findings(answer: &Value, level: &str) -> Vec<String> {
 /// On the simulated machine all is good; facts name devices, versions and the library that was taken.
 #[test]
 fn all_good() {
-    let (command, _folder) = with_stand_in_cuda(windlass(&["doctor", "--json", "--nccl", &stand_in_nccl()]));
+    let (command, _folder) =
+        with_simulated_cuda(windlass(&["doctor", "--json", "--nccl", &simulated_nccl()]));
     let (code, answer) = json(command);
     assert_eq!(code, Some(0), "{answer:#}");
     let facts = &answer["facts"];
@@ -39,7 +40,7 @@ fn all_good() {
 #[test]
 fn limited() {
     let (mut command, _folder) =
-        with_stand_in_cuda(windlass(&["doctor", "--json", "--nccl", &stand_in_nccl()]));
+        with_simulated_cuda(windlass(&["doctor", "--json", "--nccl", &simulated_nccl()]));
     command.env("NCCL_P2P_DISABLE", "1").env("WINDLASS_LGO", "info").env("WINDLASS_SIM_DEVICES", "1");
     let (code, answer) = json(command);
     assert_eq!(code, Some(2), "{answer:#}");
@@ -70,8 +71,8 @@ fn broken() {
 /// The text names the search, and gives the summary last.
 #[test]
 fn text() {
-    let (command, _folder) = with_stand_in_cuda(windlass(&["doctor", "--nccl", &stand_in_nccl()]));
+    let (command, _folder) = with_simulated_cuda(windlass(&["doctor", "--nccl", &simulated_nccl()]));
     let (_, printed, _) = outcome(command);
-    assert!(printed.contains(&format!("{} (--nccl): TAKEN", stand_in_nccl())), "{printed}");
+    assert!(printed.contains(&format!("{} (--nccl): TAKEN", simulated_nccl())), "{printed}");
     assert!(printed.ends_with("\nall good\n"), "{printed}");
 }

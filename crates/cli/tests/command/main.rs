@@ -37,7 +37,7 @@ fn built(name: &str) -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_windlass")).with_file_name(name)
 }
 
-fn stand_in_nccl() -> String {
+fn simulated_nccl() -> String {
     built("libsim_nccl.so").display().to_string()
 }
 

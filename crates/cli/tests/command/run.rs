@@ -1,6 +1,6 @@
 //! Holds that `windlass run` takes effect, or refuses with the reason.
 
-use crate::{built, compile, make_nccl, outcome, stand_in_nccl, windlass};
+use crate::{built, compile, make_nccl, outcome, simulated_nccl, windlass};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -37,7 +37,7 @@ fn elf_header(class: u8, machine: u16) -> Vec<u8> {
 /// Two variables are set, the command's code comes back, and nothing is said.
 #[test]
 fn runs() {
-    let nccl = stand_in_nccl();
+    let nccl = simulated_nccl();
     let script = "echo $LD_PRELOAD; echo $WINDLASS_NCCL; exit 7";
     let (code, printed, told) = outcome(windlass(&["run", "--nccl", &nccl, "--", "sh", "-c", script]));
     assert_eq!(code, Some(7), "{told}");
@@ -48,7 +48,7 @@ fn runs() {
 /// What is preloaded already stays, behind Windlass; --check only says what would be set.
 #[test]
 fn keeps_preloads() {
-    let mut command = windlass(&["run", "--check", "--nccl", &stand_in_nccl(), "--", "sh"]);
+    let mut command = windlass(&["run", "--check", "--nccl", &simulated_nccl(), "--", "sh"]);
     command.env("LD_PRELOAD", "libm.so.6");
     let (code, printed, _) = outcome(command);
     assert_eq!(code, Some(0));
@@ -108,7 +108,7 @@ fn asks_python() {
 #[test]
 fn refuses_programs() {
     let folder = tempfile::tempdir().unwrap();
-    let nccl = stand_in_nccl();
+    let nccl = simulated_nccl();
     let native = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
     let file = |name: &str, content: &[u8]| executable(&folder.path().join(name), content);
     let command = |program: &str, reason: &str| refused(&["--nccl", &nccl, "--", program], reason);
@@ -136,7 +136,7 @@ fn refuses_privileged_programs() {
             .unwrap(),
     };
     let _ = std::fs::set_permissions(&program, PermissionsExt::from_mode(0o4755));
-    refused(&["--nccl", &stand_in_nccl(), "--", &program.display().to_string()], "it is set-user-id");
+    refused(&["--nccl", &simulated_nccl(), "--", &program.display().to_string()], "it is set-user-id");
 }
 
 /// Libraries that cannot be the real one, or that Windlass does not cover.
@@ -158,7 +158,7 @@ fn refuses_libraries() {
 /// Windlass itself must be there.
 #[test]
 fn refuses_without_windlass() {
-    let mut command = windlass(&["run", "--nccl", &stand_in_nccl(), "--", "true"]);
+    let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--", "true"]);
     command.env("WINDLASS_LIBRARY", "/no/such/libwindlass.so");
     let (code, _, told) = outcome(command);
     assert_eq!(code, REFUSED);
@@ -168,7 +168,7 @@ fn refuses_without_windlass() {
 /// A client that opens its own library by path is warned of, and runs.
 #[test]
 fn warns() {
-    let mut command = windlass(&["run", "--nccl", &stand_in_nccl(), "--", "true"]);
+    let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--", "true"]);
     command.env("VLLM_NCCL_SO_PATH", "/x/libnccl.so.2");
     let (code, _, told) = outcome(command);
     assert_eq!(code, Some(0));

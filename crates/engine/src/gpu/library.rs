@@ -143,7 +143,7 @@ pub fn opened() -> Option<&'static Driver> {
 impl Driver {
     /// Opens a driver by the name that the loader knows it under. The library stays open.
     pub fn open(name: &CStr) -> Result<Driver, Failure> {
-        // SAFETY: every CUDA program runs this library's constructors; its text is the driver's or a stand-in's.
+        // SAFETY: every CUDA program runs this library's constructors; its text is the driver's or a simulator's.
         let library = unsafe { Library::open(Some(name.to_string_lossy().as_ref()), libc::RTLD_NOW) };
         let library = library.map_err(|error| {
             let cause = std::error::Error::source(&error).map(ToString::to_string);

@@ -1,4 +1,4 @@
-//! Which allocation holds a pointer, on the stand-in driver, strict, or on a GPU machine's own. Run by nextest, which gives
+//! Which allocation holds a pointer, on the simulated driver, strict, or on a GPU machine's own. Run by nextest, which gives
 //! every test a process.
 
 #[path = "../support/mod.rs"]

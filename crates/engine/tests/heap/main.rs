@@ -1,4 +1,4 @@
-//! The symmetric heap and the gpu seam on the stand-in driver, strict: what is alive when a test's process ends fails it.
+//! The symmetric heap and the gpu seam on the simulated driver, strict: what is alive when a test's process ends fails it.
 //! Run by nextest, which gives every test a process.
 
 #[path = "../support/mod.rs"]

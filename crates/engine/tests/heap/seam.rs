@@ -26,7 +26,7 @@ fn without_a_driver() {
     );
 }
 
-/// What the stand-in's device is, and a failure in the driver's words.
+/// What the simulator's device is, and a failure in the driver's words.
 #[test]
 fn facts() {
     if on_a_gpu() {
@@ -60,7 +60,7 @@ fn streams_and_events() {
     assert_eq!(flags, 1, "it does not wait for the default stream");
     drop(first);
     let second = Stream::new(driver).unwrap();
-    assert!(on_a_gpu() || second.handle == handle, "the stand-in reuses handles");
+    assert!(on_a_gpu() || second.handle == handle, "the simulator reuses handles");
     assert_ne!(driver.stream_id(second.handle).unwrap(), id);
     let (spinning, waiting) = (AppStream::new(), AppStream::new());
     let [event, after] = [(); 2].map(|()| Event::new(driver).unwrap());
@@ -100,7 +100,7 @@ fn launches() {
     let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&object).arg(&source).status();
     assert!(built.unwrap().success());
     let image = [b"windlass-sim:", object.as_os_str().as_bytes(), b"\0"].concat();
-    // SAFETY: a whole image of the stand-in's kind.
+    // SAFETY: a whole image of the simulator's kind.
     let module = unsafe { Module::load(driver, &image) }.unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
     let function = module.function(c"ncclTell", 100 << 10).unwrap();

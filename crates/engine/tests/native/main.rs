@@ -1,4 +1,4 @@
-//! Native collectives on the stand-in driver, strict, with the kernels on threads of this host, beside the p2p transport of the same
+//! Native collectives on the simulated driver, strict, with the kernels on threads of this host, beside the p2p transport of the same
 //! communicator. Run by nextest, which gives every test a process.
 
 #[path = "../support/mod.rs"]

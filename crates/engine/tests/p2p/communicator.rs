@@ -1,4 +1,4 @@
-//! Communicators of ranks on devices of the stand-in driver, or of a GPU machine ([`on_a_gpu`]), each rank on a thread.
+//! Communicators of ranks on devices of the simulated driver, or of a GPU machine ([`on_a_gpu`]), each rank on a thread.
 
 use std::ops::Deref;
 use std::sync::Arc;

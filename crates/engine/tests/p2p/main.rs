@@ -1,4 +1,4 @@
-//! The p2p transport on the stand-in driver, strict, with the kernel on threads of this host: what is alive when a test's
+//! The p2p transport on the simulated driver, strict, with the kernel on threads of this host: what is alive when a test's
 //! process ends fails it. Run by nextest, which gives every test a process.
 
 #[path = "../support/mod.rs"]

@@ -1,4 +1,4 @@
-//! Inits of peer groups on the stand-in driver, strict, with all ranks in this process. Run by nextest, which gives every test
+//! Inits of peer groups on the simulated driver, strict, with all ranks in this process. Run by nextest, which gives every test
 //! a process.
 
 #[path = "../support/mod.rs"]

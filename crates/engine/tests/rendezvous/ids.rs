@@ -25,7 +25,7 @@ fn bring(hosted: &Hosted, all: [Facts; 2]) -> Vec<Outcome> {
     complete_all(participants.into(), &ready).into_iter().flatten().collect()
 }
 
-/// The id as the stand-in for NCCL made it.
+/// The id as the simulator of NCCL made it.
 fn raw(hosted: &Hosted) -> Id {
     id_of(&hosted.root.local_addr().unwrap())
 }

@@ -1,4 +1,4 @@
-//! The stand-in driver, strict, or a GPU machine's own, and the functions of it that only applications call.
+//! The simulated driver, strict, or a GPU machine's own, and the functions of it that only applications call.
 
 use std::ffi::c_void;
 use std::sync::{Once, OnceLock};
@@ -10,17 +10,17 @@ use windlass_engine::gpu::{Driver, driver};
 use super::watch;
 
 /// With `ENGINE_TEST_ON=gpu` these tests run on the machine's own driver with the compiled kernels, which needs two
-/// GPUs. Those that ask the stand-in for what only it has pass without a word there.
+/// GPUs. Those that ask the simulator for what only it has pass without a word there.
 pub fn on_a_gpu() -> bool {
     std::env::var("ENGINE_TEST_ON").is_ok_and(|on| on == "gpu")
 }
 
-/// How long what comes soon may take. Threads of the stand-in share few cores.
+/// How long what comes soon may take. Threads of the simulator share few cores.
 pub fn soon() -> Duration {
     Duration::from_secs(if on_a_gpu() { 10 } else { 60 })
 }
 
-/// Whether the machine has so many devices; says so if not. The stand-in has eight.
+/// Whether the machine has so many devices; says so if not. The simulator has eight.
 pub fn has_devices(count: i32) -> bool {
     let found = start().device_count().unwrap();
     if found < count {
@@ -99,13 +99,13 @@ pub fn library() -> &'static Library {
             return unsafe { Library::new("libcuda.so.1") }.expect("this machine has a driver");
         }
         let test = std::env::current_exe().expect("tests have a path");
-        let stand_in = test.parent().expect("tests lie in a folder").join("libsim_cuda.so");
-        // SAFETY: the stand-in has no constructors. Its soname is the driver's, so whoever asks for that gets it.
-        unsafe { Library::new(stand_in) }.expect("cargo builds the stand-in before these tests")
+        let simulator = test.parent().expect("tests lie in a folder").join("libsim_cuda.so");
+        // SAFETY: the simulator has no constructors. Its soname is the driver's, so whoever asks for that gets it.
+        unsafe { Library::new(simulator) }.expect("cargo builds the simulator before these tests")
     })
 }
 
-/// Loads the driver; the stand-in, strict.
+/// Loads the driver; the simulator, strict.
 pub fn start() -> &'static Driver {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -110,14 +110,14 @@ pub fn at_exit() {
 /// Events that are no leak though nobody ends them: of NCCL's communicators, which an application may leave to the process's end.
 static KEPT: Mutex<BTreeSet<Handle>> = Mutex::new(BTreeSet::new());
 
-/// For the stand-in of NCCL: such an event.
+/// For the simulator of NCCL: such an event.
 #[unsafe(no_mangle)]
 extern "C" fn simKeepEvent(event: Handle) -> i32 {
     lock(&KEPT).insert(event);
     0
 }
 
-/// For the stand-in of NCCL: has this done before leaks are looked for.
+/// For the simulator of NCCL: has this done before leaks are looked for.
 #[unsafe(no_mangle)]
 extern "C" fn simBeforeLeaks(act: extern "C" fn()) -> i32 {
     before(act);

@@ -1,4 +1,4 @@
-//! A stand-in for `libcuda.so.1` on host memory, for machines without a GPU.
+//! A simulator of `libcuda.so.1` on host memory, for machines without a GPU.
 //!
 //! It exports the driver API with the driver's names and ABI. Device memory is host memory, every stream is an OS thread,
 //! and kernels are host functions. It is a test instrument: strict where a GPU would be, and honest about the rest

@@ -1,4 +1,4 @@
-//! The kernels of `crates/kernels` on threads of this host, as a module of the stand-in driver: what it runs when it is
+//! The kernels of `crates/kernels` on threads of this host, as a module of the simulated driver: what it runs when it is
 //! given compiled device code, if this library lies beside it. The documentation of `sim-cuda` says what one exports.
 //!
 //! `WINDLASS_SIM_DELAY_RARITY`: one in so many steps of a kernel is followed by a random delay, 4096; 0: none is.
@@ -31,7 +31,7 @@ macro_rules! kernel {
         /// A kernel of ours.
         ///
         /// # Safety
-        /// As the stand-in driver calls kernels: a launch, and a pointer to a copy of the parameter.
+        /// As the simulated driver calls kernels: a launch, and a pointer to a copy of the parameter.
         #[allow(non_snake_case)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(launch: *const c_void, parameters: *mut *mut c_void) {
@@ -53,7 +53,7 @@ pub static windlassBenchProduct_params: ParameterBytes<4> = ParameterBytes { cou
 /// The matrix product that `windlass bench` brings along as PTX: square matrices of floats, row by row.
 ///
 /// # Safety
-/// As the stand-in driver calls kernels: pointers to two matrices, a third that is written, and the elements of a side.
+/// As the simulated driver calls kernels: pointers to two matrices, a third that is written, and the elements of a side.
 #[allow(non_snake_case)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlassBenchProduct(_launch: *const c_void, parameters: *mut *mut c_void) {

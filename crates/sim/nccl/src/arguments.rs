@@ -38,7 +38,7 @@ pub fn check(communicator: &Communicator, call: &Call) -> Outcome {
         return refuse(ncclInvalidArgument, format!("{name} : count {} is too large", call.count));
     }
     if call.kind.reduces() && call.count > 0 && !reduce::is_reducible(datatype) {
-        // NCCL reduces 8-bit floats from sm_90 on; the stand-in is an older device in this.
+        // NCCL reduces 8-bit floats from sm_90 on; the simulator is an older device in this.
         return refuse(ncclInvalidArgument, "FP8 reduction support begins with sm90 capable devices.");
     }
     check_pointers(communicator, call)

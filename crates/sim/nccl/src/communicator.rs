@@ -21,7 +21,7 @@ use std::time::Duration;
 const MAGIC: u64 = 0x0280_0280_0280_0280;
 const MAGIC_GONE: u64 = 0x0bad_0280_0bad_0280;
 
-/// What of `ncclConfig_t` changes what the stand-in does.
+/// What of `ncclConfig_t` changes what the simulator does.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     pub blocking: bool,

@@ -1,4 +1,4 @@
-//! What tests ask the stand-in to see what NCCL saw. No NCCL exports these names.
+//! What tests ask the simulator to see what NCCL saw. No NCCL exports these names.
 
 #![allow(non_snake_case)]
 

@@ -82,5 +82,5 @@ pub unsafe fn require(
 }
 
 pub fn no_device<T>(name: &str) -> Outcome<T> {
-    refuse(ncclInvalidUsage, format!("{name}: the stand-in has no device that could use it"))
+    refuse(ncclInvalidUsage, format!("{name}: the simulator has no device that could use it"))
 }

@@ -1,4 +1,4 @@
-//! The calls of the CUDA driver that the stand-in makes, from `libcuda.so.1`.
+//! The calls of the CUDA driver that the simulator makes, from `libcuda.so.1`.
 
 use crate::refusal::{Outcome, refuse};
 use libc::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -266,7 +266,7 @@ impl Driver {
         check(unsafe { (self.need_stack)(bytes) }, "simNeedStack")
     }
 
-    /// Has this done at the process's end, before the driver's stand-in looks for leaks.
+    /// Has this done at the process's end, before the simulated driver looks for leaks.
     pub fn before_leaks(&self, act: extern "C" fn()) -> Outcome {
         // SAFETY: a function of this library, which stays mapped.
         check(unsafe { (self.before_leaks)(act) }, "simBeforeLeaks")

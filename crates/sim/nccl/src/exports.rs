@@ -322,7 +322,7 @@ exports! {
         }
         let calls = group::end_simulated()?;
         if !information.is_null() {
-            // A time that is not zero is all that a stand-in can say.
+            // A time that is not zero is all that a simulator can say.
             // SAFETY: see above.
             unsafe { (*information).estimatedTime = calls as f32 };
         }

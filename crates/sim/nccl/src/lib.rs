@@ -1,4 +1,4 @@
-//! A stand-in for libnccl.so.2 on host memory, for machines without a GPU.
+//! A simulator of libnccl.so.2 on host memory, for machines without a GPU.
 //!
 //! A client of the CUDA driver, as the real library is: an operation is a host function on the user's stream that
 //! meets the other ranks in a shared-memory segment and moves bytes. Misuse that would hang or corrupt on NCCL ends

@@ -365,7 +365,7 @@ fn run(operation: &Operation) {
         strict::fail(
             operation.communicator.segment(),
             operation.communicator.rank,
-            &[format!("internal error of the stand-in in {}", operation.text)],
+            &[format!("internal error of the simulator in {}", operation.text)],
         );
     }
 }

@@ -93,7 +93,7 @@ fn next_hint() -> usize {
     NEXT.fetch_add(STEP_BYTES, SeqCst)
 }
 
-/// Opens another process's file, or one of this process's, as legacy IPC of the driver's stand-in does.
+/// Opens another process's file, or one of this process's, as legacy IPC of the simulated driver does.
 fn open(process: i32, descriptor: i32) -> Outcome<OwnedFd> {
     let path = format!("/proc/{process}/fd/{descriptor}");
     match OpenOptions::new().read(true).write(true).open(&path) {

@@ -79,7 +79,7 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
     if ranks > RANKS_MAX {
         return refuse(
             ncclSystemError,
-            format!("the stand-in has at most {RANKS_MAX} ranks, asked for {ranks}"),
+            format!("the simulator has at most {RANKS_MAX} ranks, asked for {ranks}"),
         );
     }
     leaks::watch_exit();

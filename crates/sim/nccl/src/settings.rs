@@ -1,4 +1,4 @@
-//! The stand-in's environment variables, read once, at the first need.
+//! The simulator's environment variables, read once, at the first need.
 
 use std::net::Ipv4Addr;
 use std::sync::OnceLock;

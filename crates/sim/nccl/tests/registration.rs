@@ -59,7 +59,7 @@ fn ranges_within_ranges_are_one_record() {
     expect_success("records", Ranks::Processes(1));
 }
 
-/// Which collectives run registered: the stand-in's count, and the same results.
+/// Which collectives run registered: the simulator's count, and the same results.
 #[test]
 fn collectives_look_their_buffers_up() {
     for ranks in [Ranks::Threads(3), Ranks::Processes(2)] {

@@ -163,7 +163,7 @@ fn an_update_lets_a_cluster_stand() {
     ok(cuModuleUnload(module));
 }
 
-/// Windlass's compiled kernels, machine code and PTX, run as the library beside the stand-in; other functions are not there.
+/// Windlass's compiled kernels, machine code and PTX, run as the library beside the simulator; other functions are not there.
 #[test]
 fn compiled_kernels_are_stood_in_for() {
     start();

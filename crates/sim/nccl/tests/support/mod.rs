@@ -1,4 +1,4 @@
-//! Scenarios: ranks as threads of one process or as processes, over both stand-ins.
+//! Scenarios: ranks as threads of one process or as processes, over both simulators.
 //!
 //! A test starts this very binary again, with the name of a scenario; the child runs it for its ranks.
 #![allow(dead_code, reason = "every test file uses its part")]
@@ -121,7 +121,7 @@ fn spawn(
     command.spawn().expect("this binary starts")
 }
 
-/// A folder with the stand-ins under the names that programs load.
+/// A folder with the simulators under the names that programs load.
 pub fn libraries() -> PathBuf {
     // Where cargo puts what tests depend on; the copies one folder up are those of the last `cargo build`.
     let executable = std::env::current_exe().expect("this binary");

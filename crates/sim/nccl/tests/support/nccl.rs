@@ -1,4 +1,4 @@
-//! The stand-in under test, by its C interface.
+//! The simulator under test, by its C interface.
 
 use libloading::os::unix::Library;
 use std::ffi::CStr;
@@ -81,7 +81,7 @@ macro_rules! functions {
 
         impl Nccl {
             pub fn open() -> &'static Nccl {
-                let library = unsafe { Library::new("libnccl.so.2") }.expect("the stand-in loads");
+                let library = unsafe { Library::new("libnccl.so.2") }.expect("the simulator loads");
                 Box::leak(Box::new(Nccl {
                     $($field: unsafe { *library.get(concat!($symbol, "\0").as_bytes()).expect($symbol) },)*
                     get_last_error: unsafe { *library.get(b"ncclGetLastError\0").expect("ncclGetLastError") },
@@ -157,7 +157,7 @@ impl Nccl {
         unsafe { (self.group_end)() }
     }
 
-    /// One of the stand-in's own questions, `simRegistrations` or `simRegisteredCollectives`.
+    /// One of the simulator's own questions, `simRegistrations` or `simRegisteredCollectives`.
     pub fn ask(&self, question: &str, comm: Comm) -> u64 {
         type Question = unsafe extern "C" fn(Comm) -> u64;
         unsafe { self.library.get::<Question>(question.as_bytes()).expect(question)(comm) }
