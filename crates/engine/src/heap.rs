@@ -60,7 +60,7 @@ const SPAN_PER_MAPPED: u64 = 4;
 /// Fields are dropped in this order: memory before its addresses, the context last.
 #[derive(Debug)]
 pub struct Heap {
-    /// What is mapped. Taken first of the three; held across virtual memory calls, by inits and the background thread
+    /// What is mapped. Taken first of the three; held across virtual memory calls, by inits and the background worker
     /// alone.
     chunks: Mutex<BTreeMap<Serial, Mapping>>,
     /// Zeroing that was not seen done. Taken after `chunks`; held across the query of an event.
@@ -157,7 +157,7 @@ impl Heap {
         }
     }
 
-    /// Takes back the regions whose leases are over and unmaps what is empty. For the background thread.
+    /// Takes back the regions whose leases are over and unmaps what is empty. For the background worker.
     pub fn settle(&self) -> Result<(), Refusal> {
         self.refuse_child()?;
         // Of a context that is gone nothing runs, and memory is no part of it.

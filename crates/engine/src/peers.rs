@@ -15,15 +15,16 @@ pub mod cached;
 pub mod checking;
 mod closing;
 mod derived;
+mod draining;
+mod error_propagation;
 mod exiting;
-mod failing;
 mod features;
 mod giving;
 mod growing;
+mod hang_detector;
 mod hosting;
 mod ids;
 mod init;
-mod leaving;
 mod line;
 mod offer_pacing;
 mod offers;
@@ -35,11 +36,10 @@ mod releasing;
 mod request;
 mod room;
 mod staging;
-mod stuck;
 mod substitutes;
 mod tuned;
-mod watch;
 pub mod windows;
+mod worker;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -74,23 +74,23 @@ use derived::Line;
 pub use derived::{
     Configured, Derivation, Deriving, LocalWait, NewCommunicator, ParentOnNccl, Standing, Wanted,
 };
-use failing::{Refused, Went};
+use draining::Draining;
+use error_propagation::{Refused, Went};
 use growing::Growing;
 pub use hosting::{host, is_on, spare_id};
 use ids::Ids;
 pub use init::{
     Asked, InitOutcome, all_here, ask, complete, device_now, is_one_session, tell, would_be_lazy,
 };
-use leaving::Leaving;
 pub use offers::common as common_offer;
 use preparing::Prepared;
 pub use recycling::{free_leaving, let_go, look_after_pool, make_room, trim_pool};
 use registering::Registering;
 pub use releasing::{StillRegistered, register_nothing};
 pub use request::{InitRequest, Laziness};
-#[cfg(any(test, feature = "fuzzing"))]
-pub use watch::fuzz_request;
 use windows::Windows;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use worker::fuzz_request;
 
 /// What all agreed on, and what this rank has of it.
 #[derive(Debug)]
@@ -170,7 +170,7 @@ impl PeerGroup {
             lost: AtomicU64::new(0),
             failed: AtomicI32::new(ncclSuccess.0),
         });
-        watch::begin(&peer_group);
+        worker::begin(&peer_group);
         Some(peer_group)
     }
 
@@ -275,7 +275,7 @@ impl PeerGroup {
     #[cold]
     fn refused(&self, refused: &Refused, stream: StreamHandle) -> ncclResult_t {
         let result = refuse(refused.result(), format_args!("{refused}"));
-        if failing::is_lost(refused, went(stream)) {
+        if error_propagation::is_lost(refused, went(stream)) {
             self.fail(result);
         }
         result
@@ -308,7 +308,7 @@ impl PeerGroup {
         if self.failed.compare_exchange(none, error.0, Ordering::Release, relaxed).is_ok() {
             self.windows.iter().for_each(|windows| windows.leave_alone());
             pool::distrust(self.device());
-            watch::tell_peers(self);
+            worker::tell_peers(self);
         }
     }
 
@@ -322,7 +322,7 @@ impl PeerGroup {
     /// it ends: that gets a moment.
     pub fn wait_idle(&self) {
         if self.has_failed() || self.boxes.as_ref().is_some_and(|boxes| boxes.sequencer.is_doubtful()) {
-            self.boxes.iter().for_each(|boxes| drop(boxes.sequencer.wait_idle(stuck::LEAVES_WITHIN)));
+            self.boxes.iter().for_each(|boxes| drop(boxes.sequencer.wait_idle(hang_detector::LEAVES_WITHIN)));
             return self.abort();
         }
         // A driver that answers nothing any more has nothing in flight either.
@@ -352,18 +352,18 @@ fn went(stream: StreamHandle) -> Went {
 impl Drop for PeerGroup {
     fn drop(&mut self) {
         self.line.end();
-        let leaving = Leaving {
+        let draining = Draining {
             boxes: self.boxes.take(),
             peers: std::mem::take(&mut self.peers),
             growing: std::mem::take(&mut self.growing),
             own: self.own.take(),
         };
-        leaving.begin();
-        watch::wake();
+        draining.begin();
+        worker::wake();
     }
 }
 
 /// The application is about to free this memory. Waits for nobody.
 pub fn memory_is_freed(address: Address) {
-    watch::each_registering(|one| one.is_freed(address));
+    worker::each_registering(|one| one.is_freed(address));
 }

@@ -44,7 +44,7 @@ impl Holds {
 }
 
 impl Released for Holds {
-    /// Only marks: this runs in a destructor of the driver's. The background thread sees it when it settles.
+    /// Only marks: this runs in a destructor of the driver's. The background worker sees it when it settles.
     fn released(&self) {
         self.graphs.fetch_sub(1, Ordering::Release);
     }

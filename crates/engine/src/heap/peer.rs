@@ -26,7 +26,7 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct PeerHeap {
     driver: &'static Driver,
-    /// Taken first; held across virtual memory calls, by inits and the background thread alone.
+    /// Taken first; held across virtual memory calls, by inits and the background worker alone.
     mapped: Mutex<Mapped>,
     /// Taken after `mapped`, never held across a call of the driver: regions close from anywhere.
     uses: Mutex<BTreeMap<Serial, Uses>>,
@@ -163,7 +163,7 @@ impl PeerHeap {
         Ok(reservation.base)
     }
 
-    /// Unmaps what no region of ours uses any more, so that the peer's memory really goes back. For the background thread.
+    /// Unmaps what no region of ours uses any more, so that the peer's memory really goes back. For the background worker.
     pub fn settle(&self) {
         if self.driver.is_in_forked_child() {
             return;

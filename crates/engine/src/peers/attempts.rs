@@ -10,9 +10,9 @@ use once_cell::sync::OnceCell;
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
 
-use super::{PeerGroup, watch};
+use super::{PeerGroup, worker};
 
-/// What is done when an attempt is heard to be lost; on the watch thread, so it must not wait.
+/// What is done when an attempt is heard to be lost; on the background worker, so it must not wait.
 type Heard = Box<dyn Fn(u64) + Send + Sync>;
 
 /// What is known of a lazy communicator's attempts.
@@ -43,7 +43,7 @@ impl PeerGroup {
     /// This rank's attempt has failed: the others hear of it, also if this communicator ends at once.
     pub fn lose(&self, attempt: u64) {
         self.note(attempt);
-        watch::tell_of_attempt(self, attempt);
+        worker::tell_of_attempt(self, attempt);
     }
 
     /// Another rank's has.
@@ -102,7 +102,7 @@ mod tests {
         let bytes = lost.encode();
         assert_eq!(LostAttempt::decode(&bytes), Some(lost));
         assert_eq!(LostAttempt::decode(&bytes[1..]), None);
-        assert_eq!(super::super::failing::Loss::decode(&bytes), None);
+        assert_eq!(super::super::error_propagation::Loss::decode(&bytes), None);
         assert_eq!(super::super::ids::Question::decode(&bytes), None);
         assert_eq!(super::super::growing::Question::decode(&bytes), None);
     }

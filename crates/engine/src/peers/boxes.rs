@@ -15,7 +15,7 @@ use crate::sequencer::{self, Graphs, Sequencer};
 use crate::stats::features::Lacks;
 use crate::tuning;
 
-use super::failing::Refused;
+use super::error_propagation::Refused;
 use super::features;
 
 /// What the communicators of one device share.

@@ -30,7 +30,7 @@ use crate::negotiated::bytes::{Writer, checksum};
 use crate::stats::count;
 
 use super::recycling::{home_of, is_short_on};
-use super::{alive, beside, watch};
+use super::{alive, beside, worker};
 
 /// No process keeps more, whatever they need.
 const COUNT_MAX: usize = 16;
@@ -183,7 +183,7 @@ pub fn cache(one: Built) {
     let limits = Limits { count: COUNT_MAX, bytes: config().cache_bytes_max };
     end(change(|store| store.cache(one, limits)));
     end_due(&[device].into());
-    watch::wake();
+    worker::wake();
 }
 
 /// Changes what is cached, and notes how much that is.

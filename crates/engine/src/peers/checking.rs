@@ -2,7 +2,7 @@
 //! docs/symmetric-memory.md, "Finding what differs".
 //!
 //! A call is told before it goes to whoever serves it, and waits for nobody; nor does it ever fail by this. Rank 0 compares what is
-//! there: a little at each of its calls, the rest on `windlass-watch`.
+//! there: a little at each of its calls, the rest on `windlass-worker`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -29,7 +29,7 @@ const COMPARES: u32 = 0;
 const LINES_MAX: u32 = 16;
 /// So many calls are compared when one is told.
 const AT_ONCE: u32 = 4;
-/// So many at a look of the watch thread.
+/// So many at a look of the background worker.
 const AT_A_LOOK: u32 = 4096;
 /// A rank that has not come for so long is named.
 const NAMED_AFTER: Duration = Duration::from_secs(10);

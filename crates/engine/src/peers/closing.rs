@@ -18,7 +18,7 @@ use crate::{guard, process, thread};
 
 use super::line::Line;
 use super::page_layout::CLOSED_AT;
-use super::{beside, boxes, exiting, leaving, watch};
+use super::{beside, boxes, draining, exiting, worker};
 
 /// Giving memory back takes milliseconds, on a machine that does nothing else.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
@@ -140,7 +140,7 @@ impl Closing {
         self.tell();
         closed().push(self);
         // It looks after what waits for others, and may sleep: after an init that failed there may be no communicator.
-        watch::wake();
+        worker::wake();
     }
 
     /// Tells the others that this rank has closed, once it has.
@@ -246,10 +246,10 @@ fn are_held_by_graphs() -> bool {
 }
 
 fn give_back() {
-    watch::end();
+    worker::end();
     beside::end();
-    leaving::look();
-    leaving::forget();
+    draining::look();
+    draining::forget();
     let until = Instant::now() + GRAPHS_WITHIN;
     while are_held_by_graphs() && Instant::now() < until {
         std::thread::sleep(Duration::from_micros(200));

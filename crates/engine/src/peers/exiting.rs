@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::gpu;
 use crate::process;
 
-use super::{beside, closing, watch};
+use super::{beside, closing, worker};
 
 /// How often it begins again: a thread for which the end does not wait may call and call.
 const BEGINNINGS_MAX: u32 = 64;
@@ -41,6 +41,6 @@ fn begin_again() {
         process::on_exit(closing::at_exit);
         closing::begin_again();
         beside::begin_again();
-        watch::begin_again();
+        worker::begin_again();
     }
 }

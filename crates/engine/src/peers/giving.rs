@@ -1,6 +1,6 @@
 //! Registrations given back: of memory that was freed, and at a communicator's end.
 //!
-//! NCCL asks the peers' processes to let go, without limit; a peer that hangs must not hold up `windlass-watch`, a free or an
+//! NCCL asks the peers' processes to let go, without limit; a peer that hangs must not hold up `windlass-worker`, a free or an
 //! abort. So that is done [beside](super::beside) them, and they wait for it as long as they like.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
 //! Larger rings for a pair: the sender's process asks the receiver's, which lends memory for the ring, tells its own kernels
-//! and answers with it; the sender maps it and tells its kernels. On the watch thread of both; calls and kernels go on. Each
+//! and answers with it; the sender maps it and tells its kernels. On the background worker of both; calls and kernels go on. Each
 //! ring grows once. A receiver that gives none may not be through its init yet, or have no memory now: it is asked again.
 //! What cannot be mapped leaves the ring as it is.
 
@@ -28,7 +28,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(500);
 pub(super) struct Growing {
     /// Pairs whose ring was asked for, a bit for each peer: lines, then chunks.
     asked: [AtomicU64; 2],
-    /// When a receiver gave none, by wire and peer. The watch thread's alone.
+    /// When a receiver gave none, by wire and peer. The background worker's alone.
     denied: Mutex<BTreeMap<(usize, u32), Instant>>,
     /// Held for a push, and taken when the peer group ends.
     grown: Mutex<Grown>,

@@ -1,5 +1,5 @@
 //! The ids with which NCCL's own communicators are made later than the peer group. All ranks ask the process of one of them, which
-//! makes one at the first question, on its watch thread: that rank itself may come to it last, or first.
+//! makes one at the first question, on its background worker: that rank itself may come to it last, or first.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -16,7 +16,7 @@ use crate::negotiated::bytes::{Reader, Writer};
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::request_socket::Answered;
 
-use super::{PeerGroup, exiting, watch};
+use super::{PeerGroup, exiting, worker};
 
 /// Ids that are kept: ranks are at most a failed attempt apart, and a rank that has made a communicator from this one asks soon.
 const KEPT_MAX: usize = 64;
@@ -80,7 +80,7 @@ impl PeerGroup {
         let mut wanting: Option<Instant> = None;
         while !stopped() {
             let (answers, answer) = sync_channel(1);
-            if !watch::ask_for_id(self, question, answers) {
+            if !worker::ask_for_id(self, question, answers) {
                 return Err(refuse(ncclInternalError, format_args!("nobody to ask for an id")));
             }
             loop {

@@ -1,6 +1,6 @@
 //! What of the application's freed memory is kept, given back: when it is too much, when memory is short, at the application's request.
 //!
-//! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept. Without
+//! Others' shortage cannot be seen when it comes, only looked for: `windlass-worker` does every 50 ms while anything is kept. Without
 //! it nothing is kept.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,11 +13,11 @@ use crate::pool;
 
 use nccl_sys::ncclSuccess;
 
-use super::{beside, cached, memory_is_freed, watch, windows};
+use super::{beside, cached, memory_is_freed, windows, worker};
 
 /// There are blocks to look after.
 pub fn look_after_pool() {
-    watch::wake();
+    worker::wake();
 }
 
 /// So many threads free what has left the pool: memory that is not the driver's yet.
@@ -159,9 +159,9 @@ fn lend_again<T, H: PartialEq>(
     lent
 }
 
-/// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-watch`, which ends waits for
+/// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-worker`, which ends waits for
 /// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](super::beside) it, by one thread as
-/// long as there is anything to look after. What is registered of a block goes when a look of the watch's finds that gone.
+/// long as there is anything to look after. What is registered of a block goes when a look of the worker's finds that gone.
 pub(super) fn look() {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
     if is_any_to_look_after() && !IS_BUSY.swap(true, Ordering::AcqRel) {

@@ -4,7 +4,7 @@
 //! [aliases](super::aliases) in place of the application's addresses, or its own [staging](super::staging) memory. Nothing
 //! here waits for another rank.
 //!
-//! The application's thread is in here with the gate of its communicator passed; `windlass-watch` with that gate closed.
+//! The application's thread is in here with the gate of its communicator passed; `windlass-worker` with that gate closed.
 
 mod finding;
 mod offering;
@@ -43,7 +43,7 @@ pub struct Registering {
     ranks: u32,
     /// The largest size, as a power of two, that this rank could offer.
     size_max: u8,
-    /// Whether anything was ever registered: then the watch thread looks more often.
+    /// Whether anything was ever registered: then the background worker looks more often.
     has_entries: AtomicBool,
     /// Reasons to offer nothing: buffers and windows that the application has registered, resources that are shared.
     vetoes: AtomicU32,

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::giving::End;
 use super::registering::Registering;
-use super::watch;
 use super::windows::Windows;
+use super::worker;
 
 /// How long other threads' calls and groups are waited for: one may need what this thread has to do yet.
 const OUT_WITHIN: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ pub enum StillRegistered {
 /// Windows that the application does not have go, and no rank keeps any more.
 fn release_windows() -> Result<(), StillRegistered> {
     let mut rest: Vec<Arc<Windows>> = Vec::new();
-    watch::each_windows(|one| rest.push(one.clone()));
+    worker::each_windows(|one| rest.push(one.clone()));
     let began = Instant::now();
     loop {
         rest.retain(|one| !one.release());
@@ -52,9 +52,9 @@ fn release_windows() -> Result<(), StillRegistered> {
 /// where nobody is inside, and for no longer than giving back takes, since those calls may wait for one that is to come yet.
 pub fn register_nothing() -> Result<(), StillRegistered> {
     release_windows()?;
-    watch::end_checking();
+    worker::end_checking();
     let mut rest: Vec<Arc<Registering>> = Vec::new();
-    watch::each_registering(|one| rest.push(one.clone()));
+    worker::each_registering(|one| rest.push(one.clone()));
     let (mut kept, mut in_use_since) = (0, None);
     while !rest.is_empty() {
         let mut in_use = 0;

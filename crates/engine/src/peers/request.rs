@@ -25,7 +25,7 @@ use crate::tuning;
 
 use super::boxes::Share;
 use super::hosting::rendezvous;
-use super::{ParentOnNccl, features, tuned, watch};
+use super::{ParentOnNccl, features, tuned, worker};
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
@@ -211,7 +211,7 @@ pub(super) fn on(
             process_listener: rendezvous().map_or(NOBODY, |rendezvous| rendezvous.process_listener()),
             tuning: tuned::table().hash(),
             checks: config().check == Switch::On,
-            attachment: watch::request_socket().map_err(no_identity)?.0.to_vec(),
+            attachment: worker::request_socket().map_err(no_identity)?.0.to_vec(),
         },
     };
     Ok((heap, share, facts))

@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 
 use crate::gpu::Ordinal;
 
-use super::stuck::LEAVES_WITHIN;
-use super::{leaving, settle, watch};
+use super::hang_detector::LEAVES_WITHIN;
+use super::{draining, settle, worker};
 
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
 /// What has ended gives back all that nobody needs any more. Waits for nothing.
 pub(super) fn make() {
-    leaving::close_over();
+    draining::close_over();
     settle();
 }
 
 /// The same, with what is just going on this rank's device; until there is enough.
 ///
-/// A kernel that was told to leave waits for nobody, and `windlass-watch` soon lets go of a peer group at which it looked when that ended. But
+/// A kernel that was told to leave waits for nobody, and `windlass-worker` soon lets go of a peer group at which it looked when that ended. But
 /// one that stands in a stream behind other work may stay for ever: so only for a while. Not for that thread.
 pub(super) fn make_soon(device: Ordinal, is_enough: impl FnMut() -> bool) {
     let goes = || {
-        // Asked first: what it lets go of after that may still be leaving.
-        let is_held = watch::is_looking();
+        // Asked first: what it lets go of after that may still be draining.
+        let is_held = worker::is_looking();
         make();
-        is_held || leaving::is_any_on(device)
+        is_held || draining::is_any_on(device)
     };
     make_while(goes, is_enough, LEAVES_WITHIN);
 }

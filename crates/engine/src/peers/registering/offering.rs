@@ -96,7 +96,7 @@ impl Registering {
     }
 
     /// The application does by itself what this would, or nothing may run beside its calls: nothing is offered, and what
-    /// nobody may ask for any more goes back, as the watch may not look at it.
+    /// nobody may ask for any more goes back, as the worker may not look at it.
     pub(super) fn withdraw(&self, state: &mut State) {
         if !state.pacing.has_offered() && state.cache.is_empty() {
             return;

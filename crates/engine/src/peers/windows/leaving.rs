@@ -9,7 +9,7 @@ use crate::gpu::{Home, Ordinal};
 use crate::pool::{self, Block};
 
 use super::super::recycling::{self, Busy};
-use super::super::{beside, watch};
+use super::super::{beside, worker};
 use super::{LOOK_EVERY, Windows, blocks};
 
 /// Whether a thread is at it.
@@ -38,7 +38,7 @@ pub(in crate::peers) fn free_leaving(device: Ordinal, within: Duration) -> usize
         return 0;
     }
     let mut all = Vec::new();
-    watch::each_windows(|one| all.push(one.clone()));
+    worker::each_windows(|one| all.push(one.clone()));
     let until = Instant::now() + within;
     let freed = Arc::new(AtomicUsize::new(0));
     let free_all = {

@@ -114,7 +114,7 @@ impl Probe {
 
 /// A peer group with a dead rank, or one that has failed.
 #[derive(Debug, Default)]
-pub(super) struct Watched {
+pub(super) struct HangDetector {
     asked: Option<Instant>,
     /// Since when nothing has moved, and how far all was then.
     still: Option<(Instant, Moved)>,
@@ -123,7 +123,7 @@ pub(super) struct Watched {
     over: bool,
 }
 
-impl Watched {
+impl HangDetector {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
         let Some(Boxes { p2p, native, sequencer, lacks: _ }) = &peer_group.boxes else { return };

@@ -1,4 +1,4 @@
-//! The thread that looks after peer groups while nobody calls: it lets rings grow, ends waits for the dead, and gives back what
+//! The background worker looks after peer groups while nobody calls: it lets rings grow, ends waits for the dead, and gives back what
 //! graphs held. Another than the rendezvous' own, because it calls the driver, and an init must not wait for that.
 //!
 //! It sleeps in one poll. While sends and receives are being issued it looks every few milliseconds at words in the host's
@@ -24,13 +24,13 @@ use crate::thread;
 
 use super::attempts::LostAttempt;
 use super::closing::Life;
-use super::failing::{Loss, Telling};
+use super::error_propagation::{Loss, Telling};
 use super::growing::Question;
+use super::hang_detector::HangDetector;
 use super::ids::{self, Asking};
 use super::registering::Registering;
-use super::stuck::Watched;
 use super::windows::Windows;
-use super::{PeerGroup, cached, closing, exiting, leaving, recycling, settle, windows};
+use super::{PeerGroup, cached, closing, draining, exiting, recycling, settle, windows};
 
 /// How often it looks while sends and receives are issued, and for how long after the last.
 const BUSY_TICK: Duration = Duration::from_millis(5);
@@ -42,7 +42,7 @@ const REGISTERED_TICK: Duration = Duration::from_millis(50);
 /// At the process's end.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
-struct Watch {
+struct Worker {
     request_socket: Token,
     /// Held for a push or a copy.
     peer_groups: Mutex<Vec<Weak<PeerGroup>>>,
@@ -57,19 +57,19 @@ struct Watch {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-static WATCH: OnceCell<Arc<Watch>> = OnceCell::new();
+static WORKER: OnceCell<Arc<Worker>> = OnceCell::new();
 
 /// Where this process answers other ranks' questions. The first call starts the thread.
 pub(super) fn request_socket() -> std::io::Result<Token> {
     exiting::go_on();
-    WATCH.get_or_try_init(Watch::start).map(|watch| watch.request_socket)
+    WORKER.get_or_try_init(Worker::start).map(|worker| worker.request_socket)
 }
 
 /// From now on a peer group is looked after.
 pub(super) fn begin(peer_group: &Arc<PeerGroup>) {
-    if let Some(watch) = WATCH.get() {
-        watch.peer_groups().push(Arc::downgrade(peer_group));
-        watch.wake.raise();
+    if let Some(worker) = WORKER.get() {
+        worker.peer_groups().push(Arc::downgrade(peer_group));
+        worker.wake.raise();
     }
 }
 
@@ -87,25 +87,25 @@ pub(super) fn tell_of_attempt(peer_group: &PeerGroup, attempt: u64) {
 
 fn tell_each(peer_group: &PeerGroup, words: impl Fn(u32) -> Vec<u8>) {
     exiting::go_on();
-    let Some(watch) = WATCH.get() else { return };
+    let Some(worker) = WORKER.get() else { return };
     let peers = peer_group.negotiated.members.iter().filter(|member| member.rank != peer_group.rank);
     let tellings = peers.filter_map(|peer| Some(Telling::new(words(peer.rank), request_socket_of(peer)?)));
-    watch.tellings().extend(tellings);
-    watch.wake.raise();
+    worker.tellings().extend(tellings);
+    worker.wake.raise();
 }
 
 /// Looks at what each peer group of this process registers.
 pub(super) fn each_registering(mut look: impl FnMut(&Arc<Registering>)) {
-    let Some(watch) = WATCH.get() else { return };
-    watch.alive().iter().filter_map(Weak::upgrade).for_each(|peer_group| {
+    let Some(worker) = WORKER.get() else { return };
+    worker.alive().iter().filter_map(Weak::upgrade).for_each(|peer_group| {
         peer_group.registering().into_iter().for_each(&mut look);
     });
 }
 
 /// Looks at what each peer group of this process has of windows.
 pub(super) fn each_windows(mut look: impl FnMut(&Arc<Windows>)) {
-    let Some(watch) = WATCH.get() else { return };
-    watch.alive().iter().filter_map(Weak::upgrade).for_each(|peer_group| {
+    let Some(worker) = WORKER.get() else { return };
+    worker.alive().iter().filter_map(Weak::upgrade).for_each(|peer_group| {
         peer_group.windows().into_iter().for_each(&mut look);
     });
 }
@@ -118,11 +118,11 @@ pub(super) fn ask_for_id(
 ) -> bool {
     exiting::go_on();
     let request_socket = peer_group.negotiated.members.get(question.of as usize).and_then(request_socket_of);
-    let (Some(watch), Some(request_socket)) = (WATCH.get(), request_socket) else { return false };
-    let mut askings = watch.askings.lock().unwrap_or_else(PoisonError::into_inner);
+    let (Some(worker), Some(request_socket)) = (WORKER.get(), request_socket) else { return false };
+    let mut askings = worker.askings.lock().unwrap_or_else(PoisonError::into_inner);
     askings.push(Asking { request_socket, question, answers });
     drop(askings);
-    watch.wake.raise();
+    worker.wake.raise();
     true
 }
 
@@ -133,28 +133,28 @@ fn request_socket_of(member: &Member) -> Option<Token> {
 
 /// Something is there to look at.
 pub(super) fn wake() {
-    WATCH.get().into_iter().for_each(|watch| watch.wake.raise());
+    WORKER.get().into_iter().for_each(|worker| worker.wake.raise());
 }
 
 /// Whether its thread may hold peer groups just now.
 pub(super) fn is_looking() -> bool {
-    WATCH.get().is_some_and(|watch| watch.looking.load(Ordering::Acquire))
+    WORKER.get().is_some_and(|worker| worker.looking.load(Ordering::Acquire))
 }
 
 /// From now on no call of this process is told to other ranks.
 pub(super) fn end_checking() {
-    let Some(watch) = WATCH.get() else { return };
-    watch.alive().iter().filter_map(Weak::upgrade).for_each(|peer_group| peer_group.end_checking());
+    let Some(worker) = WORKER.get() else { return };
+    worker.alive().iter().filter_map(Weak::upgrade).for_each(|peer_group| peer_group.end_checking());
 }
 
 /// The process ends: the thread lets go of all that it holds.
 pub(super) fn end() {
-    let Some(watch) = WATCH.get() else { return };
+    let Some(worker) = WORKER.get() else { return };
     // Before the report.
     end_checking();
-    watch.ending.store(true, Ordering::Release);
-    watch.wake.raise();
-    let thread = watch.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+    worker.ending.store(true, Ordering::Release);
+    worker.wake.raise();
+    let thread = worker.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
     let until = Instant::now() + END_WITHIN;
     while thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
         std::thread::sleep(Duration::from_micros(200));
@@ -163,20 +163,20 @@ pub(super) fn end() {
 
 /// What [`end`] has ended goes on: others know this process's request socket by its name.
 pub(super) fn begin_again() {
-    let Some(watch) = WATCH.get() else { return };
-    if let Err(error) = RequestSocket::open_as(watch.request_socket)
-        .and_then(|request_socket| Watch::begin(watch, request_socket))
+    let Some(worker) = WORKER.get() else { return };
+    if let Err(error) = RequestSocket::open_as(worker.request_socket)
+        .and_then(|request_socket| Worker::begin(worker, request_socket))
     {
         log::error!(
-            "the watch thread cannot begin again: {error}, rings stay as they are, and nobody is answered"
+            "the background worker cannot begin again: {error}, rings stay as they are, and nobody is answered"
         );
     }
 }
 
-impl Watch {
-    fn start() -> std::io::Result<Arc<Watch>> {
+impl Worker {
+    fn start() -> std::io::Result<Arc<Worker>> {
         let request_socket = RequestSocket::open()?;
-        let watch = Arc::new(Watch {
+        let worker = Arc::new(Worker {
             request_socket: request_socket.name(),
             peer_groups: Mutex::default(),
             tellings: Mutex::default(),
@@ -186,27 +186,27 @@ impl Watch {
             looking: AtomicBool::new(true),
             thread: Mutex::default(),
         });
-        Watch::begin(&watch, request_socket)?;
+        Worker::begin(&worker, request_socket)?;
         pool::look_after(true);
-        Ok(watch)
+        Ok(worker)
     }
 
-    fn begin(watch: &Arc<Watch>, request_socket: RequestSocket) -> std::io::Result<()> {
-        watch.ending.store(false, Ordering::Relaxed);
-        watch.looking.store(true, Ordering::Release);
+    fn begin(worker: &Arc<Worker>, request_socket: RequestSocket) -> std::io::Result<()> {
+        worker.ending.store(false, Ordering::Relaxed);
+        worker.looking.store(true, Ordering::Release);
         let round = Round {
-            watch: watch.clone(),
+            worker: worker.clone(),
             request_socket,
             asked: BTreeMap::new(),
             next: 0,
             busy: Busy::default(),
             dead: BTreeSet::new(),
-            leaving: false,
+            draining: false,
             asks: false,
             pressed: Instant::now(),
         };
-        let thread = thread::spawn("windlass-watch", move || round.run())?;
-        *watch.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        let thread = thread::spawn("windlass-worker", move || round.run())?;
+        *worker.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(())
     }
 
@@ -234,7 +234,7 @@ impl Watch {
 
 /// What the thread has.
 struct Round {
-    watch: Arc<Watch>,
+    worker: Arc<Worker>,
     request_socket: RequestSocket,
     /// What is on its way, by key.
     asked: BTreeMap<u64, Asked>,
@@ -243,7 +243,7 @@ struct Round {
     /// Processes of peers that have ended.
     dead: BTreeSet<u64>,
     /// Whether kernels of peer groups that have ended have not left yet.
-    leaving: bool,
+    draining: bool,
     /// Whether kernels are asked who waits.
     asks: bool,
     /// When it was looked whether memory is short.
@@ -266,12 +266,12 @@ struct Busy {
 
 impl Round {
     fn run(mut self) {
-        let mut stuck: BTreeMap<(Token, u32), Watched> = BTreeMap::new();
-        while !self.watch.ending.load(Ordering::Acquire) {
+        let mut detectors: BTreeMap<(Token, u32), HangDetector> = BTreeMap::new();
+        while !self.worker.ending.load(Ordering::Acquire) {
             let lives = self.lives();
             let Ok(ended) = self.wait(&lives) else {
                 log::error!(
-                    "the watch thread cannot wait: rings stay as they are, and so do waits for the dead"
+                    "the background worker cannot wait: rings stay as they are, and so do waits for the dead"
                 );
                 pool::look_after(false);
                 return self.take_back(stuck);
@@ -279,8 +279,8 @@ impl Round {
             self.dead.extend(ended);
             drop(lives);
             // What panics leaves a peer group as it was.
-            guard::or_else(|| (), || self.look(&mut stuck));
-            self.leaving = guard::or_else(|| false, leaving::look);
+            guard::or_else(|| (), || self.look(&mut detectors));
+            self.draining = guard::or_else(|| false, draining::look);
             if recycling::is_any_to_look_after() && self.pressed.elapsed() >= REGISTERED_TICK {
                 guard::or_else(|| (), recycling::look);
                 self.pressed = Instant::now();
@@ -288,14 +288,14 @@ impl Round {
             settle();
             descriptor::fill_reserve();
         }
-        guard::or_else(|| (), || self.take_back(stuck));
-        self.watch.looking.store(false, Ordering::Release);
+        guard::or_else(|| (), || self.take_back(detectors));
+        self.worker.looking.store(false, Ordering::Release);
     }
 
     /// The peers' processes that live, each once.
     fn lives(&self) -> Vec<Arc<Life>> {
         let mut lives: BTreeMap<u64, Arc<Life>> = BTreeMap::new();
-        for peer_group in self.watch.alive().iter().filter_map(Weak::upgrade) {
+        for peer_group in self.worker.alive().iter().filter_map(Weak::upgrade) {
             let far = peer_group.lives.iter().filter(|life| life.ends.is_some());
             for life in far.filter(|life| !self.dead.contains(&life.process)) {
                 lives.entry(life.process).or_insert_with(|| life.clone());
@@ -308,11 +308,11 @@ impl Round {
     fn wait(&self, lives: &[Arc<Life>]) -> rustix::io::Result<Vec<u64>> {
         let mut polled = self.request_socket.polled();
         let first = polled.len() + 1;
-        polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
+        polled.push(PollFd::new(&self.worker.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.map(|ends| PollFd::new(ends.as_ref(), PollFlags::IN)));
-        let busy = self.busy.since.is_some() || self.request_socket.knocks() || self.leaving || self.asks;
-        let alive = self.watch.alive();
+        let busy = self.busy.since.is_some() || self.request_socket.knocks() || self.draining || self.asks;
+        let alive = self.worker.alive();
         let registers = |peer_group: Arc<PeerGroup>| {
             peer_group.checking().is_some() || peer_group.registering().is_some_and(|one| one.has_entries())
         };
@@ -322,25 +322,25 @@ impl Round {
             false if alive.iter().filter_map(Weak::upgrade).any(registers) => REGISTERED_TICK,
             false => IDLE_TICK,
         };
-        let idle = alive.is_empty() && !self.leaving && !closing::waits();
+        let idle = alive.is_empty() && !self.draining && !closing::waits();
         let idle =
-            idle && self.watch.tellings().is_empty() && !self.request_socket.knocks() && pool::is_empty();
+            idle && self.worker.tellings().is_empty() && !self.request_socket.knocks() && pool::is_empty();
         let idle = idle && !cached::is_any();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         // It has let go of them all.
-        self.watch.looking.store(false, Ordering::Release);
+        self.worker.looking.store(false, Ordering::Release);
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error),
         }
-        self.watch.looking.store(true, Ordering::Release);
-        self.watch.wake.lower();
+        self.worker.looking.store(true, Ordering::Release);
+        self.worker.wake.lower();
         let ended = lives.iter().filter(|life| life.ends.is_some()).zip(&polled[first..]);
         Ok(ended.filter(|(_, ends)| !ends.revents().is_empty()).map(|(life, _)| life.process).collect())
     }
 
-    fn look(&mut self, stuck: &mut BTreeMap<(Token, u32), Watched>) {
-        let alive = self.watch.alive();
+    fn look(&mut self, detectors: &mut BTreeMap<(Token, u32), HangDetector>) {
+        let alive = self.worker.alive();
         let mut runs = 0;
         let mut names = Vec::new();
         for peer_group in alive.iter().filter_map(Weak::upgrade) {
@@ -354,25 +354,25 @@ impl Round {
             names.push(name);
             let dead = self.dead_of(&peer_group);
             if !dead.is_empty() {
-                stuck.entry(name).or_default().look(&peer_group, &dead);
+                detectors.entry(name).or_default().look(&peer_group, &dead);
             }
         }
-        stuck.retain(|name, _| names.contains(name));
-        self.asks = stuck.values().any(Watched::is_asking);
+        detectors.retain(|name, _| names.contains(name));
+        self.asks = stuck.values().any(HangDetector::is_asking);
         windows::look(
             alive.iter().filter_map(Weak::upgrade).filter_map(|peer_group| peer_group.windows().cloned()),
         );
         self.busy.note(runs);
         self.tell();
-        let watch = &self.watch;
-        for (key, answer) in self.request_socket.turn(|words| reply(watch, words)) {
+        let worker = &self.worker;
+        for (key, answer) in self.request_socket.turn(|words| reply(worker, words)) {
             match (self.asked.remove(&key), answer) {
                 (Some(Asked::Growth(question)), answer) => {
-                    if let Some(peer_group) = watch.find(question.comm, question.from) {
+                    if let Some(peer_group) = worker.find(question.comm, question.from) {
                         peer_group.take_growth(question, answer.ok());
                     }
                 }
-                (Some(Asked::Heard(telling)), Err(_)) => watch.tellings().extend(telling.again()),
+                (Some(Asked::Heard(telling)), Err(_)) => worker.tellings().extend(telling.again()),
                 // Who asked may have stopped waiting.
                 (Some(Asked::Id(answers)), answer) => drop(answers.try_send(answer)),
                 (Some(Asked::Heard(_)), Ok(_)) | (None, _) => {}
@@ -388,9 +388,9 @@ impl Round {
     }
 
     /// What kernels are asked ends with the thread: they may go on behind it.
-    fn take_back(&self, stuck: BTreeMap<(Token, u32), Watched>) {
+    fn take_back(&self, detectors: BTreeMap<(Token, u32), HangDetector>) {
         for ((comm, rank), mut watched) in stuck {
-            if let Some(peer_group) = self.watch.find(comm, rank) {
+            if let Some(peer_group) = self.worker.find(comm, rank) {
                 watched.take_back(&peer_group, &self.dead_of(&peer_group));
             }
         }
@@ -399,12 +399,13 @@ impl Round {
     /// Says what is due.
     fn tell(&mut self) {
         let now = Instant::now();
-        let due: Vec<Telling> = self.watch.tellings().extract_if(.., |one| one.due <= now).collect();
+        let due: Vec<Telling> = self.worker.tellings().extract_if(.., |one| one.due <= now).collect();
         for telling in due {
             let (request_socket, words) = (telling.request_socket, telling.words.clone());
             self.say(request_socket, words, Asked::Heard(telling));
         }
-        let askings = std::mem::take(&mut *self.watch.askings.lock().unwrap_or_else(PoisonError::into_inner));
+        let askings =
+            std::mem::take(&mut *self.worker.askings.lock().unwrap_or_else(PoisonError::into_inner));
         for Asking { request_socket, question, answers } in askings {
             self.say(request_socket, question.encode(), Asked::Id(answers));
         }
@@ -426,15 +427,15 @@ impl Round {
     }
 }
 
-fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
+fn reply(worker: &Worker, words: &[u8]) -> Option<Answer> {
     if let Some(Loss { comm, from, to }) = Loss::decode(words) {
-        let peer_group = watch.find(comm, to)?;
+        let peer_group = worker.find(comm, to)?;
         log::debug!("rank {to}: rank {from} says that it has failed");
         peer_group.lost.fetch_or(1 << from, Ordering::Relaxed);
         return Some(Answer { words: vec![1], descriptor: None });
     }
     if let Some(LostAttempt { comm, from, to, attempt }) = LostAttempt::decode(words) {
-        let peer_group = watch.find(comm, to)?;
+        let peer_group = worker.find(comm, to)?;
         log::debug!(
             "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a lazy communicator failed"
         );
@@ -442,11 +443,11 @@ fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
         return Some(Answer { words: vec![1], descriptor: None });
     }
     if let Some(ids::Question { comm, of, number }) = ids::Question::decode(words) {
-        let id = watch.find(comm, of)?.make_id(number).ok()?;
+        let id = worker.find(comm, of)?.make_id(number).ok()?;
         return Some(Answer { words: id.to_vec(), descriptor: None });
     }
     let question = Question::decode(words)?;
-    watch.find(question.comm, question.to)?.grant_growth(question)
+    worker.find(question.comm, question.to)?.grant_growth(question)
 }
 
 #[cfg(any(test, feature = "fuzzing"))]

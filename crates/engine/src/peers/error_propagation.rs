@@ -1,6 +1,6 @@
 //! A rank that fails by itself: the driver refused what its peers count on. From then on its communicator takes nothing
 //! here, because what comes next would arrive as what was lost; and its peers hear of it, to whom it is as good as dead
-//! ([`super::stuck`]): what it had sent arrives, and who waits for more gets an asynchronous error.
+//! ([`super::hang_detector`]): what it had sent arrives, and who waits for more gets an asynchronous error.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -13,7 +13,7 @@ use super::growing::Growing;
 
 /// Dropped in this order.
 #[derive(Debug)]
-pub(super) struct Leaving {
+pub(super) struct Draining {
     pub boxes: Option<Boxes>,
     pub peers: Vec<Option<PeerRegion>>,
     pub growing: Growing,
@@ -21,16 +21,16 @@ pub(super) struct Leaving {
 }
 
 /// Held across queries of events, and while one is closed: the locks of symmetric heaps and of what is closed come after it.
-static LEAVING: Mutex<Vec<Leaving>> = Mutex::new(Vec::new());
+static DRAINING: Mutex<Vec<Draining>> = Mutex::new(Vec::new());
 
-impl Leaving {
+impl Draining {
     /// Closes this rank, now or when its kernels have left.
     pub fn begin(self) {
         if self.is_over() {
             self.close();
         } else {
             self.boxes.iter().for_each(|boxes| boxes.sequencer.abort());
-            leaving().push(self);
+            draining().push(self);
         }
     }
 
@@ -40,7 +40,7 @@ impl Leaving {
     }
 
     fn close(self) {
-        let Leaving { boxes, peers, growing, own } = self;
+        let Draining { boxes, peers, growing, own } = self;
         drop(boxes);
         drop(peers);
         let leases = growing.end();
@@ -54,30 +54,30 @@ impl Leaving {
 
 /// Closes those whose kernels have left. Any thread, between calls: one that comes meanwhile finds them closed.
 pub(super) fn close_over() {
-    leaving().extract_if(.., |one| one.is_over()).for_each(Leaving::close);
+    draining().extract_if(.., |one| one.is_over()).for_each(Draining::close);
 }
 
 /// Whether there are others on this device that will be over.
 pub(super) fn is_any_on(device: Ordinal) -> bool {
-    let is_on = |one: &Leaving| one.own.as_ref().is_some_and(|(region, _)| region.device() == device);
+    let is_on = |one: &Draining| one.own.as_ref().is_some_and(|(region, _)| region.device() == device);
     // Of what was issued in part nobody knows when it ends.
-    let will_end = |one: &Leaving| one.boxes.as_ref().is_none_or(|boxes| !boxes.sequencer.is_doubtful());
-    leaving().iter().any(|one| is_on(one) && will_end(one))
+    let will_end = |one: &Draining| one.boxes.as_ref().is_none_or(|boxes| !boxes.sequencer.is_doubtful());
+    draining().iter().any(|one| is_on(one) && will_end(one))
 }
 
 /// Closes all that is over; whether there is more.
 pub(super) fn look() -> bool {
     close_over();
     let remains = giving::look_at_remains();
-    !leaving().is_empty() || remains
+    !draining().is_empty() || remains
 }
 
 /// The process ends: what still runs is the driver's to stop.
 pub(super) fn forget() {
-    std::mem::forget(std::mem::take(&mut *leaving()));
+    std::mem::forget(std::mem::take(&mut *draining()));
     giving::forget();
 }
 
-fn leaving() -> MutexGuard<'static, Vec<Leaving>> {
-    LEAVING.lock().unwrap_or_else(PoisonError::into_inner)
+fn draining() -> MutexGuard<'static, Vec<Draining>> {
+    DRAINING.lock().unwrap_or_else(PoisonError::into_inner)
 }
