@@ -101,7 +101,7 @@ fn first_sight(call: &Call, result: ncclResult_t) {
     let (counters, ranks) = match identity {
         Some(identity) => {
             let communicator = communicator::insert(call.local.communicator, identity);
-            lifecycle::count_as_derived(communicator);
+            lifecycle::count_as_child(communicator);
             (communicator.counters(), communicator.ranks())
         }
         None => (count::UNKNOWN, 0),

@@ -19,7 +19,7 @@ use crate::gpu::StreamHandle;
 use crate::lazy::{LazyCommunicator, Operator};
 use crate::p2p::Operation;
 use crate::peers::registering::Candidate;
-use crate::peers::{Configured, Derivation, InitRequest, PeerGroup};
+use crate::peers::{ChildInit, Configured, InitRequest, PeerGroup};
 
 /// This thread's open group. Few groups await anything: the lists, which have destructors to look after, are let be then.
 #[derive(Clone, Copy, Default)]
@@ -175,7 +175,7 @@ pub enum Awaited {
     /// One that NCCL makes then, whatever its session came to.
     Made(Handle, ncclComm_t),
     /// A communicator made from another, whose handle NCCL writes then.
-    Derived(Handle, Configured, Box<Derivation>),
+    Child(Handle, Configured, Box<ChildInit>),
     /// An init that failed before NCCL came to it, or that NCCL refused: the answer of the group.
     Failed(ncclResult_t),
 }

@@ -2,8 +2,8 @@
 //! ranks meet first.
 
 mod children;
-mod derived;
 pub mod memory;
+mod nccl_children;
 pub mod questions;
 mod session;
 pub mod switching_off;
@@ -170,7 +170,7 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
     match (how, &peer_group) {
         (End::Abort, Some(peer_group)) => {
             peer_group.abort();
-            peer_group.end_derived();
+            peer_group.end_children();
         }
         (End::Finalize | End::Destroy, Some(peer_group)) => peer_group.wait_idle(),
         (_, None) => communicator.cancel_session(handle),
@@ -265,9 +265,9 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
 }
 
 /// A communicator that was not seen when it was made.
-pub fn count_as_derived(communicator: &Communicator) {
+pub fn count_as_child(communicator: &Communicator) {
     if peers::is_on() {
-        peers::tell(communicator.counters(), &InitOutcome::OnNccl(FallbackReason::Derived));
+        peers::tell(communicator.counters(), &InitOutcome::OnNccl(FallbackReason::Child));
     }
 }
 
@@ -397,7 +397,7 @@ fn closing(entry: Entry) -> Ended {
     let mut ended = group::closed();
     if !ended.awaited.is_empty() {
         let awaited = std::mem::take(&mut ended.awaited);
-        ended.awaited = joined(|| session::run_all(derived::before_group(awaited)));
+        ended.awaited = joined(|| session::run_all(nccl_children::before_group(awaited)));
     }
     ended
 }
@@ -448,7 +448,7 @@ fn after_group(ended: Ended, result: ncclResult_t, met: &Cell<ncclResult_t>) {
 #[inline(never)]
 fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     group::put_back(ended.held);
-    let (awaited, met) = derived::after_group(ended.awaited, result);
+    let (awaited, met) = nccl_children::after_group(ended.awaited, result);
     if !is_taken(result) {
         session::lose(&awaited, result);
     }
@@ -459,7 +459,7 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
                     session::made(made);
                     continue;
                 }
-                Awaited::Handle(handle) => (handle, FallbackReason::Derived),
+                Awaited::Handle(handle) => (handle, FallbackReason::Child),
                 Awaited::Grouped(handle) => (handle, FallbackReason::Grouped),
                 _ => continue,
             };

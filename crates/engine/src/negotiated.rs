@@ -116,7 +116,7 @@ pub struct Member {
     /// ([`crate::rendezvous::descriptors`]); ranks that joined together share one.
     pub descriptor_socket: Token,
     /// The secret of the process listener of this rank's process, where the ranks of communicators made from this one meet
-    /// ([`crate::rendezvous::derived`]); zeros where there is none.
+    /// ([`crate::rendezvous::children`]); zeros where there is none.
     pub process_listener: Token,
     /// Hash of this rank's tuning table; 0 where it has none of its own.
     pub tuning: u64,

@@ -13,8 +13,8 @@ mod beside;
 mod boxes;
 pub mod cached;
 pub mod checking;
+mod children;
 mod closing;
-mod derived;
 mod draining;
 mod error_propagation;
 mod exiting;
@@ -68,12 +68,12 @@ use attempts::Attempts;
 use boxes::Boxes;
 pub use boxes::communicator_bytes;
 use checking::Checking;
+use children::Line;
+pub use children::{
+    ChildCall, ChildInit, Configured, LocalWait, NewCommunicator, ParentOnNccl, Standing, Wanted,
+};
 pub use closing::settle;
 use closing::{ClosedSignal, Closing, Life};
-use derived::Line;
-pub use derived::{
-    Configured, Derivation, Deriving, LocalWait, NewCommunicator, ParentOnNccl, Standing, Wanted,
-};
 use draining::Draining;
 use error_propagation::{Refused, Went};
 use growing::Growing;
@@ -145,7 +145,7 @@ impl PeerGroup {
         let signal = ClosedSignal::shared(page.clone(), rank);
         let closing = Closing::new(&region, signal, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
-        let line = derived::Line::of_peer_group(&negotiated, rank, lives.clone(), boxes.sequencer.graphs());
+        let line = children::Line::of_peer_group(&negotiated, rank, lives.clone(), boxes.sequencer.graphs());
         tuned::say(&negotiated);
         let peer_group = Arc::new(PeerGroup {
             limits: Limits::of(&negotiated, tuned::table()),

@@ -23,7 +23,7 @@
 //! for `ncclCommAbort`. On NCCL means the real init with the same id, which the relay serves, as it does beside a peer group.
 //! `ncclCommInitAll`: [`decision::decide`], without a session. After a fork: [`process`], which begins afresh.
 //!
-//! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::join_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
+//! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::join_invited`] or [`Rendezvous::decline`] by each; see [`children`]. Where NCCL makes them:
 //! [`Rendezvous::enter_local`] before NCCL's call, then [`Rendezvous::join_local`]; see [`local_rendezvous`].
 //! Before a call whose communicators may be lazy, a round: [`Rendezvous::ask_round`] or
 //! [`Rendezvous::go_to_nccl`] by each.
@@ -56,11 +56,11 @@
 
 pub mod agreement;
 pub mod arrivals;
+pub mod children;
 pub mod colors;
 mod connection;
 pub mod counts;
 pub mod decision;
-pub mod derived;
 pub mod descriptors;
 pub mod facts;
 pub mod id_tag;
@@ -93,9 +93,9 @@ use crate::descriptor::{self, Ours};
 use crate::negotiated::{Token, Version};
 use crate::process::{self, afresh::Afresh};
 use crate::thread;
+use children::Invitation;
 use colors::{LazyVote, Parent, SplitMessage};
 use counts::Counts;
-use derived::Invitation;
 use descriptors::DescriptorSocket;
 use facts::Facts;
 use id_tag::{Id, IdTag};
@@ -193,7 +193,7 @@ impl Rendezvous {
             .inspect_err(|error| log::info!("rendezvous has no process listener: {error}"))
             .ok();
         let secret =
-            process_listener.as_ref().map_or(derived::NOBODY, |process_listener| process_listener.secret);
+            process_listener.as_ref().map_or(children::NOBODY, |process_listener| process_listener.secret);
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         // The reactor is made in its thread, to which it belongs.
         let thread =
@@ -299,7 +299,7 @@ impl Rendezvous {
         }
     }
 
-    /// The secret of the process listener of this process; [`derived::NOBODY`] if it has none.
+    /// The secret of the process listener of this process; [`children::NOBODY`] if it has none.
     pub fn process_listener(&self) -> Token {
         self.process_listener
     }
@@ -368,7 +368,7 @@ impl Rendezvous {
     /// Enters the [host-local rendezvous](local_rendezvous) of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it, until `is_over`;
     /// after an error nobody counts on this rank.
     pub fn enter_local(&self, name: Token, rank: u32, is_over: &dyn Fn() -> bool) -> io::Result<LocalEntry> {
-        if self.process_listener == derived::NOBODY {
+        if self.process_listener == children::NOBODY {
             // It might keep the roster of ranks that are to meet here.
             return Err(io::Error::other("this process has no process listener"));
         }

@@ -13,7 +13,7 @@ use crate::rendezvous::message::{
 use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 use crate::rendezvous::participation::{Participation, Stage, WithoutHost};
 use crate::rendezvous::round::Round;
-use crate::rendezvous::{derived, descriptors as sockets};
+use crate::rendezvous::{children, descriptors as sockets};
 use crate::tuning::Limits;
 use crate::tuning::file::Table as Tuning;
 
@@ -29,15 +29,15 @@ const STEPS_MAX: usize = 64;
 pub fn greetings(input: &[u8]) {
     let seen = message::identify(input, TOKEN, &NCCL);
     assert!(seen != Caller::Unclear || input.len() < GREETING_BYTES);
-    let visitor = derived::identify(input, TOKEN);
-    assert!(visitor != derived::Visitor::Unclear || input.len() < derived::GREETING_BYTES);
-    for cut in 0..input.len().min(derived::GREETING_BYTES) {
+    let visitor = children::identify(input, TOKEN);
+    assert!(visitor != children::Visitor::Unclear || input.len() < children::GREETING_BYTES);
+    for cut in 0..input.len().min(children::GREETING_BYTES) {
         let first = message::identify(&input[..cut], TOKEN, &NCCL);
         assert!(first == Caller::Unclear || first == seen);
-        let first = derived::identify(&input[..cut], TOKEN);
-        assert!(first == derived::Visitor::Unclear || first == visitor);
+        let first = children::identify(&input[..cut], TOKEN);
+        assert!(first == children::Visitor::Unclear || first == visitor);
     }
-    if let Some((_, absent)) = derived::withdrawal(input) {
+    if let Some((_, absent)) = children::withdrawal(input) {
         assert!(absent.len() <= 2 * FROM_RANK_BYTES_MAX);
     }
     local_rendezvous::who(input, TOKEN);

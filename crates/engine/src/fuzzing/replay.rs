@@ -72,7 +72,7 @@ fn replay(name: &str) {
 /// Seeds are read: of a target whose seeds are not, nothing behind the first look is run.
 #[test]
 fn seeds_are_read() {
-    use crate::rendezvous::derived::{Visitor, identify};
+    use crate::rendezvous::children::{Visitor, identify};
     use crate::rendezvous::id_tag::IdTag;
     use crate::rendezvous::message::{FromRank, Front, front};
 

@@ -2,8 +2,8 @@
 
 use crate::config;
 use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
+use crate::rendezvous::children::{Invitation, NOBODY};
 use crate::rendezvous::colors::{LazyVote, Parent, SplitMessage, Table};
-use crate::rendezvous::derived::{Invitation, NOBODY};
 use crate::rendezvous::facts::{Facts, Place};
 use crate::rendezvous::id_tag::IdTag;
 use crate::rendezvous::local_rendezvous;

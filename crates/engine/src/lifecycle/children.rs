@@ -18,13 +18,13 @@ use crate::forward::known;
 use crate::group;
 use crate::lazy::{LazyCommunicator, on_device};
 use crate::peers::{
-    self, Asked, Configured, Course, Derivation, InitOutcome, Laziness, NewCommunicator, Others, PeerGroup,
+    self, Asked, ChildInit, Configured, Course, InitOutcome, Laziness, NewCommunicator, Others, PeerGroup,
 };
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::outcome::FallbackReason;
 use crate::stats::count::Identity;
 
-use super::derived::{self, Before, OfPeerGroup};
+use super::nccl_children::{self, Before, OfPeerGroup};
 use super::session::{self, settle};
 use super::{note, questions};
 
@@ -33,7 +33,7 @@ pub enum Step {
     /// NCCL's call, as it was asked for; then a session, if there is to be one.
     Nccl(Option<Before>),
     /// The same, and the ranks have spoken.
-    Begun(Derivation, Configured),
+    Begun(ChildInit, Configured),
     /// The ranks have met.
     Met(Arc<LazyCommunicator>, Others),
     /// They have no peer group, or no parent of NCCL's: they make it by an id of ours.
@@ -61,8 +61,8 @@ pub struct ById {
 
 /// Lets the ranks speak, and those of lazy communicators meet.
 pub fn step(init: &InitCall, before: Option<Before>) -> Step {
-    let (mut deriving, configured) = match before {
-        Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })) => (deriving, configured),
+    let (mut child_call, configured) = match before {
+        Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })) => (child_call, configured),
         Some(Before::OfParentOnNccl(of_parent_on_nccl)) if of_parent_on_nccl.has_lost_parent() => {
             return Step::Failed(refuse(
                 ncclInternalError,
@@ -73,44 +73,44 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
     };
     let Some(parent) = parent_of(init) else { return Step::Nccl(None) };
     let lazy = init.parent().and_then(questions::lazy_of);
-    let is_left = deriving.is_without_parent();
+    let is_left = child_call.is_without_parent();
     // NCCL, or what stands for it, says why.
     if init.refusal(parent.rank()).is_some() {
         return Step::Nccl(None);
     }
-    if !deriving.has_round() && !is_left {
-        deriving.enter();
-        return Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })));
+    if !child_call.has_round() && !is_left {
+        child_call.enter();
+        return Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })));
     }
     let device = match &lazy {
         Some(lazy) => Some(lazy.device()),
         None => init.parent().and_then(known::identity).map(|identity| identity.device),
     };
-    if deriving.has_lost_parent() && group::is_open() {
-        deriving.begun().fail();
+    if child_call.has_lost_parent() && group::is_open() {
+        child_call.begun().fail();
         let why =
             format_args!("no communicator from another in a group: NCCL has built that on some ranks only");
         return Step::Failed(refuse(ncclRemoteError, why));
     }
     let is_sound = !matches!(configured.configuration, Configuration::Unknown);
     let (Some(device), true, true) = (device, is_sound, is_left || !group::is_open()) else {
-        deriving.go_to_nccl();
+        child_call.go_to_nccl();
         let (true, Some(device)) = (is_left, device) else {
-            deriving.enter();
-            return Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })));
+            child_call.enter();
+            return Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })));
         };
         // What becomes of this configuration only NCCL knows.
-        let mut derivation = deriving.begun();
-        let Course::Apart { rank, ranks } = derivation.alone() else { return Step::Nccl(None) };
-        let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
-        derivation.refuse(FallbackReason::Derived);
+        let mut child_init = child_call.begun();
+        let Course::Apart { rank, ranks } = child_init.alone() else { return Step::Nccl(None) };
+        let by_id = by_id(init, parent, &child_init, device, rank, &ranks);
+        child_init.refuse(FallbackReason::Child);
         return Step::ById(by_id);
     };
-    let mut derivation = deriving.begun();
-    let course = match derivation.round(init.key(), Laziness::AsConfigured.vote()) {
+    let mut child_init = child_call.begun();
+    let course = match child_init.round(init.key(), Laziness::AsConfigured.vote()) {
         Ok(course) => course,
         Err(failure) => {
-            derivation.fail();
+            child_init.fail();
             let why = format_args!("no communicator from another: {failure}");
             return Step::Failed(refuse(failure.code(), why));
         }
@@ -119,21 +119,21 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
     match course {
         Course::Nothing => Step::Nothing,
         Course::Apart { rank, ranks } => {
-            let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
+            let by_id = by_id(init, parent, &child_init, device, rank, &ranks);
             if by_id.of.is_none() {
                 return Step::ById(ById { reason: FallbackReason::OneRank, ..by_id });
             }
-            let asked = derivation.ask(by_id.new_communicator, configured);
-            met(asked, derivation, configuration, by_id)
+            let asked = child_init.ask(by_id.new_communicator, configured);
+            met(asked, child_init, configuration, by_id)
         }
-        Course::Nccl => Step::Begun(derivation, configured),
+        Course::Nccl => Step::Begun(child_init, configured),
         Course::Lazy { rank, ranks, others } => {
-            let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
-            let asked = derivation.ask_lazy(by_id.new_communicator, configured);
-            met(asked, derivation, configuration, ById { others, ..by_id })
+            let by_id = by_id(init, parent, &child_init, device, rank, &ranks);
+            let asked = child_init.ask_lazy(by_id.new_communicator, configured);
+            met(asked, child_init, configuration, ById { others, ..by_id })
         }
         Course::Torn => {
-            derivation.fail();
+            child_init.fail();
             let why = format_args!(
                 "no communicator from another, which NCCL has built on some ranks only: one of them made this call in a group"
             );
@@ -151,7 +151,7 @@ fn parent_of(init: &InitCall) -> Option<Arc<PeerGroup>> {
 fn by_id(
     init: &InitCall,
     parent: Arc<PeerGroup>,
-    derivation: &Derivation,
+    child_init: &ChildInit,
     device: i32,
     rank: u32,
     ranks: &[u32],
@@ -159,27 +159,27 @@ fn by_id(
     ById {
         parent,
         of: ranks.first().copied().filter(|_| ranks.len() > 1),
-        number: derivation.child().number(),
+        number: child_init.child().number(),
         id: None,
         new_communicator: NewCommunicator { device, rank, ranks: ranks.len() as u32 },
         config: init.config_of_child(),
         others: Others::Nothing,
-        reason: FallbackReason::Derived,
+        reason: FallbackReason::Child,
     }
 }
 
 /// The ranks meet; where they get no peer group, an id it is.
 fn met(
     asked: Result<Asked, FallbackReason>,
-    derivation: Derivation,
+    child_init: ChildInit,
     configuration: Configuration,
     by_id: ById,
 ) -> Step {
     let asked = match asked {
         Ok(asked) => asked,
-        Err(reason) => return does_not_come(reason, derivation, by_id),
+        Err(reason) => return does_not_come(reason, child_init, by_id),
     };
-    match peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Derived)) {
+    match peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Child)) {
         InitOutcome::PeerGroup(peer_group) => {
             peer_group.keep_configuration(configuration);
             Step::Met(LazyCommunicator::new(peer_group, by_id.new_communicator.device, None), by_id.others)
@@ -193,14 +193,14 @@ fn met(
 
 /// This rank does not come to the session of the others, who go to NCCL when they hear so. It may lack what it needs for that, too: so it
 /// has the id before they hear. Without one they have no communicator either.
-fn does_not_come(reason: FallbackReason, derivation: Derivation, by_id: ById) -> Step {
+fn does_not_come(reason: FallbackReason, child_init: ChildInit, by_id: ById) -> Step {
     match id_of(&by_id) {
         Ok(id) => {
-            derivation.refuse(reason.clone());
+            child_init.refuse(reason.clone());
             Step::ById(ById { id: Some(id), reason, ..by_id })
         }
         Err(code) => {
-            derivation.fail();
+            child_init.fail();
             Step::Failed(code)
         }
     }
@@ -209,7 +209,7 @@ fn does_not_come(reason: FallbackReason, derivation: Derivation, by_id: ById) ->
 /// What NCCL has to do with it. Under no catch of panics: what NCCL throws goes on.
 pub fn act(step: &Step, init: &InitCall) -> ncclResult_t {
     match step {
-        Step::Nccl(_) | Step::Begun(..) => derived::run(init),
+        Step::Nccl(_) | Step::Begun(..) => nccl_children::run(init),
         Step::Nothing => ncclSuccess,
         Step::Failed(code) => *code,
         Step::Met(lazy, others) => {
@@ -242,7 +242,7 @@ fn stop_parent(init: &InitCall) {
 
 fn for_others(others: Others, init: &InitCall) -> ncclResult_t {
     match others {
-        Others::Nccl => derived::run(&init.without_color()),
+        Others::Nccl => nccl_children::run(&init.without_color()),
         Others::Nothing => ncclSuccess,
     }
 }
@@ -260,17 +260,17 @@ fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
     match by_id.of {
         None => init::make_id(),
         // Ends with the parent, as the rounds and sessions before it.
-        Some(of) => by_id.parent.id(of, by_id.number, &|| by_id.parent.has_ended_derived()),
+        Some(of) => by_id.parent.id(of, by_id.number, &|| by_id.parent.has_ended_children()),
     }
 }
 
 /// NCCL has answered, where it was asked.
 pub fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
     match step {
-        Step::Nccl(before) => return derived::after(before, place, result),
-        Step::Begun(derivation, _) if result != ncclSuccess => derivation.fail(),
-        Step::Begun(derivation, configured) => {
-            return derived::meet(vec![(place, configured, derivation)]);
+        Step::Nccl(before) => return nccl_children::after(before, place, result),
+        Step::Begun(child_init, _) if result != ncclSuccess => child_init.fail(),
+        Step::Begun(child_init, configured) => {
+            return nccl_children::meet(vec![(place, configured, child_init)]);
         }
         _ if result != ncclSuccess => session::refused(result),
         Step::Met(lazy, _) => session::hand_out(place, lazy),

@@ -21,7 +21,7 @@ use crate::rendezvous::outcome::FallbackReason;
 use crate::stats::count::{self, Identity};
 use crate::stats::peer_group::{BUILT, LAZY};
 
-use super::{derived, note};
+use super::{nccl_children, note};
 
 /// How far an init is before NCCL is called.
 enum Step {
@@ -40,8 +40,8 @@ enum Step {
 /// Makes communicators as asked, with their ranks' sessions.
 pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     lazy::ask_of_groups(group::is_open);
-    if derived::is_one(init) {
-        return derived::init_child(entry, init);
+    if nccl_children::is_one(init) {
+        return nccl_children::init_child(entry, init);
     }
     guard::around(
         || {
@@ -56,7 +56,7 @@ pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
             }
             Step::Lazy(_) => ncclSuccess,
             // One that grows from a lazy communicator materializes it.
-            _ => derived::run(init),
+            _ => nccl_children::run(init),
         },
         |step, result| {
             if result == ncclSuccess || result == ncclInProgress {
@@ -93,7 +93,7 @@ fn begin(init: &InitCall) -> Step {
         ) => {
             return Step::Refused;
         }
-        _ => return Step::Decided(InitOutcome::OnNccl(FallbackReason::Derived), None),
+        _ => return Step::Decided(InitOutcome::OnNccl(FallbackReason::Child), None),
     };
     if group::is_open() {
         return Step::Grouped(InitRequest { device: peers::device_now(), ..request });
@@ -101,9 +101,7 @@ fn begin(init: &InitCall) -> Step {
     let device = peers::device_now();
     let taken = take(&request, device, &configuration);
     let outcome = match peers::ask(&InitRequest { device, cached: taken.tokens(), ..request }) {
-        Ok(asked) => {
-            peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Derived))
-        }
+        Ok(asked) => peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Child)),
         Err(reason) => InitOutcome::OnNccl(reason),
     };
     let mut parent_on_nccl = None;

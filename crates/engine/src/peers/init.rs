@@ -15,8 +15,8 @@ use crate::stats::features::{Lacks, line};
 use crate::stats::{count, peer_group};
 
 use super::boxes::Share;
+use super::children::Wait;
 use super::closing;
-use super::derived::Wait;
 use super::hosting::rendezvous;
 use super::preparing::{self, Prepared};
 use super::{InitRequest, Laziness, PeerGroup, checking, features, offers, request, settle};
@@ -254,7 +254,7 @@ mod tests {
             FallbackReason::OtherOptions { rank: 1, other: 0 },
             FallbackReason::Incapable { rank: 1 },
             FallbackReason::Refused { rank: 1, words: words() },
-            FallbackReason::Derived,
+            FallbackReason::Child,
             FallbackReason::Grouped,
             FallbackReason::Apart,
             FallbackReason::ImplicitOrder,

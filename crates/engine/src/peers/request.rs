@@ -14,8 +14,8 @@ use crate::native;
 use crate::negotiated::bytes::{Writer, checksum};
 use crate::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability};
 use crate::p2p::Layout;
+use crate::rendezvous::children::NOBODY;
 use crate::rendezvous::colors::LazyVote;
-use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, fallback_reason};
 use crate::rendezvous::id_tag::{Id, IdTag};
 use crate::rendezvous::outcome::FallbackReason;
@@ -107,7 +107,7 @@ impl InitRequest {
 }
 
 /// Why a communicator made from another has no peer group, before anything is asked of its device.
-pub(super) fn check_derived(waiting: Option<Waiting>) -> Result<(), FallbackReason> {
+pub(super) fn check_child(waiting: Option<Waiting>) -> Result<(), FallbackReason> {
     match waits(waiting) {
         Waiting::Blocking => Ok(()),
         Waiting::NonBlocking => Err(FallbackReason::NonBlocking),
@@ -128,7 +128,7 @@ fn waits(configured: Option<Waiting>) -> Waiting {
 
 /// Why so many ranks in one hand have no peer group, before anything is asked of their devices.
 pub(super) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
-    check_derived(None)?;
+    check_child(None)?;
     match (forbidden(), ranks) {
         // They need no id.
         (Some(reason), _) if reason != FallbackReason::CommId => Err(reason),

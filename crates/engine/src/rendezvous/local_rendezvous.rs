@@ -5,7 +5,7 @@
 //! So each of them first **enters** the host-local rendezvous of its host, under a name that only ranks of the parent can know, and goes to NCCL once that
 //! is acknowledged. When NCCL has made the communicator here, all who will ever come have entered; whoever **asks** first closes
 //! the [roster](Roster), and all hear the same: how many there are. If these are all ranks of the communicator, they meet as those of a
-//! [lazy communicator](super::derived) do, each with its place in the roster; otherwise it has no peer group, and nobody waits.
+//! [lazy communicator](super::children) do, each with its place in the roster; otherwise it has no peer group, and nobody waits.
 //!
 //! The host-local rendezvous is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roster. Connections
 //! stand until the session is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a
@@ -20,7 +20,7 @@ use rustix::net::SocketAddrUnix;
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{RANKS_MAX, Token, Version};
 
-use super::derived;
+use super::children;
 
 /// The first bytes of a connection to a host-local rendezvous.
 const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
@@ -33,17 +33,17 @@ const MEMBERS_MAX: usize = 1024;
 /// Bytes of an answer.
 pub const ANSWER_BYTES: usize = 1 + 4 + 16;
 
-/// The name of the host-local rendezvous of a communicator that is made from another, by the [name](derived::child) that its ranks share.
+/// The name of the host-local rendezvous of a communicator that is made from another, by the [name](children::child) that its ranks share.
 pub fn name(child: Token) -> Token {
     let Version { major, minor, patch } = Version::THIS;
     let mut words = Writer::default();
     words.token(child).u16(major).u16(minor).u16(patch);
-    derived::digest(b"windlass muster of", &words.finish())
+    children::digest(b"windlass muster of", &words.finish())
 }
 
 /// Where the host-local rendezvous of this name listens, which only those can know who know the name.
 pub fn address(name: Token) -> rustix::io::Result<SocketAddrUnix> {
-    derived::local_address("muster", name)
+    children::local_address("muster", name)
 }
 
 /// What a connection begins with.
@@ -123,9 +123,9 @@ impl Answer {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, place, process_listener) = match self {
-            Answer::Entered => (1, 0, derived::NOBODY),
+            Answer::Entered => (1, 0, children::NOBODY),
             Answer::Complete { place, process_listener } => (2, *place, *process_listener),
-            Answer::Apart => (3, 0, derived::NOBODY),
+            Answer::Apart => (3, 0, children::NOBODY),
         };
         let mut bytes = Writer::default();
         bytes.u8(kind).u32(place).token(process_listener);
@@ -262,7 +262,7 @@ mod tests {
         let bytes = greeting(NAME, 700);
         assert_eq!(bytes.len(), GREETING_BYTES);
         assert_eq!(who(&bytes, NAME), Some(700));
-        assert_eq!(who(&bytes, derived::NOBODY), None);
+        assert_eq!(who(&bytes, children::NOBODY), None);
         assert_eq!(who(&bytes[..GREETING_BYTES - 1], NAME), None);
         for wrong in 0..24 {
             let mut bytes = bytes.clone();
@@ -281,7 +281,7 @@ mod tests {
             assert_eq!(Answer::decode(&answer.encode()), Some(answer));
         }
         assert_eq!(Answer::decode(&place(16).encode()), None);
-        assert_ne!(address(NAME).unwrap(), derived::address(NAME).unwrap());
+        assert_ne!(address(NAME).unwrap(), children::address(NAME).unwrap());
     }
 
     /// All hear the same, whoever asks first, in the order of the parent; the session is told of once.

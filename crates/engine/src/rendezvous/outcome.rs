@@ -95,7 +95,7 @@ coded! {
         16 OtherOptions(rank: number, other: number) = "ranks run unlike builds of Windlass",
         17 Incapable(rank: number) = "a GPU or driver cannot share virtual memory",
         18 Refused(rank: number, words: words) = "a rank could not prepare",
-        19 Derived = "it was grown, or made from a communicator on NCCL",
+        19 Child = "it was grown, or made from a communicator on NCCL",
         20 Grouped = "it was made in one group with others",
         21 ImplicitOrder = "NCCL_LAUNCH_ORDER_IMPLICIT is set",
         22 Apart = "it was made from another, and a rank of it is on another host, has no Windlass or declined",

@@ -20,9 +20,9 @@ use crate::negotiated::Token;
 
 use super::Limits;
 use super::arrivals::Arrivals;
+use super::children::NOBODY;
 use super::connection::Connection;
 use super::counts::Counts;
-use super::derived::NOBODY;
 use super::id_tag::Id;
 use super::outcome::{Failure, FallbackReason, SessionOutcome};
 use super::poll::{Flag, Poll, Watched};

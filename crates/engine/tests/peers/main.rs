@@ -4,7 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod derived;
+mod children;
 mod ids;
 mod inits;
 mod processes;

@@ -72,15 +72,15 @@ fn met(ranks: i32, laziness: Laziness) -> Vec<InitOutcome> {
 }
 
 /// A child that NCCL makes, whose own making is a barrier.
-fn derive((parent, device): (&PeerGroup, i32), made: &Barrier) -> InitOutcome {
+fn make_child((parent, device): (&PeerGroup, i32), made: &Barrier) -> InitOutcome {
     let wanted = Wanted::Split(Some(0));
-    let mut derivation = parent.derive(&wanted, Standing::Built).unwrap().begun();
-    assert_eq!(derivation.round(0, Laziness::None.vote()), Ok(Course::Nccl));
+    let mut child_init = parent.child_call(&wanted, Standing::Built).unwrap().begun();
+    assert_eq!(child_init.round(0, Laziness::None.vote()), Ok(Course::Nccl));
     made.wait();
     let new_communicator = NewCommunicator { device, rank: device as u32, ranks: 3 };
     let waiting = Some(Waiting::Blocking);
     let configured = Configured { waiting, ctas: None, configuration: Kept::Nothing, shares: false };
-    peers::complete(vec![derivation.ask(new_communicator, configured).unwrap()]).pop().unwrap()
+    peers::complete(vec![child_init.ask(new_communicator, configured).unwrap()]).pop().unwrap()
 }
 
 /// Ranks that met, that were made by one call and those of a split have a shared page each, for which no descriptor stays open and
@@ -103,7 +103,8 @@ fn ranks_of_one_process() {
             InitOutcome::PeerGroup(peer_group) => peer_group.as_ref(),
             _ => unreachable!("they agreed"),
         });
-        let threads: Vec<_> = parents.zip(0..).map(|call| scope.spawn(move || derive(call, made))).collect();
+        let threads: Vec<_> =
+            parents.zip(0..).map(|call| scope.spawn(move || make_child(call, made))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     agree(&split);

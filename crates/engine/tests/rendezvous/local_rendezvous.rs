@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use windlass_engine::negotiated::{RANKS_MAX, Token};
-use windlass_engine::rendezvous::derived::{Invitation, child};
+use windlass_engine::rendezvous::children::{Invitation, child};
 use windlass_engine::rendezvous::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};
 use windlass_engine::rendezvous::outcome::{Failure, FallbackReason};
 use windlass_engine::rendezvous::{Limits, LocalEntry, Outcome, Participant, Rendezvous, place};

@@ -1,7 +1,7 @@
 //! The rendezvous over real sockets and processes, and its agreement under random orders and deaths.
 
 mod agreement;
-mod derived;
+mod children;
 mod descriptors;
 mod endings;
 mod ids;

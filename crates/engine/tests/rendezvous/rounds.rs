@@ -7,14 +7,14 @@ use std::thread;
 
 use windlass_engine::descriptor as ours;
 use windlass_engine::negotiated::{RANKS_MAX, Token};
+use windlass_engine::rendezvous::children::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::colors::{Course, LazyVote, Others, Parent, SplitMessage, Table};
-use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
 use windlass_engine::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 use windlass_engine::rendezvous::{Inquiry, Limits, Rendezvous};
 
-use crate::derived::{address, kill, pidfd_of, process};
+use crate::children::{address, kill, pidfd_of, process};
 use crate::processes::{Played, await_message, play, say};
 use crate::support::{facts, is_peer_group, ready};
 
@@ -297,7 +297,7 @@ fn nonsense() {
 fn unreadable_host() {
     use std::os::linux::net::SocketAddrExt;
     let process_listener = Token([0x52; 16]);
-    let name = windlass_engine::rendezvous::derived::address(process_listener).unwrap();
+    let name = windlass_engine::rendezvous::children::address(process_listener).unwrap();
     let name = std::os::unix::net::SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap();
     let listener = std::os::unix::net::UnixListener::bind_addr(&name).unwrap();
     let own = rendezvous();

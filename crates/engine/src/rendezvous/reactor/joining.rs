@@ -10,8 +10,8 @@ use super::wanting::Want;
 use super::{Endpoint, Reactor, Reporting};
 use crate::descriptor;
 use crate::negotiated::Token;
+use crate::rendezvous::children;
 use crate::rendezvous::connection::{self, Connection, Line};
-use crate::rendezvous::derived;
 use crate::rendezvous::message::{self, FROM_HOST_BYTES_MAX, FromHost};
 use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome, bounded};
 use crate::rendezvous::waiter::{Need, Waiter};
@@ -86,7 +86,7 @@ impl Reactor {
                 Want::Refused => {
                     waiter.lost(Failure::Short);
                     // Who cannot say that it does not come goes on trying.
-                    if let Some((process_listener, words)) = derived::withdrawal(&words) {
+                    if let Some((process_listener, words)) = children::withdrawal(&words) {
                         self.knocking.push(Knocking::Telling(process_listener, words));
                     }
                 }
@@ -117,7 +117,7 @@ impl Reactor {
             _ => self.stop_knocking(key),
         };
         // The host of a call waits for a message of each rank, and the report has not gone out.
-        if let Some((process_listener, words)) = derived::withdrawal(&unsaid) {
+        if let Some((process_listener, words)) = children::withdrawal(&unsaid) {
             self.tell(process_listener, words);
         }
     }

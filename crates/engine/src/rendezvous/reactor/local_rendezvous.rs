@@ -8,9 +8,9 @@ use crate::negotiated::Token;
 use super::hosting::Session;
 use super::{Endpoint, Expected, Reactor};
 use crate::rendezvous::agreement::{ConnectionId, Event};
+use crate::rendezvous::children;
 use crate::rendezvous::connection::{Connection, Line};
 use crate::rendezvous::counts::Counts;
-use crate::rendezvous::derived;
 use crate::rendezvous::local_rendezvous::{
     self, Answer, Course, GREETING_BYTES, MESSAGE_BYTES, Missing, Roster, SplitMessage,
 };
@@ -164,7 +164,7 @@ impl Reactor {
 
     /// Where a rank declines the others have what NCCL gave them; where its process died, they are told.
     fn does_not_come(&mut self, name: Token, place: u32, missing: Missing) {
-        let child = derived::child(name, 0);
+        let child = children::child(name, 0);
         let arrivals = self.arrivals(name);
         match missing {
             Missing::Dies => arrivals.died(place),
@@ -173,7 +173,7 @@ impl Reactor {
                 arrivals.spoke(place);
                 self.sessions
                     .entry(child)
-                    .or_insert_with(|| Session::of_call(name, derived::comm_token(child)));
+                    .or_insert_with(|| Session::of_call(name, children::comm_token(child)));
                 let said = FromRank::Decline(SessionOutcome::OnNccl(FallbackReason::Apart));
                 self.happen(child, Event::Said(ConnectionId(NOBODYS_KEY), said));
             }

@@ -15,9 +15,9 @@ use super::{Endpoint, Expected, Reactor};
 use crate::descriptor::{self, Ours};
 use crate::rendezvous::agreement::Event;
 use crate::rendezvous::arrivals::Arrivals;
+use crate::rendezvous::children::{self, GREETING_BYTES, Invitation, Visitor};
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
-use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, Visitor};
 use crate::rendezvous::outcome::Failure;
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
@@ -38,7 +38,7 @@ impl ProcessListener {
     /// Listens under a new name.
     pub fn open() -> std::io::Result<ProcessListener> {
         let secret = place::random()?;
-        Ok(ProcessListener { secret, listener: connection::listen_locally(&derived::address(secret)?)? })
+        Ok(ProcessListener { secret, listener: connection::listen_locally(&children::address(secret)?)? })
     }
 }
 
@@ -98,7 +98,7 @@ impl Reactor {
     pub(super) fn visitor(&mut self, key: u64) {
         let Some(Endpoint::Visitor(connection)) = self.endpoints.get_mut(&key) else { return };
         let line = connection.fill(GREETING_BYTES);
-        let visitor = derived::identify(&connection.input, self.process_listener);
+        let visitor = children::identify(&connection.input, self.process_listener);
         if visitor == Visitor::Unclear && line == Line::Open {
             return;
         }
@@ -112,7 +112,7 @@ impl Reactor {
 
     fn welcome(&mut self, mut connection: Connection, invitation: Invitation) {
         let Invitation { call, child, rank, .. } = invitation;
-        if child == derived::round(call) {
+        if child == children::round(call) {
             return self.enter_round(connection, child, rank);
         }
         let key = connection.watched.key();
@@ -120,7 +120,7 @@ impl Reactor {
             return Counts::up(&self.shared.counts.turned_away);
         }
         let session =
-            self.sessions.entry(child).or_insert_with(|| Session::of_call(call, derived::comm_token(child)));
+            self.sessions.entry(child).or_insert_with(|| Session::of_call(call, children::comm_token(child)));
         if session.enter(key, rank, self.limits.present_max).is_none() {
             Counts::up(&self.shared.counts.turned_away);
             self.arrivals(call).died(rank);
@@ -264,7 +264,7 @@ pub(super) fn withdraw_alone(waiter: &Waiter, report: &[u8]) {
     if waiter.declines_elsewhere() {
         return;
     }
-    if let Some((process_listener, words)) = derived::withdrawal(report) {
+    if let Some((process_listener, words)) = children::withdrawal(report) {
         tell_alone(process_listener, &words);
     }
 }
@@ -321,7 +321,7 @@ pub(super) enum Knock {
 /// Connects to a process listener. Only a refusal says that nobody is there: whoever gave up for another reason would be waited
 /// for.
 pub(super) fn connect(process_listener: Token) -> Result<Ours, Knock> {
-    let address = derived::address(process_listener).map_err(|_| Knock::Gone)?;
+    let address = children::address(process_listener).map_err(|_| Knock::Gone)?;
     descriptor::even_of_reserve(|| connection::connect_locally(&address)).map_err(|error| match error {
         Errno::CONNREFUSED | Errno::NOENT => Knock::Gone,
         error => Knock::Later(error),

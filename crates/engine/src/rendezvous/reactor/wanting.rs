@@ -15,9 +15,9 @@ use super::{Endpoint, Reactor};
 use crate::descriptor::{self, Ours, WANTED_FOR};
 use crate::negotiated::Token;
 use crate::rendezvous::agreement::Event;
+use crate::rendezvous::children;
 use crate::rendezvous::connection;
 use crate::rendezvous::counts::Counts;
-use crate::rendezvous::derived;
 use crate::rendezvous::outcome::Failure;
 
 /// The same while ranks of NCCL's are on their way to a root of this process, whatever is wanted: they give theirs back.
@@ -68,10 +68,10 @@ impl Reactor {
     pub(super) fn open_process_listener_again(&mut self) {
         let is_open =
             self.endpoints.values().any(|endpoint| matches!(endpoint, Endpoint::ProcessListener(_)));
-        if is_open || self.process_listener == derived::NOBODY {
+        if is_open || self.process_listener == children::NOBODY {
             return;
         }
-        let address = derived::address(self.process_listener);
+        let address = children::address(self.process_listener);
         let listener = address.and_then(|address| connection::listen_locally(&address));
         if let Err(error) = listener.and_then(|listener| self.listen_at_process_listener(listener)) {
             self.lacks("open its process listener again", error);

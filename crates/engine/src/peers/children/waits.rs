@@ -9,7 +9,7 @@ use crate::negotiated::{Member, NegotiatedConfig, Token};
 use crate::peers::closing::Life;
 use crate::peers::request;
 use crate::rendezvous::Canceller;
-use crate::rendezvous::derived::{Making, NOBODY};
+use crate::rendezvous::children::{Making, NOBODY};
 use crate::sequencer::Graphs;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.

@@ -12,7 +12,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use windlass_engine::descriptor::Ours;
 use windlass_engine::negotiated::Token;
-use windlass_engine::rendezvous::derived::{self, Invitation, Making, NOBODY, child};
+use windlass_engine::rendezvous::children::{self, Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::FromRank;
 use windlass_engine::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 use windlass_engine::rendezvous::{Limits, Outcome, Participant, Rendezvous};
@@ -57,7 +57,7 @@ impl Split {
 }
 
 pub fn address(process_listener: Token) -> SocketAddr {
-    let name = derived::address(process_listener).unwrap();
+    let name = children::address(process_listener).unwrap();
     SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()
 }
 
@@ -105,7 +105,7 @@ fn two_colors_at_once() {
     });
     let (one, two) = (negotiated_configs.next().unwrap(), negotiated_configs.next().unwrap());
     assert_eq!((&negotiated_configs.next().unwrap(), &negotiated_configs.next().unwrap()), (&one, &two));
-    assert_eq!(one.comm, derived::comm_token(split.of(7)));
+    assert_eq!(one.comm, children::comm_token(split.of(7)));
     assert_ne!(one.comm, two.comm);
     assert_eq!(split.host.counts().peer_groups.load(Ordering::Relaxed), 2);
 }
@@ -343,14 +343,14 @@ fn full_queue() {
     let process_listener = Token([0x51; 16]);
     let listener = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let listener = listener.unwrap();
-    net::bind(&listener, &derived::address(process_listener).unwrap()).unwrap();
+    net::bind(&listener, &children::address(process_listener).unwrap()).unwrap();
     net::listen(&listener, 0).unwrap();
     // How many a queue of none holds is the kernel's to say.
     let mut queued = Vec::new();
     loop {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        match net::connect(&socket, &derived::address(process_listener).unwrap()) {
+        match net::connect(&socket, &children::address(process_listener).unwrap()) {
             Ok(()) => queued.push(socket),
             Err(error) => break assert_eq!(error, rustix::io::Errno::AGAIN),
         }

@@ -7,8 +7,8 @@ use crate::peers::hosting::rendezvous;
 use crate::peers::init::cannot_reach;
 use crate::peers::{Asked, Laziness, request, settle};
 use crate::rendezvous::LocalEntry;
+use crate::rendezvous::children::{Invitation, child};
 use crate::rendezvous::colors::{Course, LazyVote, Parent, SplitMessage};
-use crate::rendezvous::derived::{Invitation, child};
 use crate::rendezvous::local_rendezvous::{self, Answer};
 use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 
@@ -45,7 +45,7 @@ pub(super) enum Leaves {
 
 /// A call that NCCL has taken.
 #[derive(Debug)]
-pub struct Derivation {
+pub struct ChildInit {
     pub(super) line: Arc<Line>,
     /// To its round.
     pub(super) invitation: Invitation,
@@ -58,7 +58,7 @@ pub struct Derivation {
     pub(super) session: SessionPlace,
 }
 
-impl Derivation {
+impl ChildInit {
     /// The call, by a name that its ranks share.
     pub fn call(&self) -> Token {
         self.invitation.call
@@ -166,7 +166,7 @@ impl Derivation {
     }
 
     /// Begins the init of this rank's communicator. Waits for nobody. The reason says that NCCL does everything, for all its
-    /// ranks, which the caller [tells](Derivation::refuse) them. Once.
+    /// ranks, which the caller [tells](ChildInit::refuse) them. Once.
     pub fn ask(
         &mut self,
         new_communicator: NewCommunicator,
@@ -207,7 +207,7 @@ impl Derivation {
         laziness: Laziness,
     ) -> Result<Asked, FallbackReason> {
         let invitation = self.invited(new_communicator.ranks)?;
-        request::check_derived(configured.waiting)?;
+        request::check_child(configured.waiting)?;
         settle();
         let ctas = configured.ctas.unwrap_or(self.line.ctas);
         let (heap, share, mut facts) =
@@ -266,7 +266,7 @@ impl Derivation {
     }
 }
 
-impl Drop for Derivation {
+impl Drop for ChildInit {
     fn drop(&mut self) {
         // The others of the round wait for it.
         match (self.ahead, self.leaves) {

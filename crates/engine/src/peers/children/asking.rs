@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use crate::negotiated::Token;
 use crate::peers::hosting::rendezvous;
+use crate::rendezvous::children::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::colors::Parent;
-use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::{Rendezvous, local_rendezvous};
 
-use super::taken::{Ahead, Derivation, Leaves, SessionPlace};
+use super::taken::{Ahead, ChildInit, Leaves, SessionPlace};
 use super::waits::{Kind, Line};
 
 /// A call that NCCL has not taken yet.
 #[derive(Debug)]
-pub struct Deriving {
+pub struct ChildCall {
     pub(super) line: Arc<Line>,
     pub(super) process_listener: Token,
     pub(super) hosts: u32,
@@ -22,7 +22,7 @@ pub struct Deriving {
     pub(super) shrinks: Option<Vec<u32>>,
     pub(super) parent: Parent,
     pub(super) color: Option<i32>,
-    /// At the roster, once it has [entered](Deriving::enter) there.
+    /// At the roster, once it has [entered](ChildCall::enter) there.
     pub(super) session: SessionPlace,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn enter(line: &Line, child: Option<Token>) -> SessionPlace {
     SessionPlace::AtRoster(entered.map_err(|error| error.to_string()))
 }
 
-impl Deriving {
+impl ChildCall {
     /// Whether this is a call that NCCL cannot make, as far as this rank knows: it has no parent, and will have none.
     pub fn is_without_parent(&self) -> bool {
         self.parent == Parent::Unbuildable
@@ -79,7 +79,7 @@ impl Deriving {
     }
 
     /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
-    pub fn begun(self) -> Derivation {
+    pub fn begun(self) -> ChildInit {
         let before = self.line.counted(self.kind(), |counted| counted.begun += 1);
         let invitation = self.invitation(before.begun);
         let is_due = self.has_round() && !before.has_hurried();
@@ -87,8 +87,8 @@ impl Deriving {
         if is_due {
             self.await_round(&invitation);
         }
-        let Deriving { line, ranks, parent, color, session, .. } = self;
-        Derivation { line, invitation, ranks, parent, color, ahead, leaves: Leaves::Failing, session }
+        let ChildCall { line, ranks, parent, color, session, .. } = self;
+        ChildInit { line, invitation, ranks, parent, color, ahead, leaves: Leaves::Failing, session }
     }
 
     fn kind(&self) -> Kind {

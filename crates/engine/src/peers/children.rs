@@ -1,14 +1,14 @@
 //! Communicators made from one that has a peer group. Where the other has none: [`parent_on_nccl`].
 //!
-//! Before the real call: [`PeerGroup::derive`]. NCCL makes them first; their ranks find each other at a roster that they have
-//! [entered](Deriving::enter) before ([`crate::rendezvous::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
-//! [`Deriving::begun`], as often on every rank and in the same order, since NCCL counts so, too. When NCCL has made the communicator:
-//! [`Derivation::ask`] or `refuse`. A derivation that is dropped without one says that this rank does not come.
+//! Before the real call: [`PeerGroup::child_call`]. NCCL makes them first; their ranks find each other at a roster that they have
+//! [entered](ChildCall::enter) before ([`crate::rendezvous::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
+//! [`ChildCall::begun`], as often on every rank and in the same order, since NCCL counts so, too. When NCCL has made the communicator:
+//! [`ChildInit::ask`] or `refuse`. A child's init that is dropped without one says that this rank does not come.
 //!
-//! Where communicators made from this one may be lazy ([`Deriving::has_round`]), the ranks of a call first tell each
-//! other where they go, so that they know which of them need NCCL at all: [`Deriving::begun`] and [`Derivation::round`]
-//! come before the real call then, and the ranks of a lazy one meet at their first by [`Derivation::ask_lazy`]. A rank that cannot wait, or
-//! whose call NCCL may refuse, says so by [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then.
+//! Where communicators made from this one may be lazy ([`ChildCall::has_round`]), the ranks of a call first tell each
+//! other where they go, so that they know which of them need NCCL at all: [`ChildCall::begun`] and [`ChildInit::round`]
+//! come before the real call then, and the ranks of a lazy one meet at their first by [`ChildInit::ask_lazy`]. A rank that cannot wait, or
+//! whose call NCCL may refuse, says so by [`ChildCall::go_to_nccl`] and goes on as ever; NCCL makes all then.
 
 mod asking;
 mod parent_on_nccl;
@@ -18,15 +18,15 @@ mod waits;
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
 use crate::gpu::Ordinal;
+use crate::rendezvous::children::NOBODY;
 use crate::rendezvous::colors::Parent;
-use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::Waiting;
 
 use super::PeerGroup;
 
-pub use asking::Deriving;
+pub use asking::ChildCall;
 pub use parent_on_nccl::{LocalWait, ParentOnNccl};
-pub use taken::Derivation;
+pub use taken::ChildInit;
 use taken::SessionPlace;
 pub(super) use waits::{Line, Wait};
 
@@ -52,7 +52,7 @@ pub enum Standing {
 
 impl PeerGroup {
     /// Before NCCL is asked. Nothing if there can be no session, which all ranks find alike.
-    pub fn derive(&self, wanted: &Wanted, standing: Standing) -> Option<Deriving> {
+    pub fn child_call(&self, wanted: &Wanted, standing: Standing) -> Option<ChildCall> {
         let all = (1u64 << self.negotiated.members.len()) - 1;
         let (excluded, color) = match wanted {
             Wanted::Split(color) => (Vec::new(), *color),
@@ -74,7 +74,7 @@ impl PeerGroup {
             // Those who are excluded do not come, or those who lack it.
             (Wanted::Shrink(_), _) => Parent::Unbuildable,
         };
-        Some(Deriving {
+        Some(ChildCall {
             line: self.line.clone(),
             process_listener: host.process_listener,
             hosts: host.rank,
@@ -87,12 +87,12 @@ impl PeerGroup {
     }
 
     /// Ends what waits for communicators made from this one.
-    pub fn end_derived(&self) {
+    pub fn end_children(&self) {
         self.line.end();
     }
 
     /// Whether they are: communicators made from this one are waited for no more.
-    pub fn has_ended_derived(&self) -> bool {
+    pub fn has_ended_children(&self) -> bool {
         self.line.has_ended()
     }
 }
@@ -159,8 +159,8 @@ mod tests {
         (0..ranks).map(|rank| Line::of_peer_group(&negotiated, rank, Vec::new(), Graphs::Mixed)).collect()
     }
 
-    fn deriving(line: &Arc<Line>, color: Option<i32>) -> Deriving {
-        Deriving {
+    fn child_call(line: &Arc<Line>, color: Option<i32>) -> ChildCall {
+        ChildCall {
             line: line.clone(),
             process_listener: rendezvous().unwrap().process_listener(),
             hosts: 0,
@@ -174,12 +174,11 @@ mod tests {
 
     /// What each rank does next of those that wait.
     fn round(lines: &[Arc<Line>], color: impl Fn(u32) -> Option<i32>) -> Vec<Result<Course, Failure>> {
-        let begun = lines.iter().map(|line| deriving(line, color(line.rank)).begun());
-        let derivations: Vec<Derivation> = begun.collect();
+        let begun = lines.iter().map(|line| child_call(line, color(line.rank)).begun());
+        let child_inits: Vec<ChildInit> = begun.collect();
         std::thread::scope(|scope| {
-            let wait =
-                |mut derivation: Derivation| scope.spawn(move || derivation.round(0, LazyVote::InPair));
-            let threads: Vec<_> = derivations.into_iter().map(wait).collect();
+            let wait = |mut child_init: ChildInit| scope.spawn(move || child_init.round(0, LazyVote::InPair));
+            let threads: Vec<_> = child_inits.into_iter().map(wait).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     }
@@ -201,7 +200,7 @@ mod tests {
         ];
         assert_eq!(round(&lines, pairs), lazy_communicators);
         for hurried in [3, 0] {
-            let hurries = deriving(&lines[hurried], Some(9));
+            let hurries = child_call(&lines[hurried], Some(9));
             hurries.go_to_nccl();
             let waiting: Vec<_> = lines.iter().filter(|line| line.rank != hurried as u32).cloned().collect();
             assert_eq!(round(&waiting, pairs), vec![Ok(Course::Nccl); 3]);
@@ -215,8 +214,8 @@ mod tests {
     #[test]
     fn refused_and_tried_again() {
         let lines = parent(2, MAY);
-        deriving(&lines[1], Some(0)).go_to_nccl();
-        deriving(&lines[1], Some(0)).go_to_nccl();
+        child_call(&lines[1], Some(0)).go_to_nccl();
+        child_call(&lines[1], Some(0)).go_to_nccl();
         assert_eq!(round(&lines, |_| Some(0)), vec![Ok(Course::Nccl); 2]);
         assert!(matches!(round(&lines, |_| Some(0))[0], Ok(Course::Lazy { .. })));
     }
@@ -226,9 +225,9 @@ mod tests {
     #[test]
     fn given_up() {
         let lines = parent(2, MAY);
-        deriving(&lines[1], Some(0)).begun().fail();
+        child_call(&lines[1], Some(0)).begun().fail();
         assert_eq!(round(&lines[..1], |_| Some(0)), [Err(Failure::Absent { rank: 1 })]);
-        deriving(&lines[1], Some(0)).begun().refuse(FallbackReason::Grouped);
+        child_call(&lines[1], Some(0)).begun().refuse(FallbackReason::Grouped);
         assert_eq!(round(&lines[..1], |_| Some(0)), [Ok(Course::Nccl)]);
     }
 
@@ -236,9 +235,9 @@ mod tests {
     #[test]
     fn parent_ends() {
         let lines = parent(3, MAY);
-        let mut derivation = deriving(&lines[1], Some(0)).begun();
+        let mut child_init = child_call(&lines[1], Some(0)).begun();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| derivation.round(0, LazyVote::Always));
+            let waiting = scope.spawn(|| child_init.round(0, LazyVote::Always));
             lines[1].end();
             assert_eq!(waiting.join().unwrap(), Err(Failure::Aborted));
         });
@@ -249,7 +248,7 @@ mod tests {
     #[test]
     fn without_a_round() {
         let lines = parent(3, !MAY);
-        let split = deriving(&lines[1], Some(0));
+        let split = child_call(&lines[1], Some(0));
         assert!(!split.has_round());
         split.go_to_nccl();
         assert_eq!(split.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
@@ -260,29 +259,29 @@ mod tests {
     #[test]
     fn shrinks() {
         let lines = parent(3, MAY);
-        let shrink = |rank: usize| Deriving {
+        let shrink = |rank: usize| ChildCall {
             hosts: 1,
             ranks: 0b110,
             shrinks: Some(vec![0]),
-            ..deriving(&lines[rank], Some(0))
+            ..child_call(&lines[rank], Some(0))
         };
         let both = || {
-            let derivations = [shrink(1).begun(), shrink(2).begun()];
+            let child_inits = [shrink(1).begun(), shrink(2).begun()];
             std::thread::scope(|scope| {
                 let wait =
-                    |mut derivation: Derivation| scope.spawn(move || derivation.round(0, LazyVote::InPair));
-                derivations.map(wait).map(|thread| thread.join().unwrap())
+                    |mut child_init: ChildInit| scope.spawn(move || child_init.round(0, LazyVote::InPair));
+                child_inits.map(wait).map(|thread| thread.join().unwrap())
             })
         };
         let lazy_course = |rank| Ok(Course::Lazy { rank, ranks: vec![1, 2], others: Others::Nothing });
         assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
         shrink(2).go_to_nccl();
         shrink(2).go_to_nccl();
-        deriving(&lines[2], None).go_to_nccl();
+        child_call(&lines[2], None).go_to_nccl();
         assert_eq!(both(), [Ok(Course::Nccl), Ok(Course::Nccl)]);
         assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
         // One that has no parent is without it in any case; who has one learns that.
-        let without = |rank| Deriving { parent: Parent::Unbuildable, ..shrink(rank) };
+        let without = |rank| ChildCall { parent: Parent::Unbuildable, ..shrink(rank) };
         let apart = |rank| Ok(Course::Apart { rank, ranks: vec![1, 2] });
         without(2).go_to_nccl();
         let (waits, mut hurried) = (shrink(1).begun(), without(2).begun());
@@ -290,7 +289,7 @@ mod tests {
         assert_eq!((hurried.alone(), hurried.round(0, LazyVote::InPair)), (apart(1).unwrap(), apart(1)));
         // Who is left alone waits for nobody.
         let alone =
-            Deriving { hosts: 2, ranks: 0b100, shrinks: Some(vec![0, 1]), ..deriving(&lines[2], Some(0)) };
+            ChildCall { hosts: 2, ranks: 0b100, shrinks: Some(vec![0, 1]), ..child_call(&lines[2], Some(0)) };
         assert_eq!(alone.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
     }
 }

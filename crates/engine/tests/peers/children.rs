@@ -28,13 +28,13 @@ type Call<'a> = (&'a InitOutcome, i32, Wanted, i32, Laziness);
 /// What a rank does of it, and what it gets if that is lazy.
 fn make((parent, device, wanted, key, laziness): Call<'_>) -> (Course, Option<InitOutcome>) {
     let InitOutcome::PeerGroup(peer_group) = parent else { panic!("{parent:?}") };
-    let mut derivation = peer_group.derive(&wanted, Standing::Built).unwrap().begun();
-    let course = derivation.round(key, laziness.vote()).unwrap();
+    let mut child_init = peer_group.child_call(&wanted, Standing::Built).unwrap().begun();
+    let course = child_init.round(key, laziness.vote()).unwrap();
     let Course::Lazy { rank, ranks, .. } = &course else {
         return (course, None);
     };
     let new_communicator = NewCommunicator { device, rank: *rank, ranks: ranks.len() as u32 };
-    let asked = derivation.ask_lazy(new_communicator, CONFIGURED).unwrap();
+    let asked = child_init.ask_lazy(new_communicator, CONFIGURED).unwrap();
     (course, peers::complete(vec![asked]).pop())
 }
 
@@ -118,14 +118,14 @@ fn parent_ends_in_a_round() {
             other => panic!("{other:?}"),
         };
         let round = |rank: usize| {
-            let call = peer_group(rank).derive(&Wanted::Shrink(vec![1]), Standing::Built);
+            let call = peer_group(rank).child_call(&Wanted::Shrink(vec![1]), Standing::Built);
             call.unwrap().begun().round(0, LAZY.vote())
         };
         thread::scope(|scope| {
             let waits = scope.spawn(|| round(ended));
             thread::sleep(Duration::from_millis(100));
             assert!(!waits.is_finished());
-            peer_group(ended).end_derived();
+            peer_group(ended).end_children();
             assert_eq!(waits.join().unwrap(), Err(Failure::Aborted));
         });
         assert!(matches!(round(other), Err(Failure::Absent { .. })));
@@ -139,20 +139,20 @@ fn parent_ends_in_a_round() {
 fn refused_after_its_message() {
     let Some(_devices) = three_devices() else { return };
     let parents = peers::all_here(&[0, 1, 2], Laziness::None);
-    let derive = |rank: usize| match &parents[rank] {
+    let child_call = |rank: usize| match &parents[rank] {
         InitOutcome::PeerGroup(peer_group) => {
-            peer_group.derive(&Wanted::Split(Some(0)), Standing::Built).unwrap()
+            peer_group.child_call(&Wanted::Split(Some(0)), Standing::Built).unwrap()
         }
         other => panic!("{other:?}"),
     };
-    derive(1).go_to_nccl();
+    child_call(1).go_to_nccl();
     let made = Barrier::new(3);
     let call = |rank: usize| {
-        let mut derivation = derive(rank).begun();
-        assert_eq!(derivation.round(0, LAZY.vote()), Ok(Course::Nccl));
+        let mut child_init = child_call(rank).begun();
+        assert_eq!(child_init.round(0, LAZY.vote()), Ok(Course::Nccl));
         made.wait();
         let new_communicator = NewCommunicator { device: rank as i32, rank: rank as u32, ranks: 3 };
-        derivation.ask(new_communicator, CONFIGURED).map(|asked| peers::complete(vec![asked]))
+        child_init.ask(new_communicator, CONFIGURED).map(|asked| peers::complete(vec![asked]))
     };
     thread::scope(|scope| {
         let threads = [0, 1, 2].map(|rank| {

@@ -21,7 +21,7 @@ use crate::lazy;
 use crate::lazy::Unfit;
 use crate::negotiated;
 use crate::peers::{
-    self, Asked, Configured, Derivation, Deriving, InitOutcome, LocalWait, NewCommunicator, ParentOnNccl,
+    self, Asked, ChildCall, ChildInit, Configured, InitOutcome, LocalWait, NewCommunicator, ParentOnNccl,
     Standing, Waiting, Wanted,
 };
 use crate::process;
@@ -41,7 +41,7 @@ pub enum Before {
 
 /// A call for one whose parent's ranks have met.
 pub struct OfPeerGroup {
-    pub deriving: Deriving,
+    pub child_call: ChildCall,
     pub configured: Configured,
 }
 
@@ -133,14 +133,14 @@ fn before(from: FromParent) -> Option<Before> {
             &given,
         )));
     }
-    let derive = |kept: &Kept| {
+    let child_call = |kept: &Kept| {
         let standing = match kept {
             Kept::Lazy(lazy) => lazy.standing(),
             _ => Standing::Built,
         };
-        kept.peer_group()?.derive(&wanted, standing)
+        kept.peer_group()?.child_call(&wanted, standing)
     };
-    let deriving = known.look_at_kept(parent, derive)??;
+    let child_call = known.look_at_kept(parent, child_call)??;
     let peer_group = known.peer_group(parent)?;
     let configuration = given.over(peer_group.configuration());
     let shares = peer_group.configuration().may_share();
@@ -155,7 +155,7 @@ fn before(from: FromParent) -> Option<Before> {
             Configured { configuration, shares, waiting: blocking.map(waiting), ctas: Some(ctas) }
         }
     };
-    Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured }))
+    Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured }))
 }
 
 /// What NCCL makes at the end of a group has no session: see [`before_group`].
@@ -187,7 +187,7 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
     if let Some(Before::OfParentOnNccl(of_parent_on_nccl)) = before {
         return after_of_parent_on_nccl(of_parent_on_nccl, handle, result);
     }
-    let Some(Before::OfPeerGroup(OfPeerGroup { deriving, configured })) = before else {
+    let Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })) = before else {
         if result == ncclSuccess || result == ncclInProgress {
             note_on_nccl(handle);
         } else {
@@ -195,14 +195,14 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
         }
         return ncclSuccess;
     };
-    let derivation = deriving.begun();
+    let child_init = child_call.begun();
     if result != ncclSuccess {
         session::refused(result);
-        derivation.fail();
+        child_init.fail();
     } else if group::is_open() {
-        group::wait_for(Awaited::Derived(handle, configured, Box::new(derivation)));
+        group::wait_for(Awaited::Child(handle, configured, Box::new(child_init)));
     } else {
-        return meet(vec![(handle, configured, derivation)]);
+        return meet(vec![(handle, configured, child_init)]);
     }
     ncclSuccess
 }
@@ -223,13 +223,13 @@ fn after_of_parent_on_nccl(
         note_on_nccl(place);
         return ncclSuccess;
     };
-    meet(vec![(place, configured, local_wait.derivation())])
+    meet(vec![(place, configured, local_wait.child_init())])
 }
 
 /// One whose parent has no peer group, and that none can have.
 fn note_on_nccl(handle: Handle) {
     let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
-    super::count_as_derived(communicator);
+    super::count_as_child(communicator);
     let ranks = known::identity(handle).map_or(0, |identity| identity.ranks);
     if peers::is_on() && (2..=negotiated::RANKS_MAX as i32).contains(&ranks) {
         say_once(ranks);
@@ -248,24 +248,24 @@ fn say_once(ranks: i32) {
 }
 
 /// Before NCCL runs a group. A rank that makes its part of a group one after the other waits for this rank's message between
-/// them, while NCCL here waits for all: so what is derived in a group has a session only if one thread brings several ranks
+/// them, while NCCL here waits for all: so what is split or shrunk in a group has a session only if one thread brings several ranks
 /// of one call, which it cannot do without.
 pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
-    let is_derived = |waited: &&Awaited| matches!(waited, Awaited::Derived(..));
+    let is_child = |waited: &&Awaited| matches!(waited, Awaited::Child(..));
     let calls: Vec<_> = awaited
         .iter()
         .filter_map(|waited| match waited {
-            Awaited::Derived(_, _, derivation) => Some(derivation.call()),
+            Awaited::Child(_, _, child_init) => Some(child_init.call()),
             _ => None,
         })
         .collect();
     let together = calls.len() > 1 && calls.iter().all(|call| *call == calls[0]);
-    if together || awaited.iter().find(is_derived).is_none() {
+    if together || awaited.iter().find(is_child).is_none() {
         return awaited;
     }
     let refused = |waited| match waited {
-        Awaited::Derived(handle, _, derivation) => {
-            derivation.refuse(FallbackReason::Grouped);
+        Awaited::Child(handle, _, child_init) => {
+            child_init.refuse(FallbackReason::Grouped);
             Awaited::Grouped(handle)
         }
         other => other,
@@ -275,20 +275,20 @@ pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
 
 /// NCCL has run a group. Gives the rest of what waited for its end, and the first failure.
 pub fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>, ncclResult_t) {
-    let (mut rest, mut derived) = (Vec::new(), Vec::new());
+    let (mut rest, mut children) = (Vec::new(), Vec::new());
     for waited in awaited {
         match waited {
-            Awaited::Derived(handle, configured, derivation) => {
-                derived.push((handle, configured, *derivation))
+            Awaited::Child(handle, configured, child_init) => {
+                children.push((handle, configured, *child_init))
             }
             other => rest.push(other),
         }
     }
     if result != ncclSuccess {
-        derived.into_iter().for_each(|(_, _, derivation)| derivation.fail());
+        children.into_iter().for_each(|(_, _, child_init)| child_init.fail());
         return (rest, result);
     }
-    let met = if derived.is_empty() { ncclSuccess } else { meet(derived) };
+    let met = if children.is_empty() { ncclSuccess } else { meet(children) };
     (rest, met)
 }
 
@@ -305,19 +305,19 @@ struct ChildSession {
 }
 
 /// Lets the ranks of communicators meet that NCCL has made, beside each other.
-pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
+pub fn meet(made: Vec<(Handle, Configured, ChildInit)>) -> ncclResult_t {
     let (mut sessions, mut asked): (Vec<ChildSession>, Vec<Asked>) = (Vec::new(), Vec::new());
-    for (place, configured, derivation) in made {
+    for (place, configured, child_init) in made {
         let Some((handle, communicator)) = note(place, UNKNOWN) else {
-            derivation.fail();
+            child_init.fail();
             continue;
         };
         let parent_on_nccl = known::identity(handle)
             // Of two nothing is made that has peers.
             .filter(|identity| identity.ranks > 2)
-            .map(|identity| derivation.parent_on_nccl(identity.rank.max(0) as u32, &configured));
+            .map(|identity| child_init.parent_on_nccl(identity.rank.max(0) as u32, &configured));
         let (configuration, shares) = (configured.configuration.clone(), configured.shares);
-        match ask(handle, configured, derivation) {
+        match ask(handle, configured, child_init) {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
@@ -372,14 +372,14 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
 fn ask(
     handle: ncclComm_t,
     configured: Configured,
-    mut derivation: Derivation,
+    mut child_init: ChildInit,
 ) -> Result<Asked, FallbackReason> {
     let asked = match known::identity(handle) {
         Some(identity) if identity.rank >= 0 && identity.ranks > identity.rank => {
             let (rank, ranks) = (identity.rank as u32, identity.ranks as u32);
-            derivation.ask(NewCommunicator { device: identity.device, rank, ranks }, configured)
+            child_init.ask(NewCommunicator { device: identity.device, rank, ranks }, configured)
         }
         _ => Err(FallbackReason::NoIdentity { words: "NCCL does not say which rank this is".into() }),
     };
-    asked.inspect_err(|reason| derivation.refuse(reason.clone()))
+    asked.inspect_err(|reason| child_init.refuse(reason.clone()))
 }

@@ -10,11 +10,11 @@ use crate::forward::configuration;
 use crate::forward::init::Ctas;
 use crate::negotiated::Token;
 use crate::peers::{closing, request};
+use crate::rendezvous::children::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::colors::Parent;
-use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;
 
-use super::taken::{Ahead, Derivation, Leaves, SessionPlace};
+use super::taken::{Ahead, ChildInit, Leaves, SessionPlace};
 use super::waits::{Kind, Line};
 use super::{Configured, Wanted, asking};
 
@@ -56,7 +56,7 @@ impl ParentOnNccl {
     /// Before NCCL is asked: this rank enters the host-local rendezvous of the new communicator, if it will be in one. None if it will not, or does not
     /// wait: the others find that not all are there.
     pub fn enter_local(&self, wanted: &Wanted, waiting: Waiting) -> Option<LocalWait> {
-        request::check_derived(Some(waiting)).ok()?;
+        request::check_child(Some(waiting)).ok()?;
         let color = match wanted {
             Wanted::Split(color) => (*color)?,
             Wanted::Shrink(_) => 0,
@@ -109,9 +109,9 @@ pub struct LocalWait {
 
 impl LocalWait {
     /// NCCL has made it: this one's way to the others.
-    pub fn derivation(self) -> Derivation {
+    pub fn child_init(self) -> ChildInit {
         let LocalWait { line, name, session } = self;
-        Derivation {
+        ChildInit {
             invitation: Invitation { process_listener: NOBODY, call: name, child: name, rank: line.rank },
             line,
             ranks: 0,
@@ -151,8 +151,8 @@ mod tests {
         };
         let calls = |local_wait: Vec<LocalWait>, ranks: u32| -> Vec<_> {
             // All have entered; none goes before the others have asked.
-            let derivations: Vec<Derivation> = local_wait.into_iter().map(LocalWait::derivation).collect();
-            derivations.iter().map(|one| one.invited(ranks).map(|to| (to.call, to.rank))).collect()
+            let child_inits: Vec<ChildInit> = local_wait.into_iter().map(LocalWait::child_init).collect();
+            child_inits.iter().map(|one| one.invited(ranks).map(|to| (to.call, to.rank))).collect()
         };
         let all = calls(split([3, 3, 3]), 3);
         let call = all[0].as_ref().unwrap().0;
@@ -181,8 +181,8 @@ mod tests {
                 local_wait
             });
             // All have entered; none goes before the others have asked.
-            let derivations = entered.map(LocalWait::derivation);
-            derivations.each_ref().map(|one| one.invited(2).map(|to| to.call))
+            let child_inits = entered.map(LocalWait::child_init);
+            child_inits.each_ref().map(|one| one.invited(2).map(|to| to.call))
         };
         let [first, other] = round(&[7, 0], &[0, 7, 7]);
         assert!(first.is_ok() && first == other);
@@ -203,10 +203,10 @@ mod tests {
             shares: false,
         };
         let local_wait = first.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
-        let child = local_wait.derivation().parent_on_nccl(0, &configured);
+        let child = local_wait.child_init().parent_on_nccl(0, &configured);
         assert_ne!(child.line.comm, first.line.comm);
         let other = world(0, name).enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
-        let other = other.derivation().parent_on_nccl(0, &configured);
+        let other = other.child_init().parent_on_nccl(0, &configured);
         assert_ne!(child.line.comm, other.line.comm);
         // Also of one whose ranks meet, and find then that they have no peer group: by the same name on all.
         let name = place::random().unwrap();
@@ -214,7 +214,7 @@ mod tests {
         let entered = both.map(|parent_on_nccl| {
             parent_on_nccl.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap()
         });
-        let comms = entered.map(|one| one.derivation().parent_on_nccl(0, &configured).line.comm);
+        let comms = entered.map(|one| one.child_init().parent_on_nccl(0, &configured).line.comm);
         assert_eq!(comms[0], comms[1]);
     }
 }
