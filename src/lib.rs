@@ -1,4 +1,4 @@
-//! The ABI face of Windlass: exported C functions, nothing else.
+//! The ABI layer of Windlass: exported C functions, nothing else.
 //!
 //! * [`entries`]: every public name of NCCL, as a few instructions each.
 //! * [`first_use`]: what the very first call does.

@@ -275,7 +275,7 @@ def unbuilt(options):
 
 
 def seen_functions():
-    """Names of the entry points that the face counts: those of role `seen` in the table."""
+    """Names of the entry points that the ABI layer counts: those of role `seen` in the table."""
     return set(re.findall(r"\[\d+ seen\] fn (\w+)", ENTRY_POINTS.read_text()))
 
 

@@ -118,7 +118,7 @@ pub fn close_in_child() {
             let number = (index * 64) as RawFd + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
             // SAFETY: the number was ours in the parent when it forked; the child's owners of it are never dropped,
-            // since no thread of ours lives there and every entry of the face only forwards.
+            // since no thread of ours lives there and every entry of the ABI layer only forwards.
             unsafe { libc::close(number) };
         }
     }

@@ -39,18 +39,18 @@ impl<T> Carried<T> {
     }
 }
 
-/// Calls the real library. The face made `call` from a C caller's arguments, which that caller vouches for.
+/// Calls the real library. The ABI layer made `call` from a C caller's arguments, which that caller vouches for.
 pub fn forward(call: &Call) -> ncclResult_t {
     let (shared, local) = (&call.shared, &call.local);
     let (count, datatype) = (shared.count, shared.datatype);
     let (send, receive, config) = (local.send, local.receive, local.config);
     let (communicator, stream) = (local.communicator, local.stream);
-    // Set by the face for every function that has them.
+    // Set by the ABI layer for every function that has them.
     let operation = shared.operation.unwrap_or(ncclRedOp_t(0));
     let root: c_int = shared.root.unwrap_or(0);
     let peer: c_int = local.peer.unwrap_or(0);
     // SAFETY: these are the arguments with which the application called this very function, and the library is
-    // open, since the face lets no call past before that.
+    // open, since the ABI layer lets no call past before that.
     unsafe {
         match shared.function {
             Function::AllReduce => {

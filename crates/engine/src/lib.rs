@@ -1,7 +1,7 @@
-//! Everything in Windlass that decides and acts. Read from the call downwards: a call of the face comes in at
+//! Everything in Windlass that decides and acts. Read from the call downwards: a call of the ABI layer comes in at
 //! [`dispatch`], is described by [`call`], decided by [`plan`], and run by one mechanism: [`forward`], [`p2p`], [`native`], or
-//! [`forward`] over buffers that [`registration`] has given NCCL. What a module names lies in a row below its own;
-//! `tests/house.rs` of the workspace holds that.
+//! [`forward`] over buffers that [`registration`] has given NCCL. What a module names lies in a layer below its own;
+//! `tests/architecture.rs` of the workspace holds that.
 
 #![deny(unsafe_code)]
 

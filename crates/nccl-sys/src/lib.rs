@@ -1,7 +1,7 @@
 //! C types of `nccl.h`, the one list of NCCL's entry points, and the real library underneath.
 //!
 //! * [`types`]: codes and structures of the C interface.
-//! * [`for_each_entry`]: the list that the face, the header, the simulator and the tests expand from.
+//! * [`for_each_entry`]: the list that the ABI layer, the header, the simulator and the tests expand from.
 //! * [`slots`]: one cell an entry point, through which every call reaches the real library.
 //! * [`real`]: typed calls through those cells.
 //! * [`trampoline`]: keeps a call's arguments while Rust code decides where it goes on.

@@ -1,6 +1,6 @@
 //! One cell an entry point: the address that a call to the real library jumps to.
 //!
-//! The cells are empty until [`crate::open`] has opened the real library; the face lets no call past before
+//! The cells are empty until [`crate::open`] has opened the real library; the ABI layer lets no call past before
 //! that. What the real library lacks holds the address of an answer of [`crate::missing`], so a cell can be
 //! called without a check ever after.
 
@@ -11,7 +11,7 @@ use crate::for_each_entry;
 /// Who answers an entry point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// The face has Rust code for it.
+    /// The ABI layer has Rust code for it.
     Seen,
     /// Jumps to the real library with NCCL's own handle as first argument.
     Handle,
@@ -100,8 +100,8 @@ for_each_entry!(describe);
 /// The cells, in the order of [`Entry`].
 pub static SLOTS: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 
-/// Where the face counts calls that it passes without Rust code: the first of [`COUNT`] counters, in the order
-/// of [`Entry`]. Set before the face lets a first call past.
+/// Where the ABI layer counts calls that it passes without Rust code: the first of [`COUNT`] counters, in the order
+/// of [`Entry`]. Set before the ABI layer lets a first call past.
 pub static PASSED: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Addresses from which a call is forwarded unseen: two ranges of (first address, length), the text of the real

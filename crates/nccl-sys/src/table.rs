@@ -1,11 +1,11 @@
 //! THE list of entry points: every public name of NCCL 2.18 to 2.32, with its twin, its signature, the first
-//! version that has it, and who answers it. The face, the header, the simulator and the tests expand from it.
+//! version that has it, and who answers it. The ABI layer, the header, the simulator and the tests expand from it.
 //!
 //! A row reads `[first role] fn name | twin (arguments) -> result;`.
 //!
 //! * *first* is the version code (as `ncclGetVersion` gives it) of the first release on PyPI that exports the
 //!   name; `abi/exports` holds what each release exports, and a test compares.
-//! * *role*: `seen` has Rust code in the face; `handle` jumps straight to the real library with NCCL's own communicator in
+//! * *role*: `seen` has Rust code in the ABI layer; `handle` jumps straight to the real library with NCCL's own communicator in
 //!   place of a lazy one's, which is its first argument; `pass` always jumps straight to the real library.
 //!
 //! The second list, `opaque`, holds names whose signature is not ours to know: they are declared in NVIDIA's

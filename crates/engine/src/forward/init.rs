@@ -148,7 +148,7 @@ impl InitCall {
     /// Calls the real library with the application's own arguments.
     pub fn run(&self) -> ncclResult_t {
         // SAFETY: these are the arguments with which the application called this very function, and the library
-        // is open, since the face lets no call past before that.
+        // is open, since the ABI layer lets no call past before that.
         unsafe {
             match *self {
                 InitCall::InitRank { handle, ranks, id, rank } => {

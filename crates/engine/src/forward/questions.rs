@@ -17,7 +17,7 @@ macro_rules! questions {
     ($($entry:ident $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         pub fn $name(communicator: ncclComm_t, $($argument: $type),*) -> ncclResult_t {
             // SAFETY: NCCL's own handle and the arguments with which the application called this very function; the library is
-            // open, since the face lets no call past before that.
+            // open, since the ABI layer lets no call past before that.
             unsafe { real::$entry(communicator, $($argument),*) }
         }
     )*};

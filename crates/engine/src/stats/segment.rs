@@ -82,7 +82,7 @@ pub struct Segment {
     pub windows: [AtomicU64; WINDOWS_MAX],
     /// Calls that ranks compare: numbers of [`crate::stats::check`].
     pub checked: [AtomicU64; CHECKED_MAX],
-    /// Calls that the face passed on without looking, by entry point.
+    /// Calls that the ABI layer passed on without looking, by entry point.
     pub passed: [AtomicU64; ENTRIES_MAX],
     /// Calls without a communicator, by entry point, spread over threads.
     pub threads: [[AtomicU64; ENTRIES_MAX]; THREAD_SETS],

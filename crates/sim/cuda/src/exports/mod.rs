@@ -1,4 +1,4 @@
-//! The C face: one file per area, every function behind the guard.
+//! The C interface: one file per area, every function behind the guard.
 #![allow(non_snake_case, reason = "the names are the driver's")]
 
 /// Defines exported functions whose bodies answer `Result<(), Code>`. A name after `/` is the twin that takes the null

@@ -1,11 +1,11 @@
-//! Holds the arrows of ARCHITECTURE.md: a file of the engine names only rows below its own, mechanisms never name
+//! Holds the arrows of ARCHITECTURE.md: a file of the engine names only layers below its own, mechanisms never name
 //! each other, and what must stay in one place stays there.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The engine's rows, from the call downwards. Modules of one row may name each other only where `together`.
-const ROWS: &[(Together, &[&str])] = &[
+/// The engine's layers, from the call downwards. Modules of one layer may name each other only where `together`.
+const LAYERS: &[(Together, &[&str])] = &[
     // Only in tests.
     (Together::No, &["fuzzing"]),
     (Together::Yes, &["dispatch", "lifecycle"]),
@@ -91,10 +91,10 @@ fn named_modules(text: &str) -> BTreeSet<String> {
     names
 }
 
-fn row_of(module: &str) -> usize {
-    let row = ROWS.iter().position(|(_, modules)| modules.contains(&module));
-    row.unwrap_or_else(|| {
-        panic!("module {module} of the engine has no row: give it one here and in ARCHITECTURE.md")
+fn layer_of(module: &str) -> usize {
+    let layer = LAYERS.iter().position(|(_, modules)| modules.contains(&module));
+    layer.unwrap_or_else(|| {
+        panic!("module {module} of the engine has no layer: give it one here and in ARCHITECTURE.md")
     })
 }
 
@@ -108,13 +108,13 @@ fn engine_arrows_point_down() {
         if module == "lib" {
             continue;
         }
-        let own = row_of(module);
+        let own = layer_of(module);
         for named in named_modules(&text).iter().filter(|named| *named != module) {
-            let there = row_of(named);
-            let allowed = there > own || there == own && ROWS[own].0 == Together::Yes;
+            let there = layer_of(named);
+            let allowed = there > own || there == own && LAYERS[own].0 == Together::Yes;
             assert!(
                 allowed,
-                "{}: an arrow from {module} (row {own}) to {named} (row {there})",
+                "{}: an arrow from {module} (layer {own}) to {named} (layer {there})",
                 path.display()
             );
             arrows += 1;
@@ -123,7 +123,7 @@ fn engine_arrows_point_down() {
     assert!(arrows > 15, "only {arrows} arrows seen: this test no longer reads the sources");
 }
 
-/// The face names the engine and nccl-sys; neither names the face, and nccl-sys names no one.
+/// The ABI layer names the engine and nccl-sys; neither names the ABI layer, and nccl-sys names no one.
 #[test]
 fn crates_point_down() {
     let forbidden = [("crates/nccl-sys/src", "windlass_engine"), ("crates/engine/src", "windlass::")];
@@ -137,7 +137,7 @@ fn crates_point_down() {
 /// The engine reads the environment in its table of options and its list of NCCL's variables alone, opens no library but the driver,
 /// NVML and, to see whether it is there, NCCL's plugin of variables, each in one file, and exports nothing.
 #[test]
-fn engine_keeps_to_its_rooms() {
+fn what_stays_in_one_module() {
     let rules = [
         ("std::env::", &["config.rs", "config/nccl.rs", "config/nccl/files.rs"][..]),
         ("no_mangle", &[]),
@@ -148,8 +148,8 @@ fn engine_keeps_to_its_rooms() {
         ("std::thread::spawn", &[]),
     ];
     for (path, text) in sources("crates/engine/src") {
-        for (what, rooms) in rules {
-            let allowed = rooms.iter().any(|room| path.ends_with(room));
+        for (what, files) in rules {
+            let allowed = files.iter().any(|file| path.ends_with(file));
             assert!(allowed || !code(&text).any(|line| line.contains(what)), "{} has {what}", path.display());
         }
     }
@@ -165,7 +165,7 @@ fn unsafe_stays_at_the_border() {
             path.strip_prefix(repository().join("crates/engine/src")).unwrap().display().to_string()
         })
         .collect();
-    // The room that calls CUDA, whole; single files elsewhere.
+    // The module that calls CUDA, whole; single files elsewhere.
     let outside_gpu: Vec<&str> =
         files.iter().map(String::as_str).filter(|path| !path.starts_with("gpu/")).collect();
     let known = [
