@@ -57,7 +57,7 @@ fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     guard::around(
         || {
-            process::let_children_begin_afresh();
+            process::let_forked_children_restart();
             count::function(Entry::ncclGetUniqueId);
             process::know_version();
             // Of a null place NCCL says what it says.

@@ -9,34 +9,34 @@
 mod aliases;
 pub mod alive;
 mod attempts;
-mod beside;
-mod boxes;
 pub mod cached;
 pub mod checking;
 mod children;
 mod closing;
+mod deregistration;
 mod draining;
 mod error_propagation;
-mod exiting;
 mod features;
-mod giving;
 mod growing;
 mod hang_detector;
 mod hosting;
 mod ids;
 mod init;
-mod line;
 mod offer_pacing;
 mod offers;
 mod page_layout;
 mod preparing;
+mod process_exit;
 mod recycling;
 pub mod registering;
-mod releasing;
+mod release_all;
+mod release_socket;
 mod request;
 mod room;
+mod side_thread;
 mod staging;
 mod substitutes;
+mod transports;
 mod tuned;
 pub mod windows;
 mod worker;
@@ -65,10 +65,8 @@ pub use crate::rendezvous::colors::{Course, LazyVote, Others, Parent};
 pub use crate::rendezvous::facts::Waiting;
 pub use crate::sequencer::Afterwards;
 use attempts::Attempts;
-use boxes::Boxes;
-pub use boxes::communicator_bytes;
 use checking::Checking;
-use children::Line;
+use children::Lineage;
 pub use children::{
     ChildCall, ChildInit, Configured, LocalWait, NewCommunicator, ParentOnNccl, Standing, Wanted,
 };
@@ -86,8 +84,10 @@ pub use offers::common as common_offer;
 use preparing::Prepared;
 pub use recycling::{free_leaving, let_go, look_after_pool, make_room, trim_pool};
 use registering::Registering;
-pub use releasing::{StillRegistered, register_nothing};
+pub use release_all::{StillRegistered, register_nothing};
 pub use request::{InitRequest, Laziness};
+use transports::Transports;
+pub use transports::communicator_bytes;
 use windows::Windows;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use worker::fuzz_request;
@@ -98,10 +98,10 @@ pub struct PeerGroup {
     negotiated: Arc<NegotiatedConfig>,
     rank: u32,
     /// None while being dropped: the first to go.
-    boxes: Option<Boxes>,
+    transports: Option<Transports>,
     limits: Limits,
     /// What communicators made from this one need.
-    line: Arc<Line>,
+    lineage: Arc<Lineage>,
     /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
     peers: Vec<Option<PeerRegion>>,
     growing: Growing,
@@ -133,7 +133,17 @@ pub struct PeerGroup {
 
 impl PeerGroup {
     fn new(negotiated: Arc<NegotiatedConfig>, prepared: Prepared) -> Option<Arc<PeerGroup>> {
-        let Prepared { region, peers, lives, holds, boxes, line: _, lines, page, rank } = prepared;
+        let Prepared {
+            region,
+            peers,
+            lives,
+            holds,
+            transports,
+            release_socket: _,
+            release_sockets,
+            page,
+            rank,
+        } = prepared;
         let page = page?;
         let ranks = negotiated.members.len() as u32;
         let registers = negotiated.registers().then(|| page.clone());
@@ -141,17 +151,18 @@ impl PeerGroup {
         let windows = Windows::new(&negotiated, &page, rank, region.device());
         let checking = Checking::new(&negotiated, &page, rank);
         checking::say_who_does_not(&negotiated, rank);
-        let boxes = boxes?;
+        let transports = transports?;
         let signal = ClosedSignal::shared(page.clone(), rank);
         let closing = Closing::new(&region, signal, lives.clone(), holds.clone());
-        lines.into_iter().for_each(|line| line.keep(rank));
-        let line = children::Line::of_peer_group(&negotiated, rank, lives.clone(), boxes.sequencer.graphs());
+        release_sockets.into_iter().for_each(|socket| socket.keep(rank));
+        let lineage =
+            children::Lineage::of_peer_group(&negotiated, rank, lives.clone(), transports.sequencer.graphs());
         tuned::say(&negotiated);
         let peer_group = Arc::new(PeerGroup {
             limits: Limits::of(&negotiated, tuned::table()),
             negotiated,
             rank,
-            boxes: Some(boxes),
+            transports: Some(transports),
             peers,
             growing: Growing::default(),
             ids: Ids::default(),
@@ -160,7 +171,7 @@ impl PeerGroup {
             registering,
             windows,
             checking,
-            line,
+            lineage,
             own: Some((region, closing)),
             holds,
             lives,
@@ -249,19 +260,19 @@ impl PeerGroup {
         stream: StreamHandle,
         others: &[StreamHandle],
     ) -> ncclResult_t {
-        exiting::go_on();
+        process_exit::go_on();
         self.runs.fetch_add(1, Ordering::Relaxed);
         if self.has_failed() {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
-        let Some(boxes) = &self.boxes else { return ncclInternalError };
-        let ran = boxes.sequencer.take(stream, others, |turn| -> Result<(), Refused> {
-            if let Some(native) = &boxes.native {
+        let Some(transports) = &self.transports else { return ncclInternalError };
+        let ran = transports.sequencer.take(stream, others, |turn| -> Result<(), Refused> {
+            if let Some(native) = &transports.native {
                 tasks.iter().try_for_each(|task| native.launch(turn, task))?;
             }
             match operations {
                 [] => Ok(()),
-                operations => Ok(boxes.p2p.launch(turn, operations)?),
+                operations => Ok(transports.p2p.launch(turn, operations)?),
             }
         });
         let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);
@@ -284,13 +295,14 @@ impl PeerGroup {
     /// Lets what comes next on a stream run after all that ran here: see [`Sequencer::order`]. What fails is logged; whoever issues it meets
     /// the same device.
     pub fn order(&self, stream: StreamHandle) -> Afterwards {
-        let order = |boxes: &Boxes| boxes.sequencer.order(stream).unwrap_or(Afterwards::Nothing);
-        self.boxes.as_ref().map_or(Afterwards::Nothing, order)
+        let order =
+            |transports: &Transports| transports.sequencer.order(stream).unwrap_or(Afterwards::Nothing);
+        self.transports.as_ref().map_or(Afterwards::Nothing, order)
     }
 
     /// Lets all that comes here run after what was issued on that stream then: see [`Sequencer::follow`]. Whether it does, whatever graphs run.
     pub fn follow(&self, stream: StreamHandle) -> bool {
-        self.boxes.as_ref().is_some_and(|boxes| boxes.sequencer.follow(stream) == Ok(true))
+        self.transports.as_ref().is_some_and(|transports| transports.sequencer.follow(stream) == Ok(true))
     }
 
     /// The asynchronous error of what ran here; `ncclSuccess` if there is none.
@@ -314,19 +326,23 @@ impl PeerGroup {
 
     /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
     pub fn abort(&self) {
-        self.boxes.iter().for_each(|boxes| boxes.sequencer.abort());
+        self.transports.iter().for_each(|transports| transports.sequencer.abort());
     }
 
     /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it; and where
     /// this rank has failed its peers may have given up what it waits for, and where something was issued in part nobody knows when
     /// it ends: that gets a moment.
     pub fn wait_idle(&self) {
-        if self.has_failed() || self.boxes.as_ref().is_some_and(|boxes| boxes.sequencer.is_doubtful()) {
-            self.boxes.iter().for_each(|boxes| drop(boxes.sequencer.wait_idle(hang_detector::LEAVES_WITHIN)));
+        if self.has_failed()
+            || self.transports.as_ref().is_some_and(|transports| transports.sequencer.is_doubtful())
+        {
+            self.transports
+                .iter()
+                .for_each(|transports| drop(transports.sequencer.wait_idle(hang_detector::LEAVES_WITHIN)));
             return self.abort();
         }
         // A driver that answers nothing any more has nothing in flight either.
-        self.boxes.iter().for_each(|boxes| drop(boxes.sequencer.wait_idle(Duration::MAX)));
+        self.transports.iter().for_each(|transports| drop(transports.sequencer.wait_idle(Duration::MAX)));
     }
 
     /// This rank's device, until its memory has been given back.
@@ -351,9 +367,9 @@ fn went(stream: StreamHandle) -> Went {
 
 impl Drop for PeerGroup {
     fn drop(&mut self) {
-        self.line.end();
+        self.lineage.end();
         let draining = Draining {
-            boxes: self.boxes.take(),
+            transports: self.transports.take(),
             peers: std::mem::take(&mut self.peers),
             growing: std::mem::take(&mut self.growing),
             own: self.own.take(),

@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-pub mod afresh;
+pub mod fork_local;
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -161,22 +161,22 @@ extern "C" fn in_child() {
     slots::forward_everything();
     // What is ours the real library does not know.
     forked::guard();
-    begin_afresh();
+    restart_in_forked_child();
 }
 
 /// The fork of a process in which something of ours has begun: its threads are not here, and its descriptors, also what says that it
 /// lives, and its counters are not ours.
-extern "C" fn begin_afresh() {
+extern "C" fn restart_in_forked_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     descriptor::close_in_child();
-    segment::begin_afresh();
+    segment::restart_in_forked_child();
     slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
 }
 
 /// From now on there is something that a forked child must not have from here.
-pub fn let_children_begin_afresh() {
+pub fn let_forked_children_restart() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| on_fork(begin_afresh));
+    ONCE.call_once(|| on_fork(restart_in_forked_child));
 }
 
 fn forks() -> usize {

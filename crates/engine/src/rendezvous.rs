@@ -91,7 +91,7 @@ use rustix::io::Errno;
 use crate::config::config;
 use crate::descriptor::{self, Ours};
 use crate::negotiated::{Token, Version};
-use crate::process::{self, afresh::Afresh};
+use crate::process::{self, fork_local::ForkLocal};
 use crate::thread;
 use children::Invitation;
 use colors::{LazyVote, Parent, SplitMessage};
@@ -160,7 +160,7 @@ pub struct Rendezvous {
     thread: Option<JoinHandle<()>>,
 }
 
-static PROCESS: Afresh<Rendezvous> = Afresh::new();
+static PROCESS: ForkLocal<Rendezvous> = ForkLocal::new();
 
 /// The one of this process, started by its first use; an error if it cannot be, or in the forked child of a process with communicators.
 /// Any other child begins afresh: sessions that the parent hosts are the parent's.
@@ -168,7 +168,7 @@ pub fn process() -> io::Result<&'static Rendezvous> {
     if is_in_child() {
         return Err(io::Error::other("the process was forked from one with communicators"));
     }
-    process::let_children_begin_afresh();
+    process::let_forked_children_restart();
     let limits = Limits { sessions_max: config().sessions_max, ..Limits::default() };
     PROCESS.get_or_try_init(|| Rendezvous::start(limits))
 }

@@ -30,7 +30,7 @@ use crate::negotiated::bytes::{Writer, checksum};
 use crate::stats::count;
 
 use super::recycling::{home_of, is_short_on};
-use super::{alive, beside, worker};
+use super::{alive, side_thread, worker};
 
 /// No process keeps more, whatever they need.
 const COUNT_MAX: usize = 16;
@@ -235,7 +235,7 @@ pub(super) fn look() {
 pub fn trim(device: Ordinal) {
     if is_any() {
         let gone = change(|store| store.let_go(|one| one.kind.device == device));
-        beside::run(Some(ENDS_WITHIN), move || end(gone));
+        side_thread::run(Some(ENDS_WITHIN), move || end(gone));
     }
 }
 

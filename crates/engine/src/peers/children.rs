@@ -28,7 +28,7 @@ pub use asking::ChildCall;
 pub use parent_on_nccl::{LocalWait, ParentOnNccl};
 pub use taken::ChildInit;
 use taken::SessionPlace;
-pub(super) use waits::{Line, Wait};
+pub(super) use waits::{Lineage, Wait};
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ impl PeerGroup {
             (Wanted::Shrink(_), _) => Parent::Unbuildable,
         };
         Some(ChildCall {
-            line: self.line.clone(),
+            lineage: self.lineage.clone(),
             process_listener: host.process_listener,
             hosts: host.rank,
             ranks,
@@ -88,12 +88,12 @@ impl PeerGroup {
 
     /// Ends what waits for communicators made from this one.
     pub fn end_children(&self) {
-        self.line.end();
+        self.lineage.end();
     }
 
     /// Whether they are: communicators made from this one are waited for no more.
     pub fn has_ended_children(&self) -> bool {
-        self.line.has_ended()
+        self.lineage.has_ended()
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
     use crate::sequencer::Graphs;
 
     /// A parent of so many ranks, all of them here.
-    fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Line>> {
+    fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Lineage>> {
         let process_listener = rendezvous().unwrap().process_listener();
         let member = |rank| Member {
             rank,
@@ -156,15 +156,15 @@ mod tests {
             members: (0..ranks).map(member).collect(),
         };
         let negotiated = Arc::new(negotiated);
-        (0..ranks).map(|rank| Line::of_peer_group(&negotiated, rank, Vec::new(), Graphs::Mixed)).collect()
+        (0..ranks).map(|rank| Lineage::of_peer_group(&negotiated, rank, Vec::new(), Graphs::Mixed)).collect()
     }
 
-    fn child_call(line: &Arc<Line>, color: Option<i32>) -> ChildCall {
+    fn child_call(lineage: &Arc<Lineage>, color: Option<i32>) -> ChildCall {
         ChildCall {
-            line: line.clone(),
+            lineage: lineage.clone(),
             process_listener: rendezvous().unwrap().process_listener(),
             hosts: 0,
-            ranks: (1 << line.among(u64::MAX).1.len()) - 1,
+            ranks: (1 << lineage.among(u64::MAX).1.len()) - 1,
             shrinks: None,
             parent: Parent::Built,
             color,
@@ -173,8 +173,8 @@ mod tests {
     }
 
     /// What each rank does next of those that wait.
-    fn round(lines: &[Arc<Line>], color: impl Fn(u32) -> Option<i32>) -> Vec<Result<Course, Failure>> {
-        let begun = lines.iter().map(|line| child_call(line, color(line.rank)).begun());
+    fn round(lineages: &[Arc<Lineage>], color: impl Fn(u32) -> Option<i32>) -> Vec<Result<Course, Failure>> {
+        let begun = lineages.iter().map(|lineage| child_call(lineage, color(lineage.rank)).begun());
         let child_inits: Vec<ChildInit> = begun.collect();
         std::thread::scope(|scope| {
             let wait = |mut child_init: ChildInit| scope.spawn(move || child_init.round(0, LazyVote::InPair));
@@ -188,7 +188,7 @@ mod tests {
     /// Pairs need no NCCL; a rank that cannot wait makes all go there, and the next round is as if it had not been.
     #[test]
     fn rounds_in_order() {
-        let lines = parent(4, MAY);
+        let lineages = parent(4, MAY);
         let pairs = |rank| Some(rank as i32 / 2);
         let lazy_course =
             |rank, ranks: [u32; 2]| Ok(Course::Lazy { rank, ranks: ranks.to_vec(), others: Others::Nothing });
@@ -198,57 +198,58 @@ mod tests {
             lazy_course(0, [2, 3]),
             lazy_course(1, [2, 3]),
         ];
-        assert_eq!(round(&lines, pairs), lazy_communicators);
+        assert_eq!(round(&lineages, pairs), lazy_communicators);
         for hurried in [3, 0] {
-            let hurries = child_call(&lines[hurried], Some(9));
+            let hurries = child_call(&lineages[hurried], Some(9));
             hurries.go_to_nccl();
-            let waiting: Vec<_> = lines.iter().filter(|line| line.rank != hurried as u32).cloned().collect();
+            let waiting: Vec<_> =
+                lineages.iter().filter(|lineage| lineage.rank != hurried as u32).cloned().collect();
             assert_eq!(round(&waiting, pairs), vec![Ok(Course::Nccl); 3]);
             // NCCL has taken the call.
             assert_eq!(hurries.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
-            assert_eq!(round(&lines, pairs), lazy_communicators);
+            assert_eq!(round(&lineages, pairs), lazy_communicators);
         }
     }
 
     /// NCCL refuses the call of a rank that went there, and the rank tries again: its message is out, and said once.
     #[test]
     fn refused_and_tried_again() {
-        let lines = parent(2, MAY);
-        child_call(&lines[1], Some(0)).go_to_nccl();
-        child_call(&lines[1], Some(0)).go_to_nccl();
-        assert_eq!(round(&lines, |_| Some(0)), vec![Ok(Course::Nccl); 2]);
-        assert!(matches!(round(&lines, |_| Some(0))[0], Ok(Course::Lazy { .. })));
+        let lineages = parent(2, MAY);
+        child_call(&lineages[1], Some(0)).go_to_nccl();
+        child_call(&lineages[1], Some(0)).go_to_nccl();
+        assert_eq!(round(&lineages, |_| Some(0)), vec![Ok(Course::Nccl); 2]);
+        assert!(matches!(round(&lineages, |_| Some(0))[0], Ok(Course::Lazy { .. })));
     }
 
     /// A rank that gives its call up before its message ends the round for the others; one that is told that its communicator
     /// has no peer group goes to NCCL.
     #[test]
     fn given_up() {
-        let lines = parent(2, MAY);
-        child_call(&lines[1], Some(0)).begun().fail();
-        assert_eq!(round(&lines[..1], |_| Some(0)), [Err(Failure::Absent { rank: 1 })]);
-        child_call(&lines[1], Some(0)).begun().refuse(FallbackReason::Grouped);
-        assert_eq!(round(&lines[..1], |_| Some(0)), [Ok(Course::Nccl)]);
+        let lineages = parent(2, MAY);
+        child_call(&lineages[1], Some(0)).begun().fail();
+        assert_eq!(round(&lineages[..1], |_| Some(0)), [Err(Failure::Absent { rank: 1 })]);
+        child_call(&lineages[1], Some(0)).begun().refuse(FallbackReason::Grouped);
+        assert_eq!(round(&lineages[..1], |_| Some(0)), [Ok(Course::Nccl)]);
     }
 
     /// The end of the parent ends the wait of its rank, and of one that comes to wait later.
     #[test]
     fn parent_ends() {
-        let lines = parent(3, MAY);
-        let mut child_init = child_call(&lines[1], Some(0)).begun();
+        let lineages = parent(3, MAY);
+        let mut child_init = child_call(&lineages[1], Some(0)).begun();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| child_init.round(0, LazyVote::Always));
-            lines[1].end();
+            lineages[1].end();
             assert_eq!(waiting.join().unwrap(), Err(Failure::Aborted));
         });
-        assert_eq!(round(&lines[1..2], |_| Some(0)), [Err(Failure::Aborted)]);
+        assert_eq!(round(&lineages[1..2], |_| Some(0)), [Err(Failure::Aborted)]);
     }
 
     /// Where no communicator can be lazy nobody is waited for.
     #[test]
     fn without_a_round() {
-        let lines = parent(3, !MAY);
-        let split = child_call(&lines[1], Some(0));
+        let lineages = parent(3, !MAY);
+        let split = child_call(&lineages[1], Some(0));
         assert!(!split.has_round());
         split.go_to_nccl();
         assert_eq!(split.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
@@ -258,12 +259,12 @@ mod tests {
     /// themselves, and a message that is out stands for the next of its kind.
     #[test]
     fn shrinks() {
-        let lines = parent(3, MAY);
+        let lineages = parent(3, MAY);
         let shrink = |rank: usize| ChildCall {
             hosts: 1,
             ranks: 0b110,
             shrinks: Some(vec![0]),
-            ..child_call(&lines[rank], Some(0))
+            ..child_call(&lineages[rank], Some(0))
         };
         let both = || {
             let child_inits = [shrink(1).begun(), shrink(2).begun()];
@@ -277,7 +278,7 @@ mod tests {
         assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
         shrink(2).go_to_nccl();
         shrink(2).go_to_nccl();
-        child_call(&lines[2], None).go_to_nccl();
+        child_call(&lineages[2], None).go_to_nccl();
         assert_eq!(both(), [Ok(Course::Nccl), Ok(Course::Nccl)]);
         assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
         // One that has no parent is without it in any case; who has one learns that.
@@ -288,8 +289,12 @@ mod tests {
         assert_eq!({ waits }.round(0, LazyVote::InPair), apart(0));
         assert_eq!((hurried.alone(), hurried.round(0, LazyVote::InPair)), (apart(1).unwrap(), apart(1)));
         // Who is left alone waits for nobody.
-        let alone =
-            ChildCall { hosts: 2, ranks: 0b100, shrinks: Some(vec![0, 1]), ..child_call(&lines[2], Some(0)) };
+        let alone = ChildCall {
+            hosts: 2,
+            ranks: 0b100,
+            shrinks: Some(vec![0, 1]),
+            ..child_call(&lineages[2], Some(0))
+        };
         assert_eq!(alone.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
     }
 }

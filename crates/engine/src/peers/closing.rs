@@ -16,9 +16,9 @@ use crate::rendezvous;
 use crate::shared_page::SharedPage;
 use crate::{guard, process, thread};
 
-use super::line::Line;
 use super::page_layout::CLOSED_AT;
-use super::{beside, boxes, draining, exiting, worker};
+use super::release_socket::ReleaseSocket;
+use super::{draining, process_exit, side_thread, transports, worker};
 
 /// Giving memory back takes milliseconds, on a machine that does nothing else.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
@@ -32,8 +32,8 @@ pub(super) struct ClosedSignal {
     /// Where each rank sets its bit; none after an init that failed before there was one.
     page: Option<Arc<SharedPage>>,
     rank: u32,
-    /// After an init that failed: who touches the region keeps the line open, or has said that it has a peer group, and a bit to set.
-    line: Option<Line>,
+    /// After an init that failed: who touches the region keeps the release socket open, or has said that it has a peer group, and a bit to set.
+    release_socket: Option<ReleaseSocket>,
     /// Whether anybody came to know the region.
     is_known: bool,
 }
@@ -41,12 +41,16 @@ pub(super) struct ClosedSignal {
 impl ClosedSignal {
     /// Of a peer group.
     pub fn shared(page: Arc<SharedPage>, rank: u32) -> ClosedSignal {
-        ClosedSignal { page: Some(page), rank, line: None, is_known: true }
+        ClosedSignal { page: Some(page), rank, release_socket: None, is_known: true }
     }
 
-    /// After an init that failed. Without a line nobody came to know the region.
-    pub fn failed(page: Option<Arc<SharedPage>>, rank: u32, line: Option<Line>) -> ClosedSignal {
-        ClosedSignal { page, rank, is_known: line.is_some(), line }
+    /// After an init that failed. Without a release socket nobody came to know the region.
+    pub fn failed(
+        page: Option<Arc<SharedPage>>,
+        rank: u32,
+        release_socket: Option<ReleaseSocket>,
+    ) -> ClosedSignal {
+        ClosedSignal { page, rank, is_known: release_socket.is_some(), release_socket }
     }
 
     /// This rank touches nothing of the others' any more.
@@ -59,7 +63,7 @@ impl ClosedSignal {
         if !self.is_known {
             return u64::MAX;
         }
-        let let_go = self.line.as_ref().map_or(0, Line::let_go);
+        let let_go = self.release_socket.as_ref().map_or(0, ReleaseSocket::let_go);
         self.bits().map_or(let_go, |bits| let_go | bits.load(Ordering::Acquire))
     }
 
@@ -136,7 +140,7 @@ impl Closing {
 
     /// This rank has let go of all that is the others', but for graphs.
     pub fn begin(mut self) {
-        exiting::go_on();
+        process_exit::go_on();
         self.tell();
         closed().push(self);
         // It looks after what waits for others, and may sleep: after an init that failed there may be no communicator.
@@ -228,7 +232,7 @@ pub(super) extern "C" fn at_exit() {
                 std::thread::sleep(Duration::from_micros(200));
             }
             if DONE.load(Ordering::Acquire) {
-                exiting::is_over();
+                process_exit::is_over();
             }
         },
     );
@@ -242,12 +246,12 @@ pub(super) fn begin_again() {
 /// Whether graphs may still keep what closed peer groups had.
 fn are_held_by_graphs() -> bool {
     let closed = closed();
-    closed.iter().any(|closing| !closing.holds.are_none()) || !closed.is_empty() && !boxes::are_unused()
+    closed.iter().any(|closing| !closing.holds.are_none()) || !closed.is_empty() && !transports::are_unused()
 }
 
 fn give_back() {
     worker::end();
-    beside::end();
+    side_thread::end();
     draining::look();
     draining::forget();
     let until = Instant::now() + GRAPHS_WITHIN;
@@ -264,5 +268,5 @@ fn give_back() {
     }
     drop(left);
     heap::settle();
-    boxes::give_back();
+    transports::give_back();
 }

@@ -6,15 +6,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::gpu::Ordinal;
 use crate::heap::{PeerRegion, Region};
 
-use super::boxes::Boxes;
 use super::closing::Closing;
-use super::giving;
+use super::deregistration;
 use super::growing::Growing;
+use super::transports::Transports;
 
 /// Dropped in this order.
 #[derive(Debug)]
 pub(super) struct Draining {
-    pub boxes: Option<Boxes>,
+    pub transports: Option<Transports>,
     pub peers: Vec<Option<PeerRegion>>,
     pub growing: Growing,
     pub own: Option<(Region, Closing)>,
@@ -29,19 +29,19 @@ impl Draining {
         if self.is_over() {
             self.close();
         } else {
-            self.boxes.iter().for_each(|boxes| boxes.sequencer.abort());
+            self.transports.iter().for_each(|transports| transports.sequencer.abort());
             draining().push(self);
         }
     }
 
     /// A driver that answers nothing any more runs nothing either.
     fn is_over(&self) -> bool {
-        self.boxes.as_ref().is_none_or(|boxes| boxes.sequencer.is_idle().unwrap_or(true))
+        self.transports.as_ref().is_none_or(|transports| transports.sequencer.is_idle().unwrap_or(true))
     }
 
     fn close(self) {
-        let Draining { boxes, peers, growing, own } = self;
-        drop(boxes);
+        let Draining { transports, peers, growing, own } = self;
+        drop(transports);
         drop(peers);
         let leases = growing.end();
         if let Some((region, mut closing)) = own {
@@ -61,21 +61,22 @@ pub(super) fn close_over() {
 pub(super) fn is_any_on(device: Ordinal) -> bool {
     let is_on = |one: &Draining| one.own.as_ref().is_some_and(|(region, _)| region.device() == device);
     // Of what was issued in part nobody knows when it ends.
-    let will_end = |one: &Draining| one.boxes.as_ref().is_none_or(|boxes| !boxes.sequencer.is_doubtful());
+    let will_end =
+        |one: &Draining| one.transports.as_ref().is_none_or(|transports| !transports.sequencer.is_doubtful());
     draining().iter().any(|one| is_on(one) && will_end(one))
 }
 
 /// Closes all that is over; whether there is more.
 pub(super) fn look() -> bool {
     close_over();
-    let remains = giving::look_at_remains();
+    let remains = deregistration::look_at_remains();
     !draining().is_empty() || remains
 }
 
 /// The process ends: what still runs is the driver's to stop.
 pub(super) fn forget() {
     std::mem::forget(std::mem::take(&mut *draining()));
-    giving::forget();
+    deregistration::forget();
 }
 
 fn draining() -> MutexGuard<'static, Vec<Draining>> {

@@ -16,8 +16,8 @@ use crate::p2p::{Direction, P2p, Wire};
 use crate::rendezvous::request_socket::Answer;
 
 use super::PeerGroup;
-use super::boxes::Boxes;
 use super::preparing::process_number;
+use super::transports::Transports;
 use super::{recycling, room};
 
 /// How soon a receiver that gave none is asked again.
@@ -103,7 +103,7 @@ impl Growing {
 impl PeerGroup {
     /// The rings that should be larger and were not asked for yet; now they are. Calls no driver.
     pub(super) fn ask_for_growth(&self) -> Vec<Question> {
-        let Some(Boxes { p2p, .. }) = &self.boxes else { return Vec::new() };
+        let Some(Transports { p2p, .. }) = &self.transports else { return Vec::new() };
         let (stalled, early) = (p2p.wants_growth(), p2p.asks_early());
         let mut questions = Vec::new();
         for (wire, stalled, early) in
@@ -201,7 +201,11 @@ impl PeerGroup {
 
     fn parts(&self) -> Result<(&P2p, &Region), String> {
         let own = self.own.as_ref().map(|(region, _)| region);
-        self.boxes.as_ref().map(|boxes| &boxes.p2p).zip(own).ok_or_else(|| "it is ending".into())
+        self.transports
+            .as_ref()
+            .map(|transports| &transports.p2p)
+            .zip(own)
+            .ok_or_else(|| "it is ending".into())
     }
 
     fn member(&self, rank: u32) -> Result<&negotiated::Member, String> {

@@ -19,7 +19,7 @@ use crate::p2p::Progress;
 use crate::sequencer::{Sequencer, Stuck};
 
 use super::PeerGroup;
-use super::boxes::Boxes;
+use super::transports::Transports;
 
 /// How often a peer group with a dead rank is asked.
 const ASK_EVERY: Duration = Duration::from_millis(250);
@@ -126,7 +126,7 @@ pub(super) struct HangDetector {
 impl HangDetector {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
-        let Some(Boxes { p2p, native, sequencer, lacks: _ }) = &peer_group.boxes else { return };
+        let Some(Transports { p2p, native, sequencer, lacks: _ }) = &peer_group.transports else { return };
         let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
         if self.over || is_early {
             return;
@@ -181,7 +181,7 @@ impl HangDetector {
 
     /// The worker ends, and kernels may go on: who waits is asked no more.
     pub fn take_back(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
-        let Some(Boxes { sequencer, .. }) = &peer_group.boxes else { return };
+        let Some(Transports { sequencer, .. }) = &peer_group.transports else { return };
         if self.over || self.probe.asking == Asking::No {
             return;
         }

@@ -16,7 +16,7 @@ use crate::negotiated::bytes::{Reader, Writer};
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::request_socket::Answered;
 
-use super::{PeerGroup, exiting, worker};
+use super::{PeerGroup, process_exit, worker};
 
 /// Ids that are kept: ranks are at most a failed attempt apart, and a rank that has made a communicator from this one asks soon.
 const KEPT_MAX: usize = 64;
@@ -73,7 +73,7 @@ impl PeerGroup {
     pub fn id(&self, of: u32, number: u64, stopped: &dyn Fn() -> bool) -> Result<Id, ncclResult_t> {
         if self.rank == of {
             // The others ask this process.
-            exiting::go_on();
+            process_exit::go_on();
             return self.make_id(number);
         }
         let question = Question { comm: self.negotiated.comm, of, number };

@@ -14,11 +14,11 @@ use crate::rendezvous::{self, Canceller, LocalEntry, Outcome, Participant, decis
 use crate::stats::features::{Lacks, line};
 use crate::stats::{count, peer_group};
 
-use super::boxes::Share;
 use super::children::Wait;
 use super::closing;
 use super::hosting::rendezvous;
 use super::preparing::{self, Prepared};
+use super::transports::Share;
 use super::{InitRequest, Laziness, PeerGroup, checking, features, offers, request, settle};
 
 /// What a communicator's init came to.
@@ -135,7 +135,7 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
             InitOutcome::OnNccl(reason)
         }
         (Outcome::Failed(failure), prepared) => {
-            // Others may still be testing it: they let go of their lines when they are not.
+            // Others may still be testing it: they let go of their release sockets when they are not.
             prepared.into_iter().for_each(|prepared| prepared.fail());
             InitOutcome::Failed(failure)
         }
@@ -195,7 +195,7 @@ pub fn would_be_lazy(ranks: usize) -> bool {
 pub fn tell(counters: usize, outcome: &InitOutcome) {
     match outcome {
         InitOutcome::PeerGroup(peers) => {
-            let own = peers.boxes.as_ref().map(|boxes| boxes.lacks).unwrap_or_default();
+            let own = peers.transports.as_ref().map(|transports| transports.lacks).unwrap_or_default();
             let lacks = features::of_all(&peers.negotiated, own);
             let serial = count::peer_group(counters, peer_group::YES, lacks);
             peers.checking.iter().for_each(|checking| checking.is_known_as(serial));

@@ -14,10 +14,10 @@ use crate::rendezvous::Preparation;
 use crate::rendezvous::descriptors::{Parcel, Sending};
 use crate::shared_page::SharedPage;
 
-use super::boxes::{Boxes, Rings, Share};
 use super::closing::{ClosedSignal, Closing, Life};
-use super::line::{Hold, Line};
 use super::page_layout::{self, PAGE_MAKER};
+use super::release_socket::{Hold, ReleaseSocket};
+use super::transports::{Rings, Share, Transports};
 use super::{recycling, room};
 
 /// The end of a region, where ranks leave words to be tested; all before it holds zeros.
@@ -42,11 +42,11 @@ pub(super) struct Prepared {
     pub lives: Vec<Arc<Life>>,
     pub holds: Arc<Holds>,
     /// None if the rank could not prepare.
-    pub boxes: Option<Boxes>,
+    pub transports: Option<Transports>,
     /// To those who came to know the region in a session.
-    pub line: Option<Line>,
+    pub release_socket: Option<ReleaseSocket>,
     /// To the owners of regions that this rank came to know there.
-    pub lines: Vec<Hold>,
+    pub release_sockets: Vec<Hold>,
     /// Rank 0's making; none where it did not come.
     pub page: Option<Arc<SharedPage>>,
     pub rank: u32,
@@ -55,7 +55,7 @@ pub(super) struct Prepared {
 impl Prepared {
     /// There is no peer group after all, and nobody touches what was announced any more.
     pub fn abandon(mut self) {
-        self.line = None;
+        self.release_socket = None;
         self.fail();
     }
 
@@ -63,12 +63,12 @@ impl Prepared {
     pub fn fail(self) {
         let closing = Closing::new(
             &self.region,
-            ClosedSignal::failed(self.page, self.rank, self.line),
+            ClosedSignal::failed(self.page, self.rank, self.release_socket),
             self.lives,
             self.holds,
         );
-        drop((self.boxes, self.peers, self.region));
-        drop(self.lines);
+        drop((self.transports, self.peers, self.region));
+        drop(self.release_sockets);
         closing.begin();
     }
 }
@@ -160,14 +160,14 @@ impl<'a> Lent<'a> {
     }
 
     /// What runs over the regions of all peers, which are mapped.
-    fn boxes(&self, peers: &[Option<PeerRegion>], share: Share) -> Result<Boxes, String> {
+    fn transports(&self, peers: &[Option<PeerRegion>], share: Share) -> Result<Transports, String> {
         let address = |(rank, peer): (u32, &Option<PeerRegion>)| match peer {
             Some(region) => region.address(),
             None if rank == self.rank => self.region.address(),
             None => 0,
         };
         let regions = (0..).zip(peers).map(address).collect();
-        share.boxes(&self.rings, regions, &self.holds).map_err(words)
+        share.transports(&self.rings, regions, &self.holds).map_err(words)
     }
 
     fn word_at(&self, address: u64, bytes: u64, rank: u32) -> u64 {
@@ -204,14 +204,14 @@ pub(super) fn for_session(
     let lent_at = began.elapsed();
     let mut peers: Vec<Option<PeerRegion>> = negotiated.members.iter().map(|_| None).collect();
     let mut lives = lives_of(negotiated, rank);
-    let (line, others_end) = Line::new().map_err(words)?;
-    let mut known = Known { peers: &mut peers, lives: &mut lives, lines: Vec::new(), page: None };
+    let (release_socket, others_end) = ReleaseSocket::new().map_err(words)?;
+    let mut known = Known { peers: &mut peers, lives: &mut lives, release_sockets: Vec::new(), page: None };
     let exchanged = exchange(preparation, &lent, others_end, &mut known);
-    let Known { lines, page, .. } = known;
+    let Known { release_sockets, page, .. } = known;
     let exchanged_at = began.elapsed();
-    let made = exchanged.and_then(|()| lent.boxes(&peers, share));
-    let (boxes, result) = match made {
-        Ok(boxes) => (Some(boxes), Ok(())),
+    let made = exchanged.and_then(|()| lent.transports(&peers, share));
+    let (transports, result) = match made {
+        Ok(transports) => (Some(transports), Ok(())),
         Err(words) => (None, Err(words)),
     };
     log::debug!(
@@ -223,22 +223,35 @@ pub(super) fn for_session(
     );
     let (region, holds) = (lent.region, lent.holds);
     let lives = lives.into_iter().map(Arc::new).collect();
-    Ok((Prepared { region, peers, lives, holds, boxes, line: Some(line), lines, page, rank }, result))
+    Ok((
+        Prepared {
+            region,
+            peers,
+            lives,
+            holds,
+            transports,
+            release_socket: Some(release_socket),
+            release_sockets,
+            page,
+            rank,
+        },
+        result,
+    ))
 }
 
 /// What a rank comes to know of its peers.
 struct Known<'a> {
     peers: &'a mut [Option<PeerRegion>],
     lives: &'a mut [Life],
-    lines: Vec<Hold>,
+    release_sockets: Vec<Hold>,
     page: Option<Arc<SharedPage>>,
 }
 
-/// Our end of the line that others get is closed when this returns: what is in their queues stays open.
+/// Our end of the release socket that others get is closed when this returns: what is in their queues stays open.
 fn exchange(
     preparation: &Preparation<'_>,
     lent: &Lent<'_>,
-    line: Hold,
+    release_socket: Hold,
     known: &mut Known<'_>,
 ) -> Result<(), String> {
     let others = lent.others();
@@ -264,8 +277,8 @@ fn exchange(
     known.page = page;
     let far = far.iter().flatten().map(AsFd::as_fd);
     let file = file.iter().map(AsFd::as_fd);
-    let to_near: Vec<BorrowedFd<'_>> = [line.as_fd()].into_iter().chain(file.clone()).collect();
-    let to_far: Vec<BorrowedFd<'_>> = [line.as_fd()].into_iter().chain(far).chain(file).collect();
+    let to_near: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(file.clone()).collect();
+    let to_far: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(far).chain(file).collect();
     let mut payload = lent.rank.to_le_bytes().to_vec();
     payload.extend(place.to_wire());
     let sending = |to: &Token| {
@@ -290,7 +303,7 @@ fn exchange(
             return Err("a peer spoke for another rank".into());
         }
         let mut descriptors = descriptors.into_iter();
-        known.lines.extend(descriptors.next().map(Hold::of));
+        known.release_sockets.extend(descriptors.next().map(Hold::of));
         let region = if lent.is_near(rank) {
             lent.reach(rank, place)?
         } else {
@@ -320,7 +333,7 @@ fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
         .collect()
 }
 
-/// The rank, where its region lies, and what came with it: a line; from another process also its pidfd and the region's
+/// The rank, where its region lies, and what came with it: a release socket; from another process also its pidfd and the region's
 /// memory; last the shared page, from its maker.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
@@ -348,14 +361,24 @@ pub(super) fn in_one_hand(
     let page = made.ok().map(|(page, _)| page);
     let mut prepared = Vec::new();
     for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
-        let boxes = match &failed {
-            None => lent.boxes(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
+        let transports = match &failed {
+            None => lent.transports(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
             Some(_) => None,
         };
         let lives = lives_of(negotiated, lent.rank).into_iter().map(Arc::new).collect();
         let (region, holds) = (lent.region, lent.holds);
-        let (lines, page, rank) = (Vec::new(), page.clone(), lent.rank);
-        prepared.push(Prepared { lives, region, peers, holds, boxes, line: None, lines, page, rank });
+        let (release_sockets, page, rank) = (Vec::new(), page.clone(), lent.rank);
+        prepared.push(Prepared {
+            lives,
+            region,
+            peers,
+            holds,
+            transports,
+            release_socket: None,
+            release_sockets,
+            page,
+            rank,
+        });
     }
     match failed {
         None => Ok(prepared),

@@ -13,7 +13,7 @@ use crate::pool;
 
 use nccl_sys::ncclSuccess;
 
-use super::{beside, cached, memory_is_freed, windows, worker};
+use super::{cached, memory_is_freed, side_thread, windows, worker};
 
 /// There are blocks to look after.
 pub fn look_after_pool() {
@@ -160,13 +160,13 @@ fn lend_again<T, H: PartialEq>(
 }
 
 /// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-worker`, which ends waits for
-/// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](super::beside) it, by one thread as
+/// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](super::side_thread) it, by one thread as
 /// long as there is anything to look after. What is registered of a block goes when a look of the worker's finds that gone.
 pub(super) fn look() {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
     if is_any_to_look_after() && !IS_BUSY.swap(true, Ordering::AcqRel) {
         let busy = Busy(&IS_BUSY);
-        beside::run_while(LOOK_AFTER_EVERY, move || {
+        side_thread::run_while(LOOK_AFTER_EVERY, move || {
             let _busy = &busy;
             let_go_of_old();
             give_back_where_short();

@@ -24,7 +24,7 @@ use crate::gpu::{self, Driver, Failure, Home, Ordinal, StreamHandle};
 use crate::range::Range;
 use crate::shared_page::SharedPage;
 
-pub use super::giving::End;
+pub use super::deregistration::End;
 use super::staging::Copy;
 
 pub use super::substitutes::{Buffers, Substitutes};

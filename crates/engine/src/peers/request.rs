@@ -23,8 +23,8 @@ use crate::rendezvous::place;
 use crate::sequencer::Graphs;
 use crate::tuning;
 
-use super::boxes::Share;
 use super::hosting::rendezvous;
+use super::transports::Share;
 use super::{ParentOnNccl, features, tuned, worker};
 
 /// A rank of a communicator that is asked for by an id.

@@ -29,7 +29,7 @@ use crate::stats::windows::Kept;
 use crate::stats::{count, segment};
 use crate::windows::{Ended, Record, Rules, Standing, WindowLedger, WindowSlot};
 
-use super::giving::End;
+use super::deregistration::End;
 use super::page_layout::WINDOWS_AT;
 
 pub use agreeing::{Course, Making, WindowRequest, is_refused_alone};

@@ -30,7 +30,7 @@ use super::hang_detector::HangDetector;
 use super::ids::{self, Asking};
 use super::registering::Registering;
 use super::windows::Windows;
-use super::{PeerGroup, cached, closing, draining, exiting, recycling, settle, windows};
+use super::{PeerGroup, cached, closing, draining, process_exit, recycling, settle, windows};
 
 /// How often it looks while sends and receives are issued, and for how long after the last.
 const BUSY_TICK: Duration = Duration::from_millis(5);
@@ -61,7 +61,7 @@ static WORKER: OnceCell<Arc<Worker>> = OnceCell::new();
 
 /// Where this process answers other ranks' questions. The first call starts the thread.
 pub(super) fn request_socket() -> std::io::Result<Token> {
-    exiting::go_on();
+    process_exit::go_on();
     WORKER.get_or_try_init(Worker::start).map(|worker| worker.request_socket)
 }
 
@@ -86,7 +86,7 @@ pub(super) fn tell_of_attempt(peer_group: &PeerGroup, attempt: u64) {
 }
 
 fn tell_each(peer_group: &PeerGroup, words: impl Fn(u32) -> Vec<u8>) {
-    exiting::go_on();
+    process_exit::go_on();
     let Some(worker) = WORKER.get() else { return };
     let peers = peer_group.negotiated.members.iter().filter(|member| member.rank != peer_group.rank);
     let tellings = peers.filter_map(|peer| Some(Telling::new(words(peer.rank), request_socket_of(peer)?)));
@@ -116,7 +116,7 @@ pub(super) fn ask_for_id(
     question: ids::Question,
     answers: SyncSender<Answered>,
 ) -> bool {
-    exiting::go_on();
+    process_exit::go_on();
     let request_socket = peer_group.negotiated.members.get(question.of as usize).and_then(request_socket_of);
     let (Some(worker), Some(request_socket)) = (WORKER.get(), request_socket) else { return false };
     let mut askings = worker.askings.lock().unwrap_or_else(PoisonError::into_inner);

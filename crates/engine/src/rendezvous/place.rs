@@ -5,7 +5,7 @@ use std::io;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::negotiated::Token;
-use crate::process::afresh::Afresh;
+use crate::process::fork_local::ForkLocal;
 
 use super::facts::Place;
 
@@ -37,7 +37,7 @@ pub fn random() -> io::Result<Token> {
 
 /// A random name of this process, the same for all its life, and not that of a child forked from it.
 pub fn process() -> io::Result<Token> {
-    static NAME: Afresh<Token> = Afresh::new();
+    static NAME: ForkLocal<Token> = ForkLocal::new();
     NAME.get_or_try_init(random).copied()
 }
 

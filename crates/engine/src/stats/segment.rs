@@ -143,7 +143,7 @@ pub fn current() -> &'static Segment {
 }
 
 /// In a child just forked: counts from zero, in memory of its own. Takes no lock and allocates nothing.
-pub fn begin_afresh() {
+pub fn restart_in_forked_child() {
     // SAFETY: the structure consists of atomics, and is as large as a whole number of words.
     let words = unsafe {
         let first = (&raw const EARLY).cast::<AtomicU64>();

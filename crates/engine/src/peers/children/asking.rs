@@ -9,12 +9,12 @@ use crate::rendezvous::colors::Parent;
 use crate::rendezvous::{Rendezvous, local_rendezvous};
 
 use super::taken::{Ahead, ChildInit, Leaves, SessionPlace};
-use super::waits::{Kind, Line};
+use super::waits::{Kind, Lineage};
 
 /// A call that NCCL has not taken yet.
 #[derive(Debug)]
 pub struct ChildCall {
-    pub(super) line: Arc<Line>,
+    pub(super) lineage: Arc<Lineage>,
     pub(super) process_listener: Token,
     pub(super) hosts: u32,
     pub(super) ranks: u64,
@@ -28,10 +28,10 @@ pub struct ChildCall {
 
 /// Enters the roster of the communicator of this name on this host, if there is one. Waits for the thread of a process that is in the
 /// same call, for a while: who has not entered by then has no peer group, nor have the others.
-pub(super) fn enter(line: &Line, child: Option<Token>) -> SessionPlace {
+pub(super) fn enter(lineage: &Lineage, child: Option<Token>) -> SessionPlace {
     let Some(child) = child else { return SessionPlace::Nowhere };
     let enter = |rendezvous: &Rendezvous| {
-        rendezvous.enter_local(local_rendezvous::name(child), line.rank, &|| line.has_ended())
+        rendezvous.enter_local(local_rendezvous::name(child), lineage.rank, &|| lineage.has_ended())
     };
     let entered = rendezvous().and_then(enter);
     SessionPlace::AtRoster(entered.map_err(|error| error.to_string()))
@@ -45,7 +45,7 @@ impl ChildCall {
 
     /// Whether the ranks of this call tell each other where they go, which all find alike.
     pub fn has_round(&self) -> bool {
-        self.line.has_rounds
+        self.lineage.has_rounds
     }
 
     /// Whether NCCL has built the parent here and not everywhere.
@@ -60,39 +60,39 @@ impl ChildCall {
         if !self.has_round() {
             return;
         }
-        let before = self.line.counted(self.kind(), |counted| counted.hurried = Some(counted.begun));
+        let before = self.lineage.counted(self.kind(), |counted| counted.hurried = Some(counted.begun));
         if before.has_hurried() {
             return;
         }
         let invitation = self.invitation(before.begun);
         self.await_round(&invitation);
-        let (place, ranks) = self.line.among(self.ranks);
+        let (place, ranks) = self.lineage.among(self.ranks);
         rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
     }
 
     /// Before NCCL makes the communicators of this call, of which this rank has heard nothing: it will find the others of its own at
     /// their roster.
     pub fn enter(&mut self) {
-        let before = self.line.counted(self.kind(), |_| ());
+        let before = self.lineage.counted(self.kind(), |_| ());
         let child = self.color.map(|_| self.invitation(before.begun).child);
-        self.session = enter(&self.line, child);
+        self.session = enter(&self.lineage, child);
     }
 
     /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
     pub fn begun(self) -> ChildInit {
-        let before = self.line.counted(self.kind(), |counted| counted.begun += 1);
+        let before = self.lineage.counted(self.kind(), |counted| counted.begun += 1);
         let invitation = self.invitation(before.begun);
         let is_due = self.has_round() && !before.has_hurried();
         let ahead = if is_due { Ahead::Round } else { Ahead::Nccl };
         if is_due {
             self.await_round(&invitation);
         }
-        let ChildCall { line, ranks, parent, color, session, .. } = self;
-        ChildInit { line, invitation, ranks, parent, color, ahead, leaves: Leaves::Failing, session }
+        let ChildCall { lineage, ranks, parent, color, session, .. } = self;
+        ChildInit { lineage, invitation, ranks, parent, color, ahead, leaves: Leaves::Failing, session }
     }
 
     fn kind(&self) -> Kind {
-        Kind::of(&self.making(0), self.line.comm)
+        Kind::of(&self.making(0), self.lineage.comm)
     }
 
     fn making(&self, count: u32) -> Making {
@@ -104,17 +104,17 @@ impl ChildCall {
 
     /// To the call before which so many of its kind came.
     fn invitation(&self, count: u32) -> Invitation {
-        let call = self.making(count).name(self.line.comm);
+        let call = self.making(count).name(self.lineage.comm);
         let child = self.color.map_or(NOBODY, |color| child(call, color));
-        Invitation { process_listener: self.process_listener, call, child, rank: self.line.rank }
+        Invitation { process_listener: self.process_listener, call, child, rank: self.lineage.rank }
     }
 
     /// The host's rank comes to a round.
     fn await_round(&self, invitation: &Invitation) {
-        if self.hosts == self.line.rank
+        if self.hosts == self.lineage.rank
             && let Ok(rendezvous) = rendezvous()
         {
-            rendezvous.await_ranks(invitation.to_round().child, self.ranks, self.line.watched(self.ranks));
+            rendezvous.await_ranks(invitation.to_round().child, self.ranks, self.lineage.watched(self.ranks));
         }
     }
 }

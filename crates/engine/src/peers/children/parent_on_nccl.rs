@@ -15,13 +15,13 @@ use crate::rendezvous::colors::Parent;
 use crate::rendezvous::facts::Waiting;
 
 use super::taken::{Ahead, ChildInit, Leaves, SessionPlace};
-use super::waits::{Kind, Line};
+use super::waits::{Kind, Lineage};
 use super::{Configured, Wanted, asking};
 
 /// What a communicator without a peer group keeps for those made from it. It waits where its own calls do.
 #[derive(Debug)]
 pub struct ParentOnNccl {
-    line: Arc<Line>,
+    lineage: Arc<Lineage>,
     configuration: configuration::Kept,
 }
 
@@ -30,13 +30,13 @@ impl ParentOnNccl {
     pub fn new(name: Token, rank: u32, ctas: Ctas, configuration: configuration::Kept) -> Arc<ParentOnNccl> {
         // Theirs may be this process's first peer groups.
         closing::at_exit_too();
-        Arc::new(ParentOnNccl { line: Line::of_parent_on_nccl(name, rank, ctas), configuration })
+        Arc::new(ParentOnNccl { lineage: Lineage::of_parent_on_nccl(name, rank, ctas), configuration })
     }
 
     /// Of one of this name that is made from another without a peer group.
     pub(super) fn of_child(
         name: Token,
-        parent: &Line,
+        parent: &Lineage,
         rank: u32,
         configured: &Configured,
     ) -> Arc<ParentOnNccl> {
@@ -61,28 +61,32 @@ impl ParentOnNccl {
             Wanted::Split(color) => (*color)?,
             Wanted::Shrink(_) => 0,
         };
-        let count = self.line.counted(self.kind(wanted), |_| ()).begun;
-        let name = child(making(wanted, count).name(self.line.comm), color);
-        Some(LocalWait { line: self.line.clone(), name, session: asking::enter(&self.line, Some(name)) })
+        let count = self.lineage.counted(self.kind(wanted), |_| ()).begun;
+        let name = child(making(wanted, count).name(self.lineage.comm), color);
+        Some(LocalWait {
+            lineage: self.lineage.clone(),
+            name,
+            session: asking::enter(&self.lineage, Some(name)),
+        })
     }
 
     /// NCCL has taken the call, as it has on all ranks that make it.
     pub fn begun(&self, wanted: &Wanted) {
-        self.line.counted(self.kind(wanted), |counted| counted.begun += 1);
+        self.lineage.counted(self.kind(wanted), |counted| counted.begun += 1);
     }
 
     fn kind(&self, wanted: &Wanted) -> Kind {
-        Kind::of(&making(wanted, 0), self.line.comm)
+        Kind::of(&making(wanted, 0), self.lineage.comm)
     }
 
     /// Whether it has been ended: NCCL's part of it may be gone.
     pub fn has_ended(&self) -> bool {
-        self.line.has_ended()
+        self.lineage.has_ended()
     }
 
     /// Ends what waits for communicators made from this one.
     pub fn end(&self) {
-        self.line.end();
+        self.lineage.end();
     }
 }
 
@@ -102,7 +106,7 @@ fn making(wanted: &Wanted, count: u32) -> Making {
 /// A rank that is at the roster of its host while NCCL makes its communicator.
 #[derive(Debug)]
 pub struct LocalWait {
-    line: Arc<Line>,
+    lineage: Arc<Lineage>,
     name: Token,
     session: SessionPlace,
 }
@@ -110,10 +114,10 @@ pub struct LocalWait {
 impl LocalWait {
     /// NCCL has made it: this one's way to the others.
     pub fn child_init(self) -> ChildInit {
-        let LocalWait { line, name, session } = self;
+        let LocalWait { lineage, name, session } = self;
         ChildInit {
-            invitation: Invitation { process_listener: NOBODY, call: name, child: name, rank: line.rank },
-            line,
+            invitation: Invitation { process_listener: NOBODY, call: name, child: name, rank: lineage.rank },
+            lineage,
             ranks: 0,
             parent: Parent::Built,
             color: Some(0),
@@ -204,17 +208,17 @@ mod tests {
         };
         let local_wait = first.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
         let child = local_wait.child_init().parent_on_nccl(0, &configured);
-        assert_ne!(child.line.comm, first.line.comm);
+        assert_ne!(child.lineage.comm, first.lineage.comm);
         let other = world(0, name).enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
         let other = other.child_init().parent_on_nccl(0, &configured);
-        assert_ne!(child.line.comm, other.line.comm);
+        assert_ne!(child.lineage.comm, other.lineage.comm);
         // Also of one whose ranks meet, and find then that they have no peer group: by the same name on all.
         let name = place::random().unwrap();
         let both = [0, 1].map(|rank| world(rank, name));
         let entered = both.map(|parent_on_nccl| {
             parent_on_nccl.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap()
         });
-        let comms = entered.map(|one| one.child_init().parent_on_nccl(0, &configured).line.comm);
+        let comms = entered.map(|one| one.child_init().parent_on_nccl(0, &configured).lineage.comm);
         assert_eq!(comms[0], comms[1]);
     }
 }

@@ -12,7 +12,7 @@ use crate::rendezvous::colors::{Course, LazyVote, Parent, SplitMessage};
 use crate::rendezvous::local_rendezvous::{self, Answer};
 use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
 
-use super::waits::{Line, Wait};
+use super::waits::{Lineage, Wait};
 use super::{Configured, NewCommunicator, ParentOnNccl, asking};
 
 /// What comes before the communicators of a call.
@@ -46,7 +46,7 @@ pub(super) enum Leaves {
 /// A call that NCCL has taken.
 #[derive(Debug)]
 pub struct ChildInit {
-    pub(super) line: Arc<Line>,
+    pub(super) lineage: Arc<Lineage>,
     /// To its round.
     pub(super) invitation: Invitation,
     /// The ranks of the parent that take part, one bit each.
@@ -71,7 +71,7 @@ impl ChildInit {
 
     /// What the new communicator keeps for those made from it, where it has no peer group itself.
     pub fn parent_on_nccl(&self, rank: u32, configured: &Configured) -> Arc<ParentOnNccl> {
-        ParentOnNccl::of_child(self.child(), &self.line, rank, configured)
+        ParentOnNccl::of_child(self.child(), &self.lineage, rank, configured)
     }
 
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
@@ -84,9 +84,9 @@ impl ChildInit {
             return Ok(self.alone());
         }
         let message = SplitMessage { color: self.color, key, vote, parent: self.parent };
-        let (place, ranks) = self.line.among(self.ranks);
+        let (place, ranks) = self.lineage.among(self.ranks);
         let inquiry = rendezvous.ask_round(&self.invitation, place, ranks.len() as u32, message);
-        let wait = Wait::new(&self.line, inquiry.canceller());
+        let wait = Wait::new(&self.lineage, inquiry.canceller());
         let table = inquiry.wait();
         drop(wait);
         if let Err(Failure::Aborted) = &table {
@@ -109,7 +109,7 @@ impl ChildInit {
     fn meets_after(&mut self, course: &Course) {
         match course {
             Course::Lazy { ranks, .. } | Course::Apart { ranks, .. } => self.meets_at_member(ranks),
-            Course::Nccl => self.session = asking::enter(&self.line, self.color.map(|_| self.child())),
+            Course::Nccl => self.session = asking::enter(&self.lineage, self.color.map(|_| self.child())),
             Course::Nothing | Course::Torn => {}
         }
     }
@@ -122,22 +122,26 @@ impl ChildInit {
     }
 
     fn absent(&self) -> SessionOutcome {
-        SessionOutcome::Failed(Failure::Absent { rank: self.line.rank })
+        SessionOutcome::Failed(Failure::Absent { rank: self.lineage.rank })
     }
 
     /// The ranks of the new communicator are known. Whose process hosts awaits the others from now on.
     fn meets_at_member(&mut self, ranks: &[u32]) {
-        let Some(host) = self.line.host(ranks).filter(|_| ranks.len() > 1) else { return };
+        let Some(host) = self.lineage.host(ranks).filter(|_| ranks.len() > 1) else { return };
         let child = self.child();
         // Its ranks are all that are waited for under this name.
-        let invitation =
-            Invitation { process_listener: host.process_listener, call: child, child, rank: self.line.rank };
+        let invitation = Invitation {
+            process_listener: host.process_listener,
+            call: child,
+            child,
+            rank: self.lineage.rank,
+        };
         self.session = SessionPlace::AtMember(invitation);
-        if host.rank == self.line.rank
+        if host.rank == self.lineage.rank
             && let Ok(rendezvous) = rendezvous()
         {
             let awaited = ranks.iter().fold(0, |all, rank| all | 1 << rank);
-            rendezvous.await_ranks(child, awaited, self.line.watched(awaited));
+            rendezvous.await_ranks(child, awaited, self.lineage.watched(awaited));
         }
     }
 
@@ -145,7 +149,7 @@ impl ChildInit {
     pub fn alone(&mut self) -> Course {
         let course = match self.parent {
             Parent::Unbuildable => {
-                let (rank, ranks) = self.line.among(self.ranks);
+                let (rank, ranks) = self.lineage.among(self.ranks);
                 Course::Apart { rank, ranks }
             }
             Parent::Built | Parent::Lazy | Parent::Lost => Course::Nccl,
@@ -209,7 +213,7 @@ impl ChildInit {
         let invitation = self.invited(new_communicator.ranks)?;
         request::check_child(configured.waiting)?;
         settle();
-        let ctas = configured.ctas.unwrap_or(self.line.ctas);
+        let ctas = configured.ctas.unwrap_or(self.lineage.ctas);
         let (heap, share, mut facts) =
             request::on(new_communicator.device, new_communicator.ranks, ctas, laziness)?;
         facts.member.rank = new_communicator.rank;
@@ -219,7 +223,7 @@ impl ChildInit {
         });
         let participant = participant.map_err(cannot_reach)?;
         let until =
-            participant.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
+            participant.cancellers().into_iter().next().map(|canceller| Wait::new(&self.lineage, canceller));
         let token = invitation.child;
         Ok(Asked { participant, token, rank: new_communicator.rank, heap, share, until, local_entry: None })
     }
@@ -238,7 +242,7 @@ impl ChildInit {
             SessionPlace::AtMember(invitation) => Ok(*invitation),
             SessionPlace::AtRoster(Err(words)) => Err(unreachable(words.clone())),
             SessionPlace::AtRoster(Ok(local_entry)) => {
-                match local_entry.ask(ranks, &|| self.line.has_ended()) {
+                match local_entry.ask(ranks, &|| self.lineage.has_ended()) {
                     Ok(Answer::Complete { place, process_listener }) => {
                         let call = local_rendezvous::name(self.child());
                         Ok(Invitation { process_listener, call, child: child(call, 0), rank: place })
@@ -273,7 +277,7 @@ impl Drop for ChildInit {
             (Ahead::Round, Leaves::Failing) => self.leave_round(),
             (Ahead::Round, Leaves::ToNccl) => {
                 if let Ok(rendezvous) = rendezvous() {
-                    let (place, ranks) = self.line.among(self.ranks);
+                    let (place, ranks) = self.lineage.among(self.ranks);
                     rendezvous.go_to_nccl(&self.invitation, place, ranks.len() as u32, self.parent);
                 }
             }

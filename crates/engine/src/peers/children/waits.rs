@@ -14,7 +14,7 @@ use crate::sequencer::Graphs;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]
-pub struct Line {
+pub struct Lineage {
     /// Of which the names of those made from it are made.
     pub(super) comm: Token,
     pub(super) rank: u32,
@@ -73,16 +73,16 @@ struct Waits {
     cancellers: BTreeMap<u64, Canceller>,
 }
 
-impl Line {
+impl Lineage {
     /// Of one with a peer group.
     pub fn of_peer_group(
         negotiated: &Arc<NegotiatedConfig>,
         rank: u32,
         lives: Vec<Arc<Life>>,
         graphs: Graphs,
-    ) -> Arc<Line> {
+    ) -> Arc<Lineage> {
         let (counted, waiting) = Default::default();
-        Arc::new(Line {
+        Arc::new(Lineage {
             comm: negotiated.comm,
             rank,
             negotiated: Some(negotiated.clone()),
@@ -95,10 +95,10 @@ impl Line {
     }
 
     /// Of one without, whose ranks all have this name for it.
-    pub fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Line> {
+    pub fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Lineage> {
         let (counted, waiting) = Default::default();
         let (negotiated, lives) = (None, Vec::new());
-        Arc::new(Line { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })
+        Arc::new(Lineage { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })
     }
 
     /// The parent ends: nobody waits for its children.
@@ -161,13 +161,13 @@ fn copy(rank: u32, life: &Ours) -> Option<Ours> {
 /// A wait that ends with its parent.
 #[derive(Debug)]
 pub struct Wait {
-    line: Arc<Line>,
+    lineage: Arc<Lineage>,
     number: u64,
 }
 
 impl Wait {
-    pub(super) fn new(line: &Arc<Line>, canceller: Canceller) -> Wait {
-        let mut waiting = line.waiting();
+    pub(super) fn new(lineage: &Arc<Lineage>, canceller: Canceller) -> Wait {
+        let mut waiting = lineage.waiting();
         let number = waiting.next;
         waiting.next += 1;
         if waiting.ended {
@@ -176,12 +176,12 @@ impl Wait {
         } else {
             waiting.cancellers.insert(number, canceller);
         }
-        Wait { line: line.clone(), number }
+        Wait { lineage: lineage.clone(), number }
     }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.line.waiting().cancellers.remove(&self.number);
+        self.lineage.waiting().cancellers.remove(&self.number);
     }
 }

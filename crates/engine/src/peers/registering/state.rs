@@ -7,7 +7,7 @@ use crate::config::config;
 use crate::gpu::stream::{self, Event};
 use crate::gpu::{Failure, Home, StreamHandle};
 use crate::peers::aliases::Alias;
-use crate::peers::giving::End;
+use crate::peers::deregistration::End;
 use crate::peers::offer_pacing::OfferPacing;
 use crate::peers::staging::Staging;
 use crate::registration::{Cache, Limits, Use};

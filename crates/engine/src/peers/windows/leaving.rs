@@ -1,5 +1,5 @@
 //! Blocks that leave the pool: their windows go first, each with the gate of its communicator closed, then NCCL frees them. On a
-//! [thread of its own](super::super::beside): a drop asks peers' processes.
+//! [thread of its own](super::super::side_thread): a drop asks peers' processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use crate::gpu::{Home, Ordinal};
 use crate::pool::{self, Block};
 
 use super::super::recycling::{self, Busy};
-use super::super::{beside, worker};
+use super::super::{side_thread, worker};
 use super::{LOOK_EVERY, Windows, blocks};
 
 /// Whether a thread is at it.
@@ -22,7 +22,7 @@ pub(in crate::peers) fn look(all: impl Iterator<Item = Arc<Windows>>) {
     }
     let busy = Busy(&IS_BUSY);
     let all: Vec<Arc<Windows>> = all.collect();
-    beside::run(None, move || {
+    side_thread::run(None, move || {
         let _busy = busy;
         pool::leaving().iter().for_each(|block| {
             leave(&all, block);
@@ -51,7 +51,7 @@ pub(in crate::peers) fn free_leaving(device: Ordinal, within: Duration) -> usize
             }
         }
     };
-    let _ = beside::run(Some(within), free_all);
+    let _ = side_thread::run(Some(within), free_all);
     freed.load(Ordering::Relaxed)
 }
 

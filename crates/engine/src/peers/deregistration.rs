@@ -1,7 +1,7 @@
 //! Registrations given back: of memory that was freed, and at a communicator's end.
 //!
 //! NCCL asks the peers' processes to let go, without limit; a peer that hangs must not hold up `windlass-worker`, a free or an
-//! abort. So that is done [beside](super::beside) them, and they wait for it as long as they like.
+//! abort. So that is done [on threads of its own](super::side_thread), and they wait for it as long as they like.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,9 +15,9 @@ use crate::stats::count;
 use crate::stats::registration::Registered;
 
 use super::aliases::{Alias, Aliases};
-use super::beside;
 use super::registering::{EVERYTHING, Progress, Registering, State};
-use super::releasing::Release;
+use super::release_all::Release;
+use super::side_thread;
 
 /// A peer's process that answers takes milliseconds.
 const PEERS_ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -95,7 +95,7 @@ impl Registering {
         act: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> Option<T> {
         let own = self.clone();
-        beside::run(within, move || act(&own))
+        side_thread::run(within, move || act(&own))
     }
 
     /// Its end begins: waits for registered calls, as NCCL's own end does, and gives back all that NCCL has of this rank's. An abort

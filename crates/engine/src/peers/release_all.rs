@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::giving::End;
+use super::deregistration::End;
 use super::registering::Registering;
 use super::windows::Windows;
 use super::worker;

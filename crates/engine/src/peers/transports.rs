@@ -45,7 +45,7 @@ pub(super) struct Share {
 
 /// What runs on a rank's GPU.
 #[derive(Debug)]
-pub(super) struct Boxes {
+pub(super) struct Transports {
     pub p2p: P2p,
     /// None where the negotiated config has it so.
     pub native: Option<Native>,
@@ -68,7 +68,12 @@ impl Share {
     }
 
     /// All that runs, over the regions of all ranks as this rank's device sees them.
-    pub fn boxes(self, rings: &Rings, regions: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
+    pub fn transports(
+        self,
+        rings: &Rings,
+        regions: Vec<Address>,
+        holds: &Arc<Holds>,
+    ) -> Result<Transports, Refused> {
         let Share { transports, kernels, lacks, graphs } = self;
         let (geometry, holds) = (rings.p2p, holds.clone());
         let rank = geometry.rank;
@@ -91,7 +96,7 @@ impl Share {
         };
         let parts =
             p2p::Parts { device_resources: transports.p2p, sequencer: sequencer.clone(), geometry, regions };
-        Ok(Boxes { p2p: P2p::new(parts)?, native, sequencer, lacks })
+        Ok(Transports { p2p: P2p::new(parts)?, native, sequencer, lacks })
     }
 }
 

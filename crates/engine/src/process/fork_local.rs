@@ -5,15 +5,15 @@ use once_cell::sync::OnceCell;
 /// A value of this process, made at its first use. In a forked child there is none, whatever the parent's threads were doing: the
 /// parent's value is never looked at nor dropped there, since its threads and descriptors are not.
 #[derive(Debug)]
-pub struct Afresh<T> {
+pub struct ForkLocal<T> {
     own: OnceCell<T>,
-    of_child: OnceCell<Box<Afresh<T>>>,
+    of_child: OnceCell<Box<ForkLocal<T>>>,
 }
 
-impl<T> Afresh<T> {
+impl<T> ForkLocal<T> {
     /// None yet.
-    pub const fn new() -> Afresh<T> {
-        Afresh { own: OnceCell::new(), of_child: OnceCell::new() }
+    pub const fn new() -> ForkLocal<T> {
+        ForkLocal { own: OnceCell::new(), of_child: OnceCell::new() }
     }
 
     /// If there is one.
@@ -36,9 +36,9 @@ impl<T> Afresh<T> {
     }
 }
 
-impl<T> Default for Afresh<T> {
+impl<T> Default for ForkLocal<T> {
     fn default() -> Self {
-        Afresh::new()
+        ForkLocal::new()
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     /// Each generation has its own value.
     #[test]
     fn by_generation() {
-        let cell = Afresh::new();
+        let cell = ForkLocal::new();
         for forks in [0, 1, 5, 2] {
             assert_eq!(cell.behind(forks).get(), None);
             cell.behind(forks).set(forks).unwrap();

@@ -16,7 +16,7 @@ use crate::descriptor::Ours;
 
 /// The end of a region's owner.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ReleaseSocket {
     end: Ours,
     /// One bit each rank that said that it keeps the region.
     keepers: AtomicU64,
@@ -27,13 +27,16 @@ pub(super) struct Line {
 #[derive(Debug)]
 pub(super) struct Hold(Ours);
 
-impl Line {
+impl ReleaseSocket {
     /// Two ends; the second one is for others.
-    pub fn new() -> rustix::io::Result<(Line, Hold)> {
+    pub fn new() -> rustix::io::Result<(ReleaseSocket, Hold)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, others) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let end = Ours::new(own)?;
-        Ok((Line { end, keepers: AtomicU64::new(0), over: AtomicBool::new(false) }, Hold(Ours::new(others)?)))
+        Ok((
+            ReleaseSocket { end, keepers: AtomicU64::new(0), over: AtomicBool::new(false) },
+            Hold(Ours::new(others)?),
+        ))
     }
 
     /// The ranks that do not touch the region any more, one bit each. Waits for nothing.
@@ -87,21 +90,21 @@ mod tests {
     /// Nobody has let go while one end is open; then all have but those who said that they keep it.
     #[test]
     fn ends() {
-        let (line, first) = Line::new().unwrap();
+        let (release_socket, first) = ReleaseSocket::new().unwrap();
         let (second, third) = (another(&first), another(&first));
-        assert_eq!(line.let_go(), 0);
+        assert_eq!(release_socket.let_go(), 0);
         drop(first);
         second.keep(2);
-        assert_eq!(line.let_go(), 0, "one holds it");
+        assert_eq!(release_socket.let_go(), 0, "one holds it");
         drop(third);
-        assert_eq!((line.let_go(), line.let_go()), (!4, !4));
+        assert_eq!((release_socket.let_go(), release_socket.let_go()), (!4, !4));
     }
 
     /// An owner that is gone is no signal, and no error.
     #[test]
     fn nobody_hears() {
-        let (line, hold) = Line::new().unwrap();
-        drop(line);
+        let (release_socket, hold) = ReleaseSocket::new().unwrap();
+        drop(release_socket);
         hold.keep(1);
     }
 }

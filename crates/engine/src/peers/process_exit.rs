@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::gpu;
 use crate::process;
 
-use super::{beside, closing, worker};
+use super::{closing, side_thread, worker};
 
 /// How often it begins again: a thread for which the end does not wait may call and call.
 const BEGINNINGS_MAX: u32 = 64;
@@ -40,7 +40,7 @@ fn begin_again() {
         log::debug!("a call after the exit handler: the worker begins again");
         process::on_exit(closing::at_exit);
         closing::begin_again();
-        beside::begin_again();
+        side_thread::begin_again();
         worker::begin_again();
     }
 }
