@@ -138,7 +138,7 @@ __global__ void linger(long long nanoseconds) {
 // --- one rank ------------------------------------------------------------------------------------------------------------------------
 constexpr uint32_t channels_all = 256;
 static uint32_t slots_all() { return getenv("SLOTS") ? atoi(getenv("SLOTS")) : ranks <= 4 ? 8 : 4; }
-static uint64_t slices[8];
+static uint64_t regions[8];
 static std::vector<char> image;
 struct NcclApi {
   int (*InitAll)(void**, int, const int*);
@@ -189,7 +189,7 @@ struct Rank {
   void launch(const Request& request, const Choice& choice, bool early, uint32_t blocks_max = 32, uint32_t warps_max = 8) {
     WindlassCollectiveLaunch launch = arrange(request, geometry, choice);
     if (!launch.used_channels) return;
-    std::copy(slices, slices + 8, launch.slices);
+    std::copy(regions, regions + 8, launch.regions);
     launch.control = (uint64_t)control;
     if (choice.family == simple_two_phases) warps_max = std::min(warps_max, 4u);
     const Grid grid = grid_of(choice.family, launch.used_channels, blocks_max, warps_max);
@@ -487,11 +487,11 @@ int main(int count, char** arguments) {
           if (error != cudaSuccess && error != cudaErrorPeerAccessAlreadyEnabled) CU(error);
           cudaGetLastError();
         }
-      void* slice;
+      void* region;
       const Layout layout(one.geometry);
-      CU(cudaMalloc(&slice, layout.bytes));
-      CU(cudaMemset(slice, 0, layout.bytes));
-      slices[r] = (uint64_t)slice;
+      CU(cudaMalloc(&region, layout.bytes));
+      CU(cudaMemset(region, 0, layout.bytes));
+      regions[r] = (uint64_t)region;
       CU(cudaMalloc((void**)&one.input, one.space));
       CU(cudaMalloc((void**)&one.output, one.space));
       CU(cudaMemset(one.input, 0, one.space));
@@ -512,7 +512,7 @@ int main(int count, char** arguments) {
       }
       CU(cudaDeviceSynchronize());
       barrier();
-      if (r == 0) printf("%d ranks, %.1f MiB of slice a rank\n", ranks, layout.bytes / 1048576.0);
+      if (r == 0) printf("%d ranks, %.1f MiB of region a rank\n", ranks, layout.bytes / 1048576.0);
       one.verify(seconds, seed);
       if (getenv("NO_TABLES")) return;
       one.table(true);

@@ -69,11 +69,11 @@ struct Channel {
   WINDLASS_DEVICE bool moves(uint32_t rank) const { return straight ? rank < launch.ranks : ranks >> rank & 1; }
   WINDLASS_DEVICE bool moves_peer(uint32_t rank) const { return rank != me() && moves(rank); }
 
-  WINDLASS_DEVICE uint64_t words_of(uint32_t rank) const { return launch.slices[rank] + wire.channels + channel * WINDLASS_CHANNEL_BYTES; }
+  WINDLASS_DEVICE uint64_t words_of(uint32_t rank) const { return launch.regions[rank] + wire.channels + channel * WINDLASS_CHANNEL_BYTES; }
   WINDLASS_DEVICE uint64_t credit_word(uint32_t owner, uint32_t of) const { return words_of(owner) + 8 * (WINDLASS_CHANNEL_CREDIT + of); }
   WINDLASS_DEVICE uint64_t number() const { return base + step; }
   WINDLASS_DEVICE uint64_t tag() const { return launch.first_tag + number(); }
-  // Where in any slice this number of a source lies.
+  // Where in any region this number of a source lies.
   WINDLASS_DEVICE uint64_t slot(uint32_t source) const {
     const uint32_t slots = launch.ring_slots;
     return wire.rings + (((source << launch.channels_log2) + channel) * slots + ((uint32_t)number() & (slots - 1))) * Format::slot_bytes;

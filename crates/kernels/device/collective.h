@@ -1,7 +1,7 @@
 // What the host side and the kernels of collectives say to each other: C structures, the same bytes in C++, CUDA and Rust
 // (crates/kernels/src/collective.rs). README.md "Collectives" is the protocol.
 //
-// Addresses are 64-bit device-visible ones. Offsets in slices are equal on all ranks. Packets are counted from the init of the
+// Addresses are 64-bit device-visible ones. Offsets in regions are equal on all ranks. Packets are counted from the init of the
 // communicator, so memory that is zeroed at init needs no further preparation.
 #pragma once
 #include <stddef.h>
@@ -51,7 +51,7 @@ enum {
   WINDLASS_WAITED_RESULT_DATA = 10,
 };
 
-// Where a wire lies in every rank's slice. Rings: [source][channel][slot]. Channels: [channel], of LL128 WINDLASS_CHANNEL_*, of LL the number of
+// Where a wire lies in every rank's region. Rings: [source][channel][slot]. Channels: [channel], of LL128 WINDLASS_CHANNEL_*, of LL the number of
 // launches that have used it.
 typedef struct WindlassWire {
   uint64_t rings;
@@ -62,7 +62,7 @@ typedef struct WindlassWire {
 // and the bytes of each connection: send_bytes[p] here is receive_bytes[me] on rank p; of a reduction, what every rank contributes to
 // a result has as many bytes as the result.
 typedef struct WindlassCollectiveLaunch {
-  uint64_t slices[WINDLASS_COLLECTIVE_RANKS_MAX];  // where the part for collectives of each rank's slice begins
+  uint64_t regions[WINDLASS_COLLECTIVE_RANKS_MAX];  // where the part for collectives of each rank's region begins
   WindlassWire wires[2];                           // the second: of the second phase of an all-reduce
   uint64_t control;                                // address of the abort word (32 bits), in any device-visible memory
   uint64_t report;                                 // address of a WindlassP2pReport in device memory, or 0

@@ -1,4 +1,4 @@
-// The one list of collectives' kernels: collective.cu makes them, host/collective_object.cpp and the stand-in driver's library make
+// The one list of collectives' kernels: collective.cu makes them, host/collective_object.cpp and the simulated driver's library make
 // the same ones for the host, tests compare it with what src/collectives/kernel.rs launches.
 //
 // X(name, family, reducer, ranks, groups, threads_max, straight). `ranks`: the most of them, 3 ranks use the kernel for 4. `groups`: half

@@ -57,16 +57,16 @@ struct BatchPart {
 // A channel of this rank.
 struct LlChannel {
   uint32_t number;
-  uint64_t slice, count_word;
+  uint64_t region, count_word;
   WINDLASS_DEVICE LlChannel(const WindlassCollectiveLaunch& launch, uint32_t number_)
-      : number(number_), slice(launch.slices[launch.rank]), count_word(slice + launch.wires[0].channels + number * WINDLASS_LL_COUNT_BYTES) {}
+      : number(number_), region(launch.regions[launch.rank]), count_word(region + launch.wires[0].channels + number * WINDLASS_LL_COUNT_BYTES) {}
 };
 
 // A warp and a channel's packet number `count` from init. False: aborted.
 template <class Reducer, int ranks_max, bool straight, class Part>
 WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const LlChannel& own, uint64_t count, const Part& part) {
   const uint32_t me = launch.rank, channel = own.number;
-  const uint64_t slice = own.slice;
+  const uint64_t region = own.region;
   const uint32_t bytes = part.bytes(), left = bytes > part.at ? bytes - part.at : 0;
   // What goes to each rank; then what has come from it.
   uint64_t x[ranks_max];
@@ -76,12 +76,12 @@ WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const
     if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(part.send(rank), left);
   }
   const uint64_t tag = launch.first_tag + count;
-  // Where a source's LL pair lies in any slice.
+  // Where a source's LL pair lies in any region.
   const uint64_t in_slot = launch.wires[0].rings + (channel * WINDLASS_LL_SLOTS + (uint32_t)count % WINDLASS_LL_SLOTS) * WINDLASS_LL_SLOT_BYTES + 16 * lane_index();
   const uint64_t ring_bytes = (uint64_t)(WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES) << launch.channels_log2, own_slot = in_slot + me * ring_bytes;
   const auto is_peer = [&](int rank) { return rank != (int)me && rank < (int)launch.ranks && left != 0; };
   WINDLASS_UNROLL
-  for (int rank = 0; rank < ranks_max; ++rank) store_ll_if(is_peer(rank), reinterpret_cast<char*>(launch.slices[rank] + own_slot), x[rank], tag);
+  for (int rank = 0; rank < ranks_max; ++rank) store_ll_if(is_peer(rank), reinterpret_cast<char*>(launch.regions[rank] + own_slot), x[rank], tag);
 
   uint64_t found[ranks_max];
   WINDLASS_UNROLL
@@ -90,7 +90,7 @@ WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const
   for (;;) {
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
-      load_ll_if(is_peer(rank), reinterpret_cast<const char*>(slice + in_slot + rank * ring_bytes), tag, x[rank], found[rank]);
+      load_ll_if(is_peer(rank), reinterpret_cast<const char*>(region + in_slot + rank * ring_bytes), tag, x[rank], found[rank]);
     bool there = true;
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) there &= found[rank] == tag;

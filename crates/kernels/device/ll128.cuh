@@ -31,7 +31,7 @@ WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, cons
     const uint32_t rank = way.peer(distance);
     const bool goes = distance < (int)way.launch.ranks && way.moves(rank);
     const Vector(&packet)[groups] = out[packets == 1 ? 0 : distance - 1];
-    char* const at = reinterpret_cast<char*>(way.launch.slices[rank] + own);
+    char* const at = reinterpret_cast<char*>(way.launch.regions[rank] + own);
     WINDLASS_UNROLL
     for (int half = 0; half < groups / 2; ++half) {
       const Vector first = packet[2 * half], second = packet[2 * half + 1];
@@ -45,7 +45,7 @@ WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, cons
 // Waits for this step's packet of each of its ranks; what x has of others stays. False: aborted.
 template <int groups, bool straight, class Source, int ranks_max>
 WINDLASS_DEVICE bool take_packet(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
-  const char* const first = reinterpret_cast<const char*>(way.launch.slices[way.me()] + way.slot(0) + 16 * lane_index());
+  const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot(0) + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes(), tag = way.tag();
   Waiting waiting;
   for (;;) {

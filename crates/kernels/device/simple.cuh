@@ -45,7 +45,7 @@ WINDLASS_DEVICE bool put_packet(SimpleSender<straight>& way, const Vector (&out)
   for (int distance = 1; distance < ranks_max; ++distance) {
     const uint32_t rank = way.peer(distance);
     if (distance >= (int)way.launch.ranks || !way.moves(rank)) continue;
-    char* const at = reinterpret_cast<char*>(way.launch.slices[rank] + own);
+    char* const at = reinterpret_cast<char*>(way.launch.regions[rank] + own);
     WINDLASS_UNROLL
     for (int group = 0; group < simple_groups; ++group) store_slot(at + 512 * group, out[packets == 1 ? 0 : distance - 1][group]);
   }
@@ -70,7 +70,7 @@ WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[rank
   }
   // What one thread has acquired is there for all.
   sync_warp();
-  const char* const first = reinterpret_cast<const char*>(way.launch.slices[way.me()] + way.slot(0) + 16 * lane_index());
+  const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot(0) + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes();
   WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) {

@@ -15,7 +15,7 @@ struct Geometry {
   uint32_t rank, ranks, channels, slots;  // channels and slots: powers of two
 };
 
-// Offsets in the part for collectives of a slice.
+// Offsets in the part for collectives of a region.
 struct Layout {
   WindlassWire ll, ll128, results;
   uint64_t bytes;
@@ -94,7 +94,7 @@ inline bool straight(const WindlassCollectiveLaunch& launch, const Choice& choic
   return launch.flags & WINDLASS_COLLECTIVE_EVEN && bits % (choice.family == ll ? 8 : 16) == 0;
 }
 
-// All but slices, control, report and the block's shape.
+// All but regions, control, report and the block's shape.
 inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& geometry, const Choice& choice) {
   WindlassCollectiveLaunch launch;
   std::memset(&launch, 0, sizeof launch);

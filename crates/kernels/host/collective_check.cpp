@@ -8,7 +8,7 @@ int main() {
 #define KERNEL(name, family, reducer, ranks, groups, threads_max, straight) std::printf("%s %d %d %d\n", #name, ranks, threads_max, straight);
   WINDLASS_COLLECTIVE_KERNELS(KERNEL)
 #define FIELD(field) std::printf("%s %zu %zu\n", #field, offsetof(WindlassCollectiveLaunch, field), sizeof(WindlassCollectiveLaunch::field));
-  FIELD(slices) FIELD(wires) FIELD(control) FIELD(report) FIELD(first_tag) FIELD(send) FIELD(send_bytes) FIELD(receive)
+  FIELD(regions) FIELD(wires) FIELD(control) FIELD(report) FIELD(first_tag) FIELD(send) FIELD(send_bytes) FIELD(receive)
   FIELD(receive_bytes) FIELD(rank) FIELD(ranks) FIELD(channels_log2) FIELD(ring_slots) FIELD(used_channels) FIELD(role_warps)
   FIELD(reduction) FIELD(flags) FIELD(packets) FIELD(scale)
 #define BATCH_FIELD(field) std::printf("batch_%s %zu %zu\n", #field, offsetof(WindlassBatchLaunch, field), sizeof(WindlassBatchLaunch::field));

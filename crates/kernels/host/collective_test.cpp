@@ -1,4 +1,4 @@
-// The kernels of collectives on threads of this host: ranks, slices and checks are collective_world.h's.
+// The kernels of collectives on threads of this host: ranks, regions and checks are collective_world.h's.
 // Usage: collective_test SCENARIO [SEED [COUNTS]]. Prints the seed; exits 0 only if every byte is right and none beside it was
 // touched. COUNTS: `exhaustive` tries each count below that with each combination, 66 for all.
 #include "collective_world.h"

@@ -1,4 +1,4 @@
-// Ranks of one process for tests of collectives: slices in zeroed memory, launches one after the other on each rank's own thread, and
+// Ranks of one process for tests of collectives: regions in zeroed memory, launches one after the other on each rank's own thread, and
 // every byte compared with collective_reference.h.
 #pragma once
 #include "../device/collective_kernels.cuh"
@@ -87,8 +87,8 @@ inline const char* reducer_for(uint32_t type, uint32_t by, bool any) {
 
 // --- memory -------------------------------------------------------------------------------------------------------------------
 
-// 128-byte aligned and zeroed, as a slice at init.
-struct Slice {
+// 128-byte aligned and zeroed, as a region at init.
+struct Region {
   std::vector<uint64_t> words;
   uint64_t address = 0;
   void make(size_t bytes) {
@@ -157,26 +157,26 @@ struct How {
 struct World {
   Options options;
   collective::Layout layout;
-  std::vector<Slice> slices;
+  std::vector<Region> regions;
   uint32_t control = 0;
   std::vector<WindlassP2pReport> reports;
   std::vector<std::vector<uint64_t>> digests;  // [rank][call]
   std::atomic<uint32_t> begun{0};              // launches
   residency::Gpus* gpus = nullptr;             // null: all blocks are resident
 
-  explicit World(const Options& o) : options(o), layout(geometry(0)), slices(o.ranks), reports(o.ranks), digests(o.ranks) {
+  explicit World(const Options& o) : options(o), layout(geometry(0)), regions(o.ranks), reports(o.ranks), digests(o.ranks) {
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassP2pReport));
-    for (Slice& slice : slices) {
-      slice.make(layout.bytes);
+    for (Region& region : regions) {
+      region.make(layout.bytes);
       for (const WindlassWire& wire : {layout.ll128, layout.results})
-        for (uint64_t at = 0; at < o.channels * WINDLASS_CHANNEL_BYTES; at += 8) word(slice.address + wire.channels + at) = o.first_count;
-      for (uint32_t channel = 0; channel < o.channels; ++channel) word(slice.address + layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES) = o.first_count;
+        for (uint64_t at = 0; at < o.channels * WINDLASS_CHANNEL_BYTES; at += 8) word(region.address + wire.channels + at) = o.first_count;
+      for (uint32_t channel = 0; channel < o.channels; ++channel) word(region.address + layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES) = o.first_count;
     }
   }
   collective::Geometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.channels, options.slots}; }
   static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
   uint64_t& channel_word(uint32_t rank, const WindlassWire& wire, uint32_t channel, uint32_t which) {
-    return word(slices[rank].address + wire.channels + channel * WINDLASS_CHANNEL_BYTES + 8 * which);
+    return word(regions[rank].address + wire.channels + channel * WINDLASS_CHANNEL_BYTES + 8 * which);
   }
 
   // One launch and its synchronisation.
@@ -197,7 +197,7 @@ struct World {
   void fill(WindlassCollectiveLaunch& launch, uint32_t role_warps) {
     ++begun;
     launch.role_warps = role_warps;
-    for (uint32_t rank = 0; rank < options.ranks; ++rank) launch.slices[rank] = slices[rank].address;
+    for (uint32_t rank = 0; rank < options.ranks; ++rank) launch.regions[rank] = regions[rank].address;
     launch.control = address_of(&control);
     launch.report = address_of(&reports[launch.rank]);
   }
@@ -208,7 +208,7 @@ struct World {
   void check_words() {
     for (uint32_t rank = 1; rank < options.ranks; ++rank)
       for (uint32_t channel = 0; channel < options.channels; ++channel) {
-        const uint64_t at = layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES, own = word(slices[rank].address + at), first = word(slices[0].address + at);
+        const uint64_t at = layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES, own = word(regions[rank].address + at), first = word(regions[0].address + at);
         expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used channel " + std::to_string(channel) + " of LL " + std::to_string(first) + " and " + std::to_string(own) + " times");
       }
     for (const WindlassWire& wire : {layout.ll128, layout.results})

@@ -36,8 +36,8 @@ struct Options {
   uint32_t strayed_rank = ~0u;  // deals its channels to other virtual blocks than its peers do
 };
 
-// Memory that is 128-byte aligned and zeroed, as a slice at init.
-struct Slice {
+// Memory that is 128-byte aligned and zeroed, as a region at init.
+struct Region {
   std::vector<uint64_t> words;
   uint64_t address = 0;
   void make(size_t bytes) {
@@ -47,12 +47,12 @@ struct Slice {
 };
 
 struct Directed {  // sender -> receiver
-  Slice ll128_ring, bulk_ring, posted;            // in the receiver's symmetric heap
-  Slice ll128_credit, bulk_credit;                // in the sender's
-  Slice ll128_progress[2], bulk_progress[2];      // each side's own
-  Slice ll128_from;                               // in the receiver's
-  Slice growth[2];                               // each side's own, in host memory
-  Slice grown[2];                                // the larger rings, by wire; in the receiver's symmetric heap, none at init
+  Region ll128_ring, bulk_ring, posted;            // in the receiver's symmetric heap
+  Region ll128_credit, bulk_credit;                // in the sender's
+  Region ll128_progress[2], bulk_progress[2];      // each side's own
+  Region ll128_from;                               // in the receiver's
+  Region growth[2];                               // each side's own, in host memory
+  Region grown[2];                                // the larger rings, by wire; in the receiver's symmetric heap, none at init
   uint64_t told[2] = {};                         // the words for them
 };
 
@@ -212,7 +212,7 @@ struct World {
   }
 
   // A channel that has moved knows its ring on the sender's side, and on the receiver's if that has come so far.
-  void check_rings(const Slice* progress, uint64_t own, uint64_t from, const Slice& grown) {
+  void check_rings(const Region* progress, uint64_t own, uint64_t from, const Region& grown) {
     const uint64_t sent = word(progress[0].address + own), sender = word(progress[0].address + own + 8), receiver = word(progress[1].address + own + 8);
     expect(!sender == !from && (!from || from - 1 <= sent), "a channel has moved and not said so");
     expect(!sender || (sender & ~127ull) == grown.address, "a channel has moved elsewhere");

@@ -16,7 +16,7 @@ struct UnevenRequest {
   uint64_t own;                                     // what this rank gives; of a reduction where its result goes
 };
 
-// All but slices, control, report and the block's shape.
+// All but regions, control, report and the block's shape.
 inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, const Geometry& geometry, uint32_t groups) {
   // Types, tags, wires and channels as of an even one of nothing.
   const Kind like = request.reduces ? reduce_scatter : all_gather;

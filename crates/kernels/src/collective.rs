@@ -1,7 +1,7 @@
 //! The structures of `device/collective.h`, byte for byte. What each field means is said there.
 //!
-//! Addresses are device-visible, offsets in slices equal on all ranks. Packets are counted from the init of the
-//! communicator, so a slice that is zeroed at init needs no further preparation.
+//! Addresses are device-visible, offsets in regions equal on all ranks. Packets are counted from the init of the
+//! communicator, so a region that is zeroed at init needs no further preparation.
 
 #![allow(missing_docs)]
 
@@ -37,7 +37,7 @@ pub const WAITED_LL128_DATA: u32 = 8;
 pub const WAITED_RESULT_CREDIT: u32 = 9;
 pub const WAITED_RESULT_DATA: u32 = 10;
 
-/// Where a wire lies in every rank's slice, from the beginning of the part for collectives.
+/// Where a wire lies in every rank's region, from the beginning of the part for collectives.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wire {
@@ -49,7 +49,7 @@ pub struct Wire {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectiveLaunch {
-    pub slices: [u64; RANKS_MAX],
+    pub regions: [u64; RANKS_MAX],
     pub wires: [Wire; 2],
     pub control: u64,
     pub report: u64,

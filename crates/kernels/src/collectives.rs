@@ -78,7 +78,7 @@ pub struct Collective {
 }
 
 /// Writes `launch`, all but the addresses `control` and `report`, and [`COLLECTIVE_EARLY_NEXT`] in `flags`, which the
-/// caller sets afterwards. `slices`: of each rank, where the part for collectives of its slice is mapped here. None:
+/// caller sets afterwards. `regions`: of each rank, where the part for collectives of its region is mapped here. None:
 /// there is nothing to do (a count of zero), on all ranks alike.
 ///
 /// # Errors
@@ -89,12 +89,12 @@ pub fn arrange(
     collective: &Collective,
     geometry: &Geometry,
     layout: &Layout,
-    slices: &[u64],
+    regions: &[u64],
     tuning: &Tuning,
     limits: &Limits,
     launch: &mut CollectiveLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    let ranks = ranks_of(geometry, limits, slices)?;
+    let ranks = ranks_of(geometry, limits, regions)?;
     let reducer = collective.reducer(ranks)?;
     let total_bytes = collective.total_bytes(ranks)?;
     if total_bytes == 0 {
@@ -103,7 +103,7 @@ pub fn arrange(
     let connection_bytes = collective.connection_bytes();
     let family = tuning.family(collective.kind, reducer, total_bytes, connection_bytes, geometry);
 
-    *launch = blank(geometry, slices);
+    *launch = blank(geometry, regions);
     launch.wires = layout.wires(family);
     if let Some(reduction) = collective.reduction.filter(|_| reducer != Reducer::Copy) {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
@@ -124,17 +124,17 @@ pub fn arrange(
 }
 
 /// How many ranks there are; refused if what was found at init cannot be.
-fn ranks_of(geometry: &Geometry, limits: &Limits, slices: &[u64]) -> Result<u32, Refused> {
+fn ranks_of(geometry: &Geometry, limits: &Limits, regions: &[u64]) -> Result<u32, Refused> {
     geometry.check()?;
     limits.check()?;
-    match slices.len() == geometry.ranks as usize {
+    match regions.len() == geometry.ranks as usize {
         true => Ok(geometry.ranks),
-        false => Err(Refused::Slices { slices: slices.len(), ranks: geometry.ranks }),
+        false => Err(Refused::Regions { regions: regions.len(), ranks: geometry.ranks }),
     }
 }
 
 /// A launch that knows its communicator.
-fn blank(geometry: &Geometry, slices: &[u64]) -> CollectiveLaunch {
+fn blank(geometry: &Geometry, regions: &[u64]) -> CollectiveLaunch {
     let mut launch = CollectiveLaunch {
         first_tag: geometry.first_tag,
         rank: geometry.rank,
@@ -143,7 +143,7 @@ fn blank(geometry: &Geometry, slices: &[u64]) -> CollectiveLaunch {
         ring_slots: geometry.slots,
         ..CollectiveLaunch::default()
     };
-    launch.slices[..slices.len()].copy_from_slice(slices);
+    launch.regions[..regions.len()].copy_from_slice(regions);
     launch
 }
 

@@ -1,6 +1,6 @@
 //! The structures of `device/p2p.h`, byte for byte. What each field means is said there.
 //!
-//! Addresses are device-visible. Counts of packets and chunks start at zero with the communicator, so a slice that is
+//! Addresses are device-visible. Counts of packets and chunks start at zero with the communicator, so a region that is
 //! zeroed at init needs no further preparation.
 
 #![allow(missing_docs)]

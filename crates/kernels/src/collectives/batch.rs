@@ -34,12 +34,12 @@ pub fn arrange_batch(
     collectives: &[Collective],
     geometry: &Geometry,
     layout: &Layout,
-    slices: &[u64],
+    regions: &[u64],
     tuning: &Tuning,
     limits: &Limits,
     batch: &mut BatchLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    let ranks = ranks_of(geometry, limits, slices)?;
+    let ranks = ranks_of(geometry, limits, regions)?;
     let Some(first) = collectives.first() else { return Ok(None) };
     let Together { reducer, total_bytes, family } = together(collectives, first, ranks, tuning)?;
 
@@ -57,7 +57,7 @@ pub fn arrange_batch(
     batch.packets_log2 = all_packets.div_ceil(BATCH_ENTRIES as u64).next_power_of_two().trailing_zeros();
     list(batch, all_packets);
 
-    let mut launch = blank(geometry, slices);
+    let mut launch = blank(geometry, regions);
     launch.wires = layout.wires(family);
     launch.flags = COLLECTIVE_EVEN;
     if let Some(reduction) = first.reduction.filter(|_| reducer != Reducer::Copy) {

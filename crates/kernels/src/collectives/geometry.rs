@@ -30,7 +30,7 @@ const SLOTS: u32 = 8;
 const SLOTS_OF_MANY: u32 = 4;
 
 impl Geometry {
-    /// For grids of at most this many blocks (equal on all ranks: the least of their limits). With 32 of them a slice has
+    /// For grids of at most this many blocks (equal on all ranks: the least of their limits). With 32 of them a region has
     /// 17, 33 and 34 MiB for 2, 4 and 8 ranks.
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
         // The largest power of two that is not more.
@@ -59,7 +59,7 @@ impl Geometry {
     }
 }
 
-/// Where each wire lies in the part for collectives of every rank's slice: offsets from its beginning, 128-byte aligned.
+/// Where each wire lies in the part for collectives of every rank's region: offsets from its beginning, 128-byte aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Packets of 256 bytes, for small collectives in which every rank sends every other one as much.

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Kind, Reduction};
 use crate::collective::RANKS_MAX;
 
-/// Why a collective cannot be arranged. All ranks get the same answer but for `Slices` and `Blocks`, which are found at
+/// Why a collective cannot be arranged. All ranks get the same answer but for `Regions` and `Blocks`, which are found at
 /// init. The fields are the values at fault.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +16,8 @@ pub enum Refused {
     Rank { rank: u32, ranks: u32 },
     /// No channels, no power of two of slots that is at least 2, or a first tag of 0, which is none.
     Geometry { channels: u32, slots: u32, first_tag: u64 },
-    /// Not one slice of each rank.
-    Slices { slices: usize, ranks: u32 },
+    /// Not one region of each rank.
+    Regions { regions: usize, ranks: u32 },
     /// A grid of no blocks.
     Blocks(u32),
     /// The root is no rank.
@@ -42,7 +42,7 @@ impl fmt::Display for Refused {
             Refused::Geometry { channels, slots, first_tag } => {
                 write!(f, "rings of {channels} channels, {slots} slots, first tag {first_tag}")
             }
-            Refused::Slices { slices, ranks } => write!(f, "{slices} slices of {ranks} ranks"),
+            Refused::Regions { regions, ranks } => write!(f, "{regions} regions of {ranks} ranks"),
             Refused::Blocks(blocks) => write!(f, "a grid of {blocks} blocks"),
             Refused::Root { root, ranks } => write!(f, "root {root} of {ranks} ranks"),
             Refused::NoReduction { kind } => write!(f, "{kind:?} without a reduction"),

@@ -43,7 +43,7 @@ fn collective(kind: Kind, count: u64) -> Collective {
     Collective { kind, count, element_bytes: 1, reduction: Some(INT8_SUM), send: SEND, receive: RECEIVE }
 }
 
-fn slices(ranks: u32) -> Vec<u64> {
+fn regions(ranks: u32) -> Vec<u64> {
     (0..u64::from(ranks)).map(|rank| (rank + 1) << 40).collect()
 }
 
@@ -57,8 +57,8 @@ fn arranged(collective: &Collective, geometry: &Geometry, tuning: &Tuning, limit
     let mut launch =
         CollectiveLaunch { scale: 99, flags: 99, send_bytes: [99; RANKS_MAX], ..Default::default() };
     let layout = Layout::of(geometry);
-    let shape =
-        arrange(collective, geometry, &layout, &slices(geometry.ranks), tuning, limits, &mut launch).unwrap();
+    let shape = arrange(collective, geometry, &layout, &regions(geometry.ranks), tuning, limits, &mut launch)
+        .unwrap();
     Arranged { shape: shape.unwrap(), launch }
 }
 
@@ -143,7 +143,7 @@ fn sizes_choose_kernels() {
     assert_eq!(told(Kind::Reduce { root: 1 }, 65 * kib, 2).0, "LL128x4_SumF32_2");
 }
 
-/// Wires lie beside each other and are as large as what they hold; a slice stays within what the design allows.
+/// Wires lie beside each other and are as large as what they hold; a region stays within what the design allows.
 #[test]
 fn wires_do_not_overlap() {
     for (ranks, blocks) in (2..=8).flat_map(|ranks| BLOCKS.map(|blocks| (ranks, blocks))) {
@@ -234,14 +234,14 @@ fn reductions_are_told() {
 fn nonsense_is_refused() {
     let geometry = Geometry::recommended(32, 4, 1, 1);
     let limits = Limits { blocks_max: 32, clusters: true };
-    let answer = |call: &Collective, geometry: &Geometry, limits: &Limits, slices: &[u64]| {
+    let answer = |call: &Collective, geometry: &Geometry, limits: &Limits, regions: &[u64]| {
         let layout = Layout::of(geometry);
         let tuning = Tuning::default();
-        arrange(call, geometry, &layout, slices, &tuning, limits, &mut CollectiveLaunch::default())
+        arrange(call, geometry, &layout, regions, &tuning, limits, &mut CollectiveLaunch::default())
     };
     let all_reduce = collective(Kind::AllReduce, 7);
     let on =
-        |geometry: Geometry| answer(&all_reduce, &geometry, &limits, &slices(geometry.ranks)).unwrap_err();
+        |geometry: Geometry| answer(&all_reduce, &geometry, &limits, &regions(geometry.ranks)).unwrap_err();
     assert_eq!(on(Geometry { ranks: 9, ..geometry }), Refused::Ranks(9));
     assert_eq!(on(Geometry { ranks: 1, ..geometry }), Refused::Ranks(1));
     assert_eq!(on(Geometry { rank: 4, ..geometry }), Refused::Rank { rank: 4, ranks: 4 });
@@ -254,11 +254,11 @@ fn nonsense_is_refused() {
         assert!(matches!(on(wrong), Refused::Geometry { .. }));
     }
     let none = Limits { blocks_max: 0, clusters: true };
-    assert_eq!(answer(&all_reduce, &geometry, &none, &slices(4)), Err(Refused::Blocks(0)));
-    let three = answer(&all_reduce, &geometry, &limits, &slices(3)).unwrap_err();
-    assert_eq!(three.to_string(), "3 slices of 4 ranks");
+    assert_eq!(answer(&all_reduce, &geometry, &none, &regions(4)), Err(Refused::Blocks(0)));
+    let three = answer(&all_reduce, &geometry, &limits, &regions(3)).unwrap_err();
+    assert_eq!(three.to_string(), "3 regions of 4 ranks");
 
-    let of = |call: Collective| answer(&call, &geometry, &limits, &slices(4));
+    let of = |call: Collective| answer(&call, &geometry, &limits, &regions(4));
     let rooted = collective(Kind::Broadcast { root: 4 }, 0);
     assert_eq!(of(rooted), Err(Refused::Root { root: 4, ranks: 4 }));
     assert!(matches!(of(Collective { reduction: None, ..all_reduce }), Err(Refused::NoReduction { .. })));

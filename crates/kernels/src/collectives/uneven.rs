@@ -37,12 +37,12 @@ pub fn arrange_uneven(
     uneven: &Uneven,
     geometry: &Geometry,
     layout: &Layout,
-    slices: &[u64],
+    regions: &[u64],
     tuning: &Tuning,
     limits: &Limits,
     launch: &mut CollectiveLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    let ranks = ranks_of(geometry, limits, slices)?;
+    let ranks = ranks_of(geometry, limits, regions)?;
     let reducer = uneven.reducer()?;
     let total_bytes = uneven.total_bytes(ranks)?;
     if total_bytes == 0 {
@@ -50,7 +50,7 @@ pub fn arrange_uneven(
     }
     let family = uneven.family(total_bytes, geometry, tuning);
 
-    *launch = blank(geometry, slices);
+    *launch = blank(geometry, regions);
     launch.wires = [layout.ll128, Default::default()];
     if let Some(reduction) = uneven.reduction {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));

@@ -25,7 +25,7 @@ fn rust_and_cpp_mean_the_same() {
             .map(move |(name, threads, straight)| format!("{name} {ranks} {threads} {straight}"))
     });
     let fields = fields!(CollectiveLaunch ""
-        slices wires control report first_tag send send_bytes receive receive_bytes rank ranks channels_log2 ring_slots
+        regions wires control report first_tag send send_bytes receive receive_bytes rank ranks channels_log2 ring_slots
         used_channels role_warps reduction flags packets scale
     );
     let of_batches = fields!(BatchLaunch "batch_" launch calls call_of_packet packets_log2 count);

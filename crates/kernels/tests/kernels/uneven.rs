@@ -81,13 +81,13 @@ fn told(launch: &CollectiveLaunch, layout: &Layout) -> Vec<u8> {
 fn answer(case: &Case) -> Option<Vec<u8>> {
     let Case { uneven, geometry, groups } = case;
     let layout = Layout::of(geometry);
-    let slices: Vec<u64> = (1..=u64::from(geometry.ranks)).map(|rank| rank << 40).collect();
+    let regions: Vec<u64> = (1..=u64::from(geometry.ranks)).map(|rank| rank << 40).collect();
     let two_groups_bytes_max = if *groups == 2 { u64::MAX } else { 0 };
     let crossover = Crossover { ll_bytes_max: 0, two_groups_bytes_max, simple_bytes_min: u64::MAX };
     let tuning = Tuning { all_gather: crossover, reduce_scatter: crossover, ..Tuning::default() };
     let limits = Limits { blocks_max: 32, clusters: true };
     let mut launch = CollectiveLaunch::default();
-    arrange_uneven(uneven, geometry, &layout, &slices, &tuning, &limits, &mut launch).unwrap()?;
+    arrange_uneven(uneven, geometry, &layout, &regions, &tuning, &limits, &mut launch).unwrap()?;
     Some(told(&launch, &layout))
 }
 

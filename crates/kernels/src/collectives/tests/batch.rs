@@ -12,8 +12,8 @@ fn answer_with(
 ) -> Result<Option<(Shape, Box<BatchLaunch>)>, Refused> {
     // What lies there before is told apart from what is written.
     let mut batch = Box::new(BatchLaunch { call_of_packet: [99; BATCH_ENTRIES], ..Default::default() });
-    let (layout, slices) = (Layout::of(geometry), slices(geometry.ranks));
-    let shape = arrange_batch(collectives, geometry, &layout, &slices, tuning, &LIMITS, &mut batch)?;
+    let (layout, regions) = (Layout::of(geometry), regions(geometry.ranks));
+    let shape = arrange_batch(collectives, geometry, &layout, &regions, tuning, &LIMITS, &mut batch)?;
     Ok(shape.map(|shape| (shape, batch)))
 }
 

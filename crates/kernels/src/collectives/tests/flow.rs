@@ -28,10 +28,10 @@ fn assert_agreed(all: &[Arranged]) {
         assert_eq!((launch.rank as usize, launch.ranks as usize), (me, all.len()));
         let shared = |launch: &CollectiveLaunch| {
             let CollectiveLaunch {
-                slices, wires, first_tag, channels_log2, ring_slots, used_channels, ..
+                regions, wires, first_tag, channels_log2, ring_slots, used_channels, ..
             } = *launch;
             (
-                slices,
+                regions,
                 wires,
                 first_tag,
                 channels_log2,

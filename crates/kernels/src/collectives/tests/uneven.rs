@@ -24,7 +24,7 @@ fn answer(
         CollectiveLaunch { scale: 99, flags: 99, send_bytes: [99; RANKS_MAX], ..Default::default() };
     let layout = Layout::of(geometry);
     let shape =
-        arrange_uneven(uneven, geometry, &layout, &slices(geometry.ranks), tuning, &LIMITS, &mut launch)?;
+        arrange_uneven(uneven, geometry, &layout, &regions(geometry.ranks), tuning, &LIMITS, &mut launch)?;
     Ok(shape.map(|shape| (shape, launch)))
 }
 
