@@ -355,7 +355,7 @@ pub fn meet(made: Vec<(Handle, Configured, ChildInit)>) -> ncclResult_t {
         if failed == ncclSuccess {
             settle(handle, communicator, outcome);
             session::keep_parent_on_nccl(handle, communicator, parent_on_nccl);
-            session::warm(handle);
+            session::guard_first_launch(handle);
             continue;
         }
         // Unless it was aborted meanwhile, which has ended it.

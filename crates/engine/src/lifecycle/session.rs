@@ -19,7 +19,7 @@ use crate::peers::{self, InitOutcome, InitRequest, Laziness, ParentOnNccl, Waiti
 use crate::process;
 use crate::rendezvous::outcome::FallbackReason;
 use crate::stats::count::{self, Identity};
-use crate::stats::peer_group::{BUILT, LAZY};
+use crate::stats::peer_group::{BUILT, UNBUILT};
 
 use super::{nccl_children, note};
 
@@ -210,7 +210,7 @@ pub fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
     let ranks = peer_group.negotiated().members.len() as i32;
     let identity = Identity { rank: peer_group.rank() as i32, ranks, device: lazy.device() };
     let communicator = communicator::insert(handle, identity);
-    let standing = if lazy.real().is_some() { BUILT } else { LAZY };
+    let standing = if lazy.real().is_some() { BUILT } else { UNBUILT };
     drop(communicator.keep(handle, Kept::Lazy(lazy)));
     count::nccl(communicator.counters(), standing);
     peers::tell(communicator.counters(), &InitOutcome::PeerGroup(peer_group));

@@ -274,7 +274,7 @@ impl Round {
                     "the background worker cannot wait: rings stay as they are, and so do waits for the dead"
                 );
                 pool::look_after(false);
-                return self.take_back(stuck);
+                return self.take_back(detectors);
             };
             self.dead.extend(ended);
             drop(lives);
@@ -358,7 +358,7 @@ impl Round {
             }
         }
         detectors.retain(|name, _| names.contains(name));
-        self.asks = stuck.values().any(HangDetector::is_asking);
+        self.asks = detectors.values().any(HangDetector::is_asking);
         windows::look(
             alive.iter().filter_map(Weak::upgrade).filter_map(|peer_group| peer_group.windows().cloned()),
         );
@@ -389,7 +389,7 @@ impl Round {
 
     /// What kernels are asked ends with the thread: they may go on behind it.
     fn take_back(&self, detectors: BTreeMap<(Token, u32), HangDetector>) {
-        for ((comm, rank), mut watched) in stuck {
+        for ((comm, rank), mut watched) in detectors {
             if let Some(peer_group) = self.worker.find(comm, rank) {
                 watched.take_back(&peer_group, &self.dead_of(&peer_group));
             }
