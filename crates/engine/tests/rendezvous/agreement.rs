@@ -219,7 +219,7 @@ impl World {
                 _ => None,
             })
             .collect();
-        let plain = living()
+        let on_nccl = living()
             .filter(|rank| matches!(rank.participation.stage(), Stage::Over(SessionOutcome::OnNccl(_))))
             .count();
         assert!(peer_group.is_empty() || on_nccl == 0, "a peer group beside ranks on NCCL");
