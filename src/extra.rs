@@ -9,11 +9,12 @@ use nccl_sys::{
     cudaStream_t, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclRedOp_t, ncclResult_t, ncclSuccess,
     ncclSystemError, slots,
 };
+use windlass_base::error::refuse;
+use windlass_base::guard;
+use windlass_base::process;
+use windlass_base::stats::{segment, snapshot::Snapshot};
 use windlass_engine::dispatch::uneven::{self, Asked, Lists};
-use windlass_engine::error::refuse;
 use windlass_engine::lifecycle::{memory, switching_off};
-use windlass_engine::stats::{segment, snapshot::Snapshot};
-use windlass_engine::{guard, process};
 
 /// What Windlass counted in this process so far. Set `size` to `sizeof(windlassStats_t)` before the call: a library
 /// that knows fewer fields fills those, one that knows more fills what fits.

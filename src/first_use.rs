@@ -5,7 +5,8 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use nccl_sys::{missing, open, trampoline};
-use windlass_engine::{guard, process};
+use windlass_base::guard;
+use windlass_base::process;
 
 /// 1 once the real library is open and every cell can be jumped through.
 pub static READY: AtomicU8 = AtomicU8::new(0);

@@ -2,7 +2,7 @@
 //! them to the engine; the entries of [`crate::entries`] jump here. The compiler holds every signature against the
 //! list of entry points.
 //!
-//! `C-unwind`: what the real NCCL throws passes through ([`windlass_engine::guard::around`]).
+//! `C-unwind`: what the real NCCL throws passes through ([`windlass_base::guard::around`]).
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
 use nccl_sys::*;
-use windlass_engine::call::{Call, Function, Local, Shared};
+use windlass_base::call::{Call, Function, Local, Shared};
 use windlass_engine::forward::init::InitCall;
 use windlass_engine::forward::known::End;
 use windlass_engine::forward::questions::OneSided;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
-use windlass_engine::stats::snapshot::Snapshot;
+use windlass_base::stats::snapshot::Snapshot;
 
 /// Reads a report of `WINDLASS_REPORT=json:FILE` or `windlassDump`.
 pub fn read(file: &Path) -> Result<Snapshot> {

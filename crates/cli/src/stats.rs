@@ -6,8 +6,8 @@ use clap::Args;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
-use windlass_engine::stats::snapshot::Snapshot;
-use windlass_engine::stats::{files, report, segment};
+use windlass_base::stats::snapshot::Snapshot;
+use windlass_base::stats::{files, report, segment};
 
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 

@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::Serialize;
 
-use crate::gpu::{Address, Driver};
-use crate::process;
-use crate::range::Range;
+use windlass_base::gpu::{Address, Driver};
+use windlass_base::process;
+use windlass_base::range::Range;
 
 pub use kind::{Allocation, Kind};
 use table::Table;

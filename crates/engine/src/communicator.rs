@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{cudaStream_t, ncclComm_t};
 
-use crate::gate::{Gate, Passed};
-use crate::gpu::stream::{Capture, Place};
 use crate::lazy::LazyCommunicator;
 use crate::peers::{ParentOnNccl, PeerGroup};
 use crate::rendezvous::Canceller;
-use crate::stats::count::{self, Identity};
 use crate::tuning::{COLLECTIVES, Limits};
+use windlass_base::gate::{Gate, Passed};
+use windlass_base::gpu::stream::{Capture, Place};
+use windlass_base::stats::count::{self, Identity};
 
 use table::CHANGING;
 pub use table::{find, insert, remove};

@@ -32,16 +32,16 @@ mod check;
 
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
-use crate::annotate;
-use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::forward::{self, known};
 use crate::group;
-use crate::guard;
 use crate::lifecycle;
-use crate::path::Path;
-use crate::process;
-use crate::stats::count::{self, Identity};
+use windlass_base::annotate;
+use windlass_base::call::Call;
+use windlass_base::guard;
+use windlass_base::path::Path;
+use windlass_base::process;
+use windlass_base::stats::count::{self, Identity};
 
 /// Whose a call is.
 enum Standing {

@@ -18,7 +18,7 @@ pub mod registration;
 use nccl_sys::{ncclRedOp_t, ncclResult_t, real};
 use std::ffi::c_int;
 
-use crate::call::{Call, Function};
+use windlass_base::call::{Call, Function};
 
 /// What an application gave for a call, on its way to a thread of ours: NCCL takes calls from any thread, one at a time.
 #[derive(Debug)]

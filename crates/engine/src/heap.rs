@@ -48,9 +48,9 @@ pub use region::Region;
 pub use registry::{counters, settle};
 pub use space::{Placement, Serial};
 
-use crate::gpu::memory::{Mapping, Physical, Reservation, granularity};
-use crate::gpu::stream::{self, Stream};
-use crate::gpu::{Address, Driver, Failure, Home, Ordinal};
+use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
+use windlass_base::gpu::stream::{self, Stream};
+use windlass_base::gpu::{Address, Driver, Failure, Home, Ordinal};
 
 /// Addresses cost nothing: this many times what may be mapped keeps holes between chunks from mattering.
 const SPAN_PER_MAPPED: u64 = 4;

@@ -24,13 +24,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess};
 
-use crate::call::Call;
-use crate::error::refuse;
 use crate::forward::known::{self, End};
-use crate::gpu::{self, Home, Ordinal, StreamHandle};
 use crate::peers::cached::Built;
 use crate::peers::{PeerGroup, Standing};
-use crate::process;
+use windlass_base::call::Call;
+use windlass_base::error::refuse;
+use windlass_base::gpu::{self, Home, Ordinal, StreamHandle};
+use windlass_base::process;
 
 pub use ending::ask_of_groups;
 use ends::Ends;

@@ -53,38 +53,6 @@ pub mod checking;
 // What mechanisms that run on GPUs stand on.
 pub mod sequencer;
 
-// The process and what it counts, says and is told.
-pub mod process;
-
-pub mod gpu;
-
-pub mod range;
-
-pub mod shared_page;
-
-pub mod stats;
-
-pub mod annotate;
-
-pub mod log;
-
-pub mod config;
-
-pub mod error;
-
-pub mod guard;
-
-pub mod descriptor;
-
-pub mod gate;
-
-pub mod thread;
-
-// Words that all of them use.
-pub mod call;
-
 pub mod tuning;
 
 pub mod negotiated;
-
-pub mod path;

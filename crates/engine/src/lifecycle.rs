@@ -21,21 +21,21 @@ use nccl_sys::{
 use crate::communicator::{self, Communicator};
 use crate::dispatch::group_order::Schedule;
 use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
-use crate::error::{panicked, refuse};
 use crate::forward::Carried;
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known::{self, End};
-use crate::gate::Passed;
 use crate::group::{self, Awaited, Ended};
-use crate::guard;
 use crate::lazy;
 use crate::peers::registering;
 use crate::peers::{self, InitOutcome};
 use crate::pool;
-use crate::process;
 use crate::rendezvous::outcome::FallbackReason;
-use crate::stats::count::{self, Identity};
-use crate::thread;
+use windlass_base::error::{panicked, refuse};
+use windlass_base::gate::Passed;
+use windlass_base::guard;
+use windlass_base::process;
+use windlass_base::stats::count::{self, Identity};
+use windlass_base::thread;
 
 /// To be held while NCCL runs anything of a communicator: no thread of ours is in it then. What an open group has begun goes on
 /// till its end.

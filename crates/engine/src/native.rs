@@ -28,10 +28,10 @@ pub use windlass_kernels::collectives::{
 
 use calls::Parameter;
 
-use crate::gpu::module::{Shape, Start};
-use crate::gpu::{Address, StreamHandle};
 use crate::sequencer::{Sequencer, Turn};
-use crate::stats::count;
+use windlass_base::gpu::module::{Shape, Start};
+use windlass_base::gpu::{Address, StreamHandle};
+use windlass_base::stats::count;
 
 /// A communicator of more ranks has none.
 pub const RANKS_MAX: usize = KERNEL_RANKS_MAX;

@@ -44,15 +44,15 @@ pub use windlass_kernels::arrange::{Call as Operation, Direction};
 /// What a channel carries: short messages go by LL128, long ones by chunks.
 pub use windlass_kernels::growth::Wire;
 
-use crate::gpu::capture::Relaxed;
-use crate::gpu::graph::Released;
-use crate::gpu::module::{Shape, Start};
-use crate::gpu::stream::{Capture, Ordering::Inside};
-use crate::gpu::{Address, StreamHandle};
 use crate::sequencer::device_resources::MARKS;
 use crate::sequencer::{Lent, Sequencer, Turn};
 use calls::{PEERS_MAX, Words};
 use lists::{Room, Run};
+use windlass_base::gpu::capture::Relaxed;
+use windlass_base::gpu::graph::Released;
+use windlass_base::gpu::module::{Shape, Start};
+use windlass_base::gpu::stream::{Capture, Ordering::Inside};
+use windlass_base::gpu::{Address, StreamHandle};
 
 /// What a p2p transport is made of.
 pub struct Parts {

@@ -48,9 +48,7 @@ use std::time::Duration;
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
-use crate::error::refuse;
 use crate::forward::configuration;
-use crate::gpu::{self, Address, StreamHandle};
 use crate::heap::{Holds, PeerRegion, Region};
 use crate::native::Task;
 use crate::negotiated::NegotiatedConfig;
@@ -58,8 +56,10 @@ use crate::p2p::Operation;
 use crate::pool;
 #[cfg(doc)]
 use crate::sequencer::Sequencer;
-use crate::shared_page::SharedPage;
 use crate::tuning::Limits;
+use windlass_base::error::refuse;
+use windlass_base::gpu::{self, Address, StreamHandle};
+use windlass_base::shared_page::SharedPage;
 
 pub use crate::rendezvous::colors::{Course, LazyVote, Others, Parent};
 pub use crate::rendezvous::facts::Waiting;

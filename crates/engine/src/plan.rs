@@ -2,9 +2,9 @@
 
 use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSum};
 
-use crate::call::{Function, Shared};
-use crate::path::Path;
 use crate::tuning::{Collective, Limits, OTHER_BYTES_MAX};
+use windlass_base::call::{Function, Shared};
+use windlass_base::path::Path;
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
 
-use crate::config::config;
-use crate::config::nccl::{self, Effect};
-use crate::gpu::memory::{Room, granularity};
-use crate::gpu::pointer::Extent;
-use crate::gpu::{self, Address, Driver, Ordinal};
-use crate::process;
-use crate::range::Range;
-use crate::stats::count;
-use crate::stats::pool::Pooled;
+use windlass_base::config::config;
+use windlass_base::config::nccl::{self, Effect};
+use windlass_base::gpu::memory::{Room, granularity};
+use windlass_base::gpu::pointer::Extent;
+use windlass_base::gpu::{self, Address, Driver, Ordinal};
+use windlass_base::process;
+use windlass_base::range::Range;
+use windlass_base::stats::count;
+use windlass_base::stats::pool::Pooled;
 
 pub use ledger::{Block, Over, Registration};
 use ledger::{Given, PoolLedger, State};

@@ -24,10 +24,10 @@ mod refused;
 
 mod room;
 
-use crate::range::Range;
 use by_id::ById;
 pub use counters::Counters;
 use room::{Resident, Room};
+use windlass_base::range::Range;
 
 /// What identifies an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -88,11 +88,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::config::config;
-use crate::descriptor::{self, Ours};
 use crate::negotiated::{Token, Version};
-use crate::process::{self, fork_local::ForkLocal};
-use crate::thread;
 use children::Invitation;
 use colors::{LazyVote, Parent, SplitMessage};
 use counts::Counts;
@@ -103,6 +99,10 @@ use message::FromRank;
 use outcome::SessionOutcome;
 use participation::WithoutHost;
 use reactor::{Command, Expected, Host, NewSession, ProcessListener, Reactor, Shared};
+use windlass_base::config::config;
+use windlass_base::descriptor::{self, Ours};
+use windlass_base::process::{self, fork_local::ForkLocal};
+use windlass_base::thread;
 
 pub use inquiry::Inquiry;
 pub use local_entry::LocalEntry;

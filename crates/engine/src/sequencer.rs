@@ -27,16 +27,16 @@ use std::time::{Duration, Instant};
 
 use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
 
-use crate::gpu::context::Current;
-use crate::gpu::graph::Released;
-use crate::gpu::module::MemoryDomain;
-use crate::gpu::stream::{Capture, Ordering::Inside};
-use crate::gpu::{Address, Driver, Failure, StreamHandle};
 pub use device_resources::{DeviceResources, LaunchResources, Lent};
 pub use order::Graphs;
 use order::{Lane, Order};
 pub use refusal::{Refusal, Why};
 pub use stuck::{Carries, Stuck, Wait};
+use windlass_base::gpu::context::Current;
+use windlass_base::gpu::graph::Released;
+use windlass_base::gpu::module::MemoryDomain;
+use windlass_base::gpu::stream::{Capture, Ordering::Inside};
+use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
 
 /// Lets the graph of a capture hold the communicator's regions; called by the first operation in a capture.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;

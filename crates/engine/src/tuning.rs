@@ -8,10 +8,10 @@ pub mod file;
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
 use windlass_kernels::collectives::{Crossover, Kind, Tuning, batch_bytes_max};
 
-use crate::call::Function;
 use crate::negotiated::bytes::{Writer, checksum};
 use crate::negotiated::{Device, GRID_MAX, NegotiatedConfig, capability};
 use file::{Key, Multicast, Table};
+use windlass_base::call::Function;
 
 /// Of cells that nobody measured.
 pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
@@ -79,7 +79,7 @@ impl Collective {
     }
 }
 
-/// The limits of one communicator, by collective: calls of fewer bytes ([`crate::call::Shared::bytes`]) are served. 0: none is.
+/// The limits of one communicator, by collective: calls of fewer bytes ([`windlass_base::call::Shared::bytes`]) are served. 0: none is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits(pub [u64; COLLECTIVES]);
 

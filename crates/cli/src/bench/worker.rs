@@ -20,7 +20,7 @@ use anyhow::{Context, Result, anyhow};
 use nccl_sys::types::ncclComm_t;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use windlass_engine::stats::snapshot::Snapshot;
+use windlass_base::stats::snapshot::Snapshot;
 
 /// Of a size, before it is timed: Windlass registers the buffers of large all-gathers after three calls that could have been.
 const WARM_UP_CALLS: usize = 8;

@@ -4,7 +4,7 @@ use crate::collective::Kind;
 use crate::counts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use windlass_engine::stats::snapshot::Snapshot;
+use windlass_base::stats::snapshot::Snapshot;
 
 /// What a rank did, by function.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

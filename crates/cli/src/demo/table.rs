@@ -5,7 +5,7 @@ use super::counters::Counters;
 use crate::counts;
 use crate::text;
 use std::collections::{BTreeMap, BTreeSet};
-use windlass_engine::stats::snapshot::Snapshot;
+use windlass_base::stats::snapshot::Snapshot;
 
 /// One line of the table, summed over ranks.
 #[derive(Debug, PartialEq)]

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use windlass_engine::config::nccl::{self, Found};
+use windlass_base::config::nccl::{self, Found};
 
 /// Variables that decide what is loaded.
 const OF_LOADERS: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH"];
@@ -138,7 +138,7 @@ pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
     let version = facts.nccl.as_ref().and_then(|nccl| nccl.version).unwrap_or_default();
     nccl::note_version(version);
     facts.nccl_variables = nccl::found(version).into_iter().map(NcclVariable::from).collect();
-    let parsed = windlass_engine::config::parse(environment.into_iter());
+    let parsed = windlass_base::config::parse(environment.into_iter());
     (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
     facts.processes = running::look();
     facts

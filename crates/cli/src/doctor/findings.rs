@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use crate::asking::Device;
     use crate::doctor::facts::SharedMemory;
-    use windlass_engine::config::nccl::VARIABLES;
+    use windlass_base::config::nccl::VARIABLES;
 
     fn good() -> Facts {
         let device =

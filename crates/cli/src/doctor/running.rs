@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use windlass_engine::stats::files::{self, FOLDER, Owner};
-use windlass_engine::stats::segment;
-use windlass_engine::stats::snapshot::Snapshot;
+use windlass_base::stats::files::{self, FOLDER, Owner};
+use windlass_base::stats::segment;
+use windlass_base::stats::snapshot::Snapshot;
 
 /// Of a command line, this many bytes are told.
 const COMMAND_MAX: usize = 120;

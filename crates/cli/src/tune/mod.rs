@@ -22,7 +22,7 @@ use nccl_sys::types::ncclFloat32;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use windlass_engine::config::nccl::{self, Effect};
+use windlass_base::config::nccl::{self, Effect};
 use windlass_engine::tuning::Collective;
 use windlass_engine::tuning::file::{Key, Multicast, Table};
 use written::{Circumstances, Tuned};

@@ -1,9 +1,9 @@
 //! What an allocation is, from what the driver says of an address. Pure.
 
-use crate::gpu::Address;
-use crate::gpu::device::Ordinal;
-use crate::gpu::pointer::Attributes;
-use crate::range::Range;
+use windlass_base::gpu::Address;
+use windlass_base::gpu::device::Ordinal;
+use windlass_base::gpu::pointer::Attributes;
+use windlass_base::range::Range;
 
 /// What memory is, as far as it matters for registering it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +119,7 @@ impl Allocation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::pointer::Extent;
+    use windlass_base::gpu::pointer::Extent;
 
     const MIB: u64 = 1 << 20;
     const BASE: u64 = 0x7f00_0000_0000;

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::range::Range;
+use windlass_base::range::Range;
 
 /// At most so many ranges; the one that was found longest ago leaves for a new one.
 #[derive(Debug)]

@@ -7,7 +7,7 @@
 //! Reached into are both buffers of an all-reduce, what an all-gather receives and what a reduce-scatter sends. Where no rank does, NCCL
 //! still looks buffers up, as a registration of the same bytes: they are to be in a window everywhere or nowhere.
 
-use crate::call::Function;
+use windlass_base::call::Function;
 
 use super::{Called, Entry, Place};
 

@@ -2,7 +2,7 @@
 
 use nccl_sys::{ncclAvg, ncclDataType_t, ncclRedOp_t};
 
-use crate::call::{Function, Shared};
+use windlass_base::call::{Function, Shared};
 
 /// Words of an entry beside the one that says that it is there.
 pub(super) const WORDS: usize = 6;

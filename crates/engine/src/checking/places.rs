@@ -1,6 +1,6 @@
 //! The live windows of a rank on one communicator, by number: which registration made each.
 
-use crate::range::Range;
+use windlass_base::range::Range;
 
 use super::Place;
 

@@ -127,7 +127,7 @@ mod tests {
     use super::super::entry::tests::entry;
     use super::super::{Rules, compare};
     use super::*;
-    use crate::call::Function;
+    use windlass_base::call::Function;
 
     fn called(offset: Option<u64>) -> Entry {
         let place = |offset| Place { window: 3, is_symmetric: true, offset };

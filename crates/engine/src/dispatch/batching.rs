@@ -7,10 +7,10 @@ use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
 use windlass_kernels::collectives::{Kind, packets};
 
-use crate::call::{Function, Shared};
 use crate::negotiated::capability;
 use crate::plan::Terms;
 use crate::tuning::{self, Collective};
+use windlass_base::call::{Function, Shared};
 
 use super::group_plan::Step;
 use wires::{Sums, Wire};
@@ -150,13 +150,13 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Call, Local};
     use crate::dispatch::collectives;
     use crate::native::{Geometry, Layout, Task};
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
     use std::ptr::{null, null_mut, without_provenance_mut};
+    use windlass_base::call::{Call, Local};
     use windlass_kernels::collective::BatchLaunch;
     use windlass_kernels::collectives::{Limits as GridLimits, arrange_batch};
 

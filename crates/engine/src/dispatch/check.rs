@@ -1,8 +1,8 @@
 //! Calls that are told to the other ranks before they go to whoever serves them (`WINDLASS_CHECK`).
 
-use crate::call::Call;
 use crate::communicator::Communicator;
-use crate::guard;
+use windlass_base::call::Call;
+use windlass_base::guard;
 
 /// Before a call of a communicator with a peer group is decided, in a group too: what all ranks must call alike they call in one order.
 #[inline]

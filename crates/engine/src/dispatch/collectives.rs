@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclResult_t, ncclSuccess};
 
-use crate::call::{Call, Function};
 use crate::communicator::Communicator;
 use crate::group::{self, Ours};
 use crate::native::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
 use crate::peers::PeerGroup;
+use windlass_base::call::{Call, Function};
 
 use super::ordering::{self, stream_of};
 
@@ -107,9 +107,9 @@ fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Local, Shared};
     use nccl_sys::{ncclDataType_t, ncclFloat32, ncclSum};
     use std::ptr::{null, null_mut, without_provenance_mut};
+    use windlass_base::call::{Local, Shared};
 
     fn call(function: Function, root: Option<i32>, send: usize, receive: usize) -> Call {
         let operation = matches!(function, Function::AllReduce | Function::Reduce).then_some(ncclSum);

@@ -1,10 +1,10 @@
 //! Which collectives of one communicator's part of a group are fused into one: broadcasts with a root each an all-gather-v, reduces with
 //! a root each a reduce-scatter-v. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan).
 
-use crate::call::{Function, Shared};
-use crate::path::Path;
 use crate::plan::{Standing, Terms, are_native_fused, plan};
 use crate::tuning::Collective;
+use windlass_base::call::{Function, Shared};
+use windlass_base::path::Path;
 
 use super::group_plan::Step;
 

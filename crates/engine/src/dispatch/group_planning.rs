@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use nccl_sys::ncclComm_t;
 
-use crate::call::{Call, Shared};
 use crate::communicator;
-use crate::error::{panicked, refuse};
-use crate::gpu::StreamHandle;
 use crate::group::{self, Awaited, Held, Ours};
-use crate::guard;
 use crate::native::Task;
 use crate::p2p::{self, Operation};
-use crate::path::Path;
 use crate::peers::PeerGroup;
 use crate::plan::Terms;
-use crate::stats::count;
 use nccl_sys::{ncclInternalError, ncclResult_t};
+use windlass_base::call::{Call, Shared};
+use windlass_base::error::{panicked, refuse};
+use windlass_base::gpu::StreamHandle;
+use windlass_base::guard;
+use windlass_base::path::Path;
+use windlass_base::stats::count;
 
 use super::batching::Batches;
 use super::group_order::Nccls;
@@ -251,13 +251,13 @@ impl Sorted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Function, Local};
     use crate::native::{Collective, Kind};
     use crate::p2p::Direction;
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
     use std::ptr::{dangling, dangling_mut, null, null_mut, without_provenance_mut};
+    use windlass_base::call::{Function, Local};
 
     const TERMS: Terms = Terms { ranks: 4, native: Limits([1000; COLLECTIVES]) };
 

@@ -10,17 +10,17 @@ use nccl_sys::{
     ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
 };
 
-use crate::call::{Call, Function};
 use crate::communicator;
-use crate::error::refuse;
 use crate::forward::of_call::OfCall;
 use crate::forward::{self, Carried, known};
 use crate::group::{self, Awaited, LazyWork, Work};
-use crate::guard;
 use crate::lazy::{Beside, LazyCommunicator};
 use crate::negotiated::Token;
-use crate::stats::{count, peer_group};
-use crate::thread;
+use windlass_base::call::{Call, Function};
+use windlass_base::error::refuse;
+use windlass_base::guard;
+use windlass_base::stats::{count, peer_group};
+use windlass_base::thread;
 
 use super::ordering::{self, Lane};
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 
-use crate::call::{Call, Function};
 use crate::communicator::Communicator;
-use crate::error::refuse;
 use crate::group::{self, Ours};
 use crate::negotiated::RANKS_MAX;
 use crate::p2p::{Direction, Operation};
 use crate::peers::PeerGroup;
+use windlass_base::call::{Call, Function};
+use windlass_base::error::refuse;
 
 use super::ordering::{self, stream_of};
 

@@ -21,18 +21,18 @@ use std::sync::atomic::Ordering;
 
 use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
-use crate::call::Call;
 use crate::communicator::{self, Communicator};
-use crate::error::refuse;
 use crate::forward::known;
-use crate::gpu::stream::Place;
-use crate::gpu::{self, StreamHandle};
 use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
-use crate::guard;
 use crate::native::Task;
 use crate::p2p::Operation;
 use crate::peers::{Afterwards, PeerGroup};
-use crate::stats::segment;
+use windlass_base::call::Call;
+use windlass_base::error::refuse;
+use windlass_base::gpu::stream::Place;
+use windlass_base::gpu::{self, StreamHandle};
+use windlass_base::guard;
+use windlass_base::stats::segment;
 
 use super::group_order::{self, Member, Nccls, Order, Schedule};
 use super::group_planning::Part;

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 
-use crate::call::{Call, Function, Local};
 use crate::communicator::Communicator;
 use crate::forward;
-use crate::gpu::{self, StreamHandle};
 use crate::group::{self, Waiting};
-use crate::guard;
-use crate::path::Path;
 use crate::peers::PeerGroup;
 use crate::peers::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::plan::{self, Standing, Terms};
-use crate::range::Range;
+use windlass_base::call::{Call, Function, Local};
+use windlass_base::gpu::{self, StreamHandle};
+use windlass_base::guard;
+use windlass_base::path::Path;
+use windlass_base::range::Range;
 
 use super::ordering::stream_of;
 

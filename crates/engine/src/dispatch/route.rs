@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclInvalidArgument, ncclResult_t};
 
-use crate::annotate;
-use crate::call::Call;
 use crate::communicator::{self, Communicator};
-use crate::error::{panicked, refuse};
 use crate::forward;
-use crate::gate::Passed;
 use crate::group::{self, Awaited};
-use crate::guard;
 use crate::lifecycle;
-use crate::path::Path;
 use crate::peers::PeerGroup;
 use crate::plan::{Standing, Terms, may_be_fused, plan};
+use windlass_base::annotate;
+use windlass_base::call::Call;
+use windlass_base::error::{panicked, refuse};
+use windlass_base::gate::Passed;
+use windlass_base::guard;
+use windlass_base::path::Path;
 
 use super::collectives::{self, Served};
 use super::ordering::Lane;

@@ -9,15 +9,15 @@ use nccl_sys::{
     open, slots,
 };
 
-use crate::call::{Call, Function, Local, Shared};
 use crate::communicator;
-use crate::error::refuse;
 use crate::forward::{self, known};
 use crate::group::{self, Awaited};
-use crate::guard;
 use crate::lazy;
 use crate::lifecycle;
-use crate::process;
+use windlass_base::call::{Call, Function, Local, Shared};
+use windlass_base::error::refuse;
+use windlass_base::guard;
+use windlass_base::process;
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 
-use crate::call::Call;
 use crate::communicator::Communicator;
-use crate::range::Range;
+use windlass_base::call::Call;
+use windlass_base::range::Range;
 
 /// Before a call goes to NCCL whose communicator has a peer group. What is dropped is this rank's own business: NCCL then sees what it
 /// would see without us.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 
-use crate::config::nccl::{self, Effect};
+use windlass_base::config::nccl::{self, Effect};
 
 /// A copy of the application's own, with copies of its names.
 pub struct Configuration {

@@ -16,7 +16,7 @@ use nccl_sys::{
 
 use crate::forward::configuration::{Given, Kept};
 use crate::sequencer::Graphs;
-use crate::stats::count::Identity;
+use windlass_base::stats::count::Identity;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
 

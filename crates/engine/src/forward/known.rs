@@ -11,10 +11,10 @@ use nccl_sys::{
     ncclUint8, real,
 };
 
-use crate::error::refuse;
 use crate::forward::init::Handle;
-use crate::gpu::{Address, StreamHandle};
-use crate::stats::count::Identity;
+use windlass_base::error::refuse;
+use windlass_base::gpu::{Address, StreamHandle};
+use windlass_base::stats::count::Identity;
 
 /// How a communicator ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

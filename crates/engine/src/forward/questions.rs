@@ -10,7 +10,7 @@ use nccl_sys::{
     ncclWaitSignalDesc_t, ncclWindow_t, real,
 };
 
-use crate::error;
+use windlass_base::error;
 
 /// One function each: the entry point, its name here and its arguments after the handle.
 macro_rules! questions {

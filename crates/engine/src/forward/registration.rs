@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 
 use nccl_sys::{ncclComm_t, ncclResult_t, ncclSuccess, real};
 
-use crate::gpu::Address;
+use windlass_base::gpu::Address;
 
 /// Registers a buffer.
 pub fn register(communicator: ncclComm_t, address: usize, bytes: usize) -> Result<usize, ncclResult_t> {

@@ -1,6 +1,5 @@
 //! Inputs that are well-formed, to begin with.
 
-use crate::config;
 use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
 use crate::rendezvous::children::{Invitation, NOBODY};
 use crate::rendezvous::colors::{LazyVote, Parent, SplitMessage, Table};
@@ -11,6 +10,7 @@ use crate::rendezvous::message::{self, FromHost, FromRank};
 use crate::rendezvous::outcome::{Failure, SessionOutcome};
 use crate::tuning::Collective;
 use crate::tuning::file::HEAD;
+use windlass_base::config;
 
 /// What opens everything here.
 pub const TOKEN: Token = Token([7; 16]);

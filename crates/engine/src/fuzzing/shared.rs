@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::stats::report;
-use crate::stats::segment;
-use crate::stats::snapshot::Snapshot;
 use crate::{agreed, checking, windows};
+use windlass_base::stats::report;
+use windlass_base::stats::segment;
+use windlass_base::stats::snapshot::Snapshot;
 
 use super::Choices;
 

@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use crate::config;
-use crate::config::nccl;
 use crate::tuning::file::Table;
+use windlass_base::config;
+use windlass_base::config::nccl;
 
 use super::Choices;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::gpu::stream::Capture;
-use crate::gpu::{Driver, Failure, graph::Released};
+use windlass_base::gpu::stream::Capture;
+use windlass_base::gpu::{Driver, Failure, graph::Released};
 
 /// Of one communicator: how many graphs can still run its kernels. Its own regions, and its mappings of peers' regions,
 /// stay while there are any; it tells its peers that it has closed only when there are none.

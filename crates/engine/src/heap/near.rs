@@ -1,12 +1,12 @@
 //! Regions of other ranks of this process: reached where they lie, as an address is the same for all devices of a process.
 //! That takes no descriptor and no second mapping.
 
-use crate::gpu::Ordinal;
 use crate::heap::peer::PeerRegion;
 use crate::heap::place::Place;
 use crate::heap::refusal::Refusal;
 use crate::heap::space::Serial;
 use crate::heap::{Heap, lock, registry};
+use windlass_base::gpu::Ordinal;
 
 /// Lets the device of `local` reach a region that another rank of this process [announced](super::Region::announce_here)
 /// to the one that asks. It stays where it is until that one has closed.

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
-use crate::gpu::memory::{Mapping, Physical, Reservation, granularity};
-use crate::gpu::{Address, Driver, Home, Ordinal};
 use crate::heap::holds::Holds;
 use crate::heap::place::Place;
 use crate::heap::quarantine::Process;
 use crate::heap::refusal::Refusal;
 use crate::heap::space::Serial;
 use crate::heap::{Heap, lock, registry};
+use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
+use windlass_base::gpu::{Address, Driver, Home, Ordinal};
 
 /// Whose symmetric heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

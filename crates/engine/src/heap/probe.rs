@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::gpu::Address;
-use crate::gpu::stream::{Event, Ordering};
 use crate::heap::Heap;
 use crate::heap::refusal::Refusal;
+use windlass_base::gpu::Address;
+use windlass_base::gpu::stream::{Event, Ordering};
 
 /// A device that does nothing of ours for so long will not.
 const AT_MOST: Duration = Duration::from_secs(300);

@@ -230,7 +230,7 @@ mod tests {
     /// A graph that holds the communicator holds its regions.
     #[test]
     fn graphs_hold() {
-        use crate::gpu::graph::Released;
+        use windlass_base::gpu::graph::Released;
         let mut quarantine = Quarantine::default();
         let holds = Holds::new();
         let id = LeaseId(4);

@@ -4,9 +4,9 @@ use std::fmt;
 
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSystemError, ncclUnhandledCudaError};
 
-use crate::error::refuse;
-use crate::gpu::{Address, Failure};
 use crate::heap::place::Place;
+use windlass_base::error::refuse;
+use windlass_base::gpu::{Address, Failure};
 
 /// Why not, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]

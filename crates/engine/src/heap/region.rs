@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::gpu::memory::Mapping;
-use crate::gpu::{Address, Failure, Ordinal};
 use crate::heap::place::{Announcement, Place};
 use crate::heap::quarantine::{Event, LeaseId, Member};
 use crate::heap::refusal::Refusal;
 use crate::heap::space::Placement;
 use crate::heap::{Heap, lock};
+use windlass_base::gpu::memory::Mapping;
+use windlass_base::gpu::{Address, Failure, Ordinal};
 
 /// How often a wait for zeros looks: zeroing runs at a terabyte a second.
 const LOOK_EVERY: Duration = Duration::from_micros(50);

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::config::config;
-use crate::gpu::{self, Context, Ordinal};
 use crate::heap::counters::{Counters, PeerCounters};
 use crate::heap::peer::{Peer, PeerHeap};
 use crate::heap::refusal::Refusal;
 use crate::heap::space::Serial;
 use crate::heap::{Heap, lock};
+use windlass_base::config::config;
+use windlass_base::gpu::{self, Context, Ordinal};
 
 /// Taken before everything of a symmetric heap; held while one is opened, by inits alone.
 static HEAPS: Mutex<BTreeMap<Of, Arc<Heap>>> = Mutex::new(BTreeMap::new());

@@ -5,7 +5,7 @@
 //! 2 MiB of the hardware's pages: rings and flags of small communicators would cost ten times what they hold, while
 //! 64 KiB still keep two communicators' lines apart and are enough for every kernel, bulk copy and window.
 
-use crate::range::{Range, Ranges};
+use windlass_base::range::{Range, Ranges};
 
 /// What regions' offsets and sizes are multiples of, bytes.
 pub const REGION_ALIGNMENT: u64 = 64 << 10;

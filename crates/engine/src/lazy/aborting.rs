@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::forward::known::{self, End};
-use crate::guard;
+use windlass_base::guard;
 
 use super::materialize::Stage;
 use super::{LazyCommunicator, ending};

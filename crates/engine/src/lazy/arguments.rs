@@ -2,8 +2,8 @@
 
 use nccl_sys::{ncclInvalidArgument, ncclNumOps, ncclResult_t};
 
-use crate::call::Call;
-use crate::error::refuse;
+use windlass_base::call::Call;
+use windlass_base::error::refuse;
 
 use super::Operators;
 
@@ -41,9 +41,9 @@ pub(super) fn refusal(call: &Call, ranks: usize, operators: &Operators) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Function, Local, Shared};
     use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclRedOp_t, ncclScalarHostImmediate, ncclSum};
     use std::ptr::{null, null_mut};
+    use windlass_base::call::{Function, Local, Shared};
 
     fn call(
         function: Function,

@@ -11,14 +11,14 @@ use nccl_sys::{
     Entry, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclStatGpuMemTotal, ncclSuccess,
 };
 
-use crate::error::refuse;
 use crate::forward::known::{self, End};
 use crate::forward::questions;
-use crate::gpu::stream::Stream;
-use crate::gpu::{self, Home};
-use crate::guard;
 use crate::peers::cached::{self, Built};
-use crate::thread;
+use windlass_base::error::refuse;
+use windlass_base::gpu::stream::Stream;
+use windlass_base::gpu::{self, Home};
+use windlass_base::guard;
+use windlass_base::thread;
 
 use super::{LazyCommunicator, Unfit};
 

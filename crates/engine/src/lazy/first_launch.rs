@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 
-use crate::config::{Switch, config};
-use crate::error::refuse;
 use crate::forward::known;
-use crate::gpu::stream::Stream;
-use crate::gpu::{self, Context, Ordinal, context};
 use crate::peers::PeerGroup;
+use windlass_base::config::{Switch, config};
+use windlass_base::error::refuse;
+use windlass_base::gpu::stream::Stream;
+use windlass_base::gpu::{self, Context, Ordinal, context};
 
 use super::{legacy, on_device};
 

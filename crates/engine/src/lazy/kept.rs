@@ -4,8 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::{ncclComm_t, ncclResult_t, ncclSuccess};
 
-use crate::error::refuse;
 use crate::forward::registration;
+use windlass_base::error::refuse;
 
 use super::handle::Minted;
 

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use once_cell::sync::OnceCell;
 
-use crate::config::nccl::{self, Effect};
-use crate::gpu;
 use crate::negotiated::NegotiatedConfig;
+use windlass_base::config::nccl::{self, Effect};
+use windlass_base::gpu;
 
 static TRIED: AtomicBool = AtomicBool::new(false);
 

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::{ncclRemoteError, ncclResult_t, ncclSuccess};
 
-use crate::error::refuse;
 use crate::forward::known;
-use crate::guard;
-use crate::thread;
+use windlass_base::error::refuse;
+use windlass_base::guard;
+use windlass_base::thread;
 
 use super::LazyCommunicator;
 use super::aborting::INIT_WITHIN;

@@ -7,15 +7,15 @@ use std::thread::JoinHandle;
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSuccess};
 
-use crate::config::nccl;
-use crate::error::refuse;
 use crate::forward::init;
 use crate::forward::known::{self, End};
-use crate::gpu::context;
-use crate::guard;
 use crate::peers;
 use crate::peers::cached::{Built, Kind};
-use crate::thread;
+use windlass_base::config::nccl;
+use windlass_base::error::refuse;
+use windlass_base::gpu::context;
+use windlass_base::guard;
+use windlass_base::thread;
 
 use super::usage::free_bytes;
 use super::{LazyCommunicator, Unfit, lost, on_device};

@@ -10,8 +10,8 @@ use nccl_sys::{
     ncclResult_t, ncclScalarHostImmediate, ncclScalarResidence_t, ncclSuccess,
 };
 
-use crate::error::refuse;
 use crate::forward::operators::{self, Scalar};
+use windlass_base::error::refuse;
 
 /// Numbers that no operator of NCCL's is likely to have.
 const FIRST: i32 = 0x0057_0000;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use crate::gpu::{self, Failure, Home, Ordinal, StreamHandle};
+use windlass_base::gpu::{self, Failure, Home, Ordinal, StreamHandle};
 
 /// Why it is nobody's after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

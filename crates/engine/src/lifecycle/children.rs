@@ -11,7 +11,6 @@ use nccl_sys::missing::is_missing;
 use nccl_sys::{Entry, ncclConfig_t, ncclInternalError, ncclRemoteError, ncclResult_t, ncclSuccess};
 
 use crate::communicator;
-use crate::error::refuse;
 use crate::forward::configuration::Kept as Configuration;
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
@@ -22,7 +21,8 @@ use crate::peers::{
 };
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::outcome::FallbackReason;
-use crate::stats::count::Identity;
+use windlass_base::error::refuse;
+use windlass_base::stats::count::Identity;
 
 use super::nccl_children::{self, Before, OfPeerGroup};
 use super::session::{self, settle};

@@ -5,16 +5,16 @@ use std::ffi::c_void;
 
 use nccl_sys::{Entry, ncclResult_t, ncclSuccess, ncclUnhandledCudaError};
 
-use crate::error::refuse;
 use crate::forward::known::put;
 use crate::forward::registration;
-use crate::gpu::Address;
 use crate::group;
-use crate::guard;
 use crate::peers;
 use crate::pool::{self, Making, Return, Supply};
-use crate::process;
-use crate::stats::count;
+use windlass_base::error::refuse;
+use windlass_base::gpu::Address;
+use windlass_base::guard;
+use windlass_base::process;
+use windlass_base::stats::count;
 
 /// Memory for the application.
 pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {

@@ -11,12 +11,10 @@ use nccl_sys::{
 };
 
 use crate::communicator::{self, Communicator, Kept};
-use crate::error::refuse;
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::init::{Ctas, FromParent, Handle, InitCall, Which, hand_out};
 use crate::forward::known;
 use crate::group::{self, Awaited};
-use crate::guard;
 use crate::lazy;
 use crate::lazy::Unfit;
 use crate::negotiated;
@@ -24,9 +22,11 @@ use crate::peers::{
     self, Asked, ChildCall, ChildInit, Configured, InitOutcome, LocalWait, NewCommunicator, ParentOnNccl,
     Standing, Waiting, Wanted,
 };
-use crate::process;
 use crate::rendezvous::outcome::FallbackReason;
-use crate::stats::count;
+use windlass_base::error::refuse;
+use windlass_base::guard;
+use windlass_base::process;
+use windlass_base::stats::count;
 
 use super::session::{self, settle};
 use super::{UNKNOWN, children, note, questions};

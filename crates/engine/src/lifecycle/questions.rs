@@ -13,17 +13,17 @@ use nccl_sys::{
 use crate::communicator;
 use crate::dispatch::lazy_calls;
 use crate::dispatch::ordering::{self, Lane};
-use crate::error::refuse;
 use crate::forward::known::put;
 use crate::forward::questions::OneSided;
 use crate::forward::{operators, questions, registration};
 use crate::group::{self, LazyWork, Work};
-use crate::guard;
 use crate::lazy::{self, LazyCommunicator, Unfit};
 use crate::peers::registering::Registering;
 use crate::pool;
-use crate::range::Range;
-use crate::stats::count;
+use windlass_base::error::refuse;
+use windlass_base::guard;
+use windlass_base::range::Range;
+use windlass_base::stats::count;
 
 pub use super::windows::{address as window_address, end as end_window, register as window};
 use super::{ended, enter_by, windows};

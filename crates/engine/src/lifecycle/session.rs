@@ -5,21 +5,21 @@ use std::sync::Arc;
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator, Kept};
-use crate::config::nccl;
-use crate::error::refuse;
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
-use crate::gpu::{Ordinal, context};
 use crate::group::{self, Awaited};
-use crate::guard;
 use crate::lazy::{self, LazyCommunicator, first_launch};
 use crate::peers::cached::{self, Kind, Taken};
 use crate::peers::{self, InitOutcome, InitRequest, Laziness, ParentOnNccl, Waiting};
-use crate::process;
 use crate::rendezvous::outcome::FallbackReason;
-use crate::stats::count::{self, Identity};
-use crate::stats::peer_group::{BUILT, UNBUILT};
+use windlass_base::config::nccl;
+use windlass_base::error::refuse;
+use windlass_base::gpu::{Ordinal, context};
+use windlass_base::guard;
+use windlass_base::process;
+use windlass_base::stats::count::{self, Identity};
+use windlass_base::stats::peer_group::{BUILT, UNBUILT};
 
 use super::{nccl_children, note};
 

@@ -2,9 +2,9 @@
 
 use nccl_sys::{ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
 
-use crate::error::refuse;
 use crate::group;
 use crate::peers::{self, StillRegistered};
+use windlass_base::error::refuse;
 
 /// Gets ready for it: nothing of ours stays registered. An error says that it is not, and that calls must be seen as before.
 pub fn before() -> ncclResult_t {

@@ -11,20 +11,20 @@ use nccl_sys::{
 };
 
 use crate::communicator;
-use crate::error::refuse;
 use crate::forward::known::put;
 use crate::forward::questions;
 use crate::group;
-use crate::guard;
 use crate::lazy::{LazyCommunicator, Unfit};
 use crate::peers::PeerGroup;
 use crate::peers::checking::Checking;
 use crate::peers::registering::Registering;
 use crate::peers::windows::{Course, Making, WindowRequest, Windows, is_refused_alone};
 use crate::pool;
-use crate::range::Range;
-use crate::stats::segment;
 use crate::windows::Ended;
+use windlass_base::error::refuse;
+use windlass_base::guard;
+use windlass_base::range::Range;
+use windlass_base::stats::segment;
 
 use super::enter_by;
 use super::questions::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};

@@ -1,11 +1,11 @@
-//! What native collectives ask of the driver beside [`crate::gpu`]: all `unsafe` of theirs.
+//! What native collectives ask of the driver beside [`windlass_base::gpu`]: all `unsafe` of theirs.
 
 #![allow(unsafe_code)]
 
 use windlass_kernels::collective::{BatchLaunch, CollectiveLaunch};
 
-use crate::gpu::module::{Function, Shape};
-use crate::gpu::{Driver, Failure, StreamHandle};
+use windlass_base::gpu::module::{Function, Shape};
+use windlass_base::gpu::{Driver, Failure, StreamHandle};
 
 /// A kernel's one parameter.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use windlass_kernels::collectives::Kernel;
 use windlass_kernels::images::{Image, collective_images_for};
 
-use crate::gpu::module::{Function, Module, load_first};
 use crate::native::refusal::Refusal;
 use crate::sequencer;
+use windlass_base::gpu::module::{Function, Module, load_first};
 
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
 /// graphs that captured its kernels must be gone ([`sequencer::DeviceResources::is_unused`]).

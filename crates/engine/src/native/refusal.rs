@@ -5,9 +5,9 @@ use std::fmt;
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSystemError};
 use windlass_kernels::collectives::Refused;
 
-use crate::error::refuse;
-use crate::gpu::Failure;
 use crate::sequencer;
+use windlass_base::error::refuse;
+use windlass_base::gpu::Failure;
 
 /// Why not, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]

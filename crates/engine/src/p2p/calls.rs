@@ -1,4 +1,4 @@
-//! What the p2p transport asks of the driver beside [`crate::gpu`]: copies, the launch; and its part of the launch resources' host memory. All
+//! What the p2p transport asks of the driver beside [`windlass_base::gpu`]: copies, the launch; and its part of the launch resources' host memory. All
 //! `unsafe` of the p2p transport is here.
 
 #![allow(unsafe_code)]
@@ -11,10 +11,10 @@ use windlass_kernels::arrange::Direction;
 use windlass_kernels::growth::Wire;
 use windlass_kernels::launch::{Launch, Operation, WISHES_PER_WIRE};
 
-use crate::gpu::module::{Function, Shape};
-use crate::gpu::{Address, Driver, Failure, Home, StreamHandle};
 use crate::p2p::lists;
 use crate::sequencer::LaunchResources;
+use windlass_base::gpu::module::{Function, Shape};
+use windlass_base::gpu::{Address, Driver, Failure, Home, StreamHandle};
 
 /// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
 const SHARED_BYTES_OPTIN: u32 = 97;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use windlass_kernels::arrange::{BulkSend, RECOMMENDED_STAGES};
 use windlass_kernels::images::{Image, P2P_KERNEL, images_for};
 
-use crate::gpu::module::{Function, Module, load_first};
 use crate::p2p::calls;
 use crate::p2p::refusal::Refusal;
 use crate::sequencer;
+use windlass_base::gpu::module::{Function, Module, load_first};
 
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
 /// graphs that captured its kernel must be gone ([`sequencer::DeviceResources::is_unused`]).

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use windlass_kernels::arrange::{Direction, Peer};
 use windlass_kernels::growth::{self, Wire};
 
-use crate::gpu::Address;
 use crate::p2p::calls::Words;
 use crate::p2p::refusal::Refusal;
 use crate::p2p::{Operation, P2p};
+use windlass_base::gpu::Address;
 
 /// Peers with whom a connection should have a larger ring, a bit for each rank. This rank sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

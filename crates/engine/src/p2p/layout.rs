@@ -10,7 +10,7 @@ use windlass_kernels::launch::{
     Report,
 };
 
-use crate::gpu::Address;
+use windlass_base::gpu::Address;
 
 const LINE: u64 = 128;
 /// Operations of one group at most; NCCL's own groups end earlier, at memory.

@@ -2,8 +2,8 @@
 
 use windlass_kernels::launch::{BULK_WORD_STRIDE, LL128_WORD_STRIDE};
 
-use crate::gpu::{Address, Failure};
 use crate::p2p::{Direction, P2p, Refusal, Wire};
+use windlass_base::gpu::{Address, Failure};
 
 /// How far a connection came since init, readable while kernels run: what does not grow for long is stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use nccl_sys::{ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRes
 use windlass_kernels::arrange;
 use windlass_kernels::growth::Wire;
 
-use crate::error::refuse;
-use crate::gpu::Failure;
 use crate::sequencer;
+use windlass_base::error::refuse;
+use windlass_base::gpu::Failure;
 
 /// Why not, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]

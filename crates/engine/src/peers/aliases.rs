@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_sys::{ncclComm_t, ncclSuccess};
 
-use crate::descriptor;
 use crate::forward::registration;
-use crate::gpu::memory::{Mapping, Physical, Reservation};
-use crate::gpu::{Address, Failure, Home};
 use crate::registration::{self as cache, Key, Registrar};
-use crate::stats::count;
-use crate::stats::registration::Registered;
+use windlass_base::descriptor;
+use windlass_base::gpu::memory::{Mapping, Physical, Reservation};
+use windlass_base::gpu::{Address, Failure, Home};
+use windlass_base::stats::count;
+use windlass_base::stats::registration::Registered;
 
 /// What NCCL registers is known to peers when a call first uses it, by descriptors that it opens for a moment; where it cannot, it
 /// runs that call unregistered on this rank alone and says nothing (2.28.9, ncclIpcLocalRegisterBuffer).

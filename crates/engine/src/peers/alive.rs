@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::stats::count;
+use windlass_base::stats::count;
 
 /// Something is done that a new communicator waits for.
 static AT_WORK: AtomicBool = AtomicBool::new(false);

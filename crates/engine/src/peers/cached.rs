@@ -22,12 +22,12 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclComm_t};
 
-use crate::config::config;
 use crate::forward::known::{self, End};
-use crate::gpu::{self, Context, Ordinal};
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Writer, checksum};
-use crate::stats::count;
+use windlass_base::config::config;
+use windlass_base::gpu::{self, Context, Ordinal};
+use windlass_base::stats::count;
 
 use super::recycling::{home_of, is_short_on};
 use super::{alive, side_thread, worker};

@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::call::Call;
 use crate::checking::{self, Called, CheckSlot, Entry, Found, Places, Rules, Window, compare};
-use crate::config::nccl::{self, Effect};
-use crate::config::{Switch, config};
-use crate::gpu;
 use crate::negotiated::{NegotiatedConfig, capability};
-use crate::range::Range;
 use crate::rendezvous::outcome::FallbackReason;
-use crate::shared_page::SharedPage;
-use crate::stats::check::Checked;
-use crate::stats::{count, segment};
 use crate::windows;
+use windlass_base::call::Call;
+use windlass_base::config::nccl::{self, Effect};
+use windlass_base::config::{Switch, config};
+use windlass_base::gpu;
+use windlass_base::range::Range;
+use windlass_base::shared_page::SharedPage;
+use windlass_base::stats::check::Checked;
+use windlass_base::stats::{count, segment};
 
 use super::page_layout::CHECKING_AT;
 

@@ -17,10 +17,10 @@ mod waits;
 
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
-use crate::gpu::Ordinal;
 use crate::rendezvous::children::NOBODY;
 use crate::rendezvous::colors::Parent;
 use crate::rendezvous::facts::Waiting;
+use windlass_base::gpu::Ordinal;
 
 use super::PeerGroup;
 

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::descriptor::Ours;
 use crate::heap::{self, Event, Heap, Holds, LeaseId, Region};
 use crate::rendezvous;
-use crate::shared_page::SharedPage;
-use crate::{guard, process, thread};
+use windlass_base::descriptor::Ours;
+use windlass_base::guard;
+use windlass_base::process;
+use windlass_base::shared_page::SharedPage;
+use windlass_base::thread;
 
 use super::page_layout::CLOSED_AT;
 use super::release_socket::ReleaseSocket;

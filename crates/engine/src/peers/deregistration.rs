@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::gate::{Closed, Gate};
-use crate::gpu::Address;
-use crate::range::Range;
 use crate::registration::Cache;
-use crate::stats::count;
-use crate::stats::registration::Registered;
+use windlass_base::gate::{Closed, Gate};
+use windlass_base::gpu::Address;
+use windlass_base::range::Range;
+use windlass_base::stats::count;
+use windlass_base::stats::registration::Registered;
 
 use super::aliases::{Alias, Aliases};
 use super::registering::{EVERYTHING, Progress, Registering, State};

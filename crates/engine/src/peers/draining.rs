@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::gpu::Ordinal;
 use crate::heap::{PeerRegion, Region};
+use windlass_base::gpu::Ordinal;
 
 use super::closing::Closing;
 use super::deregistration;

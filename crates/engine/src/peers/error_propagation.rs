@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::ncclResult_t;
 
-use crate::gpu::Failure;
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::{native, p2p, sequencer};
+use windlass_base::gpu::Failure;
 
 /// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
@@ -160,7 +160,7 @@ impl Telling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::failure::Code;
+    use windlass_base::gpu::failure::Code;
 
     /// Messages read back, and are no question for a larger ring.
     #[test]

@@ -1,20 +1,20 @@
 //! What a rank would have of its peer group beside messages, and what of it is in the way.
 //!
-//! Pure: of options, of [NCCL's variables](crate::config::nccl), of NCCL's release and of the device. Ranks tell each other the outcomes as
+//! Pure: of options, of [NCCL's variables](windlass_base::config::nccl), of NCCL's release and of the device. Ranks tell each other the outcomes as
 //! bits of the negotiated config; what one rank lacks, all lack.
 
 use std::sync::atomic::Ordering;
 
-use crate::config::nccl::{Effect, Settings};
-use crate::config::{Batch, Collectives, Config, Register, Windows};
 use crate::forward::init::{Ctas, Policy};
-use crate::gpu::device;
 use crate::native;
 use crate::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 use crate::sequencer::Graphs;
-use crate::stats::features::{Feature, Lack, Lacks};
-use crate::stats::segment;
 use crate::tuning;
+use windlass_base::config::nccl::{Effect, Settings};
+use windlass_base::config::{Batch, Collectives, Config, Register, Windows};
+use windlass_base::gpu::device;
+use windlass_base::stats::features::{Feature, Lack, Lacks};
+use windlass_base::stats::segment;
 
 /// All that a rank decides from.
 #[derive(Clone, Copy, Debug)]

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::ncclRemoteError;
 
-use crate::config::config;
 use crate::p2p::Progress;
 use crate::sequencer::{Sequencer, Stuck};
+use windlass_base::config::config;
 
 use super::PeerGroup;
 use super::transports::Transports;

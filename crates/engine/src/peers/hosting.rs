@@ -1,9 +1,9 @@
 //! The ids by which ranks find each other, and the rendezvous of this process behind them.
 
-use crate::config::nccl;
-use crate::config::{Switch, config};
 use crate::rendezvous;
 use crate::rendezvous::id_tag::Id;
+use windlass_base::config::nccl;
+use windlass_base::config::{Switch, config};
 
 /// Whether inits are looked at here.
 pub fn is_on() -> bool {

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclInternalError, ncclResult_t, ncclSystemError};
 
-use crate::descriptor;
-use crate::error::refuse;
 use crate::forward::init;
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::request_socket::Answered;
+use windlass_base::descriptor;
+use windlass_base::error::refuse;
 
 use super::{PeerGroup, process_exit, worker};
 

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::forward::init::Ctas;
-use crate::gpu;
 use crate::heap::Heap;
 use crate::negotiated::Token;
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::outcome::{Failure, FallbackReason};
 use crate::rendezvous::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
-use crate::stats::features::{Lacks, line};
-use crate::stats::{count, peer_group};
+use windlass_base::gpu;
+use windlass_base::stats::features::{Lacks, line};
+use windlass_base::stats::{count, peer_group};
 
 use super::children::Wait;
 use super::closing;

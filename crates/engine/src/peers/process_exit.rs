@@ -4,8 +4,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::gpu;
-use crate::process;
+use windlass_base::gpu;
+use windlass_base::process;
 
 use super::{closing, side_thread, worker};
 

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::forward::registration;
-use crate::gpu::{self, Address, Home, Ordinal};
 use crate::heap::{Heap, Refusal, Region};
 use crate::pool;
+use windlass_base::gpu::{self, Address, Home, Ordinal};
 
 use nccl_sys::ncclSuccess;
 
@@ -235,8 +235,8 @@ pub(super) fn home_of(device: Ordinal) -> Option<Home> {
 mod tests {
     use std::cell::Cell;
 
-    use crate::gpu::Failure;
-    use crate::gpu::failure::{NOT_READY, OUT_OF_MEMORY};
+    use windlass_base::gpu::Failure;
+    use windlass_base::gpu::failure::{NOT_READY, OUT_OF_MEMORY};
 
     use super::*;
 

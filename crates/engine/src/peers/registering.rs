@@ -17,12 +17,12 @@ use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess, ncclUnh
 use once_cell::sync::OnceCell;
 
 use crate::agreed::{Number, RegistrationSlot};
-use crate::error::refuse;
-use crate::gate::Gate;
-use crate::gpu::stream::{self, Event};
-use crate::gpu::{self, Driver, Failure, Home, Ordinal, StreamHandle};
-use crate::range::Range;
-use crate::shared_page::SharedPage;
+use windlass_base::error::refuse;
+use windlass_base::gate::Gate;
+use windlass_base::gpu::stream::{self, Event};
+use windlass_base::gpu::{self, Driver, Failure, Home, Ordinal, StreamHandle};
+use windlass_base::range::Range;
+use windlass_base::shared_page::SharedPage;
 
 pub use super::deregistration::End;
 use super::staging::Copy;

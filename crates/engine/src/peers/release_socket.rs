@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use crate::descriptor::Ours;
+use windlass_base::descriptor::Ours;
 
 /// The end of a region's owner.
 #[derive(Debug)]

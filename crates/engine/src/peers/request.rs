@@ -4,11 +4,8 @@ use std::sync::Arc;
 
 use windlass_kernels::launch::Geometry;
 
-use crate::config::nccl::{self, Effect};
-use crate::config::{Lazy, Switch, config};
 use crate::forward::configuration;
 use crate::forward::init::{Ctas, Policy};
-use crate::gpu::{self, Ordinal, device};
 use crate::heap::Heap;
 use crate::native;
 use crate::negotiated::bytes::{Writer, checksum};
@@ -22,6 +19,9 @@ use crate::rendezvous::outcome::FallbackReason;
 use crate::rendezvous::place;
 use crate::sequencer::Graphs;
 use crate::tuning;
+use windlass_base::config::nccl::{self, Effect};
+use windlass_base::config::{Lazy, Switch, config};
+use windlass_base::gpu::{self, Ordinal, device};
 
 use super::hosting::rendezvous;
 use super::transports::Share;

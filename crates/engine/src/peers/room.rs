@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::gpu::Ordinal;
+use windlass_base::gpu::Ordinal;
 
 use super::hang_detector::LEAVES_WITHIN;
 use super::{draining, settle, worker};

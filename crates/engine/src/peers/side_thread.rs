@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::thread;
+use windlass_base::thread;
 
 /// As long as the end waits for what hangs.
 const END_WITHIN: Duration = Duration::from_secs(1);

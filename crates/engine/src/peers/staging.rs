@@ -4,9 +4,9 @@
 use nccl_sys::{ncclComm_t, ncclSuccess};
 
 use crate::forward::registration;
-use crate::gpu::{Address, Home};
-use crate::stats::count;
-use crate::stats::registration::Registered;
+use windlass_base::gpu::{Address, Home};
+use windlass_base::stats::count;
+use windlass_base::stats::registration::Registered;
 
 /// Pieces begin at multiples of this.
 const ALIGNMENT: u64 = 4096;

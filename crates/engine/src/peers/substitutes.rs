@@ -1,7 +1,7 @@
 //! What NCCL gets in place of a call's buffers. Pure.
 
-use crate::gpu::Address;
-use crate::range::Range;
+use windlass_base::gpu::Address;
+use windlass_base::range::Range;
 
 use super::staging::Copy;
 

@@ -8,9 +8,9 @@ use std::sync::Once;
 
 use once_cell::sync::OnceCell;
 
-use crate::config::config;
 use crate::negotiated::NegotiatedConfig;
 use crate::tuning::file::{TEXT_BYTES_MAX, Table};
+use windlass_base::config::config;
 
 /// The table. Reads the file at the first call, which may wait for the disk: at inits only.
 pub(super) fn table() -> &'static Table {

@@ -19,15 +19,15 @@ use nccl_sys::{ncclComm_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
 use crate::forward::questions;
-use crate::gate::{Gate, Passed};
-use crate::gpu::{self, Home, Ordinal};
 use crate::negotiated::NegotiatedConfig;
 use crate::pool;
-use crate::range::Range;
-use crate::shared_page::SharedPage;
-use crate::stats::windows::Kept;
-use crate::stats::{count, segment};
 use crate::windows::{Ended, Record, Rules, Standing, WindowLedger, WindowSlot};
+use windlass_base::gate::{Gate, Passed};
+use windlass_base::gpu::{self, Home, Ordinal};
+use windlass_base::range::Range;
+use windlass_base::shared_page::SharedPage;
+use windlass_base::stats::windows::Kept;
+use windlass_base::stats::{count, segment};
 
 use super::deregistration::End;
 use super::page_layout::WINDOWS_AT;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::gpu::{Address, Ordinal};
-use crate::range::Range;
+use windlass_base::gpu::{Address, Ordinal};
+use windlass_base::range::Range;
 
 /// A block of `ncclMemAlloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::gpu::memory::Room;
-use crate::gpu::{Driver, Home, Ordinal};
+use windlass_base::gpu::memory::Room;
+use windlass_base::gpu::{Driver, Home, Ordinal};
 
 use super::is_short;
 

@@ -11,7 +11,7 @@ use rustix::net::{
 
 use super::message::{Front, front};
 use super::poll::Watched;
-use crate::descriptor::Ours;
+use windlass_base::descriptor::Ours;
 
 /// Whether the other side may still say something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

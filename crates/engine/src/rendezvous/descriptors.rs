@@ -25,7 +25,7 @@ use crate::negotiated::bytes::{Reader, Writer};
 
 use super::place;
 use super::poll::Flag;
-use crate::descriptor::Ours;
+use windlass_base::descriptor::Ours;
 
 /// Descriptors in one parcel.
 pub const DESCRIPTORS_MAX: usize = 1024;

@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendFlags};
 
-use crate::descriptor::Ours;
 use crate::negotiated::Token;
+use windlass_base::descriptor::Ours;
 
 use super::connection;
 use super::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::negotiated::{NegotiatedConfig, Token};
-use crate::thread;
+use windlass_base::thread;
 
 use super::descriptors::DescriptorSocket;
 use super::facts::Facts;

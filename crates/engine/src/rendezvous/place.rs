@@ -5,7 +5,7 @@ use std::io;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::negotiated::Token;
-use crate::process::fork_local::ForkLocal;
+use windlass_base::process::fork_local::ForkLocal;
 
 use super::facts::Place;
 

@@ -8,7 +8,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
-use crate::descriptor::Ours;
+use windlass_base::descriptor::Ours;
 
 /// A number that wakes whoever polls it.
 #[derive(Debug)]

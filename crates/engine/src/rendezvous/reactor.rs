@@ -30,11 +30,11 @@ use super::relay::Relay;
 use super::round::Round;
 use super::spare::{Room, Spares};
 use super::waiter::Waiter;
-use crate::descriptor::{self, Ours};
 use hosting::Session;
 use joining::Joining;
 use local_rendezvous::{LocalRendezvous, Visit};
 use process_listener::Knocking;
+use windlass_base::descriptor::{self, Ours};
 
 pub use process_listener::ProcessListener;
 

@@ -158,11 +158,11 @@ impl Way {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::descriptor::Ours;
     use crate::rendezvous::poll::Poll;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use windlass_base::descriptor::Ours;
 
     /// The sender has closed while its last bytes are held: they go out before its end does, and no byte over the
     /// limit is ever held.

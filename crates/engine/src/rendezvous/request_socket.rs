@@ -20,7 +20,7 @@ use crate::negotiated::Token;
 
 use super::descriptors::{address, received, socket};
 use super::place;
-use crate::descriptor::{self, Ours};
+use windlass_base::descriptor::{self, Ours};
 
 /// Bytes of a question or an answer.
 pub const WORDS_BYTES_MAX: usize = 512;

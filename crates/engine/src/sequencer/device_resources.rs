@@ -4,12 +4,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::gpu::module::MemoryDomain;
-use crate::gpu::stream::{Event, Stream};
-use crate::gpu::{Driver, Failure, Home};
 use crate::sequencer::host::HostMemory;
 use crate::sequencer::refusal::Refusal;
-use crate::stats::count;
+use windlass_base::gpu::module::MemoryDomain;
+use windlass_base::gpu::stream::{Event, Stream};
+use windlass_base::gpu::{Driver, Failure, Home};
+use windlass_base::stats::count;
 
 /// Events for whoever has to know how far a stream came.
 pub const MARKS: usize = 4;

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use windlass_kernels::launch::{CONTROL_RUN, Report};
 
-use crate::gpu::failure::SUCCESS;
-use crate::gpu::stream::Stream;
-use crate::gpu::{Address, Driver, Failure};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use windlass_base::gpu::failure::SUCCESS;
+use windlass_base::gpu::stream::Stream;
+use windlass_base::gpu::{Address, Driver, Failure};
 
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`, and the same of memory that is registered.
 const FOR_ALL_DEVICES: c_uint = 3;

@@ -23,10 +23,10 @@
 //! so that what follows eagerly on another stream may come too early. NCCL 2.28.9 has this gap too. A record in the user's stream would
 //! close it, for 0.8 us an operation.
 
-use crate::gpu::record::{RecordNode, Records};
-use crate::gpu::stream::{Capture, Ordering, Place};
-use crate::gpu::{Driver, Failure, StreamHandle};
 use crate::sequencer::device_resources::LaunchResources;
+use windlass_base::gpu::record::{RecordNode, Records};
+use windlass_base::gpu::stream::{Capture, Ordering, Place};
+use windlass_base::gpu::{Driver, Failure, StreamHandle};
 
 /// Captures that are in progress at once and use one communicator; the next one forgets that which was used least lately. Each body of a
 /// conditional node is captured by itself, while the graph around it is.

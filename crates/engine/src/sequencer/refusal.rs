@@ -4,8 +4,8 @@ use std::fmt;
 
 use nccl_sys::{ncclInternalError, ncclInvalidUsage, ncclResult_t};
 
-use crate::error::refuse;
-use crate::gpu::Failure;
+use windlass_base::error::refuse;
+use windlass_base::gpu::Failure;
 
 /// Why not, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]

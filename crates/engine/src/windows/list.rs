@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::range::Range;
+use windlass_base::range::Range;
 
 use super::Number;
 

@@ -3,10 +3,10 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use windlass_base::gpu::memory::{Mapping, Physical, Reservation};
+use windlass_base::gpu::{Driver, Failure};
+use windlass_base::range::Range;
 use windlass_engine::allocation::{Allocations, Kind};
-use windlass_engine::gpu::memory::{Mapping, Physical, Reservation};
-use windlass_engine::gpu::{Driver, Failure};
-use windlass_engine::range::Range;
 
 use crate::memory::*;
 use crate::support::*;

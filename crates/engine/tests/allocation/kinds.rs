@@ -1,8 +1,8 @@
 //! What each kind of memory is told as.
 
+use windlass_base::gpu::Driver;
+use windlass_base::gpu::failure::Code;
 use windlass_engine::allocation::{Allocations, Kind};
-use windlass_engine::gpu::Driver;
-use windlass_engine::gpu::failure::Code;
 
 use crate::memory::*;
 use crate::support::*;

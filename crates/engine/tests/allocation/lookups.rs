@@ -6,9 +6,9 @@ use std::ffi::c_void;
 use std::hint::black_box;
 use std::time::Instant;
 
+use windlass_base::gpu::Driver;
+use windlass_base::gpu::failure::Code;
 use windlass_engine::allocation::Allocations;
-use windlass_engine::gpu::Driver;
-use windlass_engine::gpu::failure::Code;
 
 use crate::memory::*;
 use crate::support::*;

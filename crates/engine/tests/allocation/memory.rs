@@ -4,10 +4,10 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use windlass_base::gpu::failure::Code;
+use windlass_base::gpu::{Calls, Driver};
+use windlass_base::range::Range;
 use windlass_engine::allocation::{Allocation, Allocations};
-use windlass_engine::gpu::failure::Code;
-use windlass_engine::gpu::{Calls, Driver};
-use windlass_engine::range::Range;
 
 use crate::support::*;
 

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use windlass_engine::gpu::{Calls, Driver};
+use windlass_base::gpu::{Calls, Driver};
 use windlass_engine::heap::{Heap, Holds, Region};
 
 use crate::support::*;

@@ -106,7 +106,7 @@ fn failed_captures_let_go() {
     let mut none = 0;
     assert_eq!(cuStreamEndCapture(stream.0, &mut none), 901);
     eventually("the destructor ran", || holds.are_none());
-    let gone = windlass_engine::gpu::stream::Capture { id: capture.id + 1, graph: capture.graph };
+    let gone = windlass_base::gpu::stream::Capture { id: capture.id + 1, graph: capture.graph };
     let failure = holds.hold(application.driver, gone).unwrap_err();
     assert_eq!(failure.call, "cuGraphRetainUserObject");
     eventually("the destructor ran", || holds.are_none());

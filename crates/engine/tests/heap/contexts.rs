@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use windlass_engine::gpu::Driver;
+use windlass_base::gpu::Driver;
 use windlass_engine::heap::{Heap, Holds, settle};
 
 use crate::application::*;

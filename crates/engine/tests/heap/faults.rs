@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use windlass_engine::gpu::failure::Code;
-use windlass_engine::gpu::memory::AccessDescription;
+use windlass_base::gpu::failure::Code;
+use windlass_base::gpu::memory::AccessDescription;
 use windlass_engine::heap::{Announcement, Event, Heap, Holds, Member, PeerHeap, Place, Refusal};
 
 use crate::application::*;

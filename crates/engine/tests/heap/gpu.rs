@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use windlass_engine::gpu::module::{MemoryDomain, Module, Shape, Start};
+use windlass_base::gpu::module::{MemoryDomain, Module, Shape, Start};
 use windlass_engine::heap::{Announcement, Event, Holds, Member, PeerHeap};
 
 use crate::application::*;

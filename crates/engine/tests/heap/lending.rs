@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use windlass_engine::gpu::failure::Code;
-use windlass_engine::gpu::stream;
+use windlass_base::gpu::failure::Code;
+use windlass_base::gpu::stream;
 use windlass_engine::heap::{Event, Holds, Member, Refusal};
 
 use crate::application::*;

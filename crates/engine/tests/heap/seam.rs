@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
-use windlass_engine::gpu::module::{MemoryDomain, Module, Shape, Start};
-use windlass_engine::gpu::stream::{Event, Ordering, Stream};
-use windlass_engine::gpu::{Driver, device::Reach};
+use windlass_base::gpu::module::{MemoryDomain, Module, Shape, Start};
+use windlass_base::gpu::stream::{Event, Ordering, Stream};
+use windlass_base::gpu::{Driver, device::Reach};
 
 use crate::application::*;
 use crate::support::*;

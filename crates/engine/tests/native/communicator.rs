@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use windlass_engine::gpu::Home;
+use windlass_base::gpu::Home;
 use windlass_engine::heap::{Heap, Holds, Region};
 use windlass_engine::native::{self, Limits, Native, Tuning};
 use windlass_engine::p2p::{self, P2p};

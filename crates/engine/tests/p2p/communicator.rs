@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use windlass_engine::gpu::Home;
+use windlass_base::gpu::Home;
 use windlass_engine::heap::{Heap, Holds, Region};
 use windlass_engine::p2p::{DeviceResources, HOST_BYTES, Layout, P2p, Parts};
 use windlass_engine::sequencer::{self, Sequencer};

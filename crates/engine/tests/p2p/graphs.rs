@@ -107,7 +107,7 @@ fn streams_of_one_capture() {
     let devices = devices(2);
     let ranks = communicator(&devices);
     all(&devices, &ranks, |device, rank| {
-        use windlass_engine::gpu::stream::{Event, Ordering};
+        use windlass_base::gpu::stream::{Event, Ordering};
         let (one, two) = (device.stream(), device.stream());
         let (fork, join) = (Event::new(device.driver).unwrap(), Event::new(device.driver).unwrap());
         let sides = [3000, 90_000, 70]
@@ -137,7 +137,7 @@ fn streams_of_one_capture() {
 /// What is held up on one stream of a capture holds up what was called later on another.
 #[test]
 fn order_within_a_capture() {
-    use windlass_engine::gpu::stream::{Event, Ordering};
+    use windlass_base::gpu::stream::{Event, Ordering};
     let devices = devices(2);
     let ranks = communicator(&devices);
     let (device, rank) = (&devices[0], &ranks[0]);

@@ -1,7 +1,7 @@
 //! Graphs that several captures make, or that hold other graphs: in them too a communicator's operations come one after the
 //! other, and what follows a launch waits for all of them.
 
-use windlass_engine::gpu::stream::{Event, Ordering};
+use windlass_base::gpu::stream::{Event, Ordering};
 use windlass_engine::sequencer::Afterwards;
 
 use crate::communicator::*;

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
-use windlass_engine::descriptor;
+use windlass_base::descriptor;
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::heap;
 use windlass_engine::peers::{self, Asked, InitOutcome, InitRequest, Laziness};

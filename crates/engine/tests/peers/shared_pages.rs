@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier, Weak};
 use std::thread;
 
+use windlass_base::descriptor;
+use windlass_base::shared_page::SharedPage;
+use windlass_base::stats::segment;
 use windlass_engine::agreed::RegistrationSlot;
-use windlass_engine::descriptor;
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::negotiated::capability;
@@ -15,8 +17,6 @@ use windlass_engine::peers::{
     Standing, Waiting, Wanted,
 };
 use windlass_engine::rendezvous::id_tag::Id;
-use windlass_engine::shared_page::SharedPage;
-use windlass_engine::stats::segment;
 
 use crate::inits::{id_of, nothing_is_left, three_devices};
 

@@ -1,7 +1,7 @@
 //! Whatever happens in whatever order, what is wanted has an alias of its own memory, or there is a reason that it has none.
 
 use proptest::prelude::*;
-use windlass_engine::range::Range;
+use windlass_base::range::Range;
 use windlass_engine::registration::{Key, Use, Why};
 
 use crate::strict::{Run, range};

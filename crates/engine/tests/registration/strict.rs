@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use windlass_engine::range::Range;
+use windlass_base::range::Range;
 use windlass_engine::registration::{Cache, Failure, Key, Limits, Registrar, Use, Why};
 
 pub fn range(base: u64, bytes: u64) -> Range {

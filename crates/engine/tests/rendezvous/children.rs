@@ -10,7 +10,7 @@ use std::thread;
 
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use windlass_engine::descriptor::Ours;
+use windlass_base::descriptor::Ours;
 use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::children::{self, Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::FromRank;

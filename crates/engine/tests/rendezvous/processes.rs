@@ -265,7 +265,7 @@ fn no_descriptors_left_beside_a_relay() {
     while starved.load(Ordering::Relaxed) == 0 {
         thread::yield_now();
     }
-    thread::sleep(windlass_engine::descriptor::WANTED_FOR + std::time::Duration::from_millis(500));
+    thread::sleep(windlass_base::descriptor::WANTED_FOR + std::time::Duration::from_millis(500));
     drop(all);
     ranks.iter_mut().for_each(|rank| assert!(rank.says().starts_with("peer group")));
     slow.write_all(&[1; 180]).unwrap();
@@ -441,7 +441,7 @@ fn forked_child() {
     // SAFETY: the child calls only what is allowed after a fork of a process with threads.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let left = windlass_engine::descriptor::open() as u8;
+        let left = windlass_base::descriptor::open() as u8;
         let mut sockets = 0u8;
         for number in 3..1024 {
             // SAFETY: a query of a number.

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use windlass_engine::descriptor as ours;
+use windlass_base::descriptor as ours;
 use windlass_engine::negotiated::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::children::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::colors::{Course, LazyVote, Others, Parent, SplitMessage, Table};

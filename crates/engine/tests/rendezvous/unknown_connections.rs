@@ -305,7 +305,7 @@ fn disagreement() {
 /// Of an NCCL that is newer than those whose bootstrap was read any bytes may be a rank's: they go to the root, and no peer waits.
 #[test]
 fn newer_nccl_may_say_anything() {
-    windlass_engine::stats::segment::current().nccl_version.store(23100, Ordering::Relaxed);
+    windlass_base::stats::segment::current().nccl_version.store(23100, Ordering::Relaxed);
     let hosted = hosted();
     let mut unknown = hosted.connect();
     unknown.write_all(&[9; 200]).unwrap();

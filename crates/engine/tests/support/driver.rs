@@ -5,7 +5,7 @@ use std::sync::{Once, OnceLock};
 use std::time::{Duration, Instant};
 
 use libloading::os::unix::Library;
-use windlass_engine::gpu::{Driver, driver};
+use windlass_base::gpu::{Driver, driver};
 
 use super::watch;
 

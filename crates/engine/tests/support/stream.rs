@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use windlass_engine::gpu::{StreamHandle, driver};
+use windlass_base::gpu::{StreamHandle, driver};
 
 use super::driver::*;
 

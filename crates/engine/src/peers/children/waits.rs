@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::descriptor::Ours;
 use crate::forward::init::Ctas;
 use crate::negotiated::{Member, NegotiatedConfig, Token};
 use crate::peers::closing::Life;
@@ -11,6 +10,7 @@ use crate::peers::request;
 use crate::rendezvous::Canceller;
 use crate::rendezvous::children::{Making, NOBODY};
 use crate::sequencer::Graphs;
+use windlass_base::descriptor::Ours;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]

@@ -6,14 +6,14 @@ use nccl_sys::{ncclInternalError, ncclResult_t, ncclUnhandledCudaError};
 use once_cell::sync::OnceCell;
 
 use crate::allocation::{Allocations, Kind};
-use crate::error::refuse;
-use crate::gpu::{Address, Driver};
 use crate::peers::aliases::Aliases;
 use crate::peers::substitutes::{Buffers, Substitutes};
-use crate::range::Range;
 use crate::registration::{Key, Use, Why};
-use crate::stats::count;
-use crate::stats::registration::Registered;
+use windlass_base::error::refuse;
+use windlass_base::gpu::{Address, Driver};
+use windlass_base::range::Range;
+use windlass_base::stats::count;
+use windlass_base::stats::registration::Registered;
 
 use super::Registering;
 use super::state::State;

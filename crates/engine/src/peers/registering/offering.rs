@@ -6,8 +6,8 @@ use crate::allocation::Kind;
 use crate::peers::aliases::{self, Aliases};
 use crate::peers::staging;
 use crate::peers::substitutes::Buffers;
-use crate::range::Range;
-use crate::stats::count;
+use windlass_base::range::Range;
+use windlass_base::stats::count;
 
 use super::finding::{allocations, counted_as};
 use super::state::State;

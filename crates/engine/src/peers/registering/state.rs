@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::agreed::Number;
-use crate::config::config;
-use crate::gpu::stream::{self, Event};
-use crate::gpu::{Failure, Home, StreamHandle};
 use crate::peers::aliases::Alias;
 use crate::peers::deregistration::End;
 use crate::peers::offer_pacing::OfferPacing;
 use crate::peers::staging::Staging;
 use crate::registration::{Cache, Limits, Use};
+use windlass_base::config::config;
+use windlass_base::gpu::stream::{self, Event};
+use windlass_base::gpu::{Failure, Home, StreamHandle};
 
 /// NCCL walks through all registrations for every buffer of every call.
 const ENTRIES_MAX: usize = 64;

@@ -8,15 +8,15 @@ use nccl_sys::{
     ncclSuccess, ncclUnhandledCudaError,
 };
 
-use crate::config::config;
-use crate::error::refuse;
-use crate::gpu;
 use crate::peers::PeerGroup;
 use crate::pool::{self, Block};
-use crate::range::Range;
-use crate::stats::count;
-use crate::stats::windows::Kept;
 use crate::windows::{Decided, Decision, Number, Record, Round, Said, Seen, Unlike, decide};
+use windlass_base::config::config;
+use windlass_base::error::refuse;
+use windlass_base::gpu;
+use windlass_base::range::Range;
+use windlass_base::stats::count;
+use windlass_base::stats::windows::Kept;
 
 use super::{Windows, standing};
 

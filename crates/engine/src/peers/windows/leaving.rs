@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::gpu::{Home, Ordinal};
 use crate::pool::{self, Block};
+use windlass_base::gpu::{Home, Ordinal};
 
 use super::super::recycling::{self, Busy};
 use super::super::{side_thread, worker};

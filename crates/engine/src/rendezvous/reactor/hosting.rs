@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use crate::descriptor;
 use crate::negotiated::Token;
+use windlass_base::descriptor;
 
 use super::wanting::Want;
 use super::{Endpoint, NewSession, Reactor};
@@ -21,7 +21,7 @@ use crate::rendezvous::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GR
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::relay::{Course, Relay};
-use crate::stats::segment;
+use windlass_base::stats::segment;
 
 /// Descriptors that this process needs before its ranks may go to NCCL. Three relay a connection to NCCL's root: both ends here, and
 /// the root's own. Two are for what a rank of NCCL's in this process opens first.

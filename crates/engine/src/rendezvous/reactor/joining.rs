@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use super::process_listener::{self, Knock, Knocking};
 use super::wanting::Want;
 use super::{Endpoint, Reactor, Reporting};
-use crate::descriptor;
 use crate::negotiated::Token;
 use crate::rendezvous::children;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::message::{self, FROM_HOST_BYTES_MAX, FromHost};
 use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome, bounded};
 use crate::rendezvous::waiter::{Need, Waiter};
+use windlass_base::descriptor;
 
 #[derive(Debug)]
 pub(super) struct Joining {

@@ -2,8 +2,8 @@
 
 use rustix::event::epoll::EventFlags;
 
-use crate::descriptor::Ours;
 use crate::negotiated::Token;
+use windlass_base::descriptor::Ours;
 
 use super::hosting::Session;
 use super::{Endpoint, Expected, Reactor};

@@ -12,7 +12,6 @@ use crate::negotiated::Token;
 use super::hosting::Session;
 use super::wanting::Want;
 use super::{Endpoint, Expected, Reactor};
-use crate::descriptor::{self, Ours};
 use crate::rendezvous::agreement::Event;
 use crate::rendezvous::arrivals::Arrivals;
 use crate::rendezvous::children::{self, GREETING_BYTES, Invitation, Visitor};
@@ -23,6 +22,7 @@ use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::round::Round;
 use crate::rendezvous::waiter::Waiter;
+use windlass_base::descriptor::{self, Ours};
 
 /// For one that says something without the thread.
 const ALONE_WITHIN: Duration = Duration::from_millis(900);

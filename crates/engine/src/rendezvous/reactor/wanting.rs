@@ -12,13 +12,13 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Endpoint, Reactor};
-use crate::descriptor::{self, Ours, WANTED_FOR};
 use crate::negotiated::Token;
 use crate::rendezvous::agreement::Event;
 use crate::rendezvous::children;
 use crate::rendezvous::connection;
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::outcome::Failure;
+use windlass_base::descriptor::{self, Ours, WANTED_FOR};
 
 /// The same while ranks of NCCL's are on their way to a root of this process, whatever is wanted: they give theirs back.
 const OF_NCCL_WITHIN: Duration = Duration::from_secs(60);

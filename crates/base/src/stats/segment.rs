@@ -233,7 +233,7 @@ fn copy(from: &Segment, to: &Segment) {
 }
 
 /// Counters of which some words have been written, by place, for fuzzing.
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, feature = "test-support"))]
 pub fn with_words<T>(written: &[(usize, u64)], read: impl FnOnce(&Segment) -> T) -> T {
     // SAFETY: a structure of integers is valid when zeroed.
     static SCRATCH: std::sync::Mutex<Segment> = std::sync::Mutex::new(unsafe { std::mem::zeroed() });

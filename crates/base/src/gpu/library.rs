@@ -167,7 +167,7 @@ impl Driver {
     }
 
     /// Turns a code into a result; `detail` is asked for only on failure.
-    pub(crate) fn check(
+    pub fn check(
         &self,
         call: &'static str,
         code: Code,
@@ -177,7 +177,7 @@ impl Driver {
     }
 
     /// For destructors, which can tell nobody: what is not the end of the process is logged.
-    pub(crate) fn note(&self, call: &'static str, code: Code, detail: impl FnOnce() -> String) {
+    pub fn note(&self, call: &'static str, code: Code, detail: impl FnOnce() -> String) {
         if code != SUCCESS && code != super::failure::DEINITIALIZED {
             ::log::warn!("{}", Failure::of(self, call, code, detail()));
         }

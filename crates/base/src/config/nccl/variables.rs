@@ -286,7 +286,7 @@ impl Moment {
 pub fn documentation() -> String {
     let head = "# NCCL's variables\n\n\
         Windlass follows NCCL's own variables. This page lists every one that changes what Windlass does. It is made from the list in\n\
-        `crates/engine/src/config/nccl/variables.rs`.\n\n\
+        `crates/base/src/config/nccl/variables.rs`.\n\n\
         - **Where values come from.** The environment comes first, then the file that `NCCL_CONF_FILE` names (else `~/.nccl.conf`), then\n  \
         `/etc/nccl.conf`. An empty value counts as not set.\n\
         - **When they are read.** When NCCL reads them. A program that sets `NCCL_P2P_DISABLE=1` after `ncclGetVersion` and before its first init\n  \

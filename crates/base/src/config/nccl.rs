@@ -145,7 +145,7 @@ fn of_files(texts: &[String], name: &str) -> Option<String> {
 }
 
 /// A file's variables, for fuzzing.
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, feature = "test-support"))]
 pub fn variables_of_file(text: &str) -> impl Iterator<Item = (&str, &str)> {
     files::variables(text)
 }

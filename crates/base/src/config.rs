@@ -190,7 +190,7 @@ pub fn documentation() -> String {
     let rows = options().map(row);
     let head = "# Options\n\nEnvironment variables. `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT`, `WINDLASS_STATS` and `WINDLASS_NVTX`\n\
                 are read at the first NCCL call of the process; all others at its first id, init or `ncclMemAlloc`. This page is made from the table in \
-                `crates/engine/src/config/table.rs`.\nNames of earlier versions are read for one version more. A value that cannot be read leaves the default; that, and a \
+                `crates/base/src/config/table.rs`.\nNames of earlier versions are read for one version more. A value that cannot be read leaves the default; that, and a \
                 `WINDLASS_` name that is none of these, is logged as a warning,\nand said by `windlass run` and \
                 `windlass doctor`. (`WINDLASS_SIM_` names belong to the simulator: `crates/sim`.)\nWhich of NCCL's own variables change what Windlass does: [NCCL's variables](nccl-variables.md).\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
     head.to_owned() + &rows.collect::<String>()

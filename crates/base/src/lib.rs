@@ -1,0 +1,33 @@
+//! What every other part stands on: CUDA, options, counters, the log, and small tools around threads, descriptors and shared memory.
+
+// Words that all of them use.
+pub mod call;
+
+pub mod path;
+
+pub mod config;
+
+pub mod error;
+
+pub mod guard;
+
+pub mod descriptor;
+
+pub mod gate;
+
+pub mod thread;
+
+pub mod annotate;
+
+pub mod log;
+
+pub mod gpu;
+
+pub mod range;
+
+pub mod shared_page;
+
+pub mod stats;
+
+// The process and what it counts, says and is told.
+pub mod process;
