@@ -40,7 +40,7 @@ mod head;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::negotiated::RANKS_MAX;
+use windlass_bootstrap::negotiated::RANKS_MAX;
 
 use asking::Asking;
 use head::Head;

@@ -13,11 +13,11 @@ use nccl_sys::{cudaStream_t, ncclComm_t};
 
 use crate::lazy::LazyCommunicator;
 use crate::peers::{ParentOnNccl, PeerGroup};
-use crate::rendezvous::Canceller;
-use crate::tuning::{COLLECTIVES, Limits};
 use windlass_base::gate::{Gate, Passed};
 use windlass_base::gpu::stream::{Capture, Place};
 use windlass_base::stats::count::{self, Identity};
+use windlass_bootstrap::Canceller;
+use windlass_transport::tuning::{COLLECTIVES, Limits};
 
 use table::CHANGING;
 pub use table::{find, insert, remove};

@@ -14,12 +14,12 @@ use nccl_sys::{ncclComm_t, ncclResult_t};
 use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::lazy::{LazyCommunicator, Operator};
-use crate::p2p::Operation;
 use crate::peers::registering::Candidate;
 use crate::peers::{ChildInit, Configured, InitRequest, PeerGroup};
 use windlass_base::call::Call;
 use windlass_base::gate::Passed;
 use windlass_base::gpu::StreamHandle;
+use windlass_transport::p2p::Operation;
 
 /// This thread's open group. Few groups await anything: the lists, which have destructors to look after, are let be then.
 #[derive(Clone, Copy, Default)]

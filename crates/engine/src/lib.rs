@@ -30,14 +30,6 @@ pub mod peers;
 // The mechanisms.
 pub mod forward;
 
-pub mod rendezvous;
-
-pub mod heap;
-
-pub mod p2p;
-
-pub mod native;
-
 pub mod registration;
 
 pub mod allocation;
@@ -49,10 +41,3 @@ pub mod pool;
 pub mod windows;
 
 pub mod checking;
-
-// What mechanisms that run on GPUs stand on.
-pub mod sequencer;
-
-pub mod tuning;
-
-pub mod negotiated;

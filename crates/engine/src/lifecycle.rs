@@ -29,13 +29,13 @@ use crate::lazy;
 use crate::peers::registering;
 use crate::peers::{self, InitOutcome};
 use crate::pool;
-use crate::rendezvous::outcome::FallbackReason;
 use windlass_base::error::{panicked, refuse};
 use windlass_base::gate::Passed;
 use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::stats::count::{self, Identity};
 use windlass_base::thread;
+use windlass_bootstrap::outcome::FallbackReason;
 
 /// To be held while NCCL runs anything of a communicator: no thread of ours is in it then. What an open group has begun goes on
 /// till its end.

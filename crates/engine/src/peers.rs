@@ -49,21 +49,18 @@ use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
 use crate::forward::configuration;
-use crate::heap::{Holds, PeerRegion, Region};
-use crate::native::Task;
-use crate::negotiated::NegotiatedConfig;
-use crate::p2p::Operation;
 use crate::pool;
-#[cfg(doc)]
-use crate::sequencer::Sequencer;
-use crate::tuning::Limits;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{self, Address, StreamHandle};
 use windlass_base::shared_page::SharedPage;
+use windlass_bootstrap::negotiated::NegotiatedConfig;
+use windlass_transport::heap::{Holds, PeerRegion, Region};
+use windlass_transport::native::Task;
+use windlass_transport::p2p::Operation;
+#[cfg(doc)]
+use windlass_transport::sequencer::Sequencer;
+use windlass_transport::tuning::Limits;
 
-pub use crate::rendezvous::colors::{Course, LazyVote, Others, Parent};
-pub use crate::rendezvous::facts::Waiting;
-pub use crate::sequencer::Afterwards;
 use attempts::Attempts;
 use checking::Checking;
 use children::Lineage;
@@ -88,6 +85,9 @@ pub use release_all::{StillRegistered, register_nothing};
 pub use request::{InitRequest, Laziness};
 use transports::Transports;
 pub use transports::communicator_bytes;
+pub use windlass_bootstrap::colors::{Course, LazyVote, Others, Parent};
+pub use windlass_bootstrap::facts::Waiting;
+pub use windlass_transport::sequencer::Afterwards;
 use windows::Windows;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use worker::fuzz_request;

@@ -2,9 +2,9 @@
 
 use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSum};
 
-use crate::tuning::{Collective, Limits, OTHER_BYTES_MAX};
 use windlass_base::call::{Function, Shared};
 use windlass_base::path::Path;
+use windlass_transport::tuning::{Collective, Limits, OTHER_BYTES_MAX};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,9 +102,9 @@ fn elements_bytes_max(call: &Shared) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tuning::COLLECTIVES;
     use nccl_sys::{ncclDataType_t, ncclFloat8e4m3, ncclMax, ncclRedOp_t};
     use proptest::prelude::*;
+    use windlass_transport::tuning::COLLECTIVES;
 
     const SLOW: Terms = Terms { ranks: 4, native: Limits::NONE };
 

@@ -28,7 +28,7 @@ pub struct Finding {
 }
 
 /// More ranks have no peer group.
-const PEER_GROUP_RANKS_MAX: usize = windlass_engine::negotiated::RANKS_MAX;
+const PEER_GROUP_RANKS_MAX: usize = windlass_bootstrap::negotiated::RANKS_MAX;
 
 /// Less `/dev/shm` than this is a container's default, too little for NCCL's own needs with several ranks.
 const SHARED_MEMORY_MIN: u64 = 256 << 20;

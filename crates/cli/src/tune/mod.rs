@@ -23,8 +23,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use windlass_base::config::nccl::{self, Effect};
-use windlass_engine::tuning::Collective;
-use windlass_engine::tuning::file::{Key, Multicast, Table};
+use windlass_transport::tuning::Collective;
+use windlass_transport::tuning::file::{Key, Multicast, Table};
 use written::{Circumstances, Tuned};
 
 /// Options of `windlass tune`.
@@ -122,8 +122,8 @@ fn ranks(options: &Options, machine: &Machine) -> Result<Vec<usize>> {
     ranks.dedup();
     for ranks in &ranks {
         machine.ranks(Some(*ranks), *ranks)?;
-        if !(2..=windlass_engine::native::RANKS_MAX).contains(ranks) {
-            bail!("--ranks {ranks}: expected 2 to {}", windlass_engine::native::RANKS_MAX);
+        if !(2..=windlass_transport::native::RANKS_MAX).contains(ranks) {
+            bail!("--ranks {ranks}: expected 2 to {}", windlass_transport::native::RANKS_MAX);
         }
     }
     Ok(ranks)

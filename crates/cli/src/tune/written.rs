@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::nccl::version_text;
 use crate::text;
 use std::time::SystemTime;
-use windlass_engine::tuning::file::{Cell, HEAD, Key, Multicast, NATIVE_BYTES_MAX};
+use windlass_transport::tuning::file::{Cell, HEAD, Key, Multicast, NATIVE_BYTES_MAX};
 
 /// When and where it was measured.
 pub struct Circumstances {
@@ -107,8 +107,8 @@ mod tests {
     use crate::bench::statistics::Spread;
     use crate::element::element;
     use nccl_sys::types::ncclFloat32;
-    use windlass_engine::tuning::Collective;
-    use windlass_engine::tuning::file::Table;
+    use windlass_transport::tuning::Collective;
+    use windlass_transport::tuning::file::Table;
 
     const KEY: Key = Key {
         collective: Collective::AllReduce,

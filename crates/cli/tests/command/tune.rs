@@ -1,8 +1,8 @@
 //! Holds that `windlass tune` measures, writes a table that is one, and that ranks go by it.
 
 use crate::{outcome, windlass};
-use windlass_engine::tuning::Collective;
-use windlass_engine::tuning::file::{Key, Multicast, Table};
+use windlass_transport::tuning::Collective;
+use windlass_transport::tuning::file::{Key, Multicast, Table};
 
 /// From measurements to a table, with progress on the way; ranks take the table that was written.
 #[test]

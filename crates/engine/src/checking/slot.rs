@@ -7,7 +7,7 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::negotiated::RANKS_MAX;
+use windlass_bootstrap::negotiated::RANKS_MAX;
 
 use super::{Entry, entry};
 

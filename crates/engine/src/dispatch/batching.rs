@@ -7,10 +7,10 @@ use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
 use windlass_kernels::collectives::{Kind, packets};
 
-use crate::negotiated::capability;
 use crate::plan::Terms;
-use crate::tuning::{self, Collective};
 use windlass_base::call::{Function, Shared};
+use windlass_bootstrap::negotiated::capability;
+use windlass_transport::tuning::{self, Collective};
 
 use super::group_plan::Step;
 use wires::{Sums, Wire};
@@ -27,7 +27,7 @@ pub enum Batches {
 }
 
 impl Batches {
-    /// As it stands in the [negotiated config](crate::negotiated).
+    /// As it stands in the [negotiated config](windlass_bootstrap::negotiated).
     pub fn of(capabilities: u64) -> Batches {
         match capabilities {
             _ if capabilities & capability::BATCHES == 0 => Batches::None,
@@ -151,14 +151,14 @@ impl Candidate {
 mod tests {
     use super::*;
     use crate::dispatch::collectives;
-    use crate::native::{Geometry, Layout, Task};
-    use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
     use std::ptr::{null, null_mut, without_provenance_mut};
     use windlass_base::call::{Call, Local};
     use windlass_kernels::collective::BatchLaunch;
     use windlass_kernels::collectives::{Limits as GridLimits, arrange_batch};
+    use windlass_transport::native::{Geometry, Layout, Task};
+    use windlass_transport::tuning::{COLLECTIVES, Limits};
 
     const TERMS: Terms = Terms { ranks: 4, native: Limits([1 << 30; COLLECTIVES]) };
 

@@ -7,9 +7,9 @@ use nccl_sys::{ncclResult_t, ncclSuccess};
 
 use crate::communicator::Communicator;
 use crate::group::{self, Ours};
-use crate::native::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
 use crate::peers::PeerGroup;
 use windlass_base::call::{Call, Function};
+use windlass_transport::native::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
 
 use super::ordering::{self, stream_of};
 

@@ -12,8 +12,8 @@
 use std::cmp::Reverse;
 use std::ffi::c_int;
 
-use crate::tuning::Collective;
 use windlass_base::call::{Function, Shared};
+use windlass_transport::tuning::Collective;
 
 /// What may be a run, or a batch. What only moves may be of any types, also on other ranks: NCCL counts bytes.
 type Work = (Option<Collective>, Option<(c_int, c_int)>);

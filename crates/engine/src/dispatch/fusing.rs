@@ -2,9 +2,9 @@
 //! a root each a reduce-scatter-v. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan).
 
 use crate::plan::{Standing, Terms, are_native_fused, plan};
-use crate::tuning::Collective;
 use windlass_base::call::{Function, Shared};
 use windlass_base::path::Path;
+use windlass_transport::tuning::Collective;
 
 use super::group_plan::Step;
 

@@ -5,7 +5,7 @@
 //! other for ever. Since then they run in the order of hashes of their ids, which all ranks see alike, and it is the other way round.
 //! What works on the one hangs on the other: ours keep the order of the release that is underneath.
 
-use crate::negotiated::Token;
+use windlass_bootstrap::negotiated::Token;
 
 /// Which order NCCL keeps in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

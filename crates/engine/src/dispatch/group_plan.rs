@@ -18,8 +18,8 @@
 use windlass_kernels::collective::BATCH_CALLS_MAX;
 
 use crate::plan::Terms;
-use crate::tuning;
 use windlass_base::call::Shared;
+use windlass_transport::tuning;
 
 use super::batching::{self, Batches};
 use super::fusing;
@@ -86,11 +86,11 @@ fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
 mod tests {
     use super::*;
     use crate::plan::{Standing, may_be_fused, plan};
-    use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclSum};
     use proptest::prelude::*;
     use windlass_base::call::Function;
     use windlass_base::path::Path;
+    use windlass_transport::tuning::{COLLECTIVES, Limits};
 
     const MIB: usize = 1 << 20;
     /// All-reduce, broadcast, reduce, all-gather, reduce-scatter, the last two of uneven sizes.

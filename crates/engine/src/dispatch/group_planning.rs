@@ -7,8 +7,6 @@ use nccl_sys::ncclComm_t;
 
 use crate::communicator;
 use crate::group::{self, Awaited, Held, Ours};
-use crate::native::Task;
-use crate::p2p::{self, Operation};
 use crate::peers::PeerGroup;
 use crate::plan::Terms;
 use nccl_sys::{ncclInternalError, ncclResult_t};
@@ -18,6 +16,8 @@ use windlass_base::gpu::StreamHandle;
 use windlass_base::guard;
 use windlass_base::path::Path;
 use windlass_base::stats::count;
+use windlass_transport::native::Task;
+use windlass_transport::p2p::{self, Operation};
 
 use super::batching::Batches;
 use super::group_order::Nccls;
@@ -251,13 +251,13 @@ impl Sorted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::native::{Collective, Kind};
-    use crate::p2p::Direction;
-    use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
     use std::ptr::{dangling, dangling_mut, null, null_mut, without_provenance_mut};
     use windlass_base::call::{Function, Local};
+    use windlass_transport::native::{Collective, Kind};
+    use windlass_transport::p2p::Direction;
+    use windlass_transport::tuning::{COLLECTIVES, Limits};
 
     const TERMS: Terms = Terms { ranks: 4, native: Limits([1000; COLLECTIVES]) };
 

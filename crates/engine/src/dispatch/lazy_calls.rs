@@ -15,12 +15,12 @@ use crate::forward::of_call::OfCall;
 use crate::forward::{self, Carried, known};
 use crate::group::{self, Awaited, LazyWork, Work};
 use crate::lazy::{Beside, LazyCommunicator};
-use crate::negotiated::Token;
 use windlass_base::call::{Call, Function};
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::stats::{count, peer_group};
 use windlass_base::thread;
+use windlass_bootstrap::negotiated::Token;
 
 use super::ordering::{self, Lane};
 

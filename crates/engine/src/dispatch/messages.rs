@@ -9,11 +9,11 @@ use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::communicator::Communicator;
 use crate::group::{self, Ours};
-use crate::negotiated::RANKS_MAX;
-use crate::p2p::{Direction, Operation};
 use crate::peers::PeerGroup;
 use windlass_base::call::{Call, Function};
 use windlass_base::error::refuse;
+use windlass_bootstrap::negotiated::RANKS_MAX;
+use windlass_transport::p2p::{Direction, Operation};
 
 use super::ordering::{self, stream_of};
 

@@ -14,7 +14,7 @@
 //!
 //! A graph runs where nobody looks. So from the first capture of either kind after one of ours on, what NCCL has taken is followed
 //! ([`after_forward`], [`after_group`]): it counts as an operation of ours that was last, for eager ones and graphs to wait for as for any
-//! ([`crate::sequencer`]). A communicator without graphs is spared that. What NCCL alone captured before any of ours ran is not seen.
+//! ([`windlass_transport::sequencer`]). A communicator without graphs is spared that. What NCCL alone captured before any of ours ran is not seen.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,8 +24,6 @@ use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSucce
 use crate::communicator::{self, Communicator};
 use crate::forward::known;
 use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
-use crate::native::Task;
-use crate::p2p::Operation;
 use crate::peers::{Afterwards, PeerGroup};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
@@ -33,6 +31,8 @@ use windlass_base::gpu::stream::Place;
 use windlass_base::gpu::{self, StreamHandle};
 use windlass_base::guard;
 use windlass_base::stats::segment;
+use windlass_transport::native::Task;
+use windlass_transport::p2p::Operation;
 
 use super::group_order::{self, Member, Nccls, Order, Schedule};
 use super::group_planning::Part;

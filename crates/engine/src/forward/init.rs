@@ -15,8 +15,8 @@ use nccl_sys::{
 };
 
 use crate::forward::configuration::{Given, Kept};
-use crate::sequencer::Graphs;
 use windlass_base::stats::count::Identity;
+use windlass_transport::sequencer::Graphs;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
 

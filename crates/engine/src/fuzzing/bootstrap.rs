@@ -1,21 +1,21 @@
 //! What comes over sockets: at the port of an id, at the process listener, at rosters, descriptor sockets and request sockets.
 
-use crate::heap::Place;
-use crate::negotiated::{NEGOTIATED_BYTES_MAX, RANKS_MAX};
 use crate::peers;
-use crate::rendezvous::agreement::{Agreement, ConnectionId, Event};
-use crate::rendezvous::colors::Table;
-use crate::rendezvous::id_tag::{self, Id, IdTag};
-use crate::rendezvous::local_rendezvous::{self, Course, Roster};
-use crate::rendezvous::message::{
+use windlass_bootstrap::agreement::{Agreement, ConnectionId, Event};
+use windlass_bootstrap::colors::Table;
+use windlass_bootstrap::id_tag::{self, Id, IdTag};
+use windlass_bootstrap::local_rendezvous::{self, Course, Roster};
+use windlass_bootstrap::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
-use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
-use crate::rendezvous::participation::{Participation, Stage, WithoutHost};
-use crate::rendezvous::round::Round;
-use crate::rendezvous::{children, descriptors as sockets};
-use crate::tuning::Limits;
-use crate::tuning::file::Table as Tuning;
+use windlass_bootstrap::negotiated::{NEGOTIATED_BYTES_MAX, RANKS_MAX};
+use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
+use windlass_bootstrap::participation::{Participation, Stage, WithoutHost};
+use windlass_bootstrap::round::Round;
+use windlass_bootstrap::{children, descriptors as sockets};
+use windlass_transport::heap::Place;
+use windlass_transport::tuning::Limits;
+use windlass_transport::tuning::file::Table as Tuning;
 
 use super::seeds::{TOKEN, facts};
 use super::{Choices, seeds};
@@ -154,7 +154,7 @@ pub fn participant(input: &[u8]) {
 
 /// Every rank of a table finds a course, and ranks of one communicator the same.
 fn courses(table: &Table) {
-    use crate::rendezvous::colors::Course;
+    use windlass_bootstrap::colors::Course;
     for rank in 0..table.ranks() as u32 + 1 {
         if let Course::Lazy { rank: place, ranks, .. } | Course::Apart { rank: place, ranks } =
             table.course(rank)

@@ -72,9 +72,9 @@ fn replay(name: &str) {
 /// Seeds are read: of a target whose seeds are not, nothing behind the first look is run.
 #[test]
 fn seeds_are_read() {
-    use crate::rendezvous::children::{Visitor, identify};
-    use crate::rendezvous::id_tag::IdTag;
-    use crate::rendezvous::message::{FromRank, Front, front};
+    use windlass_bootstrap::children::{Visitor, identify};
+    use windlass_bootstrap::id_tag::IdTag;
+    use windlass_bootstrap::message::{FromRank, Front, front};
 
     let tags = super::seeds::tags();
     let read = |id: &&Vec<u8>| IdTag::decode(id.as_slice().try_into().unwrap()).is_some();
@@ -85,7 +85,10 @@ fn seeds_are_read() {
     let report = super::seeds::report(1, 2);
     let Front::Whole(kind, body, end) = front(&report, 4096) else { panic!("{}", report.len()) };
     assert!(FromRank::decode(kind, body).is_some() && end == report.len());
-    assert!(crate::tuning::file::Table::parse(&String::from_utf8_lossy(&super::seeds::tuning()[0])).is_ok());
+    assert!(
+        windlass_transport::tuning::file::Table::parse(&String::from_utf8_lossy(&super::seeds::tuning()[0]))
+            .is_ok()
+    );
 }
 
 macro_rules! replays {

@@ -1,16 +1,16 @@
 //! Inputs that are well-formed, to begin with.
 
-use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
-use crate::rendezvous::children::{Invitation, NOBODY};
-use crate::rendezvous::colors::{LazyVote, Parent, SplitMessage, Table};
-use crate::rendezvous::facts::{Facts, Place};
-use crate::rendezvous::id_tag::IdTag;
-use crate::rendezvous::local_rendezvous;
-use crate::rendezvous::message::{self, FromHost, FromRank};
-use crate::rendezvous::outcome::{Failure, SessionOutcome};
-use crate::tuning::Collective;
-use crate::tuning::file::HEAD;
 use windlass_base::config;
+use windlass_bootstrap::children::{Invitation, NOBODY};
+use windlass_bootstrap::colors::{LazyVote, Parent, SplitMessage, Table};
+use windlass_bootstrap::facts::{Facts, Place};
+use windlass_bootstrap::id_tag::IdTag;
+use windlass_bootstrap::local_rendezvous;
+use windlass_bootstrap::message::{self, FromHost, FromRank};
+use windlass_bootstrap::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
+use windlass_bootstrap::outcome::{Failure, SessionOutcome};
+use windlass_transport::tuning::Collective;
+use windlass_transport::tuning::file::HEAD;
 
 /// What opens everything here.
 pub const TOKEN: Token = Token([7; 16]);

@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use crate::tuning::file::Table;
 use windlass_base::config;
 use windlass_base::config::nccl;
+use windlass_transport::tuning::file::Table;
 
 use super::Choices;
 

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use once_cell::sync::OnceCell;
 
-use crate::negotiated::NegotiatedConfig;
 use windlass_base::config::nccl::{self, Effect};
 use windlass_base::gpu;
+use windlass_bootstrap::negotiated::NegotiatedConfig;
 
 static TRIED: AtomicBool = AtomicBool::new(false);
 

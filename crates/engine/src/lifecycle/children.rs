@@ -19,10 +19,10 @@ use crate::lazy::{LazyCommunicator, on_device};
 use crate::peers::{
     self, Asked, ChildInit, Configured, Course, InitOutcome, Laziness, NewCommunicator, Others, PeerGroup,
 };
-use crate::rendezvous::id_tag::Id;
-use crate::rendezvous::outcome::FallbackReason;
 use windlass_base::error::refuse;
 use windlass_base::stats::count::Identity;
+use windlass_bootstrap::id_tag::Id;
+use windlass_bootstrap::outcome::FallbackReason;
 
 use super::nccl_children::{self, Before, OfPeerGroup};
 use super::session::{self, settle};

@@ -17,16 +17,16 @@ use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::lazy;
 use crate::lazy::Unfit;
-use crate::negotiated;
 use crate::peers::{
     self, Asked, ChildCall, ChildInit, Configured, InitOutcome, LocalWait, NewCommunicator, ParentOnNccl,
     Standing, Waiting, Wanted,
 };
-use crate::rendezvous::outcome::FallbackReason;
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::stats::count;
+use windlass_bootstrap::negotiated;
+use windlass_bootstrap::outcome::FallbackReason;
 
 use super::session::{self, settle};
 use super::{UNKNOWN, children, note, questions};

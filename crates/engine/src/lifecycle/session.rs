@@ -12,7 +12,6 @@ use crate::group::{self, Awaited};
 use crate::lazy::{self, LazyCommunicator, first_launch};
 use crate::peers::cached::{self, Kind, Taken};
 use crate::peers::{self, InitOutcome, InitRequest, Laziness, ParentOnNccl, Waiting};
-use crate::rendezvous::outcome::FallbackReason;
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Ordinal, context};
@@ -20,6 +19,7 @@ use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::stats::count::{self, Identity};
 use windlass_base::stats::peer_group::{BUILT, UNBUILT};
+use windlass_bootstrap::outcome::FallbackReason;
 
 use super::{nccl_children, note};
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use once_cell::sync::OnceCell;
 
-use crate::negotiated::Token;
-use crate::negotiated::bytes::{Reader, Writer};
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 
 use super::{PeerGroup, worker};
 

@@ -23,11 +23,11 @@ use std::time::{Duration, Instant};
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclComm_t};
 
 use crate::forward::known::{self, End};
-use crate::negotiated::Token;
-use crate::negotiated::bytes::{Writer, checksum};
 use windlass_base::config::config;
 use windlass_base::gpu::{self, Context, Ordinal};
 use windlass_base::stats::count;
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 
 use super::recycling::{home_of, is_short_on};
 use super::{alive, side_thread, worker};

@@ -9,8 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::checking::{self, Called, CheckSlot, Entry, Found, Places, Rules, Window, compare};
-use crate::negotiated::{NegotiatedConfig, capability};
-use crate::rendezvous::outcome::FallbackReason;
 use crate::windows;
 use windlass_base::call::Call;
 use windlass_base::config::nccl::{self, Effect};
@@ -20,6 +18,8 @@ use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::check::Checked;
 use windlass_base::stats::{count, segment};
+use windlass_bootstrap::negotiated::{NegotiatedConfig, capability};
+use windlass_bootstrap::outcome::FallbackReason;
 
 use super::page_layout::CHECKING_AT;
 
@@ -277,7 +277,7 @@ fn entry_of((rank, found): (usize, &Found)) -> Option<(usize, Entry)> {
 
 #[cfg(test)]
 mod tests {
-    use crate::negotiated::{Device, Member, Token, Version};
+    use windlass_bootstrap::negotiated::{Device, Member, Token, Version};
 
     use super::super::page_layout;
     use super::*;

@@ -1,7 +1,7 @@
 //! Communicators made from one that has a peer group. Where the other has none: [`parent_on_nccl`].
 //!
 //! Before the real call: [`PeerGroup::child_call`]. NCCL makes them first; their ranks find each other at a roster that they have
-//! [entered](ChildCall::enter) before ([`crate::rendezvous::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
+//! [entered](ChildCall::enter) before ([`windlass_bootstrap::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
 //! [`ChildCall::begun`], as often on every rank and in the same order, since NCCL counts so, too. When NCCL has made the communicator:
 //! [`ChildInit::ask`] or `refuse`. A child's init that is dropped without one says that this rank does not come.
 //!
@@ -17,10 +17,10 @@ mod waits;
 
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
-use crate::rendezvous::children::NOBODY;
-use crate::rendezvous::colors::Parent;
-use crate::rendezvous::facts::Waiting;
 use windlass_base::gpu::Ordinal;
+use windlass_bootstrap::children::NOBODY;
+use windlass_bootstrap::colors::Parent;
+use windlass_bootstrap::facts::Waiting;
 
 use super::PeerGroup;
 
@@ -126,11 +126,11 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
     use crate::peers::hosting::rendezvous;
-    use crate::rendezvous::colors::{Course, LazyVote, Others};
-    use crate::rendezvous::outcome::{Failure, FallbackReason};
-    use crate::sequencer::Graphs;
+    use windlass_bootstrap::colors::{Course, LazyVote, Others};
+    use windlass_bootstrap::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
+    use windlass_bootstrap::outcome::{Failure, FallbackReason};
+    use windlass_transport::sequencer::Graphs;
 
     /// A parent of so many ranks, all of them here.
     fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Lineage>> {

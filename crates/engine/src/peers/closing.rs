@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::heap::{self, Event, Heap, Holds, LeaseId, Region};
-use crate::rendezvous;
 use windlass_base::descriptor::Ours;
 use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::thread;
+use windlass_transport::heap::{self, Event, Heap, Holds, LeaseId, Region};
 
 use super::page_layout::CLOSED_AT;
 use super::release_socket::ReleaseSocket;
@@ -217,7 +216,7 @@ pub(super) fn at_exit_too() {
 /// for a moment only: the driver may be stuck.
 pub(super) extern "C" fn at_exit() {
     static DONE: AtomicBool = AtomicBool::new(false);
-    if rendezvous::is_in_child() {
+    if windlass_bootstrap::is_in_child() {
         return;
     }
     DONE.store(false, Ordering::Relaxed);

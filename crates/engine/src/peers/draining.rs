@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::heap::{PeerRegion, Region};
 use windlass_base::gpu::Ordinal;
+use windlass_transport::heap::{PeerRegion, Region};
 
 use super::closing::Closing;
 use super::deregistration;

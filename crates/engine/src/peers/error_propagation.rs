@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::ncclResult_t;
 
-use crate::negotiated::Token;
-use crate::negotiated::bytes::{Reader, Writer};
-use crate::{native, p2p, sequencer};
 use windlass_base::gpu::Failure;
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
+use windlass_transport::native;
+use windlass_transport::p2p;
+use windlass_transport::sequencer;
 
 /// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);

@@ -6,15 +6,15 @@
 use std::sync::atomic::Ordering;
 
 use crate::forward::init::{Ctas, Policy};
-use crate::native;
-use crate::negotiated::{GRID_MAX, NegotiatedConfig, capability};
-use crate::sequencer::Graphs;
-use crate::tuning;
 use windlass_base::config::nccl::{Effect, Settings};
 use windlass_base::config::{Batch, Collectives, Config, Register, Windows};
 use windlass_base::gpu::device;
 use windlass_base::stats::features::{Feature, Lack, Lacks};
 use windlass_base::stats::segment;
+use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
+use windlass_transport::native;
+use windlass_transport::sequencer::Graphs;
+use windlass_transport::tuning;
 
 /// All that a rank decides from.
 #[derive(Clone, Copy, Debug)]
@@ -185,7 +185,7 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::negotiated::{Token, Version};
+    use windlass_bootstrap::negotiated::{Token, Version};
 
     fn hopper() -> device::Facts {
         device::Facts {

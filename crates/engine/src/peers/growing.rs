@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::heap::{self, LeaseId, Member, Peer, PeerHeap, PeerRegion, Place, Region};
-use crate::negotiated::bytes::{Reader, Writer};
-use crate::negotiated::{self, Token};
-use crate::p2p::{Direction, P2p, Wire};
-use crate::rendezvous::request_socket::Answer;
+use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
+use windlass_bootstrap::negotiated::{self, Token};
+use windlass_bootstrap::request_socket::Answer;
+use windlass_transport::heap::{self, LeaseId, Member, Peer, PeerHeap, PeerRegion, Place, Region};
+use windlass_transport::p2p::{Direction, P2p, Wire};
 
 use super::PeerGroup;
 use super::preparing::process_number;

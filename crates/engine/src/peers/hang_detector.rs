@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::ncclRemoteError;
 
-use crate::p2p::Progress;
-use crate::sequencer::{Sequencer, Stuck};
 use windlass_base::config::config;
+use windlass_transport::p2p::Progress;
+use windlass_transport::sequencer::{Sequencer, Stuck};
 
 use super::PeerGroup;
 use super::transports::Transports;

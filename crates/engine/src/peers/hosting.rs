@@ -1,13 +1,12 @@
 //! The ids by which ranks find each other, and the rendezvous of this process behind them.
 
-use crate::rendezvous;
-use crate::rendezvous::id_tag::Id;
 use windlass_base::config::nccl;
 use windlass_base::config::{Switch, config};
+use windlass_bootstrap::id_tag::Id;
 
 /// Whether inits are looked at here.
 pub fn is_on() -> bool {
-    config().peer_groups == Switch::On && !rendezvous::is_in_child()
+    config().peer_groups == Switch::On && !windlass_bootstrap::is_in_child()
 }
 
 /// Gives the id that ranks must get instead of NCCL's own; the same one where there will be no session.
@@ -28,10 +27,10 @@ pub fn spare_id() -> Option<Id> {
     if !is_on() || nccl::has_own_ids() {
         return None;
     }
-    rendezvous::started()?.spare_id()
+    windlass_bootstrap::started()?.spare_id()
 }
 
 /// The rendezvous of this process.
-pub(super) fn rendezvous() -> std::io::Result<&'static rendezvous::Rendezvous> {
-    rendezvous::process()
+pub(super) fn rendezvous() -> std::io::Result<&'static windlass_bootstrap::Rendezvous> {
+    windlass_bootstrap::process()
 }

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclInternalError, ncclResult_t, ncclSystemError};
 
 use crate::forward::init;
-use crate::negotiated::Token;
-use crate::negotiated::bytes::{Reader, Writer};
-use crate::rendezvous::id_tag::Id;
-use crate::rendezvous::request_socket::Answered;
 use windlass_base::descriptor;
 use windlass_base::error::refuse;
+use windlass_bootstrap::id_tag::Id;
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
+use windlass_bootstrap::request_socket::Answered;
 
 use super::{PeerGroup, process_exit, worker};
 

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::forward::init::Ctas;
-use crate::heap::Heap;
-use crate::negotiated::Token;
-use crate::rendezvous::id_tag::Id;
-use crate::rendezvous::outcome::{Failure, FallbackReason};
-use crate::rendezvous::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
 use windlass_base::gpu;
 use windlass_base::stats::features::{Lacks, line};
 use windlass_base::stats::{count, peer_group};
+use windlass_bootstrap::id_tag::Id;
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::outcome::{Failure, FallbackReason};
+use windlass_bootstrap::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
+use windlass_transport::heap::Heap;
 
 use super::children::Wait;
 use super::closing;
@@ -100,7 +100,7 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     let shares: Mutex<BTreeMap<Key, (Arc<Heap>, Share)>> = Mutex::new(shares);
     let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
     let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-    let outcomes = rendezvous::complete_all(participants, &|preparation| {
+    let outcomes = windlass_bootstrap::complete_all(participants, &|preparation| {
         // A participant of ours has one rank.
         let rank = preparation.ranks.first().copied().unwrap_or_default();
         let key = (preparation.token, rank);

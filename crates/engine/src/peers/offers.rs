@@ -1,7 +1,7 @@
 //! What the ranks of an init offer each other: NCCL's communicators that they have cached, by name, behind the request socket in each
 //! rank's attachment. As all ranks read the same negotiated config, all see the same one that they have in common.
 
-use crate::negotiated::{NegotiatedConfig, Token};
+use windlass_bootstrap::negotiated::{NegotiatedConfig, Token};
 
 /// A rank offers at most so many.
 const OFFERS_MAX: usize = 32;
@@ -30,7 +30,7 @@ pub fn common(negotiated: &NegotiatedConfig) -> Option<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::negotiated::{Device, Member, Version, capability};
+    use windlass_bootstrap::negotiated::{Device, Member, Version, capability};
 
     fn negotiated(offered: &[&[u8]]) -> NegotiatedConfig {
         let member = |(rank, offered): (u32, &&[u8])| {

@@ -4,10 +4,10 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use crate::negotiated::NegotiatedConfig;
 use crate::{agreed, checking, windows};
 use windlass_base::descriptor::Ours;
 use windlass_base::shared_page::{self, SharedPage};
+use windlass_bootstrap::negotiated::NegotiatedConfig;
 
 /// Where the words of windows lie: behind those of what is registered, at a line of their own.
 pub(super) const WINDOWS_AT: usize = agreed::WORDS.next_multiple_of(8);

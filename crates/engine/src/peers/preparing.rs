@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use crate::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
-use crate::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
-use crate::rendezvous::Preparation;
-use crate::rendezvous::descriptors::{Parcel, Sending};
 use windlass_base::descriptor::Ours;
 use windlass_base::shared_page::SharedPage;
+use windlass_bootstrap::Preparation;
+use windlass_bootstrap::descriptors::{Parcel, Sending};
+use windlass_bootstrap::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
+use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
 
 use super::closing::{ClosedSignal, Closing, Life};
 use super::page_layout::{self, PAGE_MAKER};

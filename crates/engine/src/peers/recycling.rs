@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::forward::registration;
-use crate::heap::{Heap, Refusal, Region};
 use crate::pool;
 use windlass_base::gpu::{self, Address, Home, Ordinal};
+use windlass_transport::heap::{Heap, Refusal, Region};
 
 use nccl_sys::ncclSuccess;
 

@@ -6,22 +6,24 @@ use windlass_kernels::launch::Geometry;
 
 use crate::forward::configuration;
 use crate::forward::init::{Ctas, Policy};
-use crate::heap::Heap;
-use crate::native;
-use crate::negotiated::bytes::{Writer, checksum};
-use crate::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability};
-use crate::p2p::Layout;
-use crate::rendezvous::children::NOBODY;
-use crate::rendezvous::colors::LazyVote;
-use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, fallback_reason};
-use crate::rendezvous::id_tag::{Id, IdTag};
-use crate::rendezvous::outcome::FallbackReason;
-use crate::rendezvous::place;
-use crate::sequencer::Graphs;
-use crate::tuning;
 use windlass_base::config::nccl::{self, Effect};
 use windlass_base::config::{Lazy, Switch, config};
 use windlass_base::gpu::{self, Ordinal, device};
+use windlass_bootstrap::children::NOBODY;
+use windlass_bootstrap::colors::LazyVote;
+use windlass_bootstrap::facts::{Facts, LocalFacts, Waiting, fallback_reason};
+use windlass_bootstrap::id_tag::{Id, IdTag};
+use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
+use windlass_bootstrap::negotiated::{
+    Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability,
+};
+use windlass_bootstrap::outcome::FallbackReason;
+use windlass_bootstrap::place;
+use windlass_transport::heap::Heap;
+use windlass_transport::native;
+use windlass_transport::p2p::Layout;
+use windlass_transport::sequencer::Graphs;
+use windlass_transport::tuning;
 
 use super::hosting::rendezvous;
 use super::transports::Share;

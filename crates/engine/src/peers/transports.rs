@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use windlass_kernels::launch::Geometry;
 
-use crate::heap::Holds;
-use crate::native::{self, Kernels, Native};
-use crate::negotiated::{GRID_MAX, NegotiatedConfig};
-use crate::p2p::{self, Layout, P2p};
-use crate::sequencer::{self, Graphs, Sequencer};
-use crate::tuning;
 use windlass_base::config::{Collectives, config};
 use windlass_base::gpu::{self, Address, Home, Ordinal};
 use windlass_base::stats::features::Lacks;
+use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig};
+use windlass_transport::heap::Holds;
+use windlass_transport::native::{self, Kernels, Native};
+use windlass_transport::p2p::{self, Layout, P2p};
+use windlass_transport::sequencer::{self, Graphs, Sequencer};
+use windlass_transport::tuning;
 
 use super::error_propagation::Refused;
 use super::features;

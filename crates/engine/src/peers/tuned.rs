@@ -8,9 +8,9 @@ use std::sync::Once;
 
 use once_cell::sync::OnceCell;
 
-use crate::negotiated::NegotiatedConfig;
-use crate::tuning::file::{TEXT_BYTES_MAX, Table};
 use windlass_base::config::config;
+use windlass_bootstrap::negotiated::NegotiatedConfig;
+use windlass_transport::tuning::file::{TEXT_BYTES_MAX, Table};
 
 /// The table. Reads the file at the first call, which may wait for the disk: at inits only.
 pub(super) fn table() -> &'static Table {
@@ -67,7 +67,7 @@ fn difference(negotiated: &NegotiatedConfig) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::negotiated::{Device, Member, Token, Version};
+    use windlass_bootstrap::negotiated::{Device, Member, Token, Version};
 
     fn negotiated(hashes: &[u64]) -> NegotiatedConfig {
         let token = Token([0; 16]);

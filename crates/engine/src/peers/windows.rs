@@ -19,7 +19,6 @@ use nccl_sys::{ncclComm_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
 use crate::forward::questions;
-use crate::negotiated::NegotiatedConfig;
 use crate::pool;
 use crate::windows::{Ended, Record, Rules, Standing, WindowLedger, WindowSlot};
 use windlass_base::gate::{Gate, Passed};
@@ -28,6 +27,7 @@ use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::windows::Kept;
 use windlass_base::stats::{count, segment};
+use windlass_bootstrap::negotiated::NegotiatedConfig;
 
 use super::deregistration::End;
 use super::page_layout::WINDOWS_AT;

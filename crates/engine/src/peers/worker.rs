@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::negotiated::{Member, Token};
 use crate::pool;
-use crate::rendezvous::poll::Flag;
-use crate::rendezvous::request_socket::{Answer, Answered, RequestSocket};
 use windlass_base::descriptor;
 use windlass_base::guard;
 use windlass_base::thread;
+use windlass_bootstrap::negotiated::{Member, Token};
+use windlass_bootstrap::poll::Flag;
+use windlass_bootstrap::request_socket::{Answer, Answered, RequestSocket};
 
 use super::attempts::LostAttempt;
 use super::closing::Life;

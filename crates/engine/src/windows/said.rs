@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::negotiated::RANKS_MAX;
+use windlass_bootstrap::negotiated::RANKS_MAX;
 
 use super::Number;
 

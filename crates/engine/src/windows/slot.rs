@@ -15,7 +15,7 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::negotiated::RANKS_MAX;
+use windlass_bootstrap::negotiated::RANKS_MAX;
 
 use super::said::{Head, Kind, SLOT_WORDS, Said, TAKEN, WORDS};
 

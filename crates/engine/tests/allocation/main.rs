@@ -1,7 +1,7 @@
 //! Which allocation holds a pointer, on the simulated driver, strict, or on a GPU machine's own. Run by nextest, which gives
 //! every test a process.
 
-#[path = "../support/mod.rs"]
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 mod memory;

@@ -4,12 +4,12 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
+use windlass_bootstrap::negotiated::NegotiatedConfig;
+use windlass_bootstrap::outcome::Failure;
 use windlass_engine::forward::configuration::Kept;
-use windlass_engine::negotiated::NegotiatedConfig;
 use windlass_engine::peers::{
     self, Configured, Course, InitOutcome, Laziness, NewCommunicator, Others, Standing, Waiting, Wanted,
 };
-use windlass_engine::rendezvous::outcome::Failure;
 
 use crate::inits::{nothing_is_left, three_devices};
 

@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 
 use nccl_sys::{ncclSuccess, ncclUniqueId};
-use windlass_engine::rendezvous::id_tag::{Id, IdTag};
-use windlass_engine::{lifecycle, peers, rendezvous};
+use windlass_bootstrap::id_tag::{Id, IdTag};
+use windlass_engine::{lifecycle, peers};
 
 use crate::inits::id_of;
 
@@ -26,7 +26,7 @@ fn spare_id_given_out() {
     assert_eq!(peers::spare_id(), None);
     let roots = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     let ids = roots.each_ref().map(id_of);
-    let rendezvous = rendezvous::process().unwrap();
+    let rendezvous = windlass_bootstrap::process().unwrap();
     rendezvous.return_id(ids[0]);
     let tagged = ask();
     assert_eq!(IdTag::decode(&tagged).unwrap().root_port, roots[0].local_addr().unwrap().port());

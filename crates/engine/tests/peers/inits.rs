@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use windlass_base::descriptor;
+use windlass_bootstrap::id_tag::Id;
+use windlass_bootstrap::outcome::Failure;
 use windlass_engine::forward::init::Ctas;
-use windlass_engine::heap;
 use windlass_engine::peers::{self, Asked, InitOutcome, InitRequest, Laziness};
-use windlass_engine::rendezvous::id_tag::Id;
-use windlass_engine::rendezvous::outcome::Failure;
+use windlass_transport::heap;
 
 use crate::support::*;
 

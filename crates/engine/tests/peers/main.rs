@@ -1,7 +1,7 @@
 //! Inits of peer groups on the simulated driver, strict, with all ranks in this process. Run by nextest, which gives every test
 //! a process.
 
-#[path = "../support/mod.rs"]
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 mod children;

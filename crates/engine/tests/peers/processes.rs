@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use windlass_bootstrap::id_tag::Id;
 use windlass_engine::agreed::RegistrationSlot;
-use windlass_engine::heap;
 use windlass_engine::peers::{self, InitOutcome, Laziness};
-use windlass_engine::rendezvous::id_tag::Id;
+use windlass_transport::heap;
 
 use crate::inits::{nothing_is_left, three_devices};
 use crate::shared_pages::{ask, id, page, register};

@@ -1,7 +1,7 @@
 //! Communicators made right after others end, where the device has no room for one communicator more.
 
-use windlass_engine::p2p::{Direction, Operation};
 use windlass_engine::peers::{self, InitOutcome, Laziness, PeerGroup};
+use windlass_transport::p2p::{Direction, Operation};
 
 use nccl_sys::ncclSuccess;
 

@@ -8,15 +8,15 @@ use std::thread;
 use windlass_base::descriptor;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::segment;
+use windlass_bootstrap::id_tag::Id;
+use windlass_bootstrap::negotiated::capability;
 use windlass_engine::agreed::RegistrationSlot;
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
-use windlass_engine::negotiated::capability;
 use windlass_engine::peers::{
     self, Asked, Configured, Course, InitOutcome, InitRequest, Laziness, NewCommunicator, PeerGroup,
     Standing, Waiting, Wanted,
 };
-use windlass_engine::rendezvous::id_tag::Id;
 
 use crate::inits::{id_of, nothing_is_left, three_devices};
 

@@ -4,7 +4,7 @@ use windlass_kernels::collective::BATCH_ENTRIES;
 use windlass_kernels::collectives::{Kind, batch_bytes_max};
 
 use crate::plan::Terms;
-use crate::tuning;
+use windlass_transport::tuning;
 
 use super::{Batches, Candidate, Work};
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::negotiated::Token;
 use crate::peers::hosting::rendezvous;
-use crate::rendezvous::children::{Invitation, Making, NOBODY, child};
-use crate::rendezvous::colors::Parent;
-use crate::rendezvous::{Rendezvous, local_rendezvous};
+use windlass_bootstrap::children::{Invitation, Making, NOBODY, child};
+use windlass_bootstrap::colors::Parent;
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::{Rendezvous, local_rendezvous};
 
 use super::taken::{Ahead, ChildInit, Leaves, SessionPlace};
 use super::waits::{Kind, Lineage};

@@ -1,4 +1,4 @@
-//! Communicators made from one without a peer group: their ranks [find each other](crate::rendezvous::local_rendezvous) on their host before NCCL
+//! Communicators made from one without a peer group: their ranks [find each other](windlass_bootstrap::local_rendezvous) on their host before NCCL
 //! makes them, and where all are there they meet as those of a parent with a peer group.
 //!
 //! So a world of several hosts, or of more ranks than a peer group has, has none, and what is made of it on one host does. What is made in a
@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
-use crate::negotiated::Token;
 use crate::peers::{closing, request};
-use crate::rendezvous::children::{Invitation, Making, NOBODY, child};
-use crate::rendezvous::colors::Parent;
-use crate::rendezvous::facts::Waiting;
+use windlass_bootstrap::children::{Invitation, Making, NOBODY, child};
+use windlass_bootstrap::colors::Parent;
+use windlass_bootstrap::facts::Waiting;
+use windlass_bootstrap::negotiated::Token;
 
 use super::taken::{Ahead, ChildInit, Leaves, SessionPlace};
 use super::waits::{Kind, Lineage};
@@ -131,8 +131,8 @@ impl LocalWait {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::outcome::FallbackReason;
-    use crate::rendezvous::place;
+    use windlass_bootstrap::outcome::FallbackReason;
+    use windlass_bootstrap::place;
 
     fn world(rank: u32, name: Token) -> Arc<ParentOnNccl> {
         ParentOnNccl::new(name, rank, Ctas::UNSAID, configuration::Kept::Nothing)

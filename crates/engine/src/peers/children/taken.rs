@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::negotiated::{RANKS_MAX, Token};
 use crate::peers::hosting::rendezvous;
 use crate::peers::init::cannot_reach;
 use crate::peers::{Asked, Laziness, request, settle};
-use crate::rendezvous::LocalEntry;
-use crate::rendezvous::children::{Invitation, child};
-use crate::rendezvous::colors::{Course, LazyVote, Parent, SplitMessage};
-use crate::rendezvous::local_rendezvous::{self, Answer};
-use crate::rendezvous::outcome::{Failure, FallbackReason, SessionOutcome};
+use windlass_bootstrap::LocalEntry;
+use windlass_bootstrap::children::{Invitation, child};
+use windlass_bootstrap::colors::{Course, LazyVote, Parent, SplitMessage};
+use windlass_bootstrap::local_rendezvous::{self, Answer};
+use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
+use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
 
 use super::waits::{Lineage, Wait};
 use super::{Configured, NewCommunicator, ParentOnNccl, asking};

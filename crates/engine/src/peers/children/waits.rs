@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::forward::init::Ctas;
-use crate::negotiated::{Member, NegotiatedConfig, Token};
 use crate::peers::closing::Life;
 use crate::peers::request;
-use crate::rendezvous::Canceller;
-use crate::rendezvous::children::{Making, NOBODY};
-use crate::sequencer::Graphs;
 use windlass_base::descriptor::Ours;
+use windlass_bootstrap::Canceller;
+use windlass_bootstrap::children::{Making, NOBODY};
+use windlass_bootstrap::negotiated::{Member, NegotiatedConfig, Token};
+use windlass_transport::sequencer::Graphs;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]

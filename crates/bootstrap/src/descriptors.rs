@@ -1,0 +1,507 @@
+//! File descriptors between the processes of a session, over Unix sockets.
+//!
+//! Each participant has a [`DescriptorSocket`] with a random abstract name that its ranks report; it is open before they do,
+//! so a descriptor socket that refuses is not late but in another network namespace (abstract names belong to one), and the rank
+//! refuses to prepare. Process-id namespaces and file systems do not matter. The name can be seen by anyone on the
+//! host, so it proves nothing: a connection counts when it begins with the session's token.
+//!
+//! Every participant sends each other one a [`Parcel`]: a connection each way, in packets, so that a message and its
+//! descriptors stay together. Received descriptors are close-on-exec. All sizes are bounded; nothing is timed, and
+//! the session's end ([`Flag`]) stops it.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::negotiated::Token;
+use crate::negotiated::bytes::{Reader, Writer};
+
+use super::place;
+use super::poll::Flag;
+use windlass_base::descriptor::Ours;
+
+/// Descriptors in one parcel.
+pub const DESCRIPTORS_MAX: usize = 1024;
+/// Bytes in one parcel.
+pub const PAYLOAD_BYTES_MAX: usize = 256 * 1024;
+
+/// In one packet.
+const PACKET_DESCRIPTORS: usize = 64;
+const PACKET_BYTES: usize = 16 * 1024;
+const MAGIC: [u8; 8] = *b"wndlssfd";
+const OPENING_BYTES: usize = 8 + 16 + 16 + 4 + 4;
+/// Connections at a descriptor socket that have not shown the token; more push the oldest out.
+const UNKNOWN_MAX: usize = 64;
+/// A descriptor socket's queue that is full, which only unknown connections can make it, is tried again this often.
+const RETRY_MS: i64 = 10;
+
+/// Where descriptors arrive.
+#[derive(Debug)]
+pub struct DescriptorSocket {
+    name: Token,
+    listener: Ours,
+}
+
+/// What one participant sends another.
+#[derive(Debug, Default)]
+pub struct Parcel {
+    /// Words about the descriptors.
+    pub payload: Vec<u8>,
+    /// The descriptors, in the sender's order.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// A parcel that is to go out.
+#[derive(Clone, Copy, Debug)]
+pub struct Sending<'a> {
+    /// To which descriptor socket.
+    pub to: Token,
+    /// At most [`PAYLOAD_BYTES_MAX`].
+    pub payload: &'a [u8],
+    /// At most [`DESCRIPTORS_MAX`].
+    pub descriptors: &'a [BorrowedFd<'a>],
+}
+
+/// Why parcels did not pass.
+#[derive(Debug)]
+pub enum Trouble {
+    /// The session has ended.
+    Stopped,
+    /// A parcel is over a limit.
+    TooLarge,
+    /// A peer's descriptor socket cannot be reached: it is in another network namespace, or gone.
+    Unreachable(Token, Errno),
+    /// A peer broke off, or sent what makes no sense.
+    Broken(Token),
+    /// The system refused.
+    System(Errno),
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trouble::Stopped => write!(f, "the session has ended"),
+            Trouble::TooLarge => write!(f, "too many descriptors or bytes for one parcel"),
+            Trouble::Unreachable(descriptor_socket, error) => {
+                write!(f, "descriptor socket {descriptor_socket:?} cannot be reached: {error}")
+            }
+            Trouble::Broken(descriptor_socket) => {
+                write!(f, "descriptor socket {descriptor_socket:?} broke off")
+            }
+            Trouble::System(error) => write!(f, "descriptors cannot be passed: {error}"),
+        }
+    }
+}
+
+impl From<Errno> for Trouble {
+    fn from(error: Errno) -> Trouble {
+        Trouble::System(error)
+    }
+}
+
+impl DescriptorSocket {
+    /// Opens a descriptor socket with a new name.
+    pub fn open() -> std::io::Result<DescriptorSocket> {
+        let name = place::random()?;
+        let listener = socket()?;
+        net::bind(&listener, &address(name)?)?;
+        net::listen(&listener, 128)?;
+        Ok(DescriptorSocket { name, listener })
+    }
+
+    /// What peers must know to come here.
+    pub fn name(&self) -> Token {
+        self.name
+    }
+
+    /// Sends each peer its parcel and waits for one from each. Returns the peers' in the order of `sendings`.
+    pub fn exchange(
+        &self,
+        token: Token,
+        sendings: &[Sending<'_>],
+        stop: &Flag,
+    ) -> Result<Vec<Parcel>, Trouble> {
+        let fits = |sending: &Sending<'_>| {
+            sending.payload.len() <= PAYLOAD_BYTES_MAX && sending.descriptors.len() <= DESCRIPTORS_MAX
+        };
+        if !sendings.iter().all(fits) {
+            return Err(Trouble::TooLarge);
+        }
+        let mut outgoing: Vec<Outgoing<'_>> =
+            sendings.iter().map(|sending| Outgoing::new(*sending, token, self.name)).collect();
+        let mut incoming =
+            Incoming { token, arrived: sendings.iter().map(|_| None).collect(), callers: Vec::new() };
+        let from: Vec<Token> = sendings.iter().map(|sending| sending.to).collect();
+        loop {
+            for outgoing in &mut outgoing {
+                outgoing.turn()?;
+            }
+            incoming.accept(&self.listener)?;
+            incoming.turn(&from)?;
+            let sent = outgoing.iter().all(|outgoing| outgoing.state == State::Sent);
+            if sent && incoming.arrived.iter().all(Option::is_some) {
+                return Ok(incoming.arrived.into_iter().flatten().collect());
+            }
+            self.wait(&outgoing, &incoming, stop)?;
+        }
+    }
+
+    fn wait(&self, outgoing: &[Outgoing<'_>], incoming: &Incoming, stop: &Flag) -> Result<(), Trouble> {
+        let mut waited = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        waited.extend(incoming.callers.iter().map(|caller| PollFd::new(&caller.socket, PollFlags::IN)));
+        let sending = outgoing.iter().filter(|outgoing| outgoing.state == State::Sending);
+        waited.extend(
+            sending.filter_map(|outgoing| Some(PollFd::new(outgoing.socket.as_ref()?, PollFlags::OUT))),
+        );
+        let retry = outgoing.iter().any(|outgoing| outgoing.state == State::Knocking);
+        let timeout = retry.then_some(Timespec { tv_sec: 0, tv_nsec: RETRY_MS * 1_000_000 });
+        match poll(&mut waited, timeout.as_ref()) {
+            Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) if waited[0].revents().is_empty() => Ok(()),
+            Ok(_) => Err(Trouble::Stopped),
+        }
+    }
+}
+
+pub(super) fn socket() -> rustix::io::Result<Ours> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ours::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+pub(super) fn address(descriptor_socket: Token) -> rustix::io::Result<SocketAddrUnix> {
+    let name = format!("windlass-{:032x}", u128::from_be_bytes(descriptor_socket.0));
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Knocking,
+    Sending,
+    Sent,
+}
+
+/// A parcel on its way to a peer.
+struct Outgoing<'a> {
+    sending: Sending<'a>,
+    opening: Option<Vec<u8>>,
+    socket: Option<Ours>,
+    state: State,
+}
+
+impl<'a> Outgoing<'a> {
+    fn new(sending: Sending<'a>, token: Token, from: Token) -> Outgoing<'a> {
+        let mut opening = Writer::default();
+        opening.raw(&MAGIC).token(token).token(from);
+        opening.u32(sending.payload.len() as u32).u32(sending.descriptors.len() as u32);
+        Outgoing { sending, opening: Some(opening.finish()), socket: None, state: State::Knocking }
+    }
+
+    /// Sends what the peer's queue takes.
+    fn turn(&mut self) -> Result<(), Trouble> {
+        let descriptor_socket = self.sending.to;
+        if self.state == State::Knocking {
+            let socket = socket()?;
+            match net::connect(&socket, &address(descriptor_socket)?) {
+                Ok(()) => (self.socket, self.state) = (Some(socket), State::Sending),
+                Err(Errno::AGAIN) => {}
+                Err(error) => return Err(Trouble::Unreachable(descriptor_socket, error)),
+            }
+        }
+        while self.state == State::Sending {
+            match self.packet() {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Trouble::Broken(descriptor_socket)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one packet: the opening, or the next piece of the parcel.
+    fn packet(&mut self) -> rustix::io::Result<()> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        if let Some(opening) = &self.opening {
+            net::send(socket, opening, SendFlags::NOSIGNAL)?;
+            self.opening = None;
+        } else {
+            let (payload, payload_rest) =
+                self.sending.payload.split_at(self.sending.payload.len().min(PACKET_BYTES));
+            let (descriptors, descriptors_rest) =
+                self.sending.descriptors.split_at(self.sending.descriptors.len().min(PACKET_DESCRIPTORS));
+            // A packet has at least one byte; an empty one is an end of file to its reader.
+            let packet = [IoSlice::new(&[1]), IoSlice::new(payload)];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+                return Err(Errno::NOBUFS);
+            }
+            net::sendmsg(socket, &packet, &mut control, SendFlags::NOSIGNAL)?;
+            (self.sending.payload, self.sending.descriptors) = (payload_rest, descriptors_rest);
+        }
+        if self.sending.payload.is_empty() && self.sending.descriptors.is_empty() {
+            self.state = State::Sent;
+            // What lies in the peer's queue stays there when we close.
+            self.socket = None;
+        }
+        Ok(())
+    }
+}
+
+/// Whoever came to our descriptor socket.
+struct Caller {
+    socket: Ours,
+    /// Whose parcel it is (by its place among the sendings), once the token was shown.
+    from: Option<usize>,
+    parcel: Parcel,
+    payload_bytes: usize,
+    descriptor_count: usize,
+}
+
+struct Incoming {
+    token: Token,
+    arrived: Vec<Option<Parcel>>,
+    callers: Vec<Caller>,
+}
+
+/// What a turn of a caller brought.
+enum Progress {
+    More,
+    Whole,
+    Gone,
+}
+
+impl Incoming {
+    fn accept(&mut self, listener: &Ours) -> Result<(), Trouble> {
+        loop {
+            match net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => self.callers.push(Caller {
+                    socket: Ours::new(socket)?,
+                    from: None,
+                    parcel: Parcel::default(),
+                    payload_bytes: 0,
+                    descriptor_count: 0,
+                }),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if self.callers.iter().filter(|caller| caller.from.is_none()).count() > UNKNOWN_MAX {
+                let oldest = self.callers.iter().position(|caller| caller.from.is_none());
+                oldest.map(|oldest| self.callers.remove(oldest));
+            }
+        }
+    }
+
+    fn turn(&mut self, from: &[Token]) -> Result<(), Trouble> {
+        let mut index = 0;
+        while let Some(caller) = self.callers.get_mut(index) {
+            let progress = caller.turn(self.token, from);
+            if let Progress::More = progress {
+                index += 1;
+                continue;
+            }
+            let caller = self.callers.remove(index);
+            match (progress, caller.from) {
+                (Progress::Whole, Some(from)) if self.arrived[from].is_none() => {
+                    self.arrived[from] = Some(caller.parcel);
+                }
+                (_, Some(peer)) => return Err(Trouble::Broken(from[peer])),
+                // Nobody of ours.
+                (_, None) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Caller {
+    fn turn(&mut self, token: Token, from: &[Token]) -> Progress {
+        loop {
+            let outcome = if self.from.is_none() { self.opening(token, from) } else { self.piece() };
+            match outcome {
+                Ok(Progress::More) => {}
+                Ok(end) => return end,
+                Err(Errno::AGAIN) => return Progress::More,
+                Err(Errno::INTR) => {}
+                Err(_) => return Progress::Gone,
+            }
+        }
+    }
+
+    /// The first packet; no control space, so that an unknown connection's descriptors never reach us.
+    fn opening(&mut self, token: Token, from: &[Token]) -> rustix::io::Result<Progress> {
+        let mut packet = [0u8; OPENING_BYTES + 1];
+        let receive = || net::recv(&self.socket, &mut packet, RecvFlags::empty()).map(|(_, length)| length);
+        let length = received(receive, |length| *length == 0)?;
+        Ok(self.read_opening(&packet[..length.min(packet.len())], token, from).unwrap_or(Progress::Gone))
+    }
+
+    fn read_opening(&mut self, packet: &[u8], token: Token, from: &[Token]) -> Option<Progress> {
+        let mut reader = Reader::new(packet);
+        if reader.raw::<8>()? != MAGIC || reader.token()? != token {
+            return None;
+        }
+        let descriptor_socket = reader.token()?;
+        let (payload_bytes, descriptor_count) = (reader.u32()? as usize, reader.u32()? as usize);
+        reader.finish()?;
+        let peer = from.iter().position(|peer| *peer == descriptor_socket)?;
+        if payload_bytes > PAYLOAD_BYTES_MAX || descriptor_count > DESCRIPTORS_MAX {
+            return None;
+        }
+        (self.from, self.payload_bytes, self.descriptor_count) =
+            (Some(peer), payload_bytes, descriptor_count);
+        Some(self.whole_or_more())
+    }
+
+    fn piece(&mut self) -> rustix::io::Result<Progress> {
+        let mut mark = [0u8; 1];
+        let mut packet = [0u8; PACKET_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut buffers = [IoSliceMut::new(&mut mark), IoSliceMut::new(&mut packet)];
+        let receive = || net::recvmsg(&self.socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC);
+        let received = received(receive, |received| received.bytes == 0)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.parcel.descriptors.extend(descriptors);
+            }
+        }
+        let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+        if received.bytes == 0 || cut {
+            return Ok(Progress::Gone);
+        }
+        self.parcel.payload.extend_from_slice(&packet[..received.bytes - 1]);
+        Ok(self.whole_or_more())
+    }
+
+    fn whole_or_more(&self) -> Progress {
+        let have = (self.parcel.payload.len(), self.parcel.descriptors.len());
+        let want = (self.payload_bytes, self.descriptor_count);
+        if have == want {
+            Progress::Whole
+        } else if have.0 > want.0 || have.1 > want.1 {
+            Progress::Gone
+        } else {
+            Progress::More
+        }
+    }
+}
+
+/// An opening of a peer whose numbers are these words, for fuzzing.
+#[cfg(any(test, feature = "test-support"))]
+pub fn opening_with(token: Token, words: &[u8]) -> Vec<u8> {
+    [&MAGIC[..], &token.0, &token.0, words].concat()
+}
+
+/// What a peer's packets come to at a descriptor socket, for fuzzing: its payload, if that is whole.
+#[cfg(any(test, feature = "test-support"))]
+pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
+    let (theirs, ours) =
+        net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).ok()?;
+    for packet in packets {
+        let _ = net::send(&theirs, packet, SendFlags::NOSIGNAL);
+    }
+    drop(theirs);
+    let (socket, parcel) = (Ours::new(ours).ok()?, Parcel::default());
+    let mut caller = Caller { socket, from: None, parcel, payload_bytes: 0, descriptor_count: 0 };
+    match caller.turn(token, &[token]) {
+        Progress::Whole => Some(caller.parcel.payload),
+        Progress::More | Progress::Gone => None,
+    }
+}
+
+/// What `receive` gives of a socket of packets that does not wait; looks once more where that is an end.
+///
+/// Linux looks whether there are packets, and only then whether the other side has closed (`__unix_dgram_recvmsg`, net/unix/af_unix.c): of
+/// who sends and closes between the two it says the end while the packets are there. After the end has been said nothing more can
+/// come, so a second look finds what there is.
+pub(super) fn received<T>(
+    mut receive: impl FnMut() -> rustix::io::Result<T>,
+    is_end: impl Fn(&T) -> bool,
+) -> rustix::io::Result<T> {
+    let first = receive()?;
+    if is_end(&first) { receive() } else { Ok(first) }
+}
+
+impl AsFd for DescriptorSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// One end is asked about, two are believed.
+    #[test]
+    fn ends_are_looked_at_twice() {
+        let told = |answers: &[Result<usize, Errno>]| {
+            let mut answers = answers.iter();
+            let told = received(|| *answers.next().unwrap(), |length| *length == 0);
+            (told, answers.len())
+        };
+        assert_eq!(told(&[Ok(0), Ok(3), Ok(0)]), (Ok(3), 1));
+        assert_eq!(told(&[Ok(0), Ok(0)]), (Ok(0), 0));
+        assert_eq!(told(&[Ok(3), Ok(0)]), (Ok(3), 1));
+        assert_eq!(told(&[Err(Errno::AGAIN), Ok(3)]), (Err(Errno::AGAIN), 1));
+    }
+
+    /// Who sends and closes at once is heard to the last packet, however the two meet. (Without the second look the end came too
+    /// soon in 4 of 1,000,000 rounds, on two cores with Linux 6.18.)
+    #[test]
+    fn nothing_is_lost_at_the_end() {
+        const ROUNDS: u32 = 20_000;
+        let descriptor_socket = DescriptorSocket::open().unwrap();
+        let name = descriptor_socket.name();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let socket = socket().unwrap();
+                    // The queue may be full.
+                    while net::connect(&socket, &address(name).unwrap()).is_err() {
+                        std::thread::yield_now();
+                    }
+                    for packet in [&b"one"[..], b"two"] {
+                        net::send(&socket, packet, SendFlags::NOSIGNAL).unwrap();
+                    }
+                }
+            });
+            let until = Instant::now() + Duration::from_secs(200);
+            let next = |receive: &mut dyn FnMut() -> rustix::io::Result<usize>| loop {
+                match receive() {
+                    Err(Errno::AGAIN) if Instant::now() < until => std::hint::spin_loop(),
+                    other => return other.unwrap(),
+                }
+            };
+            for round in 0..ROUNDS {
+                let socket = loop {
+                    match net::accept_with(
+                        &descriptor_socket.listener,
+                        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+                    ) {
+                        Ok(socket) => break socket,
+                        Err(Errno::AGAIN) if Instant::now() < until => std::hint::spin_loop(),
+                        Err(error) => panic!("round {round}: {error}"),
+                    }
+                };
+                let mut packet = [0; 8];
+                let mut plain =
+                    || net::recv(&socket, &mut packet, RecvFlags::empty()).map(|(_, length)| length);
+                let lengths = [(); 3].map(|()| next(&mut || received(&mut plain, |length| *length == 0)));
+                assert_eq!(lengths, [3, 3, 0], "round {round}");
+            }
+        });
+    }
+}

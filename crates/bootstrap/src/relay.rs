@@ -1,0 +1,200 @@
+//! Bytes between a rank that speaks NCCL's protocol and NCCL's root: every byte, both ways, each way closed when its
+//! sender has closed it. Bounded: a side that does not read stops the other.
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::{self, SendFlags, Shutdown};
+
+use super::connection;
+use super::poll::Watched;
+
+/// Bytes that are held for a side that does not read.
+const BUFFER_BYTES: usize = 64 * 1024;
+/// Turns of one side before others get theirs.
+const TURNS: usize = 16;
+
+/// How a relay stands after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// More will come.
+    Running,
+    /// Both sides have closed.
+    Complete,
+    /// A side broke, or NCCL's root was not there.
+    Broken,
+}
+
+/// One relayed connection.
+#[derive(Debug)]
+pub struct Relay {
+    client: Watched,
+    root: Watched,
+    forth: Way,
+    back: Way,
+    connecting: bool,
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Way {
+    held: Vec<u8>,
+    /// Its sender has closed or broken.
+    ended: bool,
+    /// Its sender broke: what is held goes out, then all is closed.
+    broken: bool,
+    /// Its receiver knows the end, or takes no more.
+    passed_on: bool,
+    bytes: u64,
+}
+
+impl Relay {
+    /// A relay whose connection to NCCL's root has begun; `seen` came from the client before.
+    pub fn new(client: Watched, root: Watched, seen: Vec<u8>) -> Relay {
+        let way = |held| Way { held, ended: false, broken: false, passed_on: false, bytes: 0 };
+        Relay { client, root, forth: way(seen), back: way(Vec::new()), connecting: true }
+    }
+
+    /// Bytes towards the root and back.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.forth.bytes, self.back.bytes)
+    }
+
+    /// The key of the connection to the root.
+    pub fn root_key(&self) -> u64 {
+        self.root.key()
+    }
+
+    /// Moves what can be moved.
+    pub fn turn(&mut self, key: u64) -> Course {
+        match self.pass(key) {
+            Ok(()) if self.forth.passed_on && self.back.passed_on => Course::Complete,
+            Ok(()) if self.forth.broken && self.forth.passed_on => Course::Broken,
+            Ok(()) if self.back.broken && self.back.passed_on => Course::Broken,
+            Ok(()) => self.rearm().map_or(Course::Broken, |()| Course::Running),
+            Err(_) => Course::Broken,
+        }
+    }
+
+    fn pass(&mut self, key: u64) -> rustix::io::Result<()> {
+        if self.connecting {
+            if key != self.root.key() {
+                return Ok(());
+            }
+            connection::outcome(&self.root)?;
+            self.connecting = false;
+        }
+        self.forth.pass(&self.client, &self.root);
+        self.back.pass(&self.root, &self.client);
+        Ok(())
+    }
+
+    fn rearm(&mut self) -> rustix::io::Result<()> {
+        if self.connecting {
+            return self.root.want(EventFlags::OUT);
+        }
+        self.client.want(self.forth.input() | self.back.output())?;
+        self.root.want(self.back.input() | self.forth.output())
+    }
+
+    /// Begins to wait.
+    pub fn start(&mut self) -> rustix::io::Result<()> {
+        self.client.want(EventFlags::empty())?;
+        self.rearm()
+    }
+}
+
+impl Way {
+    fn pass(&mut self, from: &Watched, to: &Watched) {
+        let mut chunk = [0u8; 16 * 1024];
+        for _ in 0..TURNS {
+            let room = chunk.len().min(BUFFER_BYTES.saturating_sub(self.held.len()));
+            let mut idle = true;
+            if !self.ended && room > 0 {
+                match rustix::io::read(from, &mut chunk[..room]) {
+                    Ok(0) => self.ended = true,
+                    Ok(count) => {
+                        self.held.extend_from_slice(&chunk[..count]);
+                        idle = false;
+                    }
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    Err(_) => (self.ended, self.broken) = (true, true),
+                }
+            }
+            if !self.held.is_empty() {
+                match net::send(to, &self.held, SendFlags::NOSIGNAL) {
+                    Ok(count) => {
+                        self.bytes += count as u64;
+                        self.held.drain(..count);
+                        idle = false;
+                    }
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    // A receiver that is gone ends this way; the other may still have something for it.
+                    Err(_) => {
+                        self.held.clear();
+                        (self.ended, self.passed_on) = (true, true);
+                    }
+                }
+            }
+            if idle {
+                break;
+            }
+        }
+        if self.ended && self.held.is_empty() && !self.passed_on {
+            self.passed_on = true;
+            // The receiver may have closed wholly by now, which is its right.
+            let _ = net::shutdown(to, Shutdown::Write);
+        }
+    }
+
+    fn input(&self) -> EventFlags {
+        if self.ended || self.held.len() >= BUFFER_BYTES { EventFlags::empty() } else { EventFlags::IN }
+    }
+
+    fn output(&self) -> EventFlags {
+        if self.held.is_empty() { EventFlags::empty() } else { EventFlags::OUT }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::poll::Poll;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use windlass_base::descriptor::Ours;
+
+    /// The sender has closed while its last bytes are held: they go out before its end does, and no byte over the
+    /// limit is ever held.
+    #[test]
+    fn end_behind_the_last_bytes() {
+        let mut poll = Poll::new(1).unwrap();
+        let mut pair = || {
+            let flags = SocketFlags::NONBLOCK;
+            let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+            sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
+            (poll.watch(Ours::new(ours).unwrap()), UnixStream::from(theirs))
+        };
+        let ((from, mut sender), (to, mut receiver)) = (pair(), pair());
+        let mut way = Way { held: vec![1], ended: false, broken: false, passed_on: false, bytes: 0 };
+        let sent = [2u8; 50_000];
+        sender.write_all(&sent).unwrap();
+        drop(sender);
+        let mut received = Vec::new();
+        let mut held_at_end = 0;
+        while !way.passed_on {
+            way.pass(&from, &to);
+            assert!(way.held.len() <= BUFFER_BYTES);
+            if way.ended {
+                held_at_end = held_at_end.max(way.held.len());
+            }
+            let mut piece = [0; 1000];
+            let count = receiver.read(&mut piece).unwrap();
+            received.extend_from_slice(&piece[..count]);
+        }
+        receiver.set_nonblocking(false).unwrap();
+        receiver.read_to_end(&mut received).unwrap();
+        assert!(held_at_end > 0, "the end came after all bytes: this test no longer tests");
+        assert_eq!(received, [&[1][..], &sent].concat());
+    }
+}

@@ -1,0 +1,182 @@
+//! Ranks and hosts that go before their time, and aborts.
+
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use windlass_bootstrap::id_tag::IdTag;
+use windlass_bootstrap::message::{FromRank, greeting};
+use windlass_bootstrap::outcome::Failure;
+use windlass_bootstrap::{Limits, Outcome, Rendezvous};
+
+use crate::support::{facts, hosted, is_peer_group, join, ready};
+
+/// A rank waits for peers that never come; another thread aborts it, and it returns.
+#[test]
+fn abort_from_another_thread() {
+    let hosted = hosted();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let canceller = participant.cancellers().remove(0);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| participant.complete(ready));
+        canceller.abort();
+        let outcomes = waiting.join().unwrap();
+        assert!(matches!(outcomes[0], Outcome::Failed(Failure::Aborted)), "{outcomes:?}");
+    });
+    canceller.abort();
+}
+
+/// A rank that is aborted while it prepares: its peers' init fails, and says which rank is lost. Also after the
+/// peers have confirmed.
+#[test]
+fn peers_of_an_aborted_rank() {
+    let hosted = hosted();
+    let one = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = hosted.rendezvous.join(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let canceller = other.cancellers().remove(0);
+    let preparing = Barrier::new(2);
+    let aborted = Barrier::new(2);
+    thread::scope(|scope| {
+        let confirmed = scope.spawn(|| one.complete(ready));
+        let lost = scope.spawn(|| {
+            other.complete(|_| {
+                preparing.wait();
+                aborted.wait();
+                Ok(())
+            })
+        });
+        preparing.wait();
+        canceller.abort();
+        aborted.wait();
+        assert!(matches!(lost.join().unwrap()[0], Outcome::Failed(Failure::Aborted)));
+        let outcomes = confirmed.join().unwrap();
+        assert!(matches!(outcomes[0], Outcome::Failed(Failure::Lost { rank: 1 })), "{outcomes:?}");
+    });
+}
+
+/// One of two ranks that a thread brings is aborted: both end, though a third never comes.
+#[test]
+fn abort_of_one_rank_of_a_participant() {
+    let hosted = hosted();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let canceller = participant.cancellers().remove(1);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| participant.complete(ready));
+        canceller.abort();
+        let outcomes = waiting.join().unwrap();
+        assert!(matches!(outcomes[1], Outcome::Failed(Failure::Aborted)), "{outcomes:?}");
+        assert!(!is_peer_group(&outcomes[0]), "{outcomes:?}");
+    });
+}
+
+/// A rank that goes before it has reported whole is merely late: it may come again. One that goes after its report
+/// makes the session fail, though a third has not come yet; the third hears it too.
+#[test]
+fn gone_before_all_are_there() {
+    let hosted = hosted();
+    let token = IdTag::decode(&hosted.id).unwrap().token;
+    let report = [&greeting(token)[..], &FromRank::Report(Box::new(facts(1, 3))).encode()].concat();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+    for cut in [0, 5, 24, 30, report.len() - 1] {
+        hosted.connect().write_all(&report[..cut]).unwrap();
+    }
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| participant.complete(ready));
+        let mut rank = hosted.connect();
+        rank.write_all(&report).unwrap();
+        drop(rank);
+        let outcomes = waiting.join().unwrap();
+        assert!(matches!(outcomes[0], Outcome::Failed(Failure::Lost { rank: 1 })), "{outcomes:?}");
+    });
+    let late = join(&hosted.rendezvous, &hosted.id, facts(2, 3));
+    assert!(matches!(late, Outcome::Failed(Failure::Lost { .. })), "{late:?}");
+}
+
+/// The host ends before all are there: an error, not a fallback to NCCL.
+#[test]
+fn host_is_lost() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let reached = AtomicBool::new(false);
+    let one = own.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = own.join(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let prepared = Barrier::new(2);
+    thread::scope(|scope| {
+        let confirmed = scope.spawn(|| one.complete(ready));
+        let waiting = scope.spawn(|| {
+            other.complete(|preparation| {
+                reached.store(true, Ordering::Relaxed);
+                prepared.wait();
+                use rustix::event::{PollFd, PollFlags, poll};
+                poll(&mut [PollFd::new(preparation.stop, PollFlags::IN)], None).unwrap();
+                Ok(())
+            })
+        });
+        prepared.wait();
+        drop(hosted.rendezvous);
+        for outcomes in [confirmed.join().unwrap(), waiting.join().unwrap()] {
+            assert!(matches!(outcomes[0], Outcome::Failed(Failure::HostLost)), "{outcomes:?}");
+        }
+    });
+    assert!(reached.into_inner());
+}
+
+/// After the outcome nobody needs the host: it keeps no connection, and may end.
+#[test]
+fn host_ends_after_the_outcome() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    let participant = own.join(&hosted.id, (0..3).map(|rank| facts(rank, 3)).collect()).unwrap();
+    let outcomes = participant.complete(ready);
+    while open() > before {
+        thread::yield_now();
+    }
+    drop(hosted.rendezvous);
+    assert!(outcomes.iter().all(is_peer_group));
+}
+
+/// A rendezvous that ends under its ranks ends their wait.
+#[test]
+fn thread_ends() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let participant = own.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| participant.complete(ready));
+        drop(own);
+        assert!(!is_peer_group(&waiting.join().unwrap()[0]));
+    });
+}
+
+/// A program takes our descriptors away, as those that close all they find do: whoever waits is told, whoever comes
+/// after goes to NCCL, and the thread neither spins nor stays.
+#[test]
+fn descriptors_taken_away() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let participant = own.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| participant.complete(ready));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+            let entry = entry.unwrap();
+            let target = std::fs::read_link(entry.path()).unwrap_or_default();
+            if target.to_string_lossy().contains("[eventpoll]") {
+                let number: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
+                // SAFETY: the number stays a valid descriptor of its owner, of another file.
+                assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), number) }, number);
+            }
+        }
+        while !waiting.is_finished() {
+            // Wakes both threads, which then wait for nothing that exists.
+            let _ = own.join(&hosted.id, vec![facts(1, 3)]);
+            hosted.rendezvous.retire(&hosted.id);
+        }
+        assert!(!is_peer_group(&waiting.join().unwrap()[0]));
+    });
+    assert!(!is_peer_group(&own.join(&hosted.id, vec![facts(1, 3)]).unwrap().complete(ready)[0]));
+}

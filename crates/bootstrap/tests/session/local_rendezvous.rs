@@ -1,0 +1,266 @@
+//! Host-local rendezvous: of ranks of one host before NCCL makes their communicator from one without a peer group.
+
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use windlass_bootstrap::children::{Invitation, child};
+use windlass_bootstrap::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};
+use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
+use windlass_bootstrap::outcome::{Failure, FallbackReason};
+use windlass_bootstrap::{Limits, LocalEntry, Outcome, Participant, Rendezvous, place};
+
+use crate::support::{facts, is_peer_group, ready};
+
+fn never() -> bool {
+    false
+}
+
+fn rendezvous() -> Rendezvous {
+    Rendezvous::start(Limits::default()).unwrap()
+}
+
+/// A name that no other test has.
+fn name() -> Token {
+    place::random().unwrap()
+}
+
+/// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the session.
+fn invited(name: Token, local_entry: &LocalEntry, ranks: u32) -> Invitation {
+    match local_entry.ask(ranks, &never).unwrap() {
+        Answer::Complete { place, process_listener } => {
+            Invitation { process_listener, call: name, child: child(name, 0), rank: place }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn joined(participant: Participant) -> Outcome {
+    participant.complete(ready).remove(0)
+}
+
+fn connect(name: Token) -> UnixStream {
+    let name = local_rendezvous::address(name).unwrap();
+    UnixStream::connect_addr(&SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()).unwrap()
+}
+
+/// Says something and hears the answer; none if the line is closed instead.
+fn asks(stream: &mut UnixStream, words: &[u8]) -> Option<Answer> {
+    stream.write_all(words).unwrap();
+    let mut answer = [0; ANSWER_BYTES];
+    stream.read_exact(&mut answer).ok()?;
+    Answer::decode(&answer)
+}
+
+/// Ranks of several processes, two of them of one, come at once, in any order, again and again: all find the same, and meet.
+#[test]
+fn complete() {
+    let (one, other) = (rendezvous(), rendezvous());
+    let processes = [&one, &other, &one];
+    // NCCL's own making.
+    let barrier = Barrier::new(3);
+    for _ in 0..20 {
+        let name = name();
+        thread::scope(|scope| {
+            for (rank, process) in (0..3).zip(processes) {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    // In the parent they are 20, 30 and 10.
+                    let local_entry = process.enter_local(name, [20, 30, 10][rank], &never).unwrap();
+                    barrier.wait();
+                    let invitation = invited(name, &local_entry, 3);
+                    assert_eq!(invitation.rank, [1, 2, 0][rank]);
+                    let participant = process.join_local(&invitation, facts(rank as u32, 3)).unwrap();
+                    assert!(is_peer_group(&joined(participant)));
+                    local_entry.leave();
+                });
+            }
+        });
+    }
+}
+
+/// Where others are elsewhere, or have no Windlass, all hear so at once.
+#[test]
+fn apart() {
+    let (one, other, name) = (rendezvous(), rendezvous(), name());
+    let (first, second) =
+        (one.enter_local(name, 0, &never).unwrap(), other.enter_local(name, 1, &never).unwrap());
+    assert_eq!(second.ask(4, &never).unwrap(), Answer::Apart);
+    // Who keeps the roster may go then.
+    drop(second);
+    assert_eq!(first.ask(4, &never).unwrap(), Answer::Apart);
+    assert!(rendezvous().enter_local(name, 2, &never).is_err(), "it is closed");
+    drop(first);
+    // The next is another.
+    while other.enter_local(name, 2, &never).is_err() {}
+}
+
+/// A rank whose process dies before it asks or before its message in the session: the others fail. Where its own call failed they
+/// have what NCCL gave them.
+#[test]
+fn goes_without_a_message() {
+    for way in ["fails", "dies", "asks and dies"] {
+        let (process, name) = (rendezvous(), name());
+        let local_entry = process.enter_local(name, 0, &never).unwrap();
+        let mut dying = connect(name);
+        assert_eq!(asks(&mut dying, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
+        let participant = process.join_local(&invited(name, &local_entry, 2), facts(0, 2)).unwrap();
+        match way {
+            "fails" => dying.write_all(&SplitMessage::Leave.encode()).unwrap(),
+            "dies" => {}
+            _ => {
+                let answer = asks(&mut dying, &SplitMessage::Ask { ranks: 2 }.encode());
+                assert!(matches!(answer, Some(Answer::Complete { place: 1, .. })));
+            }
+        }
+        drop(dying);
+        let outcome = joined(participant);
+        let is_right = match way {
+            "fails" => matches!(outcome, Outcome::OnNccl(FallbackReason::Apart)),
+            _ => matches!(outcome, Outcome::Failed(Failure::Absent { rank: 1 })),
+        };
+        assert!(is_right, "{way}: {outcome:?}");
+    }
+}
+
+/// A rank that declines and goes leaves the others without a peer group, not without a communicator, also those that come later; whoever has kept the
+/// roster may go then.
+#[test]
+fn declines() {
+    let (keeper, other, late) = (rendezvous(), rendezvous(), rendezvous());
+    let name = name();
+    let local_entry = [(&keeper, 0), (&other, 1), (&late, 2)]
+        .map(|(one, rank)| one.enter_local(name, rank, &never).unwrap());
+    let [one, _, three] = [0, 1, 2].map(|rank| invited(name, &local_entry[rank], 3));
+    let [first, second, third] = local_entry;
+    let participant = keeper.join_local(&one, facts(0, 3)).unwrap();
+    second.decline();
+    drop(second);
+    assert!(matches!(joined(participant), Outcome::OnNccl(FallbackReason::Apart)));
+    first.leave();
+    drop((first, keeper));
+    let outcome = joined(late.join_local(&three, facts(2, 3)).unwrap());
+    assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{outcome:?}");
+    drop(third);
+}
+
+/// A rank that declines before it has heard the answer: what it said is read all the same, though nobody hears the answer.
+#[test]
+fn declines_unheard() {
+    for _ in 0..50 {
+        let (process, name) = (rendezvous(), name());
+        let local_entry = process.enter_local(name, 0, &never).unwrap();
+        let mut gone = connect(name);
+        assert_eq!(asks(&mut gone, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
+        let participant = process.join_local(&invited(name, &local_entry, 2), facts(0, 2)).unwrap();
+        gone.write_all(&[SplitMessage::Ask { ranks: 2 }.encode(), SplitMessage::Decline.encode()].concat())
+            .unwrap();
+        drop(gone);
+        let outcome = joined(participant);
+        assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Apart)), "{outcome:?}");
+    }
+}
+
+/// Who keeps the roster was refused by NCCL and ends while the others meet: they have what NCCL gave them.
+#[test]
+fn keeper_is_none_of_them() {
+    let (keeper, other, late, name) = (rendezvous(), rendezvous(), rendezvous(), name());
+    let refused = keeper.enter_local(name, 0, &never).unwrap();
+    let (second, third) =
+        (other.enter_local(name, 1, &never).unwrap(), late.enter_local(name, 2, &never).unwrap());
+    drop(refused);
+    // Its line has closed when one that came later has.
+    assert_eq!(asks(&mut connect(name), &local_rendezvous::greeting(place::random().unwrap(), 9)), None);
+    let participant = other.join_local(&invited(name, &second, 2), facts(0, 2)).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| joined(participant));
+        thread::sleep(Duration::from_millis(100));
+        drop(keeper);
+        let outcome = waits.join().unwrap();
+        assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{outcome:?}");
+    });
+    assert!(third.ask(2, &never).is_err());
+}
+
+/// A keeper that does not answer is waited for only as long as there is a parent.
+#[test]
+fn parent_ends() {
+    let name = name();
+    let address = local_rendezvous::address(name).unwrap();
+    let address = SocketAddr::from_abstract_name(address.abstract_name().unwrap()).unwrap();
+    let silent = UnixListener::bind_addr(&address).unwrap();
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let enters =
+            scope.spawn(|| rendezvous().enter_local(name, 0, &|| ended.load(Ordering::Relaxed)).is_err());
+        let connected = silent.accept().unwrap();
+        ended.store(true, Ordering::Relaxed);
+        assert!(enters.join().unwrap());
+        drop(connected);
+    });
+}
+
+/// The process that keeps the roster ends: who has not heard its answer goes without one.
+#[test]
+fn keeper_ends() {
+    let (keeper, other, name) = (rendezvous(), rendezvous(), name());
+    let first = keeper.enter_local(name, 0, &never).unwrap();
+    let second = other.enter_local(name, 1, &never).unwrap();
+    drop(keeper);
+    assert!(second.ask(2, &never).is_err());
+    assert!(first.ask(2, &never).is_err());
+}
+
+/// Unknown connections are shut out, and what is said out of turn ends a line; nobody else
+/// notices.
+#[test]
+fn unknown_connections() {
+    let (process, name) = (rendezvous(), name());
+    let first = process.enter_local(name, 0, &never).unwrap();
+    assert_eq!(asks(&mut connect(name), &local_rendezvous::greeting(place::random().unwrap(), 1)), None);
+    let silent = connect(name);
+    let mut garbled = connect(name);
+    assert_eq!(asks(&mut garbled, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
+    assert_eq!(asks(&mut garbled, &[9; 5]), None);
+    let mut all: Vec<UnixStream> = (1..RANKS_MAX as u32)
+        .map(|rank| {
+            let mut one = connect(name);
+            assert_eq!(asks(&mut one, &local_rendezvous::greeting(name, rank)), Some(Answer::Entered));
+            one
+        })
+        .collect();
+    // In pieces, and two words at once.
+    let ask = SplitMessage::Ask { ranks: RANKS_MAX as u32 }.encode();
+    let one = all.first_mut().unwrap();
+    one.write_all(&ask[..2]).unwrap();
+    assert!(matches!(
+        asks(one, &[&ask[2..], &SplitMessage::Leave.encode()].concat()),
+        Some(Answer::Complete { place: 1, .. })
+    ));
+    assert!(matches!(first.ask(RANKS_MAX as u32, &never), Ok(Answer::Complete { place: 0, .. })));
+    drop(silent);
+}
+
+/// The last goes while others come: whoever comes enters, there or in the next.
+#[test]
+fn last_goes_while_others_come() {
+    let processes = [rendezvous(), rendezvous()];
+    let name = name();
+    let entered = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for (rank, process) in (0..2).zip(&processes) {
+            let entered = &entered;
+            scope.spawn(move || {
+                for _ in 0..400 {
+                    drop(process.enter_local(name, rank, &never).unwrap());
+                    entered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(entered.load(Ordering::Relaxed), 800);
+}

@@ -1,0 +1,356 @@
+//! Sessions among threads, each rank over its own socket.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use windlass_bootstrap::facts::Facts;
+use windlass_bootstrap::negotiated::{NegotiatedConfig, capability};
+use windlass_bootstrap::outcome::{Failure, FallbackReason};
+use windlass_bootstrap::{Limits, Outcome, Rendezvous, complete_all, id_tag};
+
+use crate::support::{facts, hosted, id_of, is_peer_group, join, ready, real_facts};
+
+/// 2 to 8 ranks on threads of their own, with a process's rendezvous each: one peer group, one negotiated config.
+#[test]
+fn threads() {
+    for ranks in 2..=8 {
+        let hosted = hosted();
+        let outcomes: Vec<Outcome> = thread::scope(|scope| {
+            let rank = |rank| {
+                let id = &hosted.id;
+                scope.spawn(move || {
+                    let own = Rendezvous::start(Limits::default()).unwrap();
+                    let outcome = join(&own, id, real_facts(rank, ranks));
+                    // The others' outcomes may be on their way; this rank's place ends with its rendezvous.
+                    (outcome, own)
+                })
+            };
+            let started: Vec<_> = (0..ranks).map(rank).collect();
+            let joined: Vec<_> = started.into_iter().map(|thread| thread.join().unwrap()).collect();
+            joined.into_iter().map(|(outcome, _)| outcome).collect()
+        });
+        let negotiated_configs: Vec<Vec<u8>> = outcomes
+            .iter()
+            .map(|outcome| match outcome {
+                Outcome::PeerGroup(negotiated) => negotiated.encode(),
+                other => panic!("{ranks} ranks: {other:?}"),
+            })
+            .collect();
+        assert!(negotiated_configs.windows(2).all(|pair| pair[0] == pair[1]));
+        let negotiated = NegotiatedConfig::decode(&negotiated_configs[0]).unwrap();
+        assert_eq!(negotiated.members.len(), ranks as usize);
+        assert_eq!(negotiated.descriptor_sockets().len(), ranks as usize);
+        assert_eq!(hosted.rendezvous.counts().peer_groups.load(Ordering::Relaxed), 1);
+    }
+}
+
+/// Eight ranks of one process brought by one thread: one descriptor socket, one preparation.
+#[test]
+fn one_thread() {
+    let hosted = hosted();
+    let prepared = AtomicUsize::new(0);
+    let participant =
+        hosted.rendezvous.join(&hosted.id, (0..8).map(|rank| real_facts(rank, 8)).collect()).unwrap();
+    let outcomes = complete_all(vec![participant], &|preparation| {
+        prepared.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(preparation.ranks, [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert!(preparation.peers().is_empty());
+        Ok(())
+    });
+    assert!(outcomes[0].len() == 8 && outcomes[0].iter().all(is_peer_group), "{outcomes:?}");
+    assert_eq!(prepared.load(Ordering::Relaxed), 1);
+}
+
+/// Two processes join two sessions in opposite orders in a group each, with preparations that wait for the peer's:
+/// no session waits for another.
+#[test]
+fn groups_in_opposite_order() {
+    let hosted = hosted();
+    let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other_id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+    let both_prepare = [Barrier::new(2), Barrier::new(2)];
+    let bring = |rank: u32, ids: [&id_tag::Id; 2]| {
+        let participants = ids.map(|id| hosted.rendezvous.join(id, vec![facts(rank, 2)]).unwrap());
+        complete_all(participants.into(), &|preparation| {
+            let first = preparation.token == id_tag::IdTag::decode(&hosted.id).unwrap().token;
+            both_prepare[usize::from(first)].wait();
+            Ok(())
+        })
+    };
+    thread::scope(|scope| {
+        let there = scope.spawn(|| bring(0, [&hosted.id, &other_id]));
+        let here = bring(1, [&other_id, &hosted.id]);
+        for outcomes in [there.join().unwrap(), here] {
+            assert!(outcomes.iter().flatten().all(is_peer_group), "{outcomes:?}");
+        }
+    });
+}
+
+/// Over IPv6, where the id holds another kind of address.
+#[test]
+fn internet_protocol_6() {
+    let Ok(root) = std::net::TcpListener::bind("[::1]:0") else {
+        println!("skipped: no IPv6 here");
+        return;
+    };
+    let mut id = id_of(&root.local_addr().unwrap());
+    id[8..36].fill(0);
+    id[8..10].copy_from_slice(&10u16.to_ne_bytes());
+    id[10..12].copy_from_slice(&root.local_addr().unwrap().port().to_be_bytes());
+    id[31] = 1;
+    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+    let id = rendezvous.host(&id).unwrap();
+    let participant = rendezvous.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    assert!(participant.complete(ready).iter().all(is_peer_group));
+    let hosted = crate::support::Hosted { rendezvous, root, id };
+    hosted.nccl_rank();
+}
+
+/// A rank that comes long after the others have settled to wait is waited for.
+#[test]
+fn late_rank() {
+    let hosted = hosted();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let settled = Barrier::new(2);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            settled.wait();
+            participant.complete(ready)
+        });
+        settled.wait();
+        // A whole other session goes by on the same thread meanwhile.
+        let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        let two = hosted.rendezvous.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        assert!(two.complete(ready).iter().all(is_peer_group));
+        assert!(!waiting.is_finished());
+        assert!(is_peer_group(&join(&hosted.rendezvous, &hosted.id, facts(2, 3))));
+        assert!(waiting.join().unwrap().iter().all(is_peer_group));
+    });
+}
+
+/// A rank without Windlass: on NCCL for those who wait, and for those who come later.
+#[test]
+fn rank_without_windlass() {
+    let hosted = hosted();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| participant.complete(ready));
+        hosted.nccl_rank();
+        let outcomes = waiting.join().unwrap();
+        assert!(matches!(outcomes[0], Outcome::OnNccl(FallbackReason::NonWindlass)), "{outcomes:?}");
+    });
+    let late = join(&hosted.rendezvous, &hosted.id, facts(1, 3));
+    assert!(matches!(late, Outcome::OnNccl(FallbackReason::NonWindlass)), "{late:?}");
+}
+
+/// After a peer group's outcome NCCL's connections are relayed as ever, and the port closes once the root has.
+#[test]
+fn real_communicator_after_the_outcome() {
+    let hosted = hosted();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let outcomes = participant.complete(ready);
+    assert!(outcomes.iter().all(is_peer_group));
+    hosted.nccl_rank();
+    hosted.nccl_rank();
+    let counts = hosted.rendezvous.counts();
+    assert_eq!(counts.sessions_open.load(Ordering::Relaxed), 1);
+    drop(hosted.root);
+    while counts.sessions_open.load(Ordering::Relaxed) != 0 {
+        thread::yield_now();
+    }
+    assert_eq!(counts.on_nccl.load(Ordering::Relaxed), 0);
+    assert!(is_peer_group(&outcomes[0]));
+}
+
+/// A rank that cannot prepare says why, and all are on NCCL for it.
+#[test]
+fn refusal() {
+    let hosted = hosted();
+    let participants = [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
+        [1] => Err("a chunk of 2 MiB did not map ".repeat(20)),
+        _ => Ok(()),
+    });
+    for outcome in outcomes.iter().flatten() {
+        let Outcome::OnNccl(FallbackReason::Refused { rank: 1, words }) = outcome else {
+            panic!("{outcome:?}")
+        };
+        assert!(words.starts_with("a chunk") && words.len() <= 200);
+    }
+}
+
+/// Whoever prepares hears that it is pointless, and stops.
+#[test]
+fn stop_ends_preparing() {
+    let hosted = hosted();
+    let participants = [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
+        [0] => Err("no room".into()),
+        _ => {
+            use rustix::event::{PollFd, PollFlags, poll};
+            poll(&mut [PollFd::new(preparation.stop, PollFlags::IN)], None).unwrap();
+            Err("stopped".into())
+        }
+    });
+    for outcome in outcomes.iter().flatten() {
+        assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Refused { rank: 0, .. })), "{outcome:?}");
+    }
+}
+
+/// Different options, hosts, devices: on NCCL at the report that shows it, without waiting for the rest.
+#[test]
+fn conflicts() {
+    type Change = fn(&mut Facts);
+    let changes: [(Change, FallbackReason); 5] = [
+        (|facts| facts.options = 6, FallbackReason::OtherOptions { rank: 1, other: 0 }),
+        (|facts| facts.place.host.0[0] = 9, FallbackReason::OtherHost { rank: 1, other: 0 }),
+        (|facts| facts.place.network = 9, FallbackReason::OtherNetwork { rank: 1, other: 0 }),
+        (|facts| facts.member.device.uuid = [0; 16], FallbackReason::SameDevice { rank: 1, other: 0 }),
+        (|facts| facts.capabilities = 0, FallbackReason::Incapable { rank: 1 }),
+    ];
+    for (change, expected) in changes {
+        let hosted = hosted();
+        let mut second = facts(1, 4);
+        change(&mut second);
+        let first = hosted.rendezvous.join(&hosted.id, vec![facts(0, 4)]).unwrap();
+        let second = hosted.rendezvous.join(&hosted.id, vec![second]).unwrap();
+        for outcome in [first.complete(ready), second.complete(ready)].iter().flatten() {
+            let Outcome::OnNccl(reason) = outcome else { panic!("{outcome:?}") };
+            // Which of two reports came first is up to the network.
+            let swapped = format!("{reason}").replace("rank 0, other 1", "rank 1, other 0");
+            assert_eq!(swapped, format!("{expected}"));
+        }
+    }
+}
+
+/// The negotiated config holds the least limit and what all can do.
+#[test]
+fn negotiated_of_unlike_ranks() {
+    let hosted = hosted();
+    let (mut first, mut second) = (facts(0, 3), facts(1, 3));
+    (first.ctas_max, second.ctas_max) = (16, 8);
+    second.capabilities |= 12;
+    second.member.attachment = b"a region at 4096".to_vec();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
+    for outcome in participant.complete(ready) {
+        let Outcome::PeerGroup(negotiated) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(
+            (negotiated.ctas_max, negotiated.capabilities),
+            (8, capability::REQUIRED | capability::LAUNCHES_ALONE)
+        );
+        assert_eq!(negotiated.members[1].attachment, b"a region at 4096");
+    }
+}
+
+/// A session whose host cannot be reached leaves a rank that nobody has heard of: it goes to NCCL.
+#[test]
+fn unreachable_host() {
+    let hosted = hosted();
+    hosted.rendezvous.retire(&hosted.id);
+    while hosted.rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
+        thread::yield_now();
+    }
+    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{outcome:?}");
+}
+
+/// A session that is retired under those who wait there fails for them.
+#[test]
+fn retired_while_waiting() {
+    let hosted = hosted();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| participant.complete(ready));
+        while !waiting.is_finished() {
+            hosted.rendezvous.retire(&hosted.id);
+            thread::yield_now();
+        }
+        let outcomes = waiting.join().unwrap();
+        // Unreachable, if the port was closed before the rank came.
+        let expected = matches!(
+            outcomes[0],
+            Outcome::Failed(Failure::HostLost) | Outcome::OnNccl(FallbackReason::Unreachable { .. })
+        );
+        assert!(expected, "{outcomes:?}");
+    });
+}
+
+/// An id that NCCL never used serves again, with the same root and another token.
+#[test]
+fn recycled_id() {
+    let hosted = hosted();
+    let meet = |id: &id_tag::Id| {
+        let participant = hosted.rendezvous.join(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        participant.complete(ready).into_iter().map(|outcome| match outcome {
+            Outcome::PeerGroup(negotiated) => negotiated.comm,
+            other => panic!("{other:?}"),
+        })
+    };
+    let first: Vec<_> = meet(&hosted.id).collect();
+    let again = hosted.rendezvous.host(&id_tag::without_id_tag(&hosted.id).unwrap()).unwrap();
+    hosted.rendezvous.retire(&hosted.id);
+    let (old, new) = (id_tag::IdTag::decode(&hosted.id).unwrap(), id_tag::IdTag::decode(&again).unwrap());
+    assert_ne!(old.token, new.token);
+    assert_eq!(old.root_port, new.root_port);
+    let second: Vec<_> = meet(&again).collect();
+    assert!(first[0] == first[1] && second[0] == second[1] && first[0] != second[0]);
+}
+
+/// 200 sessions leave no descriptor and no thread.
+#[test]
+fn two_hundred_sessions() {
+    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+    let alive = || {
+        let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
+        (count("/proc/self/fd"), count("/proc/self/task"))
+    };
+    let meet = |number: usize| {
+        let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        let participant = rendezvous.join(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
+        assert!(participant.complete(ready).iter().all(is_peer_group), "session {number}");
+        rendezvous.retire(&id);
+    };
+    let settle = || {
+        while rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
+            thread::yield_now();
+        }
+        // All commands before this one's have been done, those of the last members among them.
+        let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        rendezvous.retire(&id);
+        while rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
+            thread::yield_now();
+        }
+    };
+    // Before any: what a session has may end a turn after it is over.
+    let before = alive();
+    (0..=200).for_each(meet);
+    settle();
+    // The host's ends of the last connections close one turn after the ranks'; a thread that was joined is listed a moment longer.
+    let more = |now: (usize, usize)| now.0 > before.0 || now.1 > before.1;
+    while more(alive()) {
+        thread::yield_now();
+    }
+    assert_eq!(alive(), before);
+}
+
+/// Too many open sessions: the id stays NCCL's own, and is counted. Ids whose root is gone make room again.
+#[test]
+fn limit_of_sessions() {
+    let rendezvous = Rendezvous::start(Limits { sessions_max: 3, ..Limits::default() }).unwrap();
+    let mut roots: Vec<_> = (0..4).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses: Vec<_> = roots.iter().map(|root| root.local_addr().unwrap()).collect();
+    let counts = rendezvous.counts();
+    for address in &addresses[..3] {
+        rendezvous.host(&id_of(address)).unwrap();
+    }
+    assert!(rendezvous.host(&id_of(&addresses[3])).is_err());
+    assert_eq!(counts.sessions_refused.load(Ordering::Relaxed), 1);
+    roots.drain(..2);
+    while rendezvous.host(&id_of(&addresses[3])).is_err() {
+        thread::yield_now();
+    }
+}

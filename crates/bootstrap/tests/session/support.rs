@@ -1,0 +1,114 @@
+//! What the tests share: ids as NCCL makes them, reports, fake NCCL roots and ranks.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+
+use windlass_bootstrap::facts::{Facts, Place};
+use windlass_bootstrap::id_tag::Id;
+use windlass_bootstrap::negotiated::{Device, Member, Token, Version, capability};
+use windlass_bootstrap::{Limits, Outcome, Preparation, Rendezvous, place};
+
+pub const MAGIC: [u8; 8] = *b"\xa7ncclid\x01";
+
+/// A report that fits all others of this function.
+pub fn facts(rank: u32, ranks: u32) -> Facts {
+    Facts {
+        ranks,
+        version: Version::THIS,
+        place: Place { host: Token([1; 16]), network: 7 },
+        capabilities: capability::REQUIRED | capability::LAUNCHES_ALONE,
+        options: 5,
+        ctas_max: 0,
+        member: Member {
+            rank,
+            process: Token([2; 16]),
+            process_id: 1,
+            device: Device {
+                uuid: [rank as u8; 16],
+                pci: (0, rank as u8, 0),
+                capability: 90,
+                multiprocessors: 132,
+            },
+            descriptor_socket: Token([0; 16]),
+            process_listener: Token([0; 16]),
+            tuning: 0,
+            checks: false,
+            attachment: Vec::new(),
+        },
+    }
+}
+
+/// The same, with this process's real place.
+pub fn real_facts(rank: u32, ranks: u32) -> Facts {
+    let mut facts = facts(rank, ranks);
+    facts.place = place::here(None).unwrap();
+    facts.member.process = place::process().unwrap();
+    facts.member.process_id = std::process::id();
+    facts
+}
+
+/// An id whose root listens here.
+pub fn id_of(root: &SocketAddr) -> Id {
+    let mut id = [0xee; 128];
+    id[..40].fill(0);
+    id[..8].copy_from_slice(&MAGIC);
+    id[8..10].copy_from_slice(&2u16.to_ne_bytes());
+    id[10..12].copy_from_slice(&root.port().to_be_bytes());
+    id[12..16].copy_from_slice(&Ipv4Addr::LOCALHOST.octets());
+    id
+}
+
+/// A session with NCCL's root behind it, which the test plays.
+pub struct Hosted {
+    pub rendezvous: Rendezvous,
+    pub root: TcpListener,
+    pub id: Id,
+}
+
+pub fn hosted() -> Hosted {
+    hosted_with(Limits::default())
+}
+
+pub fn hosted_with(limits: Limits) -> Hosted {
+    let rendezvous = Rendezvous::start(limits).unwrap();
+    let root = TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+    Hosted { rendezvous, root, id }
+}
+
+impl Hosted {
+    pub fn address(&self) -> SocketAddr {
+        windlass_bootstrap::id_tag::address(&self.id).unwrap()
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address()).unwrap()
+    }
+
+    /// What a rank without Windlass does: NCCL's handshake, its report, close. Returns once the root has all of it.
+    pub fn nccl_rank(&self) {
+        let mut rank = self.connect();
+        rank.write_all(&MAGIC).unwrap();
+        rank.write_all(&[1; 180]).unwrap();
+        let (mut at_root, _) = self.root.accept().unwrap();
+        drop(rank);
+        let mut bytes = Vec::new();
+        at_root.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes.len(), 188);
+        assert_eq!(bytes[..8], MAGIC);
+    }
+}
+
+/// Nothing to prepare.
+pub fn ready(_: &Preparation<'_>) -> Result<(), String> {
+    Ok(())
+}
+
+/// Brings one rank and waits for its outcome.
+pub fn join(rendezvous: &Rendezvous, id: &Id, facts: Facts) -> Outcome {
+    rendezvous.join(id, vec![facts]).unwrap().complete(ready).remove(0)
+}
+
+pub fn is_peer_group(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::PeerGroup(_))
+}

@@ -1,0 +1,14 @@
+//! Everything that moves bytes, given the memory of peers: the symmetric heap, the sequencer, p2p and native collectives.
+
+#![deny(unsafe_code)]
+
+pub mod heap;
+
+// What mechanisms that run on GPUs stand on.
+pub mod sequencer;
+
+pub mod p2p;
+
+pub mod native;
+
+pub mod tuning;

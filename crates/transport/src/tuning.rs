@@ -1,0 +1,517 @@
+//! Up to which size native collectives serve: a table of what was measured, part of what ranks agree on. Pure.
+//!
+//! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
+//! timed. A cell that nobody measured has a small limit, at which LL wins anywhere.
+
+pub mod file;
+
+use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
+use windlass_kernels::collectives::{Crossover, Kind, Tuning, batch_bytes_max};
+
+use file::{Key, Multicast, Table};
+use windlass_base::call::Function;
+use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
+use windlass_bootstrap::negotiated::{Device, GRID_MAX, NegotiatedConfig, capability};
+
+/// Of cells that nobody measured.
+pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
+/// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
+pub const OTHER_BYTES_MAX: u64 = 64 << 10;
+/// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
+/// of how groups are cut and ordered.
+const PROTOCOL: u64 = 9;
+/// Ranks that the kernels have at most.
+const RANKS_MAX: usize = 8;
+
+/// The collectives that have cells.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(usize)]
+#[allow(missing_docs)]
+pub enum Collective {
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    /// Broadcasts of one group with a root each; sizes are those of all together.
+    UnevenAllGather,
+    /// Reduces of one group with a root each.
+    UnevenReduceScatter,
+}
+
+/// How many there are.
+pub const COLLECTIVES: usize = 7;
+
+impl Collective {
+    /// Which cell a function has. With a configuration of its own a call stays NCCL's. An all-to-all has none: NCCL makes it of sends
+    /// and receives, so one rank may call it while the others send and receive in a group. The p2p transport serves both.
+    #[inline]
+    pub fn of(function: Function) -> Option<Collective> {
+        match function {
+            Function::AllReduce => Some(Collective::AllReduce),
+            Function::Broadcast | Function::Bcast => Some(Collective::Broadcast),
+            Function::Reduce => Some(Collective::Reduce),
+            Function::AllGather => Some(Collective::AllGather),
+            Function::ReduceScatter => Some(Collective::ReduceScatter),
+            _ => None,
+        }
+    }
+}
+
+impl Collective {
+    /// What several of one group are together where each has another root: all-gather-v, reduce-scatter-v.
+    #[inline]
+    pub fn fused(self) -> Option<Collective> {
+        match self {
+            Collective::Broadcast => Some(Collective::UnevenAllGather),
+            Collective::Reduce => Some(Collective::UnevenReduceScatter),
+            _ => None,
+        }
+    }
+
+    /// What an uneven one is where all parts are alike.
+    fn even(self) -> Option<Collective> {
+        match self {
+            Collective::UnevenAllGather => Some(Collective::AllGather),
+            Collective::UnevenReduceScatter => Some(Collective::ReduceScatter),
+            _ => None,
+        }
+    }
+}
+
+/// The limits of one communicator, by collective: calls of fewer bytes ([`windlass_base::call::Shared::bytes`]) are served. 0: none is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits(pub [u64; COLLECTIVES]);
+
+/// Whether a group takes so many kernels of ours of one communicator, one after the other, the smallest of so many bytes: NCCL
+/// runs all of a group in one, and what it has ahead is used up by three small ones (2 × H200, graph and eager: 4 all-reduces of 1 KB
+/// 8.3 us for 6.3, 32 of them 65 for 9; 4 of 1 MB 28 for 47, 8 of these eager 66 for 59; `crates/kernels/bench/grouped.cu`).
+pub fn serve_separate(count: usize, smallest_bytes: u64) -> bool {
+    match smallest_bytes {
+        ..SEPARATE_BYTES_MIN => count <= 2,
+        _ => count <= 4,
+    }
+}
+
+/// From here on a collective takes so long that two more kernels do not matter.
+const SEPARATE_BYTES_MIN: u64 = 1 << 20;
+
+/// Whether a group takes so many kernels each of which runs calls with a root each, the smallest of so many bytes in all. NCCL runs all of
+/// them in one, but takes longer to launch that (2 × H200, graph and eager: 2 all-gathers of 1 KB as two broadcasts each 5.9 us for 5.3, 9.7
+/// for 12.4, 3 of them 8.6 for 5.4, 14.0 for 13.0; 4 of 1 MB 22 for 31; reductions are dearer, 3 of 4 MB 48 for 44;
+/// `docs/measurements/2026-11-24-lists`).
+pub fn serve_lists(count: usize, reduce: bool, smallest_bytes: u64) -> bool {
+    count <= if smallest_bytes >= SEPARATE_BYTES_MIN && !reduce { 4 } else { 2 }
+}
+
+/// The largest collective of a group that goes beside others in one kernel. Larger ones in one were not measured, and take so long
+/// that a kernel each does not matter.
+pub const BATCHED_BYTES_MAX: u64 = 8 << 20;
+
+impl Limits {
+    /// Native collectives serve nothing.
+    pub const NONE: Limits = Limits([0; COLLECTIVES]);
+
+    /// Whether they serve so many bytes.
+    #[inline]
+    pub fn serve(&self, collective: Collective, bytes: u64) -> bool {
+        bytes < self.0[collective as usize]
+    }
+
+    /// Whether one kernel serves several broadcasts, or several reduces, of these bytes over `ranks` ranks, each with a root of
+    /// its own.
+    ///
+    /// Those that are served each by itself are, as one kernel takes no longer than several. Others have a limit for all parts
+    /// together, measured in shares as 5 to 7 on 2 ranks. The more uneven they are the more time goes by the largest part, which its
+    /// root's wires carry alone, while NCCL spreads it over all rings: so what makes that more than an even share may be as much as a
+    /// single one has at its limit, where that was measured. Where no single one is served, none are together: a table that says so
+    /// of broadcasts means all of them.
+    pub fn serve_fused(
+        &self,
+        each: Collective,
+        bytes: impl Iterator<Item = u64> + Clone,
+        ranks: usize,
+    ) -> bool {
+        let total = bytes.clone().fold(0, u64::saturating_add);
+        let largest = bytes.max().unwrap_or_default();
+        let uneven = (ranks as u64).saturating_mul(largest).saturating_sub(total);
+        let serves = |fused| {
+            self.serve(fused, total) && self.serve(each, 0) && uneven <= self.uneven_bytes_max(each, ranks)
+        };
+        each.fused().is_some_and(|fused| self.serve(each, largest) || serves(fused))
+    }
+
+    /// Whether there are others, known later, with which one kernel would serve a broadcast or reduce of so many bytes.
+    #[inline]
+    pub fn may_serve_fused(&self, each: Collective, bytes: u64, ranks: usize) -> bool {
+        let Some(fused) = each.fused() else { return false };
+        let uneven = self.uneven_bytes_max(each, ranks);
+        let least = (ranks as u64).saturating_mul(bytes).saturating_sub(uneven).max(bytes);
+        self.serve(each, bytes) || self.serve(each, 0) && self.serve(fused, least)
+    }
+
+    /// As many times the largest part as there are ranks, less all parts.
+    fn uneven_bytes_max(&self, each: Collective, ranks: usize) -> u64 {
+        let alone = self.0[each as usize].saturating_sub(1);
+        alone.saturating_mul(ranks.saturating_sub(1) as u64)
+    }
+
+    /// What all ranks know of a communicator, and this process's table, which counts where all ranks have the same.
+    pub fn of(negotiated: &NegotiatedConfig, table: &Table) -> Limits {
+        if !serves(negotiated) {
+            return Limits::NONE;
+        }
+        let ranks = negotiated.members.len();
+        let multicast = negotiated.capabilities & capability::MULTICAST != 0;
+        let is_measured = !multicast
+            && negotiated.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
+        let cells = CELLS.iter().find(|cells| is_measured && cells.ranks == ranks);
+        let mut bytes_max =
+            cells.map_or([UNMEASURED_BYTES_MAX; COLLECTIVES], |cells| cells.bytes_max).map(Some);
+        if negotiated.members.iter().all(|member| member.tuning == table.hash()) {
+            let tuned = |collective| key(negotiated, collective).and_then(|key| table.get(&key));
+            for (own, collective) in bytes_max.iter_mut().zip(Collective::ALL) {
+                // Tables of before say nothing of uneven ones, which were not to be larger than even ones.
+                let of_even = || Some((*own).min(collective.even().and_then(tuned)?));
+                *own = tuned(collective).or_else(of_even).unwrap_or(*own);
+            }
+        }
+        let most = most_of_few_blocks(negotiated.ctas_max());
+        Limits(bytes_max.map(|own| own.map_or(0, |own| own.min(most).saturating_add(1))))
+    }
+}
+
+/// Bytes for each block of a communicator with fewer than usual, up to which native collectives serve it: tables are measured with all.
+const EACH_BLOCK_BYTES_MAX: u64 = 64 << 10;
+
+/// Up to how many bytes so many blocks serve. With few of them NCCL's, which have more threads, are faster at large sizes. Measured on
+/// 2 × H100 with NCCL's kernels under the same limit (docs/measurements/2026-11-25-environments): 1 block 0.53 of NCCL's time for an
+/// all-reduce of 256 KiB, 1.40 for 4 MiB; 4 blocks 0.59 and 1.13; 8 blocks 0.91 for 4 MiB, 1.54 for 64 MiB.
+fn most_of_few_blocks(blocks: u32) -> u64 {
+    match blocks {
+        ..GRID_MAX => EACH_BLOCK_BYTES_MAX * u64::from(blocks),
+        _ => u64::MAX - 1,
+    }
+}
+
+/// Where a table has what holds for a communicator; only where all its GPUs are alike.
+fn key(negotiated: &NegotiatedConfig, collective: Collective) -> Option<Key> {
+    let Device { capability, multiprocessors, .. } = negotiated.members.first()?.device;
+    let alike =
+        |device: &Device| (device.capability, device.multiprocessors) == (capability, multiprocessors);
+    let multicast = match negotiated.capabilities & capability::MULTICAST {
+        0 => Multicast::No,
+        _ => Multicast::Yes,
+    };
+    let ranks = negotiated.members.len();
+    let key = Key { collective, ranks, capability, multiprocessors, multicast };
+    negotiated.members.iter().all(|member| alike(&member.device)).then_some(key)
+}
+
+/// Whether native collectives serve a communicator at all.
+pub fn serves(negotiated: &NegotiatedConfig) -> bool {
+    negotiated.capabilities & NEEDED == NEEDED && negotiated.members.len() <= RANKS_MAX
+}
+
+const NEEDED: u64 = capability::NATIVE | capability::UNBOUND;
+
+/// A kind of GPU.
+#[derive(Clone, Copy, Debug)]
+struct Gpu {
+    capability: u16,
+    /// Parts of GPUs, and smaller ones of the generation, were not measured.
+    multiprocessors_min: u16,
+}
+
+impl Gpu {
+    fn is(self, device: &Device) -> bool {
+        device.capability == self.capability && device.multiprocessors >= self.multiprocessors_min
+    }
+}
+
+/// The GPUs of the measured cells.
+const MEASURED: &[Gpu] = &[Gpu { capability: 90, multiprocessors_min: 114 }];
+
+/// The cells of so many ranks, without multicast.
+#[derive(Clone, Copy, Debug)]
+struct Cells {
+    ranks: usize,
+    /// In the order of [`Collective`].
+    bytes_max: [u64; COLLECTIVES],
+}
+
+/// Measured on H200 (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower. Uneven ones were
+/// on 2 ranks alone; those of 4 are no larger.
+const CELLS: &[Cells] = &[
+    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20, 64 << 20, 16 << 20] },
+    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 16 << 20] },
+];
+
+/// Which kernel serves which size: the same on all ranks.
+pub fn kernels() -> Tuning {
+    Tuning::default()
+}
+
+/// All that this build decides by, as one number: ranks whose numbers differ have no peer group.
+pub fn hash() -> u64 {
+    let mut writer = Writer::default();
+    writer.u64(EACH_BLOCK_BYTES_MAX);
+    writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(SEPARATE_BYTES_MIN);
+    writer.u64(BATCH_CALLS_MAX as u64).u64(BATCH_ENTRIES as u64).u64(BATCHED_BYTES_MAX);
+    for ranks in 2..=RANKS_MAX as u32 {
+        for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
+            writer.u64(batch_bytes_max(kind, ranks));
+        }
+    }
+    for gpu in MEASURED {
+        writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
+    }
+    for cells in CELLS {
+        writer.u64(cells.ranks as u64);
+        for bytes in cells.bytes_max {
+            writer.u64(bytes);
+        }
+    }
+    let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter } = kernels();
+    for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter] {
+        let Crossover { ll_bytes_max, two_groups_bytes_max, simple_bytes_min } = crossover;
+        writer.u64(ll_bytes_max).u64(two_groups_bytes_max).u64(simple_bytes_min);
+    }
+    checksum(&writer.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use windlass_bootstrap::negotiated::{Member, Token, Version};
+
+    fn negotiated(
+        ranks: usize,
+        capabilities: u64,
+        capability: u16,
+        multiprocessors: u16,
+    ) -> NegotiatedConfig {
+        let token = Token([0; 16]);
+        let member = |rank| Member {
+            rank: rank as u32,
+            process: token,
+            process_id: 0,
+            device: Device { uuid: [0; 16], pci: (0, 0, 0), capability, multiprocessors },
+            descriptor_socket: token,
+            process_listener: token,
+            tuning: 0,
+            checks: false,
+            attachment: Vec::new(),
+        };
+        NegotiatedConfig {
+            comm: token,
+            version: Version::THIS,
+            host: token,
+            capabilities,
+            options: 0,
+            ctas_max: 0,
+            members: (0..ranks).map(member).collect(),
+        }
+    }
+
+    /// A cell that was measured has its own limit; any other the small one; what not all ranks can, none.
+    #[test]
+    fn cells() {
+        let native = NEEDED;
+        let all_reduce = |negotiated: NegotiatedConfig| {
+            Limits::of(&negotiated, &Table::default()).0[Collective::AllReduce as usize] - 1
+        };
+        assert_eq!(all_reduce(negotiated(2, native, 90, 132)), 256 << 20);
+        assert_eq!(all_reduce(negotiated(4, native, 90, 114)), 16 << 20);
+        for unmeasured in [
+            negotiated(3, native, 90, 132),
+            negotiated(8, native, 90, 132),
+            negotiated(4, native, 90, 32),
+            negotiated(4, native, 80, 132),
+            negotiated(4, native | capability::MULTICAST, 90, 132),
+        ] {
+            assert_eq!(
+                Limits::of(&unmeasured, &Table::default()),
+                Limits([UNMEASURED_BYTES_MAX + 1; COLLECTIVES])
+            );
+        }
+        for without in [negotiated(9, native, 90, 132), negotiated(4, capability::NATIVE, 90, 132)] {
+            assert_eq!(Limits::of(&without, &Table::default()), Limits::NONE);
+            assert!(!serves(&without));
+        }
+        // Under a limit on blocks less is served, and what was not measured stays as it is.
+        let limited = |ctas_max, ranks| NegotiatedConfig { ctas_max, ..negotiated(ranks, native, 90, 132) };
+        assert_eq!([1, 8, 31, 32].map(|ctas| all_reduce(limited(ctas, 2)) >> 10), [64, 512, 1984, 256 << 10]);
+        assert_eq!(all_reduce(limited(8, 3)), UNMEASURED_BYTES_MAX);
+        let mut mixed = negotiated(4, native, 90, 132);
+        mixed.members[3].device.capability = 100;
+        assert_eq!(all_reduce(mixed), UNMEASURED_BYTES_MAX);
+    }
+
+    /// A cell of a table that all ranks have is its own limit, up or down; the others stay as they are, and all do where one rank
+    /// has another table.
+    #[test]
+    fn tuned() {
+        let text = "windlass-tuning 1\n\
+            all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 1G\n\
+            reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max none\n\
+            all_gather ranks 2 gpu 8.0/108 multicast yes native_bytes_max 1M\n";
+        let table = Table::parse(text).unwrap();
+        let with = |mut negotiated: NegotiatedConfig, hashes: [u64; 2]| {
+            negotiated.members.iter_mut().zip(hashes).for_each(|(member, hash)| member.tuning = hash);
+            Limits::of(&negotiated, &table)
+        };
+        let hash = table.hash();
+        let built_in = Limits::of(&negotiated(2, NEEDED, 90, 132), &Table::default());
+        let tuned = with(negotiated(2, NEEDED, 90, 132), [hash; 2]);
+        let built_in_or = |first, third| {
+            let [_, broadcast, _, others @ ..] = built_in.0;
+            [&[first, broadcast, third], &others[..]].concat()
+        };
+        assert_eq!(tuned.0[..], built_in_or((1 << 30) + 1, 0));
+        for hashes in [[hash, 0], [0, hash], [hash, hash + 1], [0, 0]] {
+            assert_eq!(with(negotiated(2, NEEDED, 90, 132), hashes), built_in);
+        }
+        let of_others = with(negotiated(2, NEEDED | capability::MULTICAST, 80, 108), [hash; 2]);
+        let unmeasured = UNMEASURED_BYTES_MAX + 1;
+        let mut expected = [unmeasured; COLLECTIVES];
+        expected[Collective::AllGather as usize] = (1 << 20) + 1;
+        assert_eq!(of_others.0, expected);
+        let mut mixed = negotiated(2, NEEDED, 90, 132);
+        mixed.members[1].device.multiprocessors = 114;
+        assert_eq!(with(mixed, [hash; 2]), built_in);
+        assert_eq!(with(negotiated(2, 0, 90, 132), [hash; 2]), Limits::NONE);
+    }
+
+    /// Without a limit nothing is served, not even nothing.
+    #[test]
+    fn limits() {
+        let mut limits = Limits::NONE;
+        assert!(!limits.serve(Collective::AllGather, 0));
+        limits.0[Collective::AllGather as usize] = 9;
+        let served = [0, 8, 9, u64::MAX].map(|bytes| limits.serve(Collective::AllGather, bytes));
+        assert_eq!(served, [true, true, false, false]);
+        assert!(!limits.serve(Collective::AllReduce, 0));
+    }
+
+    /// Even parts end where uneven ones do, or where each is NCCL's by itself; a single one ends where broadcasts do.
+    #[test]
+    fn fused() {
+        const MIB: u64 = 1 << 20;
+        for (ranks, ends) in [(2, [(32, 64), (16, 32)]), (4, [(1, 64), (1, 16)])] {
+            let limits = Limits::of(&negotiated(ranks, NEEDED, 90, 132), &Table::default());
+            for (each, (alone, whole)) in [Collective::Broadcast, Collective::Reduce].into_iter().zip(ends) {
+                let (alone, whole) = (alone * MIB, whole * MIB);
+                let serve = |parts: &[u64]| limits.serve_fused(each, parts.iter().copied(), ranks);
+                let even = |total: u64| vec![total / ranks as u64; ranks];
+                assert!(serve(&even(4096)) && serve(&even(whole)) && !serve(&even(whole + 4)));
+                assert!(serve(&[alone]) && !serve(&[alone + 1]));
+                let mut larger = even(4 * MIB);
+                larger[0] += alone;
+                assert_eq!(serve(&larger), alone + 4 * MIB <= limits.0[each.fused().unwrap() as usize]);
+                larger[0] += 1;
+                assert!(!serve(&larger));
+                assert!(!limits.may_serve_fused(each, whole, ranks));
+            }
+            assert!(!limits.serve_fused(Collective::AllReduce, [1, 1].into_iter(), ranks));
+            assert!(!limits.may_serve_fused(Collective::AllGather, 1, ranks));
+        }
+        for each in [Collective::Broadcast, Collective::Reduce] {
+            assert!(!Limits::NONE.may_serve_fused(each, 0, 4));
+            assert!(!Limits::NONE.serve_fused(each, [0, 0].into_iter(), 4));
+        }
+    }
+
+    /// In shares of 5 to 7 all-gathers of 2 ranks win to 64 MB, reduce-scatters to 16 and not at 64; what is ours each by itself is one
+    /// kernel rather than several.
+    #[test]
+    fn uneven() {
+        const MIB: u64 = 1 << 20;
+        let limits = Limits::of(&negotiated(2, NEEDED, 90, 132), &Table::default());
+        let serve = |each, parts: [u64; 2]| {
+            let is_served = limits.serve_fused(each, parts.into_iter(), 2);
+            assert!(!is_served || parts.iter().all(|part| limits.may_serve_fused(each, *part, 2)));
+            is_served
+        };
+        let shares = |total: u64| [total * 5 / 12, total * 7 / 12];
+        for total in [1, 4, 8, 16, 64] {
+            assert!(serve(Collective::Broadcast, shares(total * MIB)), "{total} MB");
+            assert_eq!(serve(Collective::Reduce, shares(total * MIB)), total < 64, "{total} MB");
+        }
+        assert!(serve(Collective::Reduce, [16 * MIB; 2]) && !serve(Collective::Reduce, [17 * MIB; 2]));
+        assert!(serve(Collective::Reduce, [16 * MIB, MIB]) && !serve(Collective::Reduce, [17 * MIB, MIB]));
+    }
+
+    /// Limits of a table hold for what runs together, too; where it has none for single ones, none run together.
+    #[test]
+    fn tuned_fused() {
+        let text = "windlass-tuning 1\n\
+            broadcast ranks 4 gpu 9.0/132 multicast no native_bytes_max 1K\n\
+            all_gather ranks 4 gpu 9.0/132 multicast no native_bytes_max 16K\n\
+            reduce ranks 4 gpu 9.0/132 multicast no native_bytes_max none\n";
+        let table = Table::parse(text).unwrap();
+        let mut negotiated = negotiated(4, NEEDED, 90, 132);
+        negotiated.members.iter_mut().for_each(|member| member.tuning = table.hash());
+        let limits = Limits::of(&negotiated, &table);
+        let serve = |each, parts: [u64; 4]| {
+            let is_served = limits.serve_fused(each, parts.into_iter(), 4);
+            let is_foreseen = parts.iter().all(|part| limits.may_serve_fused(each, *part, 4));
+            assert!(is_foreseen || !is_served);
+            is_served
+        };
+        assert!(serve(Collective::Broadcast, [4096; 4]) && !serve(Collective::Broadcast, [4097; 4]));
+        assert!(
+            serve(Collective::Broadcast, [1024, 0, 0, 0]) && !serve(Collective::Broadcast, [1025, 0, 0, 0])
+        );
+        assert!(!serve(Collective::Reduce, [0; 4]) && !serve(Collective::Reduce, [9; 4]));
+    }
+
+    /// Uneven ones have the limit that a table gives them, larger or smaller than even ones'; without one, none above even ones'.
+    #[test]
+    fn tuned_uneven() {
+        let limit_with = |lines: &[(&str, &str)]| {
+            let line = |(name, most): &(&str, &str)| {
+                format!("{name} ranks 2 gpu 9.0/132 multicast no native_bytes_max {most}\n")
+            };
+            let text = lines.iter().map(line).collect::<String>();
+            let table = Table::parse(&format!("{}\n{text}", file::HEAD)).unwrap();
+            let mut negotiated = negotiated(2, NEEDED, 90, 132);
+            negotiated.members.iter_mut().for_each(|member| member.tuning = table.hash());
+            Limits::of(&negotiated, &table).0[Collective::UnevenReduceScatter as usize]
+        };
+        assert_eq!(limit_with(&[("uneven_reduce_scatter", "1G")]), (1 << 30) + 1);
+        let both = [("reduce_scatter", "1M"), ("uneven_reduce_scatter", "2M")];
+        assert_eq!(limit_with(&both), (2 << 20) + 1);
+        assert_eq!(limit_with(&[("reduce_scatter", "1M")]), (1 << 20) + 1);
+        assert_eq!(limit_with(&[("reduce_scatter", "none")]), 0);
+        assert_eq!(limit_with(&[("reduce_scatter", "1G")]), (16 << 20) + 1);
+        assert_eq!(limit_with(&[("all_gather", "none")]), (16 << 20) + 1);
+    }
+
+    proptest! {
+        /// What is served with others was foreseen when it was called alone, and nothing overflows.
+        #[test]
+        fn foreseen(
+            parts in proptest::collection::vec(0..u64::MAX, 1..9),
+            scale in 0..64_u32,
+            limits in proptest::array::uniform7(prop_oneof![Just(0), any::<u32>()]),
+            ranks in 2..9_usize,
+        ) {
+            let limits = Limits(limits.map(u64::from));
+            let parts: Vec<u64> = parts.into_iter().take(ranks).map(|bytes| bytes >> scale).collect();
+            if limits.serve_fused(Collective::Broadcast, parts.iter().copied(), ranks) {
+                for bytes in parts {
+                    prop_assert!(limits.may_serve_fused(Collective::Broadcast, bytes, ranks));
+                }
+            }
+        }
+    }
+
+    /// No measured cell is below what holds for all others.
+    #[test]
+    fn cells_are_not_below_the_least() {
+        let all = CELLS.iter().flat_map(|cells| cells.bytes_max);
+        assert!(all.into_iter().all(|bytes| bytes >= UNMEASURED_BYTES_MAX));
+    }
+}

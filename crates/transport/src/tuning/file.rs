@@ -1,0 +1,397 @@
+//! Tuning tables as text: what `windlass tune` writes and `WINDLASS_TUNING` names. Pure.
+//!
+//! ```text
+//! windlass-tuning 1
+//! # anything
+//! all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 32M
+//! reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max none
+//! ```
+//!
+//! A line is a cell: one collective over so many ranks, on GPUs of one compute capability and number of multiprocessors, where
+//! NCCL may or may not use multicast (the hardware has it, and `NCCL_NVLS_ENABLE` allows it). Cells that a table does not have
+//! are the built-in one's; without one for uneven all-gathers or reduce-scatters, that of even ones is their limit, too. The order of lines and all comments are for people: tables with the same cells are the same.
+
+use std::fmt;
+
+use super::{COLLECTIVES, Collective, RANKS_MAX};
+use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
+
+/// The first word of a table, and the version of its form.
+pub const HEAD: &str = "windlass-tuning 1";
+/// No table is longer.
+pub const TEXT_BYTES_MAX: usize = 256 << 10;
+/// No limit is larger: the kernels count what one rank sends another in packets of 256 bytes and more, in 32 bits.
+pub const NATIVE_BYTES_MAX: u64 = 256 << 30;
+/// Nor has it more cells.
+pub const CELLS_MAX: usize = 1024;
+
+/// Which calls a limit is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub struct Key {
+    pub collective: Collective,
+    pub ranks: usize,
+    /// Compute capability, 90 for 9.0.
+    pub capability: u16,
+    pub multiprocessors: u16,
+    pub multicast: Multicast,
+}
+
+/// Whether NCCL may use multicast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Multicast {
+    No,
+    Yes,
+}
+
+/// A key and the largest size, in bytes, at which native collectives serve; none at which they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub struct Cell {
+    pub key: Key,
+    pub native_bytes_max: Option<u64>,
+}
+
+/// A table. The default one has no cells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// By key, each once.
+    cells: Vec<Cell>,
+}
+
+/// What is wrong with a text, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    /// From 1.
+    pub line: usize,
+    /// What was found, and what was expected.
+    pub words: String,
+}
+
+impl Table {
+    /// Reads a table.
+    pub fn parse(text: &str) -> Result<Table, Complaint> {
+        let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !is_comment(line));
+        let complaint = |line, words| Complaint { line, words };
+        match lines.next() {
+            Some((_, head)) if head.split_whitespace().eq(HEAD.split_whitespace()) => {}
+            Some((line, head)) => return Err(complaint(line, format!("\"{head}\", expected \"{HEAD}\""))),
+            None => return Err(complaint(1, format!("the text ends, expected \"{HEAD}\""))),
+        }
+        let mut cells: Vec<Cell> = Vec::new();
+        for (line, text) in lines {
+            let cell = cell(text).map_err(|words| complaint(line, words))?;
+            if cells.iter().any(|known| known.key == cell.key) {
+                return Err(complaint(line, format!("\"{text}\", but a line before says the same cell")));
+            }
+            if cells.len() == CELLS_MAX {
+                return Err(complaint(line, format!("more cells than {CELLS_MAX}")));
+            }
+            cells.push(cell);
+        }
+        cells.sort();
+        Ok(Table { cells })
+    }
+
+    /// The limit of a cell, if the table has it.
+    pub fn get(&self, key: &Key) -> Option<Option<u64>> {
+        let found = self.cells.binary_search_by(|cell| cell.key.cmp(key)).ok()?;
+        Some(self.cells[found].native_bytes_max)
+    }
+
+    /// The same as text, for fuzzing.
+    #[cfg(any(test, feature = "test-support"))]
+    pub fn text(&self) -> String {
+        let rows = self.cells.iter().map(Cell::to_string);
+        [HEAD.to_owned()].into_iter().chain(rows).collect::<Vec<_>>().join("\n")
+    }
+
+    /// How many cells it has.
+    pub fn cells(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// Its cells as one number; 0 is a table without any.
+    pub fn hash(&self) -> u64 {
+        if self.cells.is_empty() {
+            return 0;
+        }
+        let mut writer = Writer::default();
+        for Cell { key, native_bytes_max } in &self.cells {
+            writer.u64(key.collective as u64).u64(key.ranks as u64);
+            writer.u16(key.capability).u16(key.multiprocessors).u8(key.multicast as u8);
+            writer.u8(u8::from(native_bytes_max.is_some())).u64(native_bytes_max.unwrap_or(0));
+        }
+        checksum(&writer.finish()).max(1)
+    }
+}
+
+fn is_comment(line: &str) -> bool {
+    let line = line.trim();
+    line.is_empty() || line.starts_with('#')
+}
+
+/// Reads a line.
+fn cell(text: &str) -> Result<Cell, String> {
+    let mut words = text.split_whitespace();
+    let mut next = |expected: &str| words.next().ok_or_else(|| format!("the line ends, expected {expected}"));
+    let collective = value(next("a collective")?, &named_collectives(), collective_of)?;
+    keyword(next("\"ranks\"")?, "ranks")?;
+    let ranks =
+        value(next("a number of ranks")?, &format!("a number of ranks from 2 to {RANKS_MAX}"), ranks_of)?;
+    keyword(next("\"gpu\"")?, "gpu")?;
+    let about = "a compute capability and a number of multiprocessors such as 9.0/132";
+    let (capability, multiprocessors) = value(next(about)?, about, gpu_of)?;
+    keyword(next("\"multicast\"")?, "multicast")?;
+    let multicast = value(next("yes or no")?, "yes or no", multicast_of)?;
+    let word = next("\"native_bytes_max\"")?;
+    // Of earlier versions.
+    keyword(if word == "fast_bytes_max" { "native_bytes_max" } else { word }, "native_bytes_max")?;
+    let about = "bytes up to 256G, with K, M or G for powers of 1024, or none";
+    let native_bytes_max = value(next(about)?, about, limit_of)?;
+    match words.next() {
+        Some(more) if !more.starts_with('#') => Err(format!("\"{more}\", expected the end of the line")),
+        _ => Ok(Cell {
+            key: Key { collective, ranks, capability, multiprocessors, multicast },
+            native_bytes_max,
+        }),
+    }
+}
+
+fn keyword(word: &str, expected: &str) -> Result<(), String> {
+    if word == expected { Ok(()) } else { Err(format!("\"{word}\", expected \"{expected}\"")) }
+}
+
+fn value<T>(word: &str, expected: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<T, String> {
+    read(word).ok_or_else(|| format!("\"{word}\", expected {expected}"))
+}
+
+fn named_collectives() -> String {
+    let names: Vec<&str> = Collective::ALL.iter().map(|one| one.name()).collect();
+    format!("one of {}", names.join(", "))
+}
+
+fn collective_of(word: &str) -> Option<Collective> {
+    Collective::ALL.into_iter().find(|one| one.name() == word)
+}
+
+fn ranks_of(word: &str) -> Option<usize> {
+    word.parse().ok().filter(|ranks| (2..=RANKS_MAX).contains(ranks))
+}
+
+/// `9.0/132`; the minor version is one digit.
+fn gpu_of(word: &str) -> Option<(u16, u16)> {
+    let (capability, multiprocessors) = word.split_once('/')?;
+    let (major, minor) = capability.split_once('.')?;
+    let (major, minor): (u16, u16) = (major.parse().ok()?, minor.parse().ok()?);
+    let capability = major.checked_mul(10)?.checked_add(minor)?;
+    (minor < 10).then_some((capability, multiprocessors.parse().ok()?))
+}
+
+fn multicast_of(word: &str) -> Option<Multicast> {
+    [(Multicast::No, "no"), (Multicast::Yes, "yes")]
+        .into_iter()
+        .find_map(|(value, name)| (name == word).then_some(value))
+}
+
+fn limit_of(word: &str) -> Option<Option<u64>> {
+    if word == "none" {
+        return Some(None);
+    }
+    let digits = word.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match &word[digits.len()..] {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return None,
+    };
+    let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
+    (bytes <= NATIVE_BYTES_MAX).then_some(Some(bytes))
+}
+
+/// As it is read.
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key { collective, ranks, capability, multiprocessors, multicast } = self.key;
+        let (major, minor) = (capability / 10, capability % 10);
+        let multicast = if multicast == Multicast::Yes { "yes" } else { "no" };
+        write!(
+            f,
+            "{} ranks {ranks} gpu {major}.{minor}/{multiprocessors} multicast {multicast} native_bytes_max ",
+            collective.name()
+        )?;
+        match self.native_bytes_max {
+            None => f.write_str("none"),
+            Some(0) => f.write_str("0"),
+            Some(bytes) => {
+                let (unit, letter) = [(30, "G"), (20, "M"), (10, "K")]
+                    .into_iter()
+                    .find(|(shift, _)| bytes % (1 << shift) == 0)
+                    .unwrap_or((0, ""));
+                write!(f, "{}{letter}", bytes >> unit)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.words)
+    }
+}
+
+impl std::error::Error for Complaint {}
+
+impl Collective {
+    /// All of them.
+    pub const ALL: [Collective; COLLECTIVES] = [
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::UnevenAllGather,
+        Collective::UnevenReduceScatter,
+    ];
+
+    /// As tables name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::Broadcast => "broadcast",
+            Collective::Reduce => "reduce",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::UnevenAllGather => "uneven_all_gather",
+            Collective::UnevenReduceScatter => "uneven_reduce_scatter",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LINE: &str = "all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 32M";
+
+    #[test]
+    fn earlier_word_is_read() {
+        let earlier = LINE.replace("native_bytes_max", "fast_bytes_max");
+        assert_eq!(table(&earlier).unwrap(), table(LINE).unwrap());
+    }
+
+    fn table(lines: &str) -> Result<Table, Complaint> {
+        Table::parse(&format!("{HEAD}\n{lines}\n"))
+    }
+
+    fn key(collective: Collective) -> Key {
+        Key { collective, ranks: 2, capability: 90, multiprocessors: 132, multicast: Multicast::No }
+    }
+
+    /// Cells are found by all of their key; what a table does not say it does not know.
+    #[test]
+    fn read() {
+        let text = format!(
+            "# when\n\n  windlass-tuning  1 \n# why\n{LINE} # how\nreduce ranks 2 gpu 9.0/132 multicast no native_bytes_max none\n"
+        );
+        let table = Table::parse(&text).unwrap();
+        assert_eq!(table.cells(), 2);
+        assert_eq!(table.get(&key(Collective::AllReduce)), Some(Some(32 << 20)));
+        assert_eq!(table.get(&key(Collective::Reduce)), Some(None));
+        let all_reduce = key(Collective::AllReduce);
+        for unknown in [
+            key(Collective::Broadcast),
+            Key { ranks: 3, ..all_reduce },
+            Key { capability: 100, ..all_reduce },
+            Key { multiprocessors: 114, ..all_reduce },
+            Key { multicast: Multicast::Yes, ..all_reduce },
+        ] {
+            assert_eq!(table.get(&unknown), None, "{unknown:?}");
+        }
+    }
+
+    /// Two texts with the same cells are one table; any other cell or limit is another, and none is 0.
+    #[test]
+    fn hashes() {
+        let other = "broadcast ranks 4 gpu 9.0/132 multicast yes native_bytes_max 1000";
+        let hash = |lines: &str| table(lines).unwrap().hash();
+        assert_eq!(hash(&format!("{LINE}\n{other}")), hash(&format!("# other words\n{other}\n\n{LINE}")));
+        assert_eq!(hash(""), 0);
+        let changed = ["32M", "none", "0", "33M"].map(|limit| hash(&LINE.replace("32M", limit)));
+        for (index, one) in changed.iter().enumerate() {
+            assert!(*one != 0 && !changed[..index].contains(one), "{index}");
+        }
+        assert_ne!(hash(LINE), hash(&LINE.replace("no ", "yes ")));
+    }
+
+    /// What is wrong is named, with its line and what was expected.
+    #[test]
+    fn refused() {
+        let head = Table::parse("# nothing\nwindlass-tuning 2\n").unwrap_err();
+        assert_eq!(head.to_string(), "line 2: \"windlass-tuning 2\", expected \"windlass-tuning 1\"");
+        assert_eq!(Table::parse("").unwrap_err().line, 1);
+        for (wrong, right, expected) in [
+            (
+                "all_reduce",
+                "allreduce",
+                "\"allreduce\", expected one of all_reduce, broadcast, reduce, all_gather, reduce_scatter, uneven_all_gather, \
+                 uneven_reduce_scatter",
+            ),
+            ("ranks", "rank", "\"rank\", expected \"ranks\""),
+            ("ranks 2", "ranks 9", "\"9\", expected a number of ranks from 2 to 8"),
+            ("9.0/132", "H200", "\"H200\", expected a compute capability"),
+            ("9.0/132", "9.10/132", "\"9.10/132\", expected a compute capability"),
+            ("multicast no", "multicast off", "\"off\", expected yes or no"),
+            ("32M", "32X", "\"32X\", expected bytes"),
+            ("32M", "18446744073709551615G", "expected bytes"),
+            ("32M", "257G", "\"257G\", expected bytes up to 256G"),
+            ("32M", "", "the line ends, expected bytes"),
+            ("32M", "32M more", "\"more\", expected the end of the line"),
+        ] {
+            let complaint = table(&LINE.replace(wrong, right)).unwrap_err();
+            assert_eq!(complaint.line, 2);
+            assert!(complaint.words.contains(expected), "{complaint}");
+        }
+        let twice = table(&format!("{LINE}\n{}", LINE.replace("32M", "1K"))).unwrap_err();
+        assert_eq!(twice.line, 3);
+        assert!(twice.words.contains("the same cell"), "{twice}");
+    }
+
+    /// A table has no more cells than it may have.
+    #[test]
+    fn bounded() {
+        let lines = |count: usize| {
+            (0..count).map(|number| LINE.replace("132", &number.to_string())).collect::<Vec<_>>().join("\n")
+        };
+        assert_eq!(table(&lines(CELLS_MAX)).unwrap().cells(), CELLS_MAX);
+        assert!(table(&lines(CELLS_MAX + 1)).unwrap_err().words.contains("more cells"));
+    }
+
+    proptest! {
+        /// What is written is read.
+        #[test]
+        fn written(
+            collective in 0..COLLECTIVES,
+            ranks in 2..=RANKS_MAX,
+            (capability, multiprocessors) in (0..200_u16, any::<u16>()),
+            multicast in any::<bool>(),
+            native_bytes_max in proptest::option::of(prop_oneof![0..=NATIVE_BYTES_MAX, (0..=38_u32).prop_map(|shift| 1 << shift)]),
+        ) {
+            let multicast = if multicast { Multicast::Yes } else { Multicast::No };
+            let collective = Collective::ALL[collective];
+            let key = Key { collective, ranks, capability, multiprocessors, multicast };
+            let text = Cell { key, native_bytes_max }.to_string();
+            prop_assert_eq!(table(&text).unwrap().get(&key), Some(native_bytes_max), "{}", text);
+        }
+
+        /// No text makes it fall over.
+        #[test]
+        fn any_text(text in "\\PC{0,200}") {
+            let _ = Table::parse(&text);
+            let _ = table(&text);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Regions: lent, zeroed, refused at the limit, taken back.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use windlass_base::gpu::failure::Code;
+use windlass_base::gpu::stream;
+use windlass_transport::heap::{Event, Holds, Member, Refusal};
+
+use crate::application::*;
+use crate::support::*;
+
+/// Random sizes on real memory: every region is aligned, holds zeros whatever lay there before, overlaps no other, and
+/// the whole stays within its limit; at the end nothing is mapped and nothing alive.
+#[test]
+fn random_sizes() {
+    let application = Application::on(0);
+    let seed = std::env::var("SEED").map_or(42, |seed| seed.parse().unwrap());
+    println!("SEED={seed}");
+    let mut state: u64 = seed;
+    let heap = application.heap(64 * MIB);
+    let mut lent: Vec<(windlass_transport::heap::Region, u8)> = Vec::new();
+    let mut refused = 0;
+    for step in 0..300_u32 {
+        match next(&mut state) % 5 {
+            0..=2 => {
+                let bytes = 1 + next(&mut state) % (1 << (12 + next(&mut state) % 12));
+                match heap.lend(bytes, &Holds::new()) {
+                    Ok(region) => {
+                        region.wait_zeroed(soon()).unwrap();
+                        assert!(region.bytes() >= bytes && region.address().is_multiple_of(64 << 10));
+                        assert!(holds(&region, 0), "step {step}: not zeros");
+                        fill(&region, step as u8 | 1);
+                        lent.push((region, step as u8 | 1));
+                    }
+                    Err(Refusal::Full { .. }) => refused += 1,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            3 if !lent.is_empty() => {
+                let (region, mark) = lent.swap_remove(next(&mut state) as usize % lent.len());
+                assert!(holds(&region, mark), "step {step}: overwritten");
+            }
+            _ => heap.settle().unwrap(),
+        }
+        let counters = heap.counters();
+        assert!(counters.mapped_bytes <= 64 * MIB && counters.lent_bytes <= counters.mapped_bytes);
+        assert!(counters.lent_bytes >= lent.iter().map(|(region, _)| region.bytes()).sum());
+    }
+    assert!(refused > 0 && heap.counters().refused == refused, "the limit was reached, and counted");
+    drop(lent);
+    heap.settle().unwrap();
+    let counters = heap.counters();
+    assert_eq!((counters.mapped_bytes, counters.lent_bytes, counters.regions, counters.chunks), (0, 0, 0, 0));
+    assert!(counters.mapped_bytes_highest > 32 * MIB && counters.lent_bytes_highest > 16 * MIB);
+}
+
+/// The driver's fill, behind work that does not end until it is told.
+mod slow_fill {
+    use std::ffi::c_void;
+    use std::sync::atomic::AtomicPtr;
+
+    use super::*;
+
+    /// What the next fill waits behind.
+    pub static GATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+    pub unsafe extern "C" fn fill(at: u64, value: u8, bytes: usize, stream: usize) -> Code {
+        let driver = start();
+        let gate = GATE.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !gate.is_null() {
+            // SAFETY: of `Gate::closed`, for this one call.
+            unsafe { (driver.calls.cuLaunchHostFunc)(stream, wait_at_gate, gate) };
+        }
+        // SAFETY: passed on.
+        unsafe { (driver.calls.cuMemsetD8Async)(at, value, bytes, stream) }
+    }
+}
+
+/// Memory that need not hold zeros is ready at once, with what the last who had it left there.
+#[test]
+fn as_it_is() {
+    let application = Application::on(0);
+    let heap = application.heap(64 * MIB);
+    let kept = heap.lend(4096, &Holds::new()).unwrap();
+    let first = heap.lend(MIB, &Holds::new()).unwrap();
+    first.wait_zeroed(soon()).unwrap();
+    fill(&first, 7);
+    let address = first.address();
+    drop(first);
+    heap.settle().unwrap();
+    let second = heap.lend_as_it_is(MIB, &Holds::new()).unwrap();
+    assert_eq!((second.address(), second.is_zeroed()), (address, Ok(true)));
+    assert!(holds(&second, 7));
+    assert!(second.announce(&[Member { rank: 1, process: 2 }]).is_ok());
+    heap.note(Event::Closed(second.lease(), 1));
+    drop((kept, second));
+    heap.settle().unwrap();
+    assert_eq!(heap.counters().regions, 0);
+}
+
+/// Nobody is told of a region before it holds zeros; meanwhile no other stream waits, a wait gives up in time, and regions
+/// can be dropped. What is dropped unzeroed goes back only after its zeroing.
+#[test]
+fn zeros_come_before_the_announcement() {
+    let _application = Application::on(0);
+    let heap = {
+        let driver = with_calls(|calls| calls.cuMemsetD8Async = slow_fill::fill);
+        windlass_transport::heap::Heap::open(driver, 0, 64 * MIB).unwrap()
+    };
+    let (gate, data) = Gate::closed();
+    slow_fill::GATE.store(data, Ordering::Release);
+    let region = heap.lend(MIB, &Holds::new()).unwrap();
+    let behind = heap.lend(MIB, &Holds::new()).unwrap();
+    gate.wait_until_reached();
+    let member = [Member { rank: 1, process: 1 }];
+    assert!(!region.is_zeroed().unwrap());
+    assert!(matches!(region.announce(&member), Err(Refusal::NotZeroed { .. })));
+    assert!(matches!(region.wait_zeroed(Duration::from_millis(3)), Err(Refusal::NotZeroed { .. })));
+    // Streams of the application, blocking ones too, run through.
+    for stream in [AppStream::new(), AppStream::blocking()] {
+        ok(cuMemsetD32Async(region.address(), 7, 1, stream.0));
+        stream.synchronize();
+    }
+    ok(cuStreamSynchronize(0));
+    drop(behind);
+    heap.settle().unwrap();
+    assert_eq!(heap.counters().regions, 2, "its zeroing is not done");
+    gate.open();
+    region.wait_zeroed(soon()).unwrap();
+    assert!(holds(&region, 0));
+    assert_eq!(region.announce(&member).unwrap().place.bytes, MIB);
+    heap.note(Event::Closed(region.lease(), 1));
+    drop(region);
+    eventually("all came back", || {
+        heap.settle().unwrap();
+        heap.counters().mapped_bytes == 0
+    });
+}
+
+/// Beside work that does not end until it is told, on a non-blocking, a blocking and the legacy stream, a symmetric heap grows,
+/// zeroes, announces, takes back and unmaps. (`gpu::beside_a_spinning_kernel` does it beside a kernel.)
+#[test]
+fn grows_beside_spinning_kernels() {
+    let application = Application::on(0);
+    let heap = application.heap(256 * MIB);
+    let first = lend(&heap, MIB);
+    let [free, blocking] = [AppStream::new(), AppStream::blocking()];
+    let gate = Gate::on(&free);
+    let behind = stream::Event::new(application.driver).unwrap();
+    behind.record(free.handle(), stream::Ordering::Inside).unwrap();
+    application.driver.wait(blocking.handle(), &behind, stream::Ordering::Inside).unwrap();
+    gate.wait_until_reached();
+    let legacy = std::mem::ManuallyDrop::new(AppStream(0));
+    ok(cuMemsetD32Async(first.address(), 7, 1, legacy.0));
+    assert!(legacy.is_busy(), "the legacy stream waits for the blocking one");
+    let grown = lend(&heap, 100 * MIB);
+    assert_eq!(heap.counters().chunks, 2);
+    assert!(holds(&grown, 0));
+    let announcement = grown.announce(&[Member { rank: 1, process: 1 }]).unwrap();
+    assert_eq!(announcement.place.bytes, 100 * MIB);
+    drop(announcement);
+    heap.note(Event::Died(1));
+    drop(grown);
+    heap.settle().unwrap();
+    assert_eq!(heap.counters().chunks, 1);
+    assert!(free.is_busy() && blocking.is_busy() && legacy.is_busy(), "still waiting");
+    gate.open();
+    legacy.synchronize();
+    drop(first);
+    heap.settle().unwrap();
+}
+
+/// At the limit the answer has the numbers; what is over is taken back before anybody is refused.
+#[test]
+fn the_limit() {
+    let application = Application::on(0);
+    let heap = application.heap(17 * MIB);
+    let regions = [lend(&heap, 8 * MIB), lend(&heap, 8 * MIB)];
+    let refusal = heap.lend(MIB, &Holds::new()).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "the symmetric heap of device 0 cannot lend 1048576 bytes: lent 16777216, mapped 16777216, WINDLASS_HEAP_MAX 16777216"
+    );
+    assert_eq!(refusal.result(), nccl_sys::ncclUnhandledCudaError);
+    drop(regions);
+    // Two chunks of 8 MiB would not hold it: they go, and one of 16 comes.
+    drop(lend(&heap, 16 * MIB));
+    heap.settle().unwrap();
+    assert_eq!(heap.counters().mapped_bytes, 0);
+}
+
+/// A region goes back when the last member has closed or died, and not before: its memory is lent to nobody else.
+#[test]
+fn quarantine() {
+    let application = Application::on(0);
+    let heap = application.heap(4 * MIB);
+    let region = lend(&heap, 4 * MIB);
+    let lease = region.lease();
+    let members = [Member { rank: 1, process: 10 }, Member { rank: 2, process: 20 }];
+    drop(region.announce(&members).unwrap());
+    drop(region);
+    let taken = || heap.lend(MIB, &Holds::new()).is_ok();
+    assert!(!taken());
+    assert_eq!(heap.counters().waiting_bytes, 4 * MIB);
+    heap.note(Event::Closed(lease, 1));
+    assert!(!taken());
+    heap.note(Event::Died(20));
+    assert!(taken());
+    // Late events of a lease that is over mean nothing.
+    heap.note(Event::Closed(lease, 2));
+    eventually("all came back", || {
+        heap.settle().unwrap();
+        heap.counters().mapped_bytes == 0
+    });
+}
+
+/// Threads that lend, use and drop, beside one that settles all the time: nobody sees another's bytes, nothing is left.
+#[test]
+fn threads() {
+    let application = Application::on(0);
+    let heap = application.heap(32 * MIB);
+    let working = AtomicUsize::new(4);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while working.load(Ordering::Acquire) > 0 {
+                heap.settle().unwrap();
+            }
+        });
+        for thread in 1..5_u8 {
+            let (heap, working, context) = (&heap, &working, application.context);
+            scope.spawn(move || {
+                ok(cuCtxSetCurrent(context));
+                let mut state = u64::from(thread);
+                for _ in 0..60 {
+                    let bytes = 1 + next(&mut state) % MIB;
+                    let Ok(region) = heap.lend(bytes, &Holds::new()) else { continue };
+                    region.wait_zeroed(soon()).unwrap();
+                    assert!(holds(&region, 0));
+                    fill(&region, thread);
+                    let lease = region.lease();
+                    drop(region.announce(&[Member { rank: 1, process: 1 }]).unwrap());
+                    assert!(holds(&region, thread));
+                    drop(region);
+                    heap.note(Event::Closed(lease, 1));
+                }
+                working.fetch_sub(1, Ordering::Release);
+            });
+        }
+    });
+    heap.settle().unwrap();
+    assert_eq!((heap.counters().mapped_bytes, heap.counters().regions), (0, 0));
+    assert!(heap.counters().grown > 0);
+}

@@ -1,0 +1,85 @@
+//! Inits that fail, aborts, and ends with work in flight.
+
+use windlass_transport::native::{self, Kind, Limits, Native, Refusal, Tuning};
+use windlass_transport::p2p::Direction;
+use windlass_transport::sequencer::{self, Carries};
+
+use crate::communicator::*;
+use crate::numbers::*;
+use crate::support::*;
+
+/// A rank whose peer does not come: an abort ends it, the report says for whom it waited, and nothing is taken any more.
+#[test]
+fn abort_in_the_middle() {
+    let devices = devices(2);
+    for (kind, count, carries) in
+        [(Kind::AllReduce, 10, Carries::Ll), (Kind::AllGather, 40_000, Carries::Ll128)]
+    {
+        let ranks = communicator(&devices);
+        let stream = devices[0].stream();
+        let part = Part::of(kind, count, 0, 2);
+        ranks[0].native.run(&part.task, stream.handle()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(stream.is_busy());
+        ranks[0].sequencer.abort();
+        stream.synchronize();
+        let stuck = ranks[0].sequencer.stuck().unwrap();
+        assert!(!stuck.waits.is_empty());
+        for wait in &stuck.waits {
+            assert_eq!((wait.peer, wait.carries), (1, carries), "{stuck}");
+        }
+        assert!(stuck.waits.iter().any(|wait| wait.direction == Direction::Receive) || count > 10, "{stuck}");
+        let refused = ranks[0].native.run(&part.task, stream.handle()).unwrap_err();
+        assert_eq!(refused, sequencer::Refusal::Aborted { rank: 0 }.into());
+        drop((part, stream));
+        end(ranks);
+    }
+}
+
+/// Aborted in the middle of a turn, as where a host waits for room for a list: what was issued leaves, and then all is idle.
+#[test]
+fn abort_within_a_turn() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    let streams = [devices[0].stream(), devices[0].stream()];
+    let part = Part::of(Kind::AllReduce, 10, 0, 2);
+    let sequencer = &ranks[0].sequencer;
+    let gate = Gate::on(&streams[0]);
+    let taken = sequencer.take(streams[0].handle(), &[streams[1].handle()], |turn| {
+        ranks[0].native.launch(turn, &part.task).unwrap();
+        sequencer.abort();
+        Err(sequencer::Refusal::Aborted { rank: 0 })
+    });
+    assert_eq!(taken, Err(sequencer::Refusal::Aborted { rank: 0 }));
+    assert!(!sequencer.is_doubtful());
+    assert!(!sequencer.is_idle().unwrap(), "the kernel has not even begun");
+    gate.open();
+    sequencer.wait_idle(std::time::Duration::from_secs(20)).unwrap();
+    streams.iter().for_each(AppStream::synchronize);
+    assert!(sequencer.is_idle().unwrap());
+    drop((part, streams));
+    end(ranks);
+}
+
+/// Strange facts are refused at init.
+#[test]
+fn inits_that_fail() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    let init = |geometry: native::Geometry, regions: Vec<u64>| {
+        let (kernels, sequencer) = (devices[0].native.kernels(2).unwrap(), ranks[0].sequencer.clone());
+        let tuning = Tuning::default();
+        let limits = Limits { blocks_max: BLOCKS, clusters: true };
+        Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, regions }).map(drop)
+    };
+    let aligned = vec![1 << 20; 2];
+    assert_eq!(init(geometry(2, 0), aligned.clone()), Ok(()));
+    let regions = Err(Refusal::Regions { regions: 2, ranks: 2 });
+    assert_eq!(init(geometry(2, 0), vec![1 << 20, 100]), regions);
+    assert_eq!(init(geometry(2, 0), vec![1 << 20, 0]), regions);
+    assert_eq!(init(geometry(3, 0), aligned.clone()), Err(Refusal::Regions { regions: 2, ranks: 3 }));
+    assert!(matches!(init(geometry(2, 2), aligned.clone()), Err(Refusal::Arranged(_))));
+    let no_channels = native::Geometry { channels: 0, ..geometry(2, 0) };
+    assert!(matches!(init(no_channels, aligned), Err(Refusal::Arranged(_))));
+    end(ranks);
+}

@@ -1,0 +1,16 @@
+//! The p2p transport on the simulated driver, strict, with the kernel on threads of this host: what is alive when a test's
+//! process ends fails it. Run by nextest, which gives every test a process.
+
+#[path = "../../../../tests/support/mod.rs"]
+mod support;
+
+mod communicator;
+mod traffic;
+
+mod ends;
+mod graphs;
+mod growing;
+mod messages;
+mod order;
+mod processes;
+mod shared_graphs;
