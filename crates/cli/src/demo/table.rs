@@ -82,8 +82,8 @@ mod tests {
         let text = render(&rows);
         assert_eq!(
             text,
-            "function       calls  bytes  path          steps took\n\
-             ncclAllReduce      2     16  native forward    2.0 ms\n"
+            "function       calls  bytes  path            steps took\n\
+             ncclAllReduce      2     16  forward native      2.0 ms\n"
         );
     }
 }
