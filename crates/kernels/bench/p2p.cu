@@ -285,7 +285,7 @@ struct Communicator {
       for (int wire = 0; wire < 2; ++wire) shared->asked[rank][peer][wire] = shared->told[rank][peer][wire] = 0;
     barrier();
   }
-  bool has_wish(int peer, int wire) { return *(volatile uint8_t*)((char*)control + 128 + wire * WINDLASS_WISHES_PER_WIRE + peer); }
+  bool has_request(int peer, int wire) { return *(volatile uint8_t*)((char*)control + 128 + wire * WINDLASS_GROWTH_REQUESTS_PER_WIRE + peer); }
   void tell_growth(bool receive, int peer, int wire) {
     uint64_t* const word = (uint64_t*)((char*)control + (receive ? 2048 : 1024) + peer * 16 + wire * 8);
     __atomic_store_n(word, receive ? grown[peer].receive[wire] : grown[peer].send[wire], __ATOMIC_RELEASE);
@@ -305,7 +305,7 @@ struct Communicator {
       _exit(1);
     }
     launch.control = control_on_device;
-    launch.wishes = control_on_device + 128;
+    launch.growth_requests = control_on_device + 128;
     launch.report = reinterpret_cast<uint64_t>(report);
     if (shape.lists_operations) {
       const size_t bytes = operations.size() * sizeof(WindlassP2pOperation);
@@ -603,16 +603,16 @@ struct Growing {
   std::atomic<bool> ends{false};
   uint32_t grew = 0;
   std::thread thread;
-  Growing(uint64_t seed, bool on_wish) {
-    thread = std::thread([this, seed, on_wish] {
+  Growing(uint64_t seed, bool on_request) {
+    thread = std::thread([this, seed, on_request] {
       Communicator& communicator = communicators[3];
       Random random{seed};
       std::vector<std::array<bool, 2>> sent(ranks), received(ranks);
       while (!ends) {
-        usleep((useconds_t)(on_wish ? 50 : random.below(3000)));
+        usleep((useconds_t)(on_request ? 50 : random.below(3000)));
         const int peer = (int)random.below(ranks), wire = (int)random.below(2);
         if (peer == rank) continue;
-        if (!sent[peer][wire] && (on_wish ? communicator.has_wish(peer, wire) : true)) shared->asked[rank][peer][wire] = 1;
+        if (!sent[peer][wire] && (on_request ? communicator.has_request(peer, wire) : true)) shared->asked[rank][peer][wire] = 1;
         if (!received[peer][wire] && shared->asked[peer][rank][wire]) {
           communicator.tell_growth(true, peer, wire);
           received[peer][wire] = true;

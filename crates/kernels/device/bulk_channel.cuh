@@ -432,11 +432,11 @@ struct TmaProducer {
     }
   }
 
-  WINDLASS_DEVICE void wish() {
+  WINDLASS_DEVICE void request_growth_of_tasks() {
     for (uint32_t index = 0; index < block.send_tasks; ++index) {
       BulkTask& task = block.tasks[index];
       if (task.pushed < task.total && served_here(index) && from_of(task) == from_none)
-        wish_for_growth(group, group.connection(task.connection).peer, WINDLASS_GROWTH_BULK);
+        request_growth(group, group.connection(task.connection).peer, WINDLASS_GROWTH_BULK);
     }
   }
 
@@ -461,7 +461,7 @@ struct TmaProducer {
         pause_thread();
         look = ++vain % rounds_between_looks == 0;
         if (++idle % rounds_between_looks) continue;
-        if (idle % rounds_before_wish == 0) wish();
+        if (idle % rounds_before_request == 0) request_growth_of_tasks();
         if (group.aborted()) {
           // Nothing is under way here: shared memory may go to another block.
           report_stuck();

@@ -96,21 +96,21 @@ WINDLASS_DEVICE void report_job(const Group& group, const Job& job) {
 }
 
 // A sender that has long been without room.
-WINDLASS_DEVICE void wish_for_job(const Group& group, const Job& job) {
+WINDLASS_DEVICE void request_growth_for(const Group& group, const Job& job) {
   const bool ll128 = job.kind == job_ll128_send;
   if (lane_index() != 0 || job.grown || !(ll128 || job.kind == job_bulk_send)) return;
-  wish_for_growth(group, group.connection(job.connection).peer, ll128 ? WINDLASS_GROWTH_LL128 : WINDLASS_GROWTH_BULK);
+  request_growth(group, group.connection(job.connection).peer, ll128 ? WINDLASS_GROWTH_LL128 : WINDLASS_GROWTH_BULK);
 }
 
 // Copy warps with one job, of LL128: all of it in registers, nothing between two looks.
-struct Patience {
+struct RoomWait {
   uint32_t idle = 0;
 
   // After a look in vain: shall the warp give up?
   WINDLASS_DEVICE bool ends(const Group& group, const Job& job) {
     pause_thread();
     if (++idle % rounds_between_looks) return false;
-    if (idle % rounds_before_wish == 0) wish_for_job(group, job);
+    if (idle % rounds_before_request == 0) request_growth_for(group, job);
     if (!any_of_warp(group.aborted())) return false;
     report_job(group, job);
     return true;
@@ -126,21 +126,21 @@ WINDLASS_DEVICE void run_ll128_send(const Group& group, const WindlassP2pConnect
     Packet packet;
     Piece piece;
     load_next(group, connection, job, packet, piece);
-    Patience patience;
-    while (!has_ll128_room(group, connection, job, patience.looks_for_growth()))
-      if (patience.ends(group, job)) return;
+    RoomWait wait;
+    while (!has_ll128_room(group, connection, job, wait.looks_for_growth()))
+      if (wait.ends(group, job)) return;
     send_loaded(group, connection, job, packet, piece);
   }
 }
 
 WINDLASS_DEVICE void run_ll128_receive(const Group& group, const WindlassP2pConnection& connection, Job& job) {
-  Patience patience;
+  RoomWait wait;
   Piece piece;
   find_piece(group, connection, false, job.channel, job.round, job.operation, job.step, piece);
   while (job.live) {
     if (receive_found(group, connection, job, piece)) continue;
-    if (patience.looks_for_growth()) follow_ll128_job(group, connection, job);
-    if (patience.ends(group, job)) return;
+    if (wait.looks_for_growth()) follow_ll128_job(group, connection, job);
+    if (wait.ends(group, job)) return;
   }
 }
 
@@ -167,9 +167,9 @@ WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uin
     } else {
       pause_thread();
       if (++idle % rounds_between_looks) continue;
-      if (idle % rounds_before_wish == 0)
+      if (idle % rounds_before_request == 0)
         for (uint32_t index = 0; index < count; ++index)
-          if (jobs[index].live) wish_for_job(group, jobs[index]);
+          if (jobs[index].live) request_growth_for(group, jobs[index]);
       if (any_of_warp(group.aborted())) {
         for (uint32_t index = 0; index < count; ++index)
           if (jobs[index].live) report_job(group, jobs[index]);

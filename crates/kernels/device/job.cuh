@@ -110,9 +110,9 @@ WINDLASS_DEVICE bool find_piece(const Group& group, const WindlassP2pConnection&
 }
 
 // Asks the host for a larger ring: it may read this whenever it likes, so nothing orders it. Called by one thread.
-WINDLASS_DEVICE void wish_for_growth(const Group& group, uint32_t peer, uint32_t wire) {
-  if (group.launch.wishes)
-    set_byte(group.launch.wishes + wire * WINDLASS_WISHES_PER_WIRE + peer % WINDLASS_WISHES_PER_WIRE);
+WINDLASS_DEVICE void request_growth(const Group& group, uint32_t peer, uint32_t wire) {
+  if (group.launch.growth_requests)
+    set_byte(group.launch.growth_requests + wire * WINDLASS_GROWTH_REQUESTS_PER_WIRE + peer % WINDLASS_GROWTH_REQUESTS_PER_WIRE);
 }
 
 // Says what this job waited for. Called by one thread.

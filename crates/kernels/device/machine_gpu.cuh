@@ -46,7 +46,7 @@ WINDLASS_DEVICE void pause_thread() {}
 constexpr uint32_t rounds_between_looks = 1024;
 // Vain rounds of a sender without room before it asks the host for a larger ring: some 250 ms. A receiver that comes earlier is
 // only late. A multiple of the former.
-constexpr uint32_t rounds_before_wish = 256 * 1024;
+constexpr uint32_t rounds_before_request = 256 * 1024;
 
 // The user's data: read once, written once, so kept out of L1.
 // Volatile, so that no load moves above the wait for the kernel before (begin_after_previous).

@@ -31,8 +31,8 @@ enum {
   WINDLASS_REPORT_ENTRIES = 31,
   // Warps before the copy warps in a launch that moves bulk messages: the TMA producer and the signal warp.
   WINDLASS_BULK_SERVICE_WARPS = 2,
-  // Bytes at `wishes`: of each wire, one for each peer (by its rank, modulo).
-  WINDLASS_WISHES_PER_WIRE = 64,
+  // Bytes at `growth_requests`: of each wire, one for each peer (by its rank, modulo).
+  WINDLASS_GROWTH_REQUESTS_PER_WIRE = 64,
   // Virtual blocks of a communicator at most: `used_blocks` has a bit for each.
   WINDLASS_VIRTUAL_BLOCKS_MAX = 32,
   // A message by LL128 goes over so few virtual blocks that each has about so many of its packets.
@@ -120,7 +120,7 @@ typedef struct WindlassP2pLaunch {
   uint64_t control;         // address of the abort word (32 bits), in any device-visible memory
   uint64_t report;          // address of a WindlassP2pReport in device memory
   uint64_t operation_list;  // address of a list in device-visible memory, or 0: the operations are in the storage
-  uint64_t wishes;          // address of bytes that senders without room set to 1, or 0. [wire][peer modulo 64]
+  uint64_t growth_requests;          // address of bytes that senders without room set to 1, or 0. [wire][peer modulo 64]
   uint32_t send_connections;
   uint32_t receive_connections;
   uint32_t used_blocks;          // bit b: virtual block b serves a channel. The grid begins with these, ascending

@@ -545,7 +545,7 @@ inline void sync_block() {
 }
 // Rounds take longer here.
 constexpr uint32_t rounds_between_looks = HOST_TSAN ? 16 : 32;
-constexpr uint32_t rounds_before_wish = HOST_TSAN ? 32 : 512;
+constexpr uint32_t rounds_before_request = HOST_TSAN ? 32 : 512;
 inline void pause_thread() { host::current->pause(); }
 
 inline Vector load_input(const char* from) {

@@ -63,10 +63,10 @@ struct World {
   std::vector<std::vector<P2pPeer>> peers;  // [rank][peer]
   uint32_t control = 0;
   std::vector<WindlassP2pReport> reports;
-  std::vector<std::vector<uint8_t>> wishes;  // [rank]
+  std::vector<std::vector<uint8_t>> growth_requests;  // [rank]
   residency::Gpus* gpus = nullptr;           // null: all blocks are resident
 
-  explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks), wishes(o.ranks, std::vector<uint8_t>(2 * WINDLASS_WISHES_PER_WIRE)) {
+  explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks), growth_requests(o.ranks, std::vector<uint8_t>(2 * WINDLASS_GROWTH_REQUESTS_PER_WIRE)) {
     expect(o.ll128_channels % o.bulk_channels == 0, "as many LL128 channels for each virtual block");
     geometry = {o.first_tag, o.bulk_from, o.ll128_channels, o.ll128_slots, o.bulk_channels, o.bulk_slots, o.chunk, 0};
     for (auto& list : peers) list.resize(o.ranks);
@@ -136,8 +136,8 @@ struct World {
     tell_growth(from, to, wire, 0);
   }
   uint32_t first_slots(uint32_t wire) const { return wire == WINDLASS_GROWTH_BULK ? options.bulk_slots : options.ll128_slots; }
-  bool has_wish(uint32_t rank, uint32_t peer, uint32_t wire) {
-    return __atomic_load_n(&wishes[rank][wire * WINDLASS_WISHES_PER_WIRE + peer], __ATOMIC_RELAXED);
+  bool has_request(uint32_t rank, uint32_t peer, uint32_t wire) {
+    return __atomic_load_n(&growth_requests[rank][wire * WINDLASS_GROWTH_REQUESTS_PER_WIRE + peer], __ATOMIC_RELAXED);
   }
   static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
 
@@ -162,7 +162,7 @@ struct World {
     }
     launch.control = reinterpret_cast<uint64_t>(&control);
     launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
-    launch.wishes = reinterpret_cast<uint64_t>(wishes[rank].data());
+    launch.growth_requests = reinterpret_cast<uint64_t>(growth_requests[rank].data());
     for (const P2pPeer& peer : peers[rank])
       if (peer.send.growth && __atomic_load_n(&word(peer.send.growth + 8 * WINDLASS_GROWTH_BULK), __ATOMIC_ACQUIRE))
         launch.flags |= WINDLASS_LAUNCH_BULK_GREW;
@@ -749,9 +749,9 @@ void grow_while_stalled() {
         world.group(0, {first.send(1)}, limits_of(o), seed);
         sent = true;
       });
-      while (!world.has_wish(0, 1, wire.wire)) usleep(1000);
+      while (!world.has_request(0, 1, wire.wire)) usleep(1000);
       expect(!sent, "the first ring held more than it has room for");
-      expect(!world.has_wish(0, 1, 1 - wire.wire), "the sender asked for the other wire");
+      expect(!world.has_request(0, 1, 1 - wire.wire), "the sender asked for the other wire");
       world.grow(0, 1, wire.wire, slots, 1000);
       sender.join();
       world.group(1, {first.receive(0)}, limits_of(o), seed + 1);
@@ -778,7 +778,7 @@ void grow_and_cut() {
     World world(o);
     const Parcel first(1, wire.bytes(o, 3)), second(2, wire.bytes(o, 3)), third(3, wire.bytes(o, 9));
     std::thread sender([&] { world.group(0, {first.send(1), second.send(1), third.send(1)}, limits_of(o), seed); });
-    while (!world.has_wish(0, 1, wire.wire)) usleep(1000);
+    while (!world.has_request(0, 1, wire.wire)) usleep(1000);
     world.grow(0, 1, wire.wire, 16);
     sender.join();
     for (const Parcel* parcel : {&first, &second, &third}) {
@@ -835,7 +835,7 @@ void head_to_head() {
     std::thread zero(rank, 0), one(rank, 1);
     // Both first: whoever may go on receives, and the other need not ask any more.
     for (uint32_t r = 0; r < 2; ++r)
-      while (!world.has_wish(r, 1 - r, wire.wire)) usleep(500);
+      while (!world.has_request(r, 1 - r, wire.wire)) usleep(500);
     for (uint32_t r = 0; r < 2; ++r) world.grow(r, 1 - r, wire.wire, 8 * world.first_slots(wire.wire), 500);
     zero.join();
     one.join();
@@ -856,7 +856,7 @@ void eight_deep() {
   });
   for (bool grown[2] = {}; !grown[0] || !grown[1]; usleep(500))
     for (uint32_t wire : both_wires)
-      if (!grown[wire] && world.has_wish(0, 1, wire)) {
+      if (!grown[wire] && world.has_request(0, 1, wire)) {
         world.grow(0, 1, wire, 64);
         grown[wire] = true;
       }

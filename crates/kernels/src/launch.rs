@@ -18,8 +18,8 @@ pub const LAUNCH_HEAD_BYTES: usize = 120;
 pub const INLINE_BYTES: usize = LAUNCH_BYTES - LAUNCH_HEAD_BYTES;
 pub const REPORT_ENTRIES: usize = 31;
 pub const BULK_SERVICE_WARPS: u32 = 2;
-/// Bytes of each wire at [`Launch::wishes`].
-pub const WISHES_PER_WIRE: usize = 64;
+/// Bytes of each wire at [`Launch::growth_requests`].
+pub const GROWTH_REQUESTS_PER_WIRE: usize = 64;
 /// Virtual blocks of a communicator at most.
 pub const VIRTUAL_BLOCKS_MAX: usize = 32;
 pub const PACKETS_A_BLOCK: u64 = 8;
@@ -171,7 +171,7 @@ pub struct Launch {
     pub control: u64,
     pub report: u64,
     pub operation_list: u64,
-    pub wishes: u64,
+    pub growth_requests: u64,
     pub send_connections: u32,
     pub receive_connections: u32,
     pub used_blocks: u32,
@@ -196,7 +196,7 @@ impl Default for Launch {
             control: 0,
             report: 0,
             operation_list: 0,
-            wishes: 0,
+            growth_requests: 0,
             send_connections: 0,
             receive_connections: 0,
             used_blocks: 0,

@@ -196,7 +196,7 @@ impl P2p {
             }
         }
         work.launch.control = turn.control();
-        work.launch.wishes = words.wishes_address();
+        work.launch.growth_requests = words.growth_requests_address();
         work.launch.report = turn.report();
         if shape.sends_chunks && self.grown_sends(Wire::Bulk) != 0 {
             work.launch.flags |= LAUNCH_BULK_GREW;

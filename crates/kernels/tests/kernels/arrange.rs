@@ -158,7 +158,7 @@ impl Bytes {
     /// The launch field by field, in the order of `device/p2p.h`.
     fn launch(&mut self, l: &Launch) {
         self.geometry(&l.geometry);
-        self.u64(&[l.control, l.report, l.operation_list, l.wishes]);
+        self.u64(&[l.control, l.report, l.operation_list, l.growth_requests]);
         self.u32(&[l.send_connections, l.receive_connections, l.used_blocks, l.bulk_tasks]);
         self.u32(&[l.ll128_send_warps, l.ll128_receive_warps]);
         let stages = u32::from(l.stages) | u32::from(l.copy_blocks) << 16;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use windlass_kernels::arrange::Direction;
 use windlass_kernels::growth::Wire;
-use windlass_kernels::launch::{Launch, Operation, WISHES_PER_WIRE};
+use windlass_kernels::launch::{GROWTH_REQUESTS_PER_WIRE, Launch, Operation};
 
 use crate::p2p::lists;
 use crate::sequencer::LaunchResources;
@@ -23,13 +23,13 @@ const SHARED_BYTES_OPTIN: u32 = 97;
 #[repr(C)]
 struct Head {
     /// Written by the kernel: by wire and peer.
-    wishes: [[AtomicU8; WISHES_PER_WIRE]; 2],
+    growth_requests: [[AtomicU8; GROWTH_REQUESTS_PER_WIRE]; 2],
     /// Words for larger rings: by direction, peer and wire.
     growth: [[[AtomicU64; 2]; PEERS_MAX]; 2],
 }
 
 /// Ranks of a communicator; fewer fit a launch.
-pub(super) const PEERS_MAX: usize = WISHES_PER_WIRE;
+pub(super) const PEERS_MAX: usize = GROWTH_REQUESTS_PER_WIRE;
 const HEAD_BYTES: usize = size_of::<Head>();
 const _: () = assert!(HEAD_BYTES.is_multiple_of(128));
 
@@ -56,13 +56,13 @@ impl<'resources> Words<'resources> {
     }
 
     /// Where the kernel says that it wants larger rings.
-    pub fn wishes_address(&self) -> Address {
-        self.head().wishes.as_ptr() as Address
+    pub fn growth_requests_address(&self) -> Address {
+        self.head().growth_requests.as_ptr() as Address
     }
 
     /// The peers for whom the kernel wants one, a bit each.
-    pub fn wishes(&self, wire: Wire) -> u64 {
-        let bytes = self.head().wishes[wire as usize].iter().enumerate();
+    pub fn growth_requests(&self, wire: Wire) -> u64 {
+        let bytes = self.head().growth_requests[wire as usize].iter().enumerate();
         bytes.fold(0, |mask, (peer, byte)| mask | u64::from(byte.load(Ordering::Relaxed) != 0) << peer)
     }
 
@@ -106,10 +106,10 @@ impl<'resources> Words<'resources> {
         driver.check("cuMemcpyHtoDAsync_v2", code, detail)
     }
 
-    /// Nothing is wished for and nothing has grown.
+    /// Nothing is asked for and nothing has grown.
     pub fn reset(&self) {
         let head = self.head();
-        head.wishes.iter().flatten().for_each(|byte| byte.store(0, Ordering::Relaxed));
+        head.growth_requests.iter().flatten().for_each(|byte| byte.store(0, Ordering::Relaxed));
         head.growth.iter().flatten().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
         // Release, for whoever runs kernels afterwards.
         self.resources.host.reset();

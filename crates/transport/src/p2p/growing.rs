@@ -33,8 +33,8 @@ impl P2p {
     pub fn wants_growth(&self) -> Wants {
         let Some(words) = self.words() else { return Wants::default() };
         Wants {
-            ll128: words.wishes(Wire::Ll128) & !self.grown_sends(Wire::Ll128),
-            bulk: words.wishes(Wire::Bulk) & !self.grown_sends(Wire::Bulk),
+            ll128: words.growth_requests(Wire::Ll128) & !self.grown_sends(Wire::Ll128),
+            bulk: words.growth_requests(Wire::Bulk) & !self.grown_sends(Wire::Bulk),
         }
     }
 
