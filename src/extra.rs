@@ -13,8 +13,8 @@ use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::stats::{segment, snapshot::Snapshot};
-use windlass_engine::dispatch::uneven::{self, Asked, Lists};
-use windlass_engine::lifecycle::{memory, switching_off};
+use windlass_engine::api::uneven::{self, Asked, Lists};
+use windlass_engine::api::{disable, memory};
 
 /// What Windlass counted in this process so far. Set `size` to `sizeof(windlassStats_t)` before the call: a library
 /// that knows fewer fields fills those, one that knows more fills what fits.
@@ -271,7 +271,7 @@ pub extern "C" fn windlassTrim() -> ncclResult_t {
 pub extern "C" fn windlassDisable() -> ncclResult_t {
     guard::call(|| {
         process::first_call();
-        let ready = switching_off::before();
+        let ready = disable::before();
         if ready == ncclSuccess {
             slots::forward_everything();
         }

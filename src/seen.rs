@@ -11,11 +11,11 @@ use std::ptr::{null, null_mut};
 
 use nccl_sys::*;
 use windlass_base::call::{Call, Function, Local, Shared};
+use windlass_engine::api::{communicators, groups, memory, queries};
+use windlass_engine::dispatch;
 use windlass_engine::forward::init::InitCall;
 use windlass_engine::forward::known::End;
-use windlass_engine::forward::questions::OneSided;
-use windlass_engine::lifecycle::questions;
-use windlass_engine::{dispatch, lifecycle};
+use windlass_engine::forward::queries::OneSided;
 
 // Collectives, sends and receives.
 
@@ -112,21 +112,21 @@ pub extern "C-unwind" fn ncclRecv(
 }
 
 pub extern "C-unwind" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
-    lifecycle::memory::allocate(ptr, size)
+    memory::allocate(ptr, size)
 }
 
 pub extern "C-unwind" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
-    lifecycle::memory::free(ptr)
+    memory::free(ptr)
 }
 
 // Init and end of communicators.
 
 pub extern "C-unwind" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
-    lifecycle::unique_id(uniqueId)
+    communicators::unique_id(uniqueId)
 }
 
 fn make_communicator(entry: Entry, call: InitCall) -> ncclResult_t {
-    lifecycle::init(entry, &call)
+    communicators::init(entry, &call)
 }
 
 pub extern "C-unwind" fn ncclCommInitRank(
@@ -235,26 +235,26 @@ pub extern "C-unwind" fn ncclCommGrow(
 }
 
 pub extern "C-unwind" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
-    lifecycle::end(Entry::ncclCommFinalize, End::Finalize, comm)
+    communicators::end(Entry::ncclCommFinalize, End::Finalize, comm)
 }
 
 pub extern "C-unwind" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
-    lifecycle::end(Entry::ncclCommDestroy, End::Destroy, comm)
+    communicators::end(Entry::ncclCommDestroy, End::Destroy, comm)
 }
 
 pub extern "C-unwind" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
-    lifecycle::end(Entry::ncclCommAbort, End::Abort, comm)
+    communicators::end(Entry::ncclCommAbort, End::Abort, comm)
 }
 
 pub extern "C-unwind" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
-    lifecycle::revoke(comm, revokeFlags)
+    communicators::revoke(comm, revokeFlags)
 }
 
 pub extern "C-unwind" fn ncclCommGetAsyncError(
     comm: ncclComm_t,
     asyncError: *mut ncclResult_t,
 ) -> ncclResult_t {
-    lifecycle::async_error(comm, asyncError)
+    communicators::async_error(comm, asyncError)
 }
 
 // Questions to a communicator, and what else takes one.
@@ -263,7 +263,7 @@ pub extern "C-unwind" fn ncclCommGetAsyncError(
 macro_rules! asked {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $asked:ident($($given:ident),*);)*) => {$(
         pub extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            questions::$asked($($given),*)
+            queries::$asked($($given),*)
         }
     )*};
 }
@@ -317,7 +317,7 @@ pub extern "C-unwind" fn ncclPutSignal(
         flags,
         stream,
     };
-    questions::one_sided(Entry::ncclPutSignal, comm, call)
+    queries::one_sided(Entry::ncclPutSignal, comm, call)
 }
 
 pub extern "C-unwind" fn ncclSignal(
@@ -329,7 +329,7 @@ pub extern "C-unwind" fn ncclSignal(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let call = OneSided::Signal { peer, signal: sigIdx, context: ctx, flags, stream };
-    questions::one_sided(Entry::ncclSignal, comm, call)
+    queries::one_sided(Entry::ncclSignal, comm, call)
 }
 
 pub extern "C-unwind" fn ncclWaitSignal(
@@ -339,21 +339,21 @@ pub extern "C-unwind" fn ncclWaitSignal(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let call = OneSided::Wait { count: nDesc, signals: signalDescs, stream };
-    questions::one_sided(Entry::ncclWaitSignal, comm, call)
+    queries::one_sided(Entry::ncclWaitSignal, comm, call)
 }
 
 // Groups.
 
 pub extern "C-unwind" fn ncclGroupStart() -> ncclResult_t {
-    lifecycle::group_start()
+    groups::start()
 }
 
 pub extern "C-unwind" fn ncclGroupEnd() -> ncclResult_t {
-    lifecycle::group_end()
+    groups::end()
 }
 
 pub extern "C-unwind" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
-    lifecycle::group_simulate_end(simInfo)
+    groups::simulate_end(simInfo)
 }
 
 // Every row of the list that is marked `seen` has code here, with the row's signature.

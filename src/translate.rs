@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use nccl_sys::missing::without_library;
 use nccl_sys::slots::SLOTS;
 use nccl_sys::{ncclComm_t, trampoline};
-use windlass_engine::lifecycle::questions;
+use windlass_engine::api::queries;
 
 /// What comes back in `rax` and `rdx`.
 #[repr(C)]
@@ -23,7 +23,7 @@ trampoline! {
 }
 
 extern "C-unwind" fn translated(handle: ncclComm_t, index: usize) -> Translated {
-    match questions::real_handle(index, handle) {
+    match queries::real_handle(index, handle) {
         Some(handle) => Translated { handle, function: SLOTS[index].load(Ordering::Acquire) },
         // An error where the result is a code; a team of no ranks.
         None => Translated { handle, function: without_library(index).cast_mut() },

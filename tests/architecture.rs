@@ -15,7 +15,8 @@ const LAYERS: &[(&str, &[Layer])] = &[
         &[
             // Only in tests.
             (Together::No, &["fuzzing"]),
-            (Together::Yes, &["dispatch", "lifecycle"]),
+            (Together::No, &["api"]),
+            (Together::No, &["dispatch"]),
             (Together::No, &["communicator", "group", "plan"]),
             (Together::No, &["lazy"]),
             (Together::No, &["peers"]),
@@ -283,7 +284,7 @@ fn type_names_become_unique() {
 /// Files of more lines than this, without their tests, and functions of more: how many there are. To be lowered only.
 const FILE_LINES_MAX: usize = 450;
 const FUNCTION_LINES_MAX: usize = 60;
-const LONG: (usize, usize) = (5, 6);
+const LONG: (usize, usize) = (4, 6);
 
 /// Files and functions stay short.
 #[test]
@@ -378,7 +379,7 @@ fn unsafe_stays_at_the_border() {
         "engine/forward/known.rs",
         "engine/forward/of_call.rs",
         "engine/forward/operators.rs",
-        "engine/forward/questions.rs",
+        "engine/forward/queries.rs",
         "engine/forward/registration.rs",
         "transport/native/calls.rs",
         "transport/p2p/calls.rs",

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nccl_sys::{cudaStream_t, ncclComm_t};
 
 use crate::lazy::LazyCommunicator;
-use crate::peers::{ParentOnNccl, PeerGroup};
+use crate::peers::{self, InitOutcome, ParentOnNccl, PeerGroup};
 use windlass_base::gate::{Gate, Passed};
 use windlass_base::gpu::stream::{Capture, Place};
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
+use windlass_bootstrap::outcome::FallbackReason;
 use windlass_transport::tuning::{COLLECTIVES, Limits};
 
 use table::CHANGING;
@@ -87,6 +88,13 @@ const NO_STREAM: usize = usize::MAX;
 const PER_THREAD: usize = 2;
 
 impl Communicator {
+    /// It was not seen when it was made.
+    pub fn count_as_child(&self) {
+        if peers::is_on() {
+            peers::tell(self.counters(), &InitOutcome::OnNccl(FallbackReason::Child));
+        }
+    }
+
     /// A record of nobody's.
     fn unused() -> Communicator {
         Communicator {

@@ -12,8 +12,6 @@ mod batching;
 
 pub mod group_planning;
 
-pub mod uneven;
-
 pub mod messages;
 
 pub mod collectives;
@@ -35,7 +33,6 @@ use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 use crate::communicator::{self, Communicator};
 use crate::forward::{self, known};
 use crate::group;
-use crate::lifecycle;
 use windlass_base::annotate;
 use windlass_base::call::Call;
 use windlass_base::guard;
@@ -101,7 +98,7 @@ fn first_sight(call: &Call, result: ncclResult_t) {
     let (counters, ranks) = match identity {
         Some(identity) => {
             let communicator = communicator::insert(call.local.communicator, identity);
-            lifecycle::count_as_child(communicator);
+            communicator.count_as_child();
             (communicator.counters(), communicator.ranks())
         }
         None => (count::UNKNOWN, 0),

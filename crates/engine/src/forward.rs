@@ -11,7 +11,7 @@ pub mod of_call;
 
 pub mod operators;
 
-pub mod questions;
+pub mod queries;
 
 pub mod registration;
 

@@ -265,8 +265,19 @@ pub fn hold_candidate(what: Waiting) {
     one_more();
 }
 
+/// To be held while NCCL runs anything of a communicator, which `pass` enters: no thread of ours is in it then. What an open group has
+/// begun goes on till its end.
+#[inline]
+pub fn enter(pass: impl Fn() -> Option<Passed<'static>>) -> Option<Passed<'static>> {
+    let passed = pass()?;
+    if is_open() {
+        stay_inside(pass()?);
+    }
+    Some(passed)
+}
+
 /// NCCL has more to run of this communicator when the open group ends.
-pub fn stay_inside(passed: Passed<'static>) {
+fn stay_inside(passed: Passed<'static>) {
     let is_new = with_ended(|Ended { inside, .. }| {
         let is_new = !inside.iter().rev().any(|known| known.is_of_same_gate(&passed));
         if is_new {

@@ -12,7 +12,7 @@ pub mod fuzzing;
 // The call.
 pub mod dispatch;
 
-pub mod lifecycle;
+pub mod api;
 
 // What is known and decided.
 pub mod communicator;

@@ -7,7 +7,6 @@ use nccl_sys::{ncclInvalidArgument, ncclResult_t};
 use crate::communicator::{self, Communicator};
 use crate::forward;
 use crate::group::{self, Awaited};
-use crate::lifecycle;
 use crate::peers::PeerGroup;
 use crate::plan::{Standing, Terms, may_be_fused, plan};
 use windlass_base::annotate;
@@ -100,7 +99,7 @@ pub fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
 }
 
 fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
-    let inside = lifecycle::enter(communicator);
+    let inside = group::enter(|| communicator.pass());
     check::tell(call, communicator);
     let terms = terms_of(communicator);
     let course = match plan(&call.shared, Standing::PeerGroup(terms)) {

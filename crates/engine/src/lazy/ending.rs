@@ -12,7 +12,7 @@ use nccl_sys::{
 };
 
 use crate::forward::known::{self, End};
-use crate::forward::questions;
+use crate::forward::queries;
 use crate::peers::cached::{self, Built};
 use windlass_base::error::refuse;
 use windlass_base::gpu::stream::Stream;
@@ -208,7 +208,7 @@ impl LazyCommunicator {
     fn bytes(&self, built: &Built) -> u64 {
         let mut bytes = 0;
         let says = !is_missing(Entry::ncclCommMemStats)
-            && questions::memory(built.handle(), ncclStatGpuMemTotal, &raw mut bytes) == ncclSuccess;
+            && queries::memory(built.handle(), ncclStatGpuMemTotal, &raw mut bytes) == ncclSuccess;
         if says { bytes } else { built.bytes() + self.usage.bytes() }
     }
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use nccl_sys::{ncclComm_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
-use crate::forward::questions;
+use crate::forward::queries;
 use crate::pool;
 use crate::windows::{Ended, Record, Rules, Standing, WindowLedger, WindowSlot};
 use windlass_base::gate::{Gate, Passed};
@@ -286,7 +286,7 @@ impl Windows {
         let real = self.real.load(Ordering::Acquire) as ncclComm_t;
         for Record { handle, times, range, .. } in records {
             for _ in 0..times {
-                let code = questions::end_window(real, handle as _);
+                let code = queries::end_window(real, handle as _);
                 if code != ncclSuccess {
                     let Range { base, bytes } = range;
                     log::warn!("rank {}: a window of {bytes} bytes at {base:#x} stays: {code:?}", self.rank);

@@ -4,14 +4,15 @@ use std::net::TcpListener;
 
 use nccl_sys::{ncclSuccess, ncclUniqueId};
 use windlass_bootstrap::id_tag::{Id, IdTag};
-use windlass_engine::{lifecycle, peers};
+use windlass_engine::api::communicators;
+use windlass_engine::peers;
 
 use crate::inits::id_of;
 
 fn ask() -> Id {
     let mut place = ncclUniqueId { internal: [0; 128] };
     // There is no NCCL in this test: one that it would have to make ends it.
-    assert_eq!(lifecycle::unique_id(&mut place), ncclSuccess);
+    assert_eq!(communicators::unique_id(&mut place), ncclSuccess);
     place.internal.map(|byte| byte as u8)
 }
 

@@ -24,9 +24,10 @@ use windlass_base::stats::count::Identity;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::outcome::FallbackReason;
 
+use super::communicators::note;
 use super::nccl_children::{self, Before, OfPeerGroup};
+use super::queries;
 use super::session::{self, settle};
-use super::{note, questions};
 
 /// What there is to do once all have spoken.
 pub enum Step {
@@ -72,7 +73,7 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
         other => return Step::Nccl(other),
     };
     let Some(parent) = parent_of(init) else { return Step::Nccl(None) };
-    let lazy = init.parent().and_then(questions::lazy_of);
+    let lazy = init.parent().and_then(queries::lazy_of);
     let is_left = child_call.is_without_parent();
     // NCCL, or what stands for it, says why.
     if init.refusal(parent.rank()).is_some() {
@@ -233,7 +234,7 @@ pub fn act(step: &Step, init: &InitCall) -> ncclResult_t {
 
 /// A shrink that is to stop its parent's work, and is made without it.
 fn stop_parent(init: &InitCall) {
-    let Some(lazy) = init.aborted_parent().and_then(questions::lazy_of) else { return };
+    let Some(lazy) = init.aborted_parent().and_then(queries::lazy_of) else { return };
     // Where NCCL cannot (2.27.3 to 2.28.6), that goes on until the parent's owner aborts it.
     if lazy.real().is_some() && !lazy.is_revoked() && !is_missing(Entry::ncclCommRevoke) {
         lazy.revoke(0);

@@ -12,7 +12,7 @@ use nccl_sys::{
 
 use crate::communicator;
 use crate::forward::known::put;
-use crate::forward::questions;
+use crate::forward::queries;
 use crate::group;
 use crate::lazy::{LazyCommunicator, Unfit};
 use crate::peers::PeerGroup;
@@ -26,8 +26,8 @@ use windlass_base::guard;
 use windlass_base::range::Range;
 use windlass_base::stats::segment;
 
-use super::enter_by;
-use super::questions::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
+use super::communicators::enter_by;
+use super::queries::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
 
 /// The first release that writes that it made no window.
 const SAYS_NONE_SINCE: i32 = 22902;
@@ -144,7 +144,7 @@ impl Asked {
             Course::Forward => self.forward(real, is_grouped),
             Course::Make(making) => {
                 let mut window = null_mut();
-                let code = questions::window(real, self.address, self.bytes, &mut window, self.flags);
+                let code = queries::window(real, self.address, self.bytes, &mut window, self.flags);
                 if !window.is_null() || says_none() {
                     put(self.place, window, "ncclCommWindowRegister: win");
                 }
@@ -188,7 +188,7 @@ impl Asked {
     }
 
     fn run(&self, real: ncclComm_t) -> ncclResult_t {
-        questions::window(real, self.address, self.bytes, self.place, self.flags)
+        queries::window(real, self.address, self.bytes, self.place, self.flags)
     }
 }
 
@@ -221,9 +221,9 @@ fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
                 let why = format_args!("ncclCommWindowDeregister: {window:p} has been deregistered");
                 refuse(ncclInternalError, why)
             }),
-            Ended::Real => questions::end_window(real, window),
+            Ended::Real => queries::end_window(real, window),
             Ended::Unknown => {
-                let code = questions::end_window(real, window);
+                let code = queries::end_window(real, window);
                 if code == ncclSuccess && !window.is_null() {
                     note_deregistered(handle, window as usize);
                 }
@@ -250,7 +250,7 @@ pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void
             if guard::or_else(|| false, is_cached) {
                 return guard::call(unknown);
             }
-            questions::window_address(real, window, place)
+            queries::window_address(real, window, place)
         },
     )
 }

@@ -1,5 +1,5 @@
 //! `windlassAllGatherV` and `windlassReduceScatterV`: a group of broadcasts or reduces, one for each rank, that goes the way of any
-//! group of the application's. Within a peer group it becomes one kernel ([`super::fusing`]); else NCCL runs it.
+//! group of the application's. Within a peer group it becomes one kernel ([`dispatch::fusing`]); else NCCL runs it.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -10,14 +10,16 @@ use nccl_sys::{
 };
 
 use crate::communicator;
+use crate::dispatch;
 use crate::forward::{self, known};
 use crate::group::{self, Awaited};
 use crate::lazy;
-use crate::lifecycle;
 use windlass_base::call::{Call, Function, Local, Shared};
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::process;
+
+use super::groups;
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +60,7 @@ pub fn run<'a>(asked: &Asked, lists: impl FnOnce(usize) -> Option<Lists<'a>>) ->
             Ok(calls) if slots::forwards_everything() => {
                 grouped(calls, known::group_start, forward::forward, known::group_end)
             }
-            Ok(calls) => grouped(calls, lifecycle::group_start, super::call, lifecycle::group_end),
+            Ok(calls) => grouped(calls, groups::start, dispatch::call, groups::end),
             Err(code) => *code,
         },
         |_, _| {},

@@ -14,8 +14,8 @@ use crate::communicator;
 use crate::dispatch::lazy_calls;
 use crate::dispatch::ordering::{self, Lane};
 use crate::forward::known::put;
-use crate::forward::questions::OneSided;
-use crate::forward::{operators, questions, registration};
+use crate::forward::queries::OneSided;
+use crate::forward::{operators, queries, registration};
 use crate::group::{self, LazyWork, Work};
 use crate::lazy::{self, LazyCommunicator, Unfit};
 use crate::peers::registering::Registering;
@@ -25,8 +25,9 @@ use windlass_base::guard;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
 
+use super::communicators::{ended, enter_by};
+use super::windows;
 pub use super::windows::{address as window_address, end as end_window, register as window};
-use super::{ended, enter_by, windows};
 
 /// The lazy communicator that a handle of ours stands for.
 pub fn lazy_of(handle: ncclComm_t) -> Option<Arc<LazyCommunicator>> {
@@ -113,13 +114,13 @@ pub fn count(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     let here = |lazy: &Arc<LazyCommunicator>| {
         put(place, lazy.peer_group().negotiated().members.len() as c_int, "ncclCommCount: count")
     };
-    ask(Entry::ncclCommCount, handle, here, |real| questions::count(real, place))
+    ask(Entry::ncclCommCount, handle, here, |real| queries::count(real, place))
 }
 
 /// This rank's device.
 pub fn device(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     let here = |lazy: &Arc<LazyCommunicator>| put(place, lazy.device(), "ncclCommCuDevice: device");
-    ask(Entry::ncclCommCuDevice, handle, here, |real| questions::device(real, place))
+    ask(Entry::ncclCommCuDevice, handle, here, |real| queries::device(real, place))
 }
 
 /// This rank.
@@ -127,14 +128,14 @@ pub fn rank(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     let here = |lazy: &Arc<LazyCommunicator>| {
         put(place, lazy.peer_group().rank() as c_int, "ncclCommUserRank: rank")
     };
-    ask(Entry::ncclCommUserRank, handle, here, |real| questions::rank(real, place))
+    ask(Entry::ncclCommUserRank, handle, here, |real| queries::rank(real, place))
 }
 
 /// NCCL's last error text, which is the process's.
 pub fn last_error(handle: ncclComm_t) -> *const c_char {
     count::function(Entry::ncclGetLastError);
     let real = lazy_of(handle).map_or(handle, |lazy| lazy.real().unwrap_or(std::ptr::null_mut()));
-    questions::last_error(real)
+    queries::last_error(real)
 }
 
 /// Gives back memory of an idle communicator. A lazy communicator that is not materialized has none of NCCL's.
@@ -142,24 +143,24 @@ pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     keep_built_apart(handle);
     windows::end_cached(handle);
     registering_of(handle, Registering::veto);
-    ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| questions::suspend(real, flags))
+    ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| queries::suspend(real, flags))
 }
 
 /// Takes that back.
 pub fn resume(handle: ncclComm_t) -> ncclResult_t {
-    ask(Entry::ncclCommResume, handle, |_| ncclSuccess, questions::resume)
+    ask(Entry::ncclCommResume, handle, |_| ncclSuccess, queries::resume)
 }
 
 /// Bytes of device memory that NCCL's communicator holds.
 pub fn memory(handle: ncclComm_t, which: nccl_sys::ncclCommMemStat_t, place: *mut u64) -> ncclResult_t {
     let here = |_: &Arc<LazyCommunicator>| put(place, 0, "ncclCommMemStats: value");
-    ask(Entry::ncclCommMemStats, handle, here, |real| questions::memory(real, which, place))
+    ask(Entry::ncclCommMemStats, handle, here, |real| queries::memory(real, which, place))
 }
 
 /// An id for ranks that join.
 pub fn unique_id(handle: ncclComm_t, place: *mut nccl_sys::ncclUniqueId) -> ncclResult_t {
     keep_apart(handle, Unfit::Here);
-    need(Entry::ncclCommGetUniqueId, handle, move |real| questions::unique_id(real, place))
+    need(Entry::ncclCommGetUniqueId, handle, move |real| queries::unique_id(real, place))
 }
 
 /// Registers a buffer.
@@ -183,7 +184,7 @@ pub fn register(
     // NCCL would hand out what belongs to a window.
     windows::meet(handle, address, bytes);
     let result =
-        ask(Entry::ncclCommRegister, handle, here, |real| questions::register(real, address, bytes, place));
+        ask(Entry::ncclCommRegister, handle, here, |real| queries::register(real, address, bytes, place));
     if result == ncclSuccess {
         registering_of(handle, Registering::veto);
         note_registered(handle, address, bytes, place.cast());
@@ -218,12 +219,12 @@ pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t
         (lazy_of(handle), enter_by(handle))
     };
     let answer = |(lazy, _inside): &(Option<Arc<LazyCommunicator>>, _)| {
-        let Some(lazy) = lazy else { return questions::deregister(handle, registration) };
+        let Some(lazy) = lazy else { return queries::deregister(handle, registration) };
         let real = lazy.real();
         match lazy.registrations().remove(registration as usize, real) {
             Some(result) => result,
             None => match real {
-                Some(real) => questions::deregister(real, registration),
+                Some(real) => queries::deregister(real, registration),
                 None if registration.is_null() => ncclSuccess,
                 None => {
                     refuse(ncclInvalidUsage, format_args!("ncclCommDeregister: {registration:p} is unknown"))
@@ -313,7 +314,7 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     let communicator = guard::or_else(|| None, find);
     let before = || communicator.iter().for_each(|known| ordering::before_forward(lane, known, false));
     guard::or_else(|| (), before);
-    let result = ask(entry, handle, here, |real| questions::one_sided(real, call));
+    let result = ask(entry, handle, here, |real| queries::one_sided(real, call));
     let after = || communicator.iter().for_each(|known| ordering::after_forward(lane, known, result));
     guard::or_else(|| (), after);
     result

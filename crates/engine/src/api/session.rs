@@ -21,7 +21,8 @@ use windlass_base::stats::count::{self, Identity};
 use windlass_base::stats::peer_group::{BUILT, UNBUILT};
 use windlass_bootstrap::outcome::FallbackReason;
 
-use super::{nccl_children, note};
+use super::communicators::note;
+use super::nccl_children;
 
 /// How far an init is before NCCL is called.
 enum Step {

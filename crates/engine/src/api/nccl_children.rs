@@ -28,8 +28,9 @@ use windlass_base::stats::count;
 use windlass_bootstrap::negotiated;
 use windlass_bootstrap::outcome::FallbackReason;
 
+use super::communicators::{UNKNOWN, note};
 use super::session::{self, settle};
-use super::{UNKNOWN, children, note, questions};
+use super::{children, queries};
 
 /// A call before NCCL is asked: what there is to do after it, if anything.
 pub enum Before {
@@ -94,7 +95,7 @@ pub fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
 
 /// NCCL makes it; a parent that is lazy is materialized first, by all its ranks.
 pub fn run(init: &InitCall) -> ncclResult_t {
-    match init.parent().and_then(questions::lazy_of) {
+    match init.parent().and_then(queries::lazy_of) {
         None if init.parent().is_some_and(lazy::is_ours) => {
             refuse(ncclInvalidArgument, format_args!("a communicator from one that has been destroyed"))
         }
@@ -112,7 +113,7 @@ pub fn run(init: &InitCall) -> ncclResult_t {
                 // As NCCL has it until the communicator is there.
                 hand_out(place, std::ptr::null_mut());
             }
-            questions::with_real(&lazy, move |real| init.with(&given).of_parent(real).run())
+            queries::with_real(&lazy, move |real| init.with(&given).of_parent(real).run())
         }
     }
 }
@@ -229,7 +230,7 @@ fn after_of_parent_on_nccl(
 /// One whose parent has no peer group, and that none can have.
 fn note_on_nccl(handle: Handle) {
     let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
-    super::count_as_child(communicator);
+    communicator.count_as_child();
     let ranks = known::identity(handle).map_or(0, |identity| identity.ranks);
     if peers::is_on() && (2..=negotiated::RANKS_MAX as i32).contains(&ranks) {
         say_once(ranks);

@@ -1,0 +1,12 @@
+//! The functions of NCCL, one file a family. Calls that move bytes are in [`dispatch`](crate::dispatch).
+
+mod children;
+pub mod communicators;
+pub mod disable;
+pub mod groups;
+pub mod memory;
+mod nccl_children;
+pub mod queries;
+mod session;
+pub mod uneven;
+pub mod windows;

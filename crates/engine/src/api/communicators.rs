@@ -1,0 +1,266 @@
+//! Inits and ends of communicators. NCCL makes and ends them; we note which there are, and unless `WINDLASS_PEER_GROUPS=off` their
+//! ranks meet first.
+
+use std::ffi::c_int;
+
+use nccl_sys::missing::is_missing;
+use nccl_sys::{
+    Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess,
+    ncclUniqueId,
+};
+
+use crate::communicator::{self, Communicator};
+use crate::forward::Carried;
+use crate::forward::init::{self, Handle, InitCall};
+use crate::forward::known::{self, End};
+use crate::group::{self, Awaited};
+use crate::lazy;
+use crate::peers;
+use crate::peers::registering;
+use crate::pool;
+use windlass_base::error::{panicked, refuse};
+use windlass_base::gate::Passed;
+use windlass_base::guard;
+use windlass_base::process;
+use windlass_base::stats::count::{self, Identity};
+use windlass_base::thread;
+
+use super::{queries, session, windows};
+
+/// [`group::enter`], by handle.
+pub(super) fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
+    let communicator = communicator::find(handle)?;
+    group::enter(|| communicator.pass())
+}
+
+/// Makes an id. With peer groups, its ranks meet at this process.
+pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
+    guard::around(
+        || {
+            process::let_forked_children_restart();
+            count::function(Entry::ncclGetUniqueId);
+            process::know_version();
+            // Of a null place NCCL says what it says.
+            if place.is_null() { None } else { peers::spare_id() }
+        },
+        |spare| match spare {
+            Some(id) => init::give_id(place, id),
+            None => init::unique_id(place),
+        },
+        |_, result| {
+            if result == ncclSuccess && peers::is_on() {
+                init::change_id(place, |id| peers::host(&id));
+            }
+        },
+    )
+}
+
+/// Makes communicators as asked.
+pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
+    if peers::is_on() {
+        let before = || Ok(init.parent().and_then(|parent| before_init(init, parent)));
+        return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
+            Ok(_inside) => session::init_with_session(entry, init),
+            Err(code) => {
+                session::refused(code);
+                code
+            }
+        };
+    }
+    guard::around(
+        || {
+            process::first_communicator();
+            count::function(entry);
+            peers::make_room(peers::device_now());
+            if init.aborted_parent().is_some() {
+                pool::distrust(None);
+            }
+        },
+        |()| init.run(),
+        |(), result| {
+            if result == ncclSuccess || result == ncclInProgress {
+                init.new_communicators().for_each(|(handle, identity)| {
+                    note(handle, identity);
+                });
+            }
+        },
+    )
+}
+
+/// Nothing of ours is in a parent meanwhile, nor later beside what may use its resources.
+fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
+    if init.aborted_parent().is_some() {
+        // It frees this rank from peers that hang: nothing of ours waits for them either.
+        end_registering(parent, true);
+        return None;
+    }
+    if matches!(init, InitCall::Grow { .. }) {
+        let peer_group = communicator::find(parent).and_then(|known| known.peer_group(parent));
+        peer_group
+            .as_ref()
+            .and_then(|peer_group| peer_group.registering())
+            .into_iter()
+            .for_each(|one| one.share());
+        windows::share(parent);
+    }
+    enter_by(parent)
+}
+
+/// Ends a communicator, or prepares its end.
+pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
+    guard::around(
+        || {
+            count::function(entry);
+            let end = before_end(how, handle);
+            let lazy = communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
+            // Before NCCL frees it: its address may at once be another thread's new communicator. A lazy communicator's is ours, and an
+            // abort that frees its destroy must find it.
+            let stays = how == End::Finalize || how == End::Destroy && lazy.is_some();
+            (lazy, if stays { None } else { communicator::remove(handle) }, end)
+        },
+        |(lazy, _, registered)| match lazy {
+            Some(lazy) => lazy.end(how),
+            None if lazy::is_ours(handle) => ended(handle),
+            None if *registered == registering::End::Left => stop(how, handle),
+            None => known::end(how, handle),
+        },
+        // Nothing of this rank's runs any more.
+        |(lazy, kept, _), _| {
+            let is_ended = lazy.is_some() && how == End::Destroy;
+            let kept = if is_ended { communicator::remove(handle) } else { kept };
+            drop(lazy);
+            if kept.is_some() {
+                drop(kept);
+                peers::settle();
+            }
+            peers::windows::free_left();
+        },
+    )
+}
+
+/// NCCL would look into it as if it were its own.
+pub(super) fn ended(handle: ncclComm_t) -> ncclResult_t {
+    refuse(ncclInvalidArgument, format_args!("communicator {handle:p} has been destroyed"))
+}
+
+/// An abort frees the GPU and whoever waits at once; the other ends wait for what was issued, as NCCL does.
+fn before_end(how: End, handle: ncclComm_t) -> registering::End {
+    let Some(communicator) = communicator::find(handle) else { return registering::End::Clean };
+    let peer_group = communicator.peer_group(handle);
+    match (how, &peer_group) {
+        (End::Abort, Some(peer_group)) => {
+            peer_group.abort();
+            peer_group.end_children();
+        }
+        (End::Finalize | End::Destroy, Some(peer_group)) => peer_group.wait_idle(),
+        (_, None) => communicator.cancel_session(handle),
+    }
+    drop(peer_group);
+    end_registering(handle, how == End::Abort)
+}
+
+fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
+    let peer_group = communicator::find(handle).and_then(|known| known.peer_group(handle));
+    peer_group.iter().for_each(|peer_group| peer_group.end_checking());
+    let windows =
+        peer_group.as_ref().map_or(registering::End::Clean, |peer_group| peer_group.end_windows(aborts));
+    if aborts {
+        // NCCL registers, too: buffers of graphs, and what the application says. After the windows, which none of ours drops any more.
+        pool::distrust(peer_group.as_ref().and_then(|peer_group| peer_group.device()));
+    }
+    let registering = peer_group.as_ref().and_then(|peer_group| peer_group.registering());
+    let registering = registering.map_or(registering::End::Clean, |registering| registering.end(aborts));
+    if windows == registering::End::Left { windows } else { registering }
+}
+
+/// Ends a communicator of which peers may still be writing to what is registered, or which NCCL would look for where it has
+/// freed it: its kernels leave, and NCCL's part of it stays to the end of the process.
+fn stop(how: End, handle: ncclComm_t) -> ncclResult_t {
+    if how == End::Finalize {
+        return known::end(how, handle);
+    }
+    let handle = Carried::new(handle);
+    // Not on this thread, which may have a group open.
+    let stopped = thread::spawn("windlass-abort", move || known::abort_init(handle.take(), || false));
+    match stopped.map(|thread| thread.join()) {
+        Ok(Ok(_)) => {
+            log::warn!("a communicator was aborted while registered calls ran: NCCL's memory of it stays");
+            ncclSuccess
+        }
+        Ok(Err(_)) | Err(_) => refuse(ncclInternalError, format_args!("no thread to abort a communicator")),
+    }
+}
+
+/// Stops a communicator's work everywhere on this rank; what is called on it later is NCCL's to refuse.
+pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
+    guard::around(
+        || {
+            count::function(Entry::ncclCommRevoke);
+            if !is_missing(Entry::ncclCommRevoke) {
+                end_registering(handle, true);
+            }
+            queries::lazy_of(handle).filter(|_| !is_missing(Entry::ncclCommRevoke))
+        },
+        |lazy| match lazy {
+            Some(lazy) => lazy.revoke(flags),
+            None if lazy::is_ours(handle) => ended(handle),
+            None => known::revoke(handle, flags),
+        },
+        |lazy, result| {
+            if !is_taken(result) {
+                return;
+            }
+            if let Some(lazy) = lazy {
+                lazy.peer_group().abort();
+            } else if let Some(communicator) = communicator::find(handle) {
+                communicator.peer_group(handle).iter().for_each(|peer_group| peer_group.abort());
+                communicator.give_up_peer_group();
+            }
+        },
+    )
+}
+
+/// What went wrong beside calls: NCCL's answer, or where that has none, ours. Waits for nothing.
+pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t {
+    guard::around(
+        || {
+            count::function(Entry::ncclCommGetAsyncError);
+            queries::lazy_of(handle)
+        },
+        |lazy| match lazy.as_ref().map(|lazy| lazy.real()) {
+            None => known::async_error(handle, place),
+            Some(Some(real)) => known::async_error(real, place),
+            Some(None) => guard::call(|| known::put(place, ncclSuccess, "ncclCommGetAsyncError: asyncError")),
+        },
+        |_, result| {
+            if result == ncclSuccess
+                && let Some(communicator) = communicator::find(handle)
+                && communicator.has_peer_group()
+                && let Some(peer_group) = communicator.peer_group(handle)
+            {
+                known::add_error(place, peer_group.error());
+            }
+        },
+    )
+}
+
+/// Whether NCCL runs it, now or soon.
+pub(super) fn is_taken(result: ncclResult_t) -> bool {
+    result == ncclSuccess || result == ncclInProgress
+}
+
+pub(super) const UNKNOWN: Identity = Identity { rank: -1, ranks: 0, device: -1 };
+
+/// A handle that is written now is entered; one that NCCL writes at the end of the group is awaited. What a
+/// non-blocking split writes later still, is entered when it is first used.
+pub(super) fn note(handle: Handle, identity: Identity) -> Option<(ncclComm_t, &'static Communicator)> {
+    let written = known::read_handle(handle);
+    if written.is_null() {
+        if group::is_open() {
+            group::wait_for(Awaited::Handle(handle));
+        }
+        return None;
+    }
+    let identity = if group::is_open() { identity } else { known::identity(written).unwrap_or(identity) };
+    Some((written, communicator::insert(written, identity)))
+}

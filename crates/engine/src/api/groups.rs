@@ -1,0 +1,237 @@
+//! Groups: what a group holds of ours runs before and after what NCCL runs of it, in an order that all ranks choose alike.
+
+use std::cell::{Cell, RefCell};
+
+use nccl_sys::{Entry, ncclResult_t, ncclSimInfo_t, ncclSuccess};
+
+use crate::dispatch::group_order::Schedule;
+use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
+use crate::forward::init;
+use crate::forward::known;
+use crate::group::{self, Awaited, Ended};
+use crate::peers::{self, InitOutcome};
+use windlass_base::error::panicked;
+use windlass_base::guard;
+use windlass_base::stats::count;
+use windlass_bootstrap::outcome::FallbackReason;
+
+use super::communicators::{UNKNOWN, is_taken, note};
+use super::{nccl_children, session};
+
+/// Opens a group.
+pub fn start() -> ncclResult_t {
+    guard::around(
+        || count::function(Entry::ncclGroupStart),
+        |()| known::group_start(),
+        |(), result| {
+            if result == ncclSuccess {
+                group::opened();
+            }
+        },
+    )
+}
+
+/// Closes a group.
+pub fn end() -> ncclResult_t {
+    if !group::leaves_nothing() {
+        return end_of_much();
+    }
+    let before = || {
+        count::function(Entry::ncclGroupEnd);
+        // Before NCCL runs it, as NCCL's own count is: it may throw.
+        group::close_empty();
+    };
+    guard::around(before, |()| known::group_end(), |(), _| ())
+}
+
+#[inline(never)]
+fn end_of_much() -> ncclResult_t {
+    let (met, ours) = (Cell::new(ncclSuccess), Cell::new(ncclSuccess));
+    let parts = group_planning::plan();
+    let result = guard::around(
+        || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
+        |(parts, ended)| {
+            let schedule = scheduled(ended, |ended| ordering::schedule(parts, ended));
+            let run = |places: &[usize]| {
+                let ran = ordering::run_held(parts, places);
+                if ours.get() == ncclSuccess {
+                    ours.set(ran);
+                }
+            };
+            run(&schedule.before);
+            let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
+            let ready = guard::call(|| registration::before_group(&candidates));
+            let Closed { nccls, result } = match ready == ncclSuccess {
+                true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
+                // The driver has failed; NCCL is to run nothing of it.
+                false => spoilt(ready),
+            };
+            if !candidates.is_empty() {
+                let ended = guard::call(|| registration::after_group(&candidates, is_taken(nccls)));
+                ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
+            }
+            if is_taken(nccls) {
+                let followed = std::mem::take(&mut ended.borrow_mut().followed);
+                guard::or_else(|| (), || ordering::after_group(followed));
+            }
+            if is_taken(result) {
+                run(&schedule.after);
+            }
+            result
+        },
+        // What became of its inits is NCCL's word alone.
+        |(parts, ended), result| {
+            drop(parts);
+            after_group(ended.into_inner(), result, &met);
+        },
+    );
+    let of_group = if ours.get() == ncclSuccess { result } else { ours.get() };
+    if of_group == ncclSuccess { met.get() } else { of_group }
+}
+
+/// When what was held runs. Without an answer none of the group does.
+fn scheduled(ended: &RefCell<Ended>, schedule: impl FnOnce(&Ended) -> Schedule) -> Schedule {
+    let fail = || {
+        ended.borrow_mut().awaited.insert(0, Awaited::Failed(panicked("the order of a group")));
+        Schedule::default()
+    };
+    guard::or_else(fail, || schedule(&ended.borrow()))
+}
+
+/// What came of a group.
+struct Closed {
+    /// NCCL's own part of it, which runs before what lazy communicators held: an error if it was not to run.
+    nccls: ncclResult_t,
+    /// All of it.
+    result: ncclResult_t,
+}
+
+/// NCCL closes the group and runs nothing of it.
+fn spoilt(why: ncclResult_t) -> Closed {
+    init::spoil_group();
+    known::group_end();
+    Closed { nccls: why, result: why }
+}
+
+/// Closes a group without running it.
+pub fn simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
+    let met = Cell::new(ncclSuccess);
+    // The estimate is NCCL's, of what it would run.
+    drop(group_planning::plan());
+    let result = guard::around(
+        || RefCell::new(closing(Entry::ncclGroupSimulateEnd)),
+        |ended| {
+            let end = || known::group_simulate_end(estimate);
+            let Closed { result, .. } = close(&mut ended.borrow_mut(), Simulated::Yes, end);
+            let forget = || {
+                registration::forget(&ended.borrow().candidates);
+                result
+            };
+            guard::or_else(|| panicked("the numbers of registered calls"), forget)
+        },
+        |ended, result| after_group(ended.into_inner(), result, &met),
+    );
+    if result == ncclSuccess { met.get() } else { result }
+}
+
+/// The group is closed before NCCL runs it, as NCCL's own count is: it may throw.
+fn closing(entry: Entry) -> Ended {
+    count::function(entry);
+    let mut ended = group::closed();
+    if !ended.awaited.is_empty() {
+        let awaited = std::mem::take(&mut ended.awaited);
+        ended.awaited = joined(|| session::run_all(nccl_children::before_group(awaited)));
+    }
+    ended
+}
+
+/// What waits for NCCL once its sessions are over. NCCL closes its group whatever became of them.
+fn joined(join: impl FnOnce() -> Vec<Awaited>) -> Vec<Awaited> {
+    guard::or_else(|| vec![Awaited::Failed(panicked("the communicator inits of a group"))], join)
+}
+
+/// Whether a group runs when it ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Simulated {
+    No,
+    Yes,
+}
+
+/// Lets NCCL close the group. If an init in it failed, nothing of the group runs: its peers do not come to NCCL. What lazy communicators
+/// held comes to NCCL now; a simulation knows nothing of it, since only all ranks together can materialize them.
+fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResult_t) -> Closed {
+    let held = std::mem::take(&mut ended.lazy_work);
+    if let Some(Awaited::Failed(code)) = ended.awaited.first() {
+        init::spoil_group();
+        end();
+        return Closed { nccls: *code, result: *code };
+    }
+    if held.is_empty() || simulated == Simulated::Yes {
+        let nccls = end();
+        return Closed { nccls, result: nccls };
+    }
+    let Some(held) = guard::or_else(|| None, || Some(lazy_calls::begin(held))) else {
+        init::spoil_group();
+        end();
+        let code = panicked("what lazy communicators of a group held");
+        return Closed { nccls: code, result: code };
+    };
+    let nccls = end();
+    Closed { nccls, result: if is_taken(nccls) { lazy_calls::finish(held) } else { nccls } }
+}
+
+#[inline]
+fn after_group(ended: Ended, result: ncclResult_t, met: &Cell<ncclResult_t>) {
+    if !ended.is_empty() {
+        met.set(tell(ended, result));
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
+    group::put_back(ended.held);
+    let (awaited, met) = nccl_children::after_group(ended.awaited, result);
+    if !is_taken(result) {
+        session::lose(&awaited, result);
+    }
+    if result == ncclSuccess {
+        for waited in awaited {
+            let (handle, reason) = match waited {
+                Awaited::Made(_, made) => {
+                    session::made(made);
+                    continue;
+                }
+                Awaited::Handle(handle) => (handle, FallbackReason::Child),
+                Awaited::Grouped(handle) => (handle, FallbackReason::Grouped),
+                _ => continue,
+            };
+            if let Some((_, communicator)) = note(handle, UNKNOWN)
+                && peers::is_on()
+            {
+                peers::tell(communicator.counters(), &InitOutcome::OnNccl(reason));
+            }
+        }
+    }
+    met
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nccl_sys::{ncclInternalError, ncclInvalidArgument};
+
+    /// After a panic in what decides of a group, its answer is an error, and nothing of it runs.
+    #[test]
+    fn a_panic_fails_the_group() {
+        let is_failed = |ended: &Ended| {
+            let first = ended.awaited.first();
+            assert!(matches!(first, Some(Awaited::Failed(code)) if *code == ncclInternalError), "{first:?}");
+        };
+        let awaited = vec![Awaited::Failed(ncclInvalidArgument)];
+        let ended = RefCell::new(Ended { awaited, ..Ended::default() });
+        assert_eq!(scheduled(&ended, |_| panic!("on purpose")), Schedule::default());
+        is_failed(&ended.borrow());
+        is_failed(&Ended { awaited: joined(|| panic!("on purpose")), ..Ended::default() });
+    }
+}
