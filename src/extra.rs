@@ -136,7 +136,7 @@ fn count() -> windlassStats_t {
 /// of `recvbuff` must not overlap; what lies between them is left as it is. Buffers are device memory of any alignment.
 ///
 /// It is a group of `ncclBroadcast`, one for each rank in the order of ranks, and counted as that, also within a group that is open.
-/// On ranks that Windlass joins that is one kernel, up to the sizes of docs/collectives.md; else NCCL runs the broadcasts.
+/// In a communicator with a peer group that is one kernel, up to the sizes of docs/collectives.md; else NCCL runs the broadcasts.
 ///
 /// `ncclInvalidArgument`, which fails an open group: no such communicator or type; `recvcounts` is null; `recvbuff` is null and
 /// anybody gives something; `sendbuff` is null and this rank does; a part would end beyond 2^63 - 1 bytes, as counts that were

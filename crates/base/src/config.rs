@@ -20,6 +20,9 @@ pub use table::{Config, Description, Startup, options};
 /// Variables with this prefix belong to the simulator.
 const SIMULATOR_PREFIX: &str = "WINDLASS_SIM_";
 
+/// In how many letters a name may differ from the option that it is taken for.
+const TYPOS_MAX: usize = 2;
+
 /// How a report at exit is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -105,7 +108,7 @@ pub fn complaints() -> &'static [String] {
 fn at_startup() -> &'static (Startup, Vec<String>) {
     STARTUP.get_or_init(|| {
         let parsed = parse(std::env::vars_os());
-        (parsed.startup, parsed.complaints)
+        (parsed.startup, [parsed.complaints, parsed.renamed].concat())
     })
 }
 
@@ -114,7 +117,8 @@ fn at_startup() -> &'static (Startup, Vec<String>) {
 pub fn config() -> &'static Config {
     CONFIG.get_or_init(|| {
         let parsed = parse(std::env::vars_os());
-        let new = parsed.complaints.iter().filter(|complaint| !complaints().contains(complaint));
+        let all = parsed.complaints.iter().chain(&parsed.renamed);
+        let new = all.filter(|complaint| !complaints().contains(complaint));
         new.for_each(|complaint| ::log::warn!("{complaint}"));
         parsed.config
     })
@@ -129,12 +133,14 @@ pub struct Parsed {
     pub config: Config,
     /// What is wrong, one sentence each.
     pub complaints: Vec<String>,
+    /// Earlier names that were read, one sentence each.
+    pub renamed: Vec<String>,
 }
 
 /// Reads options from variables. A value that cannot be read leaves the default, and says so. Of an option that is set by both of its
 /// names the new one holds.
 pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
-    let Parsed { mut startup, mut config, mut complaints } = Parsed::default();
+    let Parsed { mut startup, mut config, mut complaints, mut renamed } = Parsed::default();
     let mut says_log = false;
     let mut ours: Vec<(String, String)> = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
@@ -145,11 +151,12 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     ours.sort_by_key(|(name, _)| option(name).is_some_and(|option| option.name == name));
     for (name, text) in &ours {
         let Some(option) = option(name) else {
-            complaints.push(format!("{name} is no option; the nearest is {}", nearest(name)));
+            let nearest = nearest(name).map_or(String::new(), |near| format!("; the nearest is {near}"));
+            complaints.push(format!("{name} is no option{nearest}"));
             continue;
         };
         if option.name != name {
-            complaints.push(format!("{name} is now called {}; the old name is still read", option.name));
+            renamed.push(format!("{name} is now called {}; the old name is still read", option.name));
         }
         says_log |= option.name == "WINDLASS_LOG";
         let taken = startup.take(option.name, text).or_else(|| config.take(option.name, text));
@@ -161,14 +168,13 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     if config.check == Switch::On && !says_log {
         startup.log = ::log::LevelFilter::Warn;
     }
-    Parsed { startup, config, complaints }
+    Parsed { startup, config, complaints, renamed }
 }
 
-fn nearest(name: &str) -> &'static str {
-    options()
-        .map(|option| option.name)
-        .min_by_key(|known| strsim::levenshtein(known, name))
-        .unwrap_or_default()
+/// An option that `name` may have been meant for.
+fn nearest(name: &str) -> Option<&'static str> {
+    let distance = |known: &&str| strsim::levenshtein(known, name);
+    options().map(|option| option.name).min_by_key(distance).filter(|known| distance(known) <= TYPOS_MAX)
 }
 
 /// Replaces `%h` by the host's name and `%p` by the process id, as `NCCL_DEBUG_FILE` has it.
@@ -188,11 +194,20 @@ pub fn documentation() -> String {
         format!("| `{}`{was} | {} | {} | {} |\n", o.name, o.values, o.default, o.about)
     };
     let rows = options().map(row);
-    let head = "# Options\n\nEnvironment variables. `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT`, `WINDLASS_STATS` and `WINDLASS_NVTX`\n\
-                are read at the first NCCL call of the process; all others at its first id, init or `ncclMemAlloc`. This page is made from the table in \
-                `crates/base/src/config/table.rs`.\nNames of earlier versions are read for one version more. A value that cannot be read leaves the default; that, and a \
-                `WINDLASS_` name that is none of these, is logged as a warning,\nand said by `windlass run` and \
-                `windlass doctor`. (`WINDLASS_SIM_` names belong to the simulator: `crates/sim`.)\nWhich of NCCL's own variables change what Windlass does: [NCCL's variables](nccl-variables.md).\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
+    let head = "# Options
+
+Options are environment variables. This page is made from `crates/base/src/config/table.rs`.
+
+- **When they are read.** `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT`, `WINDLASS_STATS` and `WINDLASS_NVTX` are read at the first NCCL call of the process.
+  All others are read at the first unique id, init or `ncclMemAlloc`.
+- **Earlier names** are read for one version more. If both names are set, the new name holds.
+- **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values, unknown `WINDLASS_` names and earlier names.
+  A process logs them at `WINDLASS_LOG=warn`.
+- `WINDLASS_SIM_` names belong to the simulator (`crates/sim`). [NCCL's variables](nccl-variables.md) lists which of NCCL's own variables Windlass follows.
+
+| variable | values | default | what it does |
+|---|---|---|---|
+";
     head.to_owned() + &rows.collect::<String>()
 }
 
@@ -298,17 +313,18 @@ mod tests {
             check: Switch::On,
             hang_timeout: Duration::from_secs(3),
         };
-        assert_eq!(parsed, Parsed { startup, config, complaints: vec![] });
+        assert_eq!(parsed, Parsed { startup, config, complaints: vec![], renamed: vec![] });
     }
 
     /// A misspelt name gets the nearest; a bad value names what was expected, and the default stays.
     #[test]
     fn complaints_name_the_mend() {
-        let Parsed { startup, config, complaints } =
-            read(&[("WINDLASS_LGO", "info"), ("WINDLASS_STATS", "maybe")]);
+        let Parsed { startup, config, complaints, .. } =
+            read(&[("WINDLASS_LGO", "info"), ("WINDLASS_BOGUS", "1"), ("WINDLASS_STATS", "maybe")]);
         assert_eq!((startup, config), (Startup::default(), Config::default()));
         assert_eq!(complaints[0], "WINDLASS_LGO is no option; the nearest is WINDLASS_LOG");
-        assert_eq!(complaints[1], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
+        assert_eq!(complaints[1], "WINDLASS_BOGUS is no option");
+        assert_eq!(complaints[2], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
     }
 
     /// A word that earlier builds knew leaves the default, and says what is known now.
@@ -326,7 +342,7 @@ mod tests {
         let old = read(&[was]);
         assert_eq!(old.config, Config { peer_groups: Switch::Off, ..Config::default() });
         assert_eq!(
-            old.complaints,
+            old.renamed,
             ["WINDLASS_FABRIC is now called WINDLASS_PEER_GROUPS; the old name is still read"]
         );
         assert_eq!(
@@ -334,7 +350,7 @@ mod tests {
             [Config::default(), Config::default()]
         );
         let bad = read(&[("WINDLASS_FAST", "perhaps")]);
-        assert_eq!(bad.complaints[1], "WINDLASS_FAST is \"perhaps\", expected one of: auto, off");
+        assert_eq!(bad.complaints[0], "WINDLASS_FAST is \"perhaps\", expected one of: auto, off");
     }
 
     /// What people read as the default is the default.

@@ -193,7 +193,7 @@ impl Rendezvous {
         let for_thread = shared.clone();
         // Without one, communicators made from others have no peer group; all else works.
         let process_listener = ProcessListener::open()
-            .inspect_err(|error| log::info!("rendezvous has no process listener: {error}"))
+            .inspect_err(|error| log::info!("bootstrap has no process listener: {error}"))
             .ok();
         let secret =
             process_listener.as_ref().map_or(children::NOBODY, |process_listener| process_listener.secret);

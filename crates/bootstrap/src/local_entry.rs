@@ -25,7 +25,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(1);
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
 /// A rank that has entered. Dropped before it has asked, it goes in order; after that as one that has died, unless it
-/// [declines](Mustered::decline) or its session [is over](Mustered::leave).
+/// [declines](LocalEntry::decline) or its session [is over](LocalEntry::leave).
 #[derive(Debug)]
 pub struct LocalEntry {
     socket: Ours,

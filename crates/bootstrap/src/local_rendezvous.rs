@@ -2,7 +2,7 @@
 //!
 //! They do not know who else will be in it: before NCCL's call nobody knows the others' colors, and where the parent has no peer
 //! group its ranks have never met. None may wait for one that has no Windlass or is on another host. But NCCL's own making is a barrier: it ends well on no rank before all ranks of the new communicator have called it.
-//! So each of them first **enters** the host-local rendezvous of its host, under a name that only ranks of the parent can know, and goes to NCCL once that
+//! So each of them first **enters** the host-local rendezvous, under a name that only ranks of the parent can know, and goes to NCCL once that
 //! is acknowledged. When NCCL has made the communicator here, all who will ever come have entered; whoever **asks** first closes
 //! the [roster](Roster), and all hear the same: how many there are. If these are all ranks of the communicator, they meet as those of a
 //! [lazy communicator](super::children) do, each with its place in the roster; otherwise it has no peer group, and nobody waits.
@@ -28,7 +28,7 @@ const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
 pub const GREETING_BYTES: usize = 8 + 16 + 4;
 /// Bytes of what a rank says after it.
 pub const MESSAGE_BYTES: usize = 5;
-/// Ranks of one communicator on one host, also of one that is too large for a peer group; only unknown connections are more.
+/// Ranks of one communicator on one host, also of one that is too large for a peer group; more can only be connections of programs that are no ranks.
 const MEMBERS_MAX: usize = 1024;
 /// Bytes of an answer.
 pub const ANSWER_BYTES: usize = 1 + 4 + 16;
@@ -236,7 +236,7 @@ impl Roster {
         Some(Course::Meet { place: place as u32, expected })
     }
 
-    /// A connection is gone, after this message if it said one. Gives the place that is waited for in the session in vain.
+    /// A connection is gone, after this message if it sent one. Gives the place that is waited for in the session in vain.
     pub fn left(&mut self, key: u64, message: Option<SplitMessage>) -> Option<(u32, Missing)> {
         let index = self.present.iter().position(|member| member.key == key)?;
         let member = self.present.swap_remove(index);

@@ -298,7 +298,7 @@ impl Reactor {
             match self.poll.wait(timeout_ms.map(|ms| ms as u32)) {
                 Ok(keys) => keys.into_iter().for_each(|key| self.ready(key)),
                 Err(error) => {
-                    log::error!("rendezvous cannot wait: {error}, every session of this process ends");
+                    log::error!("bootstrap cannot wait: {error}, every session of this process ends");
                     return;
                 }
             }

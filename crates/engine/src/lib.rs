@@ -1,5 +1,5 @@
 //! Everything in Windlass that decides and acts. Read from the call downwards: a call of the ABI layer comes in at
-//! [`dispatch`], is described by [`call`], decided by [`plan`], and run by one mechanism: [`forward`], [`p2p`], [`native`], or
+//! [`dispatch`], is described by [`call`](windlass_base::call), decided by [`plan`], and run by one mechanism: [`forward`], [`p2p`](windlass_transport::p2p), [`native`](windlass_transport::native), or
 //! [`forward`] over buffers that [`registration`] has given NCCL. What a module names lies in a layer below its own;
 //! `tests/architecture.rs` of the workspace holds that.
 

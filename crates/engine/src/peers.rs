@@ -3,7 +3,7 @@
 //!
 //! [`ask`] begins an init and waits for nobody; [`complete`] waits for the others, prepares and brings each rank's [`InitOutcome`]. A
 //! [`PeerGroup`] is kept with its communicator. Dropping it closes this rank; the region goes back when all others have
-//! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
+//! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background worker when
 //! something was heard.
 
 mod aliases;

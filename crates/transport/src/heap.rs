@@ -4,7 +4,7 @@
 //! A region's life: [`Heap::lend`] places and zeroes it; once it [holds zeros](Region::wait_zeroed) it is
 //! [announced](Region::announce) to the other ranks, which [map](PeerHeap::map) its chunk and find the region at the same
 //! offset of their mapping; ranks of the same process [reach] it where it lies. Dropping it closes it here; events tell when the others have; [`settle`], on the background
-//! thread, then takes it back, unmaps what is empty and lets go of symmetric heaps and peers that nobody uses.
+//! worker, then takes it back, unmaps what is empty and lets go of symmetric heaps and peers that nobody uses.
 //!
 //! Growth, mapping and unmapping are virtual memory calls alone, and zeroing runs on a stream of ours that waits for no
 //! other: all of it may happen beside kernels that wait for a peer, and while the calling thread captures. Of the first that is so beside

@@ -22,7 +22,7 @@ pub struct Description {
     pub values: &'static str,
     /// What holds when it is not set.
     pub default: &'static str,
-    /// One sentence.
+    /// What it does, in short sentences.
     pub about: &'static str,
 }
 
@@ -77,27 +77,27 @@ options! {
     pub struct Startup, OF_STARTUP {
         "WINDLASS" => windlass: Switch = Switch::On, by switch;
         "on, off", "on",
-        "The kill switch: off sends every call straight to the real NCCL, unseen and uncounted.";
+        "Windlass is active. With off, every call goes straight to the real NCCL, and Windlass counts nothing.";
 
         "WINDLASS_LOG" => log: ::log::LevelFilter = ::log::LevelFilter::Error, by level;
         "off, error, warn, info, debug, trace", "error",
-        "How much is logged, as lines like NCCL's. Errors are only what makes calls fail.";
+        "The lowest severity of log lines that are written. Lines have the format of NCCL's. error: only what makes a call fail.";
 
         "WINDLASS_LOG_FILE" => log_file: Option<PathBuf> = None, by path;
         "path", "standard error",
-        "Where log lines go; %h becomes the host's name and %p the process id.";
+        "The file to which log lines are written. %h becomes the host's name, and %p the process id.";
 
         "WINDLASS_REPORT" => report: Option<Report> = None, by report;
         "text, json, text:path, json:path", "none",
-        "Prints what was counted when a process that asked for a communicator exits, to standard error or a file; %h and %p as above.";
+        "The process prints a report of its calls when it exits, to standard error or to the file at path. A process without a communicator prints none. %h becomes the host's name, and %p the process id.";
 
         "WINDLASS_STATS" => stats: Switch = Switch::On, by switch;
         "on, off", "on",
-        "Whether the counters lie in shared memory (under 1 MiB in /dev/shm), where `windlass stats` reads them.";
+        "The process keeps its counters in shared memory, where `windlass stats` reads them. They take less than 1 MiB in /dev/shm.";
 
         "WINDLASS_NVTX" => nvtx: Switch = Switch::Off, by switch;
         "on, off", "off",
-        "NVTX ranges around calls; needs a build with the feature `nvtx`.";
+        "Windlass marks each call with an NVTX range. This needs a build with `--features nvtx`.";
     }
 }
 
@@ -106,63 +106,63 @@ options! {
     pub struct Config, OF_CONFIG {
         "WINDLASS_PEER_GROUPS" was "WINDLASS_FABRIC" => peer_groups: Switch = Switch::On, by switch;
         "on, off", "on",
-        "Whether the ranks of a new communicator within one host meet, agree and map each other's memory when it is made. Its sends, receives, all-to-alls, gathers and scatters then run over that memory, without connections of NCCL.";
+        "The ranks of a new communicator on one host form a peer group: at init each rank maps memory of every other rank. Sends, receives, all-to-alls, gathers and scatters then run over that memory, without NCCL's connections. off leaves all communicators to NCCL.";
 
         "WINDLASS_LAZY" => lazy: Lazy = Lazy::Pairs, by lazy;
         "pairs, all, off", "pairs",
-        "Which communicators within a peer group are lazy: NCCL's own is built when a call needs it that all ranks make. pairs are those of two ranks.";
+        "NCCL builds its part of a lazy communicator only when a call needs NCCL on all ranks. pairs: communicators of two ranks are lazy. all: those of any size. off: none. Only communicators with a peer group can be lazy.";
 
         "WINDLASS_FIRST_LAUNCH_GUARD" was "WINDLASS_WARM" => first_launch_guard: Switch = Switch::On, by switch;
         "on, off", "on",
-        "Whether, in each process, the first communicator with a peer group on a device is NCCL's own and not lazy, over which the rank then sends itself a byte: NCCL's first kernels on a device wait until nothing runs there, so for a receive of ours that waits. off saves that time and memory, but a first collective beside a receive that waits may then hang: only for programs in which that cannot be.";
+        "NCCL builds the first communicator with a peer group at once, on each device of a process, and runs one message of 1 byte there. Without that message, NCCL's first kernel could wait for a Windlass receive that waits for that kernel. off saves init time and memory, but such a program hangs. Use off only where no receive waits during a first NCCL collective.";
 
         "WINDLASS_CACHE_MAX" was "WINDLASS_PARK" => cache_bytes_max: u64 = 1 << 30, by bytes_or_none;
         "bytes, with K, M, G or T for powers of 1024; 0 for none", "1G",
-        "How much device memory the NCCL communicators behind ended lazy ones may keep in this process (at most 16 of them), to be used again by new ones of the same ranks, devices and configuration that ncclCommInitRank and its variants make. What nobody uses for 5 seconds ends, and all where device memory is short: at once if no communicator of the process is alive, else at the next init or destroy.";
+        "The device memory, in bytes, of NCCL communicators that the process keeps after lazy communicators ended. It keeps at most 16. A new communicator from ncclCommInitRank or its variants reuses one with the same ranks, devices and configuration. A kept communicator ends after 5 seconds without use, or earlier when device memory is short. While other communicators are alive, it ends at the next init or destroy.";
 
         "WINDLASS_SESSIONS_MAX" was "WINDLASS_MEETINGS_MAX" => sessions_max: usize = 1024, by number;
         "number", "1024",
-        "Ids made by this process whose ranks can still meet, each with a listening socket; communicators of further ids are NCCL's alone.";
+        "The number of unique ids made by this process whose ranks can still meet. Each id holds one listening socket. Communicators of further ids stay on NCCL.";
 
         "WINDLASS_HEAP_MAX" was "WINDLASS_ARENA_MAX" => heap_bytes_max: u64 = 8 << 30, by bytes;
         "bytes, with K, M, G or T for powers of 1024", "8G",
-        "How much device memory of its own (rings and counters of communicators) Windlass may have on each device in this process; it takes what communicators need, in steps, and gives it back. Each takes 23, 51 or 76 MiB for 2, 4 or 8 ranks, and more when its rings grow. A communicator for which that is not enough is left to NCCL.";
+        "The device memory, in bytes, that Windlass's own buffers may take on each device of the process. A communicator takes about 24, 53 or 78 MiB for 2, 4 or 8 ranks, and more when its rings grow. Windlass allocates in steps and frees what no communicator needs. A communicator without room stays on NCCL.";
 
         "WINDLASS_POOL" => pool_bytes_max: u64 = 2 << 30, by pool;
         "off, bytes, with K, M, G or T for powers of 1024", "2G",
-        "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again, for two seconds; from the first communicator with a peer group on, and never more than an eighth of what is free. It goes back when memory is short. off keeps nothing.";
+        "The bytes of freed ncclMemAlloc memory that Windlass keeps on each device for reuse. Windlass keeps a block for two seconds, and never more than an eighth of the device's free memory. Keeping begins with the first communicator that has a peer group. Kept memory is freed when memory is short. off keeps nothing.";
 
         "WINDLASS_REGISTER" => register: Register = Register::Auto, by register;
         "auto, on, off", "auto",
-        "Whether the buffers of large all-gathers within a peer group are registered with NCCL where that is safe. auto: where it was measured to profit (compute capability 9.0, no multicast, NCCL 2.28 and later); on: everywhere, since NCCL 2.19.3.";
+        "Windlass registers the buffers of all-gathers of 8 MiB and more with NCCL, where that is safe. It does so for eager calls in a peer group that NCCL runs. auto: on compute capability 9.0, without multicast, from NCCL 2.28 on, where it was measured to be faster. on: wherever NCCL can, from 2.19.3 on. off: never.";
 
         "WINDLASS_COLLECTIVES" was "WINDLASS_FAST" => collectives: Collectives = Collectives::Auto, by collectives;
         "auto, off", "auto",
-        "Whether kernels of ours run the small and middle collectives of a peer group of at most 8 ranks, on any pointers. auto: up to the sizes to which they were measured to be faster than NCCL's, 16 KiB where nobody measured; never where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks must say the same, or none has them.";
+        "Windlass's kernels run small and middle collectives of peer groups of at most 8 ranks, on any pointers. auto: up to the sizes at which they were measured to be faster than NCCL, or 16 KiB on hardware that nobody measured. They are off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks need the same value, or none has them.";
 
         "WINDLASS_BATCH" => batch: Batch = Batch::All, by batch;
         "all, small, off", "all",
-        "Which collectives of a group, of those within their limits for `WINDLASS_COLLECTIVES`, one kernel of ours runs together. all: those of at most 8 MiB each, of one kind and reduction at most 8 MiB together (2 ranks: all-reduces 32, reduce-scatters 48, all-gathers 128), where more than 16 KiB are within its limit. small: those of at most 64 KiB (all-gathers and reduce-scatters 128), 512 units of 256 bytes a kernel, counted from each rank to each other. off: none. What no kernel runs together is ours up to two kernels of a group, from 1 MiB on four, and NCCL's where there would be more. The most cautious rank's holds.";
+        "One Windlass kernel runs several collectives of an NCCL group, if each is within its limit for WINDLASS_COLLECTIVES. small: all-reduces of at most 64 KiB, and all-gathers and reduce-scatters of at most 128 KiB. A kernel takes at most 512 packets of 256 bytes from each rank to each other rank. all: also larger calls, where that collective's limit is above 16 KiB. Each call has at most 8 MiB, and each kind and reduction 8 MiB in all. With 2 ranks the totals are 32 MiB (all-reduce), 48 MiB (reduce-scatter) and 128 MiB (all-gather). off: none. Remaining calls run as up to two Windlass kernels of a group, or four from 1 MiB on; where there are more, NCCL runs them. The most restrictive rank's value holds for all ranks.";
 
         "WINDLASS_TUNING" => tuning: Option<PathBuf> = None, by path;
         "path", "the built-in table",
-        "A table that `windlass tune` wrote: up to which sizes kernels of ours run which collectives. What it does not say is as the built-in table has it. All ranks must have the same, or the built-in one holds on all of them; one that cannot be read is none.";
+        "The file of a table that `windlass tune` wrote. The table sets up to which size Windlass runs each collective. Collectives that the file omits follow the built-in table. If ranks have different tables, or one file cannot be read, all ranks use the built-in table.";
 
         "WINDLASS_STAGING_MAX" => staging_bytes_max: u64 = 512 << 20, by bytes;
         "bytes, with K, M, G or T for powers of 1024", "512M",
-        "How much device memory a communicator may hold to stand for buffers that cannot be registered in a call whose other ranks' are; larger calls are never registered.";
+        "The device memory, in bytes, that a communicator may hold as staging buffers. They replace buffers that cannot be registered in a call that the other ranks register. Calls that need more are not registered.";
 
         "WINDLASS_WINDOWS" => windows: Windows = Windows::Keep, by windows;
         "keep, off", "keep",
-        "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a peer group without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where WINDLASS_POOL is not off; not where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, or NCCL_WIN_ENABLE=0. The most cautious rank's holds.";
+        "keep: NCCL keeps a deregistered window over ncclMemAlloc memory, and ncclCommWindowRegister finds it again. This needs a peer group, NCCL 2.28.3 or later, no multicast (NVLS), and a WINDLASS_POOL that is not off. It is off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, or NCCL_WIN_ENABLE=0. The most restrictive rank's value holds for all ranks.";
 
         "WINDLASS_CHECK" => check: Switch = Switch::Off, by switch;
         "on, off", "off",
-        "Whether ranks of a peer group tell each other what they call, and a warning names the rank whose collective or window registration differs, or that has not come for 10 seconds. For finding faults: calls take longer. All ranks must say so, or it is off. Raises WINDLASS_LOG to warn where that is not set.";
+        "The ranks of a peer group compare their calls. A warning names the rank whose collective or window registration differs, or that is missing for 10 seconds. Use it to find faults, as calls take longer. All ranks must set it, or no calls are compared. It raises WINDLASS_LOG to warn, unless that is set.";
 
         "WINDLASS_HANG_TIMEOUT" was "WINDLASS_STUCK_AFTER" => hang_timeout: Duration = Duration::from_secs(60), by seconds;
         "seconds", "60",
-        "How long what runs here and does not move, a send, receive or collective, or a registration of a window, waits for a rank whose process is dead, before it is given up: the communicator gets an asynchronous error, the registration ncclRemoteError.";
+        "The seconds that an operation waits, without progress, for a rank whose process is dead. This holds for sends, receives and collectives that Windlass runs, and for window registrations. A communicator then gets an asynchronous error, and a registration returns ncclRemoteError.";
     }
 }
 
@@ -173,14 +173,14 @@ const READ_ELSEWHERE: &[Description] = &[
         was: None,
         values: "path",
         default: "searched for",
-        about: "The real libnccl.so.2, or the folder that holds it. If it cannot be used, no other is tried.",
+        about: "The path of the real libnccl.so.2, or the folder that holds it. If it cannot be used, Windlass tries no other library.",
     },
     Description {
         name: "WINDLASS_LIBRARY",
         was: None,
         values: "path",
         default: "beside the command",
-        about: "The libwindlass.so that the `windlass` command uses; read by the command only.",
+        about: "The path of the libwindlass.so that the `windlass` command uses. Only the command reads it.",
     },
 ];
 

@@ -41,7 +41,7 @@ impl Reactor {
         let mut watched = self.poll.watch(listener);
         // Without it whoever connects hears that nobody is there.
         if let Err(error) = watched.want(EventFlags::IN) {
-            return log::warn!("rendezvous cannot wait at a host-local rendezvous: {error}");
+            return log::warn!("bootstrap cannot listen at a host-local rendezvous: {error}");
         }
         let local_rendezvous =
             LocalRendezvous { listener: watched.key(), connections: 0, roster: Roster::default() };

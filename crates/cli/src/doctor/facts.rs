@@ -41,6 +41,8 @@ pub struct Facts {
     pub nccl_variables: Vec<NcclVariable>,
     /// What Windlass's own reading of its variables complains about.
     pub option_complaints: Vec<String>,
+    /// Options that are set by their earlier names.
+    pub renamed_options: Vec<String>,
     /// `WINDLASS_HEAP_MAX`.
     pub heap_bytes_max: u64,
     /// Programs of this user that run over Windlass.
@@ -140,6 +142,7 @@ pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
     facts.nccl_variables = nccl::found(version).into_iter().map(NcclVariable::from).collect();
     let parsed = windlass_base::config::parse(environment.into_iter());
     (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
+    facts.renamed_options = parsed.renamed;
     facts.processes = running::look();
     facts
 }

@@ -56,7 +56,8 @@ pub fn decide(situation: &Situation) -> Decision {
     }
     // The library only logs these, and by default not even that: whoever types the command should see them.
     let variables = situation.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
-    decision.warnings.extend(windlass_base::config::parse(variables).complaints);
+    let parsed = windlass_base::config::parse(variables);
+    decision.warnings.extend(parsed.complaints.into_iter().chain(parsed.renamed));
     match (&situation.windlass, &situation.real) {
         (Err(reason), _) => decision.refusals.push(reason.clone()),
         (Ok(windlass), None) => {

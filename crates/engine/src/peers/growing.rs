@@ -26,7 +26,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// What rings grew into.
 #[derive(Debug, Default)]
 pub(super) struct Growing {
-    /// Pairs whose ring was asked for, a bit for each peer: lines, then chunks.
+    /// Connections whose ring was asked for, a bit for each peer: LL128, then chunks.
     asked: [AtomicU64; 2],
     /// When a receiver gave none, by wire and peer. The background worker's alone.
     denied: Mutex<BTreeMap<(usize, u32), Instant>>,

@@ -1,4 +1,4 @@
-//! The shared page of a peer group: by it they agree on what they register and on windows, tell each other
+//! The shared page of a peer group: by it its ranks agree on what they register and on windows, tell each other
 //! what they call, and say that they have closed. One rank makes it, and its descriptor goes to the others with its region.
 
 use std::os::fd::AsFd;

@@ -244,7 +244,7 @@ fn options() -> u64 {
     checksum(&writer.finish())
 }
 
-/// What a communicator said of kernels, of which another is made without a message.
+/// What a communicator's configuration said of kernels, for one that is made from it and says nothing.
 pub(super) fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
     let policy = match negotiated.capabilities & capability::UNBOUND {
         0 => Policy::Own,

@@ -62,7 +62,7 @@ pub(super) fn peer(peer: Peer) -> Result<Arc<PeerHeap>, Refusal> {
 }
 
 /// Takes back what is over in all symmetric heaps and mappings of this process, and lets go of those that nobody uses. The
-/// background thread calls it now and then, and after it told a symmetric heap that something closed. Never beside a call.
+/// background worker calls it now and then, and after it told a symmetric heap that something closed. Never beside a call.
 pub fn settle() {
     if !are_ours() {
         return;

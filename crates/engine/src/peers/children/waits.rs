@@ -24,7 +24,7 @@ pub struct Lineage {
     lives: Vec<Arc<Life>>,
     /// Whether those made from it may be lazy, so that its ranks speak before.
     pub(super) has_rounds: bool,
-    /// What it was told of kernels, which holds for those made from it without a message.
+    /// What its configuration said of kernels, which holds for those made from it unless theirs says otherwise.
     pub(super) ctas: Ctas,
     /// Held for a few stores.
     counted: Mutex<BTreeMap<Kind, Counted>>,
