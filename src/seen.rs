@@ -11,7 +11,7 @@ use std::ptr::{null, null_mut};
 
 use nccl_sys::*;
 use windlass_base::call::{Call, Function, Local, Shared};
-use windlass_engine::api::{communicators, groups, memory, queries};
+use windlass_engine::api::{communicators, groups, memory, queries, windows};
 use windlass_engine::dispatch;
 use windlass_engine::forward::init::InitCall;
 use windlass_engine::forward::known::End;
@@ -261,35 +261,35 @@ pub extern "C-unwind" fn ncclCommGetAsyncError(
 
 /// A row for each function that hands its arguments on as they are: the entry, its arguments, the engine's function.
 macro_rules! asked {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $asked:ident($($given:ident),*);)*) => {$(
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $family:ident::$asked:ident($($given:ident),*);)*) => {$(
         pub extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            queries::$asked($($given),*)
+            $family::$asked($($given),*)
         }
     )*};
 }
 asked! {
-    ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t = count(comm, count);
-    ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t = device(comm, device);
-    ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t = rank(comm, rank);
-    ncclGetLastError(comm: ncclComm_t) -> *const c_char = last_error(comm);
-    ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t = suspend(comm, flags);
-    ncclCommResume(comm: ncclComm_t) -> ncclResult_t = resume(comm);
+    ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t = queries::count(comm, count);
+    ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t = queries::device(comm, device);
+    ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t = queries::rank(comm, rank);
+    ncclGetLastError(comm: ncclComm_t) -> *const c_char = queries::last_error(comm);
+    ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t = queries::suspend(comm, flags);
+    ncclCommResume(comm: ncclComm_t) -> ncclResult_t = queries::resume(comm);
     ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t
-        = memory(comm, stat, value);
-    ncclCommGetUniqueId(comm: ncclComm_t, id: *mut ncclUniqueId) -> ncclResult_t = unique_id(comm, id);
+        = queries::memory(comm, stat, value);
+    ncclCommGetUniqueId(comm: ncclComm_t, id: *mut ncclUniqueId) -> ncclResult_t = queries::unique_id(comm, id);
     ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t
-        = register(comm, buff, size, handle);
-    ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t = deregister(comm, handle);
+        = queries::register(comm, buff, size, handle);
+    ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t = queries::deregister(comm, handle);
     ncclCommWindowRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, flags: c_int)
-        -> ncclResult_t = window(comm, buff, size, win, flags);
-    ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t = end_window(comm, win);
+        -> ncclResult_t = windows::register(comm, buff, size, win, flags);
+    ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t = windows::end(comm, win);
     ncclWinGetUserPtr(comm: ncclComm_t, win: ncclWindow_t, place: *mut *mut c_void) -> ncclResult_t
-        = window_address(comm, win, place);
+        = windows::address(comm, win, place);
     ncclRedOpCreatePreMulSum(
         op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t, residence: ncclScalarResidence_t,
         comm: ncclComm_t
-    ) -> ncclResult_t = operator(op, scalar, datatype, residence, comm);
-    ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t = end_operator(op, comm);
+    ) -> ncclResult_t = queries::operator(op, scalar, datatype, residence, comm);
+    ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t = queries::end_operator(op, comm);
 }
 
 pub extern "C-unwind" fn ncclPutSignal(

@@ -170,7 +170,7 @@ fn arrows_point_down() {
 }
 
 /// The most files that name each other in a circle, in each crate. To be lowered only; three is the aim.
-const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 8), ("bootstrap", 9), ("transport", 2), ("engine", 23)];
+const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 3), ("bootstrap", 9), ("transport", 2), ("engine", 23)];
 
 /// No circle of files grows.
 #[test]

@@ -10,6 +10,8 @@
 
 pub mod library;
 
+pub mod types;
+
 pub mod failure;
 
 pub mod device;

@@ -4,6 +4,7 @@ mod children;
 pub mod communicators;
 pub mod disable;
 pub mod groups;
+mod handles;
 pub mod memory;
 mod nccl_children;
 pub mod queries;

@@ -4,6 +4,7 @@ mod route;
 
 mod common_order;
 
+mod group_part;
 mod group_plan;
 
 mod fusing;
@@ -11,6 +12,7 @@ mod fusing;
 mod batching;
 
 pub mod group_planning;
+mod group_step;
 
 pub mod messages;
 

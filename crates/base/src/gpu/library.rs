@@ -11,8 +11,7 @@ use once_cell::sync::OnceCell;
 
 use crate::gpu::Address;
 use crate::gpu::failure::{Code, Failure, SUCCESS};
-use crate::gpu::memory::{AccessDescription, AllocationProperties};
-use crate::gpu::module::LaunchConfiguration;
+use crate::gpu::types::{AccessDescription, AllocationProperties, LaunchConfiguration};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);

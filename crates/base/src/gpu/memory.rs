@@ -13,6 +13,7 @@ use crate::gpu::Address;
 use crate::gpu::device::Ordinal;
 use crate::gpu::failure::Failure;
 use crate::gpu::library::Driver;
+use crate::gpu::types::{AccessDescription, AllocationProperties, Location};
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only type there is.
 const PINNED: u32 = 1;
@@ -24,38 +25,6 @@ const DEVICE: u32 = 1;
 const RECOMMENDED: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_WRITE: u32 = 3;
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Location {
-    kind: u32,
-    id: i32,
-}
-
-/// `CUmemAllocationProp`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct AllocationProperties {
-    kind: u32,
-    handle_types: u32,
-    location: Location,
-    windows: usize,
-    compression: u8,
-    direct_rdma: u8,
-    usage: u16,
-    reserved: [u8; 4],
-}
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct AccessDescription {
-    location: Location,
-    flags: u32,
-}
-
-const _: () = assert!(size_of::<AllocationProperties>() == 32 && size_of::<AccessDescription>() == 12);
 
 /// Device memory that other processes can open.
 fn shareable(device: Ordinal) -> AllocationProperties {

@@ -8,29 +8,7 @@ use crate::gpu::context::Home;
 use crate::gpu::failure::Failure;
 use crate::gpu::library::Driver;
 use crate::gpu::stream::StreamHandle;
-
-/// `CUlaunchAttribute`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Attribute {
-    id: u32,
-    pad: u32,
-    value: [u32; 16],
-}
-
-/// `CUlaunchConfig`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct LaunchConfiguration {
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared_bytes: u32,
-    stream: usize,
-    attributes: *const c_void,
-    attribute_count: u32,
-}
-
-const _: () = assert!(size_of::<Attribute>() == 72 && size_of::<LaunchConfiguration>() == 56);
+use crate::gpu::types::{Attribute, LaunchConfiguration};
 
 /// `CUlaunchAttributeID`.
 const CLUSTER_DIMENSION: u32 = 4;

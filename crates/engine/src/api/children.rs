@@ -24,7 +24,7 @@ use windlass_base::stats::count::Identity;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::outcome::FallbackReason;
 
-use super::communicators::note;
+use super::handles::note;
 use super::nccl_children::{self, Before, OfPeerGroup};
 use super::queries;
 use super::session::{self, settle};

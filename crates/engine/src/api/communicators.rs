@@ -5,15 +5,13 @@ use std::ffi::c_int;
 
 use nccl_sys::missing::is_missing;
 use nccl_sys::{
-    Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess,
-    ncclUniqueId,
+    Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess, ncclUniqueId,
 };
 
-use crate::communicator::{self, Communicator};
+use crate::communicator;
 use crate::forward::Carried;
-use crate::forward::init::{self, Handle, InitCall};
+use crate::forward::init::{self, InitCall};
 use crate::forward::known::{self, End};
-use crate::group::{self, Awaited};
 use crate::lazy;
 use crate::peers;
 use crate::peers::registering;
@@ -22,16 +20,11 @@ use windlass_base::error::{panicked, refuse};
 use windlass_base::gate::Passed;
 use windlass_base::guard;
 use windlass_base::process;
-use windlass_base::stats::count::{self, Identity};
+use windlass_base::stats::count;
 use windlass_base::thread;
 
+use super::handles::{ended, enter_by, is_taken, note};
 use super::{queries, session, windows};
-
-/// [`group::enter`], by handle.
-pub(super) fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
-    let communicator = communicator::find(handle)?;
-    group::enter(|| communicator.pass())
-}
 
 /// Makes an id. With peer groups, its ranks meet at this process.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
@@ -138,11 +131,6 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     )
 }
 
-/// NCCL would look into it as if it were its own.
-pub(super) fn ended(handle: ncclComm_t) -> ncclResult_t {
-    refuse(ncclInvalidArgument, format_args!("communicator {handle:p} has been destroyed"))
-}
-
 /// An abort frees the GPU and whoever waits at once; the other ends wait for what was issued, as NCCL does.
 fn before_end(how: End, handle: ncclComm_t) -> registering::End {
     let Some(communicator) = communicator::find(handle) else { return registering::End::Clean };
@@ -242,25 +230,4 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
             }
         },
     )
-}
-
-/// Whether NCCL runs it, now or soon.
-pub(super) fn is_taken(result: ncclResult_t) -> bool {
-    result == ncclSuccess || result == ncclInProgress
-}
-
-pub(super) const UNKNOWN: Identity = Identity { rank: -1, ranks: 0, device: -1 };
-
-/// A handle that is written now is entered; one that NCCL writes at the end of the group is awaited. What a
-/// non-blocking split writes later still, is entered when it is first used.
-pub(super) fn note(handle: Handle, identity: Identity) -> Option<(ncclComm_t, &'static Communicator)> {
-    let written = known::read_handle(handle);
-    if written.is_null() {
-        if group::is_open() {
-            group::wait_for(Awaited::Handle(handle));
-        }
-        return None;
-    }
-    let identity = if group::is_open() { identity } else { known::identity(written).unwrap_or(identity) };
-    Some((written, communicator::insert(written, identity)))
 }

@@ -15,7 +15,7 @@ use windlass_base::guard;
 use windlass_base::stats::count;
 use windlass_bootstrap::outcome::FallbackReason;
 
-use super::communicators::{UNKNOWN, is_taken, note};
+use super::handles::{UNKNOWN, is_taken, note};
 use super::{nccl_children, session};
 
 /// Opens a group.

@@ -28,7 +28,7 @@ use windlass_base::stats::count;
 use windlass_bootstrap::negotiated;
 use windlass_bootstrap::outcome::FallbackReason;
 
-use super::communicators::{UNKNOWN, note};
+use super::handles::{UNKNOWN, note};
 use super::session::{self, settle};
 use super::{children, queries};
 

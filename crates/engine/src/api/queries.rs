@@ -25,9 +25,8 @@ use windlass_base::guard;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
 
-use super::communicators::{ended, enter_by};
+use super::handles::{ended, enter_by};
 use super::windows;
-pub use super::windows::{address as window_address, end as end_window, register as window};
 
 /// The lazy communicator that a handle of ours stands for.
 pub fn lazy_of(handle: ncclComm_t) -> Option<Arc<LazyCommunicator>> {

@@ -21,7 +21,7 @@ use windlass_base::stats::count::{self, Identity};
 use windlass_base::stats::peer_group::{BUILT, UNBUILT};
 use windlass_bootstrap::outcome::FallbackReason;
 
-use super::communicators::note;
+use super::handles::note;
 use super::nccl_children;
 
 /// How far an init is before NCCL is called.

@@ -26,7 +26,7 @@ use windlass_base::guard;
 use windlass_base::range::Range;
 use windlass_base::stats::segment;
 
-use super::communicators::enter_by;
+use super::handles::enter_by;
 use super::queries::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
 
 /// The first release that writes that it made no window.

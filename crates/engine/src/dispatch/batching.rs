@@ -12,7 +12,7 @@ use windlass_base::call::{Function, Shared};
 use windlass_bootstrap::negotiated::capability;
 use windlass_transport::tuning::{self, Collective};
 
-use super::group_plan::Step;
+use super::group_step::Step;
 use wires::{Sums, Wire};
 
 /// What of a group one kernel runs, as the ranks have agreed.

@@ -6,7 +6,7 @@ use windlass_base::call::{Function, Shared};
 use windlass_base::path::Path;
 use windlass_transport::tuning::Collective;
 
-use super::group_plan::Step;
+use super::group_step::Step;
 
 /// A kernel each, but for what is fused into one collective.
 pub fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {

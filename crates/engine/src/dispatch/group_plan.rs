@@ -23,19 +23,7 @@ use windlass_transport::tuning;
 
 use super::batching::{self, Batches};
 use super::fusing;
-
-/// What becomes of collectives; numbers are places in the list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// One kernel runs this one.
-    Alone(usize),
-    /// One kernel runs all these, fused into one collective.
-    Fused(Vec<usize>),
-    /// One kernel runs all these beside each other.
-    Batch(Vec<usize>),
-    /// NCCL runs it.
-    Forwarded(usize),
-}
+use super::group_step::Step;
 
 /// What becomes of a communicator's collectives of a group, of those that were held for its end, in the order that all ranks
 /// [have](super::common_order). More than a few that would take a kernel each are NCCL's, which runs them in one.

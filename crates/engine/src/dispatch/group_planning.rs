@@ -21,29 +21,10 @@ use windlass_transport::p2p::{self, Operation};
 
 use super::batching::Batches;
 use super::group_order::Nccls;
-use super::group_plan::{self, Step};
+use super::group_part::Part;
+use super::group_plan;
+use super::group_step::Step;
 use super::{collectives, common_order, route};
-
-/// What one communicator runs within its peer group at the end of a group.
-#[derive(Debug)]
-pub struct Part {
-    /// Whose.
-    pub communicator: ncclComm_t,
-    /// Its peer group.
-    pub peer_group: Arc<PeerGroup>,
-    /// Its collectives, in the order that [all ranks have](common_order); an error where one cannot be run.
-    pub tasks: Result<Vec<Task>, ncclResult_t>,
-    /// Its messages, in call order.
-    pub operations: Vec<Operation>,
-    /// The place of the first of these calls among all that the group held.
-    pub place: usize,
-    /// What NCCL had of the group by then, with what it gets now of what was held.
-    pub called_after: Nccls,
-    /// The stream of the first of these calls.
-    pub stream: StreamHandle,
-    /// Those of the others.
-    pub others: Vec<StreamHandle>,
-}
 
 /// Decides, at the outermost end, before NCCL closes the group: what NCCL is to run after all it gets now, communicator by
 /// communicator in the order of their first such calls, each one's in the order that [all ranks have](common_order). What it refuses of

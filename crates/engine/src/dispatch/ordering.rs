@@ -35,7 +35,7 @@ use windlass_transport::native::Task;
 use windlass_transport::p2p::Operation;
 
 use super::group_order::{self, Member, Nccls, Order, Schedule};
-use super::group_planning::Part;
+use super::group_part::Part;
 
 /// Where NCCL is to run something of a communicator.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use windlass_base::gpu::failure::Code;
-use windlass_base::gpu::memory::AccessDescription;
+use windlass_base::gpu::types::AccessDescription;
 use windlass_transport::heap::{Announcement, Event, Heap, Holds, Member, PeerHeap, Place, Refusal};
 
 use crate::application::*;
