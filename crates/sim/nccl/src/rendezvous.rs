@@ -122,6 +122,8 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
     }
     segment.leave_name();
     record.call.set("");
+    // Whatever comes of it: a root that cannot answer one rank answers none behind it.
+    reported.map_or(Ok(()), |reported| reported.wait(&segment, rank, leave))?;
     for (first, second) in (0..ranks).flat_map(|first| (first + 1..ranks).map(move |second| (first, second)))
     {
         if segment.rank(first).bus_id.load(SeqCst) == segment.rank(second).bus_id.load(SeqCst) {
@@ -137,7 +139,6 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
         record.standing.store(standing::DESTROYED, SeqCst);
         return refuse(LOST, "WINDLASS_SIM_LOST_INITS names this init");
     }
-    reported.map_or(Ok(()), |reported| reported.wait(&segment, rank, leave))?;
     legacy::try_ipc(ranks)?;
     Ok(segment)
 }
