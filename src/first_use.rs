@@ -34,10 +34,16 @@ extern "C" fn at_load() {
 
 /// Calls of this thread in the meantime come from the real library's own constructors.
 fn while_opening<T>(open: impl FnOnce() -> T) -> T {
+    /// Also where opening panics.
+    struct Until;
+    impl Drop for Until {
+        fn drop(&mut self) {
+            OPENING.set(false);
+        }
+    }
     OPENING.set(true);
-    let opened = open();
-    OPENING.set(false);
-    opened
+    let _until = Until;
+    open()
 }
 
 /// Gives the address at which the call goes on.

@@ -84,12 +84,19 @@ impl Surroundings {
     pub fn of_this_process() -> Surroundings {
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         Surroundings {
-            named: std::env::var_os("WINDLASS_NCCL").filter(|value| !value.is_empty()),
+            named: named(),
             mapped: objects::mapped(),
             library_path: objects::expand_search_path(&path, Path::new("")),
             cached: cache::look_up(Path::new("/etc/ld.so.cache"), LIBRARY),
         }
     }
+}
+
+/// What the user calls NCCL. Not in a process with more rights than its user, as for the loader's own variables.
+fn named() -> Option<OsString> {
+    // SAFETY: no pointers.
+    let is_privileged = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    std::env::var_os("WINDLASS_NCCL").filter(|value| !is_privileged && !value.is_empty())
 }
 
 /// Every file to try, best first, each once. Files that do not exist and Windlass itself are among them: whoever

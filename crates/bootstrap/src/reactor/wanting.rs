@@ -46,7 +46,9 @@ impl Reactor {
 
     /// Whether there is enough again.
     pub(super) fn look_at_reserve(&mut self) {
-        if descriptor::fill_reserve() && descriptor::are_free(1) {
+        // As many as a connection is let in with: beside a relay one more, for the root.
+        let needed = if self.relays > 0 { 2 } else { 1 };
+        if descriptor::fill_reserve() && descriptor::are_free(needed) {
             self.wanting = None;
         }
     }

@@ -125,7 +125,7 @@ pub(super) struct HangDetector {
 
 impl HangDetector {
     /// Looks whether work is in flight and moves.
-    pub fn look(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
+    pub(super) fn look(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
         let Some(Transports { p2p, native, sequencer, lacks: _ }) = &peer_group.transports else { return };
         let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
         if self.over || is_early {
@@ -170,17 +170,21 @@ impl HangDetector {
                     sequencer.ask_who_waits();
                 }
             }
-            _ => self.still = Some((Instant::now(), moved)),
+            _ => {
+                self.still = Some((Instant::now(), moved));
+                // What nobody answered for lay behind something that has moved since.
+                self.probe.lasts = ASKED_FOR;
+            }
         }
     }
 
     /// Whether kernels are asked who waits: not for longer than need be.
-    pub fn is_asking(&self) -> bool {
+    pub(super) fn is_asking(&self) -> bool {
         self.probe.is_open()
     }
 
     /// The worker ends, and kernels may go on: who waits is asked no more.
-    pub fn take_back(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
+    pub(super) fn take_back(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
         let Some(Transports { sequencer, .. }) = &peer_group.transports else { return };
         if self.over || self.probe.asking == Asking::No {
             return;
