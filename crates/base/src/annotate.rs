@@ -35,7 +35,7 @@ mod ranges {
 mod ranges {
     use crate::call::Function;
 
-    pub fn start() {
+    pub(super) fn start() {
         log::warn!("WINDLASS_NVTX is on, but this build has no NVTX: build with the feature nvtx");
     }
 

@@ -1,6 +1,7 @@
 //! What every other part stands on: CUDA, options, counters, the log, and small tools around threads, descriptors and shared memory.
 
 #![deny(unsafe_code)]
+#![deny(unreachable_pub)]
 
 // Words that all of them use.
 pub mod call;

@@ -16,14 +16,14 @@ use windlass_base::descriptor::Ours;
 /// Whether the other side may still say something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Line {
+pub(crate) enum Line {
     Open,
     Closed,
 }
 
 /// A connection with what came and is not read, and what is said and not sent.
 #[derive(Debug)]
-pub struct Connection {
+pub(crate) struct Connection {
     /// The socket.
     pub watched: Watched,
     /// What came, at most the limit of the last [`Connection::fill`].
@@ -41,12 +41,12 @@ enum Last {
 
 impl Connection {
     /// A connection over which nothing has gone.
-    pub fn new(watched: Watched) -> Connection {
+    pub(crate) fn new(watched: Watched) -> Connection {
         Connection { watched, input: Vec::new(), output: Vec::new(), last: None }
     }
 
     /// Reads what is there, until `limit` bytes lie in `input`.
-    pub fn fill(&mut self, limit: usize) -> Line {
+    pub(crate) fn fill(&mut self, limit: usize) -> Line {
         let mut chunk = [0u8; 16 * 1024];
         while self.input.len() < limit {
             let room = chunk.len().min(limit - self.input.len());
@@ -63,7 +63,7 @@ impl Connection {
 
     /// Reads what is there and takes the whole messages. What is oversized or cannot be read closes the line, and is
     /// told; messages before it count.
-    pub fn messages<M>(
+    pub(crate) fn messages<M>(
         &mut self,
         body_limit: usize,
         decode: fn(u16, &[u8]) -> Option<M>,
@@ -99,7 +99,7 @@ impl Connection {
     }
 
     /// Says something; it goes out as far as the socket takes it.
-    pub fn say(&mut self, bytes: &[u8]) -> Line {
+    pub(crate) fn say(&mut self, bytes: &[u8]) -> Line {
         if self.last.is_none() {
             self.output.extend_from_slice(bytes);
         }
@@ -108,7 +108,7 @@ impl Connection {
 
     /// After this nothing is said. The line stays open until the other side closes: closing first could destroy what
     /// it has not read.
-    pub fn last_message(&mut self, bytes: &[u8]) -> Line {
+    pub(crate) fn last_message(&mut self, bytes: &[u8]) -> Line {
         if self.last.is_none() {
             self.output.extend_from_slice(bytes);
             self.last = Some(Last::Queued);
@@ -117,7 +117,7 @@ impl Connection {
     }
 
     /// Sends what the socket takes.
-    pub fn flush(&mut self) -> Line {
+    pub(crate) fn flush(&mut self) -> Line {
         while !self.output.is_empty() {
             match net::send(&self.watched, &self.output, SendFlags::NOSIGNAL) {
                 Ok(count) => drop(self.output.drain(..count)),
@@ -143,14 +143,14 @@ impl Connection {
 }
 
 /// Connects to the process listener of a process of this host, at once or not at all.
-pub fn connect_locally(process_listener: &SocketAddrUnix) -> rustix::io::Result<Ours> {
+pub(crate) fn connect_locally(process_listener: &SocketAddrUnix) -> rustix::io::Result<Ours> {
     let socket = local_socket()?;
     net::connect(&socket, process_listener)?;
     Ok(socket)
 }
 
 /// Listens under an abstract name.
-pub fn listen_locally(name: &SocketAddrUnix) -> rustix::io::Result<Ours> {
+pub(crate) fn listen_locally(name: &SocketAddrUnix) -> rustix::io::Result<Ours> {
     let socket = local_socket()?;
     net::bind(&socket, name)?;
     net::listen(&socket, 4096)?;
@@ -163,7 +163,7 @@ fn local_socket() -> rustix::io::Result<Ours> {
 }
 
 /// Takes a connection that is waiting at a process listener.
-pub fn accept_locally(listener: &Watched) -> rustix::io::Result<Ours> {
+pub(crate) fn accept_locally(listener: &Watched) -> rustix::io::Result<Ours> {
     Ours::new(net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
@@ -174,7 +174,7 @@ fn socket(address: &SocketAddr) -> rustix::io::Result<Ours> {
 }
 
 /// Begins to connect; the socket is writable when that has ended, and [`outcome`] says how.
-pub fn connect(address: &SocketAddr) -> rustix::io::Result<Ours> {
+pub(crate) fn connect(address: &SocketAddr) -> rustix::io::Result<Ours> {
     let socket = socket(address)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     keep_alive(&socket)?;
@@ -251,7 +251,7 @@ impl Keepalive {
 
 /// Whether a socket could not be had or connected for want of something that there may be later: descriptors, ports,
 /// memory, room in the wait.
-pub fn is_lack(error: Errno) -> bool {
+pub(crate) fn is_lack(error: Errno) -> bool {
     const LACKS: [Errno; 7] = [
         Errno::MFILE,
         Errno::NFILE,
@@ -265,12 +265,12 @@ pub fn is_lack(error: Errno) -> bool {
 }
 
 /// How a connect ended.
-pub fn outcome(socket: &Watched) -> rustix::io::Result<()> {
+pub(crate) fn outcome(socket: &Watched) -> rustix::io::Result<()> {
     sockopt::socket_error(socket)?
 }
 
 /// Listens on a free port of the address's interface, and says on which.
-pub fn listen(address: &SocketAddr) -> rustix::io::Result<(Ours, u16)> {
+pub(crate) fn listen(address: &SocketAddr) -> rustix::io::Result<(Ours, u16)> {
     let socket = socket(address)?;
     let mut any_port = *address;
     any_port.set_port(0);
@@ -281,7 +281,7 @@ pub fn listen(address: &SocketAddr) -> rustix::io::Result<(Ours, u16)> {
 }
 
 /// Takes a connection that is waiting.
-pub fn accept(listener: &Watched) -> rustix::io::Result<Ours> {
+pub(crate) fn accept(listener: &Watched) -> rustix::io::Result<Ours> {
     let accepted = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     sockopt::set_tcp_nodelay(&accepted, true)?;
     keep_alive(&accepted)?;
@@ -290,7 +290,7 @@ pub fn accept(listener: &Watched) -> rustix::io::Result<Ours> {
 
 /// Whether nobody listens there: the address can be bound, which disturbs no listener as a connection would. Anything
 /// unclear counts as somebody.
-pub fn is_free(address: &SocketAddr) -> bool {
+pub(crate) fn is_free(address: &SocketAddr) -> bool {
     let Ok(socket) = socket(address) else { return false };
     // Connections that have just ended do not count.
     sockopt::set_socket_reuseaddr(&socket, true).is_ok() && net::bind(&socket, address).is_ok()

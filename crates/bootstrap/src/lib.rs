@@ -55,6 +55,7 @@
 //! at once, and conflicts end the session at the first report that shows them.
 
 #![deny(unsafe_code)]
+#![deny(unreachable_pub)]
 
 pub mod agreement;
 pub mod arrivals;

@@ -36,7 +36,7 @@ use local_rendezvous::{LocalRendezvous, Visit};
 use process_listener::Knocking;
 use windlass_base::descriptor::{self, Ours};
 
-pub use process_listener::ProcessListener;
+pub(crate) use process_listener::ProcessListener;
 
 /// Wakes the thread; numbers from here on belong to callers, those above [`FIRST_OWN_KEY`] to the thread.
 const WAKE: u64 = 0;
@@ -47,7 +47,7 @@ const RETRY_MS: u64 = 100;
 
 /// What callers ask of the thread.
 #[derive(Debug)]
-pub enum Command {
+pub(crate) enum Command {
     Open(NewSession),
     /// There are too many sessions: look whether some can go.
     Sweep,
@@ -66,7 +66,7 @@ pub enum Command {
 
 /// Where a session is.
 #[derive(Clone, Copy, Debug)]
-pub enum Host {
+pub(crate) enum Host {
     /// At the port of an id.
     Port(SocketAddr),
     /// At the process listener that this opens.
@@ -75,7 +75,7 @@ pub enum Host {
 
 /// A rank that goes to a session, or to a round.
 #[derive(Debug)]
-pub struct Reporting {
+pub(crate) struct Reporting {
     /// Of its connection.
     pub key: u64,
     /// Who waits.
@@ -86,7 +86,7 @@ pub struct Reporting {
 
 /// A call that makes communicators from another, as seen by the rank whose process hosts their sessions.
 #[derive(Debug)]
-pub struct Expected {
+pub(crate) struct Expected {
     /// Its name.
     pub call: Token,
     /// The ranks that make it, one bit each.
@@ -97,7 +97,7 @@ pub struct Expected {
 
 /// A session that this process hosts from now on.
 #[derive(Debug)]
-pub struct NewSession {
+pub(crate) struct NewSession {
     pub token: Token,
     pub comm: Token,
     /// As NCCL made it.
@@ -108,7 +108,7 @@ pub struct NewSession {
 
 /// What callers and the thread share.
 #[derive(Debug)]
-pub struct Shared {
+pub(crate) struct Shared {
     /// None once the thread is gone. Held for a push or a swap; comes after the lock of [`super::participant::Ranks`] and before none.
     commands: Mutex<Option<Vec<Command>>>,
     wake: Flag,
@@ -118,7 +118,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(limits: &Limits) -> rustix::io::Result<Shared> {
+    pub(crate) fn new(limits: &Limits) -> rustix::io::Result<Shared> {
         Ok(Shared {
             commands: Mutex::new(Some(Vec::new())),
             wake: Flag::new()?,
@@ -129,17 +129,17 @@ impl Shared {
     }
 
     /// Keeps an id that nobody uses.
-    pub fn spare(&self, id: Id) {
+    pub(crate) fn spare(&self, id: Id) {
         if self.spares.put(id) == Room::Full {
             Counts::up(&self.counts.ids_dropped);
         }
     }
 
-    pub fn new_key(&self) -> u64 {
+    pub(crate) fn new_key(&self) -> u64 {
         self.next_key.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub fn send(&self, command: Command) {
+    pub(crate) fn send(&self, command: Command) {
         let mut commands = self.commands();
         if let Some(commands) = commands.as_mut() {
             commands.push(command);
@@ -220,7 +220,7 @@ enum Endpoint {
 
 /// The thread's state.
 #[derive(Debug)]
-pub struct Reactor {
+pub(crate) struct Reactor {
     shared: Arc<Shared>,
     limits: Limits,
     poll: Poll,
@@ -256,7 +256,7 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    pub fn new(
+    pub(crate) fn new(
         shared: Arc<Shared>,
         limits: Limits,
         process_listener: Option<ProcessListener>,
@@ -291,7 +291,7 @@ impl Reactor {
         Ok(reactor)
     }
 
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         while self.running {
             let timeout_ms =
                 self.due.map(|due| due.saturating_duration_since(Instant::now()).as_millis() + 1);

@@ -15,7 +15,7 @@ const TURNS: usize = 16;
 
 /// How a relay stands after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub(crate) enum Course {
     /// More will come.
     Running,
     /// Both sides have closed.
@@ -26,7 +26,7 @@ pub enum Course {
 
 /// One relayed connection.
 #[derive(Debug)]
-pub struct Relay {
+pub(crate) struct Relay {
     client: Watched,
     root: Watched,
     forth: Way,
@@ -49,23 +49,23 @@ struct Way {
 
 impl Relay {
     /// A relay whose connection to NCCL's root has begun; `seen` came from the client before.
-    pub fn new(client: Watched, root: Watched, seen: Vec<u8>) -> Relay {
+    pub(crate) fn new(client: Watched, root: Watched, seen: Vec<u8>) -> Relay {
         let way = |held| Way { held, ended: false, broken: false, passed_on: false, bytes: 0 };
         Relay { client, root, forth: way(seen), back: way(Vec::new()), connecting: true }
     }
 
     /// Bytes towards the root and back.
-    pub fn bytes(&self) -> (u64, u64) {
+    pub(crate) fn bytes(&self) -> (u64, u64) {
         (self.forth.bytes, self.back.bytes)
     }
 
     /// The key of the connection to the root.
-    pub fn root_key(&self) -> u64 {
+    pub(crate) fn root_key(&self) -> u64 {
         self.root.key()
     }
 
     /// Moves what can be moved.
-    pub fn turn(&mut self, key: u64) -> Course {
+    pub(crate) fn turn(&mut self, key: u64) -> Course {
         match self.pass(key) {
             Ok(()) if self.forth.passed_on && self.back.passed_on => Course::Complete,
             Ok(()) if self.forth.broken && self.forth.passed_on => Course::Broken,
@@ -97,7 +97,7 @@ impl Relay {
     }
 
     /// Begins to wait.
-    pub fn start(&mut self) -> rustix::io::Result<()> {
+    pub(crate) fn start(&mut self) -> rustix::io::Result<()> {
         self.client.want(EventFlags::empty())?;
         self.rearm()
     }

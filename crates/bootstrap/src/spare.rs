@@ -10,7 +10,7 @@ use super::id_tag::{self, Id};
 
 /// The spare ids of a process.
 #[derive(Debug)]
-pub struct Spares {
+pub(crate) struct Spares {
     /// As NCCL made them, without an id tag. Held for a push or a pop; comes after no other lock, and none after it.
     ids: Mutex<Vec<Id>>,
     max: usize,
@@ -19,7 +19,7 @@ pub struct Spares {
 /// What became of an id that was given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Room {
+pub(crate) enum Room {
     Kept,
     /// There are enough. Its root stays as NCCL leaves it.
     Full,
@@ -27,12 +27,12 @@ pub enum Room {
 
 impl Spares {
     /// None yet; never more than so many.
-    pub fn new(max: usize) -> Spares {
+    pub(crate) fn new(max: usize) -> Spares {
         Spares { ids: Mutex::new(Vec::new()), max }
     }
 
     /// Keeps an id.
-    pub fn put(&self, id: Id) -> Room {
+    pub(crate) fn put(&self, id: Id) -> Room {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         if ids.len() >= self.max {
             return Room::Full;
@@ -43,7 +43,7 @@ impl Spares {
 
     /// Takes one whose root still listens. NCCL's root leaves only when it has been talked to; an id without it
     /// would fail for its ranks, and costs nothing any more.
-    pub fn take(&self) -> Option<Id> {
+    pub(crate) fn take(&self) -> Option<Id> {
         loop {
             let id = self.ids.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
             if id_tag::address(&id).is_some_and(|root| !connection::is_free(&root)) {

@@ -12,8 +12,8 @@ mod places;
 mod slot;
 mod text;
 
-pub use compare::{Aspect, Divergence, Rules, compare};
-pub use entry::{Called, Entry, Place, Window};
-pub use places::Places;
-pub use slot::{CheckSlot, Found, words_of};
-pub use text::{absent, divergence};
+pub(crate) use compare::{Aspect, Divergence, Rules, compare};
+pub(crate) use entry::{Called, Entry, Place, Window};
+pub(crate) use places::Places;
+pub(crate) use slot::{CheckSlot, Found, words_of};
+pub(crate) use text::{absent, divergence};

@@ -21,7 +21,7 @@ use windlass_bootstrap::outcome::FallbackReason;
 use windlass_transport::tuning::{COLLECTIVES, Limits};
 
 use table::CHANGING;
-pub use table::{find, insert, remove};
+pub(crate) use table::{find, insert, remove};
 
 /// What is kept with a communicator.
 #[derive(Debug)]

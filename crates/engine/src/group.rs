@@ -181,30 +181,30 @@ pub enum Awaited {
 }
 
 /// Whether this thread has an open group.
-pub fn is_open() -> bool {
+pub(crate) fn is_open() -> bool {
     GROUP.get().depth > 0
 }
 
 /// NCCL opened a group.
-pub fn opened() {
+pub(crate) fn opened() {
     GROUP.with(|group| group.set(Group { depth: group.get().depth + 1, ..group.get() }));
 }
 
 /// Whether closing a group now leaves nothing to do.
 #[inline]
-pub fn leaves_nothing() -> bool {
+pub(crate) fn leaves_nothing() -> bool {
     GROUP.get().awaited == 0
 }
 
 /// NCCL is asked to close a group that leaves nothing.
 #[inline]
-pub fn close_empty() {
+pub(crate) fn close_empty() {
     let depth = GROUP.get().depth;
     GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0 });
 }
 
 /// A group is about to be closed. At the outermost one, gives what it holds to run within peer groups; NCCL still takes calls.
-pub fn take_held() -> Vec<Held> {
+pub(crate) fn take_held() -> Vec<Held> {
     if GROUP.get().depth != 1 {
         return Vec::new();
     }
@@ -212,7 +212,7 @@ pub fn take_held() -> Vec<Held> {
 }
 
 /// NCCL is asked to close a group. At the outermost one, gives what it leaves.
-pub fn closed() -> Ended {
+pub(crate) fn closed() -> Ended {
     let awaited = GROUP.with(|group| {
         let Group { depth, awaited } = group.get();
         let left = if depth > 1 { Group { depth: depth - 1, awaited } } else { Group::default() };
@@ -226,19 +226,19 @@ pub fn closed() -> Ended {
 }
 
 /// This waits for the end of the open group.
-pub fn wait_for(what: Awaited) {
+pub(crate) fn wait_for(what: Awaited) {
     with_ended(|ended| ended.awaited.push(what));
     one_more();
 }
 
 /// This runs at the end of the open group.
-pub fn hold(what: Held) {
+pub(crate) fn hold(what: Held) {
     with_ended(|ended| ended.held.push(what));
     one_more();
 }
 
 /// NCCL got a call of this communicator in the open group, and took it or not.
-pub fn give(communicator: ncclComm_t, is_taken: bool) {
+pub(crate) fn give(communicator: ncclComm_t, is_taken: bool) {
     with_ended(|Ended { given, .. }| {
         given.is_refused |= !is_taken;
         if !given.communicators.contains(&communicator) {
@@ -249,18 +249,18 @@ pub fn give(communicator: ncclComm_t, is_taken: bool) {
 }
 
 /// How many communicators NCCL has calls of in the open group, as far as that is noted.
-pub fn given() -> usize {
+pub(crate) fn given() -> usize {
     with_ended(|ended| ended.given.communicators.len())
 }
 
 /// This goes to NCCL at the end of the open group.
-pub fn hold_lazy_work(what: LazyWork) {
+pub(crate) fn hold_lazy_work(what: LazyWork) {
     with_ended(|ended| ended.lazy_work.push(what));
     one_more();
 }
 
 /// NCCL runs this call at the end of the open group.
-pub fn hold_candidate(what: Waiting) {
+pub(crate) fn hold_candidate(what: Waiting) {
     with_ended(|ended| ended.candidates.push(what));
     one_more();
 }
@@ -268,7 +268,7 @@ pub fn hold_candidate(what: Waiting) {
 /// To be held while NCCL runs anything of a communicator, which `pass` enters: no thread of ours is in it then. What an open group has
 /// begun goes on till its end.
 #[inline]
-pub fn enter(pass: impl Fn() -> Option<Passed<'static>>) -> Option<Passed<'static>> {
+pub(crate) fn enter(pass: impl Fn() -> Option<Passed<'static>>) -> Option<Passed<'static>> {
     let passed = pass()?;
     if is_open() {
         stay_inside(pass()?);
@@ -291,7 +291,7 @@ fn stay_inside(passed: Passed<'static>) {
 }
 
 /// What NCCL runs of this when the open group ends is waited for by what comes of ours.
-pub fn follow(what: Followed) {
+pub(crate) fn follow(what: Followed) {
     let is_new = with_ended(|Ended { followed, .. }| {
         let is_new = !followed.iter().any(|known| known.communicator == what.communicator);
         if is_new {
@@ -305,7 +305,7 @@ pub fn follow(what: Followed) {
 }
 
 /// The room of a list that has been run is used again.
-pub fn put_back(mut room: Vec<Held>) {
+pub(crate) fn put_back(mut room: Vec<Held>) {
     room.clear();
     with_ended(|Ended { held, .. }| {
         if held.capacity() < room.capacity() && held.is_empty() {
@@ -315,7 +315,7 @@ pub fn put_back(mut room: Vec<Held>) {
 }
 
 /// As above.
-pub fn put_back_followed(mut room: Vec<Followed>) {
+pub(crate) fn put_back_followed(mut room: Vec<Followed>) {
     room.clear();
     with_ended(|Ended { followed, .. }| {
         if followed.capacity() < room.capacity() && followed.is_empty() {

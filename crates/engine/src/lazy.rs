@@ -8,7 +8,7 @@ mod aborting;
 mod arguments;
 mod ending;
 mod ends;
-pub mod first_launch;
+pub(crate) mod first_launch;
 mod handle;
 mod kept;
 mod legacy;
@@ -32,14 +32,14 @@ use windlass_base::error::refuse;
 use windlass_base::gpu::{self, Home, Ordinal, StreamHandle};
 use windlass_base::process;
 
-pub use ending::ask_of_groups;
+pub(crate) use ending::ask_of_groups;
 use ends::Ends;
 use handle::Minted;
-pub use kept::Registrations;
-pub use materialize::Beside;
+pub(crate) use kept::Registrations;
+pub(crate) use materialize::Beside;
 use materialize::Stage;
-pub use operators::{Operator, Operators};
-pub use usage::Unfit;
+pub(crate) use operators::{Operator, Operators};
+pub(crate) use usage::Unfit;
 use usage::{Usage, free_bytes};
 
 /// A lazy communicator.
@@ -69,7 +69,7 @@ pub struct LazyCommunicator {
 }
 
 /// Whether a handle is one of ours, in use or ended.
-pub fn is_ours(communicator: ncclComm_t) -> bool {
+pub(crate) fn is_ours(communicator: ncclComm_t) -> bool {
     handle::is_ours(communicator as usize)
 }
 
@@ -251,7 +251,7 @@ impl LazyCommunicator {
 
 /// Calls NCCL with a device as the current one. In relaxed capture mode: a capture may have begun since the init, and NCCL's init
 /// has nothing to do with it.
-pub fn on_device(device: Ordinal, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+pub(crate) fn on_device(device: Ordinal, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
     let home = gpu::driver().and_then(|driver| Home::of(driver, device));
     let home = match home {
         Ok(home) => home,

@@ -4,6 +4,7 @@
 //! `tests/architecture.rs` of the workspace holds that.
 
 #![deny(unsafe_code)]
+#![deny(unreachable_pub)]
 
 // For tests alone: everything that reads bytes from outside.
 #[cfg(any(test, feature = "fuzzing"))]
@@ -15,14 +16,14 @@ pub mod dispatch;
 pub mod api;
 
 // What is known and decided.
-pub mod communicator;
+mod communicator;
 
-pub mod group;
+mod group;
 
-pub mod plan;
+mod plan;
 
 // What stands for a communicator that NCCL has not built.
-pub mod lazy;
+mod lazy;
 
 // What ranks agreed on and share.
 pub mod peers;
@@ -36,8 +37,8 @@ pub mod allocation;
 
 pub mod agreed;
 
-pub mod pool;
+mod pool;
 
-pub mod windows;
+mod windows;
 
-pub mod checking;
+mod checking;

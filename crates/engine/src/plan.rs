@@ -8,7 +8,7 @@ use windlass_transport::tuning::{Collective, Limits, OTHER_BYTES_MAX};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub(crate) enum Standing {
     /// Its ranks can write each other's memory.
     PeerGroup(Terms),
     /// The same, and they have agreed to have NCCL use registered buffers in this call.
@@ -25,12 +25,12 @@ pub struct Terms {
 }
 
 /// Bytes of the larger buffer from which on NCCL is faster with registered ones (docs/registration.md).
-pub const REGISTERED_BYTES_MIN: u64 = 8 << 20;
+pub(crate) const REGISTERED_BYTES_MIN: u64 = 8 << 20;
 
 /// Whether ranks that may register agree on whether they do in this call, which is not captured: in graphs NCCL registers by
 /// itself. With a configuration the call stays NCCL's.
 #[inline]
-pub fn is_candidate(call: &Shared, terms: &Terms) -> bool {
+pub(crate) fn is_candidate(call: &Shared, terms: &Terms) -> bool {
     call.function == Function::AllGather
         && call.bytes(terms.ranks) >= REGISTERED_BYTES_MIN
         && !is_native(call, terms)
@@ -38,7 +38,7 @@ pub fn is_candidate(call: &Shared, terms: &Terms) -> bool {
 
 /// Chooses the path of a call.
 #[inline]
-pub fn plan(call: &Shared, standing: Standing) -> Path {
+pub(crate) fn plan(call: &Shared, standing: Standing) -> Path {
     let (Standing::PeerGroup(terms) | Standing::Registering(terms)) = standing;
     if is_native(call, &terms) {
         return Path::Native;
@@ -63,7 +63,7 @@ fn is_native(call: &Shared, terms: &Terms) -> bool {
 
 /// Whether one kernel serves these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
 /// operation, each with a root of its own.
-pub fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, terms: &Terms) -> bool {
+pub(crate) fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, terms: &Terms) -> bool {
     let Some(each) = calls.clone().next().and_then(|call| Collective::of(call.function)) else {
         return false;
     };
@@ -75,7 +75,7 @@ pub fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, ter
 
 /// Whether a call that a group holds could be one of those: then what becomes of it is known when the group ends.
 #[inline]
-pub fn may_be_fused(call: &Shared, terms: &Terms) -> bool {
+pub(crate) fn may_be_fused(call: &Shared, terms: &Terms) -> bool {
     let Some(each) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
     terms.native.may_serve_fused(each, bytes, terms.ranks)

@@ -30,7 +30,7 @@ use windlass_base::range::Range;
 use windlass_base::stats::count;
 use windlass_base::stats::pool::Pooled;
 
-pub use ledger::{Block, Over, Registration};
+pub(crate) use ledger::{Block, Over, Registration};
 use ledger::{Given, PoolLedger, State};
 
 /// Who has which block. Held for some stores, never across the driver or NCCL; comes after every other lock.
@@ -50,7 +50,7 @@ extern "C" fn in_child() {
 
 /// What is asked of NCCL instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Making {
+pub(crate) struct Making {
     /// Of whose memory.
     pub device: Ordinal,
     bytes: u64,
@@ -58,7 +58,7 @@ pub struct Making {
 
 /// How a request for memory is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Supply {
+pub(crate) enum Supply {
     /// By NCCL; it is none of ours.
     Forward,
     /// By this block, which is handed out already.
@@ -69,7 +69,7 @@ pub enum Supply {
 
 /// What becomes of memory that the application frees.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Return {
+pub(crate) enum Return {
     /// It is none of ours: NCCL frees it, or says what is wrong with it.
     Forward,
     /// It has left the ledger: NCCL frees it.
@@ -81,7 +81,7 @@ pub enum Return {
 }
 
 /// Serves a request for so many bytes on the current device.
-pub fn allocate(bytes: usize) -> Supply {
+pub(crate) fn allocate(bytes: usize) -> Supply {
     // First, as NCCL reads it at this call whatever the pool may do.
     if nccl::at_allocation().has(Effect::NoCuMem) || config().pool_bytes_max == 0 || bytes == 0 || is_forked()
     {
@@ -105,7 +105,7 @@ pub fn allocate(bytes: usize) -> Supply {
 
 /// NCCL has made memory, for the application. Whether it is a block of ours from now on: where NCCL has it from `cudaMalloc`
 /// (NCCL_CUMEM_ENABLE=0), or rounds sizes as we do not, it is not.
-pub fn made(making: &Making, address: Address) -> bool {
+pub(crate) fn made(making: &Making, address: Address) -> bool {
     let Some(driver) = gpu::opened() else { return false };
     let Some(said) = driver.attributes(address) else { return false };
     let expected = Extent { base: address, bytes: making.bytes };
@@ -117,7 +117,7 @@ pub fn made(making: &Making, address: Address) -> bool {
 }
 
 /// The application frees this memory.
-pub fn free(address: Address) -> Return {
+pub(crate) fn free(address: Address) -> Return {
     if address == 0 || is_empty() {
         return Return::Forward;
     }
@@ -161,12 +161,12 @@ fn refused() -> Return {
 }
 
 /// What lies at this address, if it is a block of ours: held by the application or not.
-pub fn block_of(address: Address) -> Option<Block> {
+pub(crate) fn block_of(address: Address) -> Option<Block> {
     if is_empty() { None } else { lock().find(address).map(|(block, _)| block) }
 }
 
 /// This block is handed out never again: the next free of it is NCCL's, and if it is kept it is [leaving].
-pub fn taint(serial: u64) {
+pub(crate) fn taint(serial: u64) {
     if !is_empty() {
         change(|ledger| ledger.taint(serial));
     }
@@ -174,14 +174,14 @@ pub fn taint(serial: u64) {
 
 /// The same of all blocks of a device, or of every device: peers that are not stopped yet may be writing to what is registered of
 /// them. Memory that NCCL has freed they have for themselves.
-pub fn distrust(device: Option<Ordinal>) {
+pub(crate) fn distrust(device: Option<Ordinal>) {
     if !is_empty() {
         change(|ledger| ledger.taint_all(device));
     }
 }
 
 /// The same of all blocks that are held within.
-pub fn taint_within(range: Range) {
+pub(crate) fn taint_within(range: Range) {
     if !is_empty() {
         lock().taint_within(range);
     }
@@ -189,19 +189,19 @@ pub fn taint_within(range: Range) {
 
 /// The application has registered this memory with a communicator. A block that is freed with any such registration is NCCL's to free,
 /// with all that this leaves behind.
-pub fn registered(range: Range, registration: Registration) {
+pub(crate) fn registered(range: Range, registration: Registration) {
     if !is_empty() {
         lock().register(range, registration);
     }
 }
 
 /// The blocks that the latest call with this answer registered.
-pub fn registered_by(registration: Registration) -> Vec<Range> {
+pub(crate) fn registered_by(registration: Registration) -> Vec<Range> {
     if is_empty() { Vec::new() } else { lock().registered_by(registration) }
 }
 
 /// It has ended that registration.
-pub fn deregistered(registration: Registration) {
+pub(crate) fn deregistered(registration: Registration) {
     if !is_empty() {
         lock().deregister(registration);
     }
@@ -209,14 +209,14 @@ pub fn deregistered(registration: Registration) {
 
 /// So many windows of this block are live in NCCL. It is NCCL's to free when those that the application has ended are gone: it is
 /// [leaving] before. Those that it owes the end of stay in NCCL, as without us.
-pub fn has_windows(serial: u64, over: Over) {
+pub(crate) fn has_windows(serial: u64, over: Over) {
     if !is_empty() {
         lock().set_windows(serial, over);
     }
 }
 
 /// How much of freed memory may be kept on a device now, by who would keep so many bytes more.
-pub fn bytes_max(driver: &'static Driver, device: Ordinal, more: u64) -> u64 {
+pub(crate) fn bytes_max(driver: &'static Driver, device: Ordinal, more: u64) -> u64 {
     if !IS_LOOKED_AFTER.load(Ordering::Relaxed) {
         return 0;
     }
@@ -225,31 +225,31 @@ pub fn bytes_max(driver: &'static Driver, device: Ordinal, more: u64) -> u64 {
 }
 
 /// The driver has said how much is free on a device: whether it should have back what is kept there.
-pub fn is_too_much(device: Ordinal, room: Room) -> bool {
+pub(crate) fn is_too_much(device: Ordinal, room: Room) -> bool {
     let kept = lock().kept_on(device);
     spare::said(device, room, kept, now()) < kept || is_short(room.free, room.total)
 }
 
 /// The blocks that are to leave as soon as their windows are gone.
-pub fn leaving() -> Vec<Block> {
+pub(crate) fn leaving() -> Vec<Block> {
     if is_empty() { Vec::new() } else { lock().leaving() }
 }
 
 /// Whether there are any.
-pub fn is_any_leaving() -> bool {
+pub(crate) fn is_any_leaving() -> bool {
     !is_empty() && lock().sums().leaving_blocks > 0
 }
 
 /// The windows of a block that is [leaving] are gone. It leaves the ledger, and NCCL is to free what this gives; nothing if
 /// somebody was here before.
 #[must_use]
-pub fn left(serial: u64) -> Option<Address> {
+pub(crate) fn left(serial: u64) -> Option<Address> {
     if is_empty() { None } else { change(|ledger| ledger.leave(serial)) }
 }
 
 /// All that is kept on a device leaves: NCCL is to free what this gives.
 #[must_use]
-pub fn trim(device: Ordinal) -> Vec<Address> {
+pub(crate) fn trim(device: Ordinal) -> Vec<Address> {
     if !is_any_kept() {
         return Vec::new();
     }
@@ -259,13 +259,13 @@ pub fn trim(device: Ordinal) -> Vec<Address> {
 }
 
 /// A thread calls [`age`] again and again from now on; or none does any more.
-pub fn look_after(is_looked_after: bool) {
+pub(crate) fn look_after(is_looked_after: bool) {
     IS_LOOKED_AFTER.store(is_looked_after, Ordering::Relaxed);
 }
 
 /// What nobody has wanted for so long leaves: NCCL is to free what this gives.
 #[must_use]
-pub fn age(longest: Duration) -> Vec<Address> {
+pub(crate) fn age(longest: Duration) -> Vec<Address> {
     if !is_any_kept() {
         return Vec::new();
     }
@@ -284,17 +284,17 @@ fn now() -> u64 {
 }
 
 /// The devices on which something is kept.
-pub fn devices() -> Vec<Ordinal> {
+pub(crate) fn devices() -> Vec<Ordinal> {
     if is_any_kept() { lock().devices() } else { Vec::new() }
 }
 
 /// Whether anything is kept.
-pub fn is_any_kept() -> bool {
+pub(crate) fn is_any_kept() -> bool {
     KEPT.load(Ordering::Relaxed) > 0 && !is_forked()
 }
 
 /// Whether there is no block at all.
-pub fn is_empty() -> bool {
+pub(crate) fn is_empty() -> bool {
     KNOWN.load(Ordering::Relaxed) == 0 || is_forked()
 }
 

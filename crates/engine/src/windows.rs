@@ -12,10 +12,10 @@ mod list;
 mod said;
 mod slot;
 
-pub use decide::{Decided, Decision, Rules, Unlike, decide};
-pub use list::{Ended, Record, Standing, WindowLedger};
-pub use said::{Said, WORDS};
-pub use slot::{Round, Seen, WindowSlot};
+pub(crate) use decide::{Decided, Decision, Rules, Unlike, decide};
+pub(crate) use list::{Ended, Record, Standing, WindowLedger};
+pub(crate) use said::{Said, WORDS};
+pub(crate) use slot::{Round, Seen, WindowSlot};
 
 /// Names a window on all ranks, from 1; 0 names none.
-pub type Number = u64;
+pub(crate) type Number = u64;

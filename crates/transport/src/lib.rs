@@ -1,6 +1,7 @@
 //! Everything that moves bytes, given the memory of peers: the symmetric heap, the sequencer, p2p and native collectives.
 
 #![deny(unsafe_code)]
+#![deny(unreachable_pub)]
 
 pub mod heap;
 

@@ -48,21 +48,21 @@ pub struct Reach {
 
 /// `CUdevice_attribute`.
 mod attribute {
-    pub const MULTIPROCESSOR_COUNT: u32 = 16;
-    pub const MAX_THREADS_PER_MULTIPROCESSOR: u32 = 39;
-    pub const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
-    pub const COMPUTE_CAPABILITY_MINOR: u32 = 76;
-    pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
-    pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: u32 = 103;
-    pub const MEM_SYNC_DOMAIN_COUNT: u32 = 126;
-    pub const MULTICAST_SUPPORTED: u32 = 132;
+    pub(super) const MULTIPROCESSOR_COUNT: u32 = 16;
+    pub(super) const MAX_THREADS_PER_MULTIPROCESSOR: u32 = 39;
+    pub(super) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
+    pub(super) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
+    pub(super) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
+    pub(super) const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: u32 = 103;
+    pub(super) const MEM_SYNC_DOMAIN_COUNT: u32 = 126;
+    pub(super) const MULTICAST_SUPPORTED: u32 = 132;
 }
 
 /// `CUdevice_P2PAttribute`.
 mod link {
-    pub const PERFORMANCE_RANK: u32 = 1;
-    pub const ACCESS_SUPPORTED: u32 = 2;
-    pub const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
+    pub(super) const PERFORMANCE_RANK: u32 = 1;
+    pub(super) const ACCESS_SUPPORTED: u32 = 2;
+    pub(super) const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
 }
 
 impl Driver {

@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 
 /// Some counts, to be told in a line.
 #[derive(Clone, Copy, Debug)]
-pub struct Named<'a>(&'a BTreeMap<String, u64>);
+pub(super) struct Named<'a>(&'a BTreeMap<String, u64>);
 
 impl<'a> Named<'a> {
     /// None if nothing happened.
-    pub fn of(counts: &'a BTreeMap<String, u64>) -> Option<Named<'a>> {
+    pub(super) fn of(counts: &'a BTreeMap<String, u64>) -> Option<Named<'a>> {
         (!counts.is_empty()).then_some(Named(counts))
     }
 
     /// A count; 0 where there is none.
-    pub fn count(self, name: &str) -> u64 {
+    pub(super) fn count(self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or(0)
     }
 
     /// What there is of a list of names and words: the words, each with its count.
-    pub fn there(self, list: &[(&str, &str)]) -> Vec<String> {
+    pub(super) fn there(self, list: &[(&str, &str)]) -> Vec<String> {
         let there = list.iter().filter(|(name, _)| self.count(name) > 0);
         there.map(|(name, words)| format!("{words} {}", self.count(name))).collect()
     }
@@ -29,7 +29,7 @@ pub(super) mod tests {
     use super::*;
 
     /// Counts as a reader has them.
-    pub fn counts(list: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    pub(crate) fn counts(list: &[(&str, u64)]) -> BTreeMap<String, u64> {
         list.iter().map(|(name, count)| (name.to_string(), *count)).collect()
     }
 

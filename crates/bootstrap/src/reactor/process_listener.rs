@@ -29,14 +29,14 @@ const ALONE_WITHIN: Duration = Duration::from_millis(900);
 
 /// Where ranks of communicators that have one in this process may come.
 #[derive(Debug)]
-pub struct ProcessListener {
+pub(crate) struct ProcessListener {
     pub secret: Token,
     pub listener: Ours,
 }
 
 impl ProcessListener {
     /// Listens under a new name.
-    pub fn open() -> std::io::Result<ProcessListener> {
+    pub(crate) fn open() -> std::io::Result<ProcessListener> {
         let secret = place::random()?;
         Ok(ProcessListener { secret, listener: connection::listen_locally(&children::address(secret)?)? })
     }

@@ -9,7 +9,7 @@ use super::{HEAD, LAG_MAX, LAG_SEEN_EVERY, Number, OFFERS, Refusal, progress_of}
 
 /// A question for the limit at a number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Asking {
+pub(super) struct Asking {
     number: Number,
     ranks: usize,
     step: Step,
@@ -40,12 +40,12 @@ enum Step {
 
 impl Asking {
     /// For one of so many ranks.
-    pub fn new(number: Number, ranks: usize) -> Asking {
+    pub(super) fn new(number: Number, ranks: usize) -> Asking {
         Asking { number, ranks, step: Step::Look }
     }
 
     /// One access of the words; the answer, once it is known. `words` are at least [`super::WORDS`].
-    pub fn turn(&mut self, words: &[AtomicU64]) -> Option<Result<u8, Refusal>> {
+    pub(super) fn turn(&mut self, words: &[AtomicU64]) -> Option<Result<u8, Refusal>> {
         let number = self.number;
         self.step = match self.step {
             Step::Look => {

@@ -11,11 +11,11 @@ const LIMIT_BITS: u32 = 6;
 pub const LIMIT_MAX: u8 = (1 << LIMIT_BITS) - 1;
 const SINCE_BITS: u32 = 20;
 /// A change that is so many numbers ago, or more.
-pub const LONG_AGO: u32 = (1 << SINCE_BITS) - 1;
+pub(super) const LONG_AGO: u32 = (1 << SINCE_BITS) - 1;
 
 /// What has been decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Head {
+pub(super) struct Head {
     /// The newest decided number, modulo 2^32.
     pub decided: u32,
     /// How many numbers ago the limit last changed; [`LONG_AGO`] stands for more, too.
@@ -28,7 +28,7 @@ pub struct Head {
 
 impl Head {
     /// As a word.
-    pub fn pack(self) -> u64 {
+    pub(super) fn pack(self) -> u64 {
         u64::from(self.decided) << 32
             | u64::from(self.since) << (2 * LIMIT_BITS)
             | u64::from(self.limit) << LIMIT_BITS
@@ -36,7 +36,7 @@ impl Head {
     }
 
     /// Of a word; all words are heads.
-    pub fn of(word: u64) -> Head {
+    pub(super) fn of(word: u64) -> Head {
         Head {
             decided: (word >> 32) as u32,
             since: (word >> (2 * LIMIT_BITS)) as u32 & LONG_AGO,
@@ -47,12 +47,12 @@ impl Head {
 
     /// How far the newest decided number is beyond this one: negative for one that is not decided. Numbers must be within
     /// 2^31 of each other, which [`super::LAG_MAX`] sees to.
-    pub fn beyond(self, number: Number) -> i64 {
+    pub(super) fn beyond(self, number: Number) -> i64 {
         i64::from(self.decided.wrapping_sub(number as u32) as i32)
     }
 
     /// The limit at a number that is decided, and that its rank has not passed; none of one that is not.
-    pub fn limit_at(self, number: Number) -> Option<u8> {
+    pub(super) fn limit_at(self, number: Number) -> Option<u8> {
         match self.beyond(number) {
             ..0 => None,
             beyond if beyond <= i64::from(self.since) => Some(self.limit),
@@ -62,13 +62,13 @@ impl Head {
 
     /// The number at which the limit last changed, or a later one that no rank has still to ask before; `near` is a number
     /// within 2^31 of the newest.
-    pub fn changed_at(self, near: Number) -> Number {
+    pub(super) fn changed_at(self, near: Number) -> Number {
         near.saturating_add_signed(self.beyond(near)).saturating_sub(u64::from(self.since))
     }
 
     /// The next number is decided, and all ranks would have this limit. It changes only where the slowest rank has passed all
     /// numbers before the last change: so nobody ever asks for more than the one limit before.
-    pub fn next(self, wanted: u8, slowest: Slowest) -> Head {
+    pub(super) fn next(self, wanted: u8, slowest: Slowest) -> Head {
         let decided = self.decided.wrapping_add(1);
         if wanted != self.limit && slowest == Slowest::PastTheChange {
             Head { decided, since: 0, limit: wanted, previous: self.limit }
@@ -80,7 +80,7 @@ impl Head {
 
 /// Where the rank is that has passed the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Slowest {
+pub(super) enum Slowest {
     /// It will not ask for a number before the last change.
     PastTheChange,
     /// It may.

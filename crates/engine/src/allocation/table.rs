@@ -47,7 +47,7 @@ impl Head {
 
 impl Table {
     /// An empty one, for at least one range.
-    pub fn new(entries_max: usize) -> Self {
+    pub(super) fn new(entries_max: usize) -> Self {
         let entries_max = entries_max.max(1);
         Table {
             version: AtomicU64::new(0),
@@ -61,7 +61,7 @@ impl Table {
 
     /// The range that an address lies in; none also where the table changed meanwhile.
     #[inline]
-    pub fn find(&self, at: u64) -> Option<(Range, [u64; 2])> {
+    pub(super) fn find(&self, at: u64) -> Option<(Range, [u64; 2])> {
         let version = self.version.load(Ordering::Acquire);
         if version & 1 == 1 {
             return None;
@@ -87,7 +87,7 @@ impl Table {
     }
 
     /// Takes a range in; what shares addresses with it leaves. Whether another one left to make room.
-    pub fn enter(&self, range: Range, words: [u64; 2]) -> bool {
+    pub(super) fn enter(&self, range: Range, words: [u64; 2]) -> bool {
         if range.bytes == 0 {
             return false;
         }
@@ -104,12 +104,12 @@ impl Table {
     }
 
     /// Takes out all that share an address with `range`; how many.
-    pub fn remove(&self, range: Range) -> usize {
+    pub(super) fn remove(&self, range: Range) -> usize {
         Change::begin(self).remove(range)
     }
 
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 

@@ -30,7 +30,7 @@ use super::queries;
 use super::session::{self, settle};
 
 /// What there is to do once all have spoken.
-pub enum Step {
+pub(super) enum Step {
     /// NCCL's call, as it was asked for; then a session, if there is to be one.
     Nccl(Option<Before>),
     /// The same, and the ranks have spoken.
@@ -46,7 +46,7 @@ pub enum Step {
 }
 
 /// A communicator that is made by an id of one of the parent's ranks.
-pub struct ById {
+pub(super) struct ById {
     parent: Arc<PeerGroup>,
     /// Whose id it is; none: this rank's, which is alone.
     of: Option<u32>,
@@ -61,7 +61,7 @@ pub struct ById {
 }
 
 /// Lets the ranks speak, and those of lazy communicators meet.
-pub fn step(init: &InitCall, before: Option<Before>) -> Step {
+pub(super) fn step(init: &InitCall, before: Option<Before>) -> Step {
     let (mut child_call, configured) = match before {
         Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })) => (child_call, configured),
         Some(Before::OfParentOnNccl(of_parent_on_nccl)) if of_parent_on_nccl.has_lost_parent() => {
@@ -208,7 +208,7 @@ fn does_not_come(reason: FallbackReason, child_init: ChildInit, by_id: ById) -> 
 }
 
 /// What NCCL has to do with it. Under no catch of panics: what NCCL throws goes on.
-pub fn act(step: &Step, init: &InitCall) -> ncclResult_t {
+pub(super) fn act(step: &Step, init: &InitCall) -> ncclResult_t {
     match step {
         Step::Nccl(_) | Step::Begun(..) => nccl_children::run(init),
         Step::Nothing => ncclSuccess,
@@ -266,7 +266,7 @@ fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
 }
 
 /// NCCL has answered, where it was asked.
-pub fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
+pub(super) fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
     match step {
         Step::Nccl(before) => return nccl_children::after(before, place, result),
         Step::Begun(child_init, _) if result != ncclSuccess => child_init.fail(),

@@ -33,7 +33,7 @@ use super::session::{self, settle};
 use super::{children, queries};
 
 /// A call before NCCL is asked: what there is to do after it, if anything.
-pub enum Before {
+pub(super) enum Before {
     /// The parent has a peer group.
     OfPeerGroup(OfPeerGroup),
     /// It has none.
@@ -41,13 +41,13 @@ pub enum Before {
 }
 
 /// A call for one whose parent's ranks have met.
-pub struct OfPeerGroup {
+pub(super) struct OfPeerGroup {
     pub child_call: ChildCall,
     pub configured: Configured,
 }
 
 /// A call for one whose parent has no peer group.
-pub struct OfParentOnNccl {
+pub(super) struct OfParentOnNccl {
     parent_on_nccl: Arc<ParentOnNccl>,
     wanted: Wanted,
     /// None where this rank's has none for certain.
@@ -57,18 +57,18 @@ pub struct OfParentOnNccl {
 
 impl OfParentOnNccl {
     /// Whether another thread has ended the parent while this rank waited: NCCL's may be gone.
-    pub fn has_lost_parent(&self) -> bool {
+    pub(super) fn has_lost_parent(&self) -> bool {
         self.local_wait.is_some() && self.parent_on_nccl.has_ended()
     }
 }
 
 /// Whether an init is one of these.
-pub fn is_one(init: &InitCall) -> bool {
+pub(super) fn is_one(init: &InitCall) -> bool {
     matches!(init, InitCall::Split { .. } | InitCall::Shrink { .. })
 }
 
 /// Makes a communicator as asked, and lets its ranks meet.
-pub fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
+pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
     let result = guard::around(
         || {
@@ -94,7 +94,7 @@ pub fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
 }
 
 /// NCCL makes it; a parent that is lazy is materialized first, by all its ranks.
-pub fn run(init: &InitCall) -> ncclResult_t {
+pub(super) fn run(init: &InitCall) -> ncclResult_t {
     match init.parent().and_then(queries::lazy_of) {
         None if init.parent().is_some_and(lazy::is_ours) => {
             refuse(ncclInvalidArgument, format_args!("a communicator from one that has been destroyed"))
@@ -181,7 +181,7 @@ fn waiting(blocking: c_int) -> Waiting {
 }
 
 /// NCCL has answered.
-pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclResult_t {
+pub(super) fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclResult_t {
     // NCCL counts a call once it has looked at the arguments, and so do we.
     let begun = result != ncclInvalidArgument && result != ncclInvalidUsage;
     let before = before.filter(|_| begun);
@@ -251,7 +251,7 @@ fn say_once(ranks: i32) {
 /// Before NCCL runs a group. A rank that makes its part of a group one after the other waits for this rank's message between
 /// them, while NCCL here waits for all: so what is split or shrunk in a group has a session only if one thread brings several ranks
 /// of one call, which it cannot do without.
-pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
+pub(super) fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let is_child = |waited: &&Awaited| matches!(waited, Awaited::Child(..));
     let calls: Vec<_> = awaited
         .iter()
@@ -275,7 +275,7 @@ pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
 }
 
 /// NCCL has run a group. Gives the rest of what waited for its end, and the first failure.
-pub fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>, ncclResult_t) {
+pub(super) fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>, ncclResult_t) {
     let (mut rest, mut children) = (Vec::new(), Vec::new());
     for waited in awaited {
         match waited {
@@ -306,7 +306,7 @@ struct ChildSession {
 }
 
 /// Lets the ranks of communicators meet that NCCL has made, beside each other.
-pub fn meet(made: Vec<(Handle, Configured, ChildInit)>) -> ncclResult_t {
+pub(super) fn meet(made: Vec<(Handle, Configured, ChildInit)>) -> ncclResult_t {
     let (mut sessions, mut asked): (Vec<ChildSession>, Vec<Asked>) = (Vec::new(), Vec::new());
     for (place, configured, child_init) in made {
         let Some((handle, communicator)) = note(place, UNKNOWN) else {

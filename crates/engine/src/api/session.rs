@@ -39,7 +39,7 @@ enum Step {
 }
 
 /// Makes communicators as asked, with their ranks' sessions.
-pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
+pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     lazy::ask_of_groups(group::is_open);
     if nccl_children::is_one(init) {
         return nccl_children::init_child(entry, init);
@@ -206,7 +206,7 @@ fn finish(step: Step, init: &InitCall) {
 }
 
 /// The application gets our handle.
-pub fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
+pub(super) fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
     let (handle, peer_group) = (lazy.handle(), lazy.peer_group().clone());
     let ranks = peer_group.negotiated().members.len() as i32;
     let identity = Identity { rank: peer_group.rank() as i32, ranks, device: lazy.device() };
@@ -219,7 +219,7 @@ pub fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
 }
 
 /// What its init came to is kept with the communicator, and told.
-pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, outcome: InitOutcome) {
+pub(super) fn settle(handle: ncclComm_t, communicator: &'static Communicator, outcome: InitOutcome) {
     peers::tell(communicator.counters(), &outcome);
     if let InitOutcome::PeerGroup(peer_group) = outcome {
         drop(communicator.keep(handle, Kept::PeerGroup(peer_group)));
@@ -227,7 +227,7 @@ pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, outcome: 
 }
 
 /// What one without a peer group has for those made from it.
-pub fn keep_parent_on_nccl(
+pub(super) fn keep_parent_on_nccl(
     handle: ncclComm_t,
     communicator: &'static Communicator,
     parent_on_nccl: Option<Arc<ParentOnNccl>>,
@@ -239,7 +239,7 @@ pub fn keep_parent_on_nccl(
 }
 
 /// NCCL has run the group that made it, and says now which rank it is and where.
-pub fn made(handle: ncclComm_t) {
+pub(super) fn made(handle: ncclComm_t) {
     if let (Some(communicator), Some(identity)) = (communicator::find(handle), known::identity(handle)) {
         communicator.identify(identity);
     }
@@ -247,7 +247,7 @@ pub fn made(handle: ncclComm_t) {
 }
 
 /// Once NCCL has made it: a communicator whose peer group is there now.
-pub fn guard_first_launch(handle: ncclComm_t) {
+pub(super) fn guard_first_launch(handle: ncclComm_t) {
     if let Some(communicator) = communicator::find(handle)
         && !communicator.is_lazy()
         && let Some(peer_group) = communicator.peer_group(handle)
@@ -257,7 +257,7 @@ pub fn guard_first_launch(handle: ncclComm_t) {
 }
 
 /// NCCL refused an init: it will not run the group around it.
-pub fn refused(result: ncclResult_t) {
+pub(super) fn refused(result: ncclResult_t) {
     if group::is_open() {
         group::wait_for(Awaited::Failed(result));
     }
@@ -266,7 +266,7 @@ pub fn refused(result: ncclResult_t) {
 /// NCCL did not make what was to be made in a group. It may have made some of it, and never says which: it aborts all
 /// inits of a group of which one fails. What their sessions left is closed; the handles that NCCL left are their owner's to
 /// abort.
-pub fn lose(awaited: &[Awaited], result: ncclResult_t) {
+pub(super) fn lose(awaited: &[Awaited], result: ncclResult_t) {
     for waited in awaited {
         let Awaited::Made(place, handle) = waited else { continue };
         let kept = match known::read_handle(*place) == *handle {
@@ -290,7 +290,7 @@ pub fn lose(awaited: &[Awaited], result: ncclResult_t) {
 /// one group with others have no session, and their other ranks hear that from NCCL's connection.
 #[cold]
 #[inline(never)]
-pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
+pub(super) fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let (mut rest, mut requested) = (Vec::new(), Vec::new());
     for waited in awaited {
         match waited {

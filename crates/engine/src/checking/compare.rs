@@ -13,7 +13,7 @@ use super::{Called, Entry, Place};
 
 /// What the real library lets pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub(crate) struct Rules {
     /// Whether allocations of ranks may differ in size.
     pub takes_unlike: bool,
     /// Whether copy engines may run a collective over windows: under a CTA policy.
@@ -23,7 +23,7 @@ pub struct Rules {
 /// In what ranks may differ, what matters most first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
-pub enum Aspect {
+pub(crate) enum Aspect {
     Call,
     Size,
     Reduction,
@@ -51,7 +51,7 @@ impl Aspect {
 
 /// Ranks differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Divergence {
+pub(crate) struct Divergence {
     /// In what.
     pub aspect: Aspect,
     /// The ranks that differ from most, or from rank 0 where no value is that of most; a bit each.
@@ -62,7 +62,7 @@ pub struct Divergence {
 type Value = [u64; 3];
 
 /// The first thing in which the entries of all ranks, by rank, differ.
-pub fn compare(all: &[Entry], rules: Rules) -> Option<Divergence> {
+pub(crate) fn compare(all: &[Entry], rules: Rules) -> Option<Divergence> {
     let any_symmetric = all.iter().any(|entry| is_over_windows(entry, rules));
     Aspect::ALL.into_iter().find_map(|aspect| {
         let values: Vec<Value> = all.iter().map(|entry| value(entry, aspect, any_symmetric, rules)).collect();

@@ -11,7 +11,7 @@ const WINDOW: u64 = 0xff;
 
 /// What a rank has called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub(crate) enum Entry {
     /// A collective.
     Called(Called),
     /// `ncclCommWindowRegister`.
@@ -20,7 +20,7 @@ pub enum Entry {
 
 /// A collective. Variants of one function are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Called {
+pub(crate) struct Called {
     /// Which; never a send or a receive.
     pub function: Function,
     /// Elements, as the function counts them.
@@ -42,7 +42,7 @@ pub(super) const OWN: u16 = u16::MAX - 1;
 
 /// A place in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     /// Which of the communicator's registrations made it, from 1.
     pub window: u32,
     /// Whether that asked for a symmetric one.
@@ -53,7 +53,7 @@ pub struct Place {
 
 /// A registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub(crate) struct Window {
     /// Its bytes.
     pub bytes: u64,
     /// As the application gave them.
@@ -66,7 +66,7 @@ pub struct Window {
 
 impl Called {
     /// None of what is not collective.
-    pub fn of(shared: &Shared, send: Option<Place>, receive: Option<Place>) -> Option<Called> {
+    pub(crate) fn of(shared: &Shared, send: Option<Place>, receive: Option<Place>) -> Option<Called> {
         let Shared { count, datatype, operation, root, .. } = *shared;
         let function = usual(shared.function)?;
         let reduction = operation.map(reduction);
@@ -74,12 +74,12 @@ impl Called {
     }
 
     /// Bytes of what the count counts; none where the type is unknown.
-    pub fn bytes(&self) -> Option<u64> {
+    pub(crate) fn bytes(&self) -> Option<u64> {
         Some(self.count.saturating_mul(ncclDataType_t(self.datatype).size_bytes()? as u64))
     }
 
     /// Whether it reduces. Where not, NCCL moves bytes: types may differ.
-    pub fn reduces(&self) -> bool {
+    pub(crate) fn reduces(&self) -> bool {
         matches!(self.function, Function::AllReduce | Function::Reduce | Function::ReduceScatter)
     }
 }
@@ -170,7 +170,7 @@ pub(super) mod tests {
         }))
     }
 
-    pub fn entry() -> impl Strategy<Value = Entry> {
+    pub(crate) fn entry() -> impl Strategy<Value = Entry> {
         let buffers = (place(), place());
         let reduction = proptest::option::of(prop_oneof![0..5_u16, Just(OWN)]);
         let shared = (0..Function::ALL.len(), any::<u64>(), any::<i32>(), reduction, any::<Option<i32>>());

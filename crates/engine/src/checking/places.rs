@@ -20,7 +20,7 @@ struct Live {
 
 /// Where a rank's windows lie.
 #[derive(Debug, Default)]
-pub struct Places {
+pub(crate) struct Places {
     /// Numbers that were given.
     given: u32,
     /// In the order of their numbers.
@@ -29,7 +29,7 @@ pub struct Places {
 
 impl Places {
     /// A registration has made a window, with this handle, or a group will.
-    pub fn made(&mut self, range: Range, flags: u32, handle: Option<usize>) {
+    pub(crate) fn made(&mut self, range: Range, flags: u32, handle: Option<usize>) {
         self.given += 1;
         if self.live.len() == WINDOWS_MAX {
             self.live.remove(0);
@@ -38,7 +38,7 @@ impl Places {
     }
 
     /// One has ended. Of a group's the handle was never seen: those end in the order in which they were made, as far as can be told.
-    pub fn ended(&mut self, handle: usize) {
+    pub(crate) fn ended(&mut self, handle: usize) {
         let known = self.live.iter().rposition(|one| one.handle == Some(handle));
         let ended = known.or_else(|| self.live.iter().position(|one| one.handle.is_none()));
         if let Some(index) = ended {
@@ -47,7 +47,7 @@ impl Places {
     }
 
     /// Where an address lies: in the window that begins last, as NCCL looks it up, of several at one address in the latest.
-    pub fn of(&self, address: u64) -> Option<Place> {
+    pub(crate) fn of(&self, address: u64) -> Option<Place> {
         let byte = Range { base: address, bytes: 1 };
         let around = self.live.iter().filter(|one| one.range.contains(byte));
         let Live { number, range, flags, .. } = *around.max_by_key(|one| (one.range.base, one.number))?;

@@ -19,13 +19,13 @@ const ENTRIES: u64 = 255;
 const RING_WORDS: usize = LINE_WORDS * (ENTRIES as usize + 1);
 
 /// So many words these ranks share, all zero at first.
-pub const fn words_of(ranks: usize) -> usize {
+pub(crate) const fn words_of(ranks: usize) -> usize {
     ranks * RING_WORDS
 }
 
 /// A rank's place at the shared words. One thread at a time posts, as in a communicator.
 #[derive(Debug)]
-pub struct CheckSlot<W> {
+pub(crate) struct CheckSlot<W> {
     words: W,
     from: usize,
     rank: usize,
@@ -36,7 +36,7 @@ pub struct CheckSlot<W> {
 
 /// What there is of a rank's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub(crate) enum Found {
     /// It has come.
     Here(Entry),
     /// It has not come yet.
@@ -52,7 +52,7 @@ where
     W::Target: AsRef<[AtomicU64]>,
 {
     /// For one of 2 to [`RANKS_MAX`] ranks, over [`words_of`] them from this word on; none otherwise. A rank has one slot.
-    pub fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<CheckSlot<W>> {
+    pub(crate) fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<CheckSlot<W>> {
         let (rank, ranks) = (rank as usize, ranks as usize);
         let has_room = words.as_ref().len() >= from + words_of(ranks);
         let fits = (2..=RANKS_MAX).contains(&ranks) && rank < ranks && has_room;
@@ -60,7 +60,7 @@ where
     }
 
     /// Tells of this rank's next call, the first of which is number 1.
-    pub fn post(&self, entry: &Entry) {
+    pub(crate) fn post(&self, entry: &Entry) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let line = self.line(self.rank, number);
         line[0].store(2 * number + 1, Ordering::Relaxed);
@@ -72,27 +72,27 @@ where
     }
 
     /// This rank tells nothing any more.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.head(self.rank)[1].store(1, Ordering::Release);
     }
 
     /// How many ranks there are.
-    pub fn ranks(&self) -> usize {
+    pub(crate) fn ranks(&self) -> usize {
         self.ranks
     }
 
     /// What there is of the entries of this number, by rank.
-    pub fn look(&self, number: u64) -> Vec<Found> {
+    pub(crate) fn look(&self, number: u64) -> Vec<Found> {
         (0..self.ranks).map(|rank| self.find(rank, number)).collect()
     }
 
     /// What a rank has told of last; 0 for nothing.
-    pub fn latest(&self, rank: usize) -> u64 {
+    pub(crate) fn latest(&self, rank: usize) -> u64 {
         self.head(rank)[0].load(Ordering::Acquire)
     }
 
     /// The first number of which no entry was written over.
-    pub fn first_left(&self) -> u64 {
+    pub(crate) fn first_left(&self) -> u64 {
         let latest = (0..self.ranks).map(|rank| self.latest(rank)).max().unwrap_or(0);
         latest.saturating_sub(ENTRIES) + 1
     }

@@ -21,7 +21,7 @@ const TYPES: [&str; 12] = [
 ];
 
 /// What a line says of a divergence behind the name of its communicator: the call, who differs in what, and what each has.
-pub fn divergence(number: u64, all: &[Entry], found: Divergence) -> String {
+pub(crate) fn divergence(number: u64, all: &[Entry], found: Divergence) -> String {
     let Divergence { aspect, odd } = found;
     let is_odd = |rank: usize| odd >> rank & 1 != 0;
     let usual = (0..all.len()).find(|rank| !is_odd(*rank)).and_then(|rank| all.get(rank));
@@ -44,7 +44,7 @@ pub fn divergence(number: u64, all: &[Entry], found: Divergence) -> String {
 }
 
 /// What a line says where ranks have not come.
-pub fn absent(number: u64, missing: &[usize], there: &[(usize, Entry)], seconds: u64) -> String {
+pub(crate) fn absent(number: u64, missing: &[usize], there: &[(usize, Entry)], seconds: u64) -> String {
     let calls: Vec<String> =
         there.iter().map(|(rank, entry)| format!("rank {rank} {}", has(entry, Aspect::Call))).collect();
     let have = if missing.len() == 1 { "has" } else { "have" };

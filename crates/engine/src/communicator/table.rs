@@ -48,7 +48,7 @@ pub(super) struct Spare {
 
 /// The communicator with this handle.
 #[inline]
-pub fn find(handle: ncclComm_t) -> Option<&'static Communicator> {
+pub(crate) fn find(handle: ncclComm_t) -> Option<&'static Communicator> {
     look_up(handle).or_else(|| look_again(handle))
 }
 
@@ -67,7 +67,7 @@ fn look_up(handle: ncclComm_t) -> Option<&'static Communicator> {
 }
 
 /// Enters a new communicator. A handle that is known already belonged to one that ended unseen.
-pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
+pub(crate) fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
     drop(remove(handle));
     let counters = count::begin(identity);
     alive::begins();
@@ -86,7 +86,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
 }
 
 /// Takes a communicator out; its counts stay. Gives what its init left.
-pub fn remove(handle: ncclComm_t) -> Option<Kept> {
+pub(crate) fn remove(handle: ncclComm_t) -> Option<Kept> {
     let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = table()?.place_of(handle as usize)?;
     place.handle.store(REMOVED, Ordering::Release);

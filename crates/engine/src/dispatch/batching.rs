@@ -17,7 +17,7 @@ use wires::{Sums, Wire};
 
 /// What of a group one kernel runs, as the ranks have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Batches {
+pub(super) enum Batches {
     /// One collective.
     None,
     /// What is small, over LL.
@@ -28,7 +28,7 @@ pub enum Batches {
 
 impl Batches {
     /// As it stands in the [negotiated config](windlass_bootstrap::negotiated).
-    pub fn of(capabilities: u64) -> Batches {
+    pub(super) fn of(capabilities: u64) -> Batches {
         match capabilities {
             _ if capabilities & capability::BATCHES == 0 => Batches::None,
             _ if capabilities & capability::LARGER_BATCHES == 0 => Batches::Small,
@@ -58,7 +58,7 @@ struct Candidate {
 }
 
 /// Puts those that would take a kernel each together, as far as they fit, where the first of them was.
-pub fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
+pub(super) fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let candidate = |step: &Step| match step {
         Step::Alone(place) => Candidate::of(*place, &calls[*place], terms),
         Step::Fused(_) | Step::Batch(_) | Step::Forwarded(_) => None,

@@ -6,7 +6,7 @@ use windlass_base::guard;
 
 /// Before a call of a communicator with a peer group is decided, in a group too: what all ranks must call alike they call in one order.
 #[inline]
-pub fn tell(call: &Call, communicator: &Communicator) {
+pub(super) fn tell(call: &Call, communicator: &Communicator) {
     if communicator.is_checked() {
         told(call, communicator);
     }

@@ -42,7 +42,7 @@ impl Key {
 }
 
 /// The places of these calls, which come in call order, as they are taken.
-pub fn places(calls: &[Shared], ranks: usize) -> Vec<usize> {
+pub(super) fn places(calls: &[Shared], ranks: usize) -> Vec<usize> {
     if calls.len() == 1 {
         return vec![0];
     }

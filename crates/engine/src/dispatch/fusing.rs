@@ -9,7 +9,7 @@ use windlass_transport::tuning::Collective;
 use super::group_step::Step;
 
 /// A kernel each, but for what is fused into one collective.
-pub fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
+pub(super) fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     let mut steps = Vec::with_capacity(calls.len());
     let mut from = 0;
     while from < calls.len() {
@@ -59,7 +59,7 @@ fn run_of(calls: &[Shared]) -> &[Shared] {
 }
 
 /// What only moves may be of any types.
-pub fn is_alike(one: &Shared, other: &Shared) -> bool {
+pub(super) fn is_alike(one: &Shared, other: &Shared) -> bool {
     Collective::of(one.function) == Collective::of(other.function)
         && (one.function != Function::Reduce
             || (one.datatype, one.operation) == (other.datatype, other.operation))

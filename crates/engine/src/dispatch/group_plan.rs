@@ -27,7 +27,7 @@ use super::group_step::Step;
 
 /// What becomes of a communicator's collectives of a group, of those that were held for its end, in the order that all ranks
 /// [have](super::common_order). More than a few that would take a kernel each are NCCL's, which runs them in one.
-pub fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
+pub(super) fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let single = few_lists(fusing::kernels(calls, terms), calls, terms);
     let batched = batching::batched(&single, calls, terms, batches);
     let bytes_of = |place: &usize| calls[*place].bytes(terms.ranks);

@@ -2,7 +2,7 @@
 
 /// What becomes of collectives; numbers are places in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(super) enum Step {
     /// One kernel runs this one.
     Alone(usize),
     /// One kernel runs all these, fused into one collective.

@@ -47,7 +47,7 @@ enum Course {
 
 /// Runs one.
 #[inline(never)]
-pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
+pub(super) fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
     guard::around(
         || decide(call, communicator),
         |decided| match &decided.course {
@@ -69,7 +69,7 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
 
 /// Runs one that its group held, and that is NCCL's after all. The group is about to end; a refusal fails it. `is_ordered`: another of
 /// its stream has just gone to NCCL.
-pub fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
+pub(super) fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
     let handle = call.local.communicator;
     let decide = || match communicator::find(handle) {
         Some(communicator) => Ok(forwarded(call, communicator, &terms_of(communicator), is_ordered)),

@@ -9,7 +9,7 @@ use windlass_base::range::Range;
 /// Before a call goes to NCCL whose communicator has a peer group. What is dropped is this rank's own business: NCCL then sees what it
 /// would see without us.
 #[inline]
-pub fn before_forward(call: &Call, communicator: &Communicator) {
+pub(super) fn before_forward(call: &Call, communicator: &Communicator) {
     if communicator.has_windows() {
         drop_what_it_meets(call, communicator);
     }

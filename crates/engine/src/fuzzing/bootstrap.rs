@@ -26,7 +26,7 @@ const NCCL: [u8; 8] = [3; 8];
 const STEPS_MAX: usize = 64;
 
 /// The first bytes of a connection, cut anywhere: what more bytes may not change is never changed by them.
-pub fn greetings(input: &[u8]) {
+pub(super) fn greetings(input: &[u8]) {
     let seen = message::identify(input, TOKEN, &NCCL);
     assert!(seen != Caller::Unclear || input.len() < GREETING_BYTES);
     let visitor = children::identify(input, TOKEN);
@@ -44,7 +44,7 @@ pub fn greetings(input: &[u8]) {
 }
 
 /// The 128 bytes of an id.
-pub fn tags(input: &[u8]) {
+pub(super) fn tags(input: &[u8]) {
     let id: Id = Choices(input).array();
     // A checksum that nobody guesses is put right.
     let id = id_tag::with_right_sum(id);
@@ -69,7 +69,7 @@ fn messages<M>(mut input: &[u8], limit: usize, decode: fn(u16, &[u8]) -> Option<
 }
 
 /// A session's host: connections say anything, leave, or are no ranks. It decides once.
-pub fn host(input: &[u8]) {
+pub(super) fn host(input: &[u8]) {
     let mut choices = Choices(input);
     let mut agreement = Agreement::new(TOKEN, TOKEN);
     let mut decided: Option<SessionOutcome> = None;
@@ -120,7 +120,7 @@ pub fn host(input: &[u8]) {
 }
 
 /// A rank in a session whose host says anything.
-pub fn participant(input: &[u8]) {
+pub(super) fn participant(input: &[u8]) {
     let mut choices = Choices(input);
     let what = choices.byte();
     let without = if what & 1 == 0 { WithoutHost::Fails } else { WithoutHost::GoesToNccl };
@@ -165,7 +165,7 @@ fn courses(table: &Table) {
 }
 
 /// A round before a split: words in any order, from anyone.
-pub fn rounds(input: &[u8]) {
+pub(super) fn rounds(input: &[u8]) {
     let mut choices = Choices(input);
     let mut round = Round::default();
     for _ in 0..STEPS_MAX {
@@ -210,7 +210,7 @@ pub fn rounds(input: &[u8]) {
 }
 
 /// A roster: whoever comes enters, asks and leaves; and what it answers.
-pub fn rosters(input: &[u8]) {
+pub(super) fn rosters(input: &[u8]) {
     let mut choices = Choices(input);
     let mut roster = Roster::default();
     for _ in 0..STEPS_MAX {
@@ -257,7 +257,7 @@ pub fn rosters(input: &[u8]) {
 }
 
 /// Packets at a descriptor socket.
-pub fn descriptors(input: &[u8]) {
+pub(super) fn descriptors(input: &[u8]) {
     let mut choices = Choices(input);
     let mut packets = Vec::new();
     while !choices.is_over() && packets.len() < 8 {
@@ -271,7 +271,7 @@ pub fn descriptors(input: &[u8]) {
 }
 
 /// Packets at a request socket; and reasons, which come from peers too.
-pub fn requests(input: &[u8]) {
+pub(super) fn requests(input: &[u8]) {
     peers::fuzz_request(input);
     let place = Place::from_wire(Choices(input).array());
     if place.is_sound(1 << 21) {

@@ -13,7 +13,7 @@ use windlass_transport::tuning::Collective;
 use windlass_transport::tuning::file::HEAD;
 
 /// What opens everything here.
-pub const TOKEN: Token = Token([7; 16]);
+pub(super) const TOKEN: Token = Token([7; 16]);
 
 fn member(rank: u32) -> Member {
     Member {
@@ -37,7 +37,7 @@ fn member(rank: u32) -> Member {
 const CAPABILITIES: u64 = capability::NATIVE | capability::UNBOUND | capability::LAZY | capability::CACHES;
 
 /// A rank that can all.
-pub fn facts(rank: u32, ranks: u32) -> Facts {
+pub(super) fn facts(rank: u32, ranks: u32) -> Facts {
     Facts {
         ranks,
         version: Version::THIS,
@@ -50,7 +50,7 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
 }
 
 /// What it says first.
-pub fn report(rank: u32, ranks: u32) -> Vec<u8> {
+pub(super) fn report(rank: u32, ranks: u32) -> Vec<u8> {
     FromRank::Report(Box::new(facts(rank, ranks))).encode()
 }
 
@@ -59,7 +59,7 @@ fn counted(what: u8, bytes: &[u8]) -> Vec<u8> {
     [&[what, bytes.len() as u8], bytes].concat()
 }
 
-pub fn greetings() -> Vec<Vec<u8>> {
+pub(super) fn greetings() -> Vec<Vec<u8>> {
     let invitation = Invitation { process_listener: TOKEN, call: Token([4; 16]), child: NOBODY, rank: 15 };
     vec![
         message::greeting(TOKEN).to_vec(),
@@ -69,7 +69,7 @@ pub fn greetings() -> Vec<Vec<u8>> {
     ]
 }
 
-pub fn tags() -> Vec<Vec<u8>> {
+pub(super) fn tags() -> Vec<Vec<u8>> {
     let tag = IdTag { version: Version::THIS, token: TOKEN, root_port: 4 };
     let mut ids = [[0; 128]; 2];
     ids[0][8] = libc::AF_INET as u8;
@@ -79,7 +79,7 @@ pub fn tags() -> Vec<Vec<u8>> {
     ids.iter().flat_map(|id| [Some(*id), tag.encode(id, 9)]).flatten().map(|id| id.to_vec()).collect()
 }
 
-pub fn host() -> Vec<Vec<u8>> {
+pub(super) fn host() -> Vec<Vec<u8>> {
     let all_come = [16, 2, 0, 21, 2, 0, 12, 13];
     let confirm = FromRank::Confirm.encode();
     let more = [FromRank::Refuse("no".into()), FromRank::Decline(SessionOutcome::Failed(Failure::Aborted))];
@@ -93,7 +93,7 @@ pub fn host() -> Vec<Vec<u8>> {
     seeds
 }
 
-pub fn participant() -> Vec<Vec<u8>> {
+pub(super) fn participant() -> Vec<Vec<u8>> {
     let negotiated = NegotiatedConfig {
         comm: TOKEN,
         version: Version::THIS,
@@ -115,7 +115,7 @@ pub fn participant() -> Vec<Vec<u8>> {
     talks.into_iter().map(of_talk).collect()
 }
 
-pub fn rounds() -> Vec<Vec<u8>> {
+pub(super) fn rounds() -> Vec<Vec<u8>> {
     // Of two ranks each: has a color, the color, the key, what it wants, how its parent stands.
     let said =
         |what: u8, color: u8, wants: u8| [vec![what, 1, color, 0, 0, 0, 3, 0, 0, 0, wants, 0]].concat();
@@ -126,7 +126,7 @@ pub fn rounds() -> Vec<Vec<u8>> {
     ]
 }
 
-pub fn rosters() -> Vec<Vec<u8>> {
+pub(super) fn rosters() -> Vec<Vec<u8>> {
     let enter = |key: u8| vec![key, key, 0, 0, 0];
     let say = |what: u8, message: local_rendezvous::SplitMessage| [vec![what], message.encode()].concat();
     let ask = local_rendezvous::SplitMessage::Ask { ranks: 2 };
@@ -139,12 +139,12 @@ pub fn rosters() -> Vec<Vec<u8>> {
     ]
 }
 
-pub fn descriptors() -> Vec<Vec<u8>> {
+pub(super) fn descriptors() -> Vec<Vec<u8>> {
     let opening = |payload: u8, count: u8| vec![4, payload, 0, 0, 0, count, 0, 0, 0];
     vec![[opening(7, 0), vec![5, 1, 2, 3, 4, 5, 6, 7, 8]].concat(), opening(0, 0), opening(0, 1)]
 }
 
-pub fn requests() -> Vec<Vec<u8>> {
+pub(super) fn requests() -> Vec<Vec<u8>> {
     let of = |message: &[u8], rest: usize| [message, &TOKEN.0, &[1].repeat(rest)].concat();
     let place = [64 << 20, 7, 8 << 20, 4 << 20, 10 << 20, 2 << 20].map(u64::to_le_bytes).concat();
     vec![
@@ -158,11 +158,11 @@ pub fn requests() -> Vec<Vec<u8>> {
 }
 
 /// Nothing is told of what stands in memory.
-pub fn words() -> Vec<Vec<u8>> {
+pub(super) fn words() -> Vec<Vec<u8>> {
     vec![(0..=255).collect(), vec![1, 0, 0, 1, 2, 3, 4, 1, 4, 3, 4, 5], [2, 0, 1].repeat(40)]
 }
 
-pub fn tuning() -> Vec<Vec<u8>> {
+pub(super) fn tuning() -> Vec<Vec<u8>> {
     let row = |collective: &Collective| {
         format!("{} ranks 2 gpu 9.0/132 multicast no native_bytes_max 32M\n", collective.name())
     };
@@ -174,7 +174,7 @@ pub fn tuning() -> Vec<Vec<u8>> {
     ]
 }
 
-pub fn options() -> Vec<Vec<u8>> {
+pub(super) fn options() -> Vec<Vec<u8>> {
     let of_option = |(index, option): (usize, &config::Description)| {
         let values = option.values.split(", ").chain([option.default, "1G"]);
         let lines: Vec<u8> =

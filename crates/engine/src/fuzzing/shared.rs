@@ -29,7 +29,7 @@ fn scribble(words: &[AtomicU64], choices: &mut Choices<'_>) {
 }
 
 /// Rounds of windows beside a peer that writes anything.
-pub fn windows(input: &[u8]) {
+pub(super) fn windows(input: &[u8]) {
     let mut choices = Choices(input);
     let shared = words(windows::WORDS);
     let ranks = u32::from(choices.byte() % 16) + 1;
@@ -73,7 +73,7 @@ pub fn windows(input: &[u8]) {
 }
 
 /// What ranks call, told over a shared page in which a peer writes anything.
-pub fn checking(input: &[u8]) {
+pub(super) fn checking(input: &[u8]) {
     let mut choices = Choices(input);
     let ranks = u32::from(choices.byte() % 2) + 2;
     let shared = words(checking::words_of(ranks as usize));
@@ -133,7 +133,7 @@ fn entry(found: &checking::Found) -> Option<checking::Entry> {
 }
 
 /// A limit that ranks agree on, beside a peer that writes anything. An answer is a limit.
-pub fn agreed(input: &[u8]) {
+pub(super) fn agreed(input: &[u8]) {
     let mut choices = Choices(input);
     let ranks = u32::from(choices.byte() % 15) + 2;
     let shared = words(agreed::WORDS);
@@ -162,7 +162,7 @@ pub fn agreed(input: &[u8]) {
 }
 
 /// Counters of a process that wrote anything: words by place.
-pub fn segments(input: &[u8]) {
+pub(super) fn segments(input: &[u8]) {
     let mut choices = Choices(input);
     let mut written = Vec::new();
     while !choices.is_over() && written.len() < STEPS_MAX {

@@ -13,7 +13,7 @@ use super::Choices;
 const LINES_MAX: usize = 16;
 
 /// A tuning table; one that can be read is the same when it is written and read again.
-pub fn tuning(input: &[u8]) {
+pub(super) fn tuning(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     match Table::parse(&text) {
         Ok(table) => assert_eq!(Table::parse(&table.text()), Ok(table)),
@@ -22,7 +22,7 @@ pub fn tuning(input: &[u8]) {
 }
 
 /// Variables of the environment, ours and NCCL's, and NCCL's files: a first byte that says which, then lines.
-pub fn options(input: &[u8]) {
+pub(super) fn options(input: &[u8]) {
     let mut choices = Choices(input);
     let (which, version) = (choices.byte(), i32::from(choices.short()));
     if which & 1 != 0 {

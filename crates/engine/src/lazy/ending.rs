@@ -229,7 +229,7 @@ fn keep(built: Built) -> ncclResult_t {
 static IS_GROUPED: OnceCell<fn() -> bool> = OnceCell::new();
 
 /// Says who knows whether this thread has a group open. The first one counts.
-pub fn ask_of_groups(is_grouped: fn() -> bool) {
+pub(crate) fn ask_of_groups(is_grouped: fn() -> bool) {
     let _ = IS_GROUPED.set(is_grouped);
 }
 

@@ -32,7 +32,7 @@ enum Phase {
 impl Ends {
     /// A destroy begins, in NCCL. False: there was one, or an abort.
     #[must_use]
-    pub fn destroy(&self) -> bool {
+    pub(super) fn destroy(&self) -> bool {
         let mut state = self.state();
         let begins = !state.is_destroyed && state.phase != Phase::Over;
         if begins {
@@ -43,7 +43,7 @@ impl Ends {
 
     /// Into NCCL, from outside or from the wait. False: an abort was faster, and NCCL's communicator is no more.
     #[must_use]
-    pub fn enter(&self) -> bool {
+    pub(super) fn enter(&self) -> bool {
         let mut state = self.state();
         let enters = state.phase != Phase::Over;
         if enters {
@@ -53,23 +53,23 @@ impl Ends {
     }
 
     /// Out of NCCL, to wait for the device: an abort may come now.
-    pub fn wait(&self) {
+    pub(super) fn wait(&self) {
         self.leave_to(Phase::Waits);
     }
 
     /// Out of NCCL, and the communicator goes on.
-    pub fn leave(&self) {
+    pub(super) fn leave(&self) {
         self.leave_to(Phase::Open);
     }
 
     /// Out of NCCL, which has ended it.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         self.leave_to(Phase::Over);
     }
 
     /// An abort takes it, as soon as no other is in NCCL with it. False: it has ended, or does within NCCL.
     #[must_use]
-    pub fn abort(&self, within: Duration) -> bool {
+    pub(super) fn abort(&self, within: Duration) -> bool {
         let until = Instant::now() + within;
         loop {
             let mut state = self.state();

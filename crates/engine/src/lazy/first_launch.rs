@@ -45,14 +45,14 @@ fn of(device: Ordinal) -> Arc<Mutex<FirstLaunch>> {
 
 /// Whether a communicator on this device may be lazy. Never waits: while another thread's message runs, it may not.
 #[must_use]
-pub fn is_guarded(device: Ordinal) -> bool {
+pub(crate) fn is_guarded(device: Ordinal) -> bool {
     let is_guarded = || of(device).try_lock().is_ok_and(|first_launch| *first_launch == FirstLaunch::Done);
     config().first_launch_guard == Switch::Off || is_guarded() && legacy::is_settled()
 }
 
 /// Before kernels of a new peer group can run on its device: its communicator, which NCCL has made. After all ranks have met, since what
 /// runs on this device may wait for them.
-pub fn guard(peer_group: &PeerGroup, communicator: ncclComm_t) {
+pub(crate) fn guard(peer_group: &PeerGroup, communicator: ncclComm_t) {
     let Some(device) = peer_group.device() else { return };
     if config().first_launch_guard == Switch::Off {
         return;

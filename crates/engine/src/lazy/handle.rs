@@ -34,7 +34,7 @@ pub(super) fn is_ours(address: usize) -> bool {
 pub(super) struct Minted(&'static Block);
 
 impl Minted {
-    pub fn new() -> Minted {
+    pub(super) fn new() -> Minted {
         let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
         let again = if ended.len() > REST { ended.pop_front() } else { None };
         drop(ended);
@@ -47,7 +47,7 @@ impl Minted {
         minted
     }
 
-    pub fn address(&self) -> usize {
+    pub(super) fn address(&self) -> usize {
         std::ptr::from_ref(self.0) as usize
     }
 }

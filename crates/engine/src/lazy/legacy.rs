@@ -15,7 +15,7 @@ use windlass_bootstrap::negotiated::NegotiatedConfig;
 static TRIED: AtomicBool = AtomicBool::new(false);
 
 /// Whether NCCL has tried, or never will: not with a single GPU to see.
-pub fn is_settled() -> bool {
+pub(super) fn is_settled() -> bool {
     TRIED.load(Ordering::Acquire) || !would_try() || seen().len() == 1
 }
 
@@ -25,7 +25,7 @@ fn sees_two(members: impl Iterator<Item = [u8; 16]>, seen: &[[u8; 16]]) -> bool 
 }
 
 /// NCCL has made this communicator.
-pub fn note(negotiated: &NegotiatedConfig) {
+pub(super) fn note(negotiated: &NegotiatedConfig) {
     if TRIED.load(Ordering::Relaxed) {
         return;
     }

@@ -24,12 +24,12 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    pub fn mark(&self, unfit: Unfit) {
+    pub(super) fn mark(&self, unfit: Unfit) {
         self.unfit.fetch_or(unfit as u8, Ordering::Relaxed);
     }
 
     /// The reason that counts, if there is any.
-    pub fn unfit(&self) -> Option<Unfit> {
+    pub(super) fn unfit(&self) -> Option<Unfit> {
         match self.unfit.load(Ordering::Relaxed) {
             0 => None,
             1 => Some(Unfit::Here),
@@ -38,7 +38,7 @@ impl Usage {
     }
 
     /// A call goes to NCCL on a stream, for this rank alone or for all. What it captures may run at any time after.
-    pub fn run_on(&self, stream: StreamHandle, whose: Unfit) {
+    pub(super) fn run_on(&self, stream: StreamHandle, whose: Unfit) {
         self.has_run.store(true, Ordering::Relaxed);
         if self.unfit().is_none() {
             match gpu::driver().and_then(|driver| driver.capture_of(stream)) {
@@ -50,22 +50,22 @@ impl Usage {
     }
 
     /// Whether something may be in flight.
-    pub fn has_run(&self) -> bool {
+    pub(super) fn has_run(&self) -> bool {
         self.has_run.load(Ordering::Relaxed) || self.unfit().is_some()
     }
 
     /// Whether no call has gone to NCCL yet.
-    pub fn is_fresh(&self) -> bool {
+    pub(super) fn is_fresh(&self) -> bool {
         !self.has_run.load(Ordering::Relaxed)
     }
 
     /// What is no longer free is this one's.
-    pub fn measured(&self, device: Ordinal, before: u64) {
+    pub(super) fn measured(&self, device: Ordinal, before: u64) {
         let after = free_bytes(device).unwrap_or(before);
         self.bytes.fetch_add(before.saturating_sub(after), Ordering::Relaxed);
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Alias {
 
 impl Alias {
     /// First address.
-    pub fn address(&self) -> Address {
+    pub(super) fn address(&self) -> Address {
         self.mapping.address
     }
 }
@@ -62,7 +62,12 @@ pub(super) struct Aliases<'a> {
 }
 
 impl<'a> Aliases<'a> {
-    pub fn new(home: &'a Home, real: usize, handle_types: u64, is_left: &'a AtomicBool) -> Aliases<'a> {
+    pub(super) fn new(
+        home: &'a Home,
+        real: usize,
+        handle_types: u64,
+        is_left: &'a AtomicBool,
+    ) -> Aliases<'a> {
         Aliases { home, real, handle_types, is_left }
     }
 

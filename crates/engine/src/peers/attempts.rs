@@ -74,13 +74,13 @@ pub(super) struct LostAttempt {
 const MAGIC: &[u8; 8] = b"lost try";
 
 impl LostAttempt {
-    pub fn encode(self) -> Vec<u8> {
+    pub(super) fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.raw(MAGIC).token(self.comm).u32(self.from).u32(self.to).u64(self.attempt);
         writer.finish()
     }
 
-    pub fn decode(words: &[u8]) -> Option<LostAttempt> {
+    pub(super) fn decode(words: &[u8]) -> Option<LostAttempt> {
         let mut reader = Reader::new(words);
         if reader.raw::<8>()? != *MAGIC {
             return None;

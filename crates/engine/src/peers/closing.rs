@@ -41,12 +41,12 @@ pub(super) struct ClosedSignal {
 
 impl ClosedSignal {
     /// Of a peer group.
-    pub fn shared(page: Arc<SharedPage>, rank: u32) -> ClosedSignal {
+    pub(super) fn shared(page: Arc<SharedPage>, rank: u32) -> ClosedSignal {
         ClosedSignal { page: Some(page), rank, release_socket: None, is_known: true }
     }
 
     /// After an init that failed. Without a release socket nobody came to know the region.
-    pub fn failed(
+    pub(super) fn failed(
         page: Option<Arc<SharedPage>>,
         rank: u32,
         release_socket: Option<ReleaseSocket>,
@@ -87,7 +87,7 @@ static ENDS: Mutex<BTreeMap<u64, Weak<Ours>>> = Mutex::new(BTreeMap::new());
 
 impl Life {
     /// Its process is told by this pidfd, or by the one that there is already.
-    pub fn ends_with(&mut self, pidfd: Ours) {
+    pub(super) fn ends_with(&mut self, pidfd: Ours) {
         let mut all = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, ends| ends.strong_count() > 0);
         let known = all.get(&self.process).and_then(Weak::upgrade);
@@ -96,7 +96,7 @@ impl Life {
         self.ends = Some(ends);
     }
 
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         let Some(ends) = &self.ends else { return false };
         let mut polled = [PollFd::new(ends.as_ref(), PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -123,7 +123,12 @@ static CLOSED: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
 static EXITING: AtomicBool = AtomicBool::new(false);
 
 impl Closing {
-    pub fn new(region: &Region, signal: ClosedSignal, open: Vec<Arc<Life>>, holds: Arc<Holds>) -> Closing {
+    pub(super) fn new(
+        region: &Region,
+        signal: ClosedSignal,
+        open: Vec<Arc<Life>>,
+        holds: Arc<Holds>,
+    ) -> Closing {
         Closing {
             heap: region.heap().clone(),
             leases: vec![region.lease()],
@@ -135,12 +140,12 @@ impl Closing {
     }
 
     /// These were lent to the others later.
-    pub fn also(&mut self, leases: Vec<LeaseId>) {
+    pub(super) fn also(&mut self, leases: Vec<LeaseId>) {
         self.leases.extend(leases);
     }
 
     /// This rank has let go of all that is the others', but for graphs.
-    pub fn begin(mut self) {
+    pub(super) fn begin(mut self) {
         process_exit::go_on();
         self.tell();
         closed().push(self);

@@ -25,7 +25,7 @@ static DRAINING: Mutex<Vec<Draining>> = Mutex::new(Vec::new());
 
 impl Draining {
     /// Closes this rank, now or when its kernels have left.
-    pub fn begin(self) {
+    pub(super) fn begin(self) {
         if self.is_over() {
             self.close();
         } else {

@@ -73,7 +73,7 @@ impl sequencer::Why for Refused {
 
 impl Refused {
     /// NCCL's code for it.
-    pub fn result(&self) -> ncclResult_t {
+    pub(super) fn result(&self) -> ncclResult_t {
         match self {
             Refused::Turn(refusal) => refusal.result(),
             Refused::P2p(refusal) => refusal.result(),
@@ -121,13 +121,13 @@ pub(super) struct Loss {
 }
 
 impl Loss {
-    pub fn encode(self) -> Vec<u8> {
+    pub(super) fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.token(self.comm).u32(self.from).u32(self.to);
         writer.finish()
     }
 
-    pub fn decode(words: &[u8]) -> Option<Loss> {
+    pub(super) fn decode(words: &[u8]) -> Option<Loss> {
         let mut reader = Reader::new(words);
         let (comm, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
         reader.finish()?;
@@ -147,13 +147,13 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    pub fn new(words: Vec<u8>, request_socket: Token) -> Telling {
+    pub(super) fn new(words: Vec<u8>, request_socket: Token) -> Telling {
         let now = Instant::now();
         Telling { words, request_socket, due: now, until: now + TOLD_WITHIN }
     }
 
     /// It was said and not heard. Nothing if it was said for long enough.
-    pub fn again(self) -> Option<Telling> {
+    pub(super) fn again(self) -> Option<Telling> {
         let due = Instant::now() + TELL_EVERY;
         (due < self.until).then_some(Telling { due, ..self })
     }

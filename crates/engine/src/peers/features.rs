@@ -53,7 +53,7 @@ pub(super) fn others_wait() -> bool {
 
 impl Basis<'_> {
     /// The bits that this rank reports.
-    pub fn capabilities(&self) -> u64 {
+    pub(super) fn capabilities(&self) -> u64 {
         let windows = self.windows().is_ok();
         let batches = match self.options.batch {
             Batch::Off => 0,
@@ -74,7 +74,7 @@ impl Basis<'_> {
     }
 
     /// What this rank lacks, whatever the others have.
-    pub fn lacks(&self) -> Lacks {
+    pub(super) fn lacks(&self) -> Lacks {
         let policy = match self.ctas.policy {
             Policy::Default => Ok(()),
             Policy::Own => Err(Lack::Variable),
@@ -143,7 +143,7 @@ impl Basis<'_> {
     }
 
     /// How graphs of the communicator run.
-    pub fn graphs(&self) -> Graphs {
+    pub(super) fn graphs(&self) -> Graphs {
         // The variable counts for more than a configuration, both ways.
         if self.nccl.has(Effect::GraphsUnordered) {
             Graphs::Apart
@@ -155,7 +155,7 @@ impl Basis<'_> {
     }
 
     /// The most blocks of a kernel.
-    pub fn ctas_max(&self) -> u32 {
+    pub(super) fn ctas_max(&self) -> u32 {
         let limits = [self.ctas.max, self.nccl.ctas_max()];
         limits.into_iter().filter(|limit| *limit > 0).fold(GRID_MAX, u32::min)
     }

@@ -50,13 +50,13 @@ pub(super) struct Question {
 }
 
 impl Question {
-    pub fn encode(self) -> Vec<u8> {
+    pub(super) fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.token(self.comm).u32(self.from).u32(self.to).u8(index(self.wire) as u8);
         writer.finish()
     }
 
-    pub fn decode(words: &[u8]) -> Option<Question> {
+    pub(super) fn decode(words: &[u8]) -> Option<Question> {
         let mut reader = Reader::new(words);
         let (comm, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
         let wire = match reader.u8()? {
@@ -90,7 +90,7 @@ impl Growing {
     }
 
     /// Nobody of this rank uses the rings any more. Gives the leases.
-    pub fn end(&self) -> Vec<LeaseId> {
+    pub(super) fn end(&self) -> Vec<LeaseId> {
         let grown = std::mem::take(&mut *self.lock());
         grown.regions.iter().map(Region::lease).collect()
     }

@@ -42,13 +42,13 @@ pub(super) struct Question {
 const MAGIC: &[u8; 8] = b"which id";
 
 impl Question {
-    pub fn encode(self) -> Vec<u8> {
+    pub(super) fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.raw(MAGIC).token(self.comm).u32(self.of).u64(self.number);
         writer.finish()
     }
 
-    pub fn decode(words: &[u8]) -> Option<Question> {
+    pub(super) fn decode(words: &[u8]) -> Option<Question> {
         let mut reader = Reader::new(words);
         if reader.raw::<8>()? != *MAGIC {
             return None;

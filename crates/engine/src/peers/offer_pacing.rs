@@ -24,12 +24,12 @@ pub(super) struct OfferPacing {
 }
 
 impl OfferPacing {
-    pub fn new() -> OfferPacing {
+    pub(super) fn new() -> OfferPacing {
         OfferPacing { needed: FIRST, row: 0, vain: 0, skip: 0, offers: false }
     }
 
     /// Whether to look at the buffers of this candidate, which runs as ever.
-    pub fn looks(&mut self) -> bool {
+    pub(super) fn looks(&mut self) -> bool {
         if self.offers {
             return false;
         }
@@ -39,7 +39,7 @@ impl OfferPacing {
     }
 
     /// The buffers of a candidate that was looked at can be registered, or not. Whether it would offer now.
-    pub fn saw(&mut self, registrable: bool) -> bool {
+    pub(super) fn saw(&mut self, registrable: bool) -> bool {
         if registrable {
             (self.row, self.vain) = (self.row + 1, 0);
             return self.row >= self.needed;
@@ -51,17 +51,17 @@ impl OfferPacing {
     }
 
     /// It has offered.
-    pub fn offers(&mut self) {
+    pub(super) fn offers(&mut self) {
         self.offers = true;
     }
 
     /// Whether it has.
-    pub fn has_offered(&self) -> bool {
+    pub(super) fn has_offered(&self) -> bool {
         self.offers
     }
 
     /// What it offered for could not be had, or a buffer could not be registered after all: the next offer takes longer.
-    pub fn takes_back(&mut self) {
+    pub(super) fn takes_back(&mut self) {
         (self.offers, self.row) = (false, 0);
         self.needed = self.needed.saturating_mul(2).min(MOST);
     }

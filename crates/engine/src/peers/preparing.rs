@@ -54,13 +54,13 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// There is no peer group after all, and nobody touches what was announced any more.
-    pub fn abandon(mut self) {
+    pub(super) fn abandon(mut self) {
         self.release_socket = None;
         self.fail();
     }
 
     /// There is none, but others may still be testing the region.
-    pub fn fail(self) {
+    pub(super) fn fail(self) {
         let closing = Closing::new(
             &self.region,
             ClosedSignal::failed(self.page, self.rank, self.release_socket),

@@ -29,7 +29,7 @@ pub(super) struct Hold(Ours);
 
 impl ReleaseSocket {
     /// Two ends; the second one is for others.
-    pub fn new() -> rustix::io::Result<(ReleaseSocket, Hold)> {
+    pub(super) fn new() -> rustix::io::Result<(ReleaseSocket, Hold)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, others) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let end = Ours::new(own)?;
@@ -40,7 +40,7 @@ impl ReleaseSocket {
     }
 
     /// The ranks that do not touch the region any more, one bit each. Waits for nothing.
-    pub fn let_go(&self) -> u64 {
+    pub(super) fn let_go(&self) -> u64 {
         let mut said = [0; 64];
         while !self.over.load(Ordering::Relaxed) {
             match net::recv(&self.end, &mut said, RecvFlags::empty()) {
@@ -62,12 +62,12 @@ impl ReleaseSocket {
 
 impl Hold {
     /// One that came from a region's owner.
-    pub fn of(end: Ours) -> Hold {
+    pub(super) fn of(end: Ours) -> Hold {
         Hold(end)
     }
 
     /// Says that this rank keeps the region, and closes.
-    pub fn keep(self, rank: u32) {
+    pub(super) fn keep(self, rank: u32) {
         // Where nobody hears it any more, the owner has its own word for it.
         let _ = net::send(&self.0, &[rank as u8], SendFlags::NOSIGNAL);
     }

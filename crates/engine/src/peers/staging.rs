@@ -46,38 +46,38 @@ pub(super) struct Staging {
 
 impl Staging {
     /// None yet, and never more than so many bytes at once but for groups that need several calls' worth.
-    pub fn new(bytes_max: u64) -> Staging {
+    pub(super) fn new(bytes_max: u64) -> Staging {
         Staging { blocks: Vec::new(), stuck: Vec::new(), bytes_max, handle_types: 0, current: 0, taken: 0 }
     }
 
     /// By what NCCL exports memory, as the driver's mask; 0 while there is none.
-    pub fn handle_types(&self) -> u64 {
+    pub(super) fn handle_types(&self) -> u64 {
         self.handle_types
     }
 
     /// The largest size, as a power of two, for which a communicator of so many ranks could ever have room.
-    pub fn size_max(&self, ranks: u32) -> u8 {
+    pub(super) fn size_max(&self, ranks: u32) -> u8 {
         (0..=40).rev().find(|size| needed(*size, ranks) <= self.bytes_max).unwrap_or(0)
     }
 
     /// All that there is, also what NCCL keeps.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.blocks.iter().chain(&self.stuck).map(|block| block.bytes).sum()
     }
 
     /// Whether there is none, nor anything that NCCL keeps.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.stuck.is_empty()
     }
 
     /// Whether a call that needs so many bytes in two pieces has them.
-    pub fn has_room_for(&self, bytes: u64) -> bool {
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
         self.blocks.first().is_some_and(|block| block.bytes >= bytes)
     }
 
     /// Gets room for such a call, while nothing uses what there is; false if that is over the limit, or would leave little memory
     /// to the program.
-    pub fn prepare(&mut self, home: &Home, real: usize, bytes: u64) -> bool {
+    pub(super) fn prepare(&mut self, home: &Home, real: usize, bytes: u64) -> bool {
         let Ok(entered) = home.enter() else { return false };
         let free = home.driver.free_bytes().unwrap_or(0);
         if bytes > self.bytes_max || free / SPARE < bytes {
@@ -94,12 +94,12 @@ impl Staging {
     }
 
     /// No call has any of it that NCCL has not begun.
-    pub fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         (self.current, self.taken) = (0, 0);
     }
 
     /// A piece for a call; none if there is no memory at all.
-    pub fn take(&mut self, home: &Home, real: usize, bytes: u64) -> Option<Address> {
+    pub(super) fn take(&mut self, home: &Home, real: usize, bytes: u64) -> Option<Address> {
         let piece = bytes.checked_next_multiple_of(ALIGNMENT)?;
         while self
             .blocks
@@ -118,19 +118,19 @@ impl Staging {
     }
 
     /// Whether a group has needed more than one call does.
-    pub fn is_grown(&self) -> bool {
+    pub(super) fn is_grown(&self) -> bool {
         self.blocks.len() > 1
     }
 
     /// Gives back what only a group has needed, while nothing uses any of it.
-    pub fn shrink(&mut self, home: &Home, real: usize) {
+    pub(super) fn shrink(&mut self, home: &Home, real: usize) {
         let Ok(_entered) = home.enter() else { return };
         let more = self.blocks.split_off(1.min(self.blocks.len()));
         self.end_each(more, home, real);
     }
 
     /// Gives all back, while NCCL's communicator lives and nothing uses it any more; whether it could.
-    pub fn end(&mut self, home: &Home, real: usize) -> bool {
+    pub(super) fn end(&mut self, home: &Home, real: usize) -> bool {
         if self.is_empty() {
             return true;
         }
@@ -148,7 +148,7 @@ impl Staging {
 
 impl Staging {
     /// Gives the memory back, of which NCCL keeps its record.
-    pub fn free(&mut self) {
+    pub(super) fn free(&mut self) {
         self.blocks.drain(..).chain(self.stuck.drain(..)).for_each(|block| block.free());
     }
 }

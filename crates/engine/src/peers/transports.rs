@@ -56,19 +56,19 @@ pub(super) struct Transports {
 
 impl Share {
     /// For a communicator of so many ranks.
-    pub fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
+    pub(super) fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
         let transports = transports(device).map_err(|refused| refused.to_string())?;
         let kernels = transports.kernels(ranks);
         Ok(Share { transports, kernels, lacks: Lacks::default(), graphs: Graphs::default() })
     }
 
     /// Whether this rank can have native collectives.
-    pub fn has_native(&self) -> bool {
+    pub(super) fn has_native(&self) -> bool {
         self.kernels.is_some()
     }
 
     /// All that runs, over the regions of all ranks as this rank's device sees them.
-    pub fn transports(
+    pub(super) fn transports(
         self,
         rings: &Rings,
         regions: Vec<Address>,
@@ -117,7 +117,7 @@ pub(super) struct Rings {
 impl Rings {
     /// Tags begin at a random number, so that a ring that grows may lie in memory that holds anything, also the lines of a
     /// communicator before: what it holds at a tag's place is that very tag once in 2^60 lines.
-    pub fn of(negotiated: &NegotiatedConfig, rank: u32) -> Rings {
+    pub(super) fn of(negotiated: &NegotiatedConfig, rank: u32) -> Rings {
         let blocks = negotiated.grid_max();
         let ranks = negotiated.members.len() as u32;
         let tag = |number: u64| number >> 2 | 1;

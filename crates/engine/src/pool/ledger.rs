@@ -7,7 +7,7 @@ use windlass_base::range::Range;
 
 /// A block of `ncclMemAlloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
+pub(crate) struct Block {
     /// Its number in this process, from 1, in the order of making.
     pub serial: u64,
     /// Of whose memory.
@@ -26,7 +26,7 @@ pub struct Block {
 
 /// What an application got for memory that it registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Registration {
+pub(crate) struct Registration {
     /// With which communicator, by its handle.
     pub communicator: usize,
     /// NCCL's handle of the registration, or of the window.
@@ -35,7 +35,7 @@ pub struct Registration {
 
 /// The windows over a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Over {
+pub(crate) struct Over {
     /// That live in NCCL.
     pub windows: u32,
     /// Of these that the application has to end yet.
@@ -44,14 +44,14 @@ pub struct Over {
 
 impl Over {
     /// Those that it has ended.
-    pub fn cached(self) -> u32 {
+    pub(crate) fn cached(self) -> u32 {
         self.windows.saturating_sub(self.owed)
     }
 }
 
 /// Whose a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub(super) enum State {
     /// The application's.
     Held,
     /// Free to be handed out.
@@ -62,7 +62,7 @@ pub enum State {
 
 /// What became of a block that was given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Given {
+pub(super) enum Given {
     /// It stays, and these leave for it.
     Kept { over: Vec<Address> },
     /// It has left.
@@ -73,7 +73,7 @@ pub enum Given {
 
 /// What there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sums {
+pub(super) struct Sums {
     pub held_blocks: usize,
     pub held_bytes: u64,
     pub kept_blocks: usize,
@@ -104,7 +104,7 @@ struct Shelf {
 }
 
 #[derive(Debug)]
-pub struct PoolLedger {
+pub(super) struct PoolLedger {
     entries: BTreeMap<Address, Entry>,
     /// Addresses by serial.
     serials: BTreeMap<u64, Address>,
@@ -121,7 +121,7 @@ pub struct PoolLedger {
 }
 
 impl PoolLedger {
-    pub const fn new() -> PoolLedger {
+    pub(super) const fn new() -> PoolLedger {
         PoolLedger {
             entries: BTreeMap::new(),
             serials: BTreeMap::new(),
@@ -143,16 +143,16 @@ impl PoolLedger {
     }
 
     /// What happens from now on happens at this time.
-    pub fn at(&mut self, time: u64) {
+    pub(super) fn at(&mut self, time: u64) {
         self.time = time;
     }
 
-    pub fn sums(&self) -> Sums {
+    pub(super) fn sums(&self) -> Sums {
         self.sums
     }
 
     /// A new block, which the application has. What was known there has gone unseen.
-    pub fn enter(&mut self, device: Ordinal, range: Range, buffer_id: u64) {
+    pub(super) fn enter(&mut self, device: Ordinal, range: Range, buffer_id: u64) {
         for base in self.within(range) {
             self.remove(base);
         }
@@ -174,7 +174,7 @@ impl PoolLedger {
     }
 
     /// Hands out the kept block of this device and size that was made first.
-    pub fn take(&mut self, device: Ordinal, bytes: u64) -> Option<Block> {
+    pub(super) fn take(&mut self, device: Ordinal, bytes: u64) -> Option<Block> {
         let now = self.tick();
         let shelf = self.shelves.get_mut(&(device, bytes))?;
         shelf.used = now;
@@ -187,7 +187,7 @@ impl PoolLedger {
 
     /// The application gives a block back. At most so many bytes are kept on its device: those of other sizes leave first, what
     /// was used longest ago before what was used since, and of one size what was made last.
-    pub fn give_back(&mut self, block: &Block, bytes_max: u64) -> Given {
+    pub(super) fn give_back(&mut self, block: &Block, bytes_max: u64) -> Given {
         let same = |entry: &&Entry| {
             let Block { serial, life, .. } = entry.block;
             entry.state == State::Held && (serial, life) == (block.serial, block.life)
@@ -210,7 +210,7 @@ impl PoolLedger {
     }
 
     /// What is kept on a device leaves. What has windows will.
-    pub fn trim(&mut self, device: Ordinal) -> Vec<Address> {
+    pub(super) fn trim(&mut self, device: Ordinal) -> Vec<Address> {
         let all: Vec<Address> = self
             .shelves
             .range((device, 0)..=(device, u64::MAX))
@@ -220,7 +220,7 @@ impl PoolLedger {
     }
 
     /// What has been kept for longer leaves. What has windows will.
-    pub fn age(&mut self, longest: u64) -> Vec<Address> {
+    pub(super) fn age(&mut self, longest: u64) -> Vec<Address> {
         let latest = self.time.saturating_sub(longest);
         let is_old = |base: &Address| self.entries.get(base).is_some_and(|entry| entry.since < latest);
         let kept = self.shelves.values().flat_map(|shelf| shelf.blocks.values().copied());
@@ -229,20 +229,20 @@ impl PoolLedger {
     }
 
     /// A block whose memory is not there any more.
-    pub fn forget(&mut self, block: &Block) {
+    pub(super) fn forget(&mut self, block: &Block) {
         if self.entries.get(&block.base).is_some_and(|entry| entry.block.serial == block.serial) {
             self.remove(block.base);
         }
     }
 
     /// The block that holds an address.
-    pub fn find(&self, address: Address) -> Option<(Block, State)> {
+    pub(super) fn find(&self, address: Address) -> Option<(Block, State)> {
         let (_, entry) = self.entries.range(..=address).next_back()?;
         (address - entry.block.base < entry.block.bytes).then_some((entry.block, entry.state))
     }
 
     /// Never handed out again: what is kept is to leave.
-    pub fn taint(&mut self, serial: u64) {
+    pub(super) fn taint(&mut self, serial: u64) {
         let Some(entry) = self.by_serial(serial) else { return };
         entry.is_tainted = true;
         let (base, state) = (entry.block.base, entry.state);
@@ -252,13 +252,13 @@ impl PoolLedger {
     }
 
     /// The same of all that there is of a device, or of every one.
-    pub fn taint_all(&mut self, device: Option<Ordinal>) {
+    pub(super) fn taint_all(&mut self, device: Option<Ordinal>) {
         let is_one = |entry: &&Entry| device.is_none_or(|device| entry.block.device == device);
         let all: Vec<u64> = self.entries.values().filter(is_one).map(|entry| entry.block.serial).collect();
         all.into_iter().for_each(|serial| self.taint(serial));
     }
 
-    pub fn taint_within(&mut self, range: Range) {
+    pub(super) fn taint_within(&mut self, range: Range) {
         for base in self.within(range) {
             if let Some(entry) = self.entries.get_mut(&base).filter(|entry| entry.state == State::Held) {
                 entry.is_tainted = true;
@@ -266,7 +266,7 @@ impl PoolLedger {
         }
     }
 
-    pub fn register(&mut self, range: Range, registration: Registration) {
+    pub(super) fn register(&mut self, range: Range, registration: Registration) {
         let bases = self.within(range);
         let serials: Vec<u64> = bases
             .iter()
@@ -281,7 +281,7 @@ impl PoolLedger {
         }
     }
 
-    pub fn registered_by(&self, registration: Registration) -> Vec<Range> {
+    pub(super) fn registered_by(&self, registration: Registration) -> Vec<Range> {
         let serials = self.registrations.get(&registration).and_then(|calls| calls.last());
         let of = |serial: &u64| {
             let Block { base, bytes, .. } = self.entries.get(self.serials.get(serial)?)?.block;
@@ -290,7 +290,7 @@ impl PoolLedger {
         serials.into_iter().flatten().filter_map(of).collect()
     }
 
-    pub fn deregister(&mut self, registration: Registration) {
+    pub(super) fn deregister(&mut self, registration: Registration) {
         let Some(calls) = self.registrations.get_mut(&registration) else { return };
         let ended = calls.pop().unwrap_or_default();
         if calls.is_empty() {
@@ -303,13 +303,13 @@ impl PoolLedger {
         }
     }
 
-    pub fn set_windows(&mut self, serial: u64, over: Over) {
+    pub(super) fn set_windows(&mut self, serial: u64, over: Over) {
         if let Some(entry) = self.by_serial(serial) {
             entry.over = over;
         }
     }
 
-    pub fn leaving(&self) -> Vec<Block> {
+    pub(super) fn leaving(&self) -> Vec<Block> {
         if self.sums.leaving_blocks == 0 {
             return Vec::new();
         }
@@ -317,17 +317,17 @@ impl PoolLedger {
         leaving.map(|entry| entry.block).collect()
     }
 
-    pub fn leave(&mut self, serial: u64) -> Option<Address> {
+    pub(super) fn leave(&mut self, serial: u64) -> Option<Address> {
         let base = self.by_serial(serial).filter(|entry| entry.state == State::Leaving)?.block.base;
         self.remove(base);
         Some(base)
     }
 
-    pub fn kept_on(&self, device: Ordinal) -> u64 {
+    pub(super) fn kept_on(&self, device: Ordinal) -> u64 {
         self.kept.get(&device).copied().unwrap_or(0)
     }
 
-    pub fn devices(&self) -> Vec<Ordinal> {
+    pub(super) fn devices(&self) -> Vec<Ordinal> {
         self.kept.keys().copied().collect()
     }
 

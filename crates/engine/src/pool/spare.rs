@@ -27,7 +27,7 @@ struct Said {
 static SAID: Mutex<Vec<Said>> = Mutex::new(Vec::new());
 
 /// Bytes at this time, in milliseconds, where so many are kept and so many would be. None where nobody can be asked.
-pub fn bytes(driver: &'static Driver, device: Ordinal, (kept, would_be): (u64, u64), now: u64) -> u64 {
+pub(super) fn bytes(driver: &'static Driver, device: Ordinal, (kept, would_be): (u64, u64), now: u64) -> u64 {
     let lasts = |said: &&Said| now < said.at + LASTS_MS && would_be <= said.kept + LASTS_FOR;
     let known = lock().iter().find(|said| said.device == device).filter(lasts).map(|said| said.spare);
     known.unwrap_or_else(|| {
@@ -37,7 +37,7 @@ pub fn bytes(driver: &'static Driver, device: Ordinal, (kept, would_be): (u64, u
 }
 
 /// The driver has said what is free. What may be kept.
-pub fn said(device: Ordinal, room: Room, kept: u64, now: u64) -> u64 {
+pub(super) fn said(device: Ordinal, room: Room, kept: u64, now: u64) -> u64 {
     let spare = if is_short(room.free, room.total) { 0 } else { room.free / PART };
     let mut all = lock();
     all.retain(|said| said.device != device);

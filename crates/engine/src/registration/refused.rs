@@ -10,12 +10,12 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    pub fn new(count_max: usize) -> Self {
+    pub(super) fn new(count_max: usize) -> Self {
         Refused { ids: Vec::new(), count_max }
     }
 
     /// Whether this one is here.
-    pub fn has(&mut self, id: u64) -> bool {
+    pub(super) fn has(&mut self, id: u64) -> bool {
         let Some(at) = self.ids.iter().rposition(|known| *known == id) else { return false };
         if let Some(later) = self.ids.get_mut(at..) {
             later.rotate_left(1);
@@ -24,7 +24,7 @@ impl Refused {
     }
 
     /// Takes one in that is not here.
-    pub fn enter(&mut self, id: u64) {
+    pub(super) fn enter(&mut self, id: u64) {
         if self.count_max == 0 {
             return;
         }

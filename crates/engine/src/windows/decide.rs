@@ -4,7 +4,7 @@ use super::{Number, Said};
 
 /// What the real library lets pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub(crate) struct Rules {
     /// Whether allocations of ranks may differ in size.
     pub takes_unlike: bool,
     /// Whether an allocation is mapped anew though it has a window. Before, a rank that has one waits for nobody, and others for it.
@@ -13,14 +13,14 @@ pub struct Rules {
 
 impl Rules {
     /// Of a release, read in the sources of 2.28.3 to 2.30.7.
-    pub fn of(version: i32) -> Rules {
+    pub(crate) fn of(version: i32) -> Rules {
         Rules { takes_unlike: version >= 23_007, maps_anew: version >= 23_003 }
     }
 }
 
 /// What all ranks do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decided {
+pub(crate) struct Decided {
     /// What becomes of it, after each rank has dropped what it has of these.
     pub decision: Decision,
     /// In ascending order: what any rank has lost, whatever becomes of the registration, and what is named in vain.
@@ -29,7 +29,7 @@ pub struct Decided {
 
 /// What becomes of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub(crate) enum Decision {
     /// Each its own window of this number.
     Hit(Number),
     /// NCCL makes one.
@@ -45,7 +45,7 @@ pub enum Decision {
 
 /// In what ranks differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unlike {
+pub(crate) enum Unlike {
     /// The bytes of their allocations.
     Allocations,
     /// Whether these have a window.
@@ -62,7 +62,7 @@ impl std::fmt::Display for Unlike {
 }
 
 /// What comes of what all ranks say.
-pub fn decide(all: &[Said], rules: Rules) -> Decided {
+pub(crate) fn decide(all: &[Said], rules: Rules) -> Decided {
     let decision = decision(all, rules);
     let named = match decision {
         Decision::Make => all,
@@ -101,7 +101,7 @@ fn decision(all: &[Said], rules: Rules) -> Decision {
 }
 
 /// The first rank that differs from most, or from rank 0 where no value is that of most.
-pub fn odd(all: &[Said], of: impl Fn(&Said) -> u64) -> Option<usize> {
+pub(super) fn odd(all: &[Said], of: impl Fn(&Said) -> u64) -> Option<usize> {
     let first = of(all.first()?);
     if all.iter().all(|said| of(said) == first) {
         return None;

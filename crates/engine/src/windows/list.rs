@@ -11,7 +11,7 @@ const GONE_MAX: usize = 1024;
 
 /// A window that NCCL has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub(crate) struct Record {
     /// 0: no rank may claim it.
     pub number: Number,
     /// NCCL's, which the application has.
@@ -32,7 +32,7 @@ pub struct Record {
 
 /// How a block of ours stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub(crate) enum Standing {
     /// The application has it, for the so-many-th time.
     Held {
         /// That.
@@ -74,7 +74,7 @@ pub enum Ended {
 
 /// The list.
 #[derive(Debug, Default)]
-pub struct WindowLedger {
+pub(crate) struct WindowLedger {
     /// In the order of their making.
     records: Vec<Record>,
     /// Handles of windows that are gone, and how often the application has still to end each.
@@ -85,17 +85,18 @@ pub struct WindowLedger {
 
 impl WindowLedger {
     /// How many there are.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.records.len()
     }
 
     /// Whether there are none, nor any to remember.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.records.is_empty() && self.gone.is_empty()
     }
 
     /// The window that fits a registration, in a block of ours.
-    pub fn claim(&self, range: Range, flags: u32, block: u64) -> Number {
+    pub(crate) fn claim(&self, range: Range, flags: u32, block: u64) -> Number {
         let fits = |one: &&Record| {
             one.range == range && one.flags == flags && one.block == Some(block) && one.times == 1
         };
@@ -110,7 +111,7 @@ impl WindowLedger {
     }
 
     /// The application has it now; its handle.
-    pub fn hit(&mut self, number: Number, life: u64) -> Option<usize> {
+    pub(crate) fn hit(&mut self, number: Number, life: u64) -> Option<usize> {
         let record = self.records.iter_mut().find(|one| one.number == number)?;
         record.users += 1;
         record.life = life;
@@ -118,17 +119,17 @@ impl WindowLedger {
     }
 
     /// The one with this handle.
-    pub fn find(&self, handle: usize) -> Option<Record> {
+    pub(crate) fn find(&self, handle: usize) -> Option<Record> {
         self.records.iter().find(|one| one.handle == handle).copied()
     }
 
     /// Whether the application has ended all that it had of it.
-    pub fn is_cached(&self, handle: usize) -> bool {
+    pub(crate) fn is_cached(&self, handle: usize) -> bool {
         self.records.iter().any(|one| one.handle == handle && one.users == 0)
     }
 
     /// NCCL has made one.
-    pub fn made(&mut self, record: Record) {
+    pub(crate) fn made(&mut self, record: Record) {
         match self.records.iter_mut().find(|one| one.handle == record.handle) {
             // NCCL counts; then it is to be told as often.
             Some(known) => {
@@ -141,17 +142,21 @@ impl WindowLedger {
     }
 
     /// Whether the application has one over this block.
-    pub fn is_over(&self, block: u64, standing: impl Fn(&Record) -> Standing) -> bool {
+    pub(crate) fn is_over(&self, block: u64, standing: impl Fn(&Record) -> Standing) -> bool {
         self.records.iter().any(|one| one.block == Some(block) && one.is_owned(&standing))
     }
 
     /// A name to be forgotten everywhere; 0 for none.
-    pub fn lost(&self) -> Number {
+    pub(crate) fn lost(&self) -> Number {
         self.lost.front().copied().unwrap_or(0)
     }
 
     /// All ranks forget these names. Gives those that nobody has; the others stay for the application alone.
-    pub fn forget_names(&mut self, names: &[Number], standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+    pub(crate) fn forget_names(
+        &mut self,
+        names: &[Number],
+        standing: impl Fn(&Record) -> Standing,
+    ) -> Vec<Record> {
         let is_named = |one: &Record| one.number != 0 && names.contains(&one.number);
         let taken = self.lose(|one| is_named(one) && !one.is_owned(&standing));
         let named = self.records.iter_mut().filter(|one| is_named(one));
@@ -161,37 +166,37 @@ impl WindowLedger {
     }
 
     /// Whether there is anything that the application does not have and that overlaps.
-    pub fn meets(&self, range: Range, standing: impl Fn(&Record) -> Standing) -> bool {
+    pub(crate) fn meets(&self, range: Range, standing: impl Fn(&Record) -> Standing) -> bool {
         self.records.iter().any(|one| one.range.overlaps(range) && !one.is_owned(&standing))
     }
 
     /// Takes out what the application does not have and that overlaps, for NCCL is about to meet it.
-    pub fn meet(&mut self, range: Range, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+    pub(crate) fn meet(&mut self, range: Range, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| one.range.overlaps(range) && !one.is_owned(&standing))
     }
 
     /// Takes out what the application does not have of a block that gets a new window.
-    pub fn make_way(&mut self, block: u64, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+    pub(crate) fn make_way(&mut self, block: u64, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| one.block == Some(block) && !one.is_owned(&standing))
     }
 
     /// Takes out what the application has ended of a block that is leaving.
-    pub fn leave(&mut self, block: u64) -> Vec<Record> {
+    pub(crate) fn leave(&mut self, block: u64) -> Vec<Record> {
         self.lose(|one| one.block == Some(block) && one.users == 0)
     }
 
     /// The same of all such blocks.
-    pub fn leave_all(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+    pub(crate) fn leave_all(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| one.block.is_some() && one.users == 0 && standing(one) == Standing::Leaving)
     }
 
     /// Takes out all that the application does not have.
-    pub fn end_cached(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+    pub(crate) fn end_cached(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| !one.is_owned(&standing))
     }
 
     /// Takes out the oldest that nobody has registered, but so many.
-    pub fn limit(&mut self, cached_max: usize) -> Vec<Record> {
+    pub(crate) fn limit(&mut self, cached_max: usize) -> Vec<Record> {
         let cached = self.records.iter().filter(|one| one.users == 0).count();
         let mut surplus = cached.saturating_sub(cached_max);
         self.lose(|one| {
@@ -202,32 +207,32 @@ impl WindowLedger {
     }
 
     /// Forgets all, which stays in NCCL. The blocks that they lie in.
-    pub fn forget(&mut self) -> Vec<u64> {
+    pub(crate) fn forget(&mut self) -> Vec<u64> {
         self.lost.clear();
         self.gone.clear();
         std::mem::take(&mut self.records).iter().filter_map(|one| one.block).collect()
     }
 
     /// No rank has a name for any more.
-    pub fn forget_all_names(&mut self) {
+    pub(crate) fn forget_all_names(&mut self) {
         self.records.iter_mut().for_each(|one| one.number = 0);
         self.lost.clear();
     }
 
     /// The blocks that there are windows over, one a window, and whether the application has to end that yet.
-    pub fn blocks(&self) -> impl Iterator<Item = (u64, bool)> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, bool)> {
         self.records.iter().filter_map(|one| Some((one.block?, one.users > 0)))
     }
 
     /// The ranges of what the application has ended, one a block.
-    pub fn cached(&self) -> impl Iterator<Item = (u64, Range)> {
+    pub(crate) fn cached(&self) -> impl Iterator<Item = (u64, Range)> {
         let cached = self.records.iter().filter(|one| one.users == 0);
         let each: BTreeMap<u64, Range> = cached.filter_map(|one| Some((one.block?, one.range))).collect();
         each.into_iter()
     }
 
     /// The application ends a registration. What it has of other memory than ours, or of a block that goes, is not kept.
-    pub fn end(&mut self, handle: usize, standing: impl Fn(&Record) -> Standing) -> Ended {
+    pub(crate) fn end(&mut self, handle: usize, standing: impl Fn(&Record) -> Standing) -> Ended {
         // Handles come again: what the application owes of the one before it ends first.
         if self.end_gone(handle) {
             return Ended::Counted;

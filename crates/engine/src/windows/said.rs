@@ -9,11 +9,11 @@ use super::Number;
 /// A line of memory of 64 bytes.
 pub(super) const SLOT_WORDS: usize = 8;
 /// So many words ranks share, all zero at first: two lines a rank, for rounds of odd and of even number.
-pub const WORDS: usize = 2 * RANKS_MAX * SLOT_WORDS;
+pub(crate) const WORDS: usize = 2 * RANKS_MAX * SLOT_WORDS;
 
 /// What one rank registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub(crate) struct Said {
     /// Its window that fits; 0 for none.
     pub claim: Number,
     /// Its address.
@@ -56,17 +56,17 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub fn new(round: u64, kind: Kind) -> Head {
+    pub(super) fn new(round: u64, kind: Kind) -> Head {
         Head { round, kind, is_taken: false }
     }
 
-    pub fn pack(self) -> u64 {
+    pub(super) fn pack(self) -> u64 {
         let taken = if self.is_taken { TAKEN } else { 0 };
         self.round << 8 | taken | (self.kind as u64 + 1)
     }
 
     /// None: nothing was ever said there, or it was taken back.
-    pub fn of(word: u64) -> Option<Head> {
+    pub(super) fn of(word: u64) -> Option<Head> {
         let kind = ((word & 0x7f) as usize).checked_sub(1).and_then(|kind| KINDS.get(kind))?;
         Some(Head { round: word >> 8, kind: *kind, is_taken: word & TAKEN != 0 })
     }

@@ -22,7 +22,7 @@ use super::said::{Head, Kind, SLOT_WORDS, Said, TAKEN, WORDS};
 /// A rank's place at the shared words. One thread at a time, as in a communicator; what is kept here is atomic only because that is
 /// not always the same thread.
 #[derive(Debug)]
-pub struct WindowSlot<W> {
+pub(crate) struct WindowSlot<W> {
     words: W,
     from: usize,
     rank: usize,
@@ -35,18 +35,18 @@ pub struct WindowSlot<W> {
 
 /// A round that this rank waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Round(u64);
+pub(crate) struct Round(u64);
 
 impl Round {
     /// Names what it makes.
-    pub fn number(self) -> u64 {
+    pub(crate) fn number(self) -> u64 {
         self.0
     }
 }
 
 /// What a round has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub(crate) enum Seen {
     /// Not all are there: a bit each of who is missing.
     Missing(u64),
     /// All others are there, but these have gone on, a bit each: they come yet, or [never](WindowSlot::settle).
@@ -64,7 +64,7 @@ where
     W::Target: AsRef<[AtomicU64]>,
 {
     /// For one of 2 to [`RANKS_MAX`] ranks, over [`WORDS`] words from this one on; none otherwise. A rank has one slot.
-    pub fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<WindowSlot<W>> {
+    pub(crate) fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<WindowSlot<W>> {
         let (rank, ranks) = (rank as usize, ranks as usize);
         let has_room = words.as_ref().len() >= from + WORDS;
         let fits = (2..=RANKS_MAX).contains(&ranks) && rank < ranks && has_room;
@@ -73,7 +73,7 @@ where
     }
 
     /// This rank registers.
-    pub fn begin(&self, said: &Said) -> Round {
+    pub(crate) fn begin(&self, said: &Said) -> Round {
         let round = self.open();
         said.write(self.line(self.rank, round));
         self.say(Head::new(round, Kind::Registers));
@@ -81,7 +81,7 @@ where
     }
 
     /// NCCL has refused this rank's call at once, with this code.
-    pub fn is_unfit(&self, said: &Said, code: u32) {
+    pub(crate) fn is_unfit(&self, said: &Said, code: u32) {
         let round = self.open();
         Said { claim: code.into(), ..*said }.write(self.line(self.rank, round));
         self.say(Head::new(round, Kind::Unfit));
@@ -89,13 +89,13 @@ where
     }
 
     /// This rank takes part in no round any more.
-    pub fn go_off(&self) {
+    pub(crate) fn go_off(&self) {
         let round = self.open();
         self.say(Head::new(round, Kind::Off));
     }
 
     /// What has come of a round of this rank's; to be asked until none is missing.
-    pub fn look(&self, Round(round): Round) -> Seen {
+    pub(crate) fn look(&self, Round(round): Round) -> Seen {
         let (mut missing, mut unfit, mut is_settled) = (0, 0, false);
         if let Some(rank) = (0..self.ranks).find(|rank| self.is_off(*rank, round)) {
             return Seen::Off(rank);
@@ -131,7 +131,7 @@ where
     }
 
     /// Of a round that has [come to](Seen::Unfit) unfit ranks: refuses it for all. Who has just taken it back joins what is refused.
-    pub fn settle(&self, Round(round): Round) {
+    pub(crate) fn settle(&self, Round(round): Round) {
         let said = Head::new(round, Kind::Unfit).pack();
         for rank in 0..self.ranks {
             // It fails where that rank registers, and where another has settled it.
@@ -141,7 +141,7 @@ where
     }
 
     /// What a rank said in a round that has been looked at, for the log.
-    pub fn said(&self, rank: usize, Round(round): Round) -> Said {
+    pub(crate) fn said(&self, rank: usize, Round(round): Round) -> Said {
         Said::read(self.line(rank, round))
     }
 

@@ -50,7 +50,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub fn look(&mut self, mapped_bytes: u64, lent_bytes: u64) {
+    pub(super) fn look(&mut self, mapped_bytes: u64, lent_bytes: u64) {
         self.mapped_bytes_highest = self.mapped_bytes_highest.max(mapped_bytes);
         self.lent_bytes_highest = self.lent_bytes_highest.max(lent_bytes);
     }

@@ -45,7 +45,7 @@ pub(super) struct Words<'resources> {
 
 impl<'resources> Words<'resources> {
     /// None if the launch resources were made with too little room.
-    pub fn of(resources: &'resources LaunchResources) -> Option<Words<'resources>> {
+    pub(super) fn of(resources: &'resources LaunchResources) -> Option<Words<'resources>> {
         let (base, bytes) = resources.host.beside();
         (bytes >= HOST_BYTES).then_some(Words { resources, base })
     }
@@ -56,23 +56,23 @@ impl<'resources> Words<'resources> {
     }
 
     /// Where the kernel says that it wants larger rings.
-    pub fn growth_requests_address(&self) -> Address {
+    pub(super) fn growth_requests_address(&self) -> Address {
         self.head().growth_requests.as_ptr() as Address
     }
 
     /// The peers for whom the kernel wants one, a bit each.
-    pub fn growth_requests(&self, wire: Wire) -> u64 {
+    pub(super) fn growth_requests(&self, wire: Wire) -> u64 {
         let bytes = self.head().growth_requests[wire as usize].iter().enumerate();
         bytes.fold(0, |mask, (peer, byte)| mask | u64::from(byte.load(Ordering::Relaxed) != 0) << peer)
     }
 
     /// The word that tells the kernel of a larger ring. Released by whoever stores it, once.
-    pub fn growth(&self, direction: Direction, peer: u32, wire: Wire) -> &'resources AtomicU64 {
+    pub(super) fn growth(&self, direction: Direction, peer: u32, wire: Wire) -> &'resources AtomicU64 {
         &self.growths(direction, peer)[wire as usize]
     }
 
     /// Where the kernel finds the words of both wires.
-    pub fn growth_address(&self, direction: Direction, peer: u32) -> Address {
+    pub(super) fn growth_address(&self, direction: Direction, peer: u32) -> Address {
         self.growths(direction, peer).as_ptr() as Address
     }
 
@@ -82,7 +82,7 @@ impl<'resources> Words<'resources> {
 
     /// Writes a list and lets a stream copy it to the device. The bytes from `offset` on are the caller's until the copy,
     /// and every replay of it, is done.
-    pub fn copy_list(
+    pub(super) fn copy_list(
         &self,
         driver: &Driver,
         offset: usize,
@@ -107,7 +107,7 @@ impl<'resources> Words<'resources> {
     }
 
     /// Nothing is asked for and nothing has grown.
-    pub fn reset(&self) {
+    pub(super) fn reset(&self) {
         let head = self.head();
         head.growth_requests.iter().flatten().for_each(|byte| byte.store(0, Ordering::Relaxed));
         head.growth.iter().flatten().flatten().for_each(|word| word.store(0, Ordering::Relaxed));

@@ -30,14 +30,14 @@ pub(super) struct Run {
 
 impl Run {
     /// Where it begins, bytes.
-    pub fn offset(self) -> usize {
+    pub(super) fn offset(self) -> usize {
         self.first * OPERATIONS_PER_PART * size_of::<Operation>()
     }
 }
 
 impl Room {
     /// The same for a graph, which keeps them: all graphs together have three quarters.
-    pub fn take_for_graph(&self, operations: usize) -> Option<Run> {
+    pub(super) fn take_for_graph(&self, operations: usize) -> Option<Run> {
         let parts = operations.div_ceil(OPERATIONS_PER_PART).max(1);
         let run = if self.of_graphs.fetch_add(parts, Ordering::AcqRel) + parts <= PARTS / 4 * 3 {
             self.take(operations)
@@ -51,13 +51,13 @@ impl Room {
     }
 
     /// The graph is gone.
-    pub fn give_back_of_graph(&self, run: Run) {
+    pub(super) fn give_back_of_graph(&self, run: Run) {
         self.give_back(run);
         self.of_graphs.fetch_sub(run.mask.count_ones() as usize, Ordering::AcqRel);
     }
 
     /// Parts for so many operations, if they are free.
-    pub fn take(&self, operations: usize) -> Option<Run> {
+    pub(super) fn take(&self, operations: usize) -> Option<Run> {
         let parts = operations.div_ceil(OPERATIONS_PER_PART).max(1);
         if parts > PARTS {
             return None;
@@ -75,7 +75,7 @@ impl Room {
     }
 
     /// Nobody copies from them any more.
-    pub fn give_back(&self, run: Run) {
+    pub(super) fn give_back(&self, run: Run) {
         self.taken.fetch_and(!run.mask, Ordering::AcqRel);
     }
 }

@@ -86,11 +86,11 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub fn of(driver: &Driver, stream: StreamHandle) -> Result<Lane, Failure> {
+    pub(super) fn of(driver: &Driver, stream: StreamHandle) -> Result<Lane, Failure> {
         Ok(Lane { stream, place: driver.place_of(stream)? })
     }
 
-    pub fn capture(&self) -> Option<Capture> {
+    pub(super) fn capture(&self) -> Option<Capture> {
         match self.place {
             Place::Captured(capture) => Some(capture),
             Place::Eager(_) => None,
@@ -99,22 +99,22 @@ impl Lane {
 }
 
 impl Order {
-    pub fn new(graphs: Graphs) -> Order {
+    pub(super) fn new(graphs: Graphs) -> Order {
         Order { graphs, ..Order::default() }
     }
 
     /// Whether all operations so far were eager ones where this one is.
-    pub fn is_all_in(&self, lane: Lane) -> bool {
+    pub(super) fn is_all_in(&self, lane: Lane) -> bool {
         !self.shared_with_graphs && matches!(lane.place, Place::Eager(id) if self.last == Some(id))
     }
 
     /// Whether a capture has taken operations.
-    pub fn is_shared_with_graphs(&self) -> bool {
+    pub(super) fn is_shared_with_graphs(&self) -> bool {
         self.shared_with_graphs
     }
 
     /// Lets the operation that comes now in `lane` run after all before it.
-    pub fn before(
+    pub(super) fn before(
         &mut self,
         driver: &Driver,
         resources: &LaunchResources,
@@ -144,7 +144,12 @@ impl Order {
     }
 
     /// The operation was issued in `lane`, after [`Order::before`] there.
-    pub fn after(&mut self, driver: &Driver, resources: &LaunchResources, lane: Lane) -> Result<(), Failure> {
+    pub(super) fn after(
+        &mut self,
+        driver: &Driver,
+        resources: &LaunchResources,
+        lane: Lane,
+    ) -> Result<(), Failure> {
         let capture = match lane.place {
             Place::Captured(capture) => capture,
             Place::Eager(id) => {

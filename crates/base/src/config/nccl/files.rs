@@ -16,7 +16,7 @@ const NAMED_SINCE: i32 = 22304;
 const HOME_SINCE: i32 = 23003;
 
 /// The files of a release (0 if unknown), in the order in which they count. `named` is NCCL_CONF_FILE.
-pub fn files(
+pub(super) fn files(
     named: Option<PathBuf>,
     home: impl FnOnce(i32) -> Option<PathBuf>,
     version: i32,
@@ -28,7 +28,7 @@ pub fn files(
 }
 
 /// The home in which a release looks; of users who are not in the list, as the environment has it.
-pub fn home(version: i32) -> Option<PathBuf> {
+pub(super) fn home(version: i32) -> Option<PathBuf> {
     if version >= HOME_SINCE {
         return std::env::var_os("HOME").map(PathBuf::from);
     }
@@ -45,7 +45,7 @@ fn home_of(user: u32, users: &str) -> Option<PathBuf> {
 }
 
 /// What a file says; nothing if it is not there.
-pub fn read(file: &Path) -> String {
+pub(super) fn read(file: &Path) -> String {
     let mut bytes = Vec::new();
     let opened = std::fs::File::open(file);
     let _ = opened.and_then(|opened| opened.take(BYTES_MAX).read_to_end(&mut bytes));
@@ -53,7 +53,7 @@ pub fn read(file: &Path) -> String {
 }
 
 /// The variables of a file's lines, as NCCL takes them: no blank is left out, not even around the equals sign.
-pub fn variables(text: &str) -> impl Iterator<Item = (&str, &str)> {
+pub(super) fn variables(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split('\n').filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='))
 }
 

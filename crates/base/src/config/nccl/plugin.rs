@@ -9,7 +9,7 @@ const SINCE: i32 = 22807;
 const DEFAULT: &CStr = c"libnccl-env.so";
 
 /// Whether NCCL of this release loads one by its default name. `named` is NCCL_ENV_PLUGIN, which the list of variables looks at.
-pub fn is_found(named: Option<&str>, version: i32) -> bool {
+pub(super) fn is_found(named: Option<&str>, version: i32) -> bool {
     if version < SINCE || named.is_some_and(|named| !named.is_empty()) {
         return false;
     }

@@ -14,7 +14,7 @@ use windlass_transport::sequencer::Graphs;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]
-pub struct Lineage {
+pub(crate) struct Lineage {
     /// Of which the names of those made from it are made.
     pub(super) comm: Token,
     pub(super) rank: u32,
@@ -75,7 +75,7 @@ struct Waits {
 
 impl Lineage {
     /// Of one with a peer group.
-    pub fn of_peer_group(
+    pub(crate) fn of_peer_group(
         negotiated: &Arc<NegotiatedConfig>,
         rank: u32,
         lives: Vec<Arc<Life>>,
@@ -95,14 +95,14 @@ impl Lineage {
     }
 
     /// Of one without, whose ranks all have this name for it.
-    pub fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Lineage> {
+    pub(crate) fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Lineage> {
         let (counted, waiting) = Default::default();
         let (negotiated, lives) = (None, Vec::new());
         Arc::new(Lineage { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })
     }
 
     /// The parent ends: nobody waits for its children.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         let mut waiting = self.waiting();
         waiting.ended = true;
         let cancellers = std::mem::take(&mut waiting.cancellers);
@@ -160,7 +160,7 @@ fn copy(rank: u32, life: &Ours) -> Option<Ours> {
 
 /// A wait that ends with its parent.
 #[derive(Debug)]
-pub struct Wait {
+pub(crate) struct Wait {
     lineage: Arc<Lineage>,
     number: u64,
 }

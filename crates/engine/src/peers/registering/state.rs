@@ -55,7 +55,7 @@ pub(in crate::peers) enum Progress {
 }
 
 impl State {
-    pub fn new(home: Arc<Home>) -> State {
+    pub(crate) fn new(home: Arc<Home>) -> State {
         let limits = Limits { entries_max: ENTRIES_MAX, bytes_max: u64::MAX, refused_max: REFUSED_MAX };
         State {
             home,
@@ -76,14 +76,14 @@ impl State {
     }
 
     /// Whether no kernel of this rank uses anything, whatever groups still hold. In a context that is gone nothing runs.
-    pub fn has_left(&self) -> bool {
+    pub(crate) fn has_left(&self) -> bool {
         let Some(last) = &self.last else { return true };
         let is_done = || self.home.enter().is_ok_and(|_entered| last.is_done().unwrap_or(false));
         !self.home.is_there() || is_done()
     }
 
     /// Asks the driver.
-    pub fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         let done = self.last.as_ref().map_or(Ok(true), |last| {
             // Relaxed: another thread's capture forbids the question else.
             let _entered = self.home.enter()?;
@@ -97,26 +97,26 @@ impl State {
         }
     }
 
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.progress() == Progress::Over
     }
 
     /// What comes next on a stream comes after what was copied last, whatever stream that was on.
-    pub fn wait(&self, stream: StreamHandle) -> Result<(), Failure> {
+    pub(crate) fn wait(&self, stream: StreamHandle) -> Result<(), Failure> {
         self.last
             .as_ref()
             .map_or(Ok(()), |last| self.home.driver.wait(stream, last, stream::Ordering::Inside))
     }
 
     /// Marks what a stream holds, and what was marked before.
-    pub fn mark(&mut self, stream: StreamHandle, copied: bool) -> Result<(), Failure> {
+    pub(crate) fn mark(&mut self, stream: StreamHandle, copied: bool) -> Result<(), Failure> {
         let marked = self.try_to_mark(stream, copied);
         self.is_lost |= marked.is_err();
         marked
     }
 
     /// Marks what a stream holds and all that was marked before, where NCCL may not have run the call that orders the two.
-    pub fn mark_behind(&mut self, stream: StreamHandle) -> Result<(), Failure> {
+    pub(crate) fn mark_behind(&mut self, stream: StreamHandle) -> Result<(), Failure> {
         let marked = self.wait(stream).and_then(|()| self.try_to_mark(stream, true));
         self.is_lost |= marked.is_err();
         marked
