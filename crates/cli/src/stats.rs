@@ -14,15 +14,15 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Options of `windlass stats`.
 #[derive(Args)]
 pub struct Options {
-    /// The process [default: all that can be read, in one line each]
+    /// Process id to show in full [default: one line for each readable process]
     process: Option<u32>,
-    /// One JSON object for each process and look
+    /// Print one JSON object for each process, at each refresh
     #[arg(long)]
     json: bool,
-    /// Look again every so many seconds, until interrupted
+    /// Refresh every SECONDS, until interrupted
     #[arg(long, value_name = "SECONDS")]
     watch: Option<f64>,
-    /// Remove what killed programs left behind and no program of the same user has removed since
+    /// Remove the counters that killed programs left in /dev/shm
     #[arg(long, conflicts_with_all = ["watch", "json"])]
     clean: bool,
 }

@@ -23,7 +23,7 @@ pub struct Plan<'a> {
     pub memory: Memory,
     /// Communicators beside the measured ones.
     pub company: Company,
-    /// Batches of each side, of which the median counts.
+    /// Batches for each side; the median counts.
     pub repeat: usize,
     /// For one cell, about.
     pub seconds: f64,

@@ -69,7 +69,7 @@ pub struct Options {
     /// Ranks, one process and one device each [default: as many as there are devices, up to 8; 2 simulated]
     #[arg(long)]
     ranks: Option<usize>,
-    /// Batches of each side, of which the median counts
+    /// Batches for each side; the median counts
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// Seconds for one size of one operation, about

@@ -33,13 +33,13 @@ pub struct Options {
     /// Numbers of ranks, one process and one device each
     #[arg(long, value_delimiter = ',', required = true)]
     ranks: Vec<usize>,
-    /// The file to write; what it had is lost
+    /// The file to write; it is overwritten
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Bytes of the larger buffer: FIRST:LAST:FACTOR, or a list with commas [default: 1K:256M:2; simulated 1K:64K:4]
     #[arg(long)]
     sizes: Option<Sizes>,
-    /// Batches of each side, of which the median counts
+    /// Batches for each side; the median counts
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(3..))]
     repeat: u32,
     /// Seconds for one size of one collective, about

@@ -43,6 +43,8 @@ pub(super) enum Step {
     Nothing,
     /// There is none.
     Failed(ncclResult_t),
+    /// There will be none for this rank; ranks of other colors wait for it in NCCL all the same.
+    Lost(ncclResult_t, Others),
 }
 
 /// A communicator that is made by an id of one of the parent's ranks.
@@ -202,7 +204,7 @@ fn does_not_come(reason: FallbackReason, child_init: ChildInit, by_id: ById) -> 
         }
         Err(code) => {
             child_init.fail();
-            Step::Failed(code)
+            Step::Lost(code, by_id.others)
         }
     }
 }
@@ -213,6 +215,10 @@ pub(super) fn act(step: &Step, init: &InitCall) -> ncclResult_t {
         Step::Nccl(_) | Step::Begun(..) => nccl_children::run(init),
         Step::Nothing => ncclSuccess,
         Step::Failed(code) => *code,
+        Step::Lost(code, others) => {
+            for_others(*others, init);
+            *code
+        }
         Step::Met(lazy, others) => {
             let result = for_others(*others, init);
             if matches!(others, Others::Nothing) {
@@ -283,7 +289,7 @@ pub(super) fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclRes
                 settle(handle, communicator, InitOutcome::OnNccl(reason));
             }
         }
-        Step::Failed(_) => {}
+        Step::Failed(_) | Step::Lost(..) => {}
     }
     ncclSuccess
 }
