@@ -170,7 +170,7 @@ fn arrows_point_down() {
 }
 
 /// The most files that name each other in a circle, in each crate. To be lowered only; three is the aim.
-const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 3), ("bootstrap", 9), ("transport", 2), ("engine", 23)];
+const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 3), ("bootstrap", 9), ("transport", 2), ("engine", 3)];
 
 /// No circle of files grows.
 #[test]
@@ -238,7 +238,7 @@ fn largest_circle(files: &[(String, String)]) -> Vec<String> {
 
 /// How many types of a crate share their name with another of it. To be lowered only.
 const SHARED_TYPE_NAMES: [(&str, usize); 4] =
-    [("base", 1), ("bootstrap", 6), ("transport", 6), ("engine", 34)];
+    [("base", 1), ("bootstrap", 6), ("transport", 6), ("engine", 33)];
 
 /// A type's name says which type it is.
 #[test]
@@ -284,7 +284,7 @@ fn type_names_become_unique() {
 /// Files of more lines than this, without their tests, and functions of more: how many there are. To be lowered only.
 const FILE_LINES_MAX: usize = 450;
 const FUNCTION_LINES_MAX: usize = 60;
-const LONG: (usize, usize) = (4, 6);
+const LONG: (usize, usize) = (3, 6);
 
 /// Files and functions stay short.
 #[test]

@@ -6,6 +6,7 @@
 
 mod aborting;
 mod arguments;
+mod communicator;
 mod ending;
 mod ends;
 pub(crate) mod first_launch;
@@ -14,252 +15,21 @@ mod kept;
 mod legacy;
 mod lost;
 mod materialize;
+mod on_device;
 mod operators;
+mod stage;
 mod usage;
 
-use std::ffi::c_int;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use nccl_sys::ncclComm_t;
 
-use nccl_sys::{ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess};
-
-use crate::forward::known::{self, End};
-use crate::peers::cached::Built;
-use crate::peers::{PeerGroup, Standing};
-use windlass_base::call::Call;
-use windlass_base::error::refuse;
-use windlass_base::gpu::{self, Home, Ordinal, StreamHandle};
-use windlass_base::process;
-
+pub(crate) use communicator::LazyCommunicator;
 pub(crate) use ending::ask_of_groups;
-use ends::Ends;
-use handle::Minted;
-pub(crate) use kept::Registrations;
 pub(crate) use materialize::Beside;
-use materialize::Stage;
-pub(crate) use operators::{Operator, Operators};
+pub(crate) use on_device::on_device;
+pub(crate) use operators::Operator;
 pub(crate) use usage::Unfit;
-use usage::{Usage, free_bytes};
-
-/// A lazy communicator.
-#[derive(Debug)]
-pub struct LazyCommunicator {
-    handle: Minted,
-    peer_group: Arc<PeerGroup>,
-    device: Ordinal,
-    /// Where NCCL writes its handle, before it waits for the others.
-    written: AtomicPtr<ncclComm>,
-    /// NCCL's handle once it is materialized; null before.
-    real: AtomicPtr<ncclComm>,
-    /// What materializes it, or has: an ended one's, or what was built for this one. Held for a few stores, after `stage`.
-    built: Mutex<Option<Built>>,
-    is_reused: bool,
-    usage: Usage,
-    /// How many there were to have NCCL build it.
-    attempts: AtomicU64,
-    aborted: AtomicBool,
-    finalized: AtomicBool,
-    revoked: AtomicBool,
-    /// Held for a few stores.
-    stage: Mutex<Stage>,
-    ends: Ends,
-    operators: Operators,
-    registrations: Registrations,
-}
 
 /// Whether a handle is one of ours, in use or ended.
 pub(crate) fn is_ours(communicator: ncclComm_t) -> bool {
     handle::is_ours(communicator as usize)
-}
-
-impl LazyCommunicator {
-    /// A new one, which an ended one's communicator materializes if all ranks have it. Nobody knows its handle yet.
-    pub fn new(peer_group: Arc<PeerGroup>, device: Ordinal, built: Option<Built>) -> Arc<LazyCommunicator> {
-        process::first_lazy();
-        let lazy = Arc::new(LazyCommunicator {
-            handle: Minted::new(),
-            peer_group,
-            device,
-            written: AtomicPtr::new(null_mut()),
-            real: AtomicPtr::new(null_mut()),
-            is_reused: built.is_some(),
-            built: Mutex::new(built),
-            usage: Usage::default(),
-            attempts: AtomicU64::new(0),
-            aborted: AtomicBool::new(false),
-            finalized: AtomicBool::new(false),
-            revoked: AtomicBool::new(false),
-            stage: Mutex::new(Stage::Lazy),
-            ends: Ends::default(),
-            operators: Operators::default(),
-            registrations: Registrations::default(),
-        });
-        lost::listen(&lazy);
-        lazy
-    }
-
-    /// What the application holds.
-    pub fn handle(&self) -> ncclComm_t {
-        self.handle.address() as ncclComm_t
-    }
-
-    /// What serves it meanwhile, and later too.
-    pub fn peer_group(&self) -> &Arc<PeerGroup> {
-        &self.peer_group
-    }
-
-    /// This rank's device.
-    pub fn device(&self) -> Ordinal {
-        self.device
-    }
-
-    /// NCCL's own handle, once it has been materialized.
-    pub fn real(&self) -> Option<ncclComm_t> {
-        let real = self.real.load(Ordering::Acquire);
-        (!real.is_null()).then_some(real)
-    }
-
-    /// User-defined reductions.
-    pub fn operators(&self) -> &Operators {
-        &self.operators
-    }
-
-    /// The application's registered buffers.
-    pub fn registrations(&self) -> &Registrations {
-        &self.registrations
-    }
-
-    /// NCCL's answer to the arguments of a call that it would refuse, before any other rank has a part in it.
-    pub fn refusal(&self, call: &Call) -> Option<ncclResult_t> {
-        arguments::refusal(call, self.peer_group.negotiated().members.len(), &self.operators)
-    }
-
-    /// How NCCL's communicator stands, for those made from this one.
-    pub fn standing(&self) -> Standing {
-        // What has been built was the last attempt.
-        let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
-        match self.real() {
-            None => Standing::Lazy,
-            Some(_) if attempt.is_some_and(|attempt| self.peer_group.has_lost(attempt)) => Standing::Lost,
-            Some(_) => Standing::Built,
-        }
-    }
-
-    /// Ends it, or prepares its end. Gives NCCL's answer.
-    pub fn end(&self, how: End) -> ncclResult_t {
-        match (how, self.real()) {
-            (End::Abort, _) => self.abort(),
-            (End::Finalize, _) if self.finalized.swap(true, Ordering::AcqRel) => refuse(
-                ncclInvalidArgument,
-                format_args!("ncclCommFinalize: called before on this communicator"),
-            ),
-            (End::Finalize, None) => ncclSuccess,
-            (End::Finalize, Some(real)) => self.finalize(real),
-            (End::Destroy, _) => self.destroy(),
-        }
-    }
-
-    /// Whether an ended one's communicator materializes it, or will.
-    pub fn is_reused(&self) -> bool {
-        self.is_reused
-    }
-
-    /// What is done makes that nobody may have NCCL's communicator after this one.
-    pub fn mark(&self, unfit: Unfit) {
-        self.usage.mark(unfit);
-    }
-
-    /// A collective goes to NCCL on a stream; all ranks capture it, or none does.
-    pub fn runs_on(&self, stream: StreamHandle) {
-        self.usage.run_on(stream, Unfit::Everywhere);
-    }
-
-    /// A call of this rank's own goes to NCCL on a stream.
-    pub fn runs_alone_on(&self, stream: StreamHandle) {
-        self.usage.run_on(stream, Unfit::Here);
-    }
-
-    /// Before a call goes to NCCL: what is free on the device if it is the first, which makes connections. A call in a group
-    /// makes them at the group's end only.
-    pub fn measure(&self) -> Option<u64> {
-        let fresh = !self.is_reused && self.usage.is_fresh();
-        if fresh { free_bytes(self.device).ok() } else { None }
-    }
-
-    /// After it.
-    pub fn measured(&self, before: Option<u64>) {
-        before.into_iter().for_each(|before| self.usage.measured(self.device, before));
-    }
-
-    /// Stops its work. Gives NCCL's answer.
-    pub fn revoke(&self, flags: c_int) -> ncclResult_t {
-        let ended = self.finalized.load(Ordering::Acquire) || self.is_revoked();
-        let result = match self.real() {
-            _ if flags != 0 => {
-                refuse(ncclInvalidArgument, format_args!("ncclCommRevoke: flags {flags}, expected 0"))
-            }
-            _ if ended => refuse(
-                ncclInvalidArgument,
-                format_args!("ncclCommRevoke: the communicator is ending, or revoked"),
-            ),
-            None => ncclSuccess,
-            Some(real) => known::revoke(real, flags),
-        };
-        if result == ncclSuccess {
-            self.revoked.store(true, Ordering::Release);
-            // NCCL counts it as finalized, too.
-            self.finalized.store(true, Ordering::Release);
-        }
-        result
-    }
-
-    /// Whether it was revoked.
-    pub fn is_revoked(&self) -> bool {
-        self.revoked.load(Ordering::Acquire)
-    }
-
-    /// The call as NCCL is to get it: its own handle, its own operator.
-    pub fn translated(&self, call: &Call) -> Result<Call, ncclResult_t> {
-        let Some(real) = self.real() else {
-            return Err(refuse(
-                ncclInternalError,
-                format_args!("a lazy communicator that was not materialized"),
-            ));
-        };
-        let mut call = *call;
-        call.local.communicator = real;
-        if let Some(operation) = call.shared.operation {
-            let made = self.operators.real(operation, real).ok_or_else(|| {
-                let name = call.shared.function.entry().description().name;
-                let why = format_args!("{name}: reduction {} is unknown to this communicator", operation.0);
-                refuse(ncclInvalidArgument, why)
-            });
-            call.shared.operation = Some(made?);
-        }
-        Ok(call)
-    }
-
-    fn built(&self) -> MutexGuard<'_, Option<Built>> {
-        self.built.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Calls NCCL with a device as the current one. In relaxed capture mode: a capture may have begun since the init, and NCCL's init
-/// has nothing to do with it.
-pub(crate) fn on_device(device: Ordinal, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
-    let home = gpu::driver().and_then(|driver| Home::of(driver, device));
-    let home = match home {
-        Ok(home) => home,
-        Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
-    };
-    let _entered = match home.enter() {
-        Ok(entered) => entered,
-        Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
-    };
-    call()
 }

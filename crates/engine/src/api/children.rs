@@ -267,7 +267,7 @@ fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
     match by_id.of {
         None => init::make_id(),
         // Ends with the parent, as the rounds and sessions before it.
-        Some(of) => by_id.parent.id(of, by_id.number, &|| by_id.parent.has_ended_children()),
+        Some(of) => by_id.parent.ids().get(of, by_id.number, &|| by_id.parent.lineage().has_ended()),
     }
 }
 

@@ -138,7 +138,7 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
     match (how, &peer_group) {
         (End::Abort, Some(peer_group)) => {
             peer_group.abort();
-            peer_group.end_children();
+            peer_group.lineage().end();
         }
         (End::Finalize | End::Destroy, Some(peer_group)) => peer_group.wait_idle(),
         (_, None) => communicator.cancel_session(handle),

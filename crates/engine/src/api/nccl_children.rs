@@ -139,7 +139,7 @@ fn before(from: FromParent) -> Option<Before> {
             Kept::Lazy(lazy) => lazy.standing(),
             _ => Standing::Built,
         };
-        kept.peer_group()?.child_call(&wanted, standing)
+        ChildCall::of(kept.peer_group()?.lineage(), &wanted, standing)
     };
     let child_call = known.look_at_kept(parent, child_call)??;
     let peer_group = known.peer_group(parent)?;
@@ -316,7 +316,7 @@ pub(super) fn meet(made: Vec<(Handle, Configured, ChildInit)>) -> ncclResult_t {
         let parent_on_nccl = known::identity(handle)
             // Of two nothing is made that has peers.
             .filter(|identity| identity.ranks > 2)
-            .map(|identity| child_init.parent_on_nccl(identity.rank.max(0) as u32, &configured));
+            .map(|identity| ParentOnNccl::of_child(&child_init, identity.rank.max(0) as u32, &configured));
         let (configuration, shares) = (configured.configuration.clone(), configured.shares);
         match ask(handle, configured, child_init) {
             Ok(one) => {

@@ -108,7 +108,7 @@ fn begin(init: &InitCall) -> Step {
     let mut parent_on_nccl = None;
     match &outcome {
         InitOutcome::PeerGroup(peer_group) => peer_group.keep_configuration(configuration),
-        InitOutcome::OnNccl(_) => parent_on_nccl = request.parent_on_nccl(configuration),
+        InitOutcome::OnNccl(_) => parent_on_nccl = ParentOnNccl::of_request(&request, configuration),
         InitOutcome::Failed(_) => {}
     }
     match outcome {
@@ -311,7 +311,7 @@ pub(super) fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
     for (handle, request) in requested {
         let Some(communicator) = communicator::find(handle) else { continue };
         // What of its configuration is its children's, only NCCL knows.
-        let parent_on_nccl = request.parent_on_nccl(Configuration::Unknown);
+        let parent_on_nccl = ParentOnNccl::of_request(&request, Configuration::Unknown);
         match if together { peers::ask(&request) } else { Err(FallbackReason::Grouped) } {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);

@@ -8,8 +8,9 @@ use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 use crate::forward::known::{self, End};
 use windlass_base::guard;
 
-use super::materialize::Stage;
-use super::{LazyCommunicator, ending};
+use super::communicator::LazyCommunicator;
+use super::ending;
+use super::stage::{INIT_WITHIN, Stage};
 
 /// What the application has said of its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +21,6 @@ enum Aborted {
     /// NCCL's, which a thread is still making.
     Init(ncclComm_t),
 }
-
-/// How long an abort lets NCCL's init come to its end: NCCL 2.28 frees what that still uses if it is aborted in the middle (seen:
-/// double frees), but not while it waits for a rank that does not come, which is why it takes longer than this.
-pub(super) const INIT_WITHIN: Duration = Duration::from_secs(3);
 
 impl LazyCommunicator {
     /// Ends it as an abort does, from any thread: who is materializing it leaves. Gives NCCL's answer.

@@ -5,7 +5,7 @@ use nccl_sys::{ncclInvalidArgument, ncclNumOps, ncclResult_t};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
 
-use super::Operators;
+use super::operators::Operators;
 
 /// NCCL's code for a call that it refuses at once; none if it takes the call.
 pub(super) fn refusal(call: &Call, ranks: usize, operators: &Operators) -> Option<ncclResult_t> {

@@ -20,7 +20,8 @@ use windlass_base::gpu::{self, Home};
 use windlass_base::guard;
 use windlass_base::thread;
 
-use super::{LazyCommunicator, Unfit};
+use super::communicator::LazyCommunicator;
+use super::usage::Unfit;
 
 /// What becomes of NCCL's communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,8 @@ use windlass_base::error::refuse;
 use windlass_base::gpu::stream::Stream;
 use windlass_base::gpu::{self, Context, Ordinal, context};
 
-use super::{legacy, on_device};
+use super::legacy;
+use super::on_device::on_device;
 
 /// Whether that launch has been, by device and its context, with which NCCL's code goes. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
 /// launch may wait for what its other communicators run there. The map's own lock is held for a look.

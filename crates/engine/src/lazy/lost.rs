@@ -12,9 +12,8 @@ use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::thread;
 
-use super::LazyCommunicator;
-use super::aborting::INIT_WITHIN;
-use super::materialize::Stage;
+use super::communicator::LazyCommunicator;
+use super::stage::{INIT_WITHIN, Stage};
 
 pub(super) const WHY: &str = "NCCL did not build the communicator behind a lazy one on another rank";
 
@@ -27,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// From now on it hears of other ranks' attempts.
 pub(super) fn listen(lazy: &Arc<LazyCommunicator>) {
     let lazy_or_none = Arc::downgrade(lazy);
-    lazy.peer_group.on_lost_attempt(move |attempt| {
+    lazy.peer_group.attempts().on_lost(move |attempt| {
         let lazy_or_none = lazy_or_none.clone();
         let give_up = move || {
             let end = || lazy_or_none.upgrade().into_iter().for_each(|lazy| lazy.give_up(attempt));
@@ -44,7 +43,7 @@ impl LazyCommunicator {
     /// The number of the next attempt, unless it is lost already.
     pub(super) fn next_attempt(&self) -> Result<u64, ncclResult_t> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
-        if self.peer_group.has_lost(attempt) {
+        if self.peer_group.attempts().has_lost(attempt) {
             return Err(refuse(ncclRemoteError, format_args!("{WHY}")));
         }
         Ok(attempt)
@@ -52,13 +51,13 @@ impl LazyCommunicator {
 
     /// Whether nobody waits for what this attempt needs any more.
     pub(super) fn is_over(&self, attempt: u64) -> bool {
-        self.aborted.load(Ordering::Acquire) || self.peer_group.has_lost(attempt)
+        self.aborted.load(Ordering::Acquire) || self.peer_group.attempts().has_lost(attempt)
     }
 
     /// Tells the others what this rank's attempt came to, unless they have told it.
     pub(super) fn tell(&self, attempt: u64, result: ncclResult_t) -> ncclResult_t {
-        if result != ncclSuccess && !self.peer_group.has_lost(attempt) {
-            self.peer_group.lose(attempt);
+        if result != ncclSuccess && !self.peer_group.attempts().has_lost(attempt) {
+            self.peer_group.attempts().lose(attempt);
         }
         result
     }

@@ -17,19 +17,11 @@ use windlass_base::gpu::context;
 use windlass_base::guard;
 use windlass_base::thread;
 
-use super::usage::free_bytes;
-use super::{LazyCommunicator, Unfit, lost, on_device};
-
-/// How far it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    Lazy,
-    /// A thread is in NCCL.
-    Materializing,
-    /// It still is, and another has aborted NCCL's communicator.
-    Aborting,
-    Materialized,
-}
+use super::communicator::LazyCommunicator;
+use super::lost;
+use super::on_device::on_device;
+use super::stage::Stage;
+use super::usage::{Unfit, free_bytes};
 
 /// What there is to do to materialize it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +69,8 @@ impl LazyCommunicator {
         match begun {
             Ok(Begun::Attempt(attempt)) => {
                 let result = self.build(attempt);
-                let result = guard::call(|| self.finish(result, self.peer_group.has_lost(attempt)));
+                let result =
+                    guard::call(|| self.finish(result, self.peer_group.attempts().has_lost(attempt)));
                 guard::call(|| self.tell(attempt, result))
             }
             Ok(Begun::Taken) => guard::call(|| self.finish(ncclSuccess, false)),
@@ -126,7 +119,7 @@ impl LazyCommunicator {
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
     fn build(&self, attempt: u64) -> ncclResult_t {
         guard::or_else(|| (), || peers::make_room(Some(self.device())));
-        let id = match self.peer_group.id(0, attempt, &|| self.is_over(attempt)) {
+        let id = match self.peer_group.ids().get(0, attempt, &|| self.is_over(attempt)) {
             Ok(id) => id,
             Err(code) => return code,
         };

@@ -10,14 +10,14 @@ use once_cell::sync::OnceCell;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 
-use super::{PeerGroup, worker};
+use super::requests::Others;
 
 /// What is done when an attempt is heard to be lost; on the background worker, so it must not wait.
 type Heard = Box<dyn Fn(u64) + Send + Sync>;
 
 /// What is known of a lazy communicator's attempts.
-#[derive(Default)]
-pub(super) struct Attempts {
+pub(crate) struct Attempts {
+    others: Others,
     /// Those with a lower number have failed on some rank, or had before this.
     lost: AtomicU64,
     heard: OnceCell<Heard>,
@@ -29,27 +29,33 @@ impl std::fmt::Debug for Attempts {
     }
 }
 
-impl PeerGroup {
+impl Attempts {
+    /// None yet.
+    pub(super) fn new(others: Others) -> Attempts {
+        Attempts { others, lost: AtomicU64::new(0), heard: OnceCell::new() }
+    }
+
     /// Says what is to be done when another rank has failed at an attempt. Once; it must not wait.
-    pub fn on_lost_attempt(&self, heard: impl Fn(u64) + Send + Sync + 'static) {
-        let _ = self.attempts.heard.set(Box::new(heard));
+    pub(crate) fn on_lost(&self, heard: impl Fn(u64) + Send + Sync + 'static) {
+        let _ = self.heard.set(Box::new(heard));
     }
 
     /// Whether an attempt has failed on some rank, as far as is known here.
-    pub fn has_lost(&self, attempt: u64) -> bool {
-        attempt < self.attempts.lost.load(Ordering::Acquire)
+    pub(crate) fn has_lost(&self, attempt: u64) -> bool {
+        attempt < self.lost.load(Ordering::Acquire)
     }
 
     /// This rank's attempt has failed: the others hear of it, also if this communicator ends at once.
-    pub fn lose(&self, attempt: u64) {
+    pub(crate) fn lose(&self, attempt: u64) {
         self.note(attempt);
-        worker::tell_of_attempt(self, attempt);
+        let (comm, from) = (self.others.comm(), self.others.rank());
+        self.others.tell(|to| LostAttempt { comm, from, to, attempt }.encode());
     }
 
     /// Another rank's has.
     pub(super) fn hear_of_lost(&self, attempt: u64) {
         if self.note(attempt)
-            && let Some(heard) = self.attempts.heard.get()
+            && let Some(heard) = self.heard.get()
         {
             heard(attempt);
         }
@@ -58,7 +64,7 @@ impl PeerGroup {
     /// Whether that is new.
     fn note(&self, attempt: u64) -> bool {
         let after = attempt.saturating_add(1);
-        self.attempts.lost.fetch_max(after, Ordering::AcqRel) < after
+        self.lost.fetch_max(after, Ordering::AcqRel) < after
     }
 }
 
@@ -95,15 +101,12 @@ impl LostAttempt {
 mod tests {
     use super::*;
 
-    /// Messages read back, and are none of the others that a process is told.
+    /// Messages read back.
     #[test]
     fn words() {
         let lost = LostAttempt { comm: Token([5; 16]), from: 2, to: 1, attempt: 7 };
         let bytes = lost.encode();
         assert_eq!(LostAttempt::decode(&bytes), Some(lost));
         assert_eq!(LostAttempt::decode(&bytes[1..]), None);
-        assert_eq!(super::super::error_propagation::Loss::decode(&bytes), None);
-        assert_eq!(super::super::ids::Question::decode(&bytes), None);
-        assert_eq!(super::super::growing::Question::decode(&bytes), None);
     }
 }

@@ -29,7 +29,7 @@ use windlass_base::stats::count;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 
-use super::recycling::{home_of, is_short_on};
+use super::freeing::{home_of, is_short_on};
 use super::{alive, side_thread, worker};
 
 /// No process keeps more, whatever they need.

@@ -1,6 +1,6 @@
 //! Communicators made from one that has a peer group. Where the other has none: [`parent_on_nccl`].
 //!
-//! Before the real call: [`PeerGroup::child_call`]. NCCL makes them first; their ranks find each other at a roster that they have
+//! Before the real call: [`ChildCall::of`]. NCCL makes them first; their ranks find each other at a roster that they have
 //! [entered](ChildCall::enter) before ([`windlass_bootstrap::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
 //! [`ChildCall::begun`], as often on every rank and in the same order, since NCCL counts so, too. When NCCL has made the communicator:
 //! [`ChildInit::ask`] or `refuse`. A child's init that is dropped without one says that this rank does not come.
@@ -11,123 +11,28 @@
 //! whose call NCCL may refuse, says so by [`ChildCall::go_to_nccl`] and goes on as ever; NCCL makes all then.
 
 mod asking;
+mod lineage;
 mod parent_on_nccl;
+mod session_place;
 mod taken;
-mod waits;
-
-use crate::forward::configuration;
-use crate::forward::init::Ctas;
-use windlass_base::gpu::Ordinal;
-use windlass_bootstrap::children::NOBODY;
-use windlass_bootstrap::colors::Parent;
-use windlass_bootstrap::facts::Waiting;
-
-use super::PeerGroup;
+mod wanted;
 
 pub use asking::ChildCall;
+pub use lineage::Lineage;
+pub(super) use lineage::Wait;
 pub use parent_on_nccl::{LocalWait, ParentOnNccl};
 pub use taken::ChildInit;
-use taken::SessionPlace;
-pub(super) use waits::{Lineage, Wait};
-
-/// What is asked for.
-#[derive(Clone, Debug)]
-pub enum Wanted {
-    /// The ranks with this color; none takes part and is in none.
-    Split(Option<i32>),
-    /// All but these ranks, in any order.
-    Shrink(Vec<i32>),
-}
-
-/// Whether NCCL has built the parent here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// As on all ranks, as far as is known.
-    Built,
-    /// It has not.
-    Lazy,
-    /// It has, but not on a rank that said so.
-    Lost,
-}
-
-impl PeerGroup {
-    /// Before NCCL is asked. Nothing if there can be no session, which all ranks find alike.
-    pub fn child_call(&self, wanted: &Wanted, standing: Standing) -> Option<ChildCall> {
-        let all = (1u64 << self.negotiated.members.len()) - 1;
-        let (excluded, color) = match wanted {
-            Wanted::Split(color) => (Vec::new(), *color),
-            Wanted::Shrink(excluded) => (excluded.clone(), Some(0)),
-        };
-        let is_out = |rank: &u32| excluded.contains(&(*rank as i32));
-        let excluded: Vec<u32> = (0..self.negotiated.members.len() as u32).filter(is_out).collect();
-        let ranks = excluded.iter().fold(all, |ranks, rank| ranks & !(1 << rank));
-        // Of a split all ranks are alive; of a shrink the excluded may not be.
-        let host = self.negotiated.members.get(ranks.trailing_zeros() as usize)?;
-        if host.process_listener == NOBODY {
-            return None;
-        }
-        let shrinks = matches!(wanted, Wanted::Shrink(_)).then_some(excluded);
-        let parent = match (wanted, standing) {
-            (_, Standing::Built) => Parent::Built,
-            (Wanted::Split(_), Standing::Lazy) => Parent::Lazy,
-            (Wanted::Split(_), Standing::Lost) => Parent::Lost,
-            // Those who are excluded do not come, or those who lack it.
-            (Wanted::Shrink(_), _) => Parent::Unbuildable,
-        };
-        Some(ChildCall {
-            lineage: self.lineage.clone(),
-            process_listener: host.process_listener,
-            hosts: host.rank,
-            ranks,
-            shrinks,
-            parent,
-            color,
-            session: SessionPlace::Nowhere,
-        })
-    }
-
-    /// Ends what waits for communicators made from this one.
-    pub fn end_children(&self) {
-        self.lineage.end();
-    }
-
-    /// Whether they are: communicators made from this one are waited for no more.
-    pub fn has_ended_children(&self) -> bool {
-        self.lineage.has_ended()
-    }
-}
-
-/// A rank of a communicator that NCCL has made.
-#[derive(Clone, Copy, Debug)]
-pub struct NewCommunicator {
-    /// Its device.
-    pub device: Ordinal,
-    /// Its rank there.
-    pub rank: u32,
-    /// How many ranks there are.
-    pub ranks: u32,
-}
-
-/// What a configuration says of a communicator made from another.
-#[derive(Clone, Debug)]
-pub struct Configured {
-    /// Whether the caller waits, where the configuration says.
-    pub waiting: Option<Waiting>,
-    /// What the configuration says of blocks; the parent's holds where there is none.
-    pub ctas: Option<Ctas>,
-    /// All of it.
-    pub configuration: configuration::Kept,
-    /// Whether NCCL lets it use its parent's resources.
-    pub shares: bool,
-}
+pub use wanted::{Configured, NewCommunicator, Standing, Wanted};
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::Arc;
 
+    use super::session_place::SessionPlace;
+    use super::*;
     use crate::peers::hosting::rendezvous;
-    use windlass_bootstrap::colors::{Course, LazyVote, Others};
+    use windlass_bootstrap::children::NOBODY;
+    use windlass_bootstrap::colors::{Course, LazyVote, Others, Parent};
     use windlass_bootstrap::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
     use windlass_bootstrap::outcome::{Failure, FallbackReason};
     use windlass_transport::sequencer::Graphs;

@@ -3,26 +3,18 @@
 //! Ranks tell each other by a bit each in the shared page, and the end of a process is seen by its pidfd. So no
 //! process is needed for it but those that still have the memory: whoever hosted the init may be gone.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use windlass_base::descriptor::Ours;
 use windlass_base::guard;
-use windlass_base::process;
 use windlass_base::shared_page::SharedPage;
-use windlass_base::thread;
 use windlass_transport::heap::{self, Event, Heap, Holds, LeaseId, Region};
 
+use super::life::Life;
 use super::page_layout::CLOSED_AT;
 use super::release_socket::ReleaseSocket;
-use super::{draining, process_exit, side_thread, transports, worker};
-
-/// Giving memory back takes milliseconds, on a machine that does nothing else.
-const EXIT_WITHIN: Duration = Duration::from_secs(5);
+use super::{process_exit, transports, worker};
 
 /// A graph that the program has destroyed lets go on a thread of the driver's, soon.
 const GRAPHS_WITHIN: Duration = Duration::from_millis(250);
@@ -70,37 +62,6 @@ impl ClosedSignal {
 
     fn bits(&self) -> Option<&AtomicU64> {
         (**self.page.as_ref()?).as_ref().get(CLOSED_AT)
-    }
-}
-
-/// Another rank.
-#[derive(Debug)]
-pub(super) struct Life {
-    pub rank: u32,
-    pub process: u64,
-    /// Its process's pidfd, which is readable once that has ended; none for this process. One for all its ranks here.
-    pub ends: Option<Arc<Ours>>,
-}
-
-/// The pidfds that are open, by process: a program may have hundreds of communicators, and few descriptors. Held for a look.
-static ENDS: Mutex<BTreeMap<u64, Weak<Ours>>> = Mutex::new(BTreeMap::new());
-
-impl Life {
-    /// Its process is told by this pidfd, or by the one that there is already.
-    pub(super) fn ends_with(&mut self, pidfd: Ours) {
-        let mut all = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, ends| ends.strong_count() > 0);
-        let known = all.get(&self.process).and_then(Weak::upgrade);
-        let ends = known.unwrap_or_else(|| Arc::new(pidfd));
-        all.insert(self.process, Arc::downgrade(&ends));
-        self.ends = Some(ends);
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        let Some(ends) = &self.ends else { return false };
-        let mut polled = [PollFd::new(ends.as_ref(), PollFlags::IN)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 }
 
@@ -211,39 +172,6 @@ pub fn settle() {
     );
 }
 
-/// At exit the memory of closed peer groups is given back whoever else has it mapped: a mapping keeps it for him.
-pub(super) fn at_exit_too() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| process::on_exit(at_exit));
-}
-
-/// On a thread of its own: what this one had in thread-local storage is gone by now, the driver's part of it, too. Waited
-/// for a moment only: the driver may be stuck.
-pub(super) extern "C" fn at_exit() {
-    static DONE: AtomicBool = AtomicBool::new(false);
-    if windlass_bootstrap::is_in_child() {
-        return;
-    }
-    DONE.store(false, Ordering::Relaxed);
-    let finish = || {
-        guard::or_else(|| (), give_back);
-        DONE.store(true, Ordering::Release);
-    };
-    guard::or_else(
-        || (),
-        || {
-            let begun = thread::spawn("windlass-exit", finish);
-            let until = Instant::now() + EXIT_WITHIN;
-            while begun.is_ok() && !DONE.load(Ordering::Acquire) && Instant::now() < until {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            if DONE.load(Ordering::Acquire) {
-                process_exit::is_over();
-            }
-        },
-    );
-}
-
 /// What is closed from now on waits for the others again.
 pub(super) fn begin_again() {
     EXITING.store(false, Ordering::Relaxed);
@@ -255,11 +183,8 @@ fn are_held_by_graphs() -> bool {
     closed.iter().any(|closing| !closing.holds.are_none()) || !closed.is_empty() && !transports::are_unused()
 }
 
-fn give_back() {
-    worker::end();
-    side_thread::end();
-    draining::look();
-    draining::forget();
+/// The process ends: all that this rank has let go of is given back, whoever else has it mapped.
+pub(super) fn end() {
     let until = Instant::now() + GRAPHS_WITHIN;
     while are_held_by_graphs() && Instant::now() < until {
         std::thread::sleep(Duration::from_micros(200));
@@ -274,5 +199,4 @@ fn give_back() {
     }
     drop(left);
     heap::settle();
-    transports::give_back();
 }

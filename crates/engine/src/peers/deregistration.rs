@@ -15,8 +15,7 @@ use windlass_base::stats::count;
 use windlass_base::stats::registration::Registered;
 
 use super::aliases::{Alias, Aliases};
-use super::registering::{EVERYTHING, Progress, Registering, State};
-use super::release_all::Release;
+use super::registering::{self, EVERYTHING, End, Progress, Registering, State};
 use super::side_thread;
 
 /// A peer's process that answers takes milliseconds.
@@ -25,14 +24,19 @@ const PEERS_ANSWER_WITHIN: Duration = Duration::from_secs(5);
 const FREE_WAITS: Duration = Duration::from_millis(200);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// What an end leaves.
+/// How far one communicator is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// NCCL has nothing of ours any more.
-    Clean,
-    /// Peers may be writing to what is registered, or NCCL keeps it: it stays for good, and NCCL must not free its communicator,
-    /// since it looks for what is registered where it has just freed it (2.28.9, commFree).
-    Left,
+pub(super) enum Release {
+    Ended(End),
+    /// Registered calls run, as long as they take.
+    Running,
+    /// Another thread is in it.
+    InUse,
+}
+
+/// The application is about to free this memory. Waits for a while where it is registered, and for no other rank.
+pub fn memory_is_freed(address: Address) {
+    registering::alive().for_each(|one| one.is_freed(address));
 }
 
 impl Registering {
@@ -53,7 +57,7 @@ impl Registering {
     }
 
     /// The application is about to free the memory at this address. Waits for a while.
-    pub(super) fn is_freed(self: &Arc<Self>, address: Address) {
+    fn is_freed(self: &Arc<Self>, address: Address) {
         let range = Range { base: address, bytes: 1 };
         let Some(state) = self.try_state() else { return };
         let is_any = state.end.is_none() && state.cache.overlaps(range);

@@ -8,7 +8,7 @@ use windlass_transport::heap::{PeerRegion, Region};
 
 use super::closing::Closing;
 use super::deregistration;
-use super::growing::Growing;
+use super::growing::Grown;
 use super::transports::Transports;
 
 /// Dropped in this order.
@@ -16,7 +16,7 @@ use super::transports::Transports;
 pub(super) struct Draining {
     pub transports: Option<Transports>,
     pub peers: Vec<Option<PeerRegion>>,
-    pub growing: Growing,
+    pub grown: Grown,
     pub own: Option<(Region, Closing)>,
 }
 
@@ -40,10 +40,10 @@ impl Draining {
     }
 
     fn close(self) {
-        let Draining { transports, peers, growing, own } = self;
+        let Draining { transports, peers, grown, own } = self;
         drop(transports);
         drop(peers);
-        let leases = growing.end();
+        let leases = grown.end();
         if let Some((region, mut closing)) = own {
             drop(region);
             closing.also(leases);

@@ -3,7 +3,6 @@
 //! ([`super::hang_detector`]): what it had sent arrives, and who waits for more gets an asynchronous error.
 
 use std::fmt;
-use std::time::{Duration, Instant};
 
 use nccl_sys::ncclResult_t;
 
@@ -13,10 +12,6 @@ use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_transport::native;
 use windlass_transport::p2p;
 use windlass_transport::sequencer;
-
-/// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
-const TOLD_WITHIN: Duration = Duration::from_secs(60);
-const TELL_EVERY: Duration = Duration::from_millis(100);
 
 /// Where a group went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,41 +130,16 @@ impl Loss {
     }
 }
 
-/// A message that has to arrive.
-#[derive(Clone, Debug)]
-pub(super) struct Telling {
-    pub words: Vec<u8>,
-    /// Where the peer's process is asked.
-    pub request_socket: Token,
-    /// When to say it next.
-    pub due: Instant,
-    until: Instant,
-}
-
-impl Telling {
-    pub(super) fn new(words: Vec<u8>, request_socket: Token) -> Telling {
-        let now = Instant::now();
-        Telling { words, request_socket, due: now, until: now + TOLD_WITHIN }
-    }
-
-    /// It was said and not heard. Nothing if it was said for long enough.
-    pub(super) fn again(self) -> Option<Telling> {
-        let due = Instant::now() + TELL_EVERY;
-        (due < self.until).then_some(Telling { due, ..self })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use windlass_base::gpu::failure::Code;
 
-    /// Messages read back, and are no question for a larger ring.
+    /// Messages read back.
     #[test]
     fn words() {
         let loss = Loss { comm: Token([7; 16]), from: 3, to: 1 };
         assert_eq!(Loss::decode(&loss.encode()), Some(loss));
-        assert_eq!(super::super::growing::Question::decode(&loss.encode()), None);
         assert_eq!(Loss::decode(&loss.encode()[1..]), None);
         assert_eq!(Loss::decode(&Loss { from: 64, ..loss }.encode()), None);
     }

@@ -9,22 +9,27 @@
 //! It is short at first, as a GPU's threads hear it within microseconds, and longer after each in which nobody reported: threads of the
 //! simulator, or of a GPU that others use too, may not run for a while.
 
-use std::sync::atomic::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_sys::ncclRemoteError;
 
 use windlass_base::config::config;
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::request_socket::Answer;
 use windlass_transport::p2p::Progress;
 use windlass_transport::sequencer::{Sequencer, Stuck};
 
-use super::PeerGroup;
-use super::transports::Transports;
+use super::error_propagation::Loss;
+use super::group::PeerGroup;
+use super::life::Life;
+use super::registry;
+use super::transports::{LEAVES_WITHIN, Transports};
+use super::worker::{BUSY_TICK, Chore};
 
 /// How often a peer group with a dead rank is asked.
 const ASK_EVERY: Duration = Duration::from_millis(250);
-/// A kernel sees an abort within microseconds.
-pub(super) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 /// As long as kernels are asked who waits: at first, and at most. It grows by this factor.
 const ASKED_FOR: Duration = Duration::from_millis(10);
 const ASKED_FOR_MOST: Duration = Duration::from_millis(500);
@@ -112,9 +117,84 @@ impl Probe {
     }
 }
 
-/// A peer group with a dead rank, or one that has failed.
+/// The detectors of this process's peer groups, and what is known of other ranks' ends.
 #[derive(Debug, Default)]
-pub(super) struct HangDetector {
+pub(super) struct HangDetectors {
+    of: BTreeMap<(Token, u32), HangDetector>,
+    /// Processes that have ended.
+    dead: BTreeSet<u64>,
+}
+
+impl Chore for HangDetectors {
+    fn due(&self) -> Option<Duration> {
+        self.of.values().any(HangDetector::is_asking).then_some(BUSY_TICK)
+    }
+
+    fn lives(&self) -> Vec<Arc<Life>> {
+        registry::alive().flat_map(|peer_group| peer_group.lives().to_vec()).collect()
+    }
+
+    fn ended(&mut self, process: u64) {
+        self.dead.insert(process);
+    }
+
+    fn turn(&mut self) {
+        let mut names = BTreeSet::new();
+        for peer_group in registry::alive() {
+            let name = (peer_group.negotiated().comm, peer_group.rank());
+            names.insert(name);
+            let dead = self.dead_of(&peer_group);
+            if !dead.is_empty() {
+                // One at a time: what another one waits for must not keep a question open.
+                let may_ask = !self.of.values().any(HangDetector::is_asking);
+                self.of.entry(name).or_default().look(&peer_group, &dead, may_ask);
+            }
+        }
+        self.of.retain(|name, _| names.contains(name));
+    }
+
+    fn answer(&mut self, words: &[u8]) -> Option<Answer> {
+        let Loss { comm, from, to } = Loss::decode(words)?;
+        let peer_group = registry::find(comm, to)?;
+        log::debug!("rank {to}: rank {from} says that it has failed");
+        peer_group.lose(from);
+        Some(Answer { words: vec![1], descriptor: None })
+    }
+
+    /// What kernels are asked ends with the thread: they may go on behind it.
+    fn end(&mut self) {
+        let asking = self.of.iter_mut().filter_map(|((comm, rank), detector)| {
+            Some((registry::find(*comm, *rank)?, detector)).filter(|(_, detector)| detector.has_asked())
+        });
+        let asking: Vec<_> = asking.collect();
+        if asking.is_empty() {
+            return;
+        }
+        for (peer_group, _) in &asking {
+            peer_group.transports().iter().for_each(|transports| transports.sequencer.ask_no_more());
+        }
+        std::thread::sleep(LEFT_AFTER);
+        for (peer_group, detector) in asking {
+            detector.take_back(&peer_group, &dead_of(&self.dead, &peer_group));
+        }
+    }
+}
+
+impl HangDetectors {
+    fn dead_of(&self, peer_group: &PeerGroup) -> Vec<u32> {
+        dead_of(&self.dead, peer_group)
+    }
+}
+
+/// Ranks whose processes have ended, or that have said that they have failed.
+fn dead_of(dead: &BTreeSet<u64>, peer_group: &PeerGroup) -> Vec<u32> {
+    let is_dead = |life: &&Arc<Life>| dead.contains(&life.process) || peer_group.has_lost(life.rank);
+    peer_group.lives().iter().filter(is_dead).map(|life| life.rank).collect()
+}
+
+/// Of a peer group with a dead rank, or one that has failed.
+#[derive(Debug, Default)]
+struct HangDetector {
     asked: Option<Instant>,
     /// Since when nothing has moved, and how far all was then.
     still: Option<(Instant, Moved)>,
@@ -124,9 +204,9 @@ pub(super) struct HangDetector {
 }
 
 impl HangDetector {
-    /// Looks whether work is in flight and moves.
-    pub(super) fn look(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
-        let Some(Transports { p2p, native, sequencer, lacks: _ }) = &peer_group.transports else { return };
+    /// Looks whether work is in flight and moves. Unless it may ask kernels now, that comes at a later look.
+    fn look(&mut self, peer_group: &PeerGroup, dead: &[u32], may_ask: bool) {
+        let Some(Transports { p2p, native, sequencer, lacks: _ }) = peer_group.transports() else { return };
         let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
         if self.over || is_early {
             return;
@@ -139,21 +219,20 @@ impl HangDetector {
             }
             return;
         }
-        let runs = peer_group.runs.load(Ordering::Relaxed);
+        let runs = peer_group.runs();
         // Taken before it is asked: what is called meanwhile adds itself.
-        let awaited = peer_group.awaited.swap(0, Ordering::Acquire);
+        let mut awaited = peer_group.take_awaited();
         let idle = sequencer.is_idle();
         // What graphs once captured they may run again, and nothing tells when.
         if idle != Ok(true) || sequencer.is_captured() {
-            peer_group.awaited.fetch_or(awaited, Ordering::Relaxed);
+            awaited = peer_group.await_still(awaited);
         }
-        // Of what is in flight none may be with the dead: then it is not they who are waited for.
-        let awaited = peer_group.awaited.load(Ordering::Relaxed);
-        let with_dead = dead.iter().any(|rank| awaited & (1 << rank) != 0);
         if idle == Ok(true) {
             self.still = None;
             return;
         }
+        // Of what is in flight none may be with the dead: then it is not they who are waited for.
+        let with_dead = dead.iter().any(|rank| awaited & (1 << rank) != 0);
         let received = native.as_ref().map_or(Ok(0), |native| native.progress());
         let moved = match (idle, p2p.progress(), received) {
             (Ok(false), Ok(messages), Ok(received)) if with_dead => Moved { runs, received, messages },
@@ -165,7 +244,7 @@ impl HangDetector {
         };
         match &self.still {
             Some((since, before)) if *before == moved => {
-                if since.elapsed() >= config().hang_timeout {
+                if may_ask && since.elapsed() >= config().hang_timeout {
                     self.probe.open(Instant::now(), since.elapsed());
                     sequencer.ask_who_waits();
                 }
@@ -179,18 +258,18 @@ impl HangDetector {
     }
 
     /// Whether kernels are asked who waits: not for longer than need be.
-    pub(super) fn is_asking(&self) -> bool {
+    fn is_asking(&self) -> bool {
         self.probe.is_open()
     }
 
-    /// The worker ends, and kernels may go on: who waits is asked no more.
-    pub(super) fn take_back(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
-        let Some(Transports { sequencer, .. }) = &peer_group.transports else { return };
-        if self.over || self.probe.asking == Asking::No {
-            return;
-        }
-        sequencer.ask_no_more();
-        std::thread::sleep(LEFT_AFTER);
+    /// Whether kernels are asked who waits, or were a moment ago.
+    fn has_asked(&self) -> bool {
+        !self.over && self.probe.asking != Asking::No
+    }
+
+    /// The worker ends, and kernels may go on: who waits was asked no more a moment ago.
+    fn take_back(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
+        let Some(Transports { sequencer, .. }) = peer_group.transports() else { return };
         if let Some(stuck) = self.hear(sequencer, Due::ReadLast) {
             end(peer_group, sequencer, dead, stuck, self.probe.still_for);
         }
@@ -226,8 +305,8 @@ fn end(peer_group: &PeerGroup, sequencer: &Sequencer, dead: &[u32], stuck: Stuck
     let place = sequencer.wait_idle(LEAVES_WITHIN).and_then(|()| sequencer.stuck()).unwrap_or(stuck);
     log::error!(
         "rank {} of {}: rank {dead:?} is dead or has failed, and nothing has moved for {} ms: {place}",
-        peer_group.rank,
-        peer_group.negotiated.members.len(),
+        peer_group.rank(),
+        peer_group.negotiated().members.len(),
         still_for.as_millis()
     );
 }

@@ -2,7 +2,7 @@
 //! makes one at the first question, on its background worker: that rank itself may come to it last, or first.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,10 @@ use windlass_base::error::refuse;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
-use windlass_bootstrap::request_socket::Answered;
+use windlass_bootstrap::request_socket::Answer;
 
-use super::{PeerGroup, process_exit, worker};
+use super::requests::Others;
+use super::{hosting, process_exit};
 
 /// Ids that are kept: ranks are at most a failed attempt apart, and a rank that has made a communicator from this one asks soon.
 const KEPT_MAX: usize = 64;
@@ -25,13 +26,17 @@ const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// How often a rank that waits looks whether it should.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// A rank's ids, by what they are for, the oldest first. Held while NCCL makes one, which waits for nobody.
-#[derive(Debug, Default)]
-pub(super) struct Ids(Mutex<VecDeque<(u64, Id)>>);
+/// A rank's ids.
+#[derive(Debug)]
+pub(crate) struct Ids {
+    others: Others,
+    /// By what they are for, the oldest first. Held while NCCL makes one, which waits for nobody.
+    made: Mutex<VecDeque<(u64, Id)>>,
+}
 
 /// Which id is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Question {
+pub(super) struct IdRequest {
     pub comm: Token,
     /// The rank whose process makes it.
     pub of: u32,
@@ -41,57 +46,52 @@ pub(super) struct Question {
 
 const MAGIC: &[u8; 8] = b"which id";
 
-impl Question {
+impl IdRequest {
     pub(super) fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.raw(MAGIC).token(self.comm).u32(self.of).u64(self.number);
         writer.finish()
     }
 
-    pub(super) fn decode(words: &[u8]) -> Option<Question> {
+    pub(super) fn decode(words: &[u8]) -> Option<IdRequest> {
         let mut reader = Reader::new(words);
         if reader.raw::<8>()? != *MAGIC {
             return None;
         }
         let (comm, of, number) = (reader.token()?, reader.u32()?, reader.u64()?);
         reader.finish()?;
-        Some(Question { comm, of, number })
+        Some(IdRequest { comm, of, number })
     }
 }
 
-/// A question that a thread waits with.
-#[derive(Debug)]
-pub(super) struct Asking {
-    pub request_socket: Token,
-    pub question: Question,
-    pub answers: SyncSender<Answered>,
-}
+impl Ids {
+    /// None yet.
+    pub(super) fn new(others: Others) -> Ids {
+        Ids { others, made: Mutex::default() }
+    }
 
-impl PeerGroup {
     /// An id for something that ranks number alike, the same for all who ask the same rank. Waits for its process, whatever its
     /// threads do, until `stopped`, which is asked every 50 ms, or this process had no descriptor to ask with [for a while](descriptor::WANTED_FOR).
-    pub fn id(&self, of: u32, number: u64, stopped: &dyn Fn() -> bool) -> Result<Id, ncclResult_t> {
-        if self.rank == of {
+    pub(crate) fn get(&self, of: u32, number: u64, stopped: &dyn Fn() -> bool) -> Result<Id, ncclResult_t> {
+        if self.others.rank() == of {
             // The others ask this process.
             process_exit::go_on();
-            return self.make_id(number);
+            return self.make(number);
         }
-        let question = Question { comm: self.negotiated.comm, of, number };
+        let question = IdRequest { comm: self.others.comm(), of, number };
         let mut wanting: Option<Instant> = None;
         while !stopped() {
-            let (answers, answer) = sync_channel(1);
-            if !worker::ask_for_id(self, question, answers) {
+            let (tell, answer) = sync_channel(1);
+            // Who asked may have stopped waiting.
+            let heard = move |answer| drop(tell.try_send(answer));
+            if !self.others.ask(of, question.encode(), heard) {
                 return Err(refuse(ncclInternalError, format_args!("nobody to ask for an id")));
             }
             loop {
                 match answer.recv_timeout(LOOK_EVERY) {
                     Ok(Ok(answer)) => {
-                        return answer.words.try_into().map_err(|words: Vec<u8>| {
-                            let bytes = words.len();
-                            refuse(
-                                ncclInternalError,
-                                format_args!("an id of {bytes} bytes, expected {NCCL_UNIQUE_ID_BYTES}"),
-                            )
+                        return read(&answer.words).map_err(|code| {
+                            refuse(code, format_args!("the process of rank {of} makes no id"))
                         });
                     }
                     Ok(Err(silence)) => {
@@ -113,13 +113,21 @@ impl PeerGroup {
         Err(ncclInternalError)
     }
 
-    /// As the rank that is asked.
-    pub(super) fn make_id(&self, number: u64) -> Result<Id, ncclResult_t> {
-        let mut ids = self.ids.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// As the rank that is asked: the id, or NCCL's code where this process can make none.
+    pub(super) fn answer(&self, number: u64) -> Answer {
+        let words = match self.make(number) {
+            Ok(id) => id.to_vec(),
+            Err(code) => code.0.to_le_bytes().to_vec(),
+        };
+        Answer { words, descriptor: None }
+    }
+
+    fn make(&self, number: u64) -> Result<Id, ncclResult_t> {
+        let mut ids = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, id)) = ids.iter().find(|(known, _)| *known == number) {
             return Ok(*id);
         }
-        let id = super::spare_id().map_or_else(init::make_id, Ok);
+        let id = hosting::spare_id().map_or_else(init::make_id, Ok);
         let id = id.map_err(|code| refuse(code, format_args!("NCCL makes no id")))?;
         if ids.len() >= KEPT_MAX {
             ids.pop_front();
@@ -129,17 +137,37 @@ impl PeerGroup {
     }
 }
 
+/// What [`Ids::answer`] has written.
+fn read(words: &[u8]) -> Result<Id, ncclResult_t> {
+    if let Ok(code) = words.try_into() {
+        return Err(ncclResult_t(i32::from_le_bytes(code)));
+    }
+    words.try_into().map_err(|_| {
+        let bytes = words.len();
+        refuse(ncclInternalError, format_args!("an id of {bytes} bytes, expected {NCCL_UNIQUE_ID_BYTES}"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Who cannot make an id says so with NCCL's code, which is not taken for an id.
+    #[test]
+    fn answers() {
+        let id = [7; NCCL_UNIQUE_ID_BYTES];
+        assert_eq!(read(&id), Ok(id));
+        assert_eq!(read(&ncclSystemError.0.to_le_bytes()), Err(ncclSystemError));
+        assert_eq!(read(&id[1..]), Err(ncclInternalError));
+    }
+
     /// Questions read back; anything else is none.
     #[test]
     fn questions() {
-        let question = Question { comm: Token([5; 16]), of: 2, number: 7 };
+        let question = IdRequest { comm: Token([5; 16]), of: 2, number: 7 };
         let bytes = question.encode();
-        assert_eq!(Question::decode(&bytes), Some(question));
-        assert_eq!(Question::decode(&bytes[1..]), None);
-        assert_eq!(Question::decode(&[0; 32]), None);
+        assert_eq!(IdRequest::decode(&bytes), Some(question));
+        assert_eq!(IdRequest::decode(&bytes[1..]), None);
+        assert_eq!(IdRequest::decode(&[0; 32]), None);
     }
 }

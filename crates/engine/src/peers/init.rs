@@ -9,17 +9,19 @@ use windlass_base::gpu;
 use windlass_base::stats::features::{Lacks, line};
 use windlass_base::stats::{count, peer_group};
 use windlass_bootstrap::id_tag::Id;
-use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::negotiated::{NegotiatedConfig, Token};
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
+use windlass_bootstrap::{self, LocalEntry, Outcome, decision, place};
 use windlass_transport::heap::Heap;
 
-use super::children::Wait;
-use super::closing;
+use super::asked::{Asked, cannot_reach};
+use super::closing::settle;
+use super::group::PeerGroup;
 use super::hosting::rendezvous;
 use super::preparing::{self, Prepared};
+use super::request::{self, InitRequest, Laziness};
 use super::transports::Share;
-use super::{InitRequest, Laziness, PeerGroup, checking, features, offers, request, settle};
+use super::{checking, features, offers, registry, shutdown};
 
 /// What a communicator's init came to.
 #[derive(Debug)]
@@ -32,27 +34,6 @@ pub enum InitOutcome {
     Failed(Failure),
 }
 
-/// A rank that has reported to its session.
-#[derive(Debug)]
-pub struct Asked {
-    pub(super) participant: Participant,
-    pub(super) token: Token,
-    pub(super) rank: u32,
-    pub(super) heap: Arc<Heap>,
-    pub(super) share: Share,
-    /// Of a communicator made from another: its wait ends with that one.
-    pub(super) until: Option<Wait>,
-    /// Of one that is made from another without a peer group.
-    pub(super) local_entry: Option<LocalEntry>,
-}
-
-impl Asked {
-    /// What ends its wait.
-    pub fn canceller(&self) -> Option<Canceller> {
-        self.participant.cancellers().into_iter().next()
-    }
-}
-
 /// This thread's current device, where [`ask`] is called later than NCCL is.
 pub fn device_now() -> Option<i32> {
     gpu::driver().ok()?.current_device().ok()?
@@ -62,7 +43,7 @@ pub fn device_now() -> Option<i32> {
 /// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
 pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
     let id_tag = request.check()?;
-    closing::at_exit_too();
+    shutdown::at_exit_too();
     // Room that is over must not keep an init from having any.
     settle();
     let (ranks, ctas, laziness) = (request.ranks as u32, request.ctas, request.laziness);
@@ -77,10 +58,6 @@ pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
     let (until, local_entry) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
     Ok(Asked { participant, token: id_tag.token, rank, heap, share, until, local_entry })
-}
-
-pub(super) fn cannot_reach(error: std::io::Error) -> FallbackReason {
-    FallbackReason::Unreachable { words: error.to_string() }
 }
 
 /// Waits for all others, prepares and confirms: as long as it takes.
@@ -116,8 +93,7 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     let outcome = |(key, outcome)| match (outcome, take(key)) {
         (Outcome::PeerGroup(negotiated), Some(prepared)) => {
             // Nobody confirms without the p2p transport and the shared page.
-            let peer_group = PeerGroup::new(negotiated, prepared);
-            peer_group.map_or(InitOutcome::Failed(Failure::Unreadable), InitOutcome::PeerGroup)
+            begin(negotiated, prepared)
         }
         // Nobody confirms without having prepared.
         (Outcome::PeerGroup(_), None) => InitOutcome::Failed(Failure::Unreadable),
@@ -148,6 +124,15 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     outcomes
 }
 
+/// All have confirmed: from now on the peer group is looked after.
+fn begin(negotiated: Arc<NegotiatedConfig>, prepared: Prepared) -> InitOutcome {
+    let Some(peer_group) = PeerGroup::new(negotiated, prepared) else {
+        return InitOutcome::Failed(Failure::Unreadable);
+    };
+    registry::add(&peer_group);
+    InitOutcome::PeerGroup(peer_group)
+}
+
 /// What a rank of a host-local rendezvous says when its session is over for it. Whoever has failed leaves as one that has died.
 fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
     match outcome {
@@ -160,7 +145,7 @@ fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
 
 /// The peer group of ranks that are all in one hand, on these devices, in order.
 pub fn all_here(devices: &[i32], laziness: Laziness) -> Vec<InitOutcome> {
-    closing::at_exit_too();
+    shutdown::at_exit_too();
     all_here_or_reason(devices, laziness)
         .unwrap_or_else(|reason| devices.iter().map(|_| InitOutcome::OnNccl(reason.clone())).collect())
 }
@@ -179,11 +164,7 @@ fn all_here_or_reason(devices: &[i32], laziness: Laziness) -> Result<Vec<InitOut
     let negotiated = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
     let refused = |(rank, words): (u32, String)| FallbackReason::Refused { rank, words };
     let prepared = preparing::in_one_hand(&negotiated, &heaps, shares).map_err(refused)?;
-    let peer_group = |prepared| {
-        let peer_group = PeerGroup::new(negotiated.clone(), prepared);
-        peer_group.map_or(InitOutcome::Failed(Failure::Unreadable), InitOutcome::PeerGroup)
-    };
-    Ok(prepared.into_iter().map(peer_group).collect())
+    Ok(prepared.into_iter().map(|prepared| begin(negotiated.clone(), prepared)).collect())
 }
 
 /// Whether so many ranks in one hand would be lazy.
@@ -195,13 +176,13 @@ pub fn would_be_lazy(ranks: usize) -> bool {
 pub fn tell(counters: usize, outcome: &InitOutcome) {
     match outcome {
         InitOutcome::PeerGroup(peers) => {
-            let own = peers.transports.as_ref().map(|transports| transports.lacks).unwrap_or_default();
-            let lacks = features::of_all(&peers.negotiated, own);
+            let own = peers.transports().map(|transports| transports.lacks).unwrap_or_default();
+            let lacks = features::of_all(peers.negotiated(), own);
             let serial = count::peer_group(counters, peer_group::YES, lacks);
-            peers.checking.iter().for_each(|checking| checking.is_known_as(serial));
+            peers.checking().into_iter().for_each(|checking| checking.is_known_as(serial));
             if log::log_enabled!(log::Level::Info) {
                 let (rank, ranks, hash) =
-                    (peers.rank, peers.negotiated.members.len(), peers.negotiated.hash());
+                    (peers.rank(), peers.negotiated().members.len(), peers.negotiated().hash());
                 let has = line(&lacks.words());
                 log::info!("communicator {serial}, rank {rank} of {ranks}, peer group {hash:016x}: {has}");
             }

@@ -14,7 +14,8 @@ use windlass_bootstrap::descriptors::{Parcel, Sending};
 use windlass_bootstrap::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
 use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
 
-use super::closing::{ClosedSignal, Closing, Life};
+use super::closing::{ClosedSignal, Closing};
+use super::life::Life;
 use super::page_layout::{self, PAGE_MAKER};
 use super::release_socket::{Hold, ReleaseSocket};
 use super::transports::{Rings, Share, Transports};
@@ -100,7 +101,7 @@ impl<'a> Lent<'a> {
     /// The other ranks, to whom the region is announced.
     fn others(&self) -> Vec<Member> {
         let others = self.negotiated.members.iter().filter(|member| member.rank != self.rank);
-        others.map(|member| Member { rank: member.rank, process: process_number(member.process) }).collect()
+        others.map(|member| Member { rank: member.rank, process: member.process.number() }).collect()
     }
 
     /// Whether a rank lives in this process, too.
@@ -112,7 +113,7 @@ impl<'a> Lent<'a> {
     /// Maps the region of a peer in another process.
     fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerRegion, String> {
         let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
-        let peer = Peer { process: process_number(member.process), device_uuid: member.device.uuid };
+        let peer = Peer { process: member.process.number(), device_uuid: member.device.uuid };
         let heap = PeerHeap::of(peer).map_err(words)?;
         let began = Instant::now();
         let mapped = heap.map(place, memory, self.heap, &self.holds).map_err(words)?;
@@ -183,11 +184,6 @@ impl<'a> Lent<'a> {
 
 fn words(error: impl std::fmt::Display) -> String {
     error.to_string()
-}
-
-/// Names a process among those of this host.
-pub(super) fn process_number(name: Token) -> u64 {
-    name.number()
 }
 
 /// Prepares one rank of a session. What is said otherwise is why it cannot be; what others may have come to know by then
@@ -328,9 +324,7 @@ fn exchange(
 /// The other ranks, of whose ends nothing is known yet.
 fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
     let others = negotiated.members.iter().filter(|member| member.rank != own);
-    others
-        .map(|member| Life { rank: member.rank, process: process_number(member.process), ends: None })
-        .collect()
+    others.map(|member| Life { rank: member.rank, process: member.process.number(), ends: None }).collect()
 }
 
 /// The rank, where its region lies, and what came with it: a release socket; from another process also its pidfd and the region's

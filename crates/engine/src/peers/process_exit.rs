@@ -3,20 +3,69 @@
 //! handler is ordered again: it runs as soon as theirs has returned, still before the driver's.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use once_cell::sync::OnceCell;
 
 use windlass_base::gpu;
+use windlass_base::guard;
 use windlass_base::process;
-
-use super::{closing, side_thread, worker};
+use windlass_base::thread;
 
 /// How often it begins again: a thread for which the end does not wait may call and call.
 const BEGINNINGS_MAX: u32 = 64;
+/// Giving memory back takes milliseconds, on a machine that does nothing else.
+const EXIT_WITHIN: Duration = Duration::from_secs(5);
 
+/// What our handler does, and what begins all that again.
+#[derive(Debug)]
+struct Handler {
+    end: fn(),
+    begin_again: fn(),
+}
+
+static HANDLER: OnceCell<Handler> = OnceCell::new();
 /// Whether our handler has run and nothing has begun again since.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
+/// Has `end` done when the process ends, and `begin_again` at a call behind that. Once.
+pub(super) fn handle(end: fn(), begin_again: fn()) {
+    HANDLER.get_or_init(|| {
+        process::on_exit(at_exit);
+        Handler { end, begin_again }
+    });
+}
+
+/// On a thread of its own: what this one had in thread-local storage is gone by now, the driver's part of it, too. Waited
+/// for a moment only: the driver may be stuck.
+extern "C" fn at_exit() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    let Some(handler) = HANDLER.get() else { return };
+    if windlass_bootstrap::is_in_child() {
+        return;
+    }
+    DONE.store(false, Ordering::Relaxed);
+    let finish = || {
+        guard::or_else(|| (), handler.end);
+        DONE.store(true, Ordering::Release);
+    };
+    guard::or_else(
+        || (),
+        || {
+            let begun = thread::spawn("windlass-exit", finish);
+            let until = Instant::now() + EXIT_WITHIN;
+            while begun.is_ok() && !DONE.load(Ordering::Acquire) && Instant::now() < until {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            if DONE.load(Ordering::Acquire) {
+                is_over();
+            }
+        },
+    );
+}
+
 /// Our handler has run.
-pub(super) fn is_over() {
+fn is_over() {
     static ENDINGS: AtomicU32 = AtomicU32::new(0);
     let again = ENDINGS.fetch_add(1, Ordering::Relaxed) < BEGINNINGS_MAX;
     IS_OVER.store(again, Ordering::Release);
@@ -36,11 +85,11 @@ fn begin_again() {
     if gpu::opened().is_none_or(|driver| driver.current_device().is_err()) {
         return;
     }
-    if IS_OVER.swap(false, Ordering::AcqRel) {
+    if IS_OVER.swap(false, Ordering::AcqRel)
+        && let Some(handler) = HANDLER.get()
+    {
         log::debug!("a call after the exit handler: the worker begins again");
-        process::on_exit(closing::at_exit);
-        closing::begin_again();
-        side_thread::begin_again();
-        worker::begin_again();
+        process::on_exit(at_exit);
+        (handler.begin_again)();
     }
 }

@@ -3,53 +3,20 @@
 //! Others' shortage cannot be seen when it comes, only looked for: `windlass-worker` does every 50 ms while anything is kept. Without
 //! it nothing is kept.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crate::forward::registration;
 use crate::pool;
-use windlass_base::gpu::{self, Address, Home, Ordinal};
+use windlass_base::gpu::{self, Ordinal};
 use windlass_transport::heap::{Heap, Refusal, Region};
 
-use nccl_sys::ncclSuccess;
-
-use super::{cached, memory_is_freed, side_thread, windows, worker};
+use super::freeing::{Busy, Freeing, free, home_of, is_short_on, let_go};
+use super::{cached, side_thread, windows, worker};
 
 /// There are blocks to look after.
 pub fn look_after_pool() {
     worker::wake();
 }
-
-/// So many threads free what has left the pool: memory that is not the driver's yet.
-static FREEING: AtomicUsize = AtomicUsize::new(0);
-
-/// From before blocks leave until they are freed.
-struct Freeing;
-
-impl Freeing {
-    fn begin() -> Freeing {
-        FREEING.fetch_add(1, Ordering::AcqRel);
-        Freeing
-    }
-
-    /// Waits for others, so long; whether there were any.
-    fn wait(within: Duration) -> bool {
-        let (until, mut were_any) = (Instant::now() + within, false);
-        while FREEING.load(Ordering::Acquire) > 0 && Instant::now() < until {
-            were_any = true;
-            std::thread::sleep(LOOK_EVERY);
-        }
-        were_any
-    }
-}
-
-impl Drop for Freeing {
-    fn drop(&mut self) {
-        FREEING.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-const LOOK_EVERY: Duration = Duration::from_micros(100);
 
 /// Blocks are to leave whose windows are to go first: for the thread that frees one, which has its memory back then, unless a call
 /// of their communicators is inside.
@@ -58,23 +25,6 @@ pub fn free_leaving() {
     devices.dedup();
     for device in devices {
         windows::free_leaving(device, WINDOWS_GO_WITHIN);
-    }
-}
-
-/// NCCL frees these, on this thread. They have left the pool.
-pub fn let_go(blocks: &[Address]) {
-    let _freeing = Freeing::begin();
-    for block in blocks {
-        // What is registered of it would keep the memory.
-        memory_is_freed(*block);
-        free(*block);
-    }
-}
-
-fn free(block: Address) {
-    let code = registration::free(block);
-    if code != ncclSuccess {
-        log::warn!("NCCL does not free {block:#x}, which it allocated: {code:?}");
     }
 }
 
@@ -199,15 +149,6 @@ fn let_go_of_old() {
     }
 }
 
-/// A thread is at it until this is dropped.
-pub(super) struct Busy(pub &'static AtomicBool);
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 fn give_back_where_short() {
     for device in pool::devices().into_iter().filter(|device| is_short_on(*device)) {
         let Some(home) = home_of(device) else { continue };
@@ -217,18 +158,6 @@ fn give_back_where_short() {
         blocks.iter().for_each(|block| free(*block));
         log::info!("device {device}: memory is short: {} kept blocks were given back", blocks.len());
     }
-}
-
-pub(super) fn is_short_on(device: Ordinal) -> bool {
-    let Some(home) = home_of(device) else { return false };
-    let Ok(_entered) = home.enter() else { return false };
-    home.driver.room().is_ok_and(|room| pool::is_too_much(device, room))
-}
-
-/// Nothing of a program that has no primary context there: one would be made.
-pub(super) fn home_of(device: Ordinal) -> Option<Home> {
-    let driver = gpu::driver().ok().filter(|driver| driver.has_primary_context(device))?;
-    Home::of(driver, device).ok()
 }
 
 #[cfg(test)]
@@ -276,24 +205,5 @@ mod tests {
         for refusal in [lost, Refusal::Gone] {
             assert_eq!(asked(&[Err(&refusal)], &[7]), (Err(refusal.clone()), [1, 0, 0]));
         }
-    }
-
-    /// Who was refused memory hears that some is just being freed, and comes back when it has been; without any, at once; and never
-    /// waits longer than it would.
-    #[test]
-    fn waits_for_what_is_being_freed() {
-        assert!(!Freeing::wait(Duration::from_secs(60)));
-        let freeing = Freeing::begin();
-        let began = Instant::now();
-        let frees = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(50));
-            drop(freeing);
-        });
-        assert!(Freeing::wait(Duration::from_secs(60)));
-        assert!(began.elapsed() >= Duration::from_millis(50));
-        assert_eq!(FREEING.load(Ordering::Acquire), 0);
-        frees.join().unwrap();
-        let _never_ends = Freeing::begin();
-        assert!(Freeing::wait(Duration::from_millis(5)));
     }
 }

@@ -24,12 +24,20 @@ use windlass_base::gpu::{self, Driver, Failure, Home, Ordinal, StreamHandle};
 use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
 
-pub use super::deregistration::End;
 use super::staging::Copy;
+use super::weak_list::WeakList;
 
 pub use super::substitutes::{Buffers, Substitutes};
 
+pub use state::End;
 pub(super) use state::{Progress, State};
+
+static REGISTERING: WeakList<Registering> = WeakList::new();
+
+/// Those of this process that are alive.
+pub(super) fn alive() -> impl Iterator<Item = Arc<Registering>> {
+    REGISTERING.alive()
+}
 
 /// All addresses.
 pub(super) const EVERYTHING: Range = Range { base: 0, bytes: u64::MAX };
@@ -82,7 +90,7 @@ impl Registering {
         let home = Arc::new(Home::of(driver, device).ok()?);
         let state = State::new(home);
         let size_max = state.staging.size_max(ranks);
-        Some(Arc::new(Registering {
+        let registering = Arc::new(Registering {
             agreed: RegistrationSlot::new(page, rank, ranks)?,
             driver,
             device,
@@ -95,7 +103,9 @@ impl Registering {
             is_aborted: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
             state: Mutex::new(state),
-        }))
+        });
+        REGISTERING.push(&registering);
+        Some(registering)
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {

@@ -3,24 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::deregistration::End;
-use super::registering::Registering;
-use super::windows::Windows;
-use super::worker;
+use super::deregistration::Release;
+use super::registering::{self, End, Registering};
+use super::registry;
+use super::windows::{self, Windows};
 
 /// How long other threads' calls and groups are waited for: one may need what this thread has to do yet.
 const OUT_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
-
-/// How far one communicator is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Release {
-    Ended(End),
-    /// Registered calls run, as long as they take.
-    Running,
-    /// Another thread is in it.
-    InUse,
-}
 
 /// Why something stays registered, and on how many communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +23,7 @@ pub enum StillRegistered {
 
 /// Windows that the application does not have go, and no rank keeps any more.
 fn release_windows() -> Result<(), StillRegistered> {
-    let mut rest: Vec<Arc<Windows>> = Vec::new();
-    worker::each_windows(|one| rest.push(one.clone()));
+    let mut rest: Vec<Arc<Windows>> = windows::alive().collect();
     let began = Instant::now();
     loop {
         rest.retain(|one| !one.release());
@@ -52,9 +41,8 @@ fn release_windows() -> Result<(), StillRegistered> {
 /// where nobody is inside, and for no longer than giving back takes, since those calls may wait for one that is to come yet.
 pub fn register_nothing() -> Result<(), StillRegistered> {
     release_windows()?;
-    worker::end_checking();
-    let mut rest: Vec<Arc<Registering>> = Vec::new();
-    worker::each_registering(|one| rest.push(one.clone()));
+    registry::end_checking();
+    let mut rest: Vec<Arc<Registering>> = registering::alive().collect();
     let (mut kept, mut in_use_since) = (0, None);
     while !rest.is_empty() {
         let mut in_use = 0;

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use windlass_kernels::launch::Geometry;
 
-use crate::forward::configuration;
-use crate::forward::init::{Ctas, Policy};
+use crate::forward::init::Ctas;
 use windlass_base::config::nccl::{self, Effect};
 use windlass_base::config::{Lazy, Switch, config};
 use windlass_base::gpu::{self, Ordinal, device};
@@ -14,20 +13,17 @@ use windlass_bootstrap::colors::LazyVote;
 use windlass_bootstrap::facts::{Facts, LocalFacts, Waiting, fallback_reason};
 use windlass_bootstrap::id_tag::{Id, IdTag};
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
-use windlass_bootstrap::negotiated::{
-    Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability,
-};
+use windlass_bootstrap::negotiated::{Device, GRID_MAX, Member, RANKS_MAX, Token, Version, capability};
 use windlass_bootstrap::outcome::FallbackReason;
 use windlass_bootstrap::place;
 use windlass_transport::heap::Heap;
 use windlass_transport::native;
 use windlass_transport::p2p::Layout;
-use windlass_transport::sequencer::Graphs;
 use windlass_transport::tuning;
 
 use super::hosting::rendezvous;
 use super::transports::Share;
-use super::{ParentOnNccl, features, tuned, worker};
+use super::{chores, features, tuned};
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
@@ -99,12 +95,11 @@ impl InitRequest {
         }
     }
 
-    /// What the communicator keeps for those made from it where it has no peer group: nothing where none of them can have one.
-    pub fn parent_on_nccl(&self, configuration: configuration::Kept) -> Option<Arc<ParentOnNccl>> {
-        let id_tag = IdTag::decode(&self.id)?;
+    /// The communicator's name, where communicators made from it may have a peer group though it has none itself.
+    pub(super) fn name_of_parent(&self) -> Option<Token> {
         let waits = waits(self.waiting) == Waiting::Blocking;
         let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden().is_none();
-        splits.then(|| ParentOnNccl::new(id_tag.token, self.rank.max(0) as u32, self.ctas, configuration))
+        IdTag::decode(&self.id).filter(|_| splits).map(|id_tag| id_tag.token)
     }
 }
 
@@ -213,7 +208,7 @@ pub(super) fn on(
             process_listener: rendezvous().map_or(NOBODY, |rendezvous| rendezvous.process_listener()),
             tuning: tuned::table().hash(),
             checks: config().check == Switch::On,
-            attachment: worker::request_socket().map_err(no_identity)?.0.to_vec(),
+            attachment: chores::request_socket().map_err(no_identity)?.0.to_vec(),
         },
     };
     Ok((heap, share, facts))
@@ -242,15 +237,6 @@ fn options() -> u64 {
     let mut writer = Writer::default();
     writer.u64(messages).u64(collectives).u64(tuning::hash());
     checksum(&writer.finish())
-}
-
-/// What a communicator's configuration said of kernels, for one that is made from it and says nothing.
-pub(super) fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
-    let policy = match negotiated.capabilities & capability::UNBOUND {
-        0 => Policy::Own,
-        _ => Policy::Default,
-    };
-    Ctas { max: negotiated.ctas_max, policy, graphs }
 }
 
 /// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use windlass_base::gpu::Ordinal;
 
-use super::hang_detector::LEAVES_WITHIN;
-use super::{draining, settle, worker};
+use super::closing::settle;
+use super::transports::LEAVES_WITHIN;
+use super::{draining, worker};
 
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 

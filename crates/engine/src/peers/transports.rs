@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use windlass_kernels::launch::Geometry;
 
@@ -17,6 +18,9 @@ use windlass_transport::tuning;
 
 use super::error_propagation::Refused;
 use super::features;
+
+/// A kernel that is told to leave sees that within microseconds.
+pub(super) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the communicators of one device share.
 #[derive(Clone, Debug)]

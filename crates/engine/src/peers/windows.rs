@@ -29,12 +29,20 @@ use windlass_base::stats::windows::Kept;
 use windlass_base::stats::{count, segment};
 use windlass_bootstrap::negotiated::NegotiatedConfig;
 
-use super::deregistration::End;
 use super::page_layout::WINDOWS_AT;
+use super::registering::End;
+use super::weak_list::WeakList;
 
 pub use agreeing::{Course, Making, WindowRequest, is_refused_alone};
 pub use leaving::free_left;
 pub(super) use leaving::{free_leaving, look};
+
+static WINDOWS: WeakList<Windows> = WeakList::new();
+
+/// Those of this process that are alive.
+pub(super) fn alive() -> impl Iterator<Item = Arc<Windows>> {
+    WINDOWS.alive()
+}
 
 /// So many windows of a communicator stay that nobody has registered.
 const CACHED_MAX: usize = 64;
@@ -98,7 +106,7 @@ impl Windows {
             return None;
         }
         let version = segment::current().nccl_version.load(Ordering::Relaxed);
-        Some(Arc::new(Windows {
+        let windows = Arc::new(Windows {
             slot: WindowSlot::new(page.clone(), WINDOWS_AT, rank, negotiated.members.len() as u32)?,
             rules: Rules::of(version),
             rank,
@@ -112,7 +120,9 @@ impl Windows {
             is_dropping: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             ledger: Mutex::default(),
-        }))
+        });
+        WINDOWS.push(&windows);
+        Some(windows)
     }
 
     /// What the application's calls pass.

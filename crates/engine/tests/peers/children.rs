@@ -8,7 +8,8 @@ use windlass_bootstrap::negotiated::NegotiatedConfig;
 use windlass_bootstrap::outcome::Failure;
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::peers::{
-    self, Configured, Course, InitOutcome, Laziness, NewCommunicator, Others, Standing, Waiting, Wanted,
+    self, ChildCall, Configured, Course, InitOutcome, Laziness, NewCommunicator, Others, Standing, Waiting,
+    Wanted,
 };
 
 use crate::inits::{nothing_is_left, three_devices};
@@ -28,7 +29,7 @@ type Call<'a> = (&'a InitOutcome, i32, Wanted, i32, Laziness);
 /// What a rank does of it, and what it gets if that is lazy.
 fn make((parent, device, wanted, key, laziness): Call<'_>) -> (Course, Option<InitOutcome>) {
     let InitOutcome::PeerGroup(peer_group) = parent else { panic!("{parent:?}") };
-    let mut child_init = peer_group.child_call(&wanted, Standing::Built).unwrap().begun();
+    let mut child_init = ChildCall::of(peer_group.lineage(), &wanted, Standing::Built).unwrap().begun();
     let course = child_init.round(key, laziness.vote()).unwrap();
     let Course::Lazy { rank, ranks, .. } = &course else {
         return (course, None);
@@ -118,14 +119,14 @@ fn parent_ends_in_a_round() {
             other => panic!("{other:?}"),
         };
         let round = |rank: usize| {
-            let call = peer_group(rank).child_call(&Wanted::Shrink(vec![1]), Standing::Built);
+            let call = ChildCall::of(peer_group(rank).lineage(), &Wanted::Shrink(vec![1]), Standing::Built);
             call.unwrap().begun().round(0, LAZY.vote())
         };
         thread::scope(|scope| {
             let waits = scope.spawn(|| round(ended));
             thread::sleep(Duration::from_millis(100));
             assert!(!waits.is_finished());
-            peer_group(ended).end_children();
+            peer_group(ended).lineage().end();
             assert_eq!(waits.join().unwrap(), Err(Failure::Aborted));
         });
         assert!(matches!(round(other), Err(Failure::Absent { .. })));
@@ -141,7 +142,7 @@ fn refused_after_its_message() {
     let parents = peers::all_here(&[0, 1, 2], Laziness::None);
     let child_call = |rank: usize| match &parents[rank] {
         InitOutcome::PeerGroup(peer_group) => {
-            peer_group.child_call(&Wanted::Split(Some(0)), Standing::Built).unwrap()
+            ChildCall::of(peer_group.lineage(), &Wanted::Split(Some(0)), Standing::Built).unwrap()
         }
         other => panic!("{other:?}"),
     };

@@ -14,8 +14,8 @@ use windlass_engine::agreed::RegistrationSlot;
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::peers::{
-    self, Asked, Configured, Course, InitOutcome, InitRequest, Laziness, NewCommunicator, PeerGroup,
-    Standing, Waiting, Wanted,
+    self, Asked, ChildCall, Configured, Course, InitOutcome, InitRequest, Laziness, NewCommunicator,
+    PeerGroup, Standing, Waiting, Wanted,
 };
 
 use crate::inits::{id_of, nothing_is_left, three_devices};
@@ -74,7 +74,7 @@ fn met(ranks: i32, laziness: Laziness) -> Vec<InitOutcome> {
 /// A child that NCCL makes, whose own making is a barrier.
 fn make_child((parent, device): (&PeerGroup, i32), made: &Barrier) -> InitOutcome {
     let wanted = Wanted::Split(Some(0));
-    let mut child_init = parent.child_call(&wanted, Standing::Built).unwrap().begun();
+    let mut child_init = ChildCall::of(parent.lineage(), &wanted, Standing::Built).unwrap().begun();
     assert_eq!(child_init.round(0, Laziness::None.vote()), Ok(Course::Nccl));
     made.wait();
     let new_communicator = NewCommunicator { device, rank: device as u32, ranks: 3 };

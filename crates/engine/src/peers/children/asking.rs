@@ -6,10 +6,11 @@ use crate::peers::hosting::rendezvous;
 use windlass_bootstrap::children::{Invitation, Making, NOBODY, child};
 use windlass_bootstrap::colors::Parent;
 use windlass_bootstrap::negotiated::Token;
-use windlass_bootstrap::{Rendezvous, local_rendezvous};
 
-use super::taken::{Ahead, ChildInit, Leaves, SessionPlace};
-use super::waits::{Kind, Lineage};
+use super::lineage::{Kind, Lineage};
+use super::session_place::{self, SessionPlace};
+use super::taken::{Ahead, ChildInit, Leaves};
+use super::wanted::{Standing, Wanted};
 
 /// A call that NCCL has not taken yet.
 #[derive(Debug)]
@@ -26,18 +27,43 @@ pub struct ChildCall {
     pub(super) session: SessionPlace,
 }
 
-/// Enters the roster of the communicator of this name on this host, if there is one. Waits for the thread of a process that is in the
-/// same call, for a while: who has not entered by then has no peer group, nor have the others.
-pub(super) fn enter(lineage: &Lineage, child: Option<Token>) -> SessionPlace {
-    let Some(child) = child else { return SessionPlace::Nowhere };
-    let enter = |rendezvous: &Rendezvous| {
-        rendezvous.enter_local(local_rendezvous::name(child), lineage.rank, &|| lineage.has_ended())
-    };
-    let entered = rendezvous().and_then(enter);
-    SessionPlace::AtRoster(entered.map_err(|error| error.to_string()))
-}
-
 impl ChildCall {
+    /// Before NCCL is asked. Nothing if there can be no session, which all ranks find alike.
+    pub fn of(lineage: &Arc<Lineage>, wanted: &Wanted, standing: Standing) -> Option<ChildCall> {
+        let members = lineage.members();
+        let all = (1u64 << members.len()) - 1;
+        let (excluded, color) = match wanted {
+            Wanted::Split(color) => (Vec::new(), *color),
+            Wanted::Shrink(excluded) => (excluded.clone(), Some(0)),
+        };
+        let is_out = |rank: &u32| excluded.contains(&(*rank as i32));
+        let excluded: Vec<u32> = (0..members.len() as u32).filter(is_out).collect();
+        let ranks = excluded.iter().fold(all, |ranks, rank| ranks & !(1 << rank));
+        // Of a split all ranks are alive; of a shrink the excluded may not be.
+        let host = members.get(ranks.trailing_zeros() as usize)?;
+        if host.process_listener == NOBODY {
+            return None;
+        }
+        let shrinks = matches!(wanted, Wanted::Shrink(_)).then_some(excluded);
+        let parent = match (wanted, standing) {
+            (_, Standing::Built) => Parent::Built,
+            (Wanted::Split(_), Standing::Lazy) => Parent::Lazy,
+            (Wanted::Split(_), Standing::Lost) => Parent::Lost,
+            // Those who are excluded do not come, or those who lack it.
+            (Wanted::Shrink(_), _) => Parent::Unbuildable,
+        };
+        Some(ChildCall {
+            lineage: lineage.clone(),
+            process_listener: host.process_listener,
+            hosts: host.rank,
+            ranks,
+            shrinks,
+            parent,
+            color,
+            session: SessionPlace::Nowhere,
+        })
+    }
+
     /// Whether this is a call that NCCL cannot make, as far as this rank knows: it has no parent, and will have none.
     pub fn is_without_parent(&self) -> bool {
         self.parent == Parent::Unbuildable
@@ -75,7 +101,7 @@ impl ChildCall {
     pub fn enter(&mut self) {
         let before = self.lineage.counted(self.kind(), |_| ());
         let child = self.color.map(|_| self.invitation(before.begun).child);
-        self.session = enter(&self.lineage, child);
+        self.session = session_place::enter(&self.lineage, child);
     }
 
     /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.

@@ -8,15 +8,17 @@ use std::sync::Arc;
 
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
-use crate::peers::{closing, request};
+use crate::peers::request::{self, InitRequest};
+use crate::peers::shutdown;
 use windlass_bootstrap::children::{Invitation, Making, NOBODY, child};
 use windlass_bootstrap::colors::Parent;
 use windlass_bootstrap::facts::Waiting;
 use windlass_bootstrap::negotiated::Token;
 
-use super::taken::{Ahead, ChildInit, Leaves, SessionPlace};
-use super::waits::{Kind, Lineage};
-use super::{Configured, Wanted, asking};
+use super::lineage::{Kind, Lineage};
+use super::session_place::{self, SessionPlace};
+use super::taken::{Ahead, ChildInit, Leaves};
+use super::wanted::{Configured, Wanted};
 
 /// What a communicator without a peer group keeps for those made from it. It waits where its own calls do.
 #[derive(Debug)]
@@ -29,23 +31,23 @@ impl ParentOnNccl {
     /// Of one whose ranks all have this name for it, and nobody else.
     pub fn new(name: Token, rank: u32, ctas: Ctas, configuration: configuration::Kept) -> Arc<ParentOnNccl> {
         // Theirs may be this process's first peer groups.
-        closing::at_exit_too();
+        shutdown::at_exit_too();
         Arc::new(ParentOnNccl { lineage: Lineage::of_parent_on_nccl(name, rank, ctas), configuration })
     }
 
-    /// Of one of this name that is made from another without a peer group.
-    pub(super) fn of_child(
-        name: Token,
-        parent: &Lineage,
-        rank: u32,
-        configured: &Configured,
-    ) -> Arc<ParentOnNccl> {
-        ParentOnNccl::new(
-            name,
-            rank,
-            configured.ctas.unwrap_or(parent.ctas),
-            configured.configuration.clone(),
-        )
+    /// Of one that was asked for by an id: none where nothing that is made from it can have a peer group.
+    pub fn of_request(
+        request: &InitRequest,
+        configuration: configuration::Kept,
+    ) -> Option<Arc<ParentOnNccl>> {
+        let (name, rank) = (request.name_of_parent()?, request.rank.max(0) as u32);
+        Some(ParentOnNccl::new(name, rank, request.ctas, configuration))
+    }
+
+    /// Of one that was made from another, where it has no peer group itself.
+    pub fn of_child(child: &ChildInit, rank: u32, configured: &Configured) -> Arc<ParentOnNccl> {
+        let ctas = configured.ctas.unwrap_or(child.lineage.ctas);
+        ParentOnNccl::new(child.child(), rank, ctas, configured.configuration.clone())
     }
 
     /// Its configuration.
@@ -66,7 +68,7 @@ impl ParentOnNccl {
         Some(LocalWait {
             lineage: self.lineage.clone(),
             name,
-            session: asking::enter(&self.lineage, Some(name)),
+            session: session_place::enter(&self.lineage, Some(name)),
         })
     }
 
@@ -207,10 +209,10 @@ mod tests {
             shares: false,
         };
         let local_wait = first.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
-        let child = local_wait.child_init().parent_on_nccl(0, &configured);
+        let child = ParentOnNccl::of_child(&local_wait.child_init(), 0, &configured);
         assert_ne!(child.lineage.comm, first.lineage.comm);
         let other = world(0, name).enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
-        let other = other.child_init().parent_on_nccl(0, &configured);
+        let other = ParentOnNccl::of_child(&other.child_init(), 0, &configured);
         assert_ne!(child.lineage.comm, other.lineage.comm);
         // Also of one whose ranks meet, and find then that they have no peer group: by the same name on all.
         let name = place::random().unwrap();
@@ -218,7 +220,7 @@ mod tests {
         let entered = both.map(|parent_on_nccl| {
             parent_on_nccl.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap()
         });
-        let comms = entered.map(|one| one.child_init().parent_on_nccl(0, &configured).lineage.comm);
+        let comms = entered.map(|one| ParentOnNccl::of_child(&one.child_init(), 0, &configured).lineage.comm);
         assert_eq!(comms[0], comms[1]);
     }
 }

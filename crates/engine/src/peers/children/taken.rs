@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
+use crate::peers::asked::{Asked, cannot_reach};
+use crate::peers::closing::settle;
 use crate::peers::hosting::rendezvous;
-use crate::peers::init::cannot_reach;
-use crate::peers::{Asked, Laziness, request, settle};
-use windlass_bootstrap::LocalEntry;
+use crate::peers::request::{self, Laziness};
 use windlass_bootstrap::children::{Invitation, child};
 use windlass_bootstrap::colors::{Course, LazyVote, Parent, SplitMessage};
 use windlass_bootstrap::local_rendezvous::{self, Answer};
 use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
 use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
 
-use super::waits::{Lineage, Wait};
-use super::{Configured, NewCommunicator, ParentOnNccl, asking};
+use super::lineage::{Lineage, Wait};
+use super::session_place::{self, SessionPlace};
+use super::wanted::{Configured, NewCommunicator};
 
 /// What comes before the communicators of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,18 +23,6 @@ pub(super) enum Ahead {
     Round,
     /// NCCL's own split, of all.
     Nccl,
-}
-
-/// Where the ranks of the new communicator find each other: always at one of themselves, so that none of them needs a rank
-/// of the parent that is not in it, and that may be done and gone.
-#[derive(Debug)]
-pub(super) enum SessionPlace {
-    /// This rank is in none, or it has said all there that it has to.
-    Nowhere,
-    /// At the roster of this communicator, which this rank entered before NCCL was asked; or why it could not.
-    AtRoster(Result<LocalEntry, String>),
-    /// At the process of the first rank, which waits for this one's message: all know who is in it, as they have heard each other.
-    AtMember(Invitation),
 }
 
 /// What the others of a round hear of a rank that leaves it before its message.
@@ -67,11 +56,6 @@ impl ChildInit {
     /// The communicator that this rank will be in, by a name that its ranks share.
     pub fn child(&self) -> Token {
         self.invitation.child
-    }
-
-    /// What the new communicator keeps for those made from it, where it has no peer group itself.
-    pub fn parent_on_nccl(&self, rank: u32, configured: &Configured) -> Arc<ParentOnNccl> {
-        ParentOnNccl::of_child(self.child(), &self.lineage, rank, configured)
     }
 
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
@@ -109,7 +93,9 @@ impl ChildInit {
     fn meets_after(&mut self, course: &Course) {
         match course {
             Course::Lazy { ranks, .. } | Course::Apart { ranks, .. } => self.meets_at_member(ranks),
-            Course::Nccl => self.session = asking::enter(&self.lineage, self.color.map(|_| self.child())),
+            Course::Nccl => {
+                self.session = session_place::enter(&self.lineage, self.color.map(|_| self.child()))
+            }
             Course::Nothing | Course::Torn => {}
         }
     }

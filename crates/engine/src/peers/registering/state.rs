@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::agreed::Number;
 use crate::peers::aliases::Alias;
-use crate::peers::deregistration::End;
 use crate::peers::offer_pacing::OfferPacing;
 use crate::peers::staging::Staging;
 use crate::registration::{Cache, Limits, Use};
@@ -16,6 +15,16 @@ use windlass_base::gpu::{Failure, Home, StreamHandle};
 const ENTRIES_MAX: usize = 64;
 /// Allocations that cannot be registered, remembered.
 const REFUSED_MAX: usize = 64;
+
+/// What an end leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// NCCL has nothing of ours any more.
+    Clean,
+    /// Peers may be writing to what is registered, or NCCL keeps it: it stays for good, and NCCL must not free its communicator,
+    /// since it looks for what is registered where it has just freed it (2.28.9, commFree).
+    Left,
+}
 
 /// What this rank has of it.
 #[derive(Debug)]

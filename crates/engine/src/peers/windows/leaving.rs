@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 use crate::pool::{self, Block};
 use windlass_base::gpu::{Home, Ordinal};
 
-use super::super::recycling::{self, Busy};
-use super::super::{side_thread, worker};
-use super::{LOOK_EVERY, Windows, blocks};
+use super::super::freeing::{self, Busy};
+use super::super::side_thread;
+use super::{LOOK_EVERY, Windows, alive, blocks};
 
 /// Whether a thread is at it.
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 
 /// Has the blocks that are to leave freed, of which no communicator has a call inside; the others later. Waits for nobody.
-pub(in crate::peers) fn look(all: impl Iterator<Item = Arc<Windows>>) {
+pub(in crate::peers) fn look() {
     if pool::leaving().is_empty() || IS_BUSY.swap(true, Ordering::AcqRel) {
         return;
     }
     let busy = Busy(&IS_BUSY);
-    let all: Vec<Arc<Windows>> = all.collect();
+    let all: Vec<Arc<Windows>> = alive().collect();
     side_thread::run(None, move || {
         let _busy = busy;
         pool::leaving().iter().for_each(|block| {
@@ -37,8 +37,7 @@ pub(in crate::peers) fn free_leaving(device: Ordinal, within: Duration) -> usize
     if leaving().next().is_none() {
         return 0;
     }
-    let mut all = Vec::new();
-    worker::each_windows(|one| all.push(one.clone()));
+    let all: Vec<Arc<Windows>> = alive().collect();
     let until = Instant::now() + within;
     let freed = Arc::new(AtomicUsize::new(0));
     let free_all = {
@@ -72,9 +71,9 @@ fn free(block: &Block) -> bool {
     let left = if blocks::is_free(block.serial) { pool::left(block.serial) } else { None };
     let Some(address) = left else { return false };
     // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none.
-    let home = recycling::home_of(block.device);
+    let home = freeing::home_of(block.device);
     let _entered = home.as_ref().map(Home::enter);
-    recycling::let_go(&[address]);
+    freeing::let_go(&[address]);
     true
 }
 

@@ -3,18 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::forward::init::Ctas;
-use crate::peers::closing::Life;
-use crate::peers::request;
+use crate::forward::init::{Ctas, Policy};
+use crate::peers::life::Life;
 use windlass_base::descriptor::Ours;
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::children::{Making, NOBODY};
-use windlass_bootstrap::negotiated::{Member, NegotiatedConfig, Token};
+use windlass_bootstrap::negotiated::{Member, NegotiatedConfig, Token, capability};
 use windlass_transport::sequencer::Graphs;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]
-pub(crate) struct Lineage {
+pub struct Lineage {
     /// Of which the names of those made from it are made.
     pub(super) comm: Token,
     pub(super) rank: u32,
@@ -75,7 +74,7 @@ struct Waits {
 
 impl Lineage {
     /// Of one with a peer group.
-    pub(crate) fn of_peer_group(
+    pub(in crate::peers) fn of_peer_group(
         negotiated: &Arc<NegotiatedConfig>,
         rank: u32,
         lives: Vec<Arc<Life>>,
@@ -88,21 +87,21 @@ impl Lineage {
             negotiated: Some(negotiated.clone()),
             lives,
             has_rounds: negotiated.may_have_lazy_children(),
-            ctas: request::ctas_of(negotiated, graphs),
+            ctas: ctas_of(negotiated, graphs),
             counted,
             waiting,
         })
     }
 
     /// Of one without, whose ranks all have this name for it.
-    pub(crate) fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Lineage> {
+    pub(super) fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Lineage> {
         let (counted, waiting) = Default::default();
         let (negotiated, lives) = (None, Vec::new());
         Arc::new(Lineage { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })
     }
 
     /// The parent ends: nobody waits for its children.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         let mut waiting = self.waiting();
         waiting.ended = true;
         let cancellers = std::mem::take(&mut waiting.cancellers);
@@ -111,7 +110,7 @@ impl Lineage {
     }
 
     /// Whether it has.
-    pub(super) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.waiting().ended
     }
 
@@ -143,13 +142,22 @@ impl Lineage {
         alive.filter_map(|life| Some((life.rank, copy(life.rank, life.ends.as_ref()?)?))).collect()
     }
 
-    fn members(&self) -> &[Member] {
+    pub(super) fn members(&self) -> &[Member] {
         self.negotiated.as_ref().map_or(&[], |negotiated| &negotiated.members)
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waits> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a communicator's configuration said of kernels, for one that is made from it and says nothing.
+fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
+    let policy = match negotiated.capabilities & capability::UNBOUND {
+        0 => Policy::Own,
+        _ => Policy::Default,
+    };
+    Ctas { max: negotiated.ctas_max, policy, graphs }
 }
 
 fn copy(rank: u32, life: &Ours) -> Option<Ours> {

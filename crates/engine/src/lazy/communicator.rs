@@ -1,0 +1,228 @@
+//! What a lazy communicator has, and what is asked of it.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nccl_sys::{ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess};
+
+use crate::forward::known::{self, End};
+use crate::peers::cached::Built;
+use crate::peers::{PeerGroup, Standing};
+use windlass_base::call::Call;
+use windlass_base::error::refuse;
+use windlass_base::gpu::{Ordinal, StreamHandle};
+use windlass_base::process;
+
+use super::ends::Ends;
+use super::handle::Minted;
+use super::kept::Registrations;
+use super::operators::Operators;
+use super::stage::Stage;
+use super::usage::{Unfit, Usage, free_bytes};
+use super::{arguments, lost};
+
+/// A lazy communicator.
+#[derive(Debug)]
+pub struct LazyCommunicator {
+    pub(super) handle: Minted,
+    pub(super) peer_group: Arc<PeerGroup>,
+    pub(super) device: Ordinal,
+    /// Where NCCL writes its handle, before it waits for the others.
+    pub(super) written: AtomicPtr<ncclComm>,
+    /// NCCL's handle once it is materialized; null before.
+    pub(super) real: AtomicPtr<ncclComm>,
+    /// What materializes it, or has: an ended one's, or what was built for this one. Held for a few stores, after `stage`.
+    pub(super) built: Mutex<Option<Built>>,
+    pub(super) is_reused: bool,
+    pub(super) usage: Usage,
+    /// How many there were to have NCCL build it.
+    pub(super) attempts: AtomicU64,
+    pub(super) aborted: AtomicBool,
+    pub(super) finalized: AtomicBool,
+    pub(super) revoked: AtomicBool,
+    /// Held for a few stores.
+    pub(super) stage: Mutex<Stage>,
+    pub(super) ends: Ends,
+    pub(super) operators: Operators,
+    pub(super) registrations: Registrations,
+}
+
+impl LazyCommunicator {
+    /// A new one, which an ended one's communicator materializes if all ranks have it. Nobody knows its handle yet.
+    pub fn new(peer_group: Arc<PeerGroup>, device: Ordinal, built: Option<Built>) -> Arc<LazyCommunicator> {
+        process::first_lazy();
+        let lazy = Arc::new(LazyCommunicator {
+            handle: Minted::new(),
+            peer_group,
+            device,
+            written: AtomicPtr::new(null_mut()),
+            real: AtomicPtr::new(null_mut()),
+            is_reused: built.is_some(),
+            built: Mutex::new(built),
+            usage: Usage::default(),
+            attempts: AtomicU64::new(0),
+            aborted: AtomicBool::new(false),
+            finalized: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            stage: Mutex::new(Stage::Lazy),
+            ends: Ends::default(),
+            operators: Operators::default(),
+            registrations: Registrations::default(),
+        });
+        lost::listen(&lazy);
+        lazy
+    }
+
+    /// What the application holds.
+    pub fn handle(&self) -> ncclComm_t {
+        self.handle.address() as ncclComm_t
+    }
+
+    /// What serves it meanwhile, and later too.
+    pub fn peer_group(&self) -> &Arc<PeerGroup> {
+        &self.peer_group
+    }
+
+    /// This rank's device.
+    pub fn device(&self) -> Ordinal {
+        self.device
+    }
+
+    /// NCCL's own handle, once it has been materialized.
+    pub fn real(&self) -> Option<ncclComm_t> {
+        let real = self.real.load(Ordering::Acquire);
+        (!real.is_null()).then_some(real)
+    }
+
+    /// User-defined reductions.
+    pub fn operators(&self) -> &Operators {
+        &self.operators
+    }
+
+    /// The application's registered buffers.
+    pub fn registrations(&self) -> &Registrations {
+        &self.registrations
+    }
+
+    /// NCCL's answer to the arguments of a call that it would refuse, before any other rank has a part in it.
+    pub fn refusal(&self, call: &Call) -> Option<ncclResult_t> {
+        arguments::refusal(call, self.peer_group.negotiated().members.len(), &self.operators)
+    }
+
+    /// How NCCL's communicator stands, for those made from this one.
+    pub fn standing(&self) -> Standing {
+        // What has been built was the last attempt.
+        let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
+        match self.real() {
+            None => Standing::Lazy,
+            Some(_) if attempt.is_some_and(|attempt| self.peer_group.attempts().has_lost(attempt)) => {
+                Standing::Lost
+            }
+            Some(_) => Standing::Built,
+        }
+    }
+
+    /// Ends it, or prepares its end. Gives NCCL's answer.
+    pub fn end(&self, how: End) -> ncclResult_t {
+        match (how, self.real()) {
+            (End::Abort, _) => self.abort(),
+            (End::Finalize, _) if self.finalized.swap(true, Ordering::AcqRel) => refuse(
+                ncclInvalidArgument,
+                format_args!("ncclCommFinalize: called before on this communicator"),
+            ),
+            (End::Finalize, None) => ncclSuccess,
+            (End::Finalize, Some(real)) => self.finalize(real),
+            (End::Destroy, _) => self.destroy(),
+        }
+    }
+
+    /// Whether an ended one's communicator materializes it, or will.
+    pub fn is_reused(&self) -> bool {
+        self.is_reused
+    }
+
+    /// What is done makes that nobody may have NCCL's communicator after this one.
+    pub fn mark(&self, unfit: Unfit) {
+        self.usage.mark(unfit);
+    }
+
+    /// A collective goes to NCCL on a stream; all ranks capture it, or none does.
+    pub fn runs_on(&self, stream: StreamHandle) {
+        self.usage.run_on(stream, Unfit::Everywhere);
+    }
+
+    /// A call of this rank's own goes to NCCL on a stream.
+    pub fn runs_alone_on(&self, stream: StreamHandle) {
+        self.usage.run_on(stream, Unfit::Here);
+    }
+
+    /// Before a call goes to NCCL: what is free on the device if it is the first, which makes connections. A call in a group
+    /// makes them at the group's end only.
+    pub fn measure(&self) -> Option<u64> {
+        let fresh = !self.is_reused && self.usage.is_fresh();
+        if fresh { free_bytes(self.device).ok() } else { None }
+    }
+
+    /// After it.
+    pub fn measured(&self, before: Option<u64>) {
+        before.into_iter().for_each(|before| self.usage.measured(self.device, before));
+    }
+
+    /// Stops its work. Gives NCCL's answer.
+    pub fn revoke(&self, flags: c_int) -> ncclResult_t {
+        let ended = self.finalized.load(Ordering::Acquire) || self.is_revoked();
+        let result = match self.real() {
+            _ if flags != 0 => {
+                refuse(ncclInvalidArgument, format_args!("ncclCommRevoke: flags {flags}, expected 0"))
+            }
+            _ if ended => refuse(
+                ncclInvalidArgument,
+                format_args!("ncclCommRevoke: the communicator is ending, or revoked"),
+            ),
+            None => ncclSuccess,
+            Some(real) => known::revoke(real, flags),
+        };
+        if result == ncclSuccess {
+            self.revoked.store(true, Ordering::Release);
+            // NCCL counts it as finalized, too.
+            self.finalized.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    /// Whether it was revoked.
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// The call as NCCL is to get it: its own handle, its own operator.
+    pub fn translated(&self, call: &Call) -> Result<Call, ncclResult_t> {
+        let Some(real) = self.real() else {
+            return Err(refuse(
+                ncclInternalError,
+                format_args!("a lazy communicator that was not materialized"),
+            ));
+        };
+        let mut call = *call;
+        call.local.communicator = real;
+        if let Some(operation) = call.shared.operation {
+            let made = self.operators.real(operation, real).ok_or_else(|| {
+                let name = call.shared.function.entry().description().name;
+                let why = format_args!("{name}: reduction {} is unknown to this communicator", operation.0);
+                refuse(ncclInvalidArgument, why)
+            });
+            call.shared.operation = Some(made?);
+        }
+        Ok(call)
+    }
+
+    pub(super) fn built(&self) -> MutexGuard<'_, Option<Built>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,253 @@
+//! What the background [worker] does for the peer groups of this process: these chores, in this order.
+
+use std::time::{Duration, Instant};
+
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::request_socket::Answer;
+
+use crate::pool;
+
+use super::attempts::LostAttempt;
+#[cfg(any(test, feature = "fuzzing"))]
+use super::error_propagation::Loss;
+use super::growing::GrowthRequest;
+use super::hang_detector::HangDetectors;
+use super::ids::IdRequest;
+use super::worker::{BUSY_TICK, Chore, IDLE_TICK, SOON_TICK};
+use super::{cached, closing, draining, recycling, registering, registry, room, windows, worker};
+
+/// Where this process answers other ranks' questions. The first call starts the worker.
+pub(super) fn request_socket() -> std::io::Result<Token> {
+    worker::request_socket(all)
+}
+
+fn all() -> Vec<Box<dyn Chore>> {
+    vec![
+        Box::new(Registrations),
+        Box::new(Comparisons),
+        Box::<Growth>::default(),
+        Box::<HangDetectors>::default(),
+        Box::new(LostAttempts),
+        Box::new(IdMaker),
+        Box::new(LeavingBlocks),
+        Box::new(KeptMemory::new()),
+        Box::<Drained>::default(),
+        Box::new(ClosedGroups),
+    ]
+}
+
+/// Memory that is registered and has gone is deregistered.
+struct Registrations;
+
+impl Chore for Registrations {
+    fn due(&self) -> Option<Duration> {
+        registering::alive().any(|one| one.has_entries()).then_some(SOON_TICK)
+    }
+
+    fn turn(&mut self) {
+        registering::alive().for_each(|one| one.look());
+    }
+}
+
+/// What ranks told of their calls is compared.
+struct Comparisons;
+
+impl Chore for Comparisons {
+    fn due(&self) -> Option<Duration> {
+        registry::alive().any(|peer_group| peer_group.checking().is_some()).then_some(SOON_TICK)
+    }
+
+    fn turn(&mut self) {
+        registry::alive().for_each(|peer_group| {
+            peer_group.checking().into_iter().for_each(|one| one.look(|| peer_group.gone()));
+        });
+    }
+}
+
+/// Rings grow whose senders wait. It looks often while sends and receives are being issued, and a while after.
+#[derive(Default)]
+struct Growth {
+    runs: u64,
+    busy_since: Option<Instant>,
+}
+
+/// So long after the last.
+const BUSY_FOR: Duration = Duration::from_secs(1);
+
+impl Growth {
+    fn note(&mut self, runs: u64) {
+        if runs != self.runs {
+            (self.runs, self.busy_since) = (runs, Some(Instant::now()));
+        } else if self.busy_since.is_some_and(|since| since.elapsed() > BUSY_FOR) {
+            self.busy_since = None;
+        }
+    }
+}
+
+impl Chore for Growth {
+    fn due(&self) -> Option<Duration> {
+        let idle = (!registry::is_empty()).then_some(IDLE_TICK);
+        self.busy_since.map(|_| BUSY_TICK).or(idle)
+    }
+
+    fn turn(&mut self) {
+        let mut runs = 0;
+        for peer_group in registry::alive() {
+            runs += peer_group.runs();
+            let Some(transports) = peer_group.transports() else { continue };
+            for question in peer_group.growing().wanted(&transports.p2p) {
+                peer_group.others().ask(question.to, question.encode(), move |answer| {
+                    let Some(peer_group) = registry::find(question.comm, question.from) else { return };
+                    let Some((p2p, heap)) = peer_group.p2p_and_heap() else { return };
+                    peer_group.growing().answered(question, answer.ok(), p2p, heap);
+                });
+            }
+        }
+        self.note(runs);
+    }
+
+    fn answer(&mut self, words: &[u8]) -> Option<Answer> {
+        let question = GrowthRequest::decode(words)?;
+        let peer_group = registry::find(question.comm, question.to)?;
+        let (p2p, heap) = peer_group.p2p_and_heap()?;
+        peer_group.growing().grant(question, p2p, heap, room::make)
+    }
+}
+
+/// Other ranks' attempts to have NCCL build a lazy communicator that failed.
+struct LostAttempts;
+
+impl Chore for LostAttempts {
+    fn answer(&mut self, words: &[u8]) -> Option<Answer> {
+        let LostAttempt { comm, from, to, attempt } = LostAttempt::decode(words)?;
+        let peer_group = registry::find(comm, to)?;
+        log::debug!(
+            "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a lazy communicator failed"
+        );
+        peer_group.attempts().hear_of_lost(attempt);
+        Some(Answer { words: vec![1], descriptor: None })
+    }
+}
+
+/// IdMaker that this process makes for all ranks.
+struct IdMaker;
+
+impl Chore for IdMaker {
+    fn answer(&mut self, words: &[u8]) -> Option<Answer> {
+        let IdRequest { comm, of, number } = IdRequest::decode(words)?;
+        Some(registry::find(comm, of)?.ids().answer(number))
+    }
+}
+
+/// Blocks that leave the pool are freed once their windows have gone.
+struct LeavingBlocks;
+
+impl Chore for LeavingBlocks {
+    fn due(&self) -> Option<Duration> {
+        pool::is_any_leaving().then_some(SOON_TICK)
+    }
+
+    fn turn(&mut self) {
+        windows::look();
+    }
+}
+
+/// What is kept of freed memory and of ended communicators goes back where memory is short, and after a while.
+struct KeptMemory {
+    looked: Instant,
+}
+
+impl KeptMemory {
+    fn new() -> KeptMemory {
+        KeptMemory { looked: Instant::now() }
+    }
+}
+
+impl Chore for KeptMemory {
+    fn due(&self) -> Option<Duration> {
+        if recycling::is_any_to_look_after() {
+            return Some(SOON_TICK);
+        }
+        // A cached communicator may not end beside others, whose ends wake nobody.
+        (cached::is_any() || !pool::is_empty()).then_some(IDLE_TICK)
+    }
+
+    fn turn(&mut self) {
+        if recycling::is_any_to_look_after() && self.looked.elapsed() >= SOON_TICK {
+            recycling::look();
+            self.looked = Instant::now();
+        }
+    }
+}
+
+/// Peer groups that have ended are closed once their kernels have left.
+#[derive(Default)]
+struct Drained {
+    is_more: bool,
+}
+
+impl Chore for Drained {
+    fn due(&self) -> Option<Duration> {
+        self.is_more.then_some(BUSY_TICK)
+    }
+
+    fn turn(&mut self) {
+        self.is_more = draining::look();
+    }
+}
+
+/// What this rank has closed goes back once the others have closed it, too.
+struct ClosedGroups;
+
+impl Chore for ClosedGroups {
+    fn due(&self) -> Option<Duration> {
+        closing::waits().then_some(IDLE_TICK)
+    }
+
+    fn turn(&mut self) {
+        closing::settle();
+    }
+}
+
+/// Reads a request as the chores do, for fuzzing: of two kinds none is.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn fuzz_request(words: &[u8]) {
+    let read = [
+        Loss::decode(words).is_some(),
+        LostAttempt::decode(words).is_some(),
+        IdRequest::decode(words).is_some(),
+        GrowthRequest::decode(words).is_some(),
+    ];
+    assert!(read.iter().filter(|is_read| **is_read).count() < 2);
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_transport::p2p::Wire;
+
+    use super::*;
+
+    /// No kind of request reads as another.
+    #[test]
+    fn kinds() {
+        let comm = Token([5; 16]);
+        fuzz_request(&Loss { comm, from: 3, to: 1 }.encode());
+        fuzz_request(&LostAttempt { comm, from: 2, to: 1, attempt: 7 }.encode());
+        fuzz_request(&IdRequest { comm, of: 2, number: 7 }.encode());
+        fuzz_request(&GrowthRequest { comm, from: 3, to: 1, wire: Wire::Bulk }.encode());
+    }
+
+    /// It looks often from a call on, and a while longer.
+    #[test]
+    fn busy() {
+        let mut growth = Growth::default();
+        growth.note(0);
+        assert!(growth.busy_since.is_none());
+        growth.note(3);
+        growth.note(3);
+        assert_eq!(growth.due(), Some(BUSY_TICK));
+        growth.busy_since = Instant::now().checked_sub(2 * BUSY_FOR);
+        growth.note(3);
+        assert!(growth.busy_since.is_none());
+    }
+}
