@@ -180,22 +180,49 @@ fn words_given_up_stay_away() {
 
 /// The longest sentence, in words, of pages that somebody has gone over.
 const SENTENCE_WORDS_MAX: usize = 35;
-const SHORT: &[&str] = &["README.md", "CONTRIBUTING.md", "docs/performance.md"];
+const SHORT: &[&str] = &[
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/collectives.md",
+    "docs/environments.md",
+    "docs/nccl-variables.md",
+    "docs/options.md",
+    "docs/peer-groups.md",
+    "docs/performance.md",
+    "docs/registration.md",
+    "docs/symmetric-memory.md",
+];
 /// To be lowered only; 120 is the aim.
 const README_LINES_MAX: usize = 191;
 
-/// Sentences can be read at once.
+/// The paragraphs, list items and table cells of a page, each on one line, without code and headings.
+fn paragraphs(text: &str) -> Vec<String> {
+    let mut paragraphs = vec![String::new()];
+    for line in text.split("```").step_by(2).flat_map(|prose| prose.lines().chain([""])) {
+        let line = line.trim();
+        if line.starts_with('|') {
+            paragraphs.extend(line.split('|').map(str::to_owned));
+        }
+        let is_left_out = line.is_empty() || line.starts_with(['|', '#']);
+        let number = line.trim_start_matches(|c: char| c.is_ascii_digit());
+        let is_item = line.starts_with("- ") || number.len() < line.len() && number.starts_with(". ");
+        if is_left_out || is_item {
+            paragraphs.push(String::new());
+        }
+        if !is_left_out {
+            *paragraphs.last_mut().unwrap() += &format!("{line} ");
+        }
+    }
+    paragraphs
+}
+
+/// Sentences can be read at once, also those that go on in the next line.
 #[test]
 fn sentences_are_short() {
     let mut long = Vec::new();
     for page in SHORT {
-        for line in read(page)
-            .split("```")
-            .step_by(2)
-            .flat_map(str::lines)
-            .filter(|line| !line.starts_with(['|', '#']))
-        {
-            for sentence in line.replace(['?', ';', ':'], ".").split(". ") {
+        for paragraph in paragraphs(&read(page)) {
+            for sentence in paragraph.replace(['?', ';', ':'], ".").split(". ") {
                 let count = sentence.split_whitespace().count();
                 if count > SENTENCE_WORDS_MAX {
                     long.push(format!("{page}: {count} words: {sentence}"));
