@@ -61,14 +61,14 @@ ROWS = [
 
 HEAD = """# Under the variables that programs set
 
-Programs set variables of NCCL's by themselves. This page says what Windlass has under each: `ctests/support/environments.py` runs every row
-on the simulator, on devices with multicast, and the page is made from its reports. [NCCL's variables](nccl-variables.md) says why.
+Programs set variables of NCCL's by themselves. This page says which parts of Windlass work under these variables. `ctests/support/environments.py`
+runs every row on the simulator, on devices with multicast, and makes this page from the reports. [NCCL's variables](nccl-variables.md) says why.
 
-- A row's variables are those that the program sets without flags of the user's, or with the one flag that it names. Versions and files were
-  read in August 2026.
-- **yes**: calls ran that way. Peer groups and send/recv on Windlass's path are in every row.
-- Lazy: NCCL's part of a communicator of two ranks is built when an all-reduce needs it, beside a receive that waits. The next of the same
-  ranks takes it over.
+- A row has the variables that the program sets without any flag of the user's, or with the one flag that the row names. Versions and files
+  were read in August 2026.
+- **yes** means that calls ran that way. Peer groups work in every row, and sends and receives run on Windlass's path.
+- Lazy: NCCL builds its part of a communicator of two ranks when an all-reduce needs it, beside a receive that waits. The next communicator of
+  the same ranks reuses that part.
 
 | program | variables | send/recv | native collectives | lazy | memory pool | kept windows | registration |
 |---|---|---|---|---|---|---|---|

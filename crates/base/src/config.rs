@@ -200,7 +200,7 @@ Options are environment variables. This page is made from `crates/base/src/confi
 
 - **When they are read.** `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT`, `WINDLASS_STATS` and `WINDLASS_NVTX` are read at the first NCCL call of the process.
   All others are read at the first unique id, init or `ncclMemAlloc`.
-  A program that links NCCL has `WINDLASS_NCCL` read when it is loaded, too: set it before the program starts.
+  In a program that links NCCL, `WINDLASS_NCCL` is also read when the program is loaded: set it before the program starts.
 - **Earlier names** are read for one version more. If both names are set, the new name holds.
 - **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values, unknown `WINDLASS_` names and earlier names.
   A process logs them at `WINDLASS_LOG=warn`.

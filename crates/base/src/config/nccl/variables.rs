@@ -86,7 +86,7 @@ pub const VARIABLES: &[Variable] = &[
         example: "0",
         read: Moment::FirstInit,
         since: 0,
-        why: "NCCL's inits return before the other ranks have come, and Windlass's agreement would wait for them. It counts more than a configuration's `blocking`; so does 1, by which inits wait.",
+        why: "NCCL's inits return before the other ranks have come, and Windlass's agreement would wait for them. The variable overrides `blocking` of a configuration; so does the value 1, with which inits wait.",
         set_by: "no program known",
         effect: |text| match number(text) {
             0 => Some(Effect::NonBlocking),
@@ -100,7 +100,7 @@ pub const VARIABLES: &[Variable] = &[
         example: "node7",
         read: Moment::FirstInit,
         since: 0,
-        why: "NCCL takes ranks with unlike values for ranks of unlike hosts.",
+        why: "NCCL takes ranks with different values for ranks of different hosts.",
         set_by: "users, to try several hosts on one",
         effect: |text| Some(Effect::Host(fingerprint(text))),
     },
@@ -289,15 +289,15 @@ pub fn documentation() -> String {
         `crates/base/src/config/nccl/variables.rs`.\n\n\
         - **Where values come from.** The environment comes first, then the file that `NCCL_CONF_FILE` names (else `~/.nccl.conf`), then\n  \
         `/etc/nccl.conf`. An empty value counts as not set.\n\
-        - **When they are read.** When NCCL reads them. A program that sets `NCCL_P2P_DISABLE=1` after `ncclGetVersion` and before its first init\n  \
-        gets what it asks for. A variable that `NCCL_NO_CACHE` names is read at every init (NCCL 2.29.7 and later).\n\
-        - **Lazy communicators.** NCCL builds its part of one when a call needs it. It reads `NCCL_ALGO` and the others of every init only then.\n\
-        - **Who says what took effect.** `windlass doctor` lists those that are set in its own environment. With `WINDLASS_LOG=info` a process\n  \
-        logs one line for each that took effect. `WINDLASS_REPORT=text` and `windlass stats` name for each communicator what it lacks.\n\
+        - **When they are read.** Windlass reads each variable when NCCL reads it. So `NCCL_P2P_DISABLE=1` takes effect even if a program sets it\n  \
+        after `ncclGetVersion`, as long as it does so before its first init. A variable that `NCCL_NO_CACHE` names is read at every init (NCCL 2.29.7 and later).\n\
+        - **Lazy communicators.** NCCL builds its part of a lazy communicator when a call needs it. NCCL reads `NCCL_ALGO`, and what else it reads at every init, only then.\n\
+        - **Where to see what took effect.** `windlass doctor` lists the variables that are set in its own environment. With `WINDLASS_LOG=info` a process\n  \
+        logs one line for each variable that took effect. `WINDLASS_REPORT=text` and `windlass stats` name for each communicator what it lacks.\n\
         - **What is not here.** Variables that tune only NCCL's kernels or network, such as `NCCL_BUFFSIZE`, `NCCL_NTHREADS`, `NCCL_MAX_NCHANNELS` and\n  \
-        `NCCL_IB_HCA`. They hold for what NCCL runs. `NCCL_MAX_CTAS` limits Windlass's kernels, too. Windlass warns of no `NCCL_` name.\n\
-        - **`NCCL_CUMEM_ENABLE=0` and checkpoints.** Some set it because memory that processes share through cuMem may stand in the way of CUDA\n  \
-        checkpointing. Peer groups share memory in that way whatever it says. Set `WINDLASS_PEER_GROUPS=off` in a process that is to be checkpointed.\n\n\
+        `NCCL_IB_HCA`. They act on what NCCL runs. `NCCL_MAX_CTAS` limits Windlass's kernels, too. Windlass warns of no `NCCL_` name.\n\
+        - **`NCCL_CUMEM_ENABLE=0` and checkpoints.** Some users set this variable because memory that processes share through cuMem may prevent CUDA\n  \
+        checkpointing. Peer groups share memory in that way whatever the variable says. Set `WINDLASS_PEER_GROUPS=off` in a process that is to be checkpointed.\n\n\
         The rows in **bold** take something away.\n\n\
         | variable | values with an effect | read | what changes | why | who sets it |\n|---|---|---|---|---|---|\n";
     let row = |variable: &'static Variable| {
