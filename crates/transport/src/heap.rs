@@ -30,20 +30,20 @@ pub mod registry;
 
 pub mod counters;
 
-pub mod refusal;
+pub mod error;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use counters::Counters;
+pub use error::HeapError;
 pub use holds::Holds;
 pub use near::reach;
 pub use peer::{Peer, PeerHeap, PeerRegion};
 pub use place::{Announcement, Place};
 use quarantine::Content;
 pub use quarantine::{Event, LeaseId, Member, Process};
-pub use refusal::Refusal;
 pub use region::Region;
 pub use registry::{counters, settle};
 pub use space::{Placement, Serial};
@@ -81,8 +81,8 @@ struct HeapLedger {
 
 impl Heap {
     /// The symmetric heap of a device of this process, made at the first call. Limited by `WINDLASS_HEAP_MAX`.
-    pub fn of(device: Ordinal) -> Result<Arc<Heap>, Refusal> {
-        registry::heap(device).map_err(Refusal::told)
+    pub fn of(device: Ordinal) -> Result<Arc<Heap>, HeapError> {
+        registry::heap(device).map_err(HeapError::told)
     }
 
     /// A symmetric heap beside the process's own: what tests use. Maps at most `mapped_bytes_max` bytes.
@@ -90,7 +90,7 @@ impl Heap {
         driver: &'static Driver,
         device: Ordinal,
         mapped_bytes_max: u64,
-    ) -> Result<Arc<Heap>, Refusal> {
+    ) -> Result<Arc<Heap>, HeapError> {
         let home = Home::of(driver, device)?;
         let entered = home.enter()?;
         let granularity = granularity(driver, device)?;
@@ -128,12 +128,12 @@ impl Heap {
 
     /// Lends at least `bytes` bytes to the communicator of `holds`. They are being filled with zeros when this returns.
     /// Maps more memory if need be; refuses at the limit, with the numbers.
-    pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, Refusal> {
+    pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, HeapError> {
         self.lend_or_refuse(bytes, holds, Content::BeingZeroed)
     }
 
     /// The same, holding anything, for who needs no zeros: nothing runs on the device, so it never waits for kernels.
-    pub fn lend_as_it_is(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, Refusal> {
+    pub fn lend_as_it_is(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, HeapError> {
         self.lend_or_refuse(bytes, holds, Content::Ready)
     }
 
@@ -142,12 +142,12 @@ impl Heap {
         bytes: u64,
         holds: &Arc<Holds>,
         content: Content,
-    ) -> Result<Region, Refusal> {
+    ) -> Result<Region, HeapError> {
         let lent = self.lend_now(bytes, holds, content);
         if lent.is_err() && !self.is_in_forked_child() {
             lock(&self.ledger).seen.refused += 1;
         }
-        lent.map_err(Refusal::told)
+        lent.map_err(HeapError::told)
     }
 
     /// Takes note of what happened to leases. Never waits for the driver; any thread, any time.
@@ -158,14 +158,14 @@ impl Heap {
     }
 
     /// Takes back the regions whose leases are over and unmaps what is empty. For the background worker.
-    pub fn settle(&self) -> Result<(), Refusal> {
+    pub fn settle(&self) -> Result<(), HeapError> {
         self.refuse_child()?;
         // Of a context that is gone nothing runs, and memory is no part of it.
         let entered = if self.home.is_there() { Some(self.home.enter()?) } else { None };
         if entered.is_none() {
             self.forget_zeroing();
         }
-        self.settle_within(&mut lock(&self.chunks)).map_err(|failure| Refusal::from(failure).told())
+        self.settle_within(&mut lock(&self.chunks)).map_err(|failure| HeapError::from(failure).told())
     }
 
     /// What there is and was.
@@ -200,7 +200,7 @@ impl Heap {
         bytes: u64,
         holds: &Arc<Holds>,
         content: Content,
-    ) -> Result<Region, Refusal> {
+    ) -> Result<Region, HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
         let mut chunks = lock(&self.chunks);
@@ -225,11 +225,11 @@ impl Heap {
     }
 
     /// A place, on memory that may have to be mapped first. Where there is no room, leases that are over are taken back.
-    fn place(&self, chunks: &mut BTreeMap<Serial, Mapping>, bytes: u64) -> Result<Placement, Refusal> {
+    fn place(&self, chunks: &mut BTreeMap<Serial, Mapping>, bytes: u64) -> Result<Placement, HeapError> {
         let first = self.place_or_grow(chunks, bytes);
         let worth_settling = match &first {
-            Err(Refusal::Full { .. }) => true,
-            Err(Refusal::Cuda(failure)) => failure.is_out_of_memory(),
+            Err(HeapError::Full { .. }) => true,
+            Err(HeapError::Cuda(failure)) => failure.is_out_of_memory(),
             _ => false,
         };
         if !worth_settling {
@@ -243,8 +243,8 @@ impl Heap {
         &self,
         chunks: &mut BTreeMap<Serial, Mapping>,
         bytes: u64,
-    ) -> Result<Placement, Refusal> {
-        let full = |ledger: &HeapLedger| Refusal::Full {
+    ) -> Result<Placement, HeapError> {
+        let full = |ledger: &HeapLedger| HeapError::Full {
             device: self.home.device,
             asked_bytes: bytes,
             lent_bytes: ledger.space.lent_bytes(),
@@ -338,8 +338,8 @@ impl Heap {
         self.home.driver.is_in_forked_child()
     }
 
-    fn refuse_child(&self) -> Result<(), Refusal> {
-        if self.is_in_forked_child() { Err(Refusal::ForkedChild) } else { Ok(()) }
+    fn refuse_child(&self) -> Result<(), HeapError> {
+        if self.is_in_forked_child() { Err(HeapError::ForkedChild) } else { Ok(()) }
     }
 }
 

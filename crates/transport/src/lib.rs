@@ -3,6 +3,10 @@
 #![deny(unsafe_code)]
 #![deny(unreachable_pub)]
 
+mod error;
+
+pub use error::TransportError;
+
 pub mod heap;
 
 // What mechanisms that run on GPUs stand on.

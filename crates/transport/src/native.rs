@@ -8,8 +8,6 @@
 
 mod calls;
 
-pub mod refusal;
-
 pub mod device_resources;
 
 use std::sync::Arc;
@@ -21,13 +19,13 @@ use windlass_kernels::collective::{
 use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arrange_uneven};
 
 pub use device_resources::{DeviceResources, Kernels};
-pub use refusal::Refusal;
 pub use windlass_kernels::collectives::{
     Collective, Geometry, Kind, Layout, Limits, Part, Reduction, Tuning, Uneven,
 };
 
 use calls::Parameter;
 
+use crate::error::TransportError;
 use crate::sequencer::{Sequencer, Turn};
 use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::gpu::{Address, StreamHandle};
@@ -79,44 +77,44 @@ pub struct Native {
 
 impl Native {
     /// Makes this rank's side. Every rank's region must hold zeros before any rank runs a collective.
-    pub fn new(parts: Parts) -> Result<Native, Refusal> {
+    pub fn new(parts: Parts) -> Result<Native, TransportError> {
         let Parts { kernels, sequencer, geometry, tuning, limits, regions } = parts;
         let ranks = regions.len() as u32;
         if ranks != geometry.ranks || regions.iter().any(|region| *region == 0 || !region.is_multiple_of(128))
         {
-            return Err(Refusal::Regions { regions: regions.len(), ranks: geometry.ranks }.told());
+            return Err(TransportError::Regions { regions: regions.len(), ranks: geometry.ranks }.told());
         }
         let layout = Layout::of(&geometry);
         let native = Native { kernels, sequencer, geometry, layout, tuning, limits, regions };
-        native.try_one().map_err(Refusal::told)?;
+        native.try_one().map_err(TransportError::told)?;
         Ok(native)
     }
 
     /// Refuses at init what could not be arranged later: that depends on no call.
-    fn try_one(&self) -> Result<(), Refusal> {
+    fn try_one(&self) -> Result<(), TransportError> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
         let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
         let Native { geometry, layout, regions, tuning, limits, .. } = self;
         arrange(&one, geometry, layout, regions, tuning, limits, &mut CollectiveLaunch::default())
             .map(drop)
-            .map_err(Refusal::Arranged)
+            .map_err(TransportError::Arranged)
     }
 
     /// Runs one task on a stream, in a turn of its own.
-    pub fn run(&self, task: &Task, stream: StreamHandle) -> Result<(), Refusal> {
+    pub fn run(&self, task: &Task, stream: StreamHandle) -> Result<(), TransportError> {
         let run = self.sequencer.take(stream, &[], |turn| self.launch(turn, task));
-        run.map_err(Refusal::told)
+        run.map_err(TransportError::told)
     }
 
     /// Launches one task's kernel in a turn; nothing where there is nothing to do. What it refuses is not logged yet.
     ///
     /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
-    pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), Refusal> {
+    pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), TransportError> {
         let Native { geometry, layout, regions, tuning, limits, .. } = self;
         if let Task::Batch(collectives) = task {
             let mut batch = BatchLaunch::default();
             let shape = arrange_batch(collectives, geometry, layout, regions, tuning, limits, &mut batch);
-            let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
+            let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
             self.start(turn, &shape, Parameter::Several(&mut batch))?;
             count::fused(collectives.len() as u64);
             return Ok(());
@@ -131,7 +129,7 @@ impl Native {
             }
             Task::Batch(_) => Ok(None),
         };
-        let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
+        let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
         self.start(turn, &shape, Parameter::One(&mut launch))?;
         if let Task::Fused(uneven) = task {
             count::fused(uneven.parts.iter().filter(|part| part.bytes > 0).count() as u64);
@@ -144,9 +142,9 @@ impl Native {
         turn: &mut Turn<'_>,
         shape: &kernels::Shape,
         mut parameter: Parameter<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), TransportError> {
         if shape.kernel.runs_several() != matches!(parameter, Parameter::Several(_)) {
-            return Err(Refusal::NoKernel { name: shape.kernel.name() });
+            return Err(TransportError::NoKernel { name: shape.kernel.name() });
         }
         let captured = turn.begin()?.is_some();
         // In a graph the edge would say that nothing before it need be done. A kernel that begins early is resident beside the one
@@ -173,7 +171,7 @@ impl Native {
 
     /// What this rank has received on all channels since init, in numbers of their packets, as its kernels tell (those of LL128 and
     /// Simple packets when they end): for who watches over stuck operations. It waits for copies of ours.
-    pub fn progress(&self) -> Result<u64, Refusal> {
+    pub fn progress(&self) -> Result<u64, TransportError> {
         let own = self.regions.get(self.geometry.rank as usize).copied().unwrap_or_default();
         let Layout { ll, ll128, results, .. } = self.layout;
         // Of each wire, the bytes of a channel and which word of them counts.
@@ -188,7 +186,7 @@ impl Native {
             let mut words = vec![0; self.geometry.channels as usize * words_a_channel];
             self.sequencer
                 .read(own + wire.channels, &mut words)
-                .map_err(|failure| Refusal::from(failure).told())?;
+                .map_err(|failure| TransportError::from(failure).told())?;
             let counts = words.iter().skip(received).step_by(words_a_channel);
             sum = counts.fold(sum, |sum, count| sum.wrapping_add(*count));
         }

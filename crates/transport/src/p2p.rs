@@ -22,8 +22,6 @@ mod lists;
 
 pub mod progress;
 
-pub mod refusal;
-
 pub mod device_resources;
 
 use std::fmt;
@@ -38,12 +36,12 @@ pub use device_resources::DeviceResources;
 pub use growing::Wants;
 pub use layout::Layout;
 pub use progress::Progress;
-pub use refusal::Refusal;
 /// A send or a receive of a group; the peer is a rank of the communicator, also this one.
 pub use windlass_kernels::arrange::{Call as Operation, Direction};
 /// What a channel carries: short messages go by LL128, long ones by chunks.
 pub use windlass_kernels::growth::Wire;
 
+use crate::error::TransportError;
 use crate::sequencer::device_resources::MARKS;
 use crate::sequencer::{Lent, Sequencer, Turn};
 use calls::{PEERS_MAX, Words};
@@ -107,13 +105,13 @@ impl Released for Held {
 
 impl P2p {
     /// Makes this rank's side. Every rank's region must hold zeros before any rank runs an operation.
-    pub fn new(parts: Parts) -> Result<P2p, Refusal> {
-        P2p::make(parts).map_err(Refusal::told)
+    pub fn new(parts: Parts) -> Result<P2p, TransportError> {
+        P2p::make(parts).map_err(TransportError::told)
     }
 
-    fn make(parts: Parts) -> Result<P2p, Refusal> {
+    fn make(parts: Parts) -> Result<P2p, TransportError> {
         let Parts { device_resources, sequencer, geometry, regions } = parts;
-        let strange = |why| Refusal::Strange { why, ranks: regions.len(), rank: geometry.rank };
+        let strange = |why| TransportError::Strange { why, ranks: regions.len(), rank: geometry.rank };
         if !geometry.is_valid() {
             return Err(strange("the geometry is not one"));
         }
@@ -156,15 +154,15 @@ impl P2p {
     }
 
     /// Runs one group: its sends and receives, in call order, on one stream, in a turn of its own.
-    pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), Refusal> {
+    pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), TransportError> {
         let run = self.sequencer.take(stream, &[], |turn| self.launch(turn, operations));
-        run.map_err(Refusal::told)
+        run.map_err(TransportError::told)
     }
 
     /// Launches one group in a turn. What it refuses is not logged yet.
     ///
     /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
-    pub fn launch(&self, turn: &mut Turn<'_>, operations: &[Operation]) -> Result<(), Refusal> {
+    pub fn launch(&self, turn: &mut Turn<'_>, operations: &[Operation]) -> Result<(), TransportError> {
         let work = &mut *self.work.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(operations)?;
         self.note_chunks(operations);
@@ -216,19 +214,19 @@ impl P2p {
         self.sequencer.lent().resources().and_then(Words::of)
     }
 
-    fn channels(&self, why: windlass_kernels::arrange::Refusal) -> Refusal {
-        Refusal::Channels { shared_bytes_max: self.limits.shared_bytes_max, why }
+    fn channels(&self, why: windlass_kernels::arrange::Refusal) -> TransportError {
+        TransportError::Channels { shared_bytes_max: self.limits.shared_bytes_max, why }
     }
 
-    fn ended(&self) -> Refusal {
-        crate::sequencer::Refusal::Aborted { rank: self.geometry.rank }.into()
+    fn ended(&self) -> TransportError {
+        TransportError::Aborted { rank: self.geometry.rank }
     }
 
     /// Peers must be ranks, and as many messages come from this rank to itself as go.
-    fn check(&self, operations: &[Operation]) -> Result<(), Refusal> {
+    fn check(&self, operations: &[Operation]) -> Result<(), TransportError> {
         let (rank, ranks) = (self.geometry.rank, self.peers.len() as u32);
         if let Some(stray) = operations.iter().find(|operation| operation.peer >= ranks) {
-            return Err(Refusal::NoRank { peer: stray.peer, ranks });
+            return Err(TransportError::NoRank { peer: stray.peer, ranks });
         }
         unmatched(operations, rank).map_or(Ok(()), Err)
     }
@@ -240,9 +238,9 @@ impl P2p {
         turn: &Turn<'_>,
         capture: Option<Capture>,
         work: &mut Work,
-    ) -> Result<Run, Refusal> {
+    ) -> Result<Run, TransportError> {
         let (operations, next) = (work.listed.len(), work.next_copy);
-        let no_room = || Refusal::NoRoom { operations, most: layout::LISTED_MAX };
+        let no_room = || TransportError::NoRoom { operations, most: layout::LISTED_MAX };
         if let Some(capture) = capture {
             let list = self.room.take_for_graph(operations).ok_or_else(no_room)?;
             // Given back when the graph is gone, also if this fails.
@@ -276,15 +274,15 @@ impl P2p {
 
 /// Why a group of such messages is refused, if its rank does not receive as many from itself as it sends: to be asked before anything
 /// of the group runs.
-pub fn unmatched(operations: &[Operation], rank: u32) -> Option<Refusal> {
+pub fn unmatched(operations: &[Operation], rank: u32) -> Option<TransportError> {
     let own =
         |direction| operations.iter().filter(|one| one.peer == rank && one.direction == direction).count();
     let (sends, receives) = (own(Direction::Send), own(Direction::Receive));
-    (sends != receives).then_some(Refusal::Unmatched { rank, sends, receives })
+    (sends != receives).then_some(TransportError::Unmatched { rank, sends, receives })
 }
 
 /// Refuses at init what could not be arranged later: all peers at once, both wires, both ways.
-fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Result<(), Refusal> {
+fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Result<(), TransportError> {
     let line = geometry.bulk_from_bytes - 1;
     let bulk = geometry.bulk_from_bytes.max(u64::from(geometry.bulk_channels * geometry.bulk_chunk_bytes));
     let others = (0..peers.len() as u32).filter(|peer| *peer != geometry.rank);
@@ -299,7 +297,7 @@ fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Re
         .collect();
     arrange(&calls, peers, geometry, limits, &mut Launch::default(), &mut Vec::new())
         .map(drop)
-        .map_err(|why| Refusal::Channels { shared_bytes_max: limits.shared_bytes_max, why })
+        .map_err(|why| TransportError::Channels { shared_bytes_max: limits.shared_bytes_max, why })
 }
 
 impl fmt::Debug for P2p {

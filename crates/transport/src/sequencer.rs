@@ -14,8 +14,6 @@ pub mod host;
 
 mod order;
 
-pub mod refusal;
-
 pub mod stuck;
 
 pub mod device_resources;
@@ -27,10 +25,10 @@ use std::time::{Duration, Instant};
 
 use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
 
+use crate::error::TransportError;
 pub use device_resources::{DeviceResources, LaunchResources, Lent};
 pub use order::Graphs;
 use order::{Lane, Order};
-pub use refusal::{Refusal, Why};
 pub use stuck::{Carries, Stuck, Wait};
 use windlass_base::gpu::context::Current;
 use windlass_base::gpu::graph::Released;
@@ -114,13 +112,13 @@ impl Released for Held {
 
 impl Sequencer {
     /// Makes this rank's. At init only.
-    pub fn new(parts: Parts) -> Result<Arc<Sequencer>, Refusal> {
+    pub fn new(parts: Parts) -> Result<Arc<Sequencer>, TransportError> {
         let Parts { device_resources, rank, report, hold, graphs } = parts;
         let lend = || -> Result<Lent, Failure> {
             let _entered = device_resources.home().enter()?;
             device_resources.lend()
         };
-        let lent = Arc::new(lend().map_err(|failure| Refusal::from(failure).told())?);
+        let lent = Arc::new(lend().map_err(|failure| TransportError::from(failure).told())?);
         Ok(Arc::new(Sequencer {
             device_resources,
             lent,
@@ -151,14 +149,14 @@ impl Sequencer {
     ///
     /// A failure after something was issued leaves peers waiting: all of this rank's kernels are told to leave, and the
     /// communicator is for its owner to abort. It is idle when what was issued is done.
-    pub fn take<E: Why>(
+    pub fn take(
         &self,
         stream: StreamHandle,
         others: &[StreamHandle],
-        run: impl FnOnce(&mut Turn<'_>) -> Result<(), E>,
-    ) -> Result<(), E> {
+        run: impl FnOnce(&mut Turn<'_>) -> Result<(), TransportError>,
+    ) -> Result<(), TransportError> {
         if self.is_aborted() {
-            return Err(Refusal::Aborted { rank: self.rank }.into());
+            return Err(TransportError::Aborted { rank: self.rank });
         }
         let issued = &mut *self.lock();
         let resources = self.resources()?;
@@ -171,8 +169,8 @@ impl Sequencer {
         }
         // What was issued may run, also where more was to come.
         let ended = turn.end();
-        let is_doubtful = ended.is_err() || ran.as_ref().is_err_and(Why::is_of_driver);
-        let ran = ran.and(ended.map_err(|failure| Refusal::from(failure).into()));
+        let is_doubtful = ended.is_err() || matches!(ran, Err(TransportError::Cuda(_)));
+        let ran = ran.and(ended.map_err(TransportError::from));
         if ran.is_err() && may_run {
             // Of what is doubtful nothing says when it is done.
             self.doubtful.fetch_or(is_doubtful, Ordering::Relaxed);
@@ -183,8 +181,8 @@ impl Sequencer {
 
     /// Lets what comes next on a stream run after all turns so far, in its captures too. Where it may be of a graph, or graphs have
     /// turns, [`Sequencer::follow`] is to be called when it was issued.
-    pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, Refusal> {
-        let order = || -> Result<Afterwards, Refusal> {
+    pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, TransportError> {
+        let order = || -> Result<Afterwards, TransportError> {
             let issued = &mut *self.lock();
             let home = self.device_resources.home();
             let _current = home.be_current()?;
@@ -201,13 +199,13 @@ impl Sequencer {
                 None => Afterwards::Nothing,
             })
         };
-        order().map_err(Refusal::told)
+        order().map_err(TransportError::told)
     }
 
     /// Lets all turns to come run after what was issued on a stream since [`Sequencer::order`] said so, in captures too. Whether
     /// that is all: of a capture it is what its graph will run.
-    pub fn follow(&self, stream: StreamHandle) -> Result<bool, Refusal> {
-        let follow = || -> Result<bool, Refusal> {
+    pub fn follow(&self, stream: StreamHandle) -> Result<bool, TransportError> {
+        let follow = || -> Result<bool, TransportError> {
             let issued = &mut *self.lock();
             let resources = self.resources()?;
             let home = self.device_resources.home();
@@ -219,7 +217,7 @@ impl Sequencer {
             issued.order.after(home.driver, resources, lane)?;
             Ok(lane.capture().is_none())
         };
-        follow().map_err(Refusal::told)
+        follow().map_err(TransportError::told)
     }
 
     /// A capture that takes a turn keeps what that needs, as long as its graph lives.
@@ -292,7 +290,7 @@ impl Sequencer {
     }
 
     /// Whether all that was issued is done. Waits for nothing.
-    pub fn is_idle(&self) -> Result<bool, Refusal> {
+    pub fn is_idle(&self) -> Result<bool, TransportError> {
         let is_asked = self.asked.load(Ordering::SeqCst) && !self.is_aborted();
         if self.is_doubtful() || is_asked {
             return Ok(false);
@@ -303,12 +301,12 @@ impl Sequencer {
     }
 
     /// Waits until all that was issued is done, at most so long, as NCCL's destroy does. Blocks no stream.
-    pub fn wait_idle(&self, at_most: Duration) -> Result<(), Refusal> {
+    pub fn wait_idle(&self, at_most: Duration) -> Result<(), TransportError> {
         let began = Instant::now();
-        while !self.is_idle().map_err(Refusal::told)? {
+        while !self.is_idle().map_err(TransportError::told)? {
             if began.elapsed() >= at_most {
                 let waited_ms = began.elapsed().as_millis() as u64;
-                return Err(Refusal::Busy { rank: self.rank, waited_ms }.told());
+                return Err(TransportError::Busy { rank: self.rank, waited_ms }.told());
             }
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -317,14 +315,14 @@ impl Sequencer {
 
     /// What kernels waited for when they left on an abort; nothing was stuck if there are no waits. Complete once all
     /// [is idle](Sequencer::is_idle).
-    pub fn stuck(&self) -> Result<Stuck, Refusal> {
+    pub fn stuck(&self) -> Result<Stuck, TransportError> {
         let home = self.device_resources.home();
         let read = || -> Result<Stuck, Failure> {
             let _entered = home.enter()?;
             let report = host::report(home.driver, self.report, &self.device_resources.stream)?;
             Ok(Stuck::of(&report, self.rank))
         };
-        read().map_err(|failure| Refusal::from(failure).told())
+        read().map_err(|failure| TransportError::from(failure).told())
     }
 
     /// Reads words of a region of this rank: allocates nothing, waits for a copy of ours.
@@ -335,8 +333,8 @@ impl Sequencer {
     }
 
     /// There are launch resources until this is dropped.
-    fn resources(&self) -> Result<&LaunchResources, Refusal> {
-        self.lent.resources().ok_or(Refusal::Aborted { rank: self.rank })
+    fn resources(&self) -> Result<&LaunchResources, TransportError> {
+        self.lent.resources().ok_or(TransportError::Aborted { rank: self.rank })
     }
 
     /// A panic elsewhere leaves the order whole.

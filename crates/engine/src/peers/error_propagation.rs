@@ -2,16 +2,10 @@
 //! here, because what comes next would arrive as what was lost; and its peers hear of it, to whom it is as good as dead
 //! ([`super::hang_detector`]): what it had sent arrives, and who waits for more gets an asynchronous error.
 
-use std::fmt;
-
-use nccl_sys::ncclResult_t;
-
 use windlass_base::gpu::Failure;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
-use windlass_transport::native;
-use windlass_transport::p2p;
-use windlass_transport::sequencer;
+use windlass_transport::TransportError;
 
 /// Where a group went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,84 +14,19 @@ pub(super) enum Went {
     IntoCapture,
 }
 
-/// Why what was to run did not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
-    Turn(sequencer::Refusal),
-    P2p(p2p::Refusal),
-    Native(native::Refusal),
-}
-
-impl From<sequencer::Refusal> for Refused {
-    fn from(refusal: sequencer::Refusal) -> Refused {
-        Refused::Turn(refusal)
-    }
-}
-
-impl From<p2p::Refusal> for Refused {
-    fn from(refusal: p2p::Refusal) -> Refused {
-        match refusal {
-            p2p::Refusal::Cuda(failure) => failure.into(),
-            p2p::Refusal::Turn(refusal) => Refused::Turn(refusal),
-            refusal => Refused::P2p(refusal),
-        }
-    }
-}
-
-impl From<native::Refusal> for Refused {
-    fn from(refusal: native::Refusal) -> Refused {
-        match refusal {
-            native::Refusal::Cuda(failure) => failure.into(),
-            native::Refusal::Turn(refusal) => Refused::Turn(refusal),
-            refusal => Refused::Native(refusal),
-        }
-    }
-}
-
-impl From<Failure> for Refused {
-    fn from(failure: Failure) -> Refused {
-        Refused::Turn(failure.into())
-    }
-}
-
-impl sequencer::Why for Refused {
-    fn is_of_driver(&self) -> bool {
-        matches!(self, Refused::Turn(sequencer::Refusal::Cuda(_)))
-    }
-}
-
-impl Refused {
-    /// NCCL's code for it.
-    pub(super) fn result(&self) -> ncclResult_t {
-        match self {
-            Refused::Turn(refusal) => refusal.result(),
-            Refused::P2p(refusal) => refusal.result(),
-            Refused::Native(refusal) => refusal.result(),
-        }
-    }
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refused::Turn(refusal) => refusal.fmt(out),
-            Refused::P2p(refusal) => refusal.fmt(out),
-            Refused::Native(refusal) => refusal.fmt(out),
-        }
-    }
-}
-
 /// Whether peers wait in vain for what was refused here.
 // Divergence: NCCL's communicator goes on after a launch that failed, and its peers wait, or take later messages for the lost
 // ones.
-pub(super) fn is_lost(refused: &Refused, went: Went) -> bool {
-    match (refused, went) {
+pub(super) fn is_lost(error: &TransportError, went: Went) -> bool {
+    match (error, went) {
         // Of a capture that did not come about nothing runs, here or elsewhere.
         (_, Went::IntoCapture) => false,
-        (Refused::Turn(sequencer::Refusal::Cuda(failure)), _) => !is_of_capture(failure),
+        (TransportError::Cuda(failure), _) => !is_of_capture(failure),
         // What has ended before, and the program's own mistakes.
-        (Refused::Turn(sequencer::Refusal::Aborted { .. }), _) => false,
-        (Refused::P2p(p2p::Refusal::NoRank { .. } | p2p::Refusal::Unmatched { .. }), _) => false,
+        (
+            TransportError::Aborted { .. } | TransportError::NoRank { .. } | TransportError::Unmatched { .. },
+            _,
+        ) => false,
         _ => true,
     }
 }
@@ -149,20 +78,19 @@ mod tests {
     fn what_is_lost() {
         let cuda = |code| {
             let failure = Failure::without_code("cuLaunchKernelEx", "a code", String::new());
-            Refused::from(Failure { code: Some(Code(code)), ..failure })
+            TransportError::from(Failure { code: Some(Code(code)), ..failure })
         };
-        let room = || Refused::from(p2p::Refusal::NoRoom { operations: 9, most: 8 });
-        let kernel = native::Refusal::NoKernel { name: "x" }.into();
-        let lost = [cuda(719), cuda(400), room(), kernel].map(|refused| is_lost(&refused, Went::ToStream));
+        let room = || TransportError::NoRoom { operations: 9, most: 8 };
+        let kernel = TransportError::NoKernel { name: "x" };
+        let lost = [cuda(719), cuda(400), room(), kernel].map(|error| is_lost(&error, Went::ToStream));
         assert_eq!(lost, [true; 4]);
         assert!(!is_lost(&room(), Went::IntoCapture));
-        let aborted = sequencer::Refusal::Aborted { rank: 0 };
         let others = [
             cuda(901),
-            p2p::Refusal::NoRank { peer: 3, ranks: 2 }.into(),
-            p2p::Refusal::from(aborted.clone()).into(),
-            native::Refusal::from(aborted).into(),
+            TransportError::NoRank { peer: 3, ranks: 2 },
+            TransportError::Unmatched { rank: 0, sends: 2, receives: 1 },
+            TransportError::Aborted { rank: 0 },
         ];
-        assert!(others.iter().all(|refused| !is_lost(refused, Went::ToStream)));
+        assert!(others.iter().all(|error| !is_lost(error, Went::ToStream)));
     }
 }

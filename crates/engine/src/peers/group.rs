@@ -13,6 +13,7 @@ use windlass_base::error::refuse;
 use windlass_base::gpu::{self, Address, StreamHandle};
 use windlass_base::shared_page::SharedPage;
 use windlass_bootstrap::negotiated::NegotiatedConfig;
+use windlass_transport::TransportError;
 use windlass_transport::heap::{Heap, PeerRegion, Region};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{Operation, P2p};
@@ -26,7 +27,7 @@ use super::checking::{self, Checking};
 use super::children::Lineage;
 use super::closing::{ClosedSignal, Closing};
 use super::draining::Draining;
-use super::error_propagation::{self, Loss, Refused, Went};
+use super::error_propagation::{self, Loss, Went};
 use super::growing::Growing;
 use super::ids::Ids;
 use super::life::Life;
@@ -280,13 +281,13 @@ impl PeerGroup {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
         let Some(transports) = &self.transports else { return ncclInternalError };
-        let ran = transports.sequencer.take(stream, others, |turn| -> Result<(), Refused> {
+        let ran = transports.sequencer.take(stream, others, |turn| {
             if let Some(native) = &transports.native {
                 tasks.iter().try_for_each(|task| native.launch(turn, task))?;
             }
             match operations {
                 [] => Ok(()),
-                operations => Ok(transports.p2p.launch(turn, operations)?),
+                operations => transports.p2p.launch(turn, operations),
             }
         });
         let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);
@@ -298,7 +299,7 @@ impl PeerGroup {
     }
 
     #[cold]
-    fn refused(&self, refused: &Refused, stream: StreamHandle) -> ncclResult_t {
+    fn refused(&self, refused: &TransportError, stream: StreamHandle) -> ncclResult_t {
         let result = refuse(refused.result(), format_args!("{refused}"));
         if error_propagation::is_lost(refused, went(stream)) {
             self.fail(result);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::pool;
 use windlass_base::gpu::{self, Ordinal};
-use windlass_transport::heap::{Heap, Refusal, Region};
+use windlass_transport::heap::{Heap, HeapError, Region};
 
 use super::freeing::{Busy, Freeing, free, home_of, is_short_on, let_go};
 use super::{cached, side_thread, windows, worker};
@@ -68,8 +68,8 @@ pub fn make_room(device: Option<Ordinal>) {
 pub(super) fn lend(
     heap: &Heap,
     make_room: impl FnOnce(&mut dyn FnMut() -> bool),
-    lend: impl Fn() -> Result<Region, Refusal>,
-) -> Result<Region, Refusal> {
+    lend: impl Fn() -> Result<Region, HeapError>,
+) -> Result<Region, HeapError> {
     let held = || {
         let now = heap.counters();
         (now.regions, now.mapped_bytes)
@@ -81,15 +81,15 @@ pub(super) fn lend(
 }
 
 fn lend_again<T, H: PartialEq>(
-    lend: impl Fn() -> Result<T, Refusal>,
+    lend: impl Fn() -> Result<T, HeapError>,
     held: impl Fn() -> H,
     trim: impl Fn(),
     make_room: impl FnOnce(&mut dyn FnMut() -> bool),
-) -> Result<T, Refusal> {
+) -> Result<T, HeapError> {
     let mut lent = lend();
     let lacks_memory = match &lent {
-        Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() => true,
-        Err(Refusal::Full { .. }) => false,
+        Err(HeapError::Cuda(failure)) if failure.is_out_of_memory() => true,
+        Err(HeapError::Full { .. }) => false,
         _ => return lent,
     };
     // After the first look in any case: what is held need not tell what another thread has just given back.
@@ -173,7 +173,7 @@ mod tests {
     /// has changed.
     #[test]
     fn asks_again_for_want_of_room() {
-        let full = Refusal::Full {
+        let full = HeapError::Full {
             device: 0,
             asked_bytes: 2,
             lent_bytes: 3,
@@ -184,11 +184,11 @@ mod tests {
             let (name, detail) = Default::default();
             Failure { call: "cuMemCreate", code: Some(code), name, detail }
         };
-        let (short, lost) = (Refusal::Cuda(cuda(OUT_OF_MEMORY)), Refusal::Cuda(cuda(NOT_READY)));
+        let (short, lost) = (HeapError::Cuda(cuda(OUT_OF_MEMORY)), HeapError::Cuda(cuda(NOT_READY)));
         // What each asking is answered; what is held at each look. How often it was asked, looked and trimmed.
-        let asked = |answers: &[Result<(), &Refusal>], helds: &[u32]| {
+        let asked = |answers: &[Result<(), &HeapError>], helds: &[u32]| {
             let [asked, looked, trimmed] = [const { Cell::new(0) }; 3];
-            let lend = || answers[asked.replace(asked.get() + 1)].map_err(Refusal::clone);
+            let lend = || answers[asked.replace(asked.get() + 1)].map_err(HeapError::clone);
             let trim = || trimmed.set(trimmed.get() + 1);
             let held = || helds[looked.replace(looked.get() + 1)];
             let lent =
@@ -202,7 +202,7 @@ mod tests {
             assert_eq!(asked(&[no, no], &[7, 7, 7]), (Err(refusal.clone()), [2, 3, trims]));
             assert_eq!(asked(&[no, no, Ok(())], &[7, 7, 6, 6]), (Ok(()), [3, 3, 2 * trims]));
         }
-        for refusal in [lost, Refusal::Gone] {
+        for refusal in [lost, HeapError::Gone] {
             assert_eq!(asked(&[Err(&refusal)], &[7]), (Err(refusal.clone()), [1, 0, 0]));
         }
     }

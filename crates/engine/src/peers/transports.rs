@@ -10,13 +10,13 @@ use windlass_base::config::{Collectives, config};
 use windlass_base::gpu::{self, Address, Home, Ordinal};
 use windlass_base::stats::features::Lacks;
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig};
+use windlass_transport::TransportError;
 use windlass_transport::heap::Holds;
 use windlass_transport::native::{self, Kernels, Native};
 use windlass_transport::p2p::{self, Layout, P2p};
 use windlass_transport::sequencer::{self, Graphs, Sequencer};
 use windlass_transport::tuning;
 
-use super::error_propagation::Refused;
 use super::features;
 
 /// A kernel that is told to leave sees that within microseconds.
@@ -61,7 +61,7 @@ pub(super) struct Transports {
 impl Share {
     /// For a communicator of so many ranks.
     pub(super) fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
-        let transports = transports(device).map_err(|refused| refused.to_string())?;
+        let transports = transports(device).map_err(|error| error.to_string())?;
         let kernels = transports.kernels(ranks);
         Ok(Share { transports, kernels, lacks: Lacks::default(), graphs: Graphs::default() })
     }
@@ -77,7 +77,7 @@ impl Share {
         rings: &Rings,
         regions: Vec<Address>,
         holds: &Arc<Holds>,
-    ) -> Result<Transports, Refused> {
+    ) -> Result<Transports, TransportError> {
         let Share { transports, kernels, lacks, graphs } = self;
         let (geometry, holds) = (rings.p2p, holds.clone());
         let rank = geometry.rank;
@@ -182,7 +182,7 @@ impl DeviceTransports {
     }
 }
 
-fn transports(device: Ordinal) -> Result<DeviceTransports, Refused> {
+fn transports(device: Ordinal) -> Result<DeviceTransports, TransportError> {
     let mut all = lock();
     if let Some(transports) = all.get(&device) {
         if transports.sequencer.home().is_there() {
@@ -206,8 +206,8 @@ fn transports(device: Ordinal) -> Result<DeviceTransports, Refused> {
 }
 
 /// All ranks do without, where one has none.
-fn without_native(refusal: native::Refusal) {
-    log::info!("no native collectives: {refusal}");
+fn without_native(error: TransportError) {
+    log::info!("no native collectives: {error}");
 }
 
 fn lock() -> MutexGuard<'static, BTreeMap<Ordinal, DeviceTransports>> {

@@ -1,30 +1,30 @@
 //! Regions of other ranks of this process: reached where they lie, as an address is the same for all devices of a process.
 //! That takes no descriptor and no second mapping.
 
+use crate::heap::error::HeapError;
 use crate::heap::peer::PeerRegion;
 use crate::heap::place::Place;
-use crate::heap::refusal::Refusal;
 use crate::heap::space::Serial;
 use crate::heap::{Heap, lock, registry};
 use windlass_base::gpu::Ordinal;
 
 /// Lets the device of `local` reach a region that another rank of this process [announced](super::Region::announce_here)
 /// to the one that asks. It stays where it is until that one has closed.
-pub fn reach(place: Place, local: &Heap) -> Result<PeerRegion, Refusal> {
-    registry::heap_with(place.chunk).ok_or_else(|| Refusal::Gone.told())?.reach(place, local.device())
+pub fn reach(place: Place, local: &Heap) -> Result<PeerRegion, HeapError> {
+    registry::heap_with(place.chunk).ok_or_else(|| HeapError::Gone.told())?.reach(place, local.device())
 }
 
 impl Heap {
     /// The same for a region of this symmetric heap.
-    pub fn reach(&self, place: Place, device: Ordinal) -> Result<PeerRegion, Refusal> {
-        self.reach_now(place, device).map_err(Refusal::told)
+    pub fn reach(&self, place: Place, device: Ordinal) -> Result<PeerRegion, HeapError> {
+        self.reach_now(place, device).map_err(HeapError::told)
     }
 
-    fn reach_now(&self, place: Place, device: Ordinal) -> Result<PeerRegion, Refusal> {
+    fn reach_now(&self, place: Place, device: Ordinal) -> Result<PeerRegion, HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
         let chunks = lock(&self.chunks);
-        let mapping = chunks.get(&place.chunk).ok_or(Refusal::Gone)?;
+        let mapping = chunks.get(&place.chunk).ok_or(HeapError::Gone)?;
         let first = mapping.address - self.reservation.base;
         let inside = place.offset >= first
             && place.bytes > 0
@@ -32,7 +32,7 @@ impl Heap {
                 .checked_add(place.bytes)
                 .is_some_and(|end| end <= mapping.physical().bytes);
         if !inside {
-            return Err(Refusal::Strange { place, why: "the chunk does not hold it" });
+            return Err(HeapError::Strange { place, why: "the chunk does not hold it" });
         }
         mapping.allow(device)?;
         Ok(PeerRegion::here(self.reservation.base + place.offset, place.bytes))

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
+use crate::heap::error::HeapError;
 use crate::heap::holds::Holds;
 use crate::heap::place::Place;
 use crate::heap::quarantine::Process;
-use crate::heap::refusal::Refusal;
 use crate::heap::space::Serial;
 use crate::heap::{Heap, lock, registry};
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
@@ -78,8 +78,8 @@ struct Use {
 
 impl PeerHeap {
     /// The mapping of a peer's symmetric heap in this process, with nothing mapped at first.
-    pub fn of(peer: Peer) -> Result<Arc<PeerHeap>, Refusal> {
-        registry::peer(peer).map_err(Refusal::told)
+    pub fn of(peer: Peer) -> Result<Arc<PeerHeap>, HeapError> {
+        registry::peer(peer).map_err(HeapError::told)
     }
 
     /// A mapping beside the process's own: what tests use.
@@ -95,8 +95,8 @@ impl PeerHeap {
         descriptor: BorrowedFd<'_>,
         local: &Heap,
         holds: &Arc<Holds>,
-    ) -> Result<PeerRegion, Refusal> {
-        self.map_now(place, descriptor, local.home(), holds).map_err(Refusal::told)
+    ) -> Result<PeerRegion, HeapError> {
+        self.map_now(place, descriptor, local.home(), holds).map_err(HeapError::told)
     }
 
     fn map_now(
@@ -105,9 +105,9 @@ impl PeerHeap {
         descriptor: BorrowedFd<'_>,
         home: &Home,
         holds: &Arc<Holds>,
-    ) -> Result<PeerRegion, Refusal> {
+    ) -> Result<PeerRegion, HeapError> {
         if self.driver.is_in_forked_child() {
-            return Err(Refusal::ForkedChild);
+            return Err(HeapError::ForkedChild);
         }
         let _entered = home.enter()?;
         place.check(granularity(self.driver, home.device)?)?;
@@ -129,8 +129,8 @@ impl PeerHeap {
         place: Place,
         descriptor: BorrowedFd<'_>,
         device: Ordinal,
-    ) -> Result<Address, Refusal> {
-        let strange = |why| Err(Refusal::Strange { place, why });
+    ) -> Result<Address, HeapError> {
+        let strange = |why| Err(HeapError::Strange { place, why });
         let reservation = match &mapped.reservation {
             Some(reservation) if reservation.bytes != place.span_bytes => {
                 return strange("its symmetric heap had another size before");

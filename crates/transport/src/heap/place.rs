@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::heap::refusal::Refusal;
+use crate::heap::error::HeapError;
 use crate::heap::space::Serial;
 
 /// No symmetric heap has more addresses: 16 TiB.
@@ -67,7 +67,7 @@ impl Place {
     }
 
     /// Refuses what no symmetric heap would say: peers are believed no further than they can be checked.
-    pub(super) fn check(&self, granularity: u64) -> Result<(), Refusal> {
+    pub(super) fn check(&self, granularity: u64) -> Result<(), HeapError> {
         let within = |offset: u64, bytes: u64, whole_offset: u64, whole_bytes: u64| {
             bytes > 0
                 && offset >= whole_offset
@@ -83,7 +83,7 @@ impl Place {
         if sound {
             Ok(())
         } else {
-            Err(Refusal::Strange { place: *self, why: "no symmetric heap is like that" })
+            Err(HeapError::Strange { place: *self, why: "no symmetric heap is like that" })
         }
     }
 }

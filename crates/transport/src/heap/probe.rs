@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::heap::Heap;
-use crate::heap::refusal::Refusal;
+use crate::heap::error::HeapError;
 use windlass_base::gpu::Address;
 use windlass_base::gpu::stream::{Event, Ordering};
 
@@ -14,33 +14,33 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 impl Heap {
     /// Loads a word by this symmetric heap's device: of a region of its own, or of a peer's in our mapping. Waits for the stream
     /// that zeroes regions, and for no other.
-    pub fn load(&self, address: Address) -> Result<u32, Refusal> {
+    pub fn load(&self, address: Address) -> Result<u32, HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
         self.load_after_stream(address)
     }
 
     /// Stores a word by this symmetric heap's device, and loads it back, so that it is there when this returns.
-    pub fn store(&self, address: Address, word: u32) -> Result<(), Refusal> {
+    pub fn store(&self, address: Address, word: u32) -> Result<(), HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
         self.stream.store(address, word)?;
         match self.load_after_stream(address)? {
             loaded if loaded == word => Ok(()),
-            loaded => Err(Refusal::Deaf { address, expected: word, loaded }),
+            loaded => Err(HeapError::Deaf { address, expected: word, loaded }),
         }
     }
 
     /// The copy to the host waits inside the driver, perhaps with its locks. So it is issued when it has nothing to wait
     /// for: a fill can stand behind long kernels, and those behind launches that need the same locks.
-    fn load_after_stream(&self, address: Address) -> Result<u32, Refusal> {
+    fn load_after_stream(&self, address: Address) -> Result<u32, HeapError> {
         let done = Event::new(self.home.driver)?;
         done.record(self.stream.handle, Ordering::Inside)?;
         let began = Instant::now();
         while !done.is_done()? {
             if began.elapsed() >= AT_MOST {
                 let waited_ms = began.elapsed().as_millis() as u64;
-                return Err(Refusal::Late { device: self.home.device, waited_ms });
+                return Err(HeapError::Late { device: self.home.device, waited_ms });
             }
             std::thread::sleep(LOOK_EVERY);
         }
@@ -48,11 +48,11 @@ impl Heap {
     }
 
     /// What init demands of every mapping: the word that its owner stored is there, and ours can be stored beside it.
-    pub fn probe(&self, read: Address, expected: u32, write: Address, word: u32) -> Result<(), Refusal> {
-        let loaded = self.load(read).map_err(Refusal::told)?;
+    pub fn probe(&self, read: Address, expected: u32, write: Address, word: u32) -> Result<(), HeapError> {
+        let loaded = self.load(read).map_err(HeapError::told)?;
         if loaded != expected {
-            return Err(Refusal::Deaf { address: read, expected, loaded }.told());
+            return Err(HeapError::Deaf { address: read, expected, loaded }.told());
         }
-        self.store(write, word).map_err(Refusal::told)
+        self.store(write, word).map_err(HeapError::told)
     }
 }

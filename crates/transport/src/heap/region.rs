@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::heap::error::HeapError;
 use crate::heap::place::{Announcement, Place};
 use crate::heap::quarantine::{Event, LeaseId, Member};
-use crate::heap::refusal::Refusal;
 use crate::heap::space::Placement;
 use crate::heap::{Heap, lock};
 use windlass_base::gpu::memory::Mapping;
@@ -54,7 +54,7 @@ impl Region {
     }
 
     /// Whether it holds zeros by now. Waits for nothing.
-    pub fn is_zeroed(&self) -> Result<bool, Refusal> {
+    pub fn is_zeroed(&self) -> Result<bool, HeapError> {
         self.heap.refuse_child()?;
         let _entered = self.heap.home.enter()?;
         self.heap.observe_zeroing(Some(self.lease))?;
@@ -62,12 +62,14 @@ impl Region {
     }
 
     /// Waits until it holds zeros, at most so long. Blocks no stream and holds no lock.
-    pub fn wait_zeroed(&self, at_most: Duration) -> Result<(), Refusal> {
+    pub fn wait_zeroed(&self, at_most: Duration) -> Result<(), HeapError> {
         let began = Instant::now();
-        while !self.is_zeroed().map_err(Refusal::told)? {
+        while !self.is_zeroed().map_err(HeapError::told)? {
             if began.elapsed() >= at_most {
-                let late =
-                    Refusal::NotZeroed { bytes: self.bytes(), waited_ms: began.elapsed().as_millis() as u64 };
+                let late = HeapError::NotZeroed {
+                    bytes: self.bytes(),
+                    waited_ms: began.elapsed().as_millis() as u64,
+                };
                 return Err(late.told());
             }
             std::thread::sleep(LOOK_EVERY);
@@ -78,14 +80,14 @@ impl Region {
     /// From now on these ranks may touch it: it goes back only after each has closed or died. Gives what they need to
     /// map it; members of this process need only the place, see [`announce_here`](Self::announce_here). Refused before it
     /// holds zeros. May be called again for further members.
-    pub fn announce(&self, members: &[Member]) -> Result<Announcement, Refusal> {
+    pub fn announce(&self, members: &[Member]) -> Result<Announcement, HeapError> {
         self.announce_with(members, |mapping, place| {
             Ok(Announcement { place, descriptor: mapping.physical().export()? })
         })
     }
 
     /// The same for members that are all in this process: they [reach](super::reach) it where it lies.
-    pub fn announce_here(&self, members: &[Member]) -> Result<Place, Refusal> {
+    pub fn announce_here(&self, members: &[Member]) -> Result<Place, HeapError> {
         self.announce_with(members, |_, place| Ok(place))
     }
 
@@ -93,14 +95,14 @@ impl Region {
         &self,
         members: &[Member],
         give: impl FnOnce(&Mapping, Place) -> Result<T, Failure>,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, HeapError> {
         let announced = || {
             self.heap.refuse_child()?;
             let _entered = self.heap.home.enter()?;
             self.heap.observe_zeroing(Some(self.lease))?;
             let chunks = lock(&self.heap.chunks);
             // A chunk with a lease in it is mapped.
-            let mapping = chunks.get(&self.placement.chunk).ok_or(Refusal::Gone)?;
+            let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;
             let place = Place {
                 span_bytes: self.heap.reservation.bytes,
                 chunk: self.placement.chunk,
@@ -111,21 +113,21 @@ impl Region {
             };
             let given = give(mapping, place)?;
             if !lock(&self.heap.ledger).quarantine.announce(self.lease, members) {
-                return Err(Refusal::NotZeroed { bytes: self.bytes(), waited_ms: 0 });
+                return Err(HeapError::NotZeroed { bytes: self.bytes(), waited_ms: 0 });
             }
             Ok(given)
         };
-        announced().map_err(Refusal::told)
+        announced().map_err(HeapError::told)
     }
 
     /// Lets another device of this process read and write it, at the same address. It holds for the whole chunk, until
     /// that is unmapped.
-    pub fn allow(&self, device: Ordinal) -> Result<(), Refusal> {
+    pub fn allow(&self, device: Ordinal) -> Result<(), HeapError> {
         self.heap.refuse_child()?;
         let _entered = self.heap.home.enter()?;
         let chunks = lock(&self.heap.chunks);
-        let mapping = chunks.get(&self.placement.chunk).ok_or(Refusal::Gone)?;
-        mapping.allow(device).map_err(|failure| Refusal::from(failure).told())
+        let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;
+        mapping.allow(device).map_err(|failure| HeapError::from(failure).told())
     }
 }
 

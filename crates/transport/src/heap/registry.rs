@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::heap::counters::{Counters, PeerCounters};
+use crate::heap::error::HeapError;
 use crate::heap::peer::{Peer, PeerHeap};
-use crate::heap::refusal::Refusal;
 use crate::heap::space::Serial;
 use crate::heap::{Heap, lock};
 use windlass_base::config::config;
@@ -23,10 +23,10 @@ static PEERS: Mutex<BTreeMap<(Peer, u64), Arc<PeerHeap>>> = Mutex::new(BTreeMap:
 /// The context of each device that had a symmetric heap, and how often one had another than before. Taken after the symmetric heaps.
 static CONTEXTS: Mutex<(BTreeMap<Ordinal, Context>, u64)> = Mutex::new((BTreeMap::new(), 0));
 
-pub(super) fn heap(device: Ordinal) -> Result<Arc<Heap>, Refusal> {
+pub(super) fn heap(device: Ordinal) -> Result<Arc<Heap>, HeapError> {
     let driver = gpu::driver()?;
     if driver.is_in_forked_child() {
-        return Err(Refusal::ForkedChild);
+        return Err(HeapError::ForkedChild);
     }
     let mut heaps = lock(&HEAPS);
     let is_it = |of: &Of, heap: &Heap| of.0 == device && heap.home().is_there();
@@ -51,10 +51,10 @@ pub(super) fn heap_with(chunk: Serial) -> Option<Arc<Heap>> {
     heaps.into_iter().find(|heap| heap.has_chunk(chunk))
 }
 
-pub(super) fn peer(peer: Peer) -> Result<Arc<PeerHeap>, Refusal> {
+pub(super) fn peer(peer: Peer) -> Result<Arc<PeerHeap>, HeapError> {
     let driver = gpu::driver()?;
     if driver.is_in_forked_child() {
-        return Err(Refusal::ForkedChild);
+        return Err(HeapError::ForkedChild);
     }
     // What is mapped for a context that is gone may have been mapped for it alone.
     let changes = lock(&CONTEXTS).1;

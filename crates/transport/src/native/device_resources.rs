@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use windlass_kernels::collectives::Kernel;
 use windlass_kernels::images::{Image, collective_images_for};
 
-use crate::native::refusal::Refusal;
+use crate::error::TransportError;
 use crate::sequencer;
 use windlass_base::gpu::module::{Function, Module, load_first};
 
@@ -38,7 +38,7 @@ impl DeviceResources {
     pub fn new(
         sequencer: Arc<sequencer::DeviceResources>,
         others_wait: bool,
-    ) -> Result<Arc<DeviceResources>, Refusal> {
+    ) -> Result<Arc<DeviceResources>, TransportError> {
         let images = collective_images_for((sequencer.capability() / 10).max(0) as u32);
         DeviceResources::with_images(sequencer, images, others_wait)
     }
@@ -48,9 +48,13 @@ impl DeviceResources {
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],
         others_wait: bool,
-    ) -> Result<Arc<DeviceResources>, Refusal> {
+    ) -> Result<Arc<DeviceResources>, TransportError> {
         let home = sequencer.home();
-        let no_image = Refusal::NoImage { device: home.device, capability: sequencer.capability() };
+        let no_image = TransportError::NoImage {
+            of: "collectives",
+            device: home.device,
+            capability: sequencer.capability(),
+        };
         let entered = home.enter()?;
         let (image, module) =
             load_first(home.driver, images, "kernels of collectives", Ok)?.ok_or(no_image)?;
@@ -67,7 +71,7 @@ impl DeviceResources {
     }
 
     /// The kernels for communicators of so many ranks. At init only.
-    pub fn kernels(&self, ranks: u32) -> Result<Arc<Kernels>, Refusal> {
+    pub fn kernels(&self, ranks: u32) -> Result<Arc<Kernels>, TransportError> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = found.get(&ranks) {
             return Ok(kernels.clone());
@@ -86,9 +90,9 @@ impl DeviceResources {
 }
 
 impl Kernels {
-    pub(super) fn function(&self, kernel: Kernel) -> Result<Function, Refusal> {
+    pub(super) fn function(&self, kernel: Kernel) -> Result<Function, TransportError> {
         let function = self.by_index.get(kernel.index()).copied().flatten();
-        function.ok_or(Refusal::NoKernel { name: kernel.name() })
+        function.ok_or(TransportError::NoKernel { name: kernel.name() })
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use windlass_kernels::arrange::{BulkSend, RECOMMENDED_STAGES};
 use windlass_kernels::images::{Image, P2P_KERNEL, images_for};
 
+use crate::error::TransportError;
 use crate::p2p::calls;
-use crate::p2p::refusal::Refusal;
 use crate::sequencer;
 use windlass_base::gpu::module::{Function, Module, load_first};
 
@@ -24,7 +24,7 @@ pub struct DeviceResources {
 
 impl DeviceResources {
     /// Loads the kernel for a device, whole.
-    pub fn new(sequencer: Arc<sequencer::DeviceResources>) -> Result<Arc<DeviceResources>, Refusal> {
+    pub fn new(sequencer: Arc<sequencer::DeviceResources>) -> Result<Arc<DeviceResources>, TransportError> {
         let images = images_for((sequencer.capability() / 10).max(0) as u32);
         DeviceResources::with_images(sequencer, images)
     }
@@ -33,11 +33,15 @@ impl DeviceResources {
     pub fn with_images(
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],
-    ) -> Result<Arc<DeviceResources>, Refusal> {
+    ) -> Result<Arc<DeviceResources>, TransportError> {
         let home = sequencer.home();
         let entered = home.enter()?;
         let shared_bytes_max = calls::shared_bytes_max(home)?;
-        let no_image = Refusal::NoImage { device: home.device, capability: sequencer.capability() };
+        let no_image = TransportError::NoImage {
+            of: "the p2p transport",
+            device: home.device,
+            capability: sequencer.capability(),
+        };
         let name = CString::new(P2P_KERNEL).unwrap_or_default();
         let take =
             |module: Module| module.function(&name, shared_bytes_max).map(|function| (module, function));

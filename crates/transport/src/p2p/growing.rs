@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use windlass_kernels::arrange::{Direction, Peer};
 use windlass_kernels::growth::{self, Wire};
 
+use crate::error::TransportError;
 use crate::p2p::calls::Words;
-use crate::p2p::refusal::Refusal;
 use crate::p2p::{Operation, P2p};
 use windlass_base::gpu::Address;
 
@@ -57,14 +57,26 @@ impl P2p {
 
     /// The ring in which messages of `peer` may arrive from now on: in this rank's symmetric heap, holding anything, for as long as the
     /// regions. Once for each peer and wire, before the peer [tells its own kernels](P2p::grow_send).
-    pub fn grow_receive(&self, peer: u32, wire: Wire, address: Address, slots: u32) -> Result<(), Refusal> {
-        self.grow(Direction::Receive, peer, wire, address, slots).map_err(Refusal::told)
+    pub fn grow_receive(
+        &self,
+        peer: u32,
+        wire: Wire,
+        address: Address,
+        slots: u32,
+    ) -> Result<(), TransportError> {
+        self.grow(Direction::Receive, peer, wire, address, slots).map_err(TransportError::told)
     }
 
     /// The ring in which messages to `peer` go from now on, where this rank's device has it mapped: after the peer has
     /// [told its own kernels](P2p::grow_receive), and with the same slots.
-    pub fn grow_send(&self, peer: u32, wire: Wire, address: Address, slots: u32) -> Result<(), Refusal> {
-        self.grow(Direction::Send, peer, wire, address, slots).map_err(Refusal::told)
+    pub fn grow_send(
+        &self,
+        peer: u32,
+        wire: Wire,
+        address: Address,
+        slots: u32,
+    ) -> Result<(), TransportError> {
+        self.grow(Direction::Send, peer, wire, address, slots).map_err(TransportError::told)
     }
 
     fn grow(
@@ -74,12 +86,12 @@ impl P2p {
         wire: Wire,
         address: Address,
         slots: u32,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), TransportError> {
         let ranks = self.peers.len() as u32;
         if peer >= ranks || peer == self.geometry.rank {
-            return Err(Refusal::NoRank { peer, ranks });
+            return Err(TransportError::NoRank { peer, ranks });
         }
-        let refused = |why| Refusal::NoGrowth { peer, wire, why };
+        let refused = |why| TransportError::NoGrowth { peer, wire, why };
         let word = growth::ring_word(address, wire, &self.geometry, slots)
             .ok_or_else(|| refused("it is not aligned, or not larger by a power of two"))?;
         let there = self.words().ok_or_else(|| refused("it has ended"))?.growth(direction, peer, wire);

@@ -2,7 +2,8 @@
 
 use windlass_kernels::launch::{BULK_WORD_STRIDE, LL128_WORD_STRIDE};
 
-use crate::p2p::{Direction, P2p, Refusal, Wire};
+use crate::error::TransportError;
+use crate::p2p::{Direction, P2p, Wire};
 use windlass_base::gpu::{Address, Failure};
 
 /// How far a connection came since init, readable while kernels run: what does not grow for long is stuck.
@@ -25,7 +26,7 @@ pub struct Progress {
 impl P2p {
     /// How far every connection of this rank came. For reports and for who watches over stuck operations: it allocates
     /// and waits for copies of ours.
-    pub fn progress(&self) -> Result<Vec<Progress>, Refusal> {
+    pub fn progress(&self) -> Result<Vec<Progress>, TransportError> {
         let read = || -> Result<Vec<Progress>, Failure> {
             let mut all = Vec::new();
             for (peer, connections) in (0..).zip(&self.peers) {
@@ -47,7 +48,7 @@ impl P2p {
             }
             Ok(all)
         };
-        read().map_err(|failure| Refusal::from(failure).told())
+        read().map_err(|failure| TransportError::from(failure).told())
     }
 
     /// The sum of the words of all channels.

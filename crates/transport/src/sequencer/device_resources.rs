@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::error::TransportError;
 use crate::sequencer::host::HostMemory;
-use crate::sequencer::refusal::Refusal;
 use windlass_base::gpu::module::MemoryDomain;
 use windlass_base::gpu::stream::{Event, Stream};
 use windlass_base::gpu::{Driver, Failure, Home};
@@ -64,7 +64,7 @@ pub struct Lent {
 
 impl DeviceResources {
     /// For the device of `home`; launch resources have so much room for those who make kernels.
-    pub fn new(home: Home, beside_bytes: usize) -> Result<Arc<DeviceResources>, Refusal> {
+    pub fn new(home: Home, beside_bytes: usize) -> Result<Arc<DeviceResources>, TransportError> {
         let facts = home.driver.device_facts(home.device)?;
         let entered = home.enter()?;
         let stream = Stream::new(home.driver)?;

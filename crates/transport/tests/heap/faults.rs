@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use windlass_base::gpu::failure::Code;
 use windlass_base::gpu::types::AccessDescription;
-use windlass_transport::heap::{Announcement, Event, Heap, Holds, Member, PeerHeap, Place, Refusal};
+use windlass_transport::heap::{Announcement, Event, Heap, HeapError, Holds, Member, PeerHeap, Place};
 
 use crate::application::*;
 use crate::support::*;
@@ -105,7 +105,7 @@ fn failed_imports() {
     let larger = Place { chunk_bytes: 2 * place.chunk_bytes, ..place };
     map(&peer, larger, descriptor.as_fd());
     let outside = Place { offset: place.chunk_bytes, ..place };
-    assert!(matches!(map(&peer, outside, descriptor.as_fd()), Refusal::Strange { .. }));
+    assert!(matches!(map(&peer, outside, descriptor.as_fd()), HeapError::Strange { .. }));
     for driver in [
         with_calls(|calls| calls.cuMemMap = refuse_map),
         with_calls(|calls| calls.cuMemSetAccess = refuse_access),
@@ -138,13 +138,16 @@ fn fork() {
     // SAFETY: the child only runs what follows, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let refused = matches!(heap.lend(MIB, &Holds::new()), Err(Refusal::ForkedChild))
-            && matches!(region.announce(&THERE), Err(Refusal::ForkedChild))
-            && matches!(region.is_zeroed(), Err(Refusal::ForkedChild))
-            && matches!(heap.settle(), Err(Refusal::ForkedChild))
-            && matches!(heap.load(region.address()), Err(Refusal::ForkedChild))
-            && matches!(peer.map(place, descriptor.as_fd(), &heap, &Holds::new()), Err(Refusal::ForkedChild))
-            && matches!(Heap::of(0), Err(Refusal::ForkedChild));
+        let refused = matches!(heap.lend(MIB, &Holds::new()), Err(HeapError::ForkedChild))
+            && matches!(region.announce(&THERE), Err(HeapError::ForkedChild))
+            && matches!(region.is_zeroed(), Err(HeapError::ForkedChild))
+            && matches!(heap.settle(), Err(HeapError::ForkedChild))
+            && matches!(heap.load(region.address()), Err(HeapError::ForkedChild))
+            && matches!(
+                peer.map(place, descriptor.as_fd(), &heap, &Holds::new()),
+                Err(HeapError::ForkedChild)
+            )
+            && matches!(Heap::of(0), Err(HeapError::ForkedChild));
         peer.settle();
         drop((region, mapped, peer, heap));
         // SAFETY: no handlers of the parent's run.

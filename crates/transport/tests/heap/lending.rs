@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use windlass_base::gpu::failure::Code;
 use windlass_base::gpu::stream;
-use windlass_transport::heap::{Event, Holds, Member, Refusal};
+use windlass_transport::heap::{Event, HeapError, Holds, Member};
 
 use crate::application::*;
 use crate::support::*;
@@ -33,7 +33,7 @@ fn random_sizes() {
                         fill(&region, step as u8 | 1);
                         lent.push((region, step as u8 | 1));
                     }
-                    Err(Refusal::Full { .. }) => refused += 1,
+                    Err(HeapError::Full { .. }) => refused += 1,
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -115,8 +115,8 @@ fn zeros_come_before_the_announcement() {
     gate.wait_until_reached();
     let member = [Member { rank: 1, process: 1 }];
     assert!(!region.is_zeroed().unwrap());
-    assert!(matches!(region.announce(&member), Err(Refusal::NotZeroed { .. })));
-    assert!(matches!(region.wait_zeroed(Duration::from_millis(3)), Err(Refusal::NotZeroed { .. })));
+    assert!(matches!(region.announce(&member), Err(HeapError::NotZeroed { .. })));
+    assert!(matches!(region.wait_zeroed(Duration::from_millis(3)), Err(HeapError::NotZeroed { .. })));
     // Streams of the application, blocking ones too, run through.
     for stream in [AppStream::new(), AppStream::blocking()] {
         ok(cuMemsetD32Async(region.address(), 7, 1, stream.0));

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use windlass_transport::heap::{Announcement, Event, Holds, Member, Peer, PeerHeap, Place, Refusal};
+use windlass_transport::heap::{Announcement, Event, HeapError, Holds, Member, Peer, PeerHeap, Place};
 
 use crate::application::*;
 
@@ -43,7 +43,7 @@ fn mapped_once() {
     assert_eq!(owner.load(regions[2].address() + 4).unwrap(), 78);
     assert!(matches!(
         far.probe(mapped[3].address(), 1, mapped[3].address(), 2),
-        Err(Refusal::Deaf { loaded: 77, .. })
+        Err(HeapError::Deaf { loaded: 77, .. })
     ));
     peer.settle();
     assert_eq!(peer.mapped().0, 2);
@@ -79,7 +79,7 @@ fn addresses_are_used_again() {
     assert_eq!(second.place.offset, first.place.offset);
     assert_ne!(second.place.chunk, first.place.chunk);
     let map = || peer.map(second.place, second.descriptor.as_fd(), &owner, &Holds::new());
-    assert!(matches!(map(), Err(Refusal::Strange { .. })));
+    assert!(matches!(map(), Err(HeapError::Strange { .. })));
     drop(old);
     let new = map().unwrap();
     owner.store(region.address(), 5).unwrap();
@@ -135,7 +135,7 @@ fn two_devices_of_one_process() {
         heaps[here].probe(regions[there].address(), word, regions[there].address() + 64, word + 1).unwrap();
         assert_eq!(heaps[there].load(regions[there].address() + 64).unwrap(), word + 1);
     }
-    assert!(matches!(regions[0].allow(99), Err(Refusal::Cuda(_))));
+    assert!(matches!(regions[0].allow(99), Err(HeapError::Cuda(_))));
     drop(regions);
     heaps.iter().for_each(|heap| heap.settle().unwrap());
 }
@@ -164,10 +164,10 @@ fn reached_in_its_own_process() {
         Place { bytes: u64::MAX, ..place },
         Place { bytes: 0, ..place },
     ] {
-        assert!(matches!(windlass_transport::heap::reach(strange, &near), Err(Refusal::Strange { .. })));
+        assert!(matches!(windlass_transport::heap::reach(strange, &near), Err(HeapError::Strange { .. })));
     }
     let gone = Place { chunk: place.chunk + 1000, ..place };
-    assert_eq!(windlass_transport::heap::reach(gone, &near).unwrap_err(), Refusal::Gone);
+    assert_eq!(windlass_transport::heap::reach(gone, &near).unwrap_err(), HeapError::Gone);
     let lease = region.lease();
     drop(region);
     owner.settle().unwrap();

@@ -1,8 +1,9 @@
 //! Inits that fail, aborts, and ends with work in flight.
 
-use windlass_transport::native::{self, Kind, Limits, Native, Refusal, Tuning};
+use windlass_transport::TransportError;
+use windlass_transport::native::{self, Kind, Limits, Native, Tuning};
 use windlass_transport::p2p::Direction;
-use windlass_transport::sequencer::{self, Carries};
+use windlass_transport::sequencer::Carries;
 
 use crate::communicator::*;
 use crate::numbers::*;
@@ -30,7 +31,7 @@ fn abort_in_the_middle() {
         }
         assert!(stuck.waits.iter().any(|wait| wait.direction == Direction::Receive) || count > 10, "{stuck}");
         let refused = ranks[0].native.run(&part.task, stream.handle()).unwrap_err();
-        assert_eq!(refused, sequencer::Refusal::Aborted { rank: 0 }.into());
+        assert_eq!(refused, TransportError::Aborted { rank: 0 });
         drop((part, stream));
         end(ranks);
     }
@@ -48,9 +49,9 @@ fn abort_within_a_turn() {
     let taken = sequencer.take(streams[0].handle(), &[streams[1].handle()], |turn| {
         ranks[0].native.launch(turn, &part.task).unwrap();
         sequencer.abort();
-        Err(sequencer::Refusal::Aborted { rank: 0 })
+        Err(TransportError::Aborted { rank: 0 })
     });
-    assert_eq!(taken, Err(sequencer::Refusal::Aborted { rank: 0 }));
+    assert_eq!(taken, Err(TransportError::Aborted { rank: 0 }));
     assert!(!sequencer.is_doubtful());
     assert!(!sequencer.is_idle().unwrap(), "the kernel has not even begun");
     gate.open();
@@ -74,12 +75,12 @@ fn inits_that_fail() {
     };
     let aligned = vec![1 << 20; 2];
     assert_eq!(init(geometry(2, 0), aligned.clone()), Ok(()));
-    let regions = Err(Refusal::Regions { regions: 2, ranks: 2 });
+    let regions = Err(TransportError::Regions { regions: 2, ranks: 2 });
     assert_eq!(init(geometry(2, 0), vec![1 << 20, 100]), regions);
     assert_eq!(init(geometry(2, 0), vec![1 << 20, 0]), regions);
-    assert_eq!(init(geometry(3, 0), aligned.clone()), Err(Refusal::Regions { regions: 2, ranks: 3 }));
-    assert!(matches!(init(geometry(2, 2), aligned.clone()), Err(Refusal::Arranged(_))));
+    assert_eq!(init(geometry(3, 0), aligned.clone()), Err(TransportError::Regions { regions: 2, ranks: 3 }));
+    assert!(matches!(init(geometry(2, 2), aligned.clone()), Err(TransportError::Arranged(_))));
     let no_channels = native::Geometry { channels: 0, ..geometry(2, 0) };
-    assert!(matches!(init(no_channels, aligned), Err(Refusal::Arranged(_))));
+    assert!(matches!(init(no_channels, aligned), Err(TransportError::Arranged(_))));
     end(ranks);
 }

@@ -86,7 +86,7 @@ fn one_turn_of_many() {
                 rank.native.launch(turn, &part.task).unwrap();
             }
             rank.p2p.launch(turn, &messages).unwrap();
-            Ok::<(), windlass_transport::sequencer::Refusal>(())
+            Ok(())
         });
         turn.unwrap();
         assert!(streams[0].is_busy());

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use windlass_kernels::launch::Geometry;
-use windlass_transport::p2p::{Direction, P2p, Parts, Progress, Refusal, Wire};
+use windlass_transport::TransportError;
+use windlass_transport::p2p::{Direction, P2p, Parts, Progress, Wire};
 use windlass_transport::sequencer::{self, Carries, Sequencer};
 
 use crate::communicator::*;
@@ -30,7 +31,7 @@ fn abort_in_the_middle() {
     assert!(stream.is_busy());
     assert!(matches!(
         ranks[0].p2p.sequencer().wait_idle(Duration::from_millis(20)),
-        Err(sequencer::Refusal::Busy { rank: 0, .. })
+        Err(TransportError::Busy { rank: 0, .. })
     ));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -51,7 +52,7 @@ fn abort_in_the_middle() {
     // Two packets went over each of the two channels of the first virtual block before.
     assert_eq!((wait.channel, wait.message, wait.sequence), (0, 0, 2), "{stuck}");
     let refusal = ranks[0].p2p.run(&side.operations, stream.handle()).unwrap_err();
-    assert_eq!(refusal, sequencer::Refusal::Aborted { rank: 0 }.into());
+    assert_eq!(refusal, TransportError::Aborted { rank: 0 });
     assert_eq!(ranks[1].p2p.sequencer().stuck().unwrap().waits, []);
     drop((stream, other, side, sent));
     end(ranks);
@@ -138,7 +139,7 @@ fn abort_of_a_full_queue() {
             panic!("the host never waited: {:?}, stream busy {}", issuing.join(), stream.is_busy());
         }
         ranks[0].p2p.sequencer().abort();
-        assert_eq!(issuing.join().unwrap(), Some(sequencer::Refusal::Aborted { rank: 0 }.into()));
+        assert_eq!(issuing.join().unwrap(), Some(TransportError::Aborted { rank: 0 }));
     });
     devices[0].make_current();
     step("the stream's end");
@@ -190,12 +191,15 @@ fn inits_that_fail() {
         .map(drop)
     };
     assert!(init(GEOMETRY, 2, 1 << 20).is_ok());
-    assert!(matches!(init(Geometry::default(), 2, 1 << 20), Err(Refusal::Strange { .. })));
-    assert!(matches!(init(Geometry { rank: 2, ..GEOMETRY }, 2, 1 << 20), Err(Refusal::Strange { .. })));
-    assert!(matches!(init(GEOMETRY, 2, 100), Err(Refusal::Strange { .. })));
+    assert!(matches!(init(Geometry::default(), 2, 1 << 20), Err(TransportError::Strange { .. })));
+    assert!(matches!(
+        init(Geometry { rank: 2, ..GEOMETRY }, 2, 1 << 20),
+        Err(TransportError::Strange { .. })
+    ));
+    assert!(matches!(init(GEOMETRY, 2, 100), Err(TransportError::Strange { .. })));
     // More channels than virtual blocks can keep the state of.
     let many = Geometry { ll128_channels: 60_000, ..Geometry::recommended(1, 0) };
-    assert!(matches!(init(many, 8, 1 << 20), Err(Refusal::Channels { .. })));
+    assert!(matches!(init(many, 8, 1 << 20), Err(TransportError::Channels { .. })));
     assert!([1, 32].iter().all(|blocks| init(Geometry::recommended(*blocks, 0), 8, 1 << 20).is_ok()));
 }
 

@@ -1,8 +1,9 @@
 //! Rings grow: when a sender is stalled, when large messages come, while kernels spin, in graphs; once, and where it can be.
 
 use windlass_kernels::growth::ring_bytes;
+use windlass_transport::TransportError;
 use windlass_transport::heap::Region;
-use windlass_transport::p2p::{Direction, Refusal, Wants, Wire};
+use windlass_transport::p2p::{Direction, Wants, Wire};
 use windlass_transport::sequencer::Carries;
 
 use crate::communicator::*;
@@ -230,9 +231,9 @@ fn refusals() {
     let devices = devices(2);
     let ranks = communicator(&devices);
     let p2p = &ranks[0].p2p;
-    let no_growth = |result: Result<(), Refusal>| {
+    let no_growth = |result: Result<(), TransportError>| {
         let refusal = result.unwrap_err();
-        assert!(matches!(refusal, Refusal::NoGrowth { peer: 1, wire: Wire::Ll128, .. }), "{refusal}");
+        assert!(matches!(refusal, TransportError::NoGrowth { peer: 1, wire: Wire::Ll128, .. }), "{refusal}");
         assert_eq!(refusal.result().name(), Some("ncclInternalError"));
     };
     for (address, slots) in [(0, 32), (64, 32), (1 << 20, 33), (1 << 20, GEOMETRY.ll128_slots)] {
@@ -241,7 +242,7 @@ fn refusals() {
     }
     for peer in [0, 2] {
         let refusal = p2p.grow_send(peer, Wire::Bulk, 1 << 20, 32).unwrap_err();
-        assert_eq!(refusal, Refusal::NoRank { peer, ranks: 2 });
+        assert_eq!(refusal, TransportError::NoRank { peer, ranks: 2 });
     }
     p2p.grow_receive(1, Wire::Ll128, 1 << 20, 32).unwrap();
     no_growth(p2p.grow_receive(1, Wire::Ll128, 1 << 20, 32));

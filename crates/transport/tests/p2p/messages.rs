@@ -1,6 +1,6 @@
 //! Every byte arrives, whatever the pattern.
 
-use windlass_transport::p2p::Refusal;
+use windlass_transport::TransportError;
 
 use crate::communicator::*;
 use crate::support::*;
@@ -88,10 +88,10 @@ fn to_itself() {
         let (out, back) = (send(&buffer, rank.rank), receive(&buffer, rank.rank));
         rank.p2p.run(&[out, back], stream.handle()).unwrap();
         let refusal = rank.p2p.run(&[out, back, out], stream.handle()).unwrap_err();
-        assert_eq!(refusal, Refusal::Unmatched { rank: rank.rank, sends: 2, receives: 1 });
+        assert_eq!(refusal, TransportError::Unmatched { rank: rank.rank, sends: 2, receives: 1 });
         assert_eq!(refusal.result().name(), Some("ncclInvalidUsage"));
         let refusal = rank.p2p.run(&[send(&buffer, 2)], stream.handle()).unwrap_err();
-        assert_eq!(refusal, Refusal::NoRank { peer: 2, ranks: 2 });
+        assert_eq!(refusal, TransportError::NoRank { peer: 2, ranks: 2 });
         assert_eq!(refusal.result().name(), Some("ncclInvalidArgument"));
         stream.synchronize();
         buffer.holds(9);

@@ -10,7 +10,7 @@ use windlass_base::gpu::{Address, Failure};
 
 /// Why not, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum HeapError {
     /// The limit does not allow it, or the holes between chunks are too small.
     #[allow(missing_docs)]
     Full { device: i32, asked_bytes: u64, lent_bytes: u64, mapped_bytes: u64, mapped_bytes_limit: u64 },
@@ -34,56 +34,56 @@ pub enum Refusal {
     ForkedChild,
 }
 
-impl Refusal {
+impl HeapError {
     /// NCCL's code for it.
     pub fn result(&self) -> ncclResult_t {
         match self {
-            Refusal::Cuda(failure) => failure.result(),
-            Refusal::Full { .. }
-            | Refusal::NotZeroed { .. }
-            | Refusal::Late { .. }
-            | Refusal::Deaf { .. } => ncclUnhandledCudaError,
-            Refusal::ForkedChild => ncclSystemError,
-            Refusal::Strange { .. } | Refusal::Gone => ncclInternalError,
+            HeapError::Cuda(failure) => failure.result(),
+            HeapError::Full { .. }
+            | HeapError::NotZeroed { .. }
+            | HeapError::Late { .. }
+            | HeapError::Deaf { .. } => ncclUnhandledCudaError,
+            HeapError::ForkedChild => ncclSystemError,
+            HeapError::Strange { .. } | HeapError::Gone => ncclInternalError,
         }
     }
 
     /// Logs it, once, where it is decided.
-    pub(super) fn told(self) -> Refusal {
+    pub(super) fn told(self) -> HeapError {
         refuse(self.result(), format_args!("{self}"));
         self
     }
 }
 
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
-        Refusal::Cuda(failure)
+impl From<Failure> for HeapError {
+    fn from(failure: Failure) -> HeapError {
+        HeapError::Cuda(failure)
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for HeapError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Full { device, asked_bytes, lent_bytes, mapped_bytes, mapped_bytes_limit } => write!(
+            HeapError::Full { device, asked_bytes, lent_bytes, mapped_bytes, mapped_bytes_limit } => write!(
                 out,
                 "the symmetric heap of device {device} cannot lend {asked_bytes} bytes: lent {lent_bytes}, mapped \
                  {mapped_bytes}, WINDLASS_HEAP_MAX {mapped_bytes_limit}"
             ),
-            Refusal::Cuda(failure) => failure.fmt(out),
-            Refusal::NotZeroed { bytes, waited_ms } => {
+            HeapError::Cuda(failure) => failure.fmt(out),
+            HeapError::NotZeroed { bytes, waited_ms } => {
                 write!(out, "a region of {bytes} bytes is not zeroed after {waited_ms} ms")
             }
-            Refusal::Late { device, waited_ms } => {
+            HeapError::Late { device, waited_ms } => {
                 write!(out, "device {device} did none of the symmetric heap's work in {waited_ms} ms")
             }
-            Refusal::Strange { place, why } => write!(out, "a peer announced {place:?}: {why}"),
-            Refusal::Deaf { address, expected, loaded } => {
+            HeapError::Strange { place, why } => write!(out, "a peer announced {place:?}: {why}"),
+            HeapError::Deaf { address, expected, loaded } => {
                 write!(out, "the word at {address:#x} should be {expected:#x} and is {loaded:#x}")
             }
-            Refusal::Gone => write!(out, "a region's memory is not mapped"),
-            Refusal::ForkedChild => write!(out, "this process was forked off one that uses CUDA"),
+            HeapError::Gone => write!(out, "a region's memory is not mapped"),
+            HeapError::ForkedChild => write!(out, "this process was forked off one that uses CUDA"),
         }
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for HeapError {}
