@@ -245,11 +245,7 @@ fn largest_circle(files: &[(String, String)]) -> Vec<String> {
 
 /// How many types of a crate share their name with another of it. To be lowered only.
 const SHARED_TYPE_NAMES: [(&str, usize); 4] =
-<<<<<<< HEAD
-    [("base", 1), ("bootstrap", 6), ("transport", 6), ("engine", 33)];
-=======
-    [("base", 1), ("bootstrap", 6), ("transport", 5), ("engine", 33)];
->>>>>>> cd8ec63 (transport: one error for the sequencer, p2p and native collectives)
+    [("base", 1), ("bootstrap", 6), ("transport", 0), ("engine", 32)];
 
 /// A type's name says which type it is.
 #[test]

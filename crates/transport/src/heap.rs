@@ -100,7 +100,7 @@ impl Heap {
         let reservation = Arc::new(Reservation::new(driver, span_bytes, granularity)?);
         let stream = Stream::new(driver)?;
         drop(entered);
-        let limits = space::Limits { granularity, mapped_bytes_max, span_bytes };
+        let limits = space::HeapLimits { granularity, mapped_bytes_max, span_bytes };
         let ledger = HeapLedger {
             space: space::Space::new(limits),
             quarantine: quarantine::Quarantine::default(),

@@ -3,8 +3,8 @@
 //!
 //! All that a collective remembers lies in the regions; the host fills the kernel's parameter and launches it in a
 //! [turn](crate::sequencer). Which collectives come here is decided elsewhere: here every rank of the communicator must be. A
-//! [`DeviceResources`] per device has the loaded kernels. At init a rank lends a region with [`Layout::bytes`] zeros for this, tells its
-//! peers and makes its [`Native`]; after that nothing allocates, nothing loads, and nothing waits.
+//! [`NativeDeviceResources`] per device has the loaded kernels. At init a rank lends a region with [`Layout::bytes`] zeros for
+//! this, tells its peers and makes its [`Native`]; after that nothing allocates, nothing loads, and nothing waits.
 
 mod calls;
 
@@ -18,7 +18,7 @@ use windlass_kernels::collective::{
 };
 use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arrange_uneven};
 
-pub use device_resources::{DeviceResources, Kernels};
+pub use device_resources::{Kernels, NativeDeviceResources};
 pub use windlass_kernels::collectives::{
     Collective, Geometry, Kind, Layout, Limits, Part, Reduction, Tuning, Uneven,
 };
@@ -36,7 +36,7 @@ pub const RANKS_MAX: usize = KERNEL_RANKS_MAX;
 
 /// What it is made of.
 #[derive(Debug)]
-pub struct Parts {
+pub struct NativeParts {
     /// Those for so many ranks, of this rank's device.
     pub kernels: Arc<Kernels>,
     /// The communicator's.
@@ -77,8 +77,8 @@ pub struct Native {
 
 impl Native {
     /// Makes this rank's side. Every rank's region must hold zeros before any rank runs a collective.
-    pub fn new(parts: Parts) -> Result<Native, TransportError> {
-        let Parts { kernels, sequencer, geometry, tuning, limits, regions } = parts;
+    pub fn new(parts: NativeParts) -> Result<Native, TransportError> {
+        let NativeParts { kernels, sequencer, geometry, tuning, limits, regions } = parts;
         let ranks = regions.len() as u32;
         if ranks != geometry.ranks || regions.iter().any(|region| *region == 0 || !region.is_multiple_of(128))
         {

@@ -1,7 +1,7 @@
 //! Sends and receives between ranks that can write each other's memory: one kernel for each group of one communicator on
 //! one stream (`crates/kernels`), over rings in regions of the ranks' symmetric heaps, with no NCCL connection.
 //!
-//! Regions come and go elsewhere; here are addresses. A [`DeviceResources`] per device has the loaded kernel. At init a rank lends a
+//! Regions come and go elsewhere; here are addresses. A [`P2pDeviceResources`] per device has the loaded kernel. At init a rank lends a
 //! region of [`Layout::bytes`] zeros, tells its peers, makes its [`Sequencer`] and its [`P2p`]; all that can fail for want of
 //! something fails there. After that nothing allocates on the device and nothing waits for it, except a group whose list of
 //! operations finds four lists before it still on their way.
@@ -32,7 +32,7 @@ use windlass_kernels::arrange::{Limits, Peer, arrange};
 use windlass_kernels::launch::{Geometry, LAUNCH_BULK_GREW, Launch, Operation as Listed};
 
 pub use calls::HOST_BYTES;
-pub use device_resources::DeviceResources;
+pub use device_resources::P2pDeviceResources;
 pub use growing::Wants;
 pub use layout::Layout;
 pub use progress::Progress;
@@ -53,9 +53,9 @@ use windlass_base::gpu::stream::{Capture, Ordering::Inside};
 use windlass_base::gpu::{Address, StreamHandle};
 
 /// What a p2p transport is made of.
-pub struct Parts {
+pub struct P2pParts {
     /// This rank's device's.
-    pub device_resources: Arc<DeviceResources>,
+    pub device_resources: Arc<P2pDeviceResources>,
     /// The communicator's.
     pub sequencer: Arc<Sequencer>,
     /// What the ranks agreed on, and which of them this is.
@@ -66,7 +66,7 @@ pub struct Parts {
 
 /// One rank's p2p transport of one communicator.
 pub struct P2p {
-    device_resources: Arc<DeviceResources>,
+    device_resources: Arc<P2pDeviceResources>,
     sequencer: Arc<Sequencer>,
     peers: Vec<Peer>,
     geometry: Geometry,
@@ -91,13 +91,13 @@ struct Work {
 }
 
 /// A list that a graph copies whenever it runs, and the launch resources that it lies in.
-struct Held {
+struct HeldList {
     _lent: Arc<Lent>,
     room: Arc<Room>,
     list: Run,
 }
 
-impl Released for Held {
+impl Released for HeldList {
     fn released(&self) {
         self.room.give_back_of_graph(self.list);
     }
@@ -105,12 +105,12 @@ impl Released for Held {
 
 impl P2p {
     /// Makes this rank's side. Every rank's region must hold zeros before any rank runs an operation.
-    pub fn new(parts: Parts) -> Result<P2p, TransportError> {
+    pub fn new(parts: P2pParts) -> Result<P2p, TransportError> {
         P2p::make(parts).map_err(TransportError::told)
     }
 
-    fn make(parts: Parts) -> Result<P2p, TransportError> {
-        let Parts { device_resources, sequencer, geometry, regions } = parts;
+    fn make(parts: P2pParts) -> Result<P2p, TransportError> {
+        let P2pParts { device_resources, sequencer, geometry, regions } = parts;
         let strange = |why| TransportError::Strange { why, ranks: regions.len(), rank: geometry.rank };
         if !geometry.is_valid() {
             return Err(strange("the geometry is not one"));
@@ -244,7 +244,7 @@ impl P2p {
         if let Some(capture) = capture {
             let list = self.room.take_for_graph(operations).ok_or_else(no_room)?;
             // Given back when the graph is gone, also if this fails.
-            let held = Held { _lent: self.sequencer.lent().clone(), room: self.room.clone(), list };
+            let held = HeldList { _lent: self.sequencer.lent().clone(), room: self.room.clone(), list };
             turn.driver().retain_in_graph(capture.graph, Arc::new(held))?;
             return Ok(list);
         }

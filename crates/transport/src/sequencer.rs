@@ -8,7 +8,7 @@
 //! NCCL's destroy waits for the work that was issued: [`Sequencer::wait_idle`], then all that uses it is dropped, then the regions.
 //! A sequencer that is dropped with work in flight aborts it, so that the GPU gets free; the regions must then stay until
 //! [`Sequencer::is_idle`] would have said so, or for ever. Graphs that captured a turn keep the word for the kernel, the
-//! events and, by [`Parts::hold`], the regions; they may run after the communicator is gone, in order with each other.
+//! events and, by [`SequencerParts::hold`], the regions; they may run after the communicator is gone, in order with each other.
 
 pub mod host;
 
@@ -40,7 +40,7 @@ use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
 
 /// What a sequencer is made of.
-pub struct Parts {
+pub struct SequencerParts {
     /// This rank's device's.
     pub device_resources: Arc<DeviceResources>,
     /// This rank.
@@ -102,18 +102,18 @@ pub struct Turn<'sequencer> {
 }
 
 /// Kept by a graph.
-struct Held {
+struct HeldResources {
     _lent: Arc<Lent>,
 }
 
-impl Released for Held {
+impl Released for HeldResources {
     fn released(&self) {}
 }
 
 impl Sequencer {
     /// Makes this rank's. At init only.
-    pub fn new(parts: Parts) -> Result<Arc<Sequencer>, TransportError> {
-        let Parts { device_resources, rank, report, hold, graphs } = parts;
+    pub fn new(parts: SequencerParts) -> Result<Arc<Sequencer>, TransportError> {
+        let SequencerParts { device_resources, rank, report, hold, graphs } = parts;
         let lend = || -> Result<Lent, Failure> {
             let _entered = device_resources.home().enter()?;
             device_resources.lend()
@@ -227,7 +227,7 @@ impl Sequencer {
             && *held != Some(capture.id)
         {
             (self.hold)(driver, capture)?;
-            driver.retain_in_graph(capture.graph, Arc::new(Held { _lent: self.lent.clone() }))?;
+            driver.retain_in_graph(capture.graph, Arc::new(HeldResources { _lent: self.lent.clone() }))?;
             *held = Some(capture.id);
         }
         Ok(())

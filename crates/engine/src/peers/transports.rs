@@ -12,9 +12,9 @@ use windlass_base::stats::features::Lacks;
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig};
 use windlass_transport::TransportError;
 use windlass_transport::heap::Holds;
-use windlass_transport::native::{self, Kernels, Native};
-use windlass_transport::p2p::{self, Layout, P2p};
-use windlass_transport::sequencer::{self, Graphs, Sequencer};
+use windlass_transport::native::{self, Kernels, Native, NativeDeviceResources, NativeParts};
+use windlass_transport::p2p::{self, Layout, P2p, P2pDeviceResources, P2pParts};
+use windlass_transport::sequencer::{self, Graphs, Sequencer, SequencerParts};
 use windlass_transport::tuning;
 
 use super::features;
@@ -25,9 +25,9 @@ pub(super) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 /// What the communicators of one device share.
 #[derive(Clone, Debug)]
 struct DeviceTransports {
-    p2p: Arc<p2p::DeviceResources>,
+    p2p: Arc<P2pDeviceResources>,
     /// None where nobody wants it, or no code for the device is there.
-    native: Option<Arc<native::DeviceResources>>,
+    native: Option<Arc<NativeDeviceResources>>,
     sequencer: Arc<sequencer::DeviceResources>,
 }
 
@@ -82,7 +82,7 @@ impl Share {
         let (geometry, holds) = (rings.p2p, holds.clone());
         let rank = geometry.rank;
         let own = regions.get(rank as usize).copied().unwrap_or_default();
-        let sequencer = Sequencer::new(sequencer::Parts {
+        let sequencer = Sequencer::new(SequencerParts {
             device_resources: transports.sequencer,
             rank,
             report: own + Layout::of(regions.len() as u32, &geometry).report,
@@ -93,13 +93,13 @@ impl Share {
             (Some(geometry), Some(kernels)) => {
                 let regions = regions.iter().map(|region| region + rings.native_at).collect();
                 let (sequencer, tuning, limits) = (sequencer.clone(), tuning::kernels(), rings.limits);
-                Some(Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, regions })?)
+                Some(Native::new(NativeParts { kernels, sequencer, geometry, tuning, limits, regions })?)
             }
             // Who has no kernels has said so, and the negotiated config has none.
             (_, _) => None,
         };
         let parts =
-            p2p::Parts { device_resources: transports.p2p, sequencer: sequencer.clone(), geometry, regions };
+            P2pParts { device_resources: transports.p2p, sequencer: sequencer.clone(), geometry, regions };
         Ok(Transports { p2p: P2p::new(parts)?, native, sequencer, lacks })
     }
 }
@@ -193,9 +193,9 @@ fn transports(device: Ordinal) -> Result<DeviceTransports, TransportError> {
     }
     let driver = gpu::driver()?;
     let sequencer = sequencer::DeviceResources::new(Home::of(driver, device)?, p2p::HOST_BYTES)?;
-    let p2p = p2p::DeviceResources::new(sequencer.clone())?;
+    let p2p = P2pDeviceResources::new(sequencer.clone())?;
     let native = match config().collectives == Collectives::Auto {
-        true => native::DeviceResources::new(sequencer.clone(), features::others_wait())
+        true => NativeDeviceResources::new(sequencer.clone(), features::others_wait())
             .map_err(without_native)
             .ok(),
         false => None,

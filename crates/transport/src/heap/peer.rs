@@ -34,13 +34,13 @@ pub struct PeerHeap {
 
 #[derive(Debug, Default)]
 struct Mapped {
-    chunks: BTreeMap<Serial, Chunk>,
+    chunks: BTreeMap<Serial, PeerChunk>,
     /// The same offsets as in the peer's own.
     reservation: Option<Arc<Reservation>>,
 }
 
 #[derive(Debug)]
-struct Chunk {
+struct PeerChunk {
     mapping: Mapping,
     offset: u64,
 }
@@ -150,7 +150,7 @@ impl PeerHeap {
         // The peer uses these addresses again: what was mapped there before is over for it, so it must be for us.
         self.unmap_unused(mapped);
         let end = place.chunk_offset + place.chunk_bytes;
-        let overlaps = |chunk: &Chunk| {
+        let overlaps = |chunk: &PeerChunk| {
             chunk.offset < end && place.chunk_offset < chunk.offset + chunk.mapping.physical().bytes
         };
         if mapped.chunks.values().any(overlaps) {
@@ -158,7 +158,7 @@ impl PeerHeap {
         }
         let physical = Physical::import(self.driver, descriptor, place.chunk_bytes)?;
         let mapping = Mapping::new(&reservation, place.chunk_offset, physical, device)?;
-        mapped.chunks.insert(place.chunk, Chunk { mapping, offset: place.chunk_offset });
+        mapped.chunks.insert(place.chunk, PeerChunk { mapping, offset: place.chunk_offset });
         mapped.reservation = Some(reservation.clone());
         Ok(reservation.base)
     }

@@ -53,7 +53,7 @@ pub enum Obstacle {
 
 /// The sizes that everything is measured in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct HeapLimits {
     /// What chunks are multiples of, bytes.
     pub granularity: u64,
     /// How much may be mapped, bytes.
@@ -65,7 +65,7 @@ pub struct Limits {
 /// All chunks and regions of a symmetric heap.
 #[derive(Debug)]
 pub struct Space {
-    limits: Limits,
+    limits: HeapLimits,
     chunks: Ranges<Chunk>,
     mapped_bytes: u64,
     lent_bytes: u64,
@@ -79,7 +79,7 @@ struct Chunk {
 
 impl Space {
     /// Nothing mapped yet.
-    pub fn new(limits: Limits) -> Space {
+    pub fn new(limits: HeapLimits) -> Space {
         Space { limits, chunks: Ranges::new(), mapped_bytes: 0, lent_bytes: 0 }
     }
 
@@ -177,8 +177,8 @@ mod tests {
     use super::*;
 
     const GRANULARITY: u64 = 2 << 20;
-    const LIMITS: Limits =
-        Limits { granularity: GRANULARITY, mapped_bytes_max: 96 << 20, span_bytes: 4 * (96 << 20) };
+    const LIMITS: HeapLimits =
+        HeapLimits { granularity: GRANULARITY, mapped_bytes_max: 96 << 20, span_bytes: 4 * (96 << 20) };
 
     fn next(state: &mut u64) -> u64 {
         *state ^= *state << 13;

@@ -15,7 +15,7 @@ use windlass_base::gpu::module::{Function, Module, load_first};
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
 /// graphs that captured its kernels must be gone ([`sequencer::DeviceResources::is_unused`]).
 #[derive(Debug)]
-pub struct DeviceResources {
+pub struct NativeDeviceResources {
     module: Option<Module>,
     /// By the ranks of a communicator. Held while they are found, by inits alone.
     found: Mutex<BTreeMap<u32, Arc<Kernels>>>,
@@ -33,14 +33,14 @@ pub struct Kernels {
     pub(super) may_be_early: bool,
 }
 
-impl DeviceResources {
+impl NativeDeviceResources {
     /// Loads the code for a device. `others_wait`: kernels that others have begin early wait for the one before.
     pub fn new(
         sequencer: Arc<sequencer::DeviceResources>,
         others_wait: bool,
-    ) -> Result<Arc<DeviceResources>, TransportError> {
+    ) -> Result<Arc<NativeDeviceResources>, TransportError> {
         let images = collective_images_for((sequencer.capability() / 10).max(0) as u32);
-        DeviceResources::with_images(sequencer, images, others_wait)
+        NativeDeviceResources::with_images(sequencer, images, others_wait)
     }
 
     /// The same with images of the caller's, best first: what tests use.
@@ -48,7 +48,7 @@ impl DeviceResources {
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],
         others_wait: bool,
-    ) -> Result<Arc<DeviceResources>, TransportError> {
+    ) -> Result<Arc<NativeDeviceResources>, TransportError> {
         let home = sequencer.home();
         let no_image = TransportError::NoImage {
             of: "collectives",
@@ -62,7 +62,7 @@ impl DeviceResources {
         ::log::debug!("device {}: kernels of collectives {}", home.device, image.name);
         // Code for older devices has no instruction to wait with.
         let may_be_early = others_wait && sequencer.is_since_hopper() && image.has_bulk_copies;
-        Ok(Arc::new(DeviceResources {
+        Ok(Arc::new(NativeDeviceResources {
             module: Some(module),
             found: Mutex::default(),
             sequencer,
@@ -96,7 +96,7 @@ impl Kernels {
     }
 }
 
-impl Drop for DeviceResources {
+impl Drop for NativeDeviceResources {
     fn drop(&mut self) {
         let home = self.sequencer.home();
         let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));

@@ -14,7 +14,7 @@ use windlass_base::gpu::module::{Function, Module, load_first};
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
 /// graphs that captured its kernel must be gone ([`sequencer::DeviceResources::is_unused`]).
 #[derive(Debug)]
-pub struct DeviceResources {
+pub struct P2pDeviceResources {
     module: Option<Module>,
     pub(super) function: Function,
     pub(super) bulk: BulkSend,
@@ -22,18 +22,20 @@ pub struct DeviceResources {
     sequencer: Arc<sequencer::DeviceResources>,
 }
 
-impl DeviceResources {
+impl P2pDeviceResources {
     /// Loads the kernel for a device, whole.
-    pub fn new(sequencer: Arc<sequencer::DeviceResources>) -> Result<Arc<DeviceResources>, TransportError> {
+    pub fn new(
+        sequencer: Arc<sequencer::DeviceResources>,
+    ) -> Result<Arc<P2pDeviceResources>, TransportError> {
         let images = images_for((sequencer.capability() / 10).max(0) as u32);
-        DeviceResources::with_images(sequencer, images)
+        P2pDeviceResources::with_images(sequencer, images)
     }
 
     /// The same with images of the caller's, best first: what tests use.
     pub fn with_images(
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],
-    ) -> Result<Arc<DeviceResources>, TransportError> {
+    ) -> Result<Arc<P2pDeviceResources>, TransportError> {
         let home = sequencer.home();
         let entered = home.enter()?;
         let shared_bytes_max = calls::shared_bytes_max(home)?;
@@ -57,11 +59,11 @@ impl DeviceResources {
             true => BulkSend::Copies { stages: RECOMMENDED_STAGES },
             false => BulkSend::OrdinaryStores,
         };
-        Ok(Arc::new(DeviceResources { module: Some(module), function, bulk, shared_bytes_max, sequencer }))
+        Ok(Arc::new(P2pDeviceResources { module: Some(module), function, bulk, shared_bytes_max, sequencer }))
     }
 }
 
-impl Drop for DeviceResources {
+impl Drop for P2pDeviceResources {
     fn drop(&mut self) {
         let home = self.sequencer.home();
         let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));

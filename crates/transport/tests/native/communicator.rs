@@ -6,9 +6,9 @@ use std::sync::Arc;
 use windlass_base::gpu::Home;
 use windlass_kernels::launch::Geometry;
 use windlass_transport::heap::{Heap, Holds, Region};
-use windlass_transport::native::{self, Limits, Native, Tuning};
-use windlass_transport::p2p::{self, P2p};
-use windlass_transport::sequencer::{self, Sequencer};
+use windlass_transport::native::{self, Limits, Native, NativeDeviceResources, NativeParts, Tuning};
+use windlass_transport::p2p::{self, P2p, P2pDeviceResources, P2pParts};
+use windlass_transport::sequencer::{self, Sequencer, SequencerParts};
 
 use crate::support::*;
 
@@ -34,8 +34,8 @@ pub struct Device {
     primary: Primary,
     pub heap: Arc<Heap>,
     pub sequencer: Arc<sequencer::DeviceResources>,
-    pub p2p: Arc<p2p::DeviceResources>,
-    pub native: Arc<native::DeviceResources>,
+    pub p2p: Arc<P2pDeviceResources>,
+    pub native: Arc<NativeDeviceResources>,
 }
 
 impl Deref for Device {
@@ -52,8 +52,8 @@ impl Device {
         let heap = Heap::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
         let sequencer = sequencer::DeviceResources::new(home, p2p::HOST_BYTES).unwrap();
-        let p2p = p2p::DeviceResources::new(sequencer.clone()).unwrap();
-        let native = native::DeviceResources::new(sequencer.clone(), true).unwrap();
+        let p2p = P2pDeviceResources::new(sequencer.clone()).unwrap();
+        let native = NativeDeviceResources::new(sequencer.clone(), true).unwrap();
         Device { primary, heap, sequencer, p2p, native }
     }
 
@@ -107,7 +107,7 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
     let regions: Vec<u64> = lent.iter().map(|(region, _)| region.address()).collect();
     let rank = |(rank, ((region, holds), device)): (u32, ((Region, Arc<Holds>), &Device))| {
         let held = holds.clone();
-        let sequencer = Sequencer::new(sequencer::Parts {
+        let sequencer = Sequencer::new(SequencerParts {
             device_resources: device.sequencer.clone(),
             rank,
             report: region.address() + layout.report,
@@ -115,7 +115,7 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
             graphs: sequencer::Graphs::Mixed,
         })
         .unwrap();
-        let native = Native::new(native::Parts {
+        let native = Native::new(NativeParts {
             kernels: device.native.kernels(ranks).unwrap(),
             sequencer: sequencer.clone(),
             geometry: geometry(ranks, rank),
@@ -123,7 +123,7 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
             limits: Limits { blocks_max: BLOCKS, clusters: true },
             regions: regions.iter().map(|region| region + layout.bytes).collect(),
         });
-        let p2p = P2p::new(p2p::Parts {
+        let p2p = P2p::new(P2pParts {
             device_resources: device.p2p.clone(),
             sequencer: sequencer.clone(),
             geometry: Geometry { rank, ..MESSAGES },

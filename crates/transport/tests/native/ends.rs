@@ -1,7 +1,7 @@
 //! Inits that fail, aborts, and ends with work in flight.
 
 use windlass_transport::TransportError;
-use windlass_transport::native::{self, Kind, Limits, Native, Tuning};
+use windlass_transport::native::{self, Kind, Limits, Native, NativeParts, Tuning};
 use windlass_transport::p2p::Direction;
 use windlass_transport::sequencer::Carries;
 
@@ -71,7 +71,7 @@ fn inits_that_fail() {
         let (kernels, sequencer) = (devices[0].native.kernels(2).unwrap(), ranks[0].sequencer.clone());
         let tuning = Tuning::default();
         let limits = Limits { blocks_max: BLOCKS, clusters: true };
-        Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, regions }).map(drop)
+        Native::new(NativeParts { kernels, sequencer, geometry, tuning, limits, regions }).map(drop)
     };
     let aligned = vec![1 << 20; 2];
     assert_eq!(init(geometry(2, 0), aligned.clone()), Ok(()));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use windlass_base::gpu::Home;
 use windlass_kernels::launch::Geometry;
 use windlass_transport::heap::{Heap, Holds, Region};
-use windlass_transport::p2p::{DeviceResources, HOST_BYTES, Layout, P2p, Parts};
-use windlass_transport::sequencer::{self, Sequencer};
+use windlass_transport::p2p::{HOST_BYTES, Layout, P2p, P2pDeviceResources, P2pParts};
+use windlass_transport::sequencer::{self, Sequencer, SequencerParts};
 
 use crate::support::*;
 use crate::traffic::*;
@@ -28,7 +28,7 @@ pub const GEOMETRY: Geometry = Geometry {
 pub struct Device {
     primary: Primary,
     pub heap: Arc<Heap>,
-    pub device_resources: Arc<DeviceResources>,
+    pub device_resources: Arc<P2pDeviceResources>,
     pub sequencer: Arc<sequencer::DeviceResources>,
 }
 
@@ -46,7 +46,7 @@ impl Device {
         let heap = Heap::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
         let sequencer = sequencer::DeviceResources::new(home, HOST_BYTES).unwrap();
-        let device_resources = DeviceResources::new(sequencer.clone()).unwrap();
+        let device_resources = P2pDeviceResources::new(sequencer.clone()).unwrap();
         Device { primary, heap, device_resources, sequencer }
     }
 
@@ -113,13 +113,13 @@ pub fn communicator_of(devices: &[Device], geometry: Geometry) -> Vec<Rank> {
 pub fn p2p(device: &Device, geometry: Geometry, regions: Vec<u64>, holds: &Arc<Holds>) -> P2p {
     let layout = Layout::of(regions.len() as u32, &geometry);
     let sequencer = sequencer(device, geometry.rank, regions[geometry.rank as usize] + layout.report, holds);
-    P2p::new(Parts { device_resources: device.device_resources.clone(), sequencer, geometry, regions })
+    P2p::new(P2pParts { device_resources: device.device_resources.clone(), sequencer, geometry, regions })
         .unwrap()
 }
 
 pub fn sequencer(device: &Device, rank: u32, report: u64, holds: &Arc<Holds>) -> Arc<Sequencer> {
     let holds = holds.clone();
-    let parts = sequencer::Parts {
+    let parts = SequencerParts {
         device_resources: device.sequencer.clone(),
         rank,
         report,

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use windlass_kernels::launch::Geometry;
 use windlass_transport::TransportError;
-use windlass_transport::p2p::{Direction, P2p, Parts, Progress, Wire};
-use windlass_transport::sequencer::{self, Carries, Sequencer};
+use windlass_transport::p2p::{Direction, P2p, P2pParts, Progress, Wire};
+use windlass_transport::sequencer::{self, Carries, Sequencer, SequencerParts};
 
 use crate::communicator::*;
 use crate::support::*;
@@ -174,7 +174,7 @@ fn dropped_in_flight() {
 fn inits_that_fail() {
     let devices = devices(1);
     let init = |geometry: Geometry, ranks: usize, address: u64| {
-        let sequencer = Sequencer::new(sequencer::Parts {
+        let sequencer = Sequencer::new(SequencerParts {
             device_resources: devices[0].sequencer.clone(),
             rank: geometry.rank,
             report: address,
@@ -182,7 +182,7 @@ fn inits_that_fail() {
             graphs: sequencer::Graphs::Mixed,
         });
         let (sequencer, regions) = (sequencer.unwrap(), vec![address; ranks]);
-        P2p::new(Parts {
+        P2p::new(P2pParts {
             device_resources: devices[0].device_resources.clone(),
             sequencer,
             geometry,
