@@ -20,10 +20,8 @@ const LAYERS: &[(&str, &[Layer])] = &[
             (Together::No, &["communicator", "group", "plan"]),
             (Together::No, &["lazy"]),
             (Together::No, &["peers"]),
-            (
-                Together::No,
-                &["forward", "registration", "allocation", "agreed", "pool", "windows", "checking"],
-            ),
+            (Together::No, &["features"]),
+            (Together::No, &["background", "forward"]),
         ],
     ),
     (
@@ -197,6 +195,40 @@ fn circles_only_shrink() {
     }
 }
 
+/// What files give on of others, by module and name: `pub use child::Name`.
+fn given_on(
+    files: &[(String, String)],
+    modules: &BTreeMap<Vec<String>, usize>,
+) -> BTreeMap<(Vec<String>, String), Vec<String>> {
+    let mut given_on = BTreeMap::new();
+    for (own, index) in modules {
+        let joined: String = code(&files[*index].1).collect::<Vec<_>>().join(" ");
+        for statement in joined.split(';') {
+            let Some((before, tree)) = statement.split_once(" use ") else { continue };
+            if !before.trim_start().rsplit(']').next().unwrap_or_default().trim_start().starts_with("pub") {
+                continue;
+            }
+            let mut paths = Vec::new();
+            expand(tree, String::new(), &mut paths);
+            for path in paths {
+                let names: Vec<String> = path.split("::").map(str::to_owned).collect();
+                let ups = names.iter().take_while(|name| *name == "super").count();
+                let whole = match names[0].as_str() {
+                    "crate" => names[1..].to_vec(),
+                    "super" => [&own[..own.len().saturating_sub(ups)], &names[ups..]].concat(),
+                    "self" => [&own[..], &names[1..]].concat(),
+                    _ => [&own[..], &names[..]].concat(),
+                };
+                let name = whole.last().cloned().unwrap_or_default();
+                if whole[..] != [&own[..], std::slice::from_ref(&name)].concat()[..] {
+                    given_on.insert((own.clone(), name), whole);
+                }
+            }
+        }
+    }
+    given_on
+}
+
 fn largest_circle(files: &[(String, String)]) -> Vec<String> {
     let modules: BTreeMap<Vec<String>, usize> = files
         .iter()
@@ -205,8 +237,21 @@ fn largest_circle(files: &[(String, String)]) -> Vec<String> {
             (path.trim_end_matches(".rs").split('/').map(str::to_owned).collect(), index)
         })
         .collect();
-    // The file of the longest beginning of a path that is a module.
-    let find = |path: &[String]| (1..=path.len()).rev().find_map(|len| modules.get(&path[..len])).copied();
+    let given_on = given_on(files, &modules);
+    // The file of the longest beginning of a path that is a module, and behind what that file only gives on.
+    let find = |path: &[String]| {
+        let mut path = path.to_vec();
+        for _ in 0..5 {
+            let len = (1..=path.len()).rev().find(|len| modules.contains_key(&path[..*len]))?;
+            let Some(there) =
+                path.get(len).and_then(|name| given_on.get(&(path[..len].to_vec(), name.clone())))
+            else {
+                return modules.get(&path[..len]).copied();
+            };
+            path = [&there[..], &path[len + 1..]].concat();
+        }
+        None
+    };
     let mut arrows = vec![BTreeSet::new(); files.len()];
     for (own, index) in &modules {
         let text = &files[*index].1;

@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
+use crate::features::registration::registering::Candidate;
 use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::lazy::{LazyCommunicator, Operator};
-use crate::peers::registering::Candidate;
 use crate::peers::{ChildInit, Configured, InitRequest, PeerGroup};
 use windlass_base::call::Call;
 use windlass_base::gate::Passed;

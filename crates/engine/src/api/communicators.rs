@@ -9,13 +9,14 @@ use nccl_sys::{
 };
 
 use crate::communicator;
+use crate::features::memory::pool;
+use crate::features::recycling;
+use crate::features::registration::registering;
 use crate::forward::Carried;
 use crate::forward::init::{self, InitCall};
 use crate::forward::known::{self, End};
 use crate::lazy;
 use crate::peers;
-use crate::peers::registering;
-use crate::pool;
 use windlass_base::error::{panicked, refuse};
 use windlass_base::gate::Passed;
 use windlass_base::guard;
@@ -64,7 +65,7 @@ pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            peers::make_room(peers::device_now());
+            recycling::make_room(peers::device_now());
             if init.aborted_parent().is_some() {
                 pool::distrust(None);
             }
@@ -126,7 +127,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
                 drop(kept);
                 peers::settle();
             }
-            peers::windows::free_left();
+            crate::features::windows::free_left();
         },
     )
 }

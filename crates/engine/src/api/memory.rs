@@ -5,11 +5,13 @@ use std::ffi::c_void;
 
 use nccl_sys::{Entry, ncclResult_t, ncclSuccess, ncclUnhandledCudaError};
 
+use crate::features::memory::pool::{self, Making, Return, Supply};
+use crate::features::recycling::{self, cached};
+use crate::features::registration::deregistration::memory_is_freed;
+use crate::features::registration::freeing;
 use crate::forward::known::put;
 use crate::forward::registration;
 use crate::group;
-use crate::peers;
-use crate::pool::{self, Making, Return, Supply};
 use windlass_base::error::refuse;
 use windlass_base::gpu::Address;
 use windlass_base::guard;
@@ -36,7 +38,7 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
                 && result == ncclSuccess
                 && pool::made(&making, registration::allocated(place))
             {
-                peers::look_after_pool();
+                recycling::look_after_pool();
             }
         },
     )
@@ -45,7 +47,7 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
 /// By NCCL; where memory is short, after it has back what is kept.
 fn make(place: *mut *mut c_void, bytes: usize, making: &Making) -> ncclResult_t {
     let code = registration::allocate_applications(place, bytes);
-    if code != ncclUnhandledCudaError || !guard::or_else(|| false, || peers::trim_pool(making.device)) {
+    if code != ncclUnhandledCudaError || !guard::or_else(|| false, || recycling::trim_pool(making.device)) {
         return code;
     }
     registration::allocate_applications(place, bytes)
@@ -59,7 +61,7 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
             count::function(Entry::ncclMemFree);
             let given = pool::free(address as Address);
             if matches!(given, Return::Forward | Return::LetGo) {
-                peers::memory_is_freed(address as Address);
+                memory_is_freed(address as Address);
             }
             given
         },
@@ -70,14 +72,14 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
                 guard::or_else(
                     || (),
                     || {
-                        peers::let_go(over);
+                        freeing::let_go(over);
                         // Others' may wait for long. Where this thread's group has communicators, they have calls inside.
                         let is_leaving = |block: &pool::Block| block.base == address as Address;
                         if pool::is_any_leaving()
                             && !group::is_open()
                             && pool::leaving().iter().any(is_leaving)
                         {
-                            peers::free_leaving();
+                            recycling::free_leaving();
                         }
                     },
                 );
@@ -95,9 +97,9 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
 
 /// Gives back all that is kept, on every device.
 pub fn trim() {
-    let devices: BTreeSet<_> = pool::devices().into_iter().chain(peers::cached::devices()).collect();
+    let devices: BTreeSet<_> = pool::devices().into_iter().chain(cached::devices()).collect();
     for device in devices {
-        peers::trim_pool(device);
-        peers::cached::trim(device);
+        recycling::trim_pool(device);
+        cached::trim(device);
     }
 }

@@ -13,13 +13,13 @@ use nccl_sys::{
 use crate::communicator;
 use crate::dispatch::lazy_calls;
 use crate::dispatch::ordering::{self, Lane};
+use crate::features::memory::pool;
+use crate::features::registration::registering::Registering;
 use crate::forward::known::put;
 use crate::forward::queries::OneSided;
 use crate::forward::{operators, queries, registration};
 use crate::group::{self, LazyWork, Work};
 use crate::lazy::{self, LazyCommunicator, Unfit};
-use crate::peers::registering::Registering;
-use crate::pool;
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::range::Range;

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator, Kept};
+use crate::features::recycling;
+use crate::features::recycling::cached::{self, Kind, Taken};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::lazy::{self, LazyCommunicator, first_launch};
-use crate::peers::cached::{self, Kind, Taken};
 use crate::peers::{self, InitOutcome, InitRequest, Laziness, ParentOnNccl, Waiting};
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
@@ -48,7 +49,7 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            peers::make_room(peers::device_now());
+            recycling::make_room(peers::device_now());
             begin(init)
         },
         |step| match step {

@@ -11,16 +11,17 @@ use nccl_sys::{
 };
 
 use crate::communicator;
+use crate::features::check::Checking;
+use crate::features::memory::pool;
+use crate::features::registration::registering::Registering;
+use crate::features::windows::Windows;
+use crate::features::windows::list::Ended;
+use crate::features::windows::{Course, Making, WindowRequest, is_refused_alone};
 use crate::forward::known::put;
 use crate::forward::queries;
 use crate::group;
 use crate::lazy::{LazyCommunicator, Unfit};
 use crate::peers::PeerGroup;
-use crate::peers::checking::Checking;
-use crate::peers::registering::Registering;
-use crate::peers::windows::{Course, Making, WindowRequest, Windows, is_refused_alone};
-use crate::pool;
-use crate::windows::Ended;
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::range::Range;
@@ -136,7 +137,7 @@ impl Asked {
         }
         let course = guard::or_else(
             || Course::Refused(ncclInternalError),
-            || windows.agree(&peer_group, real, self.request()),
+            || windows.agree(&*peer_group, real, self.request()),
         );
         match course {
             Course::Hit(window) => put(self.place, window as ncclWindow_t, "ncclCommWindowRegister: win"),

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::ncclComm_t;
 
-use crate::peers::alive;
+use crate::features::recycling::alive;
 use windlass_base::stats::count::{self, Identity};
 
 use super::{Communicator, Kept};

@@ -1,15 +1,15 @@
 //! Calls of which NCCL may get registered buffers: given a number, decided with the other ranks, run with what
-//! [`crate::peers::registering`] puts in the buffers' place.
+//! [`crate::features::registration::registering`] puts in the buffers' place.
 
 use std::sync::Arc;
 
 use nccl_sys::{ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::communicator::Communicator;
+use crate::features::registration::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::forward;
 use crate::group::{self, Waiting};
 use crate::peers::PeerGroup;
-use crate::peers::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::plan::{self, Standing, Terms};
 use windlass_base::call::{Call, Function, Local};
 use windlass_base::gpu::{self, StreamHandle};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{agreed, checking, windows};
+use crate::features::registration::agreed;
+use crate::features::{check, windows};
 use windlass_base::stats::report;
 use windlass_base::stats::segment;
 use windlass_base::stats::snapshot::Snapshot;
@@ -33,7 +34,8 @@ pub(super) fn windows(input: &[u8]) {
     let mut choices = Choices(input);
     let shared = words(windows::WORDS);
     let ranks = u32::from(choices.byte() % 16) + 1;
-    let Some(slot) = windows::WindowSlot::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks)
+    let Some(slot) =
+        windows::slot::WindowSlot::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks)
     else {
         return assert!(ranks < 2);
     };
@@ -42,11 +44,11 @@ pub(super) fn windows(input: &[u8]) {
         if choices.is_over() {
             return;
         }
-        let said = |choices: &mut Choices<'_>| windows::Said {
+        let said = |choices: &mut Choices<'_>| windows::said::Said {
             claim: choices.byte().into(),
             bytes: choices.byte().into(),
             allocation: choices.byte().into(),
-            ..windows::Said::default()
+            ..windows::said::Said::default()
         };
         match choices.byte() % 8 {
             0 => round = Some(slot.begin(&said(&mut choices))),
@@ -56,15 +58,17 @@ pub(super) fn windows(input: &[u8]) {
             4 | 5 => {
                 let Some(round) = round else { continue };
                 match slot.look(round) {
-                    windows::Seen::All(all) => {
+                    windows::slot::Seen::All(all) => {
                         assert_eq!(all.len(), ranks as usize);
-                        windows::decide(&all, windows::Rules::of(choices.short().into()));
+                        windows::decide::decide(&all, windows::Rules::of(choices.short().into()));
                     }
-                    windows::Seen::Refused(who) => {
+                    windows::slot::Seen::Refused(who) => {
                         assert!(who.iter().all(|(rank, _)| *rank < ranks as usize))
                     }
-                    windows::Seen::Missing(who) | windows::Seen::Unfit(who) => assert!(who >> ranks == 0),
-                    windows::Seen::Off(rank) => assert!(rank < ranks as usize),
+                    windows::slot::Seen::Missing(who) | windows::slot::Seen::Unfit(who) => {
+                        assert!(who >> ranks == 0)
+                    }
+                    windows::slot::Seen::Off(rank) => assert!(rank < ranks as usize),
                 }
             }
             _ => scribble(&shared, &mut choices),
@@ -76,12 +80,12 @@ pub(super) fn windows(input: &[u8]) {
 pub(super) fn checking(input: &[u8]) {
     let mut choices = Choices(input);
     let ranks = u32::from(choices.byte() % 2) + 2;
-    let shared = words(checking::words_of(ranks as usize));
-    let Some(slot) = checking::CheckSlot::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks)
+    let shared = words(check::words_of(ranks as usize));
+    let Some(slot) = check::slot::CheckSlot::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks)
     else {
         return;
     };
-    let rules = checking::Rules { takes_unlike: ranks % 2 == 0, copies: choices.byte() & 1 != 0 };
+    let rules = check::compare::Rules { takes_unlike: ranks % 2 == 0, copies: choices.byte() & 1 != 0 };
     let mut next = 1;
     for _ in 0..STEPS_MAX {
         if choices.is_over() {
@@ -90,7 +94,7 @@ pub(super) fn checking(input: &[u8]) {
         match choices.byte() % 6 {
             0 => {
                 let bytes = choices.byte().into();
-                slot.post(&checking::Entry::Window(checking::Window {
+                slot.post(&check::entry::Entry::Window(check::entry::Window {
                     bytes,
                     flags: 1,
                     allocation: bytes,
@@ -102,19 +106,19 @@ pub(super) fn checking(input: &[u8]) {
             3 => next = slot.latest(choices.byte() as usize % ranks as usize),
             4 => {
                 let found = slot.look(next);
-                let here: Vec<checking::Entry> = found.iter().filter_map(entry).collect();
-                if let Some(divergence) = checking::compare(&here, rules) {
-                    assert!(!checking::divergence(next, &here, divergence).is_empty());
+                let here: Vec<check::entry::Entry> = found.iter().filter_map(entry).collect();
+                if let Some(divergence) = check::compare::compare(&here, rules) {
+                    assert!(!check::text::divergence(next, &here, divergence).is_empty());
                 }
                 let there: Vec<_> = here.into_iter().enumerate().collect();
-                assert!(!checking::absent(next, &[0], &there, 1).is_empty());
+                assert!(!check::text::absent(next, &[0], &there, 1).is_empty());
                 next = next.wrapping_add(1);
             }
             _ => match choices.byte() % 3 {
                 0 => scribble(&shared, &mut choices),
                 // A whole entry of a peer's, where the next look finds it.
                 _ => {
-                    let (ring, rank) = (checking::words_of(1), usize::from(choices.byte()) % ranks as usize);
+                    let (ring, rank) = (check::words_of(1), usize::from(choices.byte()) % ranks as usize);
                     let line = 1 + (next % (ring as u64 / 8 - 1)) as usize;
                     let line = &shared[rank * ring + 8 * line..][..8];
                     line[1..].iter().for_each(|word| word.store(choices.word(), Ordering::Relaxed));
@@ -125,9 +129,9 @@ pub(super) fn checking(input: &[u8]) {
     }
 }
 
-fn entry(found: &checking::Found) -> Option<checking::Entry> {
+fn entry(found: &check::slot::Found) -> Option<check::entry::Entry> {
     match found {
-        checking::Found::Here(entry) => Some(*entry),
+        check::slot::Found::Here(entry) => Some(*entry),
         _ => None,
     }
 }

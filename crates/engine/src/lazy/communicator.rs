@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess};
 
+use crate::features::recycling::cached::Built;
 use crate::forward::known::{self, End};
-use crate::peers::cached::Built;
 use crate::peers::{PeerGroup, Standing};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;

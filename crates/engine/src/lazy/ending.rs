@@ -11,9 +11,9 @@ use nccl_sys::{
     Entry, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclStatGpuMemTotal, ncclSuccess,
 };
 
+use crate::features::recycling::cached::{self, Built};
 use crate::forward::known::{self, End};
 use crate::forward::queries;
-use crate::peers::cached::{self, Built};
 use windlass_base::error::refuse;
 use windlass_base::gpu::stream::Stream;
 use windlass_base::gpu::{self, Home};

@@ -7,10 +7,10 @@ use std::thread::JoinHandle;
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSuccess};
 
+use crate::features::recycling;
+use crate::features::recycling::cached::{Built, Kind};
 use crate::forward::init;
 use crate::forward::known::{self, End};
-use crate::peers;
-use crate::peers::cached::{Built, Kind};
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::gpu::context;
@@ -118,7 +118,7 @@ impl LazyCommunicator {
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
     fn build(&self, attempt: u64) -> ncclResult_t {
-        guard::or_else(|| (), || peers::make_room(Some(self.device())));
+        guard::or_else(|| (), || recycling::make_room(Some(self.device())));
         let id = match self.peer_group.ids().get(0, attempt, &|| self.is_over(attempt)) {
             Ok(id) => id,
             Err(code) => return code,

@@ -30,7 +30,7 @@ mod tests {
 
     use super::session_place::SessionPlace;
     use super::*;
-    use crate::peers::hosting::rendezvous;
+    use crate::peers::setup::hosting::rendezvous;
     use windlass_bootstrap::children::NOBODY;
     use windlass_bootstrap::colors::{Course, LazyVote, Others, Parent};
     use windlass_bootstrap::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};

@@ -5,16 +5,21 @@ use std::time::{Duration, Instant};
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::request_socket::Answer;
 
-use crate::pool;
+use crate::features::memory::pool;
 
 use super::attempts::LostAttempt;
-#[cfg(any(test, feature = "fuzzing"))]
-use super::error_propagation::Loss;
 use super::growing::GrowthRequest;
-use super::hang_detector::HangDetectors;
 use super::ids::IdRequest;
-use super::worker::{BUSY_TICK, Chore, IDLE_TICK, SOON_TICK};
-use super::{cached, closing, draining, recycling, registering, registry, room, windows, worker};
+use super::registry;
+use crate::background::worker;
+use crate::background::worker::{BUSY_TICK, Chore, IDLE_TICK, SOON_TICK};
+use crate::features::recycling::{self, cached};
+use crate::features::registration::registering;
+use crate::features::windows;
+#[cfg(any(test, feature = "fuzzing"))]
+use crate::peers::health::error_propagation::Loss;
+use crate::peers::health::hang_detector::HangDetectors;
+use crate::peers::shutdown::{closing, draining, room};
 
 /// Where this process answers other ranks' questions. The first call starts the worker.
 pub(super) fn request_socket() -> std::io::Result<Token> {
@@ -159,7 +164,15 @@ struct KeptMemory {
 
 impl KeptMemory {
     fn new() -> KeptMemory {
+        pool::look_after(true);
         KeptMemory { looked: Instant::now() }
+    }
+}
+
+/// Without the worker nothing is kept.
+impl Drop for KeptMemory {
+    fn drop(&mut self) {
+        pool::look_after(false);
     }
 }
 

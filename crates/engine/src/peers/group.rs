@@ -7,8 +7,8 @@ use std::time::Duration;
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
+use crate::features::memory::pool;
 use crate::forward::configuration;
-use crate::pool;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{self, Address, StreamHandle};
 use windlass_base::shared_page::SharedPage;
@@ -23,20 +23,22 @@ use windlass_transport::sequencer::Sequencer;
 use windlass_transport::tuning::Limits;
 
 use super::attempts::Attempts;
-use super::checking::{self, Checking};
 use super::children::Lineage;
-use super::closing::{ClosedSignal, Closing};
-use super::draining::Draining;
-use super::error_propagation::{self, Loss, Went};
 use super::growing::Growing;
 use super::ids::Ids;
-use super::life::Life;
-use super::preparing::{self, Prepared};
-use super::registering::{End, Registering};
 use super::requests::Others;
-use super::transports::{LEAVES_WITHIN, Transports};
-use super::windows::Windows;
-use super::{process_exit, tuned, worker};
+use crate::background::life::Life;
+use crate::background::{process_exit, worker};
+use crate::features::check;
+use crate::features::check::Checking;
+use crate::features::registration::registering::{End, Registering};
+use crate::features::windows::{self, Windows};
+use crate::peers::health::error_propagation::{self, Loss, Went};
+use crate::peers::setup::preparing::{self, Prepared};
+use crate::peers::setup::transports::{LEAVES_WITHIN, Transports};
+use crate::peers::setup::tuned;
+use crate::peers::shutdown::closing::{ClosedSignal, Closing};
+use crate::peers::shutdown::draining::Draining;
 
 /// What all agreed on, and what this rank has of it.
 #[derive(Debug)]
@@ -97,7 +99,7 @@ impl PeerGroup {
         let registering = registers.and_then(|page| Registering::new(page, rank, ranks, region.device()));
         let windows = Windows::new(&negotiated, &page, rank, region.device());
         let checking = Checking::new(&negotiated, &page, rank);
-        checking::say_who_does_not(&negotiated, rank);
+        check::say_who_does_not(&negotiated, rank);
         let transports = transports?;
         let signal = ClosedSignal::shared(page.clone(), rank);
         let closing = Closing::new(&region, signal, lives.clone(), holds.clone());
@@ -389,5 +391,19 @@ impl Drop for PeerGroup {
         };
         draining.begin();
         worker::wake();
+    }
+}
+
+impl windows::Health for PeerGroup {
+    fn error(&self) -> ncclResult_t {
+        self.error()
+    }
+
+    fn gone(&self) -> u64 {
+        self.gone()
+    }
+
+    fn fail(&self, error: ncclResult_t) {
+        self.fail(error);
     }
 }

@@ -17,8 +17,8 @@ use windlass_transport::heap::{
 };
 use windlass_transport::p2p::{Direction, P2p, Wire};
 
-use super::recycling;
 use super::requests::Others;
+use crate::features::recycling;
 
 /// How soon a receiver that gave none is asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);

@@ -17,7 +17,8 @@ use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_bootstrap::request_socket::Answer;
 
 use super::requests::Others;
-use super::{hosting, process_exit};
+use crate::background::process_exit;
+use crate::peers::setup::hosting;
 
 /// Ids that are kept: ranks are at most a failed attempt apart, and a rank that has made a communicator from this one asks soon.
 const KEPT_MAX: usize = 64;

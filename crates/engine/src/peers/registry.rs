@@ -5,8 +5,8 @@ use std::sync::Arc;
 use windlass_bootstrap::negotiated::Token;
 
 use super::group::PeerGroup;
-use super::weak_list::WeakList;
-use super::worker;
+use crate::background::weak_list::WeakList;
+use crate::background::worker;
 
 static PEER_GROUPS: WeakList<PeerGroup> = WeakList::new();
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use windlass_bootstrap::negotiated::{Member, NegotiatedConfig, Token};
 use windlass_bootstrap::request_socket::Answered;
 
-use super::worker;
+use crate::background::worker;
 
 /// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation};
 use windlass_base::gpu::{Driver, Failure};
 use windlass_base::range::Range;
-use windlass_engine::allocation::{Allocations, Kind};
+use windlass_engine::features::memory::allocation::{Allocations, Kind};
 
 use crate::memory::*;
 use crate::support::*;

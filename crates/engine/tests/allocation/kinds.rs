@@ -2,7 +2,7 @@
 
 use windlass_base::gpu::Driver;
 use windlass_base::gpu::failure::Code;
-use windlass_engine::allocation::{Allocations, Kind};
+use windlass_engine::features::memory::allocation::{Allocations, Kind};
 
 use crate::memory::*;
 use crate::support::*;

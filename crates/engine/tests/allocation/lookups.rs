@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use windlass_base::gpu::Driver;
 use windlass_base::gpu::failure::Code;
-use windlass_engine::allocation::Allocations;
+use windlass_engine::features::memory::allocation::Allocations;
 
 use crate::memory::*;
 use crate::support::*;

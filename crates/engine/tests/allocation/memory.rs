@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use windlass_base::gpu::failure::Code;
 use windlass_base::gpu::{Calls, Driver};
 use windlass_base::range::Range;
-use windlass_engine::allocation::{Allocation, Allocations};
+use windlass_engine::features::memory::allocation::{Allocation, Allocations};
 
 use crate::support::*;
 

@@ -1,6 +1,6 @@
 //! Addresses that are used again, and a table that has no more room.
 
-use windlass_engine::allocation::{Allocations, Kind};
+use windlass_engine::features::memory::allocation::{Allocations, Kind};
 
 use crate::memory::*;
 use crate::support::*;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use windlass_engine::allocation::{Allocations, Kind};
+use windlass_engine::features::memory::allocation::{Allocations, Kind};
 
 use crate::memory::*;
 use crate::support::*;

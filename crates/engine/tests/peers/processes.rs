@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use windlass_bootstrap::id_tag::Id;
-use windlass_engine::agreed::RegistrationSlot;
+use windlass_engine::features::registration::agreed::RegistrationSlot;
 use windlass_engine::peers::{self, InitOutcome, Laziness};
 use windlass_transport::heap;
 

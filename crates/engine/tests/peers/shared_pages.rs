@@ -10,7 +10,7 @@ use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::segment;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::capability;
-use windlass_engine::agreed::RegistrationSlot;
+use windlass_engine::features::registration::agreed::RegistrationSlot;
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::peers::{

@@ -1,6 +1,6 @@
 //! One case each of what the properties hold in general.
 
-use windlass_engine::registration::{Cache, Key, Use, Why};
+use windlass_engine::features::registration::cache::{Cache, Key, Use, Why};
 
 use crate::strict::{Alias, Run, Strict, range};
 

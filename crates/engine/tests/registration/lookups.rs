@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::time::Instant;
 
-use windlass_engine::registration::{Key, Use};
+use windlass_engine::features::registration::cache::{Key, Use};
 
 use crate::strict::{Run, range};
 

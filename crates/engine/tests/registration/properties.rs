@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use windlass_base::range::Range;
-use windlass_engine::registration::{Key, Use, Why};
+use windlass_engine::features::registration::cache::{Key, Use, Why};
 
 use crate::strict::{Run, range};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use windlass_base::range::Range;
-use windlass_engine::registration::{Cache, Failure, Key, Limits, Registrar, Use, Why};
+use windlass_engine::features::registration::cache::{Cache, Failure, Key, Limits, Registrar, Use, Why};
 
 pub fn range(base: u64, bytes: u64) -> Range {
     Range { base, bytes }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::peers::hosting::rendezvous;
+use crate::peers::setup::hosting::rendezvous;
 use windlass_bootstrap::children::{Invitation, Making, NOBODY, child};
 use windlass_bootstrap::colors::Parent;
 use windlass_bootstrap::negotiated::Token;

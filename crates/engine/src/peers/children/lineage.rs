@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::background::life::Life;
 use crate::forward::init::{Ctas, Policy};
-use crate::peers::life::Life;
 use windlass_base::descriptor::Ours;
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::children::{Making, NOBODY};

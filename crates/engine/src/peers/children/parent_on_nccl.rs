@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
-use crate::peers::request::{self, InitRequest};
-use crate::peers::shutdown;
+use crate::peers::setup::request::{self, InitRequest};
+use crate::peers::shutdown::at_exit;
 use windlass_bootstrap::children::{Invitation, Making, NOBODY, child};
 use windlass_bootstrap::colors::Parent;
 use windlass_bootstrap::facts::Waiting;
@@ -31,7 +31,7 @@ impl ParentOnNccl {
     /// Of one whose ranks all have this name for it, and nobody else.
     pub fn new(name: Token, rank: u32, ctas: Ctas, configuration: configuration::Kept) -> Arc<ParentOnNccl> {
         // Theirs may be this process's first peer groups.
-        shutdown::at_exit_too();
+        at_exit::at_exit_too();
         Arc::new(ParentOnNccl { lineage: Lineage::of_parent_on_nccl(name, rank, ctas), configuration })
     }
 

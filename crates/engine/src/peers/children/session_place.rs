@@ -1,6 +1,6 @@
 //! Where the ranks of a new communicator find each other.
 
-use crate::peers::hosting::rendezvous;
+use crate::peers::setup::hosting::rendezvous;
 use windlass_bootstrap::children::Invitation;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::{LocalEntry, Rendezvous, local_rendezvous};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::peers::asked::{Asked, cannot_reach};
-use crate::peers::closing::settle;
-use crate::peers::hosting::rendezvous;
-use crate::peers::request::{self, Laziness};
+use crate::peers::setup::asked::{Asked, cannot_reach};
+use crate::peers::setup::hosting::rendezvous;
+use crate::peers::setup::request::{self, Laziness};
+use crate::peers::shutdown::closing::settle;
 use windlass_bootstrap::children::{Invitation, child};
 use windlass_bootstrap::colors::{Course, LazyVote, Parent, SplitMessage};
 use windlass_bootstrap::local_rendezvous::{self, Answer};

@@ -1,0 +1,7 @@
+//! Threads of ours that work while nobody calls, and the end of the process.
+
+pub(crate) mod life;
+pub(crate) mod process_exit;
+pub(crate) mod side_thread;
+pub(crate) mod weak_list;
+pub(crate) mod worker;

@@ -1,0 +1,312 @@
+//! Ranges that do not overlap, with two words to each, that any thread finds by an address without a lock.
+//!
+//! A sorted list under one sequence number: odd while somebody changes it. A reader that saw it change has found nothing,
+//! rather than wait; what it wants to know it can ask for elsewhere. Whoever changes it holds a lock for a walk
+//! through the list, some microseconds at most. All memory is taken at init.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use windlass_base::range::Range;
+
+/// At most so many ranges; the one that was found longest ago leaves for a new one.
+#[derive(Debug)]
+pub(crate) struct Table {
+    version: AtomicU64,
+    /// The first `count` of these are in use, by their first addresses.
+    sorted: Box<[Head]>,
+    count: AtomicUsize,
+    /// What does not move when others come and go, at the place that its head names.
+    rests: Box<[Rest]>,
+    /// Counts entries. What was found since the last one came is equally new: so that finding one again writes nothing that
+    /// other threads read.
+    clock: AtomicU64,
+    /// Held by who changes anything. The places that are in no use; never grows.
+    empty: Mutex<Vec<usize>>,
+}
+
+#[derive(Debug, Default)]
+struct Head {
+    base: AtomicU64,
+    place: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Rest {
+    bytes: AtomicU64,
+    words: [AtomicU64; 2],
+    found_at: AtomicU64,
+}
+
+impl Head {
+    fn copy(&self, from: &Head) {
+        self.base.store(from.base.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.place.store(from.place.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+impl Table {
+    /// An empty one, for at least one range.
+    pub(crate) fn new(entries_max: usize) -> Self {
+        let entries_max = entries_max.max(1);
+        Table {
+            version: AtomicU64::new(0),
+            sorted: (0..entries_max).map(|_| Head::default()).collect(),
+            count: AtomicUsize::new(0),
+            rests: (0..entries_max).map(|_| Rest::default()).collect(),
+            clock: AtomicU64::new(0),
+            empty: Mutex::new((0..entries_max).rev().collect()),
+        }
+    }
+
+    /// The range that an address lies in; none also where the table changed meanwhile.
+    #[inline]
+    pub(crate) fn find(&self, at: u64) -> Option<(Range, [u64; 2])> {
+        let version = self.version.load(Ordering::Acquire);
+        if version & 1 == 1 {
+            return None;
+        }
+        let heads = self.heads();
+        let head = heads
+            .get(heads.partition_point(|head| head.base.load(Ordering::Relaxed) <= at).checked_sub(1)?)?;
+        let rest = self.rests.get(head.place.load(Ordering::Relaxed))?;
+        let base = head.base.load(Ordering::Relaxed);
+        let range = Range { base, bytes: rest.bytes.load(Ordering::Relaxed) };
+        let words = rest.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        // All of the above is read before the number is read again.
+        fence(Ordering::Acquire);
+        if self.version.load(Ordering::Relaxed) != version || at.wrapping_sub(base) >= range.bytes {
+            return None;
+        }
+        let clock = self.clock.load(Ordering::Relaxed);
+        // Should the place be another's by now, that one stays a little longer.
+        if rest.found_at.load(Ordering::Relaxed) != clock {
+            rest.found_at.store(clock, Ordering::Relaxed);
+        }
+        Some((range, words))
+    }
+
+    /// Takes a range in; what shares addresses with it leaves. Whether another one left to make room.
+    pub(crate) fn enter(&self, range: Range, words: [u64; 2]) -> bool {
+        if range.bytes == 0 {
+            return false;
+        }
+        let mut change = Change::begin(self);
+        // Of who came together the first has entered it. To change it again would have all others find nothing, come here, and
+        // change it again.
+        if self.find(range.base) == Some((range, words)) {
+            return false;
+        }
+        change.remove(range);
+        let evicted = change.empty.is_empty() && change.remove_oldest();
+        change.insert(range, words);
+        evicted
+    }
+
+    /// Takes out all that share an address with `range`; how many.
+    pub(crate) fn remove(&self, range: Range) -> usize {
+        Change::begin(self).remove(range)
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn heads(&self) -> &[Head] {
+        self.sorted.get(..self.len()).unwrap_or_default()
+    }
+}
+
+/// While somebody may change the table. Readers are disturbed by what is changed, not by who only looked.
+struct Change<'a> {
+    table: &'a Table,
+    empty: MutexGuard<'a, Vec<usize>>,
+    /// Whether the number is odd.
+    has_begun: bool,
+}
+
+impl<'a> Change<'a> {
+    fn begin(table: &'a Table) -> Change<'a> {
+        let empty = table.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        Change { table, empty, has_begun: false }
+    }
+
+    /// Before anything is changed.
+    fn writes(&mut self) {
+        if !self.has_begun {
+            self.has_begun = true;
+            self.table.version.fetch_add(1, Ordering::Relaxed);
+            // Nothing is written before the number is odd.
+            fence(Ordering::Release);
+        }
+    }
+
+    fn bytes_of(&self, head: &Head) -> u64 {
+        let rest = self.table.rests.get(head.place.load(Ordering::Relaxed));
+        rest.map_or(0, |rest| rest.bytes.load(Ordering::Relaxed))
+    }
+
+    fn remove(&mut self, range: Range) -> usize {
+        if range.bytes == 0 {
+            return 0;
+        }
+        let heads = self.table.heads();
+        let base = |head: &Head| head.base.load(Ordering::Relaxed);
+        // They do not overlap: in the order of their first addresses they end, too.
+        let first =
+            heads.partition_point(|head| base(head).saturating_add(self.bytes_of(head)) <= range.base);
+        let past = heads.partition_point(|head| base(head) < range.end()).max(first);
+        self.take_out(first, past)
+    }
+
+    fn remove_oldest(&mut self) -> bool {
+        let found_at = |head: &Head| {
+            let rest = self.table.rests.get(head.place.load(Ordering::Relaxed));
+            rest.map_or(0, |rest| rest.found_at.load(Ordering::Relaxed))
+        };
+        let oldest = self.table.heads().iter().enumerate().min_by_key(|(_, head)| found_at(head));
+        oldest.map(|(index, _)| index).is_some_and(|index| self.take_out(index, index + 1) == 1)
+    }
+
+    /// Takes out the heads from `first` up to, not with, `past`.
+    fn take_out(&mut self, first: usize, past: usize) -> usize {
+        let heads = self.table.heads();
+        let (Some(leaving), Some(later)) = (heads.get(first..past), heads.get(past..)) else { return 0 };
+        if leaving.is_empty() {
+            return 0;
+        }
+        self.writes();
+        self.empty.extend(leaving.iter().map(|head| head.place.load(Ordering::Relaxed)));
+        heads.iter().skip(first).zip(later).for_each(|(to, from)| to.copy(from));
+        self.table.count.store(heads.len() - leaving.len(), Ordering::Relaxed);
+        leaving.len()
+    }
+
+    /// Where nothing overlaps it and a place is empty.
+    fn insert(&mut self, range: Range, words: [u64; 2]) {
+        let (table, count) = (self.table, self.table.len());
+        let index = table.heads().partition_point(|head| head.base.load(Ordering::Relaxed) < range.base);
+        // The last of these is the first that is in no use.
+        let Some(moving) = table.sorted.get(index..=count) else { return };
+        let Some(place) = self.empty.pop() else { return };
+        self.writes();
+        moving.iter().zip(moving.iter().skip(1)).rev().for_each(|(from, to)| to.copy(from));
+        let (Some(head), Some(rest)) = (moving.first(), table.rests.get(place)) else { return };
+        head.base.store(range.base, Ordering::Relaxed);
+        head.place.store(place, Ordering::Relaxed);
+        rest.bytes.store(range.bytes, Ordering::Relaxed);
+        rest.words.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+        let clock = table.clock.load(Ordering::Relaxed) + 1;
+        rest.found_at.store(clock, Ordering::Relaxed);
+        table.clock.store(clock, Ordering::Relaxed);
+        table.count.store(count + 1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        if self.has_begun {
+            // The lock is given back after this.
+            self.table.version.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every answer is that of a list that is kept in the order of use, and places never get lost.
+        #[test]
+        fn answers_are_those_of_a_list(
+            steps in proptest::collection::vec((0..5, 0..40_u64, 0..7_u64), 0..300),
+            entries_max in 1..9_usize,
+        ) {
+            let table = Table::new(entries_max);
+            // Oldest first. What is found before anything new comes is equally new: the model finds by the same clock.
+            let mut list: Vec<(Range, u64, u64)> = Vec::new();
+            let mut clock = 0;
+            for (step, (what, base, bytes)) in (0_u64..).zip(steps) {
+                let range = Range { base, bytes };
+                match what {
+                    0 | 1 => {
+                        if bytes > 0 {
+                            list.retain(|(known, ..)| !known.overlaps(range));
+                        }
+                        let full = bytes > 0 && list.len() == entries_max;
+                        if full {
+                            let oldest = list.iter().map(|(known, _, found_at)| (*found_at, known.base)).min().unwrap();
+                            list.retain(|(known, ..)| known.base != oldest.1);
+                        }
+                        prop_assert_eq!(table.enter(range, [step, !step]), full);
+                        if bytes > 0 {
+                            clock += 1;
+                            list.push((range, step, clock));
+                        }
+                    }
+                    2 => {
+                        let before = list.len();
+                        list.retain(|(known, ..)| bytes == 0 || !known.overlaps(range));
+                        prop_assert_eq!(table.remove(range), before - list.len());
+                    }
+                    _ => {
+                        let found = list.iter_mut().find(|(known, ..)| known.contains(Range { base, bytes: 1 }));
+                        let found = found.map(|(known, step, found_at)| {
+                            *found_at = clock;
+                            (*known, [*step, !*step])
+                        });
+                        prop_assert_eq!(table.find(base), found);
+                    }
+                }
+                prop_assert_eq!(table.len(), list.len());
+                prop_assert_eq!(table.empty.lock().unwrap().len() + list.len(), entries_max);
+            }
+        }
+    }
+
+    /// The ends of the address space are addresses like others.
+    #[test]
+    fn the_last_addresses() {
+        let table = Table::new(4);
+        let last = Range { base: u64::MAX - 8, bytes: 8 };
+        assert!(!table.enter(last, [1, 2]) && !table.enter(Range { base: 0, bytes: 1 }, [3, 4]));
+        assert_eq!(table.find(u64::MAX - 1), Some((last, [1, 2])));
+        assert_eq!(table.find(u64::MAX), None);
+        assert_eq!(table.find(0).map(|(_, words)| words), Some([3, 4]));
+        assert_eq!(table.remove(Range { base: 0, bytes: u64::MAX }), 2);
+    }
+
+    /// Readers beside a writer see what was entered, whole, or nothing.
+    #[test]
+    fn nobody_reads_half() {
+        let table = Table::new(8);
+        let (turns, done) = (300_000_u64, AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for reader in 0..3_u64 {
+                let (table, done) = (&table, &done);
+                scope.spawn(move || {
+                    let mut at = reader;
+                    while done.load(Ordering::Relaxed) == 0 {
+                        at = (at * 5 + 3) % 256;
+                        if let Some((range, [first, second])) = table.find(at) {
+                            assert!(range.contains(Range { base: at, bytes: 1 }));
+                            assert_eq!((first, second), (range.base * 1000 + range.bytes, !first));
+                        }
+                    }
+                });
+            }
+            for turn in 0..turns {
+                let range = Range { base: turn * 7 % 240, bytes: 1 + turn % 13 };
+                let word = range.base * 1000 + range.bytes;
+                table.enter(range, [word, !word]);
+                if turn % 5 == 0 {
+                    table.remove(Range { base: turn * 11 % 256, bytes: 9 });
+                }
+            }
+            done.store(1, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,0 +1,213 @@
+//! What of the application's freed memory is kept, given back: when it is too much, when memory is short, at the application's request.
+//!
+//! Others' shortage cannot be seen when it comes, only looked for: `windlass-worker` does every 50 ms while anything is kept. Without
+//! it nothing is kept.
+
+pub(crate) mod alive;
+pub(crate) mod cached;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::features::memory::pool;
+use windlass_base::gpu::{self, Ordinal};
+use windlass_transport::heap::{Heap, HeapError, Region};
+
+use crate::background::{side_thread, worker};
+use crate::features::registration::freeing::{Busy, Freeing, free, home_of, is_short_on, let_go};
+use crate::features::windows;
+
+/// There are blocks to look after.
+pub(crate) fn look_after_pool() {
+    worker::wake();
+}
+
+/// Blocks are to leave whose windows are to go first: for the thread that frees one, which has its memory back then, unless a call
+/// of their communicators is inside.
+pub(crate) fn free_leaving() {
+    let mut devices: Vec<Ordinal> = pool::leaving().iter().map(|block| block.device).collect();
+    devices.dedup();
+    for device in devices {
+        windows::free_leaving(device, WINDOWS_GO_WITHIN);
+    }
+}
+
+/// As long as who needs memory waits for windows over blocks to go, which asks peers' processes.
+const WINDOWS_GO_WITHIN: Duration = Duration::from_millis(200);
+
+/// All that is kept on a device goes back, with its windows; whether that was anything. Takes NCCL half a millisecond a block, and
+/// one or two a window.
+pub(crate) fn trim_pool(device: Ordinal) -> bool {
+    if !pool::is_any_kept() && !pool::is_any_leaving() {
+        return Freeing::wait(WINDOWS_GO_WITHIN);
+    }
+    // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
+    let home = home_of(device);
+    let _entered = home.as_ref().and_then(|home| home.enter().ok());
+    let blocks = pool::trim(device);
+    let_go(&blocks);
+    let count = blocks.len() + windows::free_leaving(device, WINDOWS_GO_WITHIN);
+    if count > 0 {
+        log::info!("device {device}: {count} kept blocks of ncclMemAlloc were given back");
+    }
+    Freeing::wait(WINDOWS_GO_WITHIN) || count > 0
+}
+
+/// NCCL is about to make a communicator on this device, which takes some hundred MiB: where that is short, what is kept goes back
+/// first.
+pub(crate) fn make_room(device: Option<Ordinal>) {
+    if let Some(device) = device.filter(|_| pool::is_any_kept() || cached::is_any())
+        && is_short_on(device)
+    {
+        trim_pool(device);
+        // What is cached may serve this very communicator: it goes last.
+        if is_short_on(device) {
+            cached::trim(device);
+        }
+    }
+}
+
+/// Lends as `lend` does; where there is no room, again whenever what has ended may have given some back. `make_room` sees to that, and
+/// asks what it is given whether there is enough.
+pub(crate) fn lend(
+    heap: &Heap,
+    make_room: impl FnOnce(&mut dyn FnMut() -> bool),
+    lend: impl Fn() -> Result<Region, HeapError>,
+) -> Result<Region, HeapError> {
+    let held = || {
+        let now = heap.counters();
+        (now.regions, now.mapped_bytes)
+    };
+    let trim = || {
+        trim_pool(heap.device());
+    };
+    lend_again(lend, held, trim, make_room)
+}
+
+fn lend_again<T, H: PartialEq>(
+    lend: impl Fn() -> Result<T, HeapError>,
+    held: impl Fn() -> H,
+    trim: impl Fn(),
+    make_room: impl FnOnce(&mut dyn FnMut() -> bool),
+) -> Result<T, HeapError> {
+    let mut lent = lend();
+    let lacks_memory = match &lent {
+        Err(HeapError::Cuda(failure)) if failure.is_out_of_memory() => true,
+        Err(HeapError::Full { .. }) => false,
+        _ => return lent,
+    };
+    // After the first look in any case: what is held need not tell what another thread has just given back.
+    let mut seen = None;
+    make_room(&mut || {
+        let now = Some(held());
+        let is_new = now != seen;
+        if is_new {
+            seen = now;
+            if lacks_memory {
+                trim();
+            }
+            lent = lend();
+        }
+        lent.is_ok()
+    });
+    lent
+}
+
+/// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-worker`, which ends waits for
+/// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](crate::background::side_thread) it, by one thread as
+/// long as there is anything to look after. What is registered of a block goes when a look of the worker's finds that gone.
+pub(crate) fn look() {
+    static IS_BUSY: AtomicBool = AtomicBool::new(false);
+    if is_any_to_look_after() && !IS_BUSY.swap(true, Ordering::AcqRel) {
+        let busy = Busy(&IS_BUSY);
+        side_thread::run_while(LOOK_AFTER_EVERY, move || {
+            let _busy = &busy;
+            let_go_of_old();
+            give_back_where_short();
+            cached::look();
+            is_any_to_look_after()
+        });
+    }
+}
+
+/// So soon memory goes back to the driver where it is short.
+const LOOK_AFTER_EVERY: Duration = Duration::from_millis(50);
+
+/// Whether anything is kept that may go.
+pub(crate) fn is_any_to_look_after() -> bool {
+    pool::is_any_kept() || cached::may_end()
+}
+
+/// What nobody wants for so long goes back: another program, or `cudaMalloc`, may want it, and nobody hears of that.
+const KEPT_FOR: Duration = Duration::from_secs(2);
+
+fn let_go_of_old() {
+    let _freeing = Freeing::begin();
+    for block in pool::age(KEPT_FOR) {
+        // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none. What somebody has
+        // unmapped is not there.
+        let Some(said) = gpu::opened().and_then(|driver| driver.attributes(block)) else { continue };
+        let home = home_of(said.device);
+        let _entered = home.as_ref().and_then(|home| home.enter().ok());
+        free(block);
+    }
+}
+
+fn give_back_where_short() {
+    for device in pool::devices().into_iter().filter(|device| is_short_on(*device)) {
+        let Some(home) = home_of(device) else { continue };
+        let Ok(_entered) = home.enter() else { continue };
+        let _freeing = Freeing::begin();
+        let blocks = pool::trim(device);
+        blocks.iter().for_each(|block| free(*block));
+        log::info!("device {device}: memory is short: {} kept blocks were given back", blocks.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use windlass_base::gpu::Failure;
+    use windlass_base::gpu::failure::{NOT_READY, OUT_OF_MEMORY};
+
+    use super::*;
+
+    /// For want of room, and of nothing else, it is made, and a region asked for again: after the first look, and whenever what is held
+    /// has changed.
+    #[test]
+    fn asks_again_for_want_of_room() {
+        let full = HeapError::Full {
+            device: 0,
+            asked_bytes: 2,
+            lent_bytes: 3,
+            mapped_bytes: 4,
+            mapped_bytes_limit: 4,
+        };
+        let cuda = |code| {
+            let (name, detail) = Default::default();
+            Failure { call: "cuMemCreate", code: Some(code), name, detail }
+        };
+        let (short, lost) = (HeapError::Cuda(cuda(OUT_OF_MEMORY)), HeapError::Cuda(cuda(NOT_READY)));
+        // What each asking is answered; what is held at each look. How often it was asked, looked and trimmed.
+        let asked = |answers: &[Result<(), &HeapError>], helds: &[u32]| {
+            let [asked, looked, trimmed] = [const { Cell::new(0) }; 3];
+            let lend = || answers[asked.replace(asked.get() + 1)].map_err(HeapError::clone);
+            let trim = || trimmed.set(trimmed.get() + 1);
+            let held = || helds[looked.replace(looked.get() + 1)];
+            let lent =
+                lend_again(lend, held, trim, |is_enough| while looked.get() < helds.len() && !is_enough() {});
+            (lent, [asked.get(), looked.get(), trimmed.get()])
+        };
+        assert_eq!(asked(&[Ok(())], &[7]), (Ok(()), [1, 0, 0]));
+        for (refusal, trims) in [(&full, 0), (&short, 1)] {
+            let no = Err(refusal);
+            assert_eq!(asked(&[no, Ok(())], &[7, 7]), (Ok(()), [2, 1, trims]));
+            assert_eq!(asked(&[no, no], &[7, 7, 7]), (Err(refusal.clone()), [2, 3, trims]));
+            assert_eq!(asked(&[no, no, Ok(())], &[7, 7, 6, 6]), (Ok(()), [3, 3, 2 * trims]));
+        }
+        for refusal in [lost, HeapError::Gone] {
+            assert_eq!(asked(&[Err(&refusal)], &[7]), (Err(refusal.clone()), [1, 0, 0]));
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Registrations given back: of memory that was freed, and at a communicator's end.
+//!
+//! NCCL asks the peers' processes to let go, without limit; a peer that hangs must not hold up `windlass-worker`, a free or an
+//! abort. So that is done [on threads of its own](crate::background::side_thread), and they wait for it as long as they like.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::features::registration::cache::Cache;
+use windlass_base::gate::{Closed, Gate};
+use windlass_base::gpu::Address;
+use windlass_base::range::Range;
+use windlass_base::stats::count;
+use windlass_base::stats::registration::Registered;
+
+use crate::background::side_thread;
+use crate::features::registration::aliases::{Alias, Aliases};
+use crate::features::registration::registering::{self, EVERYTHING, End, Progress, Registering, State};
+
+/// A peer's process that answers takes milliseconds.
+const PEERS_ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// As long as a free of NCCL's may take.
+const FREE_WAITS: Duration = Duration::from_millis(200);
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+/// How far one communicator is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    Ended(End),
+    /// Registered calls run, as long as they take.
+    Running,
+    /// Another thread is in it.
+    InUse,
+}
+
+/// The application is about to free this memory. Waits for a while where it is registered, and for no other rank.
+pub(crate) fn memory_is_freed(address: Address) {
+    registering::alive().for_each(|one| one.is_freed(address));
+}
+
+impl Registering {
+    /// Looks whether memory that is registered has gone, and deregisters it. Waits for nobody.
+    pub(crate) fn look(self: &Arc<Self>) {
+        let driver = self.driver();
+        let has_gone = move |cache: &Cache<Alias>| cache.has_gone(|base| driver.buffer_id(base));
+        let Some(state) = self.try_state() else { return };
+        let is_any = state.end.is_none() && has_gone(&state.cache);
+        drop(state);
+        if is_any {
+            self.beside(None, move |own| {
+                own.give_back(has_gone, move |cache, aliases| {
+                    cache.look(aliases, |base| driver.buffer_id(base));
+                })
+            });
+        }
+    }
+
+    /// The application is about to free the memory at this address. Waits for a while.
+    fn is_freed(self: &Arc<Self>, address: Address) {
+        let range = Range { base: address, bytes: 1 };
+        let Some(state) = self.try_state() else { return };
+        let is_any = state.end.is_none() && state.cache.overlaps(range);
+        drop(state);
+        if is_any {
+            self.beside(Some(FREE_WAITS), move |own| {
+                own.give_back(
+                    move |cache| cache.overlaps(range),
+                    move |cache, aliases| {
+                        cache.freed(aliases, range);
+                    },
+                )
+            });
+        }
+    }
+
+    /// Gives back what `give` does if there is any, unless a call is inside.
+    fn give_back(
+        &self,
+        is_any: impl FnOnce(&Cache<Alias>) -> bool,
+        give: impl FnOnce(&mut Cache<Alias>, &mut Aliases<'_>),
+    ) {
+        // Before the state: a call has passed the gate before it takes that.
+        let Some(_closed) = self.gate().and_then(|gate| gate.try_close()) else { return };
+        if self.is_shared() {
+            return;
+        }
+        let mut state = self.state();
+        let State { home, real: Some(real), cache, staging, end: None, .. } = &mut *state else { return };
+        if is_any(cache) {
+            give(cache, &mut Aliases::new(home, *real, staging.handle_types(), &self.is_left));
+        }
+    }
+
+    /// On a thread of its own, waited for so long.
+    fn beside<T: Send + 'static>(
+        self: &Arc<Self>,
+        within: Option<Duration>,
+        act: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Option<T> {
+        let own = self.clone();
+        side_thread::run(within, move || act(&own))
+    }
+
+    /// Its end begins: waits for registered calls, as NCCL's own end does, and gives back all that NCCL has of this rank's. An abort
+    /// waits for none, ends other threads' waits here, and gives nothing back where a call is in NCCL.
+    pub fn end(self: &Arc<Self>, aborts: bool) -> End {
+        if aborts {
+            self.is_aborted.store(true, Ordering::Release);
+            if let Some(end) = self.end_if_nothing() {
+                return end;
+            }
+            let ended = self.beside(Some(PEERS_ANSWER_WITHIN), |own| {
+                let _closed = own.gate().and_then(close)?;
+                own.try_end(&mut own.state())
+            });
+            // If that is not done, or could not be: unless a call or it has the state, nothing is begun any more.
+            let left = || Some(*self.try_state()?.end.get_or_insert(End::Left));
+            let end = ended.flatten().or_else(left).unwrap_or(End::Left);
+            self.is_left.store(end == End::Left, Ordering::Release);
+            return end;
+        }
+        loop {
+            if let Some(end) = self.try_end(&mut self.state()) {
+                return end;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Ends it while its communicator lives, unless another thread is in it.
+    pub(crate) fn release(&self) -> Release {
+        // Without a gate nobody knows the communicator yet.
+        let closed = self.gate().map(|gate| gate.try_close());
+        let Some(mut state) = self.try_state().filter(|_| !matches!(closed, Some(None))) else {
+            return Release::InUse;
+        };
+        // Calls of the communicators that share its resources pass other gates.
+        let is_any = state.cache.counters().entries > 0 || !state.staging.is_empty();
+        if self.is_shared() && state.end.is_none() && is_any {
+            return Release::Ended(End::Left);
+        }
+        self.take_back(&mut state);
+        self.try_end(&mut state).map_or(Release::Running, Release::Ended)
+    }
+
+    fn end_if_nothing(&self) -> Option<End> {
+        let mut state = self.try_state()?;
+        if state.end.is_none() && state.cache.counters().entries == 0 && state.staging.is_empty() {
+            state.end = Some(End::Clean);
+        }
+        state.end
+    }
+
+    fn try_end(&self, state: &mut State) -> Option<End> {
+        if state.end.is_none() {
+            let is_clean = match state.progress() {
+                Progress::Over => give_all_back(state, &self.is_left),
+                Progress::Running if !self.is_aborted.load(Ordering::Acquire) => return None,
+                Progress::Running | Progress::Lost => false,
+            };
+            state.end = Some(if is_clean { End::Clean } else { End::Left });
+        }
+        state.end
+    }
+}
+
+/// Closes the gate of a communicator that is being aborted, unless a call is inside: what else is inside is ours, and soon out.
+fn close(gate: &'static Gate) -> Option<Closed<'static>> {
+    loop {
+        let was_closed = gate.is_closed();
+        match gate.try_close() {
+            None if was_closed => std::thread::sleep(LOOK_EVERY),
+            closed => return closed,
+        }
+    }
+}
+
+/// Whether nothing is left.
+fn give_all_back(state: &mut State, is_left: &AtomicBool) -> bool {
+    let State { home, real: Some(real), cache, staging, .. } = state else { return true };
+    cache.freed(&mut Aliases::new(home, *real, staging.handle_types(), is_left), EVERYTHING);
+    // Who waited for this may have given up meanwhile, and NCCL's communicator be stopped.
+    !is_left.load(Ordering::Acquire) && staging.end(home, *real) && cache.counters().entries == 0
+}
+
+/// What stays of a communicator that NCCL has not given all back of, until this rank's kernels have left: then nothing of it is used
+/// here any more. Peers' processes, which have imported it, keep the memory to their ends, as NCCL's communicator here is not freed.
+#[derive(Debug)]
+pub(crate) struct Remains(State);
+
+impl Remains {
+    fn is_over(&self) -> bool {
+        self.0.has_left()
+    }
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        let home = self.0.home.clone();
+        let Ok(_entered) = home.enter() else { return };
+        self.0.cache.close().for_each(drop);
+        self.0.staging.free();
+    }
+}
+
+/// Held across queries of events.
+static REMAINS: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
+
+/// Lets go of what no kernel uses any more; whether there is more.
+pub(crate) fn look_at_remains() -> bool {
+    let over: Vec<Remains> = remains().extract_if(.., |one| one.is_over()).collect();
+    drop(over);
+    !remains().is_empty()
+}
+
+/// The process ends: what still runs is the driver's to stop.
+pub(crate) fn forget() {
+    std::mem::forget(std::mem::take(&mut *remains()));
+}
+
+fn remains() -> MutexGuard<'static, Vec<Remains>> {
+    REMAINS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Registering {
+    fn drop(&mut self) {
+        let state = self.take_state();
+        // An abort that could not wait for who had the state has left it, too.
+        let left = self.is_left.load(Ordering::Acquire).then_some(End::Left);
+        let end = state.end.or(left);
+        if end == Some(End::Left) {
+            let bytes = state.cache.counters().bytes + state.staging.bytes();
+            count::registered(Registered::LeftBytes, bytes);
+            log::warn!(
+                "device {}: {bytes} bytes stay registered: peers keep them to their ends",
+                state.home.device
+            );
+        }
+        match (end, state.progress()) {
+            (Some(End::Clean), _) => {}
+            // NCCL's communicator was stopped, and its kernels leave.
+            (Some(End::Left), Progress::Over | Progress::Running) => remains().push(Remains(state)),
+            // Nobody ended it; or nothing can be asked any more.
+            (None, _) | (_, Progress::Lost) => std::mem::forget(state),
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Ranks that fail or die, and those that wait for them.
+
+pub(in crate::peers) mod error_propagation;
+pub(in crate::peers) mod hang_detector;

@@ -1,0 +1,37 @@
+//! A rank whose init has begun.
+
+use std::sync::Arc;
+
+use windlass_bootstrap::negotiated::Token;
+use windlass_bootstrap::outcome::FallbackReason;
+use windlass_bootstrap::{Canceller, LocalEntry, Participant};
+use windlass_transport::heap::Heap;
+
+use crate::peers::children::Wait;
+use crate::peers::setup::transports::Share;
+
+/// A rank that has reported to its session.
+#[derive(Debug)]
+pub struct Asked {
+    pub(in crate::peers) participant: Participant,
+    pub(in crate::peers) token: Token,
+    pub(in crate::peers) rank: u32,
+    pub(in crate::peers) heap: Arc<Heap>,
+    pub(in crate::peers) share: Share,
+    /// Of a communicator made from another: its wait ends with that one.
+    pub(in crate::peers) until: Option<Wait>,
+    /// Of one that is made from another without a peer group.
+    pub(in crate::peers) local_entry: Option<LocalEntry>,
+}
+
+impl Asked {
+    /// What ends its wait.
+    pub fn canceller(&self) -> Option<Canceller> {
+        self.participant.cancellers().into_iter().next()
+    }
+}
+
+/// Why a rank could not report.
+pub(in crate::peers) fn cannot_reach(error: std::io::Error) -> FallbackReason {
+    FallbackReason::Unreachable { words: error.to_string() }
+}

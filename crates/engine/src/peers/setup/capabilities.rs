@@ -1,0 +1,329 @@
+//! What a rank would have of its peer group beside messages, and what of it is in the way.
+//!
+//! Pure: of options, of [NCCL's variables](windlass_base::config::nccl), of NCCL's release and of the device. Ranks tell each other the outcomes as
+//! bits of the negotiated config; what one rank lacks, all lack.
+
+use std::sync::atomic::Ordering;
+
+use crate::forward::init::{Ctas, Policy};
+use windlass_base::config::nccl::{Effect, Settings};
+use windlass_base::config::{Batch, Collectives, Config, Register, Windows};
+use windlass_base::gpu::device;
+use windlass_base::stats::features::{Feature, Lack, Lacks};
+use windlass_base::stats::segment;
+use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
+use windlass_transport::native;
+use windlass_transport::sequencer::Graphs;
+use windlass_transport::tuning;
+
+/// All that a rank decides from.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::peers) struct Basis<'a> {
+    pub options: &'a Config,
+    pub nccl: &'a Settings,
+    /// NCCL's version code, 0 if unknown.
+    pub version: i32,
+    pub device: &'a device::Facts,
+    /// What the communicator's configuration says of blocks.
+    pub ctas: Ctas,
+    pub ranks: u32,
+    /// Whether kernels for native collectives load.
+    pub has_kernels: bool,
+}
+
+/// The first release whose windows are found again by a handle that is the device's.
+const WINDOWS_SINCE: i32 = 22803;
+/// The first release in which buffers of collectives over peer memory are registered by `ncclCommRegister`.
+const REGISTERS_SINCE: i32 = 21903;
+/// The first release with which registering was measured to profit.
+const PROFITS_SINCE: i32 = 22800;
+/// Read in the sources of 2.28.7 to 2.30.7.
+const WAITS_SINCE: i32 = 23007;
+
+/// NCCL's version code, known since the first communicator was asked for; 0 if not.
+pub(in crate::peers) fn version() -> i32 {
+    segment::current().nccl_version.load(Ordering::Relaxed)
+}
+
+/// Whether NCCL's kernels that begin while the one before them runs wait for it before they touch memory. Before, its kernels over
+/// windows were so launched and did not wait: they relied on kernels before them that never let them begin early.
+pub(in crate::peers) fn others_wait() -> bool {
+    version() >= WAITS_SINCE
+}
+
+impl Basis<'_> {
+    /// The bits that this rank reports.
+    pub(in crate::peers) fn capabilities(&self) -> u64 {
+        let windows = self.windows().is_ok();
+        let batches = match self.options.batch {
+            Batch::Off => 0,
+            Batch::Small => capability::BATCHES,
+            // Larger ones were measured with all blocks.
+            Batch::All if self.ctas_max() < GRID_MAX => capability::BATCHES,
+            Batch::All => capability::BATCHES | capability::LARGER_BATCHES,
+        };
+        let bits = [
+            (self.has_multicast(), capability::MULTICAST),
+            (self.native().is_ok(), capability::NATIVE),
+            (self.ctas.policy == Policy::Default, capability::UNBOUND),
+            (windows, capability::WINDOWS),
+            (self.registration().is_ok(), capability::REGISTERS),
+            (!self.nccl.has(Effect::LaunchBarrier), capability::LAUNCHES_ALONE),
+        ];
+        bits.into_iter().filter(|(has, _)| *has).fold(batches, |all, (_, bit)| all | bit)
+    }
+
+    /// What this rank lacks, whatever the others have.
+    pub(in crate::peers) fn lacks(&self) -> Lacks {
+        let policy = match self.ctas.policy {
+            Policy::Default => Ok(()),
+            Policy::Own => Err(Lack::Variable),
+        };
+        let lack = |own: Result<(), Lack>| own.err().unwrap_or_default();
+        Lacks::default()
+            .with(Feature::Native, lack(self.native().and(policy)))
+            .with(Feature::Windows, lack(self.windows().and(policy)))
+            .with(Feature::Registration, lack(self.registration()))
+    }
+
+    /// Native collectives, where the kernels load, the options let them and nobody asks NCCL to go by something else.
+    fn native(&self) -> Result<(), Lack> {
+        if self.options.collectives == Collectives::Off {
+            Err(Lack::Option)
+        } else if self.ranks as usize > native::RANKS_MAX {
+            Err(Lack::ManyRanks)
+        } else if self.nccl.has(Effect::Algorithms) {
+            Err(Lack::Variable)
+        } else if !self.has_kernels {
+            Err(Lack::Device)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Kept windows. With multicast NCCL binds them at places that must be equal on all ranks, and makes some that nobody sees; so it
+    /// does by itself where a policy of blocks asks for that.
+    fn windows(&self) -> Result<(), Lack> {
+        if self.options.windows == Windows::Off || self.options.pool_bytes_max == 0 {
+            Err(Lack::Option)
+        } else if self.nccl.has(Effect::NoCuMem) {
+            Err(Lack::NoCuMem)
+        } else if self.nccl.has(Effect::NoWindows) || self.nccl.has(Effect::Algorithms) {
+            Err(Lack::Variable)
+        } else if self.version < WINDOWS_SINCE {
+            Err(Lack::Version)
+        } else if self.has_multicast() {
+            Err(Lack::Multicast)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Registration of buffers by itself is for devices, releases and settings that were measured; if asked for it is done wherever NCCL
+    /// can.
+    fn registration(&self) -> Result<(), Lack> {
+        let (since, is_measured_only) = match self.options.register {
+            Register::Off => return Err(Lack::Option),
+            Register::On => (REGISTERS_SINCE, false),
+            Register::Auto => (PROFITS_SINCE, true),
+        };
+        if self.nccl.has(Effect::NoCuMem) {
+            Err(Lack::NoCuMem)
+        } else if self.nccl.has(Effect::NoRegistration) {
+            Err(Lack::Variable)
+        } else if self.version < since {
+            Err(Lack::Version)
+        } else if is_measured_only && self.has_multicast() {
+            Err(Lack::Multicast)
+        } else if is_measured_only && self.device.capability != 90 {
+            Err(Lack::Device)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// How graphs of the communicator run.
+    pub(in crate::peers) fn graphs(&self) -> Graphs {
+        // The variable counts for more than a configuration, both ways.
+        if self.nccl.has(Effect::GraphsUnordered) {
+            Graphs::Apart
+        } else if self.nccl.has(Effect::GraphsOrdered) {
+            Graphs::Mixed
+        } else {
+            self.ctas.graphs
+        }
+    }
+
+    /// The most blocks of a kernel.
+    pub(in crate::peers) fn ctas_max(&self) -> u32 {
+        let limits = [self.ctas.max, self.nccl.ctas_max()];
+        limits.into_iter().filter(|limit| *limit > 0).fold(GRID_MAX, u32::min)
+    }
+
+    fn has_multicast(&self) -> bool {
+        self.device.multicast && !self.nccl.has(Effect::NoMulticast)
+    }
+}
+
+/// What a communicator lacks by its negotiated config: for this rank's own reason, if it has one.
+pub(in crate::peers) fn of_all(negotiated: &NegotiatedConfig, own: Lacks) -> Lacks {
+    let lack = |feature: Feature, has: bool, otherwise: Lack| match own.of(feature) {
+        _ if has => Lack::Nothing,
+        Lack::Nothing => otherwise,
+        own => own,
+    };
+    let unbuilt = if negotiated.is_lazy() { Lack::Lazy } else { Lack::OtherRank };
+    let (native, windows) = (tuning::serves(negotiated), negotiated.keeps_windows());
+    Lacks::default()
+        .with(Feature::Native, lack(Feature::Native, native, Lack::OtherRank))
+        .with(Feature::Windows, lack(Feature::Windows, windows, Lack::OtherRank))
+        .with(Feature::Registration, lack(Feature::Registration, negotiated.registers(), unbuilt))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::*;
+    use windlass_bootstrap::negotiated::{Token, Version};
+
+    fn hopper() -> device::Facts {
+        device::Facts {
+            ordinal: 0,
+            uuid: [0; 16],
+            pci: String::new(),
+            capability: 90,
+            multiprocessors: 132,
+            memory_bytes: 0,
+            virtual_memory: true,
+            posix_handles: true,
+            multicast: false,
+            memory_domains: 4,
+            threads_per_multiprocessor: 2048,
+        }
+    }
+
+    fn basis<'a>(options: &'a Config, device: &'a device::Facts) -> Basis<'a> {
+        static NOTHING: LazyLock<Settings> = LazyLock::new(Settings::default);
+        Basis {
+            options,
+            nccl: &NOTHING,
+            version: 22809,
+            device,
+            ctas: Ctas::UNSAID,
+            ranks: 2,
+            has_kernels: true,
+        }
+    }
+
+    fn set(effect: Effect) -> Settings {
+        std::iter::once(effect).collect()
+    }
+
+    /// Registering by itself is for devices, versions and settings that were measured; if asked for it is done wherever NCCL can.
+    #[test]
+    fn who_registers() {
+        let hopper = hopper();
+        let all = |change: &dyn Fn(Basis<'_>) -> bool| {
+            [Register::Auto, Register::On, Register::Off].map(|register| {
+                let options = Config { register, ..Config::default() };
+                change(basis(&options, &hopper))
+            })
+        };
+        let at = |version| all(&|basis| Basis { version, ..basis }.registration().is_ok());
+        assert_eq!([at(22800), at(22799)], [[true, true, false], [false, true, false]]);
+        assert_eq!([at(21902), at(0)], [[false; 3]; 2]);
+        let on = |device: &device::Facts| all(&|basis| Basis { device, ..basis }.registration().is_ok());
+        assert_eq!(on(&device::Facts { capability: 100, ..hopper.clone() }), [false, true, false]);
+        let switched = device::Facts { multicast: true, ..hopper.clone() };
+        assert_eq!(on(&switched), [false, true, false]);
+        let with = |nccl: Settings, device: &device::Facts| {
+            all(&|basis| Basis { device, nccl: &nccl, ..basis }.registration().is_ok())
+        };
+        assert_eq!(with(set(Effect::NoMulticast), &switched), [true, true, false]);
+        assert_eq!(with(set(Effect::NoRegistration), &hopper), [false; 3]);
+        assert_eq!(with(set(Effect::NoCuMem), &hopper), [false; 3]);
+    }
+
+    /// Windows are kept where NCCL makes none by itself.
+    #[test]
+    fn who_keeps_windows() {
+        let (options, hopper) = (Config::default(), hopper());
+        let switched = device::Facts { multicast: true, ..hopper.clone() };
+        let plain = basis(&options, &hopper);
+        let of = |basis: Basis<'_>| basis.windows();
+        assert_eq!(of(plain), Ok(()));
+        assert_eq!(of(Basis { version: 22802, ..plain }), Err(Lack::Version));
+        assert_eq!(of(Basis { device: &switched, ..plain }), Err(Lack::Multicast));
+        assert_eq!(of(Basis { device: &switched, nccl: &set(Effect::NoMulticast), ..plain }), Ok(()));
+        assert_eq!(of(Basis { nccl: &set(Effect::Algorithms), ..plain }), Err(Lack::Variable));
+        assert_eq!(of(Basis { nccl: &set(Effect::NoWindows), ..plain }), Err(Lack::Variable));
+        assert_eq!(of(Basis { nccl: &set(Effect::NoCuMem), ..plain }), Err(Lack::NoCuMem));
+        let off = Config { windows: Windows::Off, ..Config::default() };
+        assert_eq!(of(Basis { options: &off, ..plain }), Err(Lack::Option));
+        let poolless = Config { pool_bytes_max: 0, ..Config::default() };
+        assert_eq!(of(Basis { options: &poolless, ..plain }), Err(Lack::Option));
+    }
+
+    /// Native collectives are for those who leave the choice.
+    #[test]
+    fn who_has_native_collectives() {
+        let (options, hopper) = (Config::default(), hopper());
+        let plain = basis(&options, &hopper);
+        assert_eq!(plain.native(), Ok(()));
+        // NCCL's memory is another matter.
+        assert_eq!(Basis { nccl: &set(Effect::NoCuMem), ..plain }.native(), Ok(()));
+        assert_eq!(Basis { nccl: &set(Effect::Algorithms), ..plain }.native(), Err(Lack::Variable));
+        assert_eq!(Basis { has_kernels: false, ..plain }.native(), Err(Lack::Device));
+        assert_eq!(Basis { ranks: 9, ..plain }.native(), Err(Lack::ManyRanks));
+        let off = Config { collectives: Collectives::Off, ..Config::default() };
+        assert_eq!(Basis { options: &off, ..plain }.native(), Err(Lack::Option));
+    }
+
+    /// The variable counts for more than a configuration, both ways.
+    #[test]
+    fn who_mixes_graphs() {
+        let (options, hopper) = (Config::default(), hopper());
+        let plain = basis(&options, &hopper);
+        let apart = Basis { ctas: Ctas { graphs: Graphs::Apart, ..Ctas::UNSAID }, ..plain };
+        assert_eq!((plain.graphs(), apart.graphs()), (Graphs::Mixed, Graphs::Apart));
+        assert_eq!(Basis { nccl: &set(Effect::GraphsUnordered), ..plain }.graphs(), Graphs::Apart);
+        assert_eq!(Basis { nccl: &set(Effect::GraphsOrdered), ..apart }.graphs(), Graphs::Mixed);
+    }
+
+    /// The least of the limits on blocks holds, and large batches are for those without one.
+    #[test]
+    fn limits_on_blocks() {
+        let (options, hopper) = (Config::default(), hopper());
+        let plain = basis(&options, &hopper);
+        let limited = Basis { ctas: Ctas { max: 12, ..Ctas::UNSAID }, ..plain };
+        assert_eq!((plain.ctas_max(), limited.ctas_max()), (GRID_MAX, 12));
+        assert_eq!(Basis { nccl: &set(Effect::MaxCtas(9)), ..limited }.ctas_max(), 9);
+        let larger = |basis: Basis<'_>| basis.capabilities() & capability::LARGER_BATCHES != 0;
+        assert!(larger(plain) && !larger(limited));
+    }
+
+    /// What all ranks have is not lacking; what this rank would have, another lacks.
+    #[test]
+    fn whose_lack() {
+        let (options, hopper) = (Config::default(), hopper());
+        let nccl = set(Effect::NoCuMem);
+        let basis = Basis { nccl: &nccl, ..basis(&options, &hopper) };
+        assert_eq!(basis.capabilities() & (capability::NATIVE | capability::WINDOWS), capability::NATIVE);
+        let of = |capabilities| {
+            let negotiated = NegotiatedConfig {
+                comm: Token([0; 16]),
+                version: Version::THIS,
+                host: Token([0; 16]),
+                capabilities,
+                options: 0,
+                ctas_max: 0,
+                members: Vec::new(),
+            };
+            let lacks = of_all(&negotiated, basis.lacks());
+            Feature::ALL.map(|feature| lacks.of(feature))
+        };
+        assert_eq!(of(0), [Lack::OtherRank, Lack::NoCuMem, Lack::NoCuMem]);
+        assert_eq!(of(basis.capabilities()), [Lack::Nothing, Lack::NoCuMem, Lack::NoCuMem]);
+    }
+}

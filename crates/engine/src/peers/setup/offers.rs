@@ -1,0 +1,96 @@
+//! What the ranks of an init offer each other: NCCL's communicators that they have cached, by name, behind the request socket in each
+//! rank's attachment. As all ranks read the same negotiated config, all see the same one that they have in common.
+
+use windlass_bootstrap::negotiated::{NegotiatedConfig, Token};
+
+/// A rank offers at most so many.
+const OFFERS_MAX: usize = 32;
+const TOKEN_BYTES: usize = size_of::<Token>();
+
+/// Adds offers to an attachment that has the request socket.
+pub(in crate::peers) fn put(attachment: &mut Vec<u8>, cached: &[Token]) {
+    cached.iter().take(OFFERS_MAX).for_each(|token| attachment.extend(token.0));
+}
+
+fn offers(attachment: &[u8]) -> impl Iterator<Item = Token> {
+    let offered = attachment.get(TOKEN_BYTES..).unwrap_or_default();
+    offered.as_chunks::<TOKEN_BYTES>().0.iter().take(OFFERS_MAX).map(|bytes| Token(*bytes))
+}
+
+/// The first of rank 0's that all ranks offer; none of an init that is not lazy, or where one rank caches nothing.
+pub fn common(negotiated: &NegotiatedConfig) -> Option<Token> {
+    if !negotiated.is_lazy() || !negotiated.caches() {
+        return None;
+    }
+    let (first, others) = negotiated.members.split_first()?;
+    offers(&first.attachment)
+        .find(|token| others.iter().all(|member| offers(&member.attachment).any(|offered| offered == *token)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use windlass_bootstrap::negotiated::{Device, Member, Version, capability};
+
+    fn negotiated(offered: &[&[u8]]) -> NegotiatedConfig {
+        let member = |(rank, offered): (u32, &&[u8])| {
+            let mut attachment = vec![rank as u8; 16];
+            put(&mut attachment, &offered.iter().map(|byte| Token([*byte; 16])).collect::<Vec<_>>());
+            Member {
+                rank,
+                process: Token([rank as u8; 16]),
+                process_id: rank,
+                device: Device {
+                    uuid: [rank as u8; 16],
+                    pci: (0, rank as u8, 0),
+                    capability: 90,
+                    multiprocessors: 132,
+                },
+                descriptor_socket: Token([0; 16]),
+                process_listener: Token([0; 16]),
+                tuning: 0,
+                checks: false,
+                attachment,
+            }
+        };
+        NegotiatedConfig {
+            comm: Token([9; 16]),
+            version: Version::THIS,
+            host: Token([8; 16]),
+            capabilities: capability::LAZY | capability::CACHES,
+            options: 0,
+            ctas_max: 0,
+            members: (0..).zip(offered).map(member).collect(),
+        }
+    }
+
+    /// Rank 0's order decides among what all have; the request socket is no offer; one rank without any, or that caches nothing, is
+    /// enough for none.
+    #[test]
+    fn first_in_common() {
+        let named = |byte: u8| Some(Token([byte; 16]));
+        assert_eq!(common(&negotiated(&[&[3, 5, 7], &[7, 5]])), named(5));
+        assert_eq!(common(&negotiated(&[&[7, 5], &[3, 5, 7]])), named(7));
+        assert_eq!(common(&negotiated(&[&[7, 5], &[5, 7], &[2, 5]])), named(5));
+        assert_eq!(common(&negotiated(&[&[1], &[1], &[]])), None);
+        assert_eq!(common(&negotiated(&[&[], &[4]])), None);
+        assert_eq!(common(&negotiated(&[&[1], &[2]])), None);
+        let kept = negotiated(&[&[5], &[5]]);
+        for capabilities in [0, capability::LAZY, capability::CACHES] {
+            assert_eq!(common(&NegotiatedConfig { capabilities, ..kept.clone() }), None);
+        }
+    }
+
+    /// More than a rank may offer, and what does not fit, is nobody's.
+    #[test]
+    fn bounded() {
+        let many: Vec<u8> = (0..40).collect();
+        assert_eq!(common(&negotiated(&[&many, &[35]])), None);
+        assert_eq!(common(&negotiated(&[&many, &[31]])), Some(Token([31; 16])));
+        let mut cut = negotiated(&[&[6], &[6]]);
+        cut.members[1].attachment.pop();
+        assert_eq!(common(&cut), None);
+        cut.members[1].attachment.clear();
+        assert_eq!(common(&cut), None);
+    }
+}

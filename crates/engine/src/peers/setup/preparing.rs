@@ -1,0 +1,397 @@
+//! Between the negotiated config and the confirmation: a region of our own for the others, theirs for us, a load and a store
+//! through every mapping. Ranks of one process reach each other's where they lie: that takes no descriptor.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use windlass_base::descriptor::Ours;
+use windlass_base::shared_page::SharedPage;
+use windlass_bootstrap::Preparation;
+use windlass_bootstrap::descriptors::{Parcel, Sending};
+use windlass_bootstrap::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
+use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
+
+use crate::background::life::Life;
+use crate::features::page_layout::{self, PAGE_MAKER};
+use crate::features::recycling;
+use crate::peers::setup::release_socket::{Hold, ReleaseSocket};
+use crate::peers::setup::transports::{Rings, Share, Transports};
+use crate::peers::shutdown::closing::{ClosedSignal, Closing};
+use crate::peers::shutdown::room;
+
+/// The end of a region, where ranks leave words to be tested; all before it holds zeros.
+const WORDS_BYTES: u64 = 128;
+const _: () = assert!(4 * RANKS_MAX as u64 <= WORDS_BYTES / 2);
+
+/// Places in the second half of that, which nobody looks at.
+pub(in crate::peers) fn scratch(region: &Region) -> [u64; 2] {
+    let end = region.address() + region.bytes();
+    [end - 32, end - 16]
+}
+
+/// Filling some MiB takes microseconds; a device that does not come to it in so long will not.
+const ZEROED_WITHIN: Duration = Duration::from_secs(300);
+
+/// What a rank has prepared.
+#[derive(Debug)]
+pub(in crate::peers) struct Prepared {
+    pub region: Region,
+    /// By rank, none for itself.
+    pub peers: Vec<Option<PeerRegion>>,
+    pub lives: Vec<Arc<Life>>,
+    pub holds: Arc<Holds>,
+    /// None if the rank could not prepare.
+    pub transports: Option<Transports>,
+    /// To those who came to know the region in a session.
+    pub release_socket: Option<ReleaseSocket>,
+    /// To the owners of regions that this rank came to know there.
+    pub release_sockets: Vec<Hold>,
+    /// Rank 0's making; none where it did not come.
+    pub page: Option<Arc<SharedPage>>,
+    pub rank: u32,
+}
+
+impl Prepared {
+    /// There is no peer group after all, and nobody touches what was announced any more.
+    pub(in crate::peers) fn abandon(mut self) {
+        self.release_socket = None;
+        self.fail();
+    }
+
+    /// There is none, but others may still be testing the region.
+    pub(in crate::peers) fn fail(self) {
+        let closing = Closing::new(
+            &self.region,
+            ClosedSignal::failed(self.page, self.rank, self.release_socket),
+            self.lives,
+            self.holds,
+        );
+        drop((self.transports, self.peers, self.region));
+        drop(self.release_sockets);
+        closing.begin();
+    }
+}
+
+/// A region that holds zeros and our word.
+struct Lent<'a> {
+    negotiated: &'a NegotiatedConfig,
+    rank: u32,
+    heap: &'a Arc<Heap>,
+    holds: Arc<Holds>,
+    region: Region,
+    rings: Rings,
+}
+
+impl<'a> Lent<'a> {
+    fn new(negotiated: &'a NegotiatedConfig, rank: u32, heap: &'a Arc<Heap>) -> Result<Lent<'a>, String> {
+        let holds = Holds::new();
+        let rings = Rings::of(negotiated, rank);
+        let lend = || heap.lend(rings.bytes + WORDS_BYTES, &holds);
+        let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(heap.device(), is_enough);
+        let region = recycling::lend(heap, make_room, lend).map_err(words)?;
+        region.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
+        let lent = Lent { negotiated, rank, heap, holds, region, rings };
+        heap.store(lent.word_at(lent.region.address(), lent.region.bytes(), rank), lent.word(rank))
+            .map_err(words)?;
+        Ok(lent)
+    }
+
+    /// The other ranks, to whom the region is announced.
+    fn others(&self) -> Vec<Member> {
+        let others = self.negotiated.members.iter().filter(|member| member.rank != self.rank);
+        others.map(|member| Member { rank: member.rank, process: member.process.number() }).collect()
+    }
+
+    /// Whether a rank lives in this process, too.
+    fn is_near(&self, rank: u32) -> bool {
+        let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
+        process(rank) == process(self.rank)
+    }
+
+    /// Maps the region of a peer in another process.
+    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerRegion, String> {
+        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
+        let peer = Peer { process: member.process.number(), device_uuid: member.device.uuid };
+        let heap = PeerHeap::of(peer).map_err(words)?;
+        let began = Instant::now();
+        let mapped = heap.map(place, memory, self.heap, &self.holds).map_err(words)?;
+        let mapped_at = began.elapsed();
+        let tested = self.tested(rank, mapped);
+        let (mapped_us, tested_us) = (mapped_at.as_micros(), began.elapsed().as_micros());
+        log::debug!(
+            "rank {} mapped rank {rank}'s region in {mapped_us} us, had tested it after {tested_us} us",
+            self.rank
+        );
+        tested
+    }
+
+    /// Reaches the region of a peer in this process.
+    fn reach(&self, rank: u32, place: Place) -> Result<PeerRegion, String> {
+        self.tested(rank, heap::reach(place, self.heap).map_err(words)?)
+    }
+
+    /// The lines of the p2p transport rest on NVLink.
+    fn check_link(&self, rank: u32) -> Result<(), String> {
+        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
+        match self.heap.home().driver.nvlink(self.heap.device(), &member.device.uuid, member.device.pci) {
+            Some(true) => Ok(()),
+            Some(false) => Err(format!("no NVLink joins ranks {} and {rank}", self.rank)),
+            None => Err(format!(
+                "rank {rank}'s GPU is not seen by rank {}'s process, and NVML does not say whether NVLink joins them",
+                self.rank
+            )),
+        }
+    }
+
+    /// Finds a peer's word in its region and leaves ours beside it.
+    fn tested(&self, rank: u32, region: PeerRegion) -> Result<PeerRegion, String> {
+        self.check_link(rank)?;
+        if region.bytes() != self.region.bytes() {
+            return Err(format!(
+                "rank {rank} lends {} bytes, expected {}",
+                region.bytes(),
+                self.region.bytes()
+            ));
+        }
+        let at = |rank| self.word_at(region.address(), region.bytes(), rank);
+        self.heap.probe(at(rank), self.word(rank), at(self.rank), self.word(self.rank)).map_err(words)?;
+        Ok(region)
+    }
+
+    /// What runs over the regions of all peers, which are mapped.
+    fn transports(&self, peers: &[Option<PeerRegion>], share: Share) -> Result<Transports, String> {
+        let address = |(rank, peer): (u32, &Option<PeerRegion>)| match peer {
+            Some(region) => region.address(),
+            None if rank == self.rank => self.region.address(),
+            None => 0,
+        };
+        let regions = (0..).zip(peers).map(address).collect();
+        share.transports(&self.rings, regions, &self.holds).map_err(words)
+    }
+
+    fn word_at(&self, address: u64, bytes: u64, rank: u32) -> u64 {
+        address + bytes - WORDS_BYTES + 4 * u64::from(rank)
+    }
+
+    /// Of this init and of one rank; never what zeroed memory holds.
+    fn word(&self, rank: u32) -> u32 {
+        let comm = self.negotiated.comm.0;
+        (u32::from_le_bytes([comm[0], comm[1], comm[2], comm[3]]) << 8) | (rank + 1)
+    }
+}
+
+fn words(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Prepares one rank of a session. What is said otherwise is why it cannot be; what others may have come to know by then
+/// is given all the same.
+pub(in crate::peers) fn for_session(
+    preparation: &Preparation<'_>,
+    rank: u32,
+    heap: &Arc<Heap>,
+    share: Share,
+) -> Result<(Prepared, Result<(), String>), String> {
+    let negotiated = preparation.negotiated;
+    let began = Instant::now();
+    let lent = Lent::new(negotiated, rank, heap)?;
+    let lent_at = began.elapsed();
+    let mut peers: Vec<Option<PeerRegion>> = negotiated.members.iter().map(|_| None).collect();
+    let mut lives = lives_of(negotiated, rank);
+    let (release_socket, others_end) = ReleaseSocket::new().map_err(words)?;
+    let mut known = Known { peers: &mut peers, lives: &mut lives, release_sockets: Vec::new(), page: None };
+    let exchanged = exchange(preparation, &lent, others_end, &mut known);
+    let Known { release_sockets, page, .. } = known;
+    let exchanged_at = began.elapsed();
+    let made = exchanged.and_then(|()| lent.transports(&peers, share));
+    let (transports, result) = match made {
+        Ok(transports) => (Some(transports), Ok(())),
+        Err(words) => (None, Err(words)),
+    };
+    log::debug!(
+        "init {:?} rank {rank} lent after {} us, knew all regions after {} us, had its p2p transport after {} us",
+        negotiated.comm,
+        lent_at.as_micros(),
+        exchanged_at.as_micros(),
+        began.elapsed().as_micros()
+    );
+    let (region, holds) = (lent.region, lent.holds);
+    let lives = lives.into_iter().map(Arc::new).collect();
+    Ok((
+        Prepared {
+            region,
+            peers,
+            lives,
+            holds,
+            transports,
+            release_socket: Some(release_socket),
+            release_sockets,
+            page,
+            rank,
+        },
+        result,
+    ))
+}
+
+/// What a rank comes to know of its peers.
+struct Known<'a> {
+    peers: &'a mut [Option<PeerRegion>],
+    lives: &'a mut [Life],
+    release_sockets: Vec<Hold>,
+    page: Option<Arc<SharedPage>>,
+}
+
+/// Our end of the release socket that others get is closed when this returns: what is in their queues stays open.
+fn exchange(
+    preparation: &Preparation<'_>,
+    lent: &Lent<'_>,
+    release_socket: Hold,
+    known: &mut Known<'_>,
+) -> Result<(), String> {
+    let others = lent.others();
+    let descriptor_sockets = preparation.peers();
+    // A descriptor socket is one process's.
+    let is_near = |descriptor_socket: &Token| {
+        let mut there =
+            lent.negotiated.members.iter().filter(|member| member.descriptor_socket == *descriptor_socket);
+        there.any(|member| lent.is_near(member.rank))
+    };
+    // Ours: a child that is forked meanwhile keeps none of it.
+    let (place, far) = match descriptor_sockets.iter().all(is_near) {
+        true => (lent.region.announce_here(&others).map_err(words)?, None),
+        false => {
+            let announcement = lent.region.announce(&others).map_err(words)?;
+            let memory = Ours::new(announcement.descriptor).map_err(words)?;
+            let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new).map_err(words)?;
+            (announcement.place, Some([this, memory]))
+        }
+    };
+    let made = (lent.rank == PAGE_MAKER).then(|| page_layout::make(lent.negotiated)).transpose()?;
+    let (page, file) = made.unzip();
+    known.page = page;
+    let far = far.iter().flatten().map(AsFd::as_fd);
+    let file = file.iter().map(AsFd::as_fd);
+    let to_near: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(file.clone()).collect();
+    let to_far: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(far).chain(file).collect();
+    let mut payload = lent.rank.to_le_bytes().to_vec();
+    payload.extend(place.to_wire());
+    let sending = |to: &Token| {
+        let descriptors = if is_near(to) { &to_near } else { &to_far };
+        Sending { to: *to, payload: &payload, descriptors }
+    };
+    let sendings: Vec<Sending<'_>> = descriptor_sockets.iter().map(sending).collect();
+    let began = Instant::now();
+    let parcels = preparation
+        .descriptor_socket
+        .exchange(preparation.token, &sendings, preparation.stop)
+        .map_err(words)?;
+    log::debug!(
+        "rank {} had the others' announcements {} us after its own",
+        lent.rank,
+        began.elapsed().as_micros()
+    );
+    for (descriptor_socket, parcel) in descriptor_sockets.iter().zip(parcels) {
+        let (rank, place, descriptors) = read(parcel).ok_or("a peer sent what cannot be read")?;
+        let member = lent.negotiated.members.get(rank as usize);
+        if rank == lent.rank || member.is_none_or(|member| member.descriptor_socket != *descriptor_socket) {
+            return Err("a peer spoke for another rank".into());
+        }
+        let mut descriptors = descriptors.into_iter();
+        known.release_sockets.extend(descriptors.next().map(Hold::of));
+        let region = if lent.is_near(rank) {
+            lent.reach(rank, place)?
+        } else {
+            let (Some(ends), Some(memory)) = (descriptors.next(), descriptors.next()) else {
+                return Err("a peer sent too few descriptors".into());
+            };
+            if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
+                life.ends_with(ends);
+            }
+            lent.map(rank, place, memory.as_fd())?
+        };
+        known.peers[rank as usize] = Some(region);
+        if rank == PAGE_MAKER {
+            known.page =
+                Some(Arc::new(page_layout::open(page_layout::bytes(lent.negotiated), descriptors.next())?));
+        }
+    }
+    let missing = known.peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
+    missing.map_or(Ok(()), |(_, rank)| Err(format!("nothing came from rank {rank}")))
+}
+
+/// The other ranks, of whose ends nothing is known yet.
+fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
+    let others = negotiated.members.iter().filter(|member| member.rank != own);
+    others.map(|member| Life { rank: member.rank, process: member.process.number(), ends: None }).collect()
+}
+
+/// The rank, where its region lies, and what came with it: a release socket; from another process also its pidfd and the region's
+/// memory; last the shared page, from its maker.
+fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
+    let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
+    let place = Place::from_wire(place.try_into().ok()?);
+    let descriptors = parcel.descriptors.into_iter().map(|descriptor| Ours::new(descriptor).ok());
+    Some((u32::from_le_bytes(*rank), place, descriptors.collect::<Option<_>>()?))
+}
+
+/// Prepares all ranks of a negotiated config, which are all here; on failure says whose, and why.
+pub(in crate::peers) fn in_one_hand(
+    negotiated: &NegotiatedConfig,
+    heaps: &[Arc<Heap>],
+    shares: Vec<Share>,
+) -> Result<Vec<Prepared>, (u32, String)> {
+    let mut lent = Vec::new();
+    for (rank, heap) in (0..).zip(heaps) {
+        lent.push(Lent::new(negotiated, rank, heap).map_err(|words| (rank, words))?);
+    }
+    let mut peers: Vec<Vec<Option<PeerRegion>>> =
+        lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
+    let mut failed = reach_all(&lent, &mut peers).err();
+    let made =
+        page_layout::make(negotiated).map_err(|words| failed = failed.take().or(Some((PAGE_MAKER, words))));
+    // All are here: nobody opens it once more.
+    let page = made.ok().map(|(page, _)| page);
+    let mut prepared = Vec::new();
+    for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
+        let transports = match &failed {
+            None => lent.transports(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
+            Some(_) => None,
+        };
+        let lives = lives_of(negotiated, lent.rank).into_iter().map(Arc::new).collect();
+        let (region, holds) = (lent.region, lent.holds);
+        let (release_sockets, page, rank) = (Vec::new(), page.clone(), lent.rank);
+        prepared.push(Prepared {
+            lives,
+            region,
+            peers,
+            holds,
+            transports,
+            release_socket: None,
+            release_sockets,
+            page,
+            rank,
+        });
+    }
+    match failed {
+        None => Ok(prepared),
+        Some(failure) => {
+            prepared.into_iter().for_each(|prepared| prepared.abandon());
+            Err(failure)
+        }
+    }
+}
+
+fn reach_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerRegion>>]) -> Result<(), (u32, String)> {
+    for owner in lent {
+        let place = owner.region.announce_here(&owner.others());
+        let place = place.map_err(|refusal| (owner.rank, words(refusal)))?;
+        for other in lent.iter().filter(|other| other.rank != owner.rank) {
+            let region = other.reach(owner.rank, place).map_err(|words| (other.rank, words))?;
+            peers[other.rank as usize][owner.rank as usize] = Some(region);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! How a rank hears, after an init that failed, that nobody touches its region any more. Its session is over then and tells
+//! nothing; but every rank that comes to know a region gets with it an end of a socket pair, which it closes when it has
+//! let go. The region's owner holds the other one, and once it hears the end nobody is left.
+//!
+//! A rank may have heard that there is a peer group when another heard that there is none, if the session's host died in
+//! between: it says that it keeps what it got, and then only the end of its process tells more. Where an init succeeds all
+//! ends are closed at once.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use windlass_base::descriptor::Ours;
+
+/// The end of a region's owner.
+#[derive(Debug)]
+pub(in crate::peers) struct ReleaseSocket {
+    end: Ours,
+    /// One bit each rank that said that it keeps the region.
+    keepers: AtomicU64,
+    over: AtomicBool,
+}
+
+/// The end of a rank that knows the region.
+#[derive(Debug)]
+pub(in crate::peers) struct Hold(Ours);
+
+impl ReleaseSocket {
+    /// Two ends; the second one is for others.
+    pub(in crate::peers) fn new() -> rustix::io::Result<(ReleaseSocket, Hold)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (own, others) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let end = Ours::new(own)?;
+        Ok((
+            ReleaseSocket { end, keepers: AtomicU64::new(0), over: AtomicBool::new(false) },
+            Hold(Ours::new(others)?),
+        ))
+    }
+
+    /// The ranks that do not touch the region any more, one bit each. Waits for nothing.
+    pub(in crate::peers) fn let_go(&self) -> u64 {
+        let mut said = [0; 64];
+        while !self.over.load(Ordering::Relaxed) {
+            match net::recv(&self.end, &mut said, RecvFlags::empty()) {
+                Ok((_, 0)) | Err(Errno::CONNRESET) => self.over.store(true, Ordering::Relaxed),
+                Ok((_, count)) => {
+                    let bits = said.iter().take(count);
+                    let bits =
+                        bits.fold(0, |all, rank| all | 1_u64.checked_shl(u32::from(*rank)).unwrap_or(0));
+                    self.keepers.fetch_or(bits, Ordering::Relaxed);
+                }
+                Err(Errno::INTR) => {}
+                // Nothing yet, or nothing that can be heard: then processes that end are seen all the same.
+                Err(_) => return 0,
+            }
+        }
+        !self.keepers.load(Ordering::Relaxed)
+    }
+}
+
+impl Hold {
+    /// One that came from a region's owner.
+    pub(in crate::peers) fn of(end: Ours) -> Hold {
+        Hold(end)
+    }
+
+    /// Says that this rank keeps the region, and closes.
+    pub(in crate::peers) fn keep(self, rank: u32) {
+        // Where nobody hears it any more, the owner has its own word for it.
+        let _ = net::send(&self.0, &[rank as u8], SendFlags::NOSIGNAL);
+    }
+}
+
+impl AsFd for Hold {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn another(hold: &Hold) -> Hold {
+        Hold::of(Ours::new(hold.as_fd().try_clone_to_owned().unwrap()).unwrap())
+    }
+
+    /// Nobody has let go while one end is open; then all have but those who said that they keep it.
+    #[test]
+    fn ends() {
+        let (release_socket, first) = ReleaseSocket::new().unwrap();
+        let (second, third) = (another(&first), another(&first));
+        assert_eq!(release_socket.let_go(), 0);
+        drop(first);
+        second.keep(2);
+        assert_eq!(release_socket.let_go(), 0, "one holds it");
+        drop(third);
+        assert_eq!((release_socket.let_go(), release_socket.let_go()), (!4, !4));
+    }
+
+    /// An owner that is gone is no signal, and no error.
+    #[test]
+    fn nobody_hears() {
+        let (release_socket, hold) = ReleaseSocket::new().unwrap();
+        drop(release_socket);
+        hold.keep(1);
+    }
+}

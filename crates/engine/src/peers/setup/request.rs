@@ -1,0 +1,261 @@
+//! How a communicator is asked for, and who asks.
+
+use std::sync::Arc;
+
+use windlass_kernels::launch::Geometry;
+
+use crate::forward::init::Ctas;
+use windlass_base::config::nccl::{self, Effect};
+use windlass_base::config::{Lazy, Switch, config};
+use windlass_base::gpu::{self, Ordinal, device};
+use windlass_bootstrap::children::NOBODY;
+use windlass_bootstrap::colors::LazyVote;
+use windlass_bootstrap::facts::{Facts, LocalFacts, Waiting, fallback_reason};
+use windlass_bootstrap::id_tag::{Id, IdTag};
+use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
+use windlass_bootstrap::negotiated::{Device, GRID_MAX, Member, RANKS_MAX, Token, Version, capability};
+use windlass_bootstrap::outcome::FallbackReason;
+use windlass_bootstrap::place;
+use windlass_transport::heap::Heap;
+use windlass_transport::native;
+use windlass_transport::p2p::Layout;
+use windlass_transport::tuning;
+
+use crate::peers::chores;
+use crate::peers::setup::hosting::rendezvous;
+use crate::peers::setup::transports::Share;
+use crate::peers::setup::{capabilities, tuned};
+
+/// A rank of a communicator that is asked for by an id.
+#[derive(Clone, Debug)]
+pub struct InitRequest {
+    /// The first id.
+    pub id: Id,
+    /// How many ids there are.
+    pub ids: usize,
+    /// How many ranks.
+    pub ranks: i32,
+    /// Which of them.
+    pub rank: i32,
+    /// Whether the call waits, where its configuration says.
+    pub waiting: Option<Waiting>,
+    /// What the configuration says of blocks.
+    pub ctas: Ctas,
+    /// The rank's device, if it is not the current one any more.
+    pub device: Option<Ordinal>,
+    /// Whether NCCL's part may come later.
+    pub laziness: Laziness,
+    /// NCCL's communicators that this rank has cached and that would fit, by name, in the order of its preference.
+    pub cached: Vec<Token>,
+}
+
+/// Whether this rank would have NCCL's communicator built later only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Laziness {
+    /// If the options say so.
+    AsConfigured,
+    /// NCCL makes it now.
+    None,
+}
+
+impl Laziness {
+    pub(in crate::peers) fn capability(self, ranks: u32) -> u64 {
+        let lazy = match config().lazy {
+            Lazy::Off => false,
+            Lazy::Pairs => ranks == 2,
+            Lazy::All => true,
+        };
+        let caches = if config().cache_bytes_max > 0 { capability::CACHES } else { 0 };
+        if lazy && self == Laziness::AsConfigured { capability::LAZY | caches } else { 0 }
+    }
+
+    /// What this rank says before a split, where it may wait.
+    pub fn vote(self) -> LazyVote {
+        match (self, config().lazy) {
+            (Laziness::None, _) | (_, Lazy::Off) => LazyVote::No,
+            (_, Lazy::Pairs) => LazyVote::InPair,
+            (_, Lazy::All) => LazyVote::Always,
+        }
+    }
+}
+
+impl InitRequest {
+    /// The id tag, or why there is no session.
+    pub(in crate::peers) fn check(&self) -> Result<IdTag, FallbackReason> {
+        let id_tag = IdTag::decode(&self.id);
+        let facts = LocalFacts {
+            ranks: self.ranks.max(0) as usize,
+            id_tag,
+            ids: self.ids,
+            waiting: waits(self.waiting),
+            forbidden: forbidden(),
+        };
+        match fallback_reason(&facts) {
+            Some(reason) => Err(reason),
+            None => id_tag.ok_or(FallbackReason::NoIdTag),
+        }
+    }
+
+    /// The communicator's name, where communicators made from it may have a peer group though it has none itself.
+    pub(in crate::peers) fn name_of_parent(&self) -> Option<Token> {
+        let waits = waits(self.waiting) == Waiting::Blocking;
+        let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden().is_none();
+        IdTag::decode(&self.id).filter(|_| splits).map(|id_tag| id_tag.token)
+    }
+}
+
+/// Why a communicator made from another has no peer group, before anything is asked of its device.
+pub(in crate::peers) fn check_child(waiting: Option<Waiting>) -> Result<(), FallbackReason> {
+    match waits(waiting) {
+        Waiting::Blocking => Ok(()),
+        Waiting::NonBlocking => Err(FallbackReason::NonBlocking),
+    }
+}
+
+/// Whether an init waits whose configuration says this, if it does: NCCL_COMM_BLOCKING counts more.
+fn waits(configured: Option<Waiting>) -> Waiting {
+    let nccl = nccl::settings();
+    if nccl.has(Effect::NonBlocking) {
+        Waiting::NonBlocking
+    } else if nccl.has(Effect::Blocking) {
+        Waiting::Blocking
+    } else {
+        configured.unwrap_or(Waiting::Blocking)
+    }
+}
+
+/// Why so many ranks in one hand have no peer group, before anything is asked of their devices.
+pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
+    check_child(None)?;
+    match (forbidden(), ranks) {
+        // They need no id.
+        (Some(reason), _) if reason != FallbackReason::CommId => Err(reason),
+        (_, 0 | 1) => Err(FallbackReason::OneRank),
+        (_, ranks) if ranks > RANKS_MAX => Err(FallbackReason::ManyRanks),
+        _ => Ok(()),
+    }
+}
+
+/// Which of NCCL's variables forbids a peer group, if one does. NCCL_COMM_ID comes last, as it forbids less than the others.
+fn forbidden() -> Option<FallbackReason> {
+    let forbids = [
+        (Effect::UnseenValues, FallbackReason::UnseenValues),
+        (Effect::NoPeerAccess, FallbackReason::PeerAccess),
+        (Effect::ImplicitOrder, FallbackReason::ImplicitOrder),
+        (Effect::OwnIds, FallbackReason::CommId),
+    ];
+    let settings = nccl::settings();
+    forbids.into_iter().find(|(effect, _)| settings.has(*effect)).map(|(_, reason)| reason)
+}
+
+/// The symmetric heap, the share and the facts of this thread's current device.
+pub(in crate::peers) fn current(
+    ranks: u32,
+    ctas: Ctas,
+    laziness: Laziness,
+) -> Result<(Arc<Heap>, Share, Facts), FallbackReason> {
+    let driver = gpu::driver().map_err(no_identity)?;
+    match driver.current_device().map_err(no_identity)? {
+        Some(device) => on(device, ranks, ctas, laziness),
+        // NCCL would take the runtime's, which only the runtime knows.
+        None => Err(no_identity("no device is current")),
+    }
+}
+
+/// The symmetric heap, the share and the facts of a device; the rank is still to be filled in.
+pub(in crate::peers) fn on(
+    ordinal: Ordinal,
+    ranks: u32,
+    ctas: Ctas,
+    laziness: Laziness,
+) -> Result<(Arc<Heap>, Share, Facts), FallbackReason> {
+    let driver = gpu::driver().map_err(no_identity)?;
+    let device = driver.device_facts(ordinal).map_err(no_identity)?;
+    let heap = Heap::of(ordinal).map_err(no_identity)?;
+    let nccl = nccl::settings();
+    let mut share = Share::new(ordinal, ranks).map_err(|words| FallbackReason::Refused { rank: 0, words })?;
+    let basis = capabilities::Basis {
+        options: config(),
+        nccl: &nccl,
+        version: capabilities::version(),
+        device: &device,
+        ctas,
+        ranks,
+        has_kernels: share.has_native(),
+    };
+    share.lacks = basis.lacks();
+    share.graphs = basis.graphs();
+    let facts = Facts {
+        ranks,
+        version: Version::THIS,
+        place: place::here(nccl.host()).map_err(no_identity)?,
+        capabilities: capabilities(&device)
+            | laziness.capability(ranks)
+            | of_children()
+            | basis.capabilities(),
+        options: options(),
+        ctas_max: basis.ctas_max(),
+        member: Member {
+            rank: 0,
+            process: place::process().map_err(no_identity)?,
+            process_id: std::process::id(),
+            device: Device {
+                uuid: device.uuid,
+                pci: pci(&device.pci),
+                capability: device.capability.clamp(0, u16::MAX.into()) as u16,
+                multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
+            },
+            descriptor_socket: Token([0; 16]),
+            process_listener: rendezvous().map_or(NOBODY, |rendezvous| rendezvous.process_listener()),
+            tuning: tuned::table().hash(),
+            checks: config().check == Switch::On,
+            attachment: chores::request_socket().map_err(no_identity)?.0.to_vec(),
+        },
+    };
+    Ok((heap, share, facts))
+}
+
+fn no_identity(error: impl std::fmt::Display) -> FallbackReason {
+    FallbackReason::NoIdentity { words: error.to_string() }
+}
+
+fn of_children() -> u64 {
+    if config().lazy == Lazy::Off { 0 } else { capability::LAZY_CHILDREN }
+}
+
+fn capabilities(device: &device::Facts) -> u64 {
+    let bits = [
+        (device.virtual_memory, capability::VIRTUAL_MEMORY),
+        (device.posix_handles, capability::DESCRIPTORS),
+    ];
+    bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
+}
+
+/// What stands for the protocol of the kernels, as numbers: the rings of unlimited communicators, and by what is chosen.
+fn options() -> u64 {
+    let messages = Layout::of(2, &Geometry::recommended(GRID_MAX, 0)).bytes;
+    let collectives = native::Layout::of(&native::Geometry::recommended(GRID_MAX, 2, 0, 1)).bytes;
+    let mut writer = Writer::default();
+    writer.u64(messages).u64(collectives).u64(tuning::hash());
+    checksum(&writer.finish())
+}
+
+/// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.
+fn pci(text: &str) -> (u32, u8, u8) {
+    let mut numbers =
+        text.split([':', '.']).map(|part| u32::from_str_radix(part, 16).unwrap_or(0)).chain([0, 0, 0]);
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next() as u8, next() as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses are read as the driver writes them.
+    #[test]
+    fn pci_addresses() {
+        assert_eq!(pci("0001:C3:0a.0"), (1, 0xc3, 10));
+        assert_eq!(pci(""), (0, 0, 0));
+    }
+}

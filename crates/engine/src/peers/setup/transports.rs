@@ -1,0 +1,215 @@
+//! What runs on the GPU of a peer group's rank: what of its device the kernels may have, and how their rings are shaped.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use windlass_kernels::launch::Geometry;
+
+use windlass_base::config::{Collectives, config};
+use windlass_base::gpu::{self, Address, Home, Ordinal};
+use windlass_base::stats::features::Lacks;
+use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig};
+use windlass_transport::TransportError;
+use windlass_transport::heap::Holds;
+use windlass_transport::native::{self, Kernels, Native, NativeDeviceResources, NativeParts};
+use windlass_transport::p2p::{self, Layout, P2p, P2pDeviceResources, P2pParts};
+use windlass_transport::sequencer::{self, Graphs, Sequencer, SequencerParts};
+use windlass_transport::tuning;
+
+use crate::peers::setup::capabilities;
+
+/// A kernel that is told to leave sees that within microseconds.
+pub(in crate::peers) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
+
+/// What the communicators of one device share.
+#[derive(Clone, Debug)]
+struct DeviceTransports {
+    p2p: Arc<P2pDeviceResources>,
+    /// None where nobody wants it, or no code for the device is there.
+    native: Option<Arc<NativeDeviceResources>>,
+    sequencer: Arc<sequencer::DeviceResources>,
+}
+
+/// One for each device that had communicators. Kept to the end of the process or of the context: to unload code may wait for the device.
+/// Held while one is made, by inits alone.
+static TRANSPORTS: Mutex<BTreeMap<Ordinal, DeviceTransports>> = Mutex::new(BTreeMap::new());
+
+/// What a rank needs of its device to make its kernels, acquired before it reports.
+#[derive(Debug)]
+pub(in crate::peers) struct Share {
+    transports: DeviceTransports,
+    /// None where this rank has no native collectives.
+    kernels: Option<Arc<Kernels>>,
+    /// What this rank would not have, and why.
+    pub lacks: Lacks,
+    /// How graphs of this communicator run.
+    pub graphs: Graphs,
+}
+
+/// What runs on a rank's GPU.
+#[derive(Debug)]
+pub(in crate::peers) struct Transports {
+    pub p2p: P2p,
+    /// None where the negotiated config has it so.
+    pub native: Option<Native>,
+    pub sequencer: Arc<Sequencer>,
+    /// What this rank would not have, and why.
+    pub lacks: Lacks,
+}
+
+impl Share {
+    /// For a communicator of so many ranks.
+    pub(in crate::peers) fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
+        let transports = transports(device).map_err(|error| error.to_string())?;
+        let kernels = transports.kernels(ranks);
+        Ok(Share { transports, kernels, lacks: Lacks::default(), graphs: Graphs::default() })
+    }
+
+    /// Whether this rank can have native collectives.
+    pub(in crate::peers) fn has_native(&self) -> bool {
+        self.kernels.is_some()
+    }
+
+    /// All that runs, over the regions of all ranks as this rank's device sees them.
+    pub(in crate::peers) fn transports(
+        self,
+        rings: &Rings,
+        regions: Vec<Address>,
+        holds: &Arc<Holds>,
+    ) -> Result<Transports, TransportError> {
+        let Share { transports, kernels, lacks, graphs } = self;
+        let (geometry, holds) = (rings.p2p, holds.clone());
+        let rank = geometry.rank;
+        let own = regions.get(rank as usize).copied().unwrap_or_default();
+        let sequencer = Sequencer::new(SequencerParts {
+            device_resources: transports.sequencer,
+            rank,
+            report: own + Layout::of(regions.len() as u32, &geometry).report,
+            hold: Box::new(move |driver: &_, capture| holds.hold(driver, capture)),
+            graphs,
+        })?;
+        let native = match (rings.native, kernels) {
+            (Some(geometry), Some(kernels)) => {
+                let regions = regions.iter().map(|region| region + rings.native_at).collect();
+                let (sequencer, tuning, limits) = (sequencer.clone(), tuning::kernels(), rings.limits);
+                Some(Native::new(NativeParts { kernels, sequencer, geometry, tuning, limits, regions })?)
+            }
+            // Who has no kernels has said so, and the negotiated config has none.
+            (_, _) => None,
+        };
+        let parts =
+            P2pParts { device_resources: transports.p2p, sequencer: sequencer.clone(), geometry, regions };
+        Ok(Transports { p2p: P2p::new(parts)?, native, sequencer, lacks })
+    }
+}
+
+/// The shape of all rings in a region, from what all ranks agreed on.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::peers) struct Rings {
+    p2p: Geometry,
+    /// None where the negotiated config has no native collectives.
+    native: Option<native::Geometry>,
+    /// Of its grids.
+    limits: native::Limits,
+    /// Where their part of a region begins.
+    native_at: u64,
+    /// Of all.
+    pub bytes: u64,
+}
+
+impl Rings {
+    /// Tags begin at a random number, so that a ring that grows may lie in memory that holds anything, also the lines of a
+    /// communicator before: what it holds at a tag's place is that very tag once in 2^60 lines.
+    pub(in crate::peers) fn of(negotiated: &NegotiatedConfig, rank: u32) -> Rings {
+        let blocks = negotiated.grid_max();
+        let ranks = negotiated.members.len() as u32;
+        let tag = |number: u64| number >> 2 | 1;
+        let p2p =
+            Geometry { first_tag: tag(negotiated.comm.number()), ..Geometry::recommended(blocks, rank) };
+        let native_at = Layout::of(ranks, &p2p).bytes;
+        let native = tuning::serves(negotiated).then(|| {
+            native::Geometry::recommended(
+                negotiated.ctas_max(),
+                ranks,
+                rank,
+                tag(negotiated.comm.other_number()),
+            )
+        });
+        let limits = native::Limits { blocks_max: blocks, clusters: negotiated.has_clusters() };
+        let bytes = native_at + native.map_or(0, |geometry| native::Layout::of(&geometry).bytes);
+        Rings { p2p, native, limits, native_at, bytes: bytes.next_multiple_of(128) }
+    }
+}
+
+/// Device memory that a communicator of so many ranks takes of each rank's device, bytes: without limits on CTAs, and before its rings
+/// grow.
+pub fn communicator_bytes(ranks: u32) -> u64 {
+    let collectives = match ranks as usize <= native::RANKS_MAX {
+        true => native::Layout::of(&native::Geometry::recommended(GRID_MAX, ranks, 0, 1)).bytes,
+        false => 0,
+    };
+    Layout::of(ranks, &Geometry::recommended(GRID_MAX, 0)).bytes + collectives
+}
+
+/// Whether no communicator and no graph uses anything of them.
+pub(in crate::peers) fn are_unused() -> bool {
+    lock().values().all(DeviceTransports::are_unused)
+}
+
+/// Lets go of what no communicator uses: when the process ends.
+pub(in crate::peers) fn give_back() {
+    let unused =
+        |_: &Ordinal, transports: &mut DeviceTransports| transports.are_let_go() && transports.are_unused();
+    let unused: Vec<_> = lock().extract_if(.., unused).collect();
+    drop(unused);
+}
+
+impl DeviceTransports {
+    fn are_unused(&self) -> bool {
+        self.sequencer.is_unused()
+    }
+
+    /// The kernels of collectives for so many ranks, if there are.
+    fn kernels(&self, ranks: u32) -> Option<Arc<Kernels>> {
+        let native = self.native.as_ref().filter(|_| ranks as usize <= native::RANKS_MAX)?;
+        native.kernels(ranks).map_err(without_native).ok()
+    }
+
+    /// Whether no share and no p2p transport has them.
+    fn are_let_go(&self) -> bool {
+        Arc::strong_count(&self.p2p) == 1
+    }
+}
+
+fn transports(device: Ordinal) -> Result<DeviceTransports, TransportError> {
+    let mut all = lock();
+    if let Some(transports) = all.get(&device) {
+        if transports.sequencer.home().is_there() {
+            return Ok(transports.clone());
+        }
+        log::info!("device {device}: its context is another than before, all begins anew there");
+        all.remove(&device);
+    }
+    let driver = gpu::driver()?;
+    let sequencer = sequencer::DeviceResources::new(Home::of(driver, device)?, p2p::HOST_BYTES)?;
+    let p2p = P2pDeviceResources::new(sequencer.clone())?;
+    let native = match config().collectives == Collectives::Auto {
+        true => NativeDeviceResources::new(sequencer.clone(), capabilities::others_wait())
+            .map_err(without_native)
+            .ok(),
+        false => None,
+    };
+    let transports = DeviceTransports { p2p, native, sequencer };
+    all.insert(device, transports.clone());
+    Ok(transports)
+}
+
+/// All ranks do without, where one has none.
+fn without_native(error: TransportError) {
+    log::info!("no native collectives: {error}");
+}
+
+fn lock() -> MutexGuard<'static, BTreeMap<Ordinal, DeviceTransports>> {
+    TRANSPORTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
