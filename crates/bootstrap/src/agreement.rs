@@ -29,7 +29,7 @@ pub enum Event {
 
 /// A message for one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ToRank {
     /// Whose.
     pub to: ConnectionId,
     /// What.
@@ -123,7 +123,7 @@ impl Agreement {
     }
 
     /// One step. Answers go out in this order.
-    pub fn step(&mut self, event: Event) -> Vec<Answer> {
+    pub fn step(&mut self, event: Event) -> Vec<ToRank> {
         match event {
             Event::NonWindlass if self.outcome().is_none() => {
                 self.end(SessionOutcome::OnNccl(FallbackReason::NonWindlass))
@@ -146,7 +146,7 @@ impl Agreement {
         }
     }
 
-    fn report(&mut self, connection: ConnectionId, facts: Facts) -> Vec<Answer> {
+    fn report(&mut self, connection: ConnectionId, facts: Facts) -> Vec<ToRank> {
         let rank = facts.member.rank;
         if self.of_connection(connection).is_some() {
             return self.disorder(rank);
@@ -157,18 +157,18 @@ impl Agreement {
                 self.refuse_newcomer(connection, Failure::Duplicate { rank })
             }
             Phase::Over(outcome) => {
-                vec![Answer { to: connection, message: FromHost::Outcome(outcome.clone()) }]
+                vec![ToRank { to: connection, message: FromHost::Outcome(outcome.clone()) }]
             }
             Phase::Arriving => self.gather(connection, facts),
         }
     }
 
     /// Somebody will not come. Where all have reported, that is none of them.
-    fn without(&mut self, outcome: SessionOutcome) -> Vec<Answer> {
+    fn without(&mut self, outcome: SessionOutcome) -> Vec<ToRank> {
         if self.phase == Phase::Arriving { self.end(outcome) } else { Vec::new() }
     }
 
-    fn gather(&mut self, connection: ConnectionId, facts: Facts) -> Vec<Answer> {
+    fn gather(&mut self, connection: ConnectionId, facts: Facts) -> Vec<ToRank> {
         let (rank, ranks) = (facts.member.rank, facts.ranks);
         let expected = *self.ranks.get_or_insert(ranks);
         if ranks != expected || rank >= ranks {
@@ -196,7 +196,7 @@ impl Agreement {
         self.tell_all(&FromHost::Prepare(negotiated))
     }
 
-    fn confirm(&mut self, connection: ConnectionId) -> Vec<Answer> {
+    fn confirm(&mut self, connection: ConnectionId) -> Vec<ToRank> {
         let (may_speak, over) = (self.is_preparing(), self.outcome().is_some());
         match self.of_connection(connection) {
             // Its confirmation crossed the outcome, or it never reported and was told so.
@@ -215,7 +215,7 @@ impl Agreement {
 
     /// A refusal is a rank's own message; it may also be what it makes of a peer's death. So the outcome waits until all
     /// have spoken: whoever died never does, and is seen to have left.
-    fn refuse(&mut self, connection: ConnectionId, words: String) -> Vec<Answer> {
+    fn refuse(&mut self, connection: ConnectionId, words: String) -> Vec<ToRank> {
         let over = self.outcome().is_some();
         let Some(present) = self.of_connection(connection).filter(|_| !over) else { return Vec::new() };
         let rank = present.facts.member.rank;
@@ -240,7 +240,7 @@ impl Agreement {
         matches!(self.phase, Phase::Preparing | Phase::Stopping(_))
     }
 
-    fn end_if_all_spoke(&mut self) -> Vec<Answer> {
+    fn end_if_all_spoke(&mut self) -> Vec<ToRank> {
         if self.present.iter().any(|present| present.stance == Stance::Here) {
             return Vec::new();
         }
@@ -251,7 +251,7 @@ impl Agreement {
     }
 
     /// Before the outcome whoever leaves is lost, however it leaves. After it the host is needed no more.
-    fn left(&mut self, connection: ConnectionId) -> Vec<Answer> {
+    fn left(&mut self, connection: ConnectionId) -> Vec<ToRank> {
         let Some(present) = self.of_connection(connection) else { return Vec::new() };
         let rank = present.facts.member.rank;
         let before = std::mem::replace(&mut present.stance, Stance::Gone);
@@ -265,7 +265,7 @@ impl Agreement {
         self.present.iter_mut().find(|present| present.connection == connection)
     }
 
-    fn disorder(&mut self, rank: u32) -> Vec<Answer> {
+    fn disorder(&mut self, rank: u32) -> Vec<ToRank> {
         if self.outcome().is_some() {
             Vec::new()
         } else {
@@ -275,14 +275,14 @@ impl Agreement {
 
     /// A rank with a claim that cannot be true holds the token all the same, so this is an error of the program, and
     /// all ranks hear of it while there is no outcome yet.
-    fn refuse_newcomer(&mut self, connection: ConnectionId, failure: Failure) -> Vec<Answer> {
+    fn refuse_newcomer(&mut self, connection: ConnectionId, failure: Failure) -> Vec<ToRank> {
         let outcome = SessionOutcome::Failed(failure);
         let mut answers = if self.outcome().is_none() { self.end(outcome.clone()) } else { Vec::new() };
-        answers.push(Answer { to: connection, message: FromHost::Outcome(outcome) });
+        answers.push(ToRank { to: connection, message: FromHost::Outcome(outcome) });
         answers
     }
 
-    fn end(&mut self, outcome: SessionOutcome) -> Vec<Answer> {
+    fn end(&mut self, outcome: SessionOutcome) -> Vec<ToRank> {
         let outcome = match outcome {
             SessionOutcome::OnNccl(_) if !self.has_room => SessionOutcome::Failed(Failure::Short),
             outcome => outcome,
@@ -291,14 +291,14 @@ impl Agreement {
         self.tell_all(&FromHost::Outcome(outcome))
     }
 
-    fn tell_all(&self, message: &FromHost) -> Vec<Answer> {
+    fn tell_all(&self, message: &FromHost) -> Vec<ToRank> {
         self.tell(message, |stance| stance != Stance::Gone)
     }
 
-    fn tell(&self, message: &FromHost, whom: impl Fn(Stance) -> bool) -> Vec<Answer> {
+    fn tell(&self, message: &FromHost, whom: impl Fn(Stance) -> bool) -> Vec<ToRank> {
         let mut there: Vec<&Present> = self.present.iter().filter(|present| whom(present.stance)).collect();
         // The host's own last: its process may be gone as soon as they have heard.
         there.sort_by_key(|present| present.facts.member.process == self.host);
-        there.into_iter().map(|present| Answer { to: present.connection, message: message.clone() }).collect()
+        there.into_iter().map(|present| ToRank { to: present.connection, message: message.clone() }).collect()
     }
 }

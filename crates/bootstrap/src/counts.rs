@@ -1,4 +1,4 @@
-//! What the rendezvous of this process has and has done.
+//! What the bootstrap of this process has and has done.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -257,8 +257,8 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Whoever came to our descriptor socket.
-struct Caller {
+/// A connection to our descriptor socket, over which a parcel comes.
+struct Delivery {
     socket: Ours,
     /// Whose parcel it is (by its place among the sendings), once the token was shown.
     from: Option<usize>,
@@ -270,7 +270,7 @@ struct Caller {
 struct Incoming {
     token: Token,
     arrived: Vec<Option<Parcel>>,
-    callers: Vec<Caller>,
+    callers: Vec<Delivery>,
 }
 
 /// What a turn of a caller brought.
@@ -284,7 +284,7 @@ impl Incoming {
     fn accept(&mut self, listener: &Ours) -> Result<(), Trouble> {
         loop {
             match net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.callers.push(Caller {
+                Ok(socket) => self.callers.push(Delivery {
                     socket: Ours::new(socket)?,
                     from: None,
                     parcel: Parcel::default(),
@@ -324,7 +324,7 @@ impl Incoming {
     }
 }
 
-impl Caller {
+impl Delivery {
     fn turn(&mut self, token: Token, from: &[Token]) -> Progress {
         loop {
             let outcome = if self.from.is_none() { self.opening(token, from) } else { self.piece() };
@@ -413,7 +413,7 @@ pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
     }
     drop(theirs);
     let (socket, parcel) = (Ours::new(ours).ok()?, Parcel::default());
-    let mut caller = Caller { socket, from: None, parcel, payload_bytes: 0, descriptor_count: 0 };
+    let mut caller = Delivery { socket, from: None, parcel, payload_bytes: 0, descriptor_count: 0 };
     match caller.turn(token, &[token]) {
         Progress::Whole => Some(caller.parcel.payload),
         Progress::More | Progress::Gone => None,

@@ -12,21 +12,21 @@
 //! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_SESSIONS_MAX`, and a
 //! port closes when NCCL's root behind it has. Where all ranks of a peer group have said that they go to NCCL later only
 //! ([`capability::LAZY`](crate::negotiated::capability::LAZY)), the port closes once the outcome is known, and NCCL's
-//! id, which nobody will use, [is spare](Rendezvous::spare_id).
+//! id, which nobody will use, [is spare](Bootstrap::spare_id).
 //!
 //! # How it is used
 //!
-//! `ncclGetUniqueId`: [`Rendezvous::host`] with a [spare id](Rendezvous::spare_id), or with one that NCCL makes (not with
+//! `ncclGetUniqueId`: [`Bootstrap::host`] with a [spare id](Bootstrap::spare_id), or with one that NCCL makes (not with
 //! one of NCCL_COMM_ID or of `ncclCommGetUniqueId`, which grow a communicator: those stay as they are).
-//! `ncclCommInitRank`: [`facts::fallback_reason`], or [`Rendezvous::join`] with all ranks that this caller brings to the
+//! `ncclCommInitRank`: [`facts::fallback_reason`], or [`Bootstrap::join`] with all ranks that this caller brings to the
 //! session, then [`complete_all`] over all sessions of the group with what there is to prepare; [`Participant::cancellers`] first,
 //! for `ncclCommAbort`. On NCCL means the real init with the same id, which the relay serves, as it does beside a peer group.
 //! `ncclCommInitAll`: [`decision::decide`], without a session. After a fork: [`process`], which begins afresh.
 //!
-//! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::join_invited`] or [`Rendezvous::decline`] by each; see [`children`]. Where NCCL makes them:
-//! [`Rendezvous::enter_local`] before NCCL's call, then [`Rendezvous::join_local`]; see [`local_rendezvous`].
-//! Before a call whose communicators may be lazy, a round: [`Rendezvous::ask_round`] or
-//! [`Rendezvous::go_to_nccl`] by each.
+//! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Bootstrap::await_ranks`] by the rank whose process hosts, and [`Bootstrap::join_invited`] or [`Bootstrap::decline`] by each; see [`children`]. Where NCCL makes them:
+//! [`Bootstrap::enter_local`] before NCCL's call, then [`Bootstrap::join_local`]; see [`local_rendezvous`].
+//! Before a call whose communicators may be lazy, a round: [`Bootstrap::ask_round`] or
+//! [`Bootstrap::go_to_nccl`] by each.
 //!
 //! # Why ranks never act on different outcomes
 //!
@@ -117,7 +117,7 @@ pub use waiter::Canceller;
 const WANTED_WITHIN: Duration = Duration::from_secs(2);
 const WANTED_EVERY: Duration = Duration::from_millis(10);
 
-/// What bounds the rendezvous of a process.
+/// What bounds the bootstrap of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Ids whose sessions are open at once.
@@ -155,30 +155,30 @@ impl Default for Limits {
     }
 }
 
-/// The rendezvous of a process: its background thread and all sessions in which it takes part.
+/// The bootstrap of a process: its background thread and all sessions in which it takes part.
 #[derive(Debug)]
-pub struct Rendezvous {
+pub struct Bootstrap {
     shared: Arc<Shared>,
     limits: Limits,
     process_listener: Token,
     thread: Option<JoinHandle<()>>,
 }
 
-static PROCESS: ForkLocal<Rendezvous> = ForkLocal::new();
+static PROCESS: ForkLocal<Bootstrap> = ForkLocal::new();
 
 /// The one of this process, started by its first use; an error if it cannot be, or in the forked child of a process with communicators.
 /// Any other child begins afresh: sessions that the parent hosts are the parent's.
-pub fn process() -> io::Result<&'static Rendezvous> {
+pub fn process() -> io::Result<&'static Bootstrap> {
     if is_in_child() {
         return Err(io::Error::other("the process was forked from one with communicators"));
     }
     process::let_forked_children_restart();
     let limits = Limits { sessions_max: config().sessions_max, ..Limits::default() };
-    PROCESS.get_or_try_init(|| Rendezvous::start(limits))
+    PROCESS.get_or_try_init(|| Bootstrap::start(limits))
 }
 
 /// The one of this process, if it has been started.
-pub fn started() -> Option<&'static Rendezvous> {
+pub fn started() -> Option<&'static Bootstrap> {
     PROCESS.get().filter(|_| !is_in_child())
 }
 
@@ -187,9 +187,9 @@ pub fn is_in_child() -> bool {
     process::is_forked()
 }
 
-impl Rendezvous {
+impl Bootstrap {
     /// Starts the background thread.
-    pub fn start(limits: Limits) -> io::Result<Rendezvous> {
+    pub fn start(limits: Limits) -> io::Result<Bootstrap> {
         let shared = Arc::new(Shared::new(&limits)?);
         let for_thread = shared.clone();
         // Without one, communicators made from others have no peer group; all else works.
@@ -209,7 +209,7 @@ impl Rendezvous {
                 Err(error) => drop(tell.send(Err(io::Error::from(error)))),
             })?;
         told.recv().unwrap_or_else(|_| Err(io::Error::other("the background thread did not start")))?;
-        Ok(Rendezvous { shared, limits, process_listener: secret, thread: Some(thread) })
+        Ok(Bootstrap { shared, limits, process_listener: secret, thread: Some(thread) })
     }
 
     /// Hosts the session of an id that NCCL has just made, and gives the id that ranks must get instead. An error
@@ -314,8 +314,8 @@ impl Rendezvous {
         self.shared.send(Command::Expect(Expected { call, ranks, lives }));
     }
 
-    /// Joins the session to which a rank is invited, as [`Rendezvous::join`] does. After an error the rank
-    /// must [`Rendezvous::decline`]: it is waited for.
+    /// Joins the session to which a rank is invited, as [`Bootstrap::join`] does. After an error the rank
+    /// must [`Bootstrap::decline`]: it is waited for.
     pub fn join_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
         self.join_process_listener(invitation, facts, WithoutHost::Fails)
     }
@@ -395,7 +395,7 @@ fn message_in_round(invitation: &Invitation, place: u32, ranks: u32, message: Sp
     words
 }
 
-impl Drop for Rendezvous {
+impl Drop for Bootstrap {
     /// Ends the thread and with it all sessions; ranks that wait are told.
     fn drop(&mut self) {
         self.shared.send(Command::End);

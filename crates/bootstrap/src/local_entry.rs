@@ -14,7 +14,7 @@ use crate::negotiated::Token;
 use windlass_base::descriptor::Ours;
 
 use super::connection;
-use super::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};
+use super::local_rendezvous::{self, ANSWER_BYTES, RosterAnswer, RosterMessage};
 use super::reactor::{Command, Shared};
 
 /// How long a rank tries to enter. It goes without a peer group then: as long as it has not entered nobody counts on it.
@@ -47,7 +47,7 @@ impl LocalEntry {
             let local_entry = LocalEntry { socket, has_asked: Cell::new(false) };
             let greeted = say(&local_entry.socket, &local_rendezvous::greeting(name, rank));
             match greeted.and_then(|()| hear(&local_entry.socket, is_over)) {
-                Ok(Answer::Entered) => return Ok(local_entry),
+                Ok(RosterAnswer::Entered) => return Ok(local_entry),
                 Ok(_) => {
                     return Err(io::Error::other("the others of this host do not wait for it any more"));
                 }
@@ -62,12 +62,12 @@ impl LocalEntry {
 
     /// NCCL has made the communicator, of so many ranks: whether all of them are here. Waits for the answer, until `is_over`. Once; after an
     /// error this rank has declined.
-    pub fn ask(&self, ranks: u32, is_over: &dyn Fn() -> bool) -> io::Result<Answer> {
+    pub fn ask(&self, ranks: u32, is_over: &dyn Fn() -> bool) -> io::Result<RosterAnswer> {
         self.has_asked.set(true);
-        let asked = say(&self.socket, &SplitMessage::Ask { ranks }.encode());
+        let asked = say(&self.socket, &RosterMessage::Ask { ranks }.encode());
         let answer = asked.and_then(|()| hear(&self.socket, is_over));
         match answer {
-            Ok(answer @ Answer::Complete { .. }) => return Ok(answer),
+            Ok(answer @ RosterAnswer::Complete { .. }) => return Ok(answer),
             Ok(_) => self.leave(),
             Err(_) => self.decline(),
         }
@@ -76,12 +76,12 @@ impl LocalEntry {
 
     /// This rank does not come to the session: the others have what NCCL gave them.
     pub fn decline(&self) {
-        let _ = say(&self.socket, &SplitMessage::Decline.encode());
+        let _ = say(&self.socket, &RosterMessage::Decline.encode());
     }
 
     /// The session is over, as this rank has heard.
     pub fn leave(&self) {
-        let _ = say(&self.socket, &SplitMessage::Leave.encode());
+        let _ = say(&self.socket, &RosterMessage::Leave.encode());
     }
 }
 
@@ -129,7 +129,7 @@ fn say(socket: &Ours, words: &[u8]) -> rustix::io::Result<()> {
     }
 }
 
-fn hear(socket: &Ours, is_over: &dyn Fn() -> bool) -> rustix::io::Result<Answer> {
+fn hear(socket: &Ours, is_over: &dyn Fn() -> bool) -> rustix::io::Result<RosterAnswer> {
     let mut heard = Vec::new();
     loop {
         let mut room = [0; ANSWER_BYTES];
@@ -145,7 +145,7 @@ fn hear(socket: &Ours, is_over: &dyn Fn() -> bool) -> rustix::io::Result<Answer>
             Err(error) => return Err(error),
         }
         if heard.len() == ANSWER_BYTES {
-            return Answer::decode(&heard).ok_or(Errno::PROTO);
+            return RosterAnswer::decode(&heard).ok_or(Errno::PROTO);
         }
     }
 }

@@ -63,7 +63,7 @@ pub fn who(greeting: &[u8], name: Token) -> Option<u32> {
 
 /// What a rank says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SplitMessage {
+pub enum RosterMessage {
     /// NCCL has made the communicator, of so many ranks.
     Ask {
         /// How many.
@@ -76,13 +76,13 @@ pub enum SplitMessage {
     Leave,
 }
 
-impl SplitMessage {
+impl RosterMessage {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, ranks) = match self {
-            SplitMessage::Ask { ranks } => (1, *ranks),
-            SplitMessage::Leave => (2, 0),
-            SplitMessage::Decline => (3, 0),
+            RosterMessage::Ask { ranks } => (1, *ranks),
+            RosterMessage::Leave => (2, 0),
+            RosterMessage::Decline => (3, 0),
         };
         let mut bytes = Writer::default();
         bytes.u8(kind).u32(ranks);
@@ -90,12 +90,12 @@ impl SplitMessage {
     }
 
     /// Reads one.
-    pub fn decode(bytes: &[u8]) -> Option<SplitMessage> {
+    pub fn decode(bytes: &[u8]) -> Option<RosterMessage> {
         let mut reader = Reader::new(bytes);
         let message = match (reader.u8()?, reader.u32()?) {
-            (1, ranks) => SplitMessage::Ask { ranks },
-            (2, 0) => SplitMessage::Leave,
-            (3, 0) => SplitMessage::Decline,
+            (1, ranks) => RosterMessage::Ask { ranks },
+            (2, 0) => RosterMessage::Leave,
+            (3, 0) => RosterMessage::Decline,
             _ => return None,
         };
         reader.finish()?;
@@ -105,7 +105,7 @@ impl SplitMessage {
 
 /// What it hears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum RosterAnswer {
     /// You are in the roster.
     Entered,
     /// All ranks of the communicator are, you in this place; they meet at the process listener that this opens.
@@ -119,13 +119,13 @@ pub enum Answer {
     Apart,
 }
 
-impl Answer {
+impl RosterAnswer {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, place, process_listener) = match self {
-            Answer::Entered => (1, 0, children::NOBODY),
-            Answer::Complete { place, process_listener } => (2, *place, *process_listener),
-            Answer::Apart => (3, 0, children::NOBODY),
+            RosterAnswer::Entered => (1, 0, children::NOBODY),
+            RosterAnswer::Complete { place, process_listener } => (2, *place, *process_listener),
+            RosterAnswer::Apart => (3, 0, children::NOBODY),
         };
         let mut bytes = Writer::default();
         bytes.u8(kind).u32(place).token(process_listener);
@@ -133,14 +133,14 @@ impl Answer {
     }
 
     /// Reads one.
-    pub fn decode(bytes: &[u8]) -> Option<Answer> {
+    pub fn decode(bytes: &[u8]) -> Option<RosterAnswer> {
         let mut reader = Reader::new(bytes);
         let (kind, place, process_listener) = (reader.u8()?, reader.u32()?, reader.token()?);
         reader.finish()?;
         match kind {
-            1 => Some(Answer::Entered),
-            2 if (place as usize) < RANKS_MAX => Some(Answer::Complete { place, process_listener }),
-            3 => Some(Answer::Apart),
+            1 => Some(RosterAnswer::Entered),
+            2 if (place as usize) < RANKS_MAX => Some(RosterAnswer::Complete { place, process_listener }),
+            3 => Some(RosterAnswer::Apart),
             _ => None,
         }
     }
@@ -149,12 +149,12 @@ impl Answer {
 /// Who has entered, by connections, as pure data.
 #[derive(Debug, Default)]
 pub struct Roster {
-    present: Vec<Member>,
+    present: Vec<RosterMember>,
     closed: Option<Closed>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Member {
+struct RosterMember {
     key: u64,
     rank: u32,
     has_asked: bool,
@@ -170,7 +170,7 @@ struct Closed {
 
 /// What follows from a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub enum RosterCourse {
     /// All ranks are in the roster. If it was not known, those with a bit are expected in the session from now on.
     Meet {
         /// The asker's.
@@ -210,13 +210,13 @@ impl Roster {
         }
         let enters = self.present.len() < MEMBERS_MAX;
         if enters {
-            self.present.push(Member { key, rank, has_asked: false });
+            self.present.push(RosterMember { key, rank, has_asked: false });
         }
         enters
     }
 
     /// A rank asks, of a communicator of so many ranks. None if it has not entered.
-    pub fn ask(&mut self, key: u64, ranks: u32) -> Option<Course> {
+    pub fn ask(&mut self, key: u64, ranks: u32) -> Option<RosterCourse> {
         let asker = self.present.iter().position(|member| member.key == key)?;
         let first = self.closed.is_none();
         let present = &self.present;
@@ -229,22 +229,22 @@ impl Roster {
         });
         let place = closed.places.iter().position(|place| *place == key)?;
         if !closed.is_complete || closed.places.len() != ranks as usize {
-            return Some(Course::Apart);
+            return Some(RosterCourse::Apart);
         }
         self.present[asker].has_asked = true;
         let expected = first.then(|| (1 << closed.places.len()) - 1);
-        Some(Course::Meet { place: place as u32, expected })
+        Some(RosterCourse::Meet { place: place as u32, expected })
     }
 
     /// A connection is gone, after this message if it sent one. Gives the place that is waited for in the session in vain.
-    pub fn left(&mut self, key: u64, message: Option<SplitMessage>) -> Option<(u32, Missing)> {
+    pub fn left(&mut self, key: u64, message: Option<RosterMessage>) -> Option<(u32, Missing)> {
         let index = self.present.iter().position(|member| member.key == key)?;
         let member = self.present.swap_remove(index);
         let closed = self.closed.as_ref().filter(|closed| closed.is_complete)?;
         let place = closed.places.iter().position(|place| *place == key)? as u32;
         match message {
-            Some(SplitMessage::Leave) if member.has_asked => None,
-            Some(SplitMessage::Leave | SplitMessage::Decline) => Some((place, Missing::Declines)),
+            Some(RosterMessage::Leave) if member.has_asked => None,
+            Some(RosterMessage::Leave | RosterMessage::Decline) => Some((place, Missing::Declines)),
             _ => Some((place, Missing::Dies)),
         }
     }
@@ -269,18 +269,18 @@ mod tests {
             bytes[wrong] ^= 1;
             assert_eq!(who(&bytes, NAME), None);
         }
-        for message in [SplitMessage::Ask { ranks: 8 }, SplitMessage::Leave, SplitMessage::Decline] {
+        for message in [RosterMessage::Ask { ranks: 8 }, RosterMessage::Leave, RosterMessage::Decline] {
             assert_eq!(message.encode().len(), MESSAGE_BYTES);
-            assert_eq!(SplitMessage::decode(&message.encode()), Some(message));
+            assert_eq!(RosterMessage::decode(&message.encode()), Some(message));
         }
-        assert_eq!(SplitMessage::decode(&[3, 0, 0, 0, 1]), None);
-        assert_eq!(SplitMessage::decode(&[4, 0, 0, 0, 0]), None);
-        let place = |place| Answer::Complete { place, process_listener: NAME };
-        for answer in [Answer::Entered, place(15), Answer::Apart] {
+        assert_eq!(RosterMessage::decode(&[3, 0, 0, 0, 1]), None);
+        assert_eq!(RosterMessage::decode(&[4, 0, 0, 0, 0]), None);
+        let place = |place| RosterAnswer::Complete { place, process_listener: NAME };
+        for answer in [RosterAnswer::Entered, place(15), RosterAnswer::Apart] {
             assert_eq!(answer.encode().len(), ANSWER_BYTES);
-            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+            assert_eq!(RosterAnswer::decode(&answer.encode()), Some(answer));
         }
-        assert_eq!(Answer::decode(&place(16).encode()), None);
+        assert_eq!(RosterAnswer::decode(&place(16).encode()), None);
         assert_ne!(address(NAME).unwrap(), children::address(NAME).unwrap());
     }
 
@@ -290,13 +290,13 @@ mod tests {
         let mut roster = Roster::default();
         assert!(roster.enter(10, 70) && roster.enter(11, 3) && roster.enter(12, 9));
         assert_eq!(roster.ask(13, 3), None);
-        assert_eq!(roster.ask(12, 3), Some(Course::Meet { place: 1, expected: Some(0b111) }));
+        assert_eq!(roster.ask(12, 3), Some(RosterCourse::Meet { place: 1, expected: Some(0b111) }));
         assert!(!roster.enter(13, 4), "closed");
-        assert_eq!(roster.ask(10, 3), Some(Course::Meet { place: 2, expected: None }));
-        assert_eq!(roster.left(12, Some(SplitMessage::Leave)), None);
+        assert_eq!(roster.ask(10, 3), Some(RosterCourse::Meet { place: 2, expected: None }));
+        assert_eq!(roster.left(12, Some(RosterMessage::Leave)), None);
         assert_eq!(roster.left(10, None), Some((2, Missing::Dies)));
-        assert_eq!(roster.ask(11, 3), Some(Course::Meet { place: 0, expected: None }));
-        assert_eq!(roster.left(11, Some(SplitMessage::Decline)), Some((0, Missing::Declines)));
+        assert_eq!(roster.ask(11, 3), Some(RosterCourse::Meet { place: 0, expected: None }));
+        assert_eq!(roster.left(11, Some(RosterMessage::Decline)), Some((0, Missing::Declines)));
         assert_eq!(roster.left(11, None), None);
     }
 
@@ -305,18 +305,18 @@ mod tests {
     fn comes_again() {
         let mut roster = Roster::default();
         assert!(roster.enter(1, 0) && roster.enter(2, 1) && roster.enter(3, 0));
-        assert_eq!(roster.left(1, Some(SplitMessage::Leave)), None);
-        assert_eq!(roster.ask(3, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
+        assert_eq!(roster.left(1, Some(RosterMessage::Leave)), None);
+        assert_eq!(roster.ask(3, 2), Some(RosterCourse::Meet { place: 0, expected: Some(0b11) }));
     }
 
     /// Who has gone before the first question does not count; who goes then without having asked is missed, however it went.
     #[test]
     fn gone() {
-        for (message, missing) in [(None, Missing::Dies), (Some(SplitMessage::Leave), Missing::Declines)] {
+        for (message, missing) in [(None, Missing::Dies), (Some(RosterMessage::Leave), Missing::Declines)] {
             let mut roster = Roster::default();
             assert!(roster.enter(1, 0) && roster.enter(2, 1) && roster.enter(3, 2));
             assert_eq!(roster.left(1, None), None);
-            assert_eq!(roster.ask(2, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
+            assert_eq!(roster.ask(2, 2), Some(RosterCourse::Meet { place: 0, expected: Some(0b11) }));
             assert_eq!(roster.left(3, message), Some((1, missing)));
         }
     }
@@ -326,19 +326,19 @@ mod tests {
     fn apart() {
         let mut roster = Roster::default();
         assert!(roster.enter(1, 0) && roster.enter(2, 1));
-        assert_eq!(roster.ask(1, 4), Some(Course::Apart));
-        assert_eq!(roster.ask(2, 4), Some(Course::Apart));
+        assert_eq!(roster.ask(1, 4), Some(RosterCourse::Apart));
+        assert_eq!(roster.ask(2, 4), Some(RosterCourse::Apart));
         assert_eq!(roster.left(1, None), None);
         // Who asks for other ranks than the first does not come.
         let mut other = Roster::default();
         assert!(other.enter(1, 0) && other.enter(2, 1));
-        assert_eq!(other.ask(1, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
-        assert_eq!(other.ask(2, 3), Some(Course::Apart));
-        assert_eq!(other.left(2, Some(SplitMessage::Leave)), Some((1, Missing::Declines)));
+        assert_eq!(other.ask(1, 2), Some(RosterCourse::Meet { place: 0, expected: Some(0b11) }));
+        assert_eq!(other.ask(2, 3), Some(RosterCourse::Apart));
+        assert_eq!(other.left(2, Some(RosterMessage::Leave)), Some((1, Missing::Declines)));
         // Too many for a peer group, and too many at all.
         let (mut large, many) = (Roster::default(), RANKS_MAX as u32 + 1);
         assert!((0..many).all(|rank| large.enter(rank.into(), rank)));
-        assert_eq!(large.ask(3, many), Some(Course::Apart));
+        assert_eq!(large.ask(3, many), Some(RosterCourse::Apart));
         let mut full = Roster::default();
         assert!((0..MEMBERS_MAX as u32).all(|rank| full.enter(rank.into(), rank)));
         assert!(!full.enter(9999, 9999));

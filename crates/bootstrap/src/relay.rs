@@ -15,7 +15,7 @@ const TURNS: usize = 16;
 
 /// How a relay stands after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Course {
+pub(crate) enum RelayState {
     /// More will come.
     Running,
     /// Both sides have closed.
@@ -65,13 +65,13 @@ impl Relay {
     }
 
     /// Moves what can be moved.
-    pub(crate) fn turn(&mut self, key: u64) -> Course {
+    pub(crate) fn turn(&mut self, key: u64) -> RelayState {
         match self.pass(key) {
-            Ok(()) if self.forth.passed_on && self.back.passed_on => Course::Complete,
-            Ok(()) if self.forth.broken && self.forth.passed_on => Course::Broken,
-            Ok(()) if self.back.broken && self.back.passed_on => Course::Broken,
-            Ok(()) => self.rearm().map_or(Course::Broken, |()| Course::Running),
-            Err(_) => Course::Broken,
+            Ok(()) if self.forth.passed_on && self.back.passed_on => RelayState::Complete,
+            Ok(()) if self.forth.broken && self.forth.passed_on => RelayState::Broken,
+            Ok(()) if self.back.broken && self.back.passed_on => RelayState::Broken,
+            Ok(()) => self.rearm().map_or(RelayState::Broken, |()| RelayState::Running),
+            Err(_) => RelayState::Broken,
         }
     }
 

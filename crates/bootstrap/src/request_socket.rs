@@ -77,7 +77,8 @@ struct Asked {
     sent: bool,
 }
 
-enum Turn {
+/// How a question stands after a turn.
+enum QuestionState {
     Later,
     Over(Answered),
 }
@@ -124,8 +125,8 @@ impl RequestSocket {
     pub fn turn(&mut self, mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Answered)> {
         let mut answers = Vec::new();
         self.asked.retain_mut(|asked| match asked.turn() {
-            Turn::Later => true,
-            Turn::Over(answer) => {
+            QuestionState::Later => true,
+            QuestionState::Over(answer) => {
                 answers.push((asked.key, answer));
                 false
             }
@@ -172,22 +173,22 @@ impl RequestSocket {
 }
 
 impl Asked {
-    fn turn(&mut self) -> Turn {
+    fn turn(&mut self) -> QuestionState {
         match self.go_on() {
             Ok(turn) => turn,
-            Err(Errno::AGAIN | Errno::INTR) => Turn::Later,
-            Err(error) if descriptor::is_want(error) => Turn::Over(Err(Silence::Want)),
-            Err(_) => Turn::Over(Err(Silence::Unanswered)),
+            Err(Errno::AGAIN | Errno::INTR) => QuestionState::Later,
+            Err(error) if descriptor::is_want(error) => QuestionState::Over(Err(Silence::Want)),
+            Err(_) => QuestionState::Over(Err(Silence::Unanswered)),
         }
     }
 
-    fn go_on(&mut self) -> rustix::io::Result<Turn> {
+    fn go_on(&mut self) -> rustix::io::Result<QuestionState> {
         if self.socket.is_none() {
             let socket = descriptor::even_of_reserve(socket)?;
             net::connect(&socket, &address(self.to)?)?;
             self.socket = Some(socket);
         }
-        let Some(socket) = &self.socket else { return Ok(Turn::Later) };
+        let Some(socket) = &self.socket else { return Ok(QuestionState::Later) };
         if !self.sent {
             net::send(socket, &self.words, SendFlags::NOSIGNAL)?;
             self.sent = true;
@@ -206,9 +207,9 @@ impl Asked {
         }
         let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
         if cut || !(1..=WORDS_BYTES_MAX).contains(&received.bytes) {
-            return Ok(Turn::Over(Err(Silence::Unanswered)));
+            return Ok(QuestionState::Over(Err(Silence::Unanswered)));
         }
-        Ok(Turn::Over(Ok(Answer { words: words[..received.bytes].to_vec(), descriptor })))
+        Ok(QuestionState::Over(Ok(Answer { words: words[..received.bytes].to_vec(), descriptor })))
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::negotiated::RANKS_MAX;
 
-use super::agreement::{Answer, ConnectionId};
+use super::agreement::{ConnectionId, ToRank};
 use super::colors::{SplitMessage, Table};
 use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
@@ -31,9 +31,9 @@ impl Round {
         place: u32,
         ranks: u32,
         message: SplitMessage,
-    ) -> Vec<Answer> {
+    ) -> Vec<ToRank> {
         if let Some(message) = &self.answer {
-            return vec![Answer { to: connection, message: message.clone() }];
+            return vec![ToRank { to: connection, message: message.clone() }];
         }
         self.connections.push((place, connection));
         let expected = *self.ranks.get_or_insert(ranks);
@@ -51,13 +51,13 @@ impl Round {
     }
 
     /// A rank said something else.
-    pub fn disorder(&mut self, connection: ConnectionId, rank: u32) -> Vec<Answer> {
+    pub fn disorder(&mut self, connection: ConnectionId, rank: u32) -> Vec<ToRank> {
         self.connections.push((rank, connection));
         self.fail(Failure::Disorder { rank })
     }
 
     /// There will be no table, unless there is one.
-    pub fn fail(&mut self, failure: Failure) -> Vec<Answer> {
+    pub fn fail(&mut self, failure: Failure) -> Vec<ToRank> {
         if self.answer.is_some() {
             return Vec::new();
         }
@@ -79,12 +79,12 @@ impl Round {
         self.answer.is_none() && !self.connections.is_empty()
     }
 
-    fn end(&mut self, message: FromHost) -> Vec<Answer> {
+    fn end(&mut self, message: FromHost) -> Vec<ToRank> {
         self.answer = Some(message.clone());
         let mut connections = std::mem::take(&mut self.connections);
         // The host's own last: its process may be gone as soon as it has heard.
         connections.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
-        connections.into_iter().map(|(_, to)| Answer { to, message: message.clone() }).collect()
+        connections.into_iter().map(|(_, to)| ToRank { to, message: message.clone() }).collect()
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    fn failed(answers: &[Answer]) -> &Failure {
+    fn failed(answers: &[ToRank]) -> &Failure {
         match &answers[0].message {
             FromHost::Outcome(SessionOutcome::Failed(failure)) => failure,
             other => panic!("{other:?}"),

@@ -20,7 +20,7 @@ use crate::id_tag::{self, Id};
 use crate::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GREETING_BYTES};
 use crate::place;
 use crate::poll::Watched;
-use crate::relay::{Course, Relay};
+use crate::relay::{Relay, RelayState};
 use windlass_base::stats::segment;
 
 /// Descriptors that this process needs before its ranks may go to NCCL. Three relay a connection to NCCL's root: both ends here, and
@@ -136,7 +136,7 @@ impl Reactor {
         let NewSession { token, comm, id, listener, root } = new;
         let mut watched = self.poll.watch(listener);
         if let Err(error) = watched.want(EventFlags::IN) {
-            log::warn!("rendezvous cannot wait for a listener: {error}");
+            log::warn!("bootstrap cannot wait for a listener: {error}");
         }
         let key = watched.key();
         self.endpoints.insert(key, Endpoint::Port(watched, token));
@@ -315,7 +315,7 @@ impl Reactor {
             Caller::Unknown if is_nccl_newer() => self.nccl_came(connection, token),
             // Closed before it said who it is, nobody's, or one of too many. NCCL's root drops these, too, where they do not end it.
             _ => {
-                log::debug!("rendezvous {token:?} dropped a connection, {caller:?}");
+                log::debug!("bootstrap {token:?} dropped a connection, {caller:?}");
                 Counts::up(&self.shared.counts.turned_away);
             }
         }
@@ -331,7 +331,7 @@ impl Reactor {
         session.waiting += 1;
         self.waiting.push_back((connection, token));
         if first {
-            log::debug!("rendezvous {token:?} a rank went to NCCL: all go there");
+            log::debug!("bootstrap {token:?} a rank went to NCCL: all go there");
             self.happen(token, Event::NonWindlass);
         }
         self.relay_waiting();
@@ -396,7 +396,7 @@ impl Reactor {
     pub(super) fn relayed(&mut self, key: u64, ready: u64) {
         let Some(Endpoint::Relayed(relay, _)) = self.endpoints.get_mut(&key) else { return };
         let course = relay.turn(ready);
-        if course == Course::Running {
+        if course == RelayState::Running {
             return;
         }
         let Some(Endpoint::Relayed(relay, token)) = self.endpoints.remove(&key) else { return };
@@ -407,7 +407,7 @@ impl Reactor {
         Counts::add(&self.shared.counts.relayed_bytes, forth + back);
         let Some(session) = self.sessions.get_mut(&token) else { return };
         session.relays -= 1;
-        if course == Course::Broken {
+        if course == RelayState::Broken {
             Counts::up(&self.shared.counts.relays_broken);
         } else {
             session.relayed += 1;
@@ -441,7 +441,7 @@ impl Reactor {
             line = connection.flush();
         }
         if let Some(complaint) = complaint {
-            log::warn!("rendezvous {token:?} {complaint} from a rank: closing its connection");
+            log::warn!("bootstrap {token:?} {complaint} from a rank: closing its connection");
             Counts::up(&self.shared.counts.unreadable);
         }
         let spoke = if messages.is_empty() { line } else { Line::Open };
@@ -481,7 +481,7 @@ impl Reactor {
             let answers = session.agreement.step(event);
             if let (true, Some(outcome)) = (undecided, session.agreement.outcome()) {
                 self.shared.counts.outcome(outcome);
-                log::debug!("rendezvous {token:?} outcome {outcome:?}");
+                log::debug!("bootstrap {token:?} outcome {outcome:?}");
                 if session.agreement.is_lazy() {
                     self.recycle(token);
                 }

@@ -12,7 +12,7 @@ use crate::children;
 use crate::connection::{Connection, Line};
 use crate::counts::Counts;
 use crate::local_rendezvous::{
-    self, Answer, Course, GREETING_BYTES, MESSAGE_BYTES, Missing, Roster, SplitMessage,
+    self, GREETING_BYTES, MESSAGE_BYTES, Missing, Roster, RosterAnswer, RosterCourse, RosterMessage,
 };
 use crate::message::FromRank;
 use crate::outcome::{FallbackReason, SessionOutcome};
@@ -33,7 +33,7 @@ pub(super) struct Visit {
     name: Token,
     has_entered: bool,
     /// How it says that it goes.
-    last: Option<SplitMessage>,
+    last: Option<RosterMessage>,
 }
 
 impl Reactor {
@@ -77,8 +77,8 @@ impl Reactor {
                 Said::Nothing => return,
                 Said::Closed => return self.leave_local_rendezvous(key),
                 Said::Greeting(rank) => self.enter_local_rendezvous(key, rank),
-                Said::SplitMessage(SplitMessage::Ask { ranks }) => self.ask_local_rendezvous(key, ranks),
-                Said::SplitMessage(last) => {
+                Said::Message(RosterMessage::Ask { ranks }) => self.ask_local_rendezvous(key, ranks),
+                Said::Message(last) => {
                     if let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) {
                         visit.last = Some(last);
                     }
@@ -97,7 +97,7 @@ impl Reactor {
         let words: Vec<u8> = visit.connection.input.drain(..length).collect();
         let said = match visit.has_entered {
             false => local_rendezvous::who(&words, visit.name).map(Said::Greeting),
-            true => SplitMessage::decode(&words).map(Said::SplitMessage),
+            true => RosterMessage::decode(&words).map(Said::Message),
         };
         if said.is_none() {
             Counts::up(&self.shared.counts.turned_away);
@@ -109,9 +109,13 @@ impl Reactor {
         let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) else { return };
         visit.has_entered = true;
         let Some(local_rendezvous) = self.local_rendezvous.get_mut(&visit.name) else { return };
-        let answer = if local_rendezvous.roster.enter(key, rank) { Answer::Entered } else { Answer::Apart };
+        let answer = if local_rendezvous.roster.enter(key, rank) {
+            RosterAnswer::Entered
+        } else {
+            RosterAnswer::Apart
+        };
         let _ = visit.connection.say(&answer.encode());
-        if answer == Answer::Apart {
+        if answer == RosterAnswer::Apart {
             self.leave_local_rendezvous(key);
         }
     }
@@ -127,11 +131,11 @@ impl Reactor {
         let Some(course) = course else { return self.leave_local_rendezvous(key) };
         log::debug!("host-local rendezvous {name:?} of {ranks} ranks: {course:?}");
         let answer = match course {
-            Course::Meet { place, .. } => Answer::Complete { place, process_listener },
-            Course::Apart => Answer::Apart,
+            RosterCourse::Meet { place, .. } => RosterAnswer::Complete { place, process_listener },
+            RosterCourse::Apart => RosterAnswer::Apart,
         };
         // Before anybody can come.
-        if let Course::Meet { expected: Some(ranks), .. } = course {
+        if let RosterCourse::Meet { expected: Some(ranks), .. } = course {
             self.await_ranks(Expected { call: name, ranks, lives: Vec::new() });
         }
         let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) else { return };
@@ -191,5 +195,5 @@ enum Said {
     /// Nothing any more.
     Closed,
     Greeting(u32),
-    SplitMessage(SplitMessage),
+    Message(RosterMessage),
 }

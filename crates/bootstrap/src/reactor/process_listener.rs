@@ -165,7 +165,7 @@ impl Reactor {
         };
         let oldest = self.calls.iter().find(|call| !awaited(call)).copied();
         if let Some(oldest) = oldest {
-            log::warn!("rendezvous forgets call {oldest:?}, for which nobody waits: there are too many");
+            log::warn!("bootstrap forgets call {oldest:?}, for which nobody waits: there are too many");
             Counts::up(&self.shared.counts.calls_forgotten);
             self.forget_call(oldest);
         }
@@ -181,7 +181,7 @@ impl Reactor {
                 Ok(()) => {
                     drop(self.endpoints.insert(watched.key(), Endpoint::Life { _pidfd: watched, call, rank }))
                 }
-                Err(error) => log::warn!("rendezvous cannot watch the process of rank {rank}: {error}"),
+                Err(error) => log::warn!("bootstrap cannot watch the process of rank {rank}: {error}"),
             }
         }
         self.look_at(call);
@@ -191,7 +191,7 @@ impl Reactor {
         if let Some(Endpoint::Life { call, rank, .. }) = self.endpoints.remove(&key)
             && let Some(arrivals) = self.arrivals_by_call.get_mut(&call)
         {
-            log::debug!("rendezvous {call:?} the process of rank {rank} has died");
+            log::debug!("bootstrap {call:?} the process of rank {rank} has died");
             arrivals.died(rank);
             self.look_at(call);
         }
@@ -279,14 +279,14 @@ pub(super) fn tell_alone(process_listener: Token, words: &[u8]) {
             Ok(socket) => break socket,
             Err(Knock::Later(_)) if !left().is_zero() => std::thread::sleep(Duration::from_millis(1)),
             Err(Knock::Later(_)) => {
-                return log::warn!("rendezvous has no thread and its host's queue is full: peers may wait");
+                return log::warn!("bootstrap has no thread and its host's queue is full: peers may wait");
             }
             Err(Knock::Gone) => return,
         }
     };
     // A new connection has room for so little.
     if net::send(&socket, words, SendFlags::NOSIGNAL) != Ok(words.len()) {
-        log::warn!("rendezvous has no thread and its host does not hear: peers may wait");
+        log::warn!("bootstrap has no thread and its host does not hear: peers may wait");
     }
     let _ = net::shutdown(&socket, Shutdown::Write);
     let mut answer = [0; 512];

@@ -3,7 +3,7 @@
 use crate::negotiated::Token;
 
 use super::{Endpoint, Reactor};
-use crate::agreement::{Answer, ConnectionId};
+use crate::agreement::{ConnectionId, ToRank};
 use crate::connection::{Connection, Line};
 use crate::counts::Counts;
 use crate::message::{FROM_RANK_BYTES_MAX, FromHost, FromRank};
@@ -36,7 +36,7 @@ impl Reactor {
             line = connection.flush();
         }
         if let Some(complaint) = complaint {
-            log::warn!("rendezvous round {name:?} {complaint} from rank {rank}: closing its connection");
+            log::warn!("bootstrap round {name:?} {complaint} from rank {rank}: closing its connection");
             Counts::up(&self.shared.counts.unreadable);
         }
         for message in messages {
@@ -77,7 +77,7 @@ impl Reactor {
         }
     }
 
-    fn step(&mut self, name: Token, step: impl FnOnce(&mut Round) -> Vec<Answer>) {
+    fn step(&mut self, name: Token, step: impl FnOnce(&mut Round) -> Vec<ToRank>) {
         let Some(round) = self.rounds.get_mut(&name) else { return };
         let before = round.answer().is_some();
         let answers = step(round);
@@ -85,9 +85,9 @@ impl Reactor {
             let counts = &self.shared.counts;
             let is_table = matches!(answer, FromHost::Table(_));
             Counts::up(if is_table { &counts.rounds } else { &counts.rounds_failed });
-            log::debug!("rendezvous round {name:?} ends: {answer:?}");
+            log::debug!("bootstrap round {name:?} ends: {answer:?}");
         }
-        for Answer { to, message } in answers {
+        for ToRank { to, message } in answers {
             let Some(Endpoint::InRound(connection, ..)) = self.endpoints.get_mut(&to.0) else { continue };
             if connection.last_message(&message.encode()) == Line::Closed {
                 self.endpoints.remove(&to.0);

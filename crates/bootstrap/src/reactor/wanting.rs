@@ -33,7 +33,7 @@ pub(super) enum Want {
 impl Reactor {
     /// Something could not be done for this error.
     pub(super) fn lacks(&mut self, what: &str, error: Errno) -> Want {
-        log::debug!("rendezvous cannot {what}: {error}, trying again soon");
+        log::debug!("bootstrap cannot {what}: {error}, trying again soon");
         Counts::up(&self.shared.counts.starved);
         let since = *self.wanting.get_or_insert_with(Instant::now);
         let within = if self.relays > 0 { OF_NCCL_WITHIN } else { WANTED_FOR };

@@ -386,7 +386,7 @@ fn report(rank: u32, ranks: u32) -> FromRank {
 /// Claims that cannot be true: all hear the same failure. After the outcome only the newcomer does.
 #[test]
 fn impossible_claims() {
-    let told = |answers: &[windlass_bootstrap::agreement::Answer]| -> Vec<(u64, SessionOutcome)> {
+    let told = |answers: &[windlass_bootstrap::agreement::ToRank]| -> Vec<(u64, SessionOutcome)> {
         answers
             .iter()
             .filter_map(|answer| match &answer.message {

@@ -15,24 +15,24 @@ use windlass_bootstrap::children::{self, Invitation, Making, NOBODY, child};
 use windlass_bootstrap::message::FromRank;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
-use windlass_bootstrap::{Limits, Outcome, Participant, Rendezvous};
+use windlass_bootstrap::{Bootstrap, Limits, Outcome, Participant};
 
 use crate::support::{facts, hosted, is_peer_group, join, ready};
 
 const PARENT: Token = Token([9; 16]);
 
-fn rendezvous() -> Rendezvous {
-    Rendezvous::start(Limits::default()).unwrap()
+fn bootstrap() -> Bootstrap {
+    Bootstrap::start(Limits::default()).unwrap()
 }
 
 /// A split of a parent whose rank 0 is in the host's process.
 struct Split {
-    host: Rendezvous,
+    host: Bootstrap,
     call: Token,
 }
 
 fn split() -> Split {
-    Split { host: rendezvous(), call: Making::Split { count: 0 }.name(PARENT) }
+    Split { host: bootstrap(), call: Making::Split { count: 0 }.name(PARENT) }
 }
 
 impl Split {
@@ -47,7 +47,7 @@ impl Split {
         Invitation { process_listener: self.host.process_listener(), call: child, child, rank }
     }
 
-    fn join(&self, from: &Rendezvous, parent_rank: u32, color: i32, rank: u32, ranks: u32) -> Participant {
+    fn join(&self, from: &Bootstrap, parent_rank: u32, color: i32, rank: u32, ranks: u32) -> Participant {
         from.join_invited(&self.invites(parent_rank, color), facts(rank, ranks)).unwrap()
     }
 
@@ -85,7 +85,7 @@ pub fn kill(mut process: Child) {
 /// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank. The negotiated configs bear tokens of their own.
 #[test]
 fn two_colors_at_once() {
-    let (split, other) = (split(), rendezvous());
+    let (split, other) = (split(), bootstrap());
     let participants = vec![
         split.join(&other, 4, 7, 1, 2),
         split.join(&other, 3, 8, 0, 2),
@@ -118,7 +118,7 @@ fn declined() {
     split.host.await_ranks(split.of(2), 0b110, Vec::new());
     let early = split.join(&split.host, 0, 1, 0, 3);
     let others = [split.join(&split.host, 1, 2, 0, 2), split.join(&split.host, 2, 2, 1, 2)];
-    rendezvous_declines(&split, 3, SessionOutcome::OnNccl(FallbackReason::NonBlocking));
+    declines_as(&split, 3, SessionOutcome::OnNccl(FallbackReason::NonBlocking));
     assert!(matches!(joined(early), Outcome::OnNccl(FallbackReason::NonBlocking)));
     let late = split.join(&split.host, 4, 1, 2, 3);
     assert!(matches!(joined(late), Outcome::OnNccl(FallbackReason::NonBlocking)));
@@ -129,9 +129,9 @@ fn declined() {
     });
 }
 
-fn rendezvous_declines(split: &Split, rank: u32, outcome: SessionOutcome) {
+fn declines_as(split: &Split, rank: u32, outcome: SessionOutcome) {
     // Not the host's: what is said must arrive though its sender ends at once.
-    let other = rendezvous();
+    let other = bootstrap();
     let invitation = split.invites(rank, 1);
     other.decline(&invitation, outcome);
     // Behind what was said.
@@ -144,7 +144,7 @@ fn a_call_failed() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b111, Vec::new());
     let waiting = split.join(&split.host, 0, 1, 0, 3);
-    rendezvous_declines(&split, 2, SessionOutcome::Failed(Failure::Absent { rank: 2 }));
+    declines_as(&split, 2, SessionOutcome::Failed(Failure::Absent { rank: 2 }));
     let outcome = joined(waiting);
     assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 2 })), "{outcome:?}");
     let late = joined(split.join(&split.host, 1, 1, 1, 3));
@@ -177,7 +177,7 @@ fn dies_before_it_comes() {
 /// Of a shrink the excluded may be dead before it begins; they are not waited for.
 #[test]
 fn excluded_and_dead() {
-    let host = rendezvous();
+    let host = bootstrap();
     let call = Making::Shrink { count: 0, excluded: vec![0, 2] }.name(PARENT);
     let invites =
         |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
@@ -250,7 +250,7 @@ fn aborted() {
 /// The host ends while ranks wait, or before they come: they fail. Declining to nobody is harmless.
 #[test]
 fn host_is_gone() {
-    let (split, own) = (split(), rendezvous());
+    let (split, own) = (split(), bootstrap());
     let waiting = split.join(&own, 1, 1, 1, 2);
     let invitation = split.invites(2, 1);
     thread::scope(|scope| {
@@ -281,7 +281,7 @@ fn thread_has_ended() {
     let (process, _) = process();
     let lives = || vec![(1, pidfd_of(process.id())), (2, pidfd_of(process.id()))];
     let before = pollers();
-    let own = rendezvous();
+    let own = bootstrap();
     let taken: Vec<i32> = pollers().into_iter().filter(|poller| !before.contains(poller)).collect();
     let null = std::fs::File::open("/dev/null").unwrap();
     for number in taken {
@@ -292,9 +292,9 @@ fn thread_has_ended() {
         Outcome::OnNccl(FallbackReason::Unreachable { words }) => words.contains("has ended"),
         _ => false,
     };
-    let at_host = Rendezvous::start(Limits::default()).unwrap();
+    let at_host = Bootstrap::start(Limits::default()).unwrap();
     for (count, way) in (0..).zip(["declines", "comes"]) {
-        let split = Split { call: Making::Split { count }.name(PARENT), host: rendezvous() };
+        let split = Split { call: Making::Split { count }.name(PARENT), host: bootstrap() };
         let waits = split.join(&at_host, 0, 1, 0, 2);
         split.host.await_ranks(split.of(1), 0b101, lives());
         while !has_ended() {}
@@ -317,10 +317,10 @@ fn thread_has_ended() {
 #[test]
 fn thread_ends_while_it_knocks() {
     let (process, _) = process();
-    let other = rendezvous();
+    let other = bootstrap();
     // How far it comes differs.
     for _ in 0..20 {
-        let (split, own) = (split(), rendezvous());
+        let (split, own) = (split(), bootstrap());
         let (waits, comes) = (split.join(&other, 0, 1, 0, 2), split.join(&own, 1, 1, 1, 2));
         split.host.await_ranks(split.of(1), 0b11, vec![(1, pidfd_of(process.id()))]);
         drop(own);
@@ -355,7 +355,7 @@ fn full_queue() {
             Err(error) => break assert_eq!(error, rustix::io::Errno::AGAIN),
         }
     }
-    let own = rendezvous();
+    let own = bootstrap();
     let call = Making::Split { count: 3 }.name(PARENT);
     let invites = |rank| Invitation { process_listener, call, child: child(call, 0), rank };
     let aborted = own.join_invited(&invites(1), facts(1, 2)).unwrap();
@@ -376,7 +376,7 @@ fn full_queue() {
 #[test]
 fn aborted_at_once() {
     for _ in 0..50 {
-        let (split, own) = (split(), rendezvous());
+        let (split, own) = (split(), bootstrap());
         split.host.await_ranks(split.of(1), 0b11, Vec::new());
         let waiting = split.join(&split.host, 0, 1, 0, 2);
         let aborted = split.join(&own, 1, 1, 1, 2);
@@ -391,7 +391,7 @@ fn aborted_at_once() {
 /// Calls that are never completed are bounded: the oldest are forgotten, but never one in which somebody waits.
 #[test]
 fn too_many_calls() {
-    let host = Rendezvous::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
+    let host = Bootstrap::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
     let split = Split { host, call: Making::Split { count: 0 }.name(PARENT) };
     let mut waiting = split.connect();
     let report = FromRank::Report(Box::new(facts(0, 2))).encode();

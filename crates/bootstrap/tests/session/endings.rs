@@ -9,7 +9,7 @@ use std::thread;
 use windlass_bootstrap::id_tag::IdTag;
 use windlass_bootstrap::message::{FromRank, greeting};
 use windlass_bootstrap::outcome::Failure;
-use windlass_bootstrap::{Limits, Outcome, Rendezvous};
+use windlass_bootstrap::{Bootstrap, Limits, Outcome};
 
 use crate::support::{facts, hosted, is_peer_group, join, ready};
 
@@ -17,7 +17,7 @@ use crate::support::{facts, hosted, is_peer_group, join, ready};
 #[test]
 fn abort_from_another_thread() {
     let hosted = hosted();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     let canceller = participant.cancellers().remove(0);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
@@ -33,8 +33,8 @@ fn abort_from_another_thread() {
 #[test]
 fn peers_of_an_aborted_rank() {
     let hosted = hosted();
-    let one = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
-    let other = hosted.rendezvous.join(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let one = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = hosted.bootstrap.join(&hosted.id, vec![facts(1, 2)]).unwrap();
     let canceller = other.cancellers().remove(0);
     let preparing = Barrier::new(2);
     let aborted = Barrier::new(2);
@@ -60,7 +60,7 @@ fn peers_of_an_aborted_rank() {
 #[test]
 fn abort_of_one_rank_of_a_participant() {
     let hosted = hosted();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
     let canceller = participant.cancellers().remove(1);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
@@ -78,7 +78,7 @@ fn gone_before_all_are_there() {
     let hosted = hosted();
     let token = IdTag::decode(&hosted.id).unwrap().token;
     let report = [&greeting(token)[..], &FromRank::Report(Box::new(facts(1, 3))).encode()].concat();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3)]).unwrap();
     for cut in [0, 5, 24, 30, report.len() - 1] {
         hosted.connect().write_all(&report[..cut]).unwrap();
     }
@@ -90,7 +90,7 @@ fn gone_before_all_are_there() {
         let outcomes = waiting.join().unwrap();
         assert!(matches!(outcomes[0], Outcome::Failed(Failure::Lost { rank: 1 })), "{outcomes:?}");
     });
-    let late = join(&hosted.rendezvous, &hosted.id, facts(2, 3));
+    let late = join(&hosted.bootstrap, &hosted.id, facts(2, 3));
     assert!(matches!(late, Outcome::Failed(Failure::Lost { .. })), "{late:?}");
 }
 
@@ -98,7 +98,7 @@ fn gone_before_all_are_there() {
 #[test]
 fn host_is_lost() {
     let hosted = hosted();
-    let own = Rendezvous::start(Limits::default()).unwrap();
+    let own = Bootstrap::start(Limits::default()).unwrap();
     let reached = AtomicBool::new(false);
     let one = own.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     let other = own.join(&hosted.id, vec![facts(1, 2)]).unwrap();
@@ -115,7 +115,7 @@ fn host_is_lost() {
             })
         });
         prepared.wait();
-        drop(hosted.rendezvous);
+        drop(hosted.bootstrap);
         for outcomes in [confirmed.join().unwrap(), waiting.join().unwrap()] {
             assert!(matches!(outcomes[0], Outcome::Failed(Failure::HostLost)), "{outcomes:?}");
         }
@@ -127,7 +127,7 @@ fn host_is_lost() {
 #[test]
 fn host_ends_after_the_outcome() {
     let hosted = hosted();
-    let own = Rendezvous::start(Limits::default()).unwrap();
+    let own = Bootstrap::start(Limits::default()).unwrap();
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = open();
     let participant = own.join(&hosted.id, (0..3).map(|rank| facts(rank, 3)).collect()).unwrap();
@@ -135,15 +135,15 @@ fn host_ends_after_the_outcome() {
     while open() > before {
         thread::yield_now();
     }
-    drop(hosted.rendezvous);
+    drop(hosted.bootstrap);
     assert!(outcomes.iter().all(is_peer_group));
 }
 
-/// A rendezvous that ends under its ranks ends their wait.
+/// A bootstrap that ends under its ranks ends their wait.
 #[test]
 fn thread_ends() {
     let hosted = hosted();
-    let own = Rendezvous::start(Limits::default()).unwrap();
+    let own = Bootstrap::start(Limits::default()).unwrap();
     let participant = own.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
@@ -157,7 +157,7 @@ fn thread_ends() {
 #[test]
 fn descriptors_taken_away() {
     let hosted = hosted();
-    let own = Rendezvous::start(Limits::default()).unwrap();
+    let own = Bootstrap::start(Limits::default()).unwrap();
     let participant = own.join(&hosted.id, vec![facts(0, 3)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
@@ -174,7 +174,7 @@ fn descriptors_taken_away() {
         while !waiting.is_finished() {
             // Wakes both threads, which then wait for nothing that exists.
             let _ = own.join(&hosted.id, vec![facts(1, 3)]);
-            hosted.rendezvous.retire(&hosted.id);
+            hosted.bootstrap.retire(&hosted.id);
         }
         assert!(!is_peer_group(&waiting.join().unwrap()[0]));
     });

@@ -11,7 +11,7 @@ use windlass_bootstrap::id_tag::{self, Id, IdTag};
 use windlass_bootstrap::message::{FromRank, greeting};
 use windlass_bootstrap::negotiated::capability;
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{Limits, Outcome, Rendezvous, complete_all};
+use windlass_bootstrap::{Bootstrap, Limits, Outcome, complete_all};
 
 use crate::support::{Hosted, facts, hosted, id_of, is_peer_group, join, ready};
 
@@ -21,7 +21,7 @@ fn lazy_facts(rank: u32, ranks: u32) -> Facts {
 }
 
 fn bring(hosted: &Hosted, all: [Facts; 2]) -> Vec<Outcome> {
-    let participants = all.map(|facts| hosted.rendezvous.join(&hosted.id, vec![facts]).unwrap());
+    let participants = all.map(|facts| hosted.bootstrap.join(&hosted.id, vec![facts]).unwrap());
     complete_all(participants.into(), &ready).into_iter().flatten().collect()
 }
 
@@ -30,8 +30,8 @@ fn raw(hosted: &Hosted) -> Id {
     id_of(&hosted.root.local_addr().unwrap())
 }
 
-fn open(rendezvous: &Rendezvous) -> u64 {
-    rendezvous.counts().sessions_open.load(Ordering::Relaxed)
+fn open(bootstrap: &Bootstrap) -> u64 {
+    bootstrap.counts().sessions_open.load(Ordering::Relaxed)
 }
 
 /// Whoever hears the outcome finds the port closed and the id spare, once, as NCCL made it.
@@ -41,11 +41,11 @@ fn peer_group_of_lazy_communicators() {
     let hosted = hosted();
     let outcomes = bring(&hosted, [lazy_facts(0, 2), lazy_facts(1, 2)]);
     assert!(TcpStream::connect(hosted.address()).is_err());
-    assert_eq!(open(&hosted.rendezvous), 0);
-    assert_eq!(hosted.rendezvous.spare_id(), Some(raw(&hosted)));
-    assert_eq!(hosted.rendezvous.spare_id(), None);
-    assert_eq!(hosted.rendezvous.counts().ids_recycled.load(Ordering::Relaxed), 1);
-    let late = join(&hosted.rendezvous, &hosted.id, lazy_facts(1, 2));
+    assert_eq!(open(&hosted.bootstrap), 0);
+    assert_eq!(hosted.bootstrap.spare_id(), Some(raw(&hosted)));
+    assert_eq!(hosted.bootstrap.spare_id(), None);
+    assert_eq!(hosted.bootstrap.counts().ids_recycled.load(Ordering::Relaxed), 1);
+    let late = join(&hosted.bootstrap, &hosted.id, lazy_facts(1, 2));
     assert!(matches!(late, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{late:?}");
     assert!(outcomes.iter().all(is_peer_group));
     hosted.root.set_nonblocking(true).unwrap();
@@ -59,7 +59,7 @@ fn silent_connection_beside_lazy_communicators() {
     let mut silent = hosted.connect();
     assert!(bring(&hosted, [lazy_facts(0, 2), lazy_facts(1, 2)]).iter().all(is_peer_group));
     assert_eq!(silent.read(&mut [0; 8]).unwrap_or(0), 0);
-    assert_eq!(hosted.rendezvous.spare_id(), Some(raw(&hosted)));
+    assert_eq!(hosted.bootstrap.spare_id(), Some(raw(&hosted)));
 }
 
 /// If but one rank goes to NCCL now, the port serves and the id is no spare, also once NCCL has been there.
@@ -68,10 +68,10 @@ fn not_all_lazy() {
     for all in [[facts(0, 2), facts(1, 2)], [lazy_facts(0, 2), facts(1, 2)]] {
         let hosted = hosted();
         assert!(bring(&hosted, all).iter().all(is_peer_group));
-        assert_eq!((open(&hosted.rendezvous), hosted.rendezvous.spare_id()), (1, None));
+        assert_eq!((open(&hosted.bootstrap), hosted.bootstrap.spare_id()), (1, None));
         hosted.nccl_rank();
         hosted.nccl_rank();
-        assert_eq!((open(&hosted.rendezvous), hosted.rendezvous.spare_id()), (1, None));
+        assert_eq!((open(&hosted.bootstrap), hosted.bootstrap.spare_id()), (1, None));
     }
 }
 
@@ -81,7 +81,7 @@ fn on_nccl_after_all() {
     let refused = hosted();
     let participants = [0, 1].map(|rank| {
         let facts = lazy_facts(rank, 2);
-        refused.rendezvous.join(&refused.id, vec![facts]).unwrap()
+        refused.bootstrap.join(&refused.id, vec![facts]).unwrap()
     });
     let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
         [1] => Err("no room".into()),
@@ -90,7 +90,7 @@ fn on_nccl_after_all() {
     for outcome in outcomes.iter().flatten() {
         assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Refused { rank: 1, .. })), "{outcome:?}");
     }
-    assert_eq!((open(&refused.rendezvous), refused.rendezvous.spare_id()), (1, None));
+    assert_eq!((open(&refused.bootstrap), refused.bootstrap.spare_id()), (1, None));
     refused.nccl_rank();
 
     let relayed = hosted();
@@ -98,7 +98,7 @@ fn on_nccl_after_all() {
     for outcome in bring(&relayed, [lazy_facts(0, 2), lazy_facts(1, 2)]) {
         assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::NonWindlass)), "{outcome:?}");
     }
-    assert_eq!((open(&relayed.rendezvous), relayed.rendezvous.spare_id()), (1, None));
+    assert_eq!((open(&relayed.bootstrap), relayed.bootstrap.spare_id()), (1, None));
 }
 
 /// A session that fails says nothing of where its ranks go.
@@ -106,7 +106,7 @@ fn on_nccl_after_all() {
 fn failed_after_all() {
     let hosted = hosted();
     let participants =
-        [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![lazy_facts(rank, 2)]).unwrap());
+        [0, 1].map(|rank| hosted.bootstrap.join(&hosted.id, vec![lazy_facts(rank, 2)]).unwrap());
     let aborted = participants[1].cancellers().remove(0);
     let outcomes = complete_all(participants.into(), &|preparation| {
         if preparation.ranks == [1] {
@@ -115,7 +115,7 @@ fn failed_after_all() {
         Ok(())
     });
     assert!(matches!(outcomes[0][0], Outcome::Failed(Failure::Lost { rank: 1 })), "{outcomes:?}");
-    assert_eq!(hosted.rendezvous.spare_id(), None);
+    assert_eq!(hosted.bootstrap.spare_id(), None);
 }
 
 /// A rank that confirmed and dies before it reads the outcome goes nowhere: the id is spare, and its peer misses it.
@@ -126,31 +126,31 @@ fn outcome_unheard() {
     let mut dying = hosted.connect();
     let report = FromRank::Report(Box::new(lazy_facts(1, 2))).encode();
     dying.write_all(&[&greeting(token)[..], &report].concat()).unwrap();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![lazy_facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![lazy_facts(0, 2)]).unwrap();
     // The negotiated config is on its way: it may confirm.
     dying.read_exact(&mut [0]).unwrap();
     dying.write_all(&FromRank::Confirm.encode()).unwrap();
     let outcomes = participant.complete(ready);
     drop(dying);
     assert!(is_peer_group(&outcomes[0]));
-    assert_eq!(hosted.rendezvous.spare_id(), Some(raw(&hosted)));
+    assert_eq!(hosted.bootstrap.spare_id(), Some(raw(&hosted)));
 }
 
 /// An id whose root is gone is not given out; nor is more kept than there is room for.
 #[test]
 fn bounded_and_alive() {
-    let rendezvous = Rendezvous::start(Limits { spare_ids_max: 2, ..Limits::default() }).unwrap();
+    let bootstrap = Bootstrap::start(Limits { spare_ids_max: 2, ..Limits::default() }).unwrap();
     let roots: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let ids: Vec<Id> = roots.iter().map(|root| id_of(&root.local_addr().unwrap())).collect();
-    ids.iter().for_each(|id| rendezvous.return_id(*id));
-    assert_eq!(rendezvous.counts().ids_dropped.load(Ordering::Relaxed), 1);
+    ids.iter().for_each(|id| bootstrap.return_id(*id));
+    assert_eq!(bootstrap.counts().ids_dropped.load(Ordering::Relaxed), 1);
     let mut roots = roots.into_iter();
     let first = roots.next();
     // The second's.
     drop(roots.next());
-    assert_eq!(rendezvous.spare_id(), Some(ids[0]));
-    assert_eq!(rendezvous.spare_id(), None);
-    assert_eq!(rendezvous.counts().ids_recycled.load(Ordering::Relaxed), 1);
+    assert_eq!(bootstrap.spare_id(), Some(ids[0]));
+    assert_eq!(bootstrap.spare_id(), None);
+    assert_eq!(bootstrap.counts().ids_recycled.load(Ordering::Relaxed), 1);
     drop((first, roots));
 }
 
@@ -158,7 +158,7 @@ fn bounded_and_alive() {
 /// other descriptor, thread or session. Each has an id tag and a name of its own.
 #[test]
 fn a_thousand_inits() {
-    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+    let bootstrap = Bootstrap::start(Limits::default()).unwrap();
     let alive = || {
         let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
         (count("/proc/self/fd"), count("/proc/self/task"))
@@ -166,18 +166,18 @@ fn a_thousand_inits() {
     let before = alive();
     let (mut roots, mut tokens, mut comms) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
     let mut made = |number: usize| {
-        let made = rendezvous.spare_id().unwrap_or_else(|| {
+        let made = bootstrap.spare_id().unwrap_or_else(|| {
             roots.push(TcpListener::bind("127.0.0.1:0").unwrap());
             id_of(&roots[roots.len() - 1].local_addr().unwrap())
         });
-        let id = rendezvous.host(&made).unwrap();
+        let id = bootstrap.host(&made).unwrap();
         assert_eq!(id_tag::address(&made).unwrap().port(), IdTag::decode(&id).unwrap().root_port);
         assert!(tokens.insert(IdTag::decode(&id).unwrap().token));
-        let participant = rendezvous.join(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
+        let participant = bootstrap.join(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
         let outcomes = participant.complete(ready);
         let Outcome::PeerGroup(negotiated) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
         assert!(comms.insert(negotiated.comm));
-        assert_eq!(open(&rendezvous), 0);
+        assert_eq!(open(&bootstrap), 0);
     };
     (0..1000).for_each(&mut made);
     // Both ends of the last connections close after their ranks have left.
@@ -185,5 +185,5 @@ fn a_thousand_inits() {
         thread::yield_now();
     }
     assert_eq!(roots.len(), 1);
-    assert_eq!(rendezvous.counts().ids_recycled.load(Ordering::Relaxed), 999);
+    assert_eq!(bootstrap.counts().ids_recycled.load(Ordering::Relaxed), 999);
 }

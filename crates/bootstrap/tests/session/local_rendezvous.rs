@@ -9,10 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use windlass_bootstrap::children::{Invitation, child};
-use windlass_bootstrap::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};
+use windlass_bootstrap::local_rendezvous::{self, ANSWER_BYTES, RosterAnswer, RosterMessage};
 use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{Limits, LocalEntry, Outcome, Participant, Rendezvous, place};
+use windlass_bootstrap::{Bootstrap, Limits, LocalEntry, Outcome, Participant, place};
 
 use crate::support::{facts, is_peer_group, ready};
 
@@ -20,8 +20,8 @@ fn never() -> bool {
     false
 }
 
-fn rendezvous() -> Rendezvous {
-    Rendezvous::start(Limits::default()).unwrap()
+fn bootstrap() -> Bootstrap {
+    Bootstrap::start(Limits::default()).unwrap()
 }
 
 /// A name that no other test has.
@@ -32,7 +32,7 @@ fn name() -> Token {
 /// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the session.
 fn invited(name: Token, local_entry: &LocalEntry, ranks: u32) -> Invitation {
     match local_entry.ask(ranks, &never).unwrap() {
-        Answer::Complete { place, process_listener } => {
+        RosterAnswer::Complete { place, process_listener } => {
             Invitation { process_listener, call: name, child: child(name, 0), rank: place }
         }
         other => panic!("{other:?}"),
@@ -49,17 +49,17 @@ fn connect(name: Token) -> UnixStream {
 }
 
 /// Says something and hears the answer; none if the line is closed instead.
-fn asks(stream: &mut UnixStream, words: &[u8]) -> Option<Answer> {
+fn asks(stream: &mut UnixStream, words: &[u8]) -> Option<RosterAnswer> {
     stream.write_all(words).unwrap();
     let mut answer = [0; ANSWER_BYTES];
     stream.read_exact(&mut answer).ok()?;
-    Answer::decode(&answer)
+    RosterAnswer::decode(&answer)
 }
 
 /// Ranks of several processes, two of them of one, come at once, in any order, again and again: all find the same, and meet.
 #[test]
 fn complete() {
-    let (one, other) = (rendezvous(), rendezvous());
+    let (one, other) = (bootstrap(), bootstrap());
     let processes = [&one, &other, &one];
     // NCCL's own making.
     let barrier = Barrier::new(3);
@@ -86,14 +86,14 @@ fn complete() {
 /// Where others are elsewhere, or have no Windlass, all hear so at once.
 #[test]
 fn apart() {
-    let (one, other, name) = (rendezvous(), rendezvous(), name());
+    let (one, other, name) = (bootstrap(), bootstrap(), name());
     let (first, second) =
         (one.enter_local(name, 0, &never).unwrap(), other.enter_local(name, 1, &never).unwrap());
-    assert_eq!(second.ask(4, &never).unwrap(), Answer::Apart);
+    assert_eq!(second.ask(4, &never).unwrap(), RosterAnswer::Apart);
     // Who keeps the roster may go then.
     drop(second);
-    assert_eq!(first.ask(4, &never).unwrap(), Answer::Apart);
-    assert!(rendezvous().enter_local(name, 2, &never).is_err(), "it is closed");
+    assert_eq!(first.ask(4, &never).unwrap(), RosterAnswer::Apart);
+    assert!(bootstrap().enter_local(name, 2, &never).is_err(), "it is closed");
     drop(first);
     // The next is another.
     while other.enter_local(name, 2, &never).is_err() {}
@@ -104,17 +104,17 @@ fn apart() {
 #[test]
 fn goes_without_a_message() {
     for way in ["fails", "dies", "asks and dies"] {
-        let (process, name) = (rendezvous(), name());
+        let (process, name) = (bootstrap(), name());
         let local_entry = process.enter_local(name, 0, &never).unwrap();
         let mut dying = connect(name);
-        assert_eq!(asks(&mut dying, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
+        assert_eq!(asks(&mut dying, &local_rendezvous::greeting(name, 1)), Some(RosterAnswer::Entered));
         let participant = process.join_local(&invited(name, &local_entry, 2), facts(0, 2)).unwrap();
         match way {
-            "fails" => dying.write_all(&SplitMessage::Leave.encode()).unwrap(),
+            "fails" => dying.write_all(&RosterMessage::Leave.encode()).unwrap(),
             "dies" => {}
             _ => {
-                let answer = asks(&mut dying, &SplitMessage::Ask { ranks: 2 }.encode());
-                assert!(matches!(answer, Some(Answer::Complete { place: 1, .. })));
+                let answer = asks(&mut dying, &RosterMessage::Ask { ranks: 2 }.encode());
+                assert!(matches!(answer, Some(RosterAnswer::Complete { place: 1, .. })));
             }
         }
         drop(dying);
@@ -131,7 +131,7 @@ fn goes_without_a_message() {
 /// roster may go then.
 #[test]
 fn declines() {
-    let (keeper, other, late) = (rendezvous(), rendezvous(), rendezvous());
+    let (keeper, other, late) = (bootstrap(), bootstrap(), bootstrap());
     let name = name();
     let local_entry = [(&keeper, 0), (&other, 1), (&late, 2)]
         .map(|(one, rank)| one.enter_local(name, rank, &never).unwrap());
@@ -152,12 +152,12 @@ fn declines() {
 #[test]
 fn declines_unheard() {
     for _ in 0..50 {
-        let (process, name) = (rendezvous(), name());
+        let (process, name) = (bootstrap(), name());
         let local_entry = process.enter_local(name, 0, &never).unwrap();
         let mut gone = connect(name);
-        assert_eq!(asks(&mut gone, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
+        assert_eq!(asks(&mut gone, &local_rendezvous::greeting(name, 1)), Some(RosterAnswer::Entered));
         let participant = process.join_local(&invited(name, &local_entry, 2), facts(0, 2)).unwrap();
-        gone.write_all(&[SplitMessage::Ask { ranks: 2 }.encode(), SplitMessage::Decline.encode()].concat())
+        gone.write_all(&[RosterMessage::Ask { ranks: 2 }.encode(), RosterMessage::Decline.encode()].concat())
             .unwrap();
         drop(gone);
         let outcome = joined(participant);
@@ -168,7 +168,7 @@ fn declines_unheard() {
 /// Who keeps the roster was refused by NCCL and ends while the others meet: they have what NCCL gave them.
 #[test]
 fn keeper_is_none_of_them() {
-    let (keeper, other, late, name) = (rendezvous(), rendezvous(), rendezvous(), name());
+    let (keeper, other, late, name) = (bootstrap(), bootstrap(), bootstrap(), name());
     let refused = keeper.enter_local(name, 0, &never).unwrap();
     let (second, third) =
         (other.enter_local(name, 1, &never).unwrap(), late.enter_local(name, 2, &never).unwrap());
@@ -196,7 +196,7 @@ fn parent_ends() {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let enters =
-            scope.spawn(|| rendezvous().enter_local(name, 0, &|| ended.load(Ordering::Relaxed)).is_err());
+            scope.spawn(|| bootstrap().enter_local(name, 0, &|| ended.load(Ordering::Relaxed)).is_err());
         let connected = silent.accept().unwrap();
         ended.store(true, Ordering::Relaxed);
         assert!(enters.join().unwrap());
@@ -207,7 +207,7 @@ fn parent_ends() {
 /// The process that keeps the roster ends: who has not heard its answer goes without one.
 #[test]
 fn keeper_ends() {
-    let (keeper, other, name) = (rendezvous(), rendezvous(), name());
+    let (keeper, other, name) = (bootstrap(), bootstrap(), name());
     let first = keeper.enter_local(name, 0, &never).unwrap();
     let second = other.enter_local(name, 1, &never).unwrap();
     drop(keeper);
@@ -219,36 +219,36 @@ fn keeper_ends() {
 /// notices.
 #[test]
 fn unknown_connections() {
-    let (process, name) = (rendezvous(), name());
+    let (process, name) = (bootstrap(), name());
     let first = process.enter_local(name, 0, &never).unwrap();
     assert_eq!(asks(&mut connect(name), &local_rendezvous::greeting(place::random().unwrap(), 1)), None);
     let silent = connect(name);
     let mut garbled = connect(name);
-    assert_eq!(asks(&mut garbled, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
+    assert_eq!(asks(&mut garbled, &local_rendezvous::greeting(name, 1)), Some(RosterAnswer::Entered));
     assert_eq!(asks(&mut garbled, &[9; 5]), None);
     let mut all: Vec<UnixStream> = (1..RANKS_MAX as u32)
         .map(|rank| {
             let mut one = connect(name);
-            assert_eq!(asks(&mut one, &local_rendezvous::greeting(name, rank)), Some(Answer::Entered));
+            assert_eq!(asks(&mut one, &local_rendezvous::greeting(name, rank)), Some(RosterAnswer::Entered));
             one
         })
         .collect();
     // In pieces, and two words at once.
-    let ask = SplitMessage::Ask { ranks: RANKS_MAX as u32 }.encode();
+    let ask = RosterMessage::Ask { ranks: RANKS_MAX as u32 }.encode();
     let one = all.first_mut().unwrap();
     one.write_all(&ask[..2]).unwrap();
     assert!(matches!(
-        asks(one, &[&ask[2..], &SplitMessage::Leave.encode()].concat()),
-        Some(Answer::Complete { place: 1, .. })
+        asks(one, &[&ask[2..], &RosterMessage::Leave.encode()].concat()),
+        Some(RosterAnswer::Complete { place: 1, .. })
     ));
-    assert!(matches!(first.ask(RANKS_MAX as u32, &never), Ok(Answer::Complete { place: 0, .. })));
+    assert!(matches!(first.ask(RANKS_MAX as u32, &never), Ok(RosterAnswer::Complete { place: 0, .. })));
     drop(silent);
 }
 
 /// The last goes while others come: whoever comes enters, there or in the next.
 #[test]
 fn last_goes_while_others_come() {
-    let processes = [rendezvous(), rendezvous()];
+    let processes = [bootstrap(), bootstrap()];
     let name = name();
     let entered = AtomicU32::new(0);
     thread::scope(|scope| {

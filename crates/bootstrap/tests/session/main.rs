@@ -1,4 +1,4 @@
-//! The rendezvous over real sockets and processes, and its agreement under random orders and deaths.
+//! The bootstrap over real sockets and processes, and its agreement under random orders and deaths.
 
 mod agreement;
 mod children;

@@ -9,9 +9,9 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags};
 use windlass_bootstrap::id_tag::Id;
-use windlass_bootstrap::local_rendezvous::{self, Answer};
+use windlass_bootstrap::local_rendezvous::{self, RosterAnswer};
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{Limits, Outcome, Preparation, Rendezvous, place};
+use windlass_bootstrap::{Bootstrap, Limits, Outcome, Preparation, place};
 
 use crate::descriptors::swap_names;
 use crate::support::{Hosted, MAGIC, facts, hosted, id_of, is_peer_group, join, ready, real_facts};
@@ -114,8 +114,8 @@ fn part() {
     if part == "nccl-ranks" {
         return nccl_ranks(&id, ranks);
     }
-    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
-    if crate::rounds::plays(&part, &rendezvous, rank, ranks, &id) {
+    let bootstrap = Bootstrap::start(Limits::default()).unwrap();
+    if crate::rounds::plays(&part, &bootstrap, rank, ranks, &id) {
         return;
     }
     let prepare = |preparation: &Preparation<'_>| -> Result<(), String> {
@@ -136,7 +136,7 @@ fn part() {
         say("waiting");
         await_message();
     }
-    let participant = rendezvous.join(&id, vec![report]).unwrap();
+    let participant = bootstrap.join(&id, vec![report]).unwrap();
     let outcomes = participant.complete(prepare);
     match &outcomes[0] {
         Outcome::PeerGroup(negotiated) => say(&format!("peer group {:x}", negotiated.hash())),
@@ -163,7 +163,7 @@ fn nccl_ranks(id: &Id, ranks: u32) {
 fn peer_group_of_processes() {
     let hosted = hosted();
     let mut others: Vec<Played> = (1..4).map(|rank| play(&[], "swap", rank, 4, &hosted.id)).collect();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 4)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![real_facts(0, 4)]).unwrap();
     let outcomes = participant.complete(swap_names);
     let Outcome::PeerGroup(negotiated) = &outcomes[0] else { panic!("{outcomes:?}") };
     for other in &mut others {
@@ -182,7 +182,7 @@ fn death_before_the_outcome() {
     // While it prepares.
     let hosted = hosted();
     let dying = play(&[], "die-preparing", 1, 2, &hosted.id);
-    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    let outcome = join(&hosted.bootstrap, &hosted.id, facts(0, 2));
     assert!(lost(&outcome, 1), "{outcome:?}");
     drop(dying);
 
@@ -190,7 +190,7 @@ fn death_before_the_outcome() {
     let hosted = crate::support::hosted();
     let mut slow = play(&[], "prepare-slowly", 0, 3, &hosted.id);
     let mut confirmed = play(&[], "join", 1, 3, &hosted.id);
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(2, 3)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(2, 3)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         assert_eq!(slow.says(), "preparing");
@@ -209,7 +209,7 @@ fn death_while_descriptors_pass() {
         let hosted = hosted();
         let dying = play(&[], "die-preparing", 1, 3, &hosted.id);
         let mut other = play(&[], "swap-lying", 2, 3, &hosted.id);
-        let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+        let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3)]).unwrap();
         let outcome = participant.complete(swap_names).remove(0);
         assert!(matches!(outcome, Outcome::Failed(Failure::Lost { rank: 1 })), "{outcome:?}");
         assert_eq!(other.says(), "failed a rank left before the outcome was known, rank 1");
@@ -221,7 +221,7 @@ fn death_while_descriptors_pass() {
 #[test]
 fn late_process() {
     let hosted = hosted();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         let mut late = play(&[], "join", 1, 2, &hosted.id);
@@ -236,7 +236,7 @@ fn no_descriptors_left() {
     let hosted = hosted();
     let mut ranks = [0, 1, 2].map(|rank| play(&[], "when-told", rank, 3, &hosted.id));
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.says(), "waiting"));
-    let starved = &hosted.rendezvous.counts().starved;
+    let starved = &hosted.bootstrap.counts().starved;
     let all = take_descriptors(&hosted);
     ranks.iter_mut().for_each(Played::go_on);
     while starved.load(Ordering::Relaxed) < 3 {
@@ -252,14 +252,14 @@ fn no_descriptors_left() {
 fn no_descriptors_left_beside_a_relay() {
     let hosted = hosted();
     let other_root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let other = hosted.rendezvous.host(&id_of(&other_root.local_addr().unwrap())).unwrap();
+    let other = hosted.bootstrap.host(&id_of(&other_root.local_addr().unwrap())).unwrap();
     let mut slow =
         std::net::TcpStream::connect(windlass_bootstrap::id_tag::address(&other).unwrap()).unwrap();
     slow.write_all(&MAGIC).unwrap();
     let mut at_root = other_root.accept().unwrap().0;
     let mut ranks = [0, 1].map(|rank| play(&[], "when-told", rank, 2, &hosted.id));
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.says(), "waiting"));
-    let starved = &hosted.rendezvous.counts().starved;
+    let starved = &hosted.bootstrap.counts().starved;
     let all = take_descriptors(&hosted);
     ranks.iter_mut().for_each(Played::go_on);
     while starved.load(Ordering::Relaxed) == 0 {
@@ -287,7 +287,7 @@ fn take_descriptors(hosted: &Hosted) -> Vec<std::net::TcpListener> {
 #[test]
 fn no_descriptors_left_at_a_local_rendezvous() {
     let (hosted, name) = (hosted(), place::random().unwrap());
-    let first = hosted.rendezvous.enter_local(name, 0, &|| false).unwrap();
+    let first = hosted.bootstrap.enter_local(name, 0, &|| false).unwrap();
     let socket = UnixStream::pair().unwrap();
     let all = take_descriptors(&hosted);
     // One, for the side that connects.
@@ -295,7 +295,7 @@ fn no_descriptors_left_at_a_local_rendezvous() {
     let address = local_rendezvous::address(name).unwrap();
     let address = SocketAddr::from_abstract_name(address.abstract_name().unwrap()).unwrap();
     let mut late = UnixStream::connect_addr(&address).unwrap();
-    let starved = &hosted.rendezvous.counts().starved;
+    let starved = &hosted.bootstrap.counts().starved;
     while starved.load(Ordering::Relaxed) < 3 {
         thread::yield_now();
     }
@@ -304,7 +304,7 @@ fn no_descriptors_left_at_a_local_rendezvous() {
     late.write_all(&local_rendezvous::greeting(name, 1)).unwrap();
     let mut answer = [0; local_rendezvous::ANSWER_BYTES];
     late.read_exact(&mut answer).unwrap();
-    assert_eq!(Answer::decode(&answer), Some(Answer::Entered));
+    assert_eq!(RosterAnswer::decode(&answer), Some(RosterAnswer::Entered));
     drop(first);
 }
 
@@ -315,7 +315,7 @@ fn no_descriptors_left_to_relay() {
     let hosted = hosted();
     let mut ranks = play(&[], "nccl-ranks", 0, 4, &hosted.id);
     assert_eq!(ranks.says(), "waiting");
-    let counts = hosted.rendezvous.counts();
+    let counts = hosted.bootstrap.counts();
     let all = take_descriptors(&hosted);
     ranks.go_on();
     assert_eq!(ranks.says(), "gone");
@@ -354,7 +354,7 @@ fn process_id_namespace() {
     }
     let hosted = hosted();
     let mut apart = play(&["unshare", "-rpf"], "swap", 1, 2, &hosted.id);
-    let outcome = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
+    let outcome = hosted.bootstrap.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
     assert!(is_peer_group(&outcome[0]), "{outcome:?}");
     assert!(apart.says().starts_with("peer group"));
     // Its pidfd came from there, and tells its end here.
@@ -406,34 +406,34 @@ impl Drop for Apart {
 fn network_namespace() {
     let Some((apart, ours)) = Apart::new() else { return };
     let session = || {
-        let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+        let bootstrap = Bootstrap::start(Limits::default()).unwrap();
         let root = std::net::TcpListener::bind((ours, 0)).unwrap();
         let mut id = id_of(&root.local_addr().unwrap());
         id[12..16].copy_from_slice(&ours.octets());
-        let id = rendezvous.host(&id).unwrap();
-        Hosted { rendezvous, root, id }
+        let id = bootstrap.host(&id).unwrap();
+        Hosted { bootstrap, root, id }
     };
     let before = ["ip", "netns", "exec", &apart.0];
     let hosted = session();
     let mut other = play(&before, "swap", 1, 2, &hosted.id);
-    let outcome = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
+    let outcome = hosted.bootstrap.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
     assert!(matches!(outcome[0], Outcome::OnNccl(FallbackReason::OtherNetwork { .. })), "{outcome:?}");
     assert!(other.says().starts_with("on NCCL: ranks are in different network namespaces"));
 
     let hosted = session();
     let mut other = play(&before, "swap-lying", 1, 2, &hosted.id);
-    let outcome = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap().complete(swap_names);
+    let outcome = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap().complete(swap_names);
     let Outcome::OnNccl(FallbackReason::Refused { words, .. }) = &outcome[0] else { panic!("{outcome:?}") };
     assert!(words.contains("cannot be reached") || words.contains("has ended"), "{words}");
     assert!(other.says().starts_with("on NCCL: a rank could not prepare"));
 }
 
-/// A child forked from a process with sessions and without communicators closes what is ours and nothing else, and has a rendezvous of
+/// A child forked from a process with sessions and without communicators closes what is ours and nothing else, and has a bootstrap of
 /// its own; the parent's peers see the parent's end.
 #[test]
 fn forked_child() {
     let hosted = hosted();
-    let own = Rendezvous::start(Limits::default()).unwrap();
+    let own = Bootstrap::start(Limits::default()).unwrap();
     let outcomes = own.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap().complete(ready);
     assert!(outcomes.iter().all(is_peer_group));
     let of_parent = std::ptr::from_ref(windlass_bootstrap::process().unwrap()).addr();

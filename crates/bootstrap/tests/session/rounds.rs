@@ -12,7 +12,7 @@ use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::message::{FromHost, FromRank};
 use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
 use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
-use windlass_bootstrap::{Inquiry, Limits, Rendezvous};
+use windlass_bootstrap::{Bootstrap, Inquiry, Limits};
 
 use crate::children::{address, kill, pidfd_of, process};
 use crate::processes::{Played, await_message, play, say};
@@ -21,8 +21,8 @@ use crate::support::{facts, is_peer_group, ready};
 const PARENT: Token = Token([9; 16]);
 type Answer = Result<Table, Failure>;
 
-fn rendezvous() -> Rendezvous {
-    Rendezvous::start(Limits::default()).unwrap()
+fn bootstrap() -> Bootstrap {
+    Bootstrap::start(Limits::default()).unwrap()
 }
 
 fn pair(color: i32, key: i32) -> SplitMessage {
@@ -31,13 +31,13 @@ fn pair(color: i32, key: i32) -> SplitMessage {
 
 /// A round of a parent of so many ranks, whose rank 0 is in the host's process.
 struct Round<'a> {
-    host: &'a Rendezvous,
+    host: &'a Bootstrap,
     call: Token,
     ranks: u32,
 }
 
 impl Round<'_> {
-    fn of(host: &Rendezvous, count: u32, ranks: u32) -> Round<'_> {
+    fn of(host: &Bootstrap, count: u32, ranks: u32) -> Round<'_> {
         Round { host, call: Making::Split { count }.name(PARENT), ranks }
     }
 
@@ -51,7 +51,7 @@ impl Round<'_> {
         self.host.await_ranks(name, (1 << self.ranks) - 1, Vec::new());
     }
 
-    fn say(&self, from: &Rendezvous, rank: u32, message: SplitMessage) -> Inquiry {
+    fn say(&self, from: &Bootstrap, rank: u32, message: SplitMessage) -> Inquiry {
         from.ask_round(&self.invites(rank), rank, self.ranks, message)
     }
 
@@ -84,7 +84,7 @@ fn wait_all(inquiries: Vec<Inquiry>) -> Vec<Answer> {
 /// the same process listener.
 #[test]
 fn all_hear_the_same() {
-    let (host, other) = (rendezvous(), rendezvous());
+    let (host, other) = (bootstrap(), bootstrap());
     let round = Round::of(&host, 0, 5);
     let none = SplitMessage { color: None, key: 0, vote: LazyVote::No, parent: Parent::Built };
     let mut inquiries = vec![
@@ -101,7 +101,7 @@ fn all_hear_the_same() {
 
     host.await_ranks(child(round.call, 8), 0b101, Vec::new());
     host.await_ranks(child(round.call, 7), 0b10010, Vec::new());
-    let meet = |from: &Rendezvous, parent_rank: u32, color: i32| {
+    let meet = |from: &Bootstrap, parent_rank: u32, color: i32| {
         let Course::Lazy { rank, ranks, others: Others::Nothing } = expected.course(parent_rank) else {
             panic!("{:?}", expected.course(parent_rank))
         };
@@ -120,7 +120,7 @@ fn all_hear_the_same() {
 /// Many rounds at once, of several calls and parents, their messages mixed.
 #[test]
 fn many_at_once() {
-    let hosts = [rendezvous(), rendezvous()];
+    let hosts = [bootstrap(), bootstrap()];
     let rounds: Vec<Round> = (0..40).map(|count| Round::of(&hosts[count % 2], count as u32, 3)).collect();
     rounds.iter().for_each(Round::begin);
     let mut inquiries: Vec<Vec<Inquiry>> = rounds.iter().map(|_| Vec::new()).collect();
@@ -141,7 +141,7 @@ fn many_at_once() {
 /// A rank that cannot wait only says so: all others hear that NCCL makes all. Its process' thread may end behind it.
 #[test]
 fn one_cannot_wait() {
-    let (host, own) = (rendezvous(), rendezvous());
+    let (host, own) = (bootstrap(), bootstrap());
     let round = Round::of(&host, 0, 3);
     round.begin();
     own.go_to_nccl(&round.invites(2), 2, 3, Parent::Built);
@@ -162,7 +162,7 @@ fn one_cannot_wait() {
 /// that dies after its message is none of the round's business.
 #[test]
 fn dies_before_its_message() {
-    let host = rendezvous();
+    let host = bootstrap();
     let round = Round::of(&host, 0, 4);
     let ((dying, pidfd), (spoken, of_spoken)) = (process(), process());
     let name = round.invites(0).to_round().child;
@@ -192,7 +192,7 @@ fn dies_before_its_message() {
 /// A rank that leaves between its greeting and its message will not say it, whether the host's rank has come or not.
 #[test]
 fn leaves_before_its_message() {
-    let host = rendezvous();
+    let host = bootstrap();
     for count in 0..2 {
         let round = Round::of(&host, count, 2);
         if count == 0 {
@@ -207,7 +207,7 @@ fn leaves_before_its_message() {
 /// Another thread ends a wait: it returns at once. Its message stands if it has gone out, and else nobody waits for it.
 #[test]
 fn aborted() {
-    let (host, own) = (rendezvous(), rendezvous());
+    let (host, own) = (bootstrap(), bootstrap());
     for count in 0..50 {
         let round = Round::of(&host, count, 2);
         round.begin();
@@ -232,7 +232,7 @@ fn aborted() {
 /// The host ends while ranks wait, or before they come.
 #[test]
 fn host_is_gone() {
-    let (host, own) = (rendezvous(), rendezvous());
+    let (host, own) = (bootstrap(), bootstrap());
     let round = Round::of(&host, 0, 2);
     let waiting = round.say(&own, 1, pair(0, 0));
     let invitation = round.invites(1);
@@ -248,7 +248,7 @@ fn host_is_gone() {
 /// What no rank says ends the round for all at once, and an unknown connection harms nobody.
 #[test]
 fn nonsense() {
-    let host = rendezvous();
+    let host = bootstrap();
     let answer = |count: u32, messages: &dyn Fn(&Round) -> Vec<u8>| {
         let round = Round::of(&host, count, 3);
         round.begin();
@@ -300,7 +300,7 @@ fn unreadable_host() {
     let name = windlass_bootstrap::children::address(process_listener).unwrap();
     let name = std::os::unix::net::SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap();
     let listener = std::os::unix::net::UnixListener::bind_addr(&name).unwrap();
-    let own = rendezvous();
+    let own = bootstrap();
     let call = Making::Split { count: 0 }.name(PARENT);
     let too_many = Table::new(vec![pair(0, 0); RANKS_MAX + 1]);
     for answer in [FromHost::Stop.encode(), FromHost::Table(too_many).encode(), vec![0xff; 64]] {
@@ -316,7 +316,7 @@ fn unreadable_host() {
 #[test]
 fn nothing_is_left() {
     let (host, other) =
-        (Rendezvous::start(Limits { calls_max: 2, ..Limits::default() }).unwrap(), rendezvous());
+        (Bootstrap::start(Limits { calls_max: 2, ..Limits::default() }).unwrap(), bootstrap());
     let before = ours::open();
     for count in 0..20 {
         let round = Round::of(&host, count, 3);
@@ -340,7 +340,7 @@ fn nothing_is_left() {
 /// Rounds that are never completed are bounded: the oldest are forgotten, but never one in which somebody waits.
 #[test]
 fn too_many_rounds() {
-    let host = Rendezvous::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
+    let host = Bootstrap::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
     let round = Round::of(&host, 0, 2);
     let mut waiting = round.connect();
     waiting.write_all(&round.messages(0, 2, pair(0, 0))).unwrap();
@@ -364,7 +364,7 @@ fn too_many_rounds() {
     }
     assert_eq!(silent.read(&mut [0]).unwrap_or(0), 0);
     // Connections that say nothing in one are bounded, too.
-    let host = Rendezvous::start(Limits { present_max: 4, ..Limits::default() }).unwrap();
+    let host = Bootstrap::start(Limits { present_max: 4, ..Limits::default() }).unwrap();
     let round = Round::of(&host, 0, 2);
     let silent: Vec<UnixStream> = (0..5)
         .map(|_| {
@@ -382,7 +382,7 @@ fn too_many_rounds() {
 }
 
 /// A process of these tests. In the id's place: the process listener, if another process hosts.
-pub fn plays(part: &str, own: &Rendezvous, rank: u32, ranks: u32, id: &Id) -> bool {
+pub fn plays(part: &str, own: &Bootstrap, rank: u32, ranks: u32, id: &Id) -> bool {
     let process_listener = Token(*id.first_chunk().unwrap());
     let call = Making::Split { count: 0 }.name(PARENT);
     let invitation = Invitation { process_listener, call, child: NOBODY, rank };
@@ -422,7 +422,7 @@ fn plays_in(round: &Round, part: &str, rank: u32) -> Played {
 /// others wait for.
 #[test]
 fn processes() {
-    let host = rendezvous();
+    let host = bootstrap();
     let round = Round::of(&host, 0, 4);
     let begin = |players: &[(u32, &Played)]| {
         let lives = players.iter().map(|(rank, player)| (*rank, pidfd_of(player.id()))).collect();
@@ -452,7 +452,7 @@ fn processes() {
 /// The process that hosts is killed while ranks wait.
 #[test]
 fn host_process_is_killed() {
-    let own = rendezvous();
+    let own = bootstrap();
     let mut host = play(&[], "hosts-rounds", 0, 3, &[0; 128]);
     let hex = host.says();
     let mut process_listener = [0; 16];

@@ -7,11 +7,11 @@ use std::thread;
 use windlass_bootstrap::facts::Facts;
 use windlass_bootstrap::negotiated::{NegotiatedConfig, capability};
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{Limits, Outcome, Rendezvous, complete_all, id_tag};
+use windlass_bootstrap::{Bootstrap, Limits, Outcome, complete_all, id_tag};
 
 use crate::support::{facts, hosted, id_of, is_peer_group, join, ready, real_facts};
 
-/// 2 to 8 ranks on threads of their own, with a process's rendezvous each: one peer group, one negotiated config.
+/// 2 to 8 ranks on threads of their own, with a process's bootstrap each: one peer group, one negotiated config.
 #[test]
 fn threads() {
     for ranks in 2..=8 {
@@ -20,9 +20,9 @@ fn threads() {
             let rank = |rank| {
                 let id = &hosted.id;
                 scope.spawn(move || {
-                    let own = Rendezvous::start(Limits::default()).unwrap();
+                    let own = Bootstrap::start(Limits::default()).unwrap();
                     let outcome = join(&own, id, real_facts(rank, ranks));
-                    // The others' outcomes may be on their way; this rank's place ends with its rendezvous.
+                    // The others' outcomes may be on their way; this rank's place ends with its bootstrap.
                     (outcome, own)
                 })
             };
@@ -41,7 +41,7 @@ fn threads() {
         let negotiated = NegotiatedConfig::decode(&negotiated_configs[0]).unwrap();
         assert_eq!(negotiated.members.len(), ranks as usize);
         assert_eq!(negotiated.descriptor_sockets().len(), ranks as usize);
-        assert_eq!(hosted.rendezvous.counts().peer_groups.load(Ordering::Relaxed), 1);
+        assert_eq!(hosted.bootstrap.counts().peer_groups.load(Ordering::Relaxed), 1);
     }
 }
 
@@ -51,7 +51,7 @@ fn one_thread() {
     let hosted = hosted();
     let prepared = AtomicUsize::new(0);
     let participant =
-        hosted.rendezvous.join(&hosted.id, (0..8).map(|rank| real_facts(rank, 8)).collect()).unwrap();
+        hosted.bootstrap.join(&hosted.id, (0..8).map(|rank| real_facts(rank, 8)).collect()).unwrap();
     let outcomes = complete_all(vec![participant], &|preparation| {
         prepared.fetch_add(1, Ordering::Relaxed);
         assert_eq!(preparation.ranks, [0, 1, 2, 3, 4, 5, 6, 7]);
@@ -68,10 +68,10 @@ fn one_thread() {
 fn groups_in_opposite_order() {
     let hosted = hosted();
     let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let other_id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+    let other_id = hosted.bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
     let both_prepare = [Barrier::new(2), Barrier::new(2)];
     let bring = |rank: u32, ids: [&id_tag::Id; 2]| {
-        let participants = ids.map(|id| hosted.rendezvous.join(id, vec![facts(rank, 2)]).unwrap());
+        let participants = ids.map(|id| hosted.bootstrap.join(id, vec![facts(rank, 2)]).unwrap());
         complete_all(participants.into(), &|preparation| {
             let first = preparation.token == id_tag::IdTag::decode(&hosted.id).unwrap().token;
             both_prepare[usize::from(first)].wait();
@@ -99,11 +99,11 @@ fn internet_protocol_6() {
     id[8..10].copy_from_slice(&10u16.to_ne_bytes());
     id[10..12].copy_from_slice(&root.local_addr().unwrap().port().to_be_bytes());
     id[31] = 1;
-    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
-    let id = rendezvous.host(&id).unwrap();
-    let participant = rendezvous.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let bootstrap = Bootstrap::start(Limits::default()).unwrap();
+    let id = bootstrap.host(&id).unwrap();
+    let participant = bootstrap.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     assert!(participant.complete(ready).iter().all(is_peer_group));
-    let hosted = crate::support::Hosted { rendezvous, root, id };
+    let hosted = crate::support::Hosted { bootstrap, root, id };
     hosted.nccl_rank();
 }
 
@@ -111,7 +111,7 @@ fn internet_protocol_6() {
 #[test]
 fn late_rank() {
     let hosted = hosted();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
     let settled = Barrier::new(2);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
@@ -121,11 +121,11 @@ fn late_rank() {
         settled.wait();
         // A whole other session goes by on the same thread meanwhile.
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
-        let two = hosted.rendezvous.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        let id = hosted.bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        let two = hosted.bootstrap.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
         assert!(two.complete(ready).iter().all(is_peer_group));
         assert!(!waiting.is_finished());
-        assert!(is_peer_group(&join(&hosted.rendezvous, &hosted.id, facts(2, 3))));
+        assert!(is_peer_group(&join(&hosted.bootstrap, &hosted.id, facts(2, 3))));
         assert!(waiting.join().unwrap().iter().all(is_peer_group));
     });
 }
@@ -134,14 +134,14 @@ fn late_rank() {
 #[test]
 fn rank_without_windlass() {
     let hosted = hosted();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         hosted.nccl_rank();
         let outcomes = waiting.join().unwrap();
         assert!(matches!(outcomes[0], Outcome::OnNccl(FallbackReason::NonWindlass)), "{outcomes:?}");
     });
-    let late = join(&hosted.rendezvous, &hosted.id, facts(1, 3));
+    let late = join(&hosted.bootstrap, &hosted.id, facts(1, 3));
     assert!(matches!(late, Outcome::OnNccl(FallbackReason::NonWindlass)), "{late:?}");
 }
 
@@ -149,12 +149,12 @@ fn rank_without_windlass() {
 #[test]
 fn real_communicator_after_the_outcome() {
     let hosted = hosted();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     let outcomes = participant.complete(ready);
     assert!(outcomes.iter().all(is_peer_group));
     hosted.nccl_rank();
     hosted.nccl_rank();
-    let counts = hosted.rendezvous.counts();
+    let counts = hosted.bootstrap.counts();
     assert_eq!(counts.sessions_open.load(Ordering::Relaxed), 1);
     drop(hosted.root);
     while counts.sessions_open.load(Ordering::Relaxed) != 0 {
@@ -168,7 +168,7 @@ fn real_communicator_after_the_outcome() {
 #[test]
 fn refusal() {
     let hosted = hosted();
-    let participants = [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let participants = [0, 1].map(|rank| hosted.bootstrap.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
     let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
         [1] => Err("a chunk of 2 MiB did not map ".repeat(20)),
         _ => Ok(()),
@@ -185,7 +185,7 @@ fn refusal() {
 #[test]
 fn stop_ends_preparing() {
     let hosted = hosted();
-    let participants = [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let participants = [0, 1].map(|rank| hosted.bootstrap.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
     let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
         [0] => Err("no room".into()),
         _ => {
@@ -214,8 +214,8 @@ fn conflicts() {
         let hosted = hosted();
         let mut second = facts(1, 4);
         change(&mut second);
-        let first = hosted.rendezvous.join(&hosted.id, vec![facts(0, 4)]).unwrap();
-        let second = hosted.rendezvous.join(&hosted.id, vec![second]).unwrap();
+        let first = hosted.bootstrap.join(&hosted.id, vec![facts(0, 4)]).unwrap();
+        let second = hosted.bootstrap.join(&hosted.id, vec![second]).unwrap();
         for outcome in [first.complete(ready), second.complete(ready)].iter().flatten() {
             let Outcome::OnNccl(reason) = outcome else { panic!("{outcome:?}") };
             // Which of two reports came first is up to the network.
@@ -233,7 +233,7 @@ fn negotiated_of_unlike_ranks() {
     (first.ctas_max, second.ctas_max) = (16, 8);
     second.capabilities |= 12;
     second.member.attachment = b"a region at 4096".to_vec();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
     for outcome in participant.complete(ready) {
         let Outcome::PeerGroup(negotiated) = outcome else { panic!("{outcome:?}") };
         assert_eq!(
@@ -248,11 +248,11 @@ fn negotiated_of_unlike_ranks() {
 #[test]
 fn unreachable_host() {
     let hosted = hosted();
-    hosted.rendezvous.retire(&hosted.id);
-    while hosted.rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
+    hosted.bootstrap.retire(&hosted.id);
+    while hosted.bootstrap.counts().sessions_open.load(Ordering::Relaxed) != 0 {
         thread::yield_now();
     }
-    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    let outcome = join(&hosted.bootstrap, &hosted.id, facts(0, 2));
     assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{outcome:?}");
 }
 
@@ -260,11 +260,11 @@ fn unreachable_host() {
 #[test]
 fn retired_while_waiting() {
     let hosted = hosted();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         while !waiting.is_finished() {
-            hosted.rendezvous.retire(&hosted.id);
+            hosted.bootstrap.retire(&hosted.id);
             thread::yield_now();
         }
         let outcomes = waiting.join().unwrap();
@@ -282,15 +282,15 @@ fn retired_while_waiting() {
 fn recycled_id() {
     let hosted = hosted();
     let meet = |id: &id_tag::Id| {
-        let participant = hosted.rendezvous.join(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        let participant = hosted.bootstrap.join(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
         participant.complete(ready).into_iter().map(|outcome| match outcome {
             Outcome::PeerGroup(negotiated) => negotiated.comm,
             other => panic!("{other:?}"),
         })
     };
     let first: Vec<_> = meet(&hosted.id).collect();
-    let again = hosted.rendezvous.host(&id_tag::without_id_tag(&hosted.id).unwrap()).unwrap();
-    hosted.rendezvous.retire(&hosted.id);
+    let again = hosted.bootstrap.host(&id_tag::without_id_tag(&hosted.id).unwrap()).unwrap();
+    hosted.bootstrap.retire(&hosted.id);
     let (old, new) = (id_tag::IdTag::decode(&hosted.id).unwrap(), id_tag::IdTag::decode(&again).unwrap());
     assert_ne!(old.token, new.token);
     assert_eq!(old.root_port, new.root_port);
@@ -301,27 +301,27 @@ fn recycled_id() {
 /// 200 sessions leave no descriptor and no thread.
 #[test]
 fn two_hundred_sessions() {
-    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+    let bootstrap = Bootstrap::start(Limits::default()).unwrap();
     let alive = || {
         let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
         (count("/proc/self/fd"), count("/proc/self/task"))
     };
     let meet = |number: usize| {
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
-        let participant = rendezvous.join(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
+        let id = bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        let participant = bootstrap.join(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
         assert!(participant.complete(ready).iter().all(is_peer_group), "session {number}");
-        rendezvous.retire(&id);
+        bootstrap.retire(&id);
     };
     let settle = || {
-        while rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
+        while bootstrap.counts().sessions_open.load(Ordering::Relaxed) != 0 {
             thread::yield_now();
         }
         // All commands before this one's have been done, those of the last members among them.
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
-        rendezvous.retire(&id);
-        while rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
+        let id = bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        bootstrap.retire(&id);
+        while bootstrap.counts().sessions_open.load(Ordering::Relaxed) != 0 {
             thread::yield_now();
         }
     };
@@ -340,17 +340,17 @@ fn two_hundred_sessions() {
 /// Too many open sessions: the id stays NCCL's own, and is counted. Ids whose root is gone make room again.
 #[test]
 fn limit_of_sessions() {
-    let rendezvous = Rendezvous::start(Limits { sessions_max: 3, ..Limits::default() }).unwrap();
+    let bootstrap = Bootstrap::start(Limits { sessions_max: 3, ..Limits::default() }).unwrap();
     let mut roots: Vec<_> = (0..4).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses: Vec<_> = roots.iter().map(|root| root.local_addr().unwrap()).collect();
-    let counts = rendezvous.counts();
+    let counts = bootstrap.counts();
     for address in &addresses[..3] {
-        rendezvous.host(&id_of(address)).unwrap();
+        bootstrap.host(&id_of(address)).unwrap();
     }
-    assert!(rendezvous.host(&id_of(&addresses[3])).is_err());
+    assert!(bootstrap.host(&id_of(&addresses[3])).is_err());
     assert_eq!(counts.sessions_refused.load(Ordering::Relaxed), 1);
     roots.drain(..2);
-    while rendezvous.host(&id_of(&addresses[3])).is_err() {
+    while bootstrap.host(&id_of(&addresses[3])).is_err() {
         thread::yield_now();
     }
 }

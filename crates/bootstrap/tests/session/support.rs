@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use windlass_bootstrap::facts::{Facts, Place};
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::{Device, Member, Token, Version, capability};
-use windlass_bootstrap::{Limits, Outcome, Preparation, Rendezvous, place};
+use windlass_bootstrap::{Bootstrap, Limits, Outcome, Preparation, place};
 
 pub const MAGIC: [u8; 8] = *b"\xa7ncclid\x01";
 
@@ -60,7 +60,7 @@ pub fn id_of(root: &SocketAddr) -> Id {
 
 /// A session with NCCL's root behind it, which the test plays.
 pub struct Hosted {
-    pub rendezvous: Rendezvous,
+    pub bootstrap: Bootstrap,
     pub root: TcpListener,
     pub id: Id,
 }
@@ -70,10 +70,10 @@ pub fn hosted() -> Hosted {
 }
 
 pub fn hosted_with(limits: Limits) -> Hosted {
-    let rendezvous = Rendezvous::start(limits).unwrap();
+    let bootstrap = Bootstrap::start(limits).unwrap();
     let root = TcpListener::bind("127.0.0.1:0").unwrap();
-    let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
-    Hosted { rendezvous, root, id }
+    let id = bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
+    Hosted { bootstrap, root, id }
 }
 
 impl Hosted {
@@ -105,8 +105,8 @@ pub fn ready(_: &Preparation<'_>) -> Result<(), String> {
 }
 
 /// Brings one rank and waits for its outcome.
-pub fn join(rendezvous: &Rendezvous, id: &Id, facts: Facts) -> Outcome {
-    rendezvous.join(id, vec![facts]).unwrap().complete(ready).remove(0)
+pub fn join(bootstrap: &Bootstrap, id: &Id, facts: Facts) -> Outcome {
+    bootstrap.join(id, vec![facts]).unwrap().complete(ready).remove(0)
 }
 
 pub fn is_peer_group(outcome: &Outcome) -> bool {

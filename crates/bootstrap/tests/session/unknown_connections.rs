@@ -51,7 +51,7 @@ fn relay_is_exact() {
         send_and_shut(&at_root, &back);
         assert!(read.join().unwrap() == back);
     });
-    let counts = hosted.rendezvous.counts();
+    let counts = hosted.bootstrap.counts();
     while counts.relayed_bytes.load(Ordering::Relaxed) == 0 {
         thread::yield_now();
     }
@@ -110,7 +110,7 @@ fn root_is_gone() {
     (&client).write_all(&MAGIC).unwrap();
     let mut byte = [0];
     assert!(matches!((&client).read(&mut byte), Ok(0) | Err(_)));
-    let late = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    let late = join(&hosted.bootstrap, &hosted.id, facts(0, 2));
     assert!(matches!(late, Outcome::OnNccl(FallbackReason::NonWindlass)), "{late:?}");
 }
 
@@ -131,7 +131,7 @@ fn silent_and_stray() {
     stray.write_all(&greeting(Token([9; 16]))).unwrap();
     assert_eq!(stray.read(&mut [0; 8]).unwrap_or(0), 0);
     drop(hosted.connect());
-    let counts = hosted.rendezvous.counts();
+    let counts = hosted.bootstrap.counts();
     while counts.turned_away.load(Ordering::Relaxed) < 100 + 4 + 1 + 1 - 16 {
         thread::yield_now();
     }
@@ -139,7 +139,7 @@ fn silent_and_stray() {
     for mut stream in &silent[..silent.len() - 16] {
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
     }
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     assert!(participant.complete(ready).iter().all(is_peer_group));
     assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
     drop((silent, half));
@@ -174,12 +174,12 @@ fn scanners_change_nothing() {
         rustix::net::sockopt::set_socket_linger(&reset, Some(Duration::ZERO)).unwrap();
     };
     visit();
-    let first = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let first = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     visit();
-    let second = hosted.rendezvous.join(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let second = hosted.bootstrap.join(&hosted.id, vec![facts(1, 2)]).unwrap();
     let outcomes = complete_all(vec![first, second], &ready);
     assert!(outcomes.iter().flatten().all(is_peer_group), "{outcomes:?}");
-    let counts = hosted.rendezvous.counts();
+    let counts = hosted.bootstrap.counts();
     while counts.turned_away.load(Ordering::Relaxed) < 2 * (said.len() as u64 + 1) {
         thread::yield_now();
     }
@@ -190,7 +190,7 @@ fn scanners_change_nothing() {
 #[test]
 fn magic_in_pieces() {
     let hosted = hosted();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     let mut rank = hosted.connect();
     rank.set_nodelay(true).unwrap();
     for byte in MAGIC {
@@ -225,8 +225,8 @@ fn oversized_and_unreadable() {
         stream.write_all(message).unwrap();
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "{message:?}");
     }
-    assert_eq!(hosted.rendezvous.counts().unreadable.load(Ordering::Relaxed), bad.len() as u64);
-    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    assert_eq!(hosted.bootstrap.counts().unreadable.load(Ordering::Relaxed), bad.len() as u64);
+    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     assert!(participant.complete(ready).iter().all(is_peer_group));
 }
 
@@ -234,7 +234,7 @@ fn oversized_and_unreadable() {
 #[test]
 fn limit_of_relays() {
     let hosted = hosted_with(Limits { relays_max: 2, ..Limits::default() });
-    let relays = &hosted.rendezvous.counts().relays;
+    let relays = &hosted.bootstrap.counts().relays;
     let clients: Vec<TcpStream> = (0..20).map(|_| hosted.connect()).collect();
     thread::scope(|scope| {
         for client in &clients {
@@ -258,10 +258,10 @@ fn limit_of_relays() {
 #[test]
 fn limit_of_relays_is_a_roots_own() {
     let hosted = hosted_with(Limits { relays_max: 1, relays_of_all_max: 2, ..Limits::default() });
-    let counts = hosted.rendezvous.counts();
+    let counts = hosted.bootstrap.counts();
     let another = || {
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        let id = hosted.bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
         (root, windlass_bootstrap::id_tag::address(&id).unwrap())
     };
     let come = |to: &std::net::SocketAddr| {
@@ -290,13 +290,13 @@ fn limit_of_relays_is_a_roots_own() {
 fn disagreement() {
     let hosted = hosted();
     let participants =
-        [facts(0, 3), facts(1, 2)].map(|facts| hosted.rendezvous.join(&hosted.id, vec![facts]).unwrap());
+        [facts(0, 3), facts(1, 2)].map(|facts| hosted.bootstrap.join(&hosted.id, vec![facts]).unwrap());
     for outcome in complete_all(participants.into(), &ready).iter().flatten() {
         assert!(matches!(outcome, Outcome::Failed(Failure::Mismatch { .. })), "{outcome:?}");
     }
     let hosted = crate::support::hosted();
     let participants =
-        [facts(1, 3), facts(1, 3)].map(|facts| hosted.rendezvous.join(&hosted.id, vec![facts]).unwrap());
+        [facts(1, 3), facts(1, 3)].map(|facts| hosted.bootstrap.join(&hosted.id, vec![facts]).unwrap());
     for outcome in complete_all(participants.into(), &ready).iter().flatten() {
         assert!(matches!(outcome, Outcome::Failed(Failure::Duplicate { rank: 1 })), "{outcome:?}");
     }
@@ -309,7 +309,7 @@ fn newer_nccl_may_say_anything() {
     let hosted = hosted();
     let mut unknown = hosted.connect();
     unknown.write_all(&[9; 200]).unwrap();
-    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    let outcome = join(&hosted.bootstrap, &hosted.id, facts(0, 2));
     assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::NonWindlass)), "{outcome:?}");
     let (mut at_root, _) = hosted.root.accept().unwrap();
     let mut bytes = [0; 200];

@@ -4,7 +4,7 @@ use crate::peers;
 use windlass_bootstrap::agreement::{Agreement, ConnectionId, Event};
 use windlass_bootstrap::colors::Table;
 use windlass_bootstrap::id_tag::{self, Id, IdTag};
-use windlass_bootstrap::local_rendezvous::{self, Course, Roster};
+use windlass_bootstrap::local_rendezvous::{self, Roster, RosterCourse};
 use windlass_bootstrap::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
@@ -228,16 +228,16 @@ pub(super) fn rosters(input: &[u8]) {
             }
             way @ 4..8 => {
                 let message =
-                    local_rendezvous::SplitMessage::decode(choices.bytes(local_rendezvous::MESSAGE_BYTES));
+                    local_rendezvous::RosterMessage::decode(choices.bytes(local_rendezvous::MESSAGE_BYTES));
                 match message {
-                    Some(local_rendezvous::SplitMessage::Ask { ranks }) if way < 7 => match roster
+                    Some(local_rendezvous::RosterMessage::Ask { ranks }) if way < 7 => match roster
                         .ask(key, ranks)
                     {
-                        Some(Course::Meet { place, expected }) => {
+                        Some(RosterCourse::Meet { place, expected }) => {
                             assert!((place as usize) < RANKS_MAX);
                             assert!(expected.is_none_or(|places| places >> RANKS_MAX == 0 && places >> place & 1 == 1));
                         }
-                        Some(Course::Apart) | None => {}
+                        Some(RosterCourse::Apart) | None => {}
                     },
                     message => {
                         let missing = roster.left(key, message);
@@ -246,9 +246,10 @@ pub(super) fn rosters(input: &[u8]) {
                 }
             }
             _ => {
-                let answer = local_rendezvous::Answer::decode(choices.bytes(local_rendezvous::ANSWER_BYTES));
+                let answer =
+                    local_rendezvous::RosterAnswer::decode(choices.bytes(local_rendezvous::ANSWER_BYTES));
                 answer.into_iter().for_each(|answer| {
-                    assert_eq!(local_rendezvous::Answer::decode(&answer.encode()), Some(answer))
+                    assert_eq!(local_rendezvous::RosterAnswer::decode(&answer.encode()), Some(answer))
                 });
             }
         }

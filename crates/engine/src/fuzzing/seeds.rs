@@ -128,13 +128,13 @@ pub(super) fn rounds() -> Vec<Vec<u8>> {
 
 pub(super) fn rosters() -> Vec<Vec<u8>> {
     let enter = |key: u8| vec![key, key, 0, 0, 0];
-    let say = |what: u8, message: local_rendezvous::SplitMessage| [vec![what], message.encode()].concat();
-    let ask = local_rendezvous::SplitMessage::Ask { ranks: 2 };
-    let answer = local_rendezvous::Answer::Complete { place: 1, process_listener: TOKEN }.encode();
+    let say = |what: u8, message: local_rendezvous::RosterMessage| [vec![what], message.encode()].concat();
+    let ask = local_rendezvous::RosterMessage::Ask { ranks: 2 };
+    let answer = local_rendezvous::RosterAnswer::Complete { place: 1, process_listener: TOKEN }.encode();
     vec![
-        [enter(1), enter(2), say(65, ask), say(66, ask), say(113, local_rendezvous::SplitMessage::Leave)]
+        [enter(1), enter(2), say(65, ask), say(66, ask), say(113, local_rendezvous::RosterMessage::Leave)]
             .concat(),
-        [enter(1), enter(2), say(65, ask), say(114, local_rendezvous::SplitMessage::Decline)].concat(),
+        [enter(1), enter(2), say(65, ask), say(114, local_rendezvous::RosterMessage::Decline)].concat(),
         [vec![128], answer].concat(),
     ]
 }

@@ -3,7 +3,7 @@
 use crate::peers::setup::hosting::rendezvous;
 use windlass_bootstrap::children::Invitation;
 use windlass_bootstrap::negotiated::Token;
-use windlass_bootstrap::{LocalEntry, Rendezvous, local_rendezvous};
+use windlass_bootstrap::{Bootstrap, LocalEntry, local_rendezvous};
 
 use super::lineage::Lineage;
 
@@ -23,7 +23,7 @@ pub(super) enum SessionPlace {
 /// same call, for a while: who has not entered by then has no peer group, nor have the others.
 pub(super) fn enter(lineage: &Lineage, child: Option<Token>) -> SessionPlace {
     let Some(child) = child else { return SessionPlace::Nowhere };
-    let enter = |rendezvous: &Rendezvous| {
+    let enter = |rendezvous: &Bootstrap| {
         rendezvous.enter_local(local_rendezvous::name(child), lineage.rank, &|| lineage.has_ended())
     };
     let entered = rendezvous().and_then(enter);

@@ -8,7 +8,7 @@ use crate::peers::setup::request::{self, Laziness};
 use crate::peers::shutdown::closing::settle;
 use windlass_bootstrap::children::{Invitation, child};
 use windlass_bootstrap::colors::{Course, LazyVote, Parent, SplitMessage};
-use windlass_bootstrap::local_rendezvous::{self, Answer};
+use windlass_bootstrap::local_rendezvous::{self, RosterAnswer};
 use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
 use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
 
@@ -229,7 +229,7 @@ impl ChildInit {
             SessionPlace::AtRoster(Err(words)) => Err(unreachable(words.clone())),
             SessionPlace::AtRoster(Ok(local_entry)) => {
                 match local_entry.ask(ranks, &|| self.lineage.has_ended()) {
-                    Ok(Answer::Complete { place, process_listener }) => {
+                    Ok(RosterAnswer::Complete { place, process_listener }) => {
                         let call = local_rendezvous::name(self.child());
                         Ok(Invitation { process_listener, call, child: child(call, 0), rank: place })
                     }

@@ -31,6 +31,6 @@ pub fn spare_id() -> Option<Id> {
 }
 
 /// The rendezvous of this process.
-pub(in crate::peers) fn rendezvous() -> std::io::Result<&'static windlass_bootstrap::Rendezvous> {
+pub(in crate::peers) fn rendezvous() -> std::io::Result<&'static windlass_bootstrap::Bootstrap> {
     windlass_bootstrap::process()
 }
