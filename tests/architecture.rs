@@ -175,7 +175,7 @@ fn arrows_point_down() {
 }
 
 /// The most files that name each other in a circle, in each crate. To be lowered only; three is the aim.
-const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 3), ("bootstrap", 9), ("transport", 2), ("engine", 3)];
+const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 3), ("bootstrap", 0), ("transport", 2), ("engine", 3)];
 
 /// No circle of files grows.
 #[test]
@@ -336,7 +336,7 @@ fn type_names_become_unique() {
 /// Files of more lines than this, without their tests, and functions of more: how many there are. To be lowered only.
 const FILE_LINES_MAX: usize = 450;
 const FUNCTION_LINES_MAX: usize = 60;
-const LONG: (usize, usize) = (3, 6);
+const LONG: (usize, usize) = (2, 6);
 
 /// Files and functions stay short.
 #[test]

@@ -11,7 +11,7 @@ use rustix::net::{
 
 use super::message::{Front, front};
 use super::poll::Watched;
-use windlass_base::descriptor::Ours;
+use windlass_base::descriptor::{self, Ours};
 
 /// Whether the other side may still say something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -262,6 +262,11 @@ pub(crate) fn is_lack(error: Errno) -> bool {
         Errno::AGAIN,
     ];
     LACKS.contains(&error)
+}
+
+/// Whether there are so many descriptors, and one more for NCCL's root.
+pub(crate) fn free_for_root(ours: usize) -> rustix::io::Result<()> {
+    if descriptor::are_free(ours + 1) { Ok(()) } else { Err(Errno::MFILE) }
 }
 
 /// How a connect ended.

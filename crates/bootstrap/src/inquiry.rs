@@ -2,23 +2,36 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::canceller::Canceller;
 use super::colors::Table;
+use super::commands::{Command, Reporting, Shared};
 use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
-use super::reactor::{Command, Reporting, Shared};
-use super::waiter::{Canceller, Need, Waiter};
+use super::waiter::{Need, Waiter};
 
 /// What the background thread and the waiting caller share.
 #[derive(Debug, Default)]
-pub struct Hearing {
+struct Hearing {
     /// Held for a store; no lock is taken while it is held.
     answer: Mutex<Option<Result<Table, Failure>>>,
     changed: Condvar,
 }
 
 impl Hearing {
-    pub(super) fn heard(&self, message: FromHost) -> Need {
-        self.end(match message {
+    /// The first answer stays.
+    fn answer(&self, answer: Result<Table, Failure>) {
+        self.lock().get_or_insert(answer);
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Result<Table, Failure>>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiter for Hearing {
+    fn heard(&self, message: FromHost) -> Need {
+        self.answer(match message {
             FromHost::Table(table) => Ok(table),
             FromHost::Outcome(SessionOutcome::Failed(failure)) => Err(failure),
             _ => Err(Failure::Unreadable),
@@ -26,18 +39,24 @@ impl Hearing {
         Need::Nothing
     }
 
-    /// The first answer stays.
-    pub(super) fn end(&self, answer: Result<Table, Failure>) {
-        self.lock().get_or_insert(answer);
-        self.changed.notify_all();
+    fn lost(&self, failure: Failure) {
+        self.answer(Err(failure));
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    fn end(&self, outcome: SessionOutcome) {
+        self.answer(Err(match outcome {
+            SessionOutcome::Failed(failure) => failure,
+            // There is no round at a port.
+            _ => Failure::HostLost,
+        }));
+    }
+
+    fn declines_elsewhere(&self) -> bool {
+        false
+    }
+
+    fn is_over(&self) -> bool {
         self.lock().is_some()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Table, Failure>>> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -56,16 +75,12 @@ impl Inquiry {
 
     /// For the background thread.
     pub(super) fn reporting(&self, words: Vec<u8>) -> Reporting {
-        Reporting { key: self.key, waiter: self.waiter(), words }
-    }
-
-    fn waiter(&self) -> Waiter {
-        Waiter::Round(self.hearing.clone())
+        Reporting { key: self.key, waiter: self.hearing.clone(), words }
     }
 
     /// What ends the wait.
     pub fn canceller(&self) -> Canceller {
-        Canceller::new(self.waiter(), self.key, self.shared.clone())
+        Canceller::new(self.hearing.clone(), self.key, self.shared.clone())
     }
 
     /// Waits until all have spoken or one cannot any more: as long as it takes, on the caller's thread.

@@ -59,8 +59,10 @@
 
 pub mod agreement;
 pub mod arrivals;
+mod canceller;
 pub mod children;
 pub mod colors;
+mod commands;
 mod connection;
 pub mod counts;
 pub mod decision;
@@ -68,6 +70,7 @@ pub mod descriptors;
 pub mod facts;
 pub mod id_tag;
 pub mod inquiry;
+mod limits;
 mod local_entry;
 pub mod local_rendezvous;
 pub mod message;
@@ -77,12 +80,13 @@ pub mod participant;
 pub mod participation;
 pub mod place;
 pub mod poll;
+mod process_listener;
 mod reactor;
 mod relay;
 pub mod request_socket;
 pub mod round;
 mod spare;
-pub mod waiter;
+mod waiter;
 
 use std::io;
 use std::sync::Arc;
@@ -95,6 +99,7 @@ use rustix::io::Errno;
 use crate::negotiated::{Token, Version};
 use children::Invitation;
 use colors::{LazyVote, Parent, SplitMessage};
+use commands::{Command, Expected, Host, NewSession, Shared};
 use counts::Counts;
 use descriptors::DescriptorSocket;
 use facts::Facts;
@@ -102,58 +107,22 @@ use id_tag::{Id, IdTag};
 use message::FromRank;
 use outcome::SessionOutcome;
 use participation::WithoutHost;
-use reactor::{Command, Expected, Host, NewSession, ProcessListener, Reactor, Shared};
+use process_listener::ProcessListener;
+use reactor::Reactor;
 use windlass_base::config::config;
 use windlass_base::descriptor::{self, Ours};
 use windlass_base::process::{self, fork_local::ForkLocal};
 use windlass_base::thread;
 
+pub use canceller::Canceller;
 pub use inquiry::Inquiry;
+pub use limits::Limits;
 pub use local_entry::LocalEntry;
 pub use participant::{Outcome, Participant, Preparation, complete_all};
-pub use waiter::Canceller;
 
 /// How long descriptors are waited for that a rank needs before it can report, and how often it tries.
 const WANTED_WITHIN: Duration = Duration::from_secs(2);
 const WANTED_EVERY: Duration = Duration::from_millis(10);
-
-/// What bounds the bootstrap of a process.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Ids whose sessions are open at once.
-    pub sessions_max: usize,
-    /// Calls that make communicators from others, whose ranks have not all been at our process listener; of more, the oldest one is
-    /// forgotten for which nobody waits. A rank whose program gives a call up would be waited for as long as it lives.
-    pub calls_max: usize,
-    /// Ids kept that nobody uses. One that is dropped costs NCCL as much as one that is kept: room for many.
-    pub spare_ids_max: usize,
-    /// Connections that are relayed at once to one of NCCL's roots, which serves one at a time; more wait. Each takes two
-    /// descriptors where NCCL alone takes one, and NCCL's root ends where none is left for it.
-    pub relays_max: usize,
-    /// The same to all roots of this process.
-    pub relays_of_all_max: usize,
-    /// Connections of one session that have not said who they are; more push the oldest out.
-    pub newcomers_max: usize,
-    /// Ranks' connections of one session, with those that come again.
-    pub present_max: usize,
-    /// Connections taken before others get a turn. So many may be taken that are one too many to be relayed.
-    pub accepts_per_turn: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            sessions_max: 1024,
-            calls_max: 1024,
-            spare_ids_max: 1024,
-            relays_max: 16,
-            relays_of_all_max: 64,
-            newcomers_max: 128,
-            present_max: 64,
-            accepts_per_turn: 8,
-        }
-    }
-}
 
 /// The bootstrap of a process: its background thread and all sessions in which it takes part.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use rustix::net::{self, RecvFlags, SendFlags};
 use crate::negotiated::Token;
 use windlass_base::descriptor::Ours;
 
+use super::commands::{Command, Shared};
 use super::connection;
 use super::local_rendezvous::{self, ANSWER_BYTES, RosterAnswer, RosterMessage};
-use super::reactor::{Command, Shared};
 
 /// How long a rank tries to enter. It goes without a peer group then: as long as it has not entered nobody counts on it.
 const ENTERS_WITHIN: Duration = Duration::from_secs(3);

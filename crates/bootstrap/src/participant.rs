@@ -7,18 +7,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::negotiated::{NegotiatedConfig, Token};
 use windlass_base::thread;
 
+use super::canceller::Canceller;
+use super::commands::{Command, Reporting, Shared};
 use super::descriptors::DescriptorSocket;
 use super::facts::Facts;
 use super::message::{FromHost, FromRank};
 use super::outcome::{Failure, FallbackReason, SessionOutcome, bounded};
 use super::participation::{Participation, Stage, Turn, WithoutHost, Worth};
 use super::poll::Flag;
-use super::reactor::{Command, Reporting, Shared};
-use super::waiter::{Canceller, Need, Waiter};
+use super::waiter::{Need, Waiter};
 
 /// What the background thread and the waiting caller share of a participant.
 #[derive(Debug)]
-pub struct Ranks {
+struct Ranks {
     /// Where each rank stands. Held for a few stores; comes after no other lock, and none after it.
     standing: Mutex<Vec<Participation>>,
     changed: Condvar,
@@ -55,25 +56,34 @@ impl Ranks {
         self.changed.notify_all();
         if over { Need::Nothing } else { Need::Connection }
     }
+}
 
-    pub(super) fn heard(&self, index: usize, message: FromHost) -> Need {
-        self.change(index, |participation| participation.heard(message))
+/// One of these ranks, by its place among them.
+#[derive(Debug)]
+struct OneRank {
+    ranks: Arc<Ranks>,
+    index: usize,
+}
+
+impl Waiter for OneRank {
+    fn heard(&self, message: FromHost) -> Need {
+        self.ranks.change(self.index, |participation| participation.heard(message))
     }
 
-    pub(super) fn lost(&self, index: usize, failure: Failure) {
-        self.change(index, |participation| participation.lost(failure));
+    fn lost(&self, failure: Failure) {
+        self.ranks.change(self.index, |participation| participation.lost(failure));
     }
 
-    pub(super) fn end(&self, index: usize, outcome: SessionOutcome) {
-        self.change(index, |participation| participation.end(outcome));
+    fn end(&self, outcome: SessionOutcome) {
+        self.ranks.change(self.index, |participation| participation.end(outcome));
     }
 
-    pub(super) fn without_host(&self, index: usize) -> WithoutHost {
-        self.lock()[index].without_host()
+    fn declines_elsewhere(&self) -> bool {
+        self.ranks.lock()[self.index].without_host() == WithoutHost::GoesToNccl
     }
 
-    pub(super) fn is_over(&self, index: usize) -> bool {
-        self.lock()[index].is_over()
+    fn is_over(&self) -> bool {
+        self.ranks.lock()[self.index].is_over()
     }
 }
 
@@ -153,16 +163,19 @@ impl Participant {
         let report = |(index, participation): (usize, &Participation)| {
             let mut words = greeting.to_vec();
             words.extend(FromRank::Report(Box::new(participation.facts().clone())).encode());
-            Reporting { key: self.keys[index], waiter: Waiter::Rank(self.ranks.clone(), index), words }
+            Reporting { key: self.keys[index], waiter: self.waiter(index), words }
         };
         standing.iter().enumerate().map(report).collect()
     }
 
+    fn waiter(&self, index: usize) -> Arc<dyn Waiter> {
+        Arc::new(OneRank { ranks: self.ranks.clone(), index })
+    }
+
     /// One a rank, in the order in which they were brought.
     pub fn cancellers(&self) -> Vec<Canceller> {
-        let canceller = |(index, key): (usize, &u64)| {
-            Canceller::new(Waiter::Rank(self.ranks.clone(), index), *key, self.shared.clone())
-        };
+        let canceller =
+            |(index, key): (usize, &u64)| Canceller::new(self.waiter(index), *key, self.shared.clone());
         self.keys.iter().enumerate().map(canceller).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Fixed binary forms: little-endian numbers and counted bytes, each with its limit. What does not fit exactly is no
 //! message.
 
-use super::Token;
+use super::token::Token;
 
 /// Puts values behind each other.
 #[derive(Debug, Default)]

@@ -1,0 +1,29 @@
+//! What ends a rank's wait from another thread.
+
+use std::sync::Arc;
+
+use super::commands::{Command, Shared};
+use super::outcome::{Failure, SessionOutcome};
+use super::waiter::Waiter;
+
+/// Ends a rank's wait from another thread.
+#[derive(Clone, Debug)]
+pub struct Canceller {
+    waiter: Arc<dyn Waiter>,
+    key: u64,
+    shared: Arc<Shared>,
+}
+
+impl Canceller {
+    pub(super) fn new(waiter: Arc<dyn Waiter>, key: u64, shared: Arc<Shared>) -> Canceller {
+        Canceller { waiter, key, shared }
+    }
+
+    /// The rank fails with [`Failure::Aborted`] at once, unless its session is over; its peers hear that it left.
+    pub fn abort(&self) {
+        self.waiter.end(SessionOutcome::Failed(Failure::Aborted));
+        if self.waiter.is_over() {
+            self.shared.send(Command::Leave(self.key));
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The calls whose sessions and rounds are at the process listener of this process: who comes for them, and who never will.
+
+use std::collections::{HashMap, VecDeque};
+
+use rustix::event::epoll::EventFlags;
+
+use super::hosting::Sessions;
+use super::rounds::Rounds;
+use super::session::Session;
+use super::sockets::{Endpoint, Sockets};
+use crate::agreement::{ConnectionId, Event};
+use crate::arrivals::Arrivals;
+use crate::children::{self, GREETING_BYTES, Invitation, Visitor};
+use crate::commands::Expected;
+use crate::connection::{Connection, Line};
+use crate::counts::Counts;
+use crate::message::FromRank;
+use crate::negotiated::Token;
+use crate::outcome::{Failure, SessionOutcome};
+
+/// Who has come for which call, and who is on the way.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// Rounds before calls, and the order in which they came.
+    arrivals: HashMap<Token, Arrivals>,
+    order: VecDeque<Token>,
+    rounds: Rounds,
+    /// Connections that have not said for what they come, the oldest first.
+    visitors: VecDeque<u64>,
+}
+
+impl Calls {
+    pub(super) fn accept_visitors(&mut self, sockets: &mut Sockets, process_listener: u64) {
+        for _ in 0..sockets.limits.accepts_per_turn {
+            let Some(watched) = sockets.next_visitor(process_listener) else { return };
+            let key = watched.key();
+            sockets.endpoints.insert(key, Endpoint::Visitor(Connection::new(watched)));
+            self.visitors.push_back(key);
+            if self.visitors.len() > sockets.limits.newcomers_max
+                && let Some(oldest) = self.visitors.pop_front()
+            {
+                // It has been silent for longest; nothing honest connects in order to say nothing.
+                sockets.endpoints.remove(&oldest);
+                Counts::up(&sockets.shared.counts.turned_away);
+            }
+        }
+    }
+
+    pub(super) fn visitor(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
+        let process_listener = sockets.process_listener;
+        let Some(Endpoint::Visitor(connection)) = sockets.endpoints.get_mut(&key) else { return };
+        let line = connection.fill(GREETING_BYTES);
+        let visitor = children::identify(&connection.input, process_listener);
+        if visitor == Visitor::Unclear && line == Line::Open {
+            return;
+        }
+        let Some(Endpoint::Visitor(connection)) = sockets.endpoints.remove(&key) else { return };
+        self.visitors.retain(|visitor| *visitor != key);
+        match visitor {
+            Visitor::Invited(invitation) => self.welcome(sockets, sessions, connection, invitation),
+            _ => Counts::up(&sockets.shared.counts.turned_away),
+        }
+    }
+
+    fn welcome(
+        &mut self,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        mut connection: Connection,
+        invitation: Invitation,
+    ) {
+        let Invitation { call, child, rank, .. } = invitation;
+        if child == children::round(call) {
+            return self.enter_round(sockets, sessions, connection, child, rank);
+        }
+        let key = connection.watched.key();
+        if !self.arrivals(sockets, sessions, call).comes_for(child) {
+            return Counts::up(&sockets.shared.counts.turned_away);
+        }
+        if sessions.of_call(call, child).enter(key, rank, sockets.limits.present_max).is_none() {
+            Counts::up(&sockets.shared.counts.turned_away);
+            self.arrivals(sockets, sessions, call).died(rank);
+            return self.look_at(sockets, sessions, call);
+        }
+        connection.input.clear();
+        sockets.endpoints.insert(key, Endpoint::Present(connection, child));
+        self.present(sockets, sessions, key, child);
+    }
+
+    /// A rank's connection has something. With its first message in a session of a call, or its end without one, it has arrived.
+    pub(super) fn present(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64, token: Token) {
+        let Some(heard) = sessions.hear(sockets, key, token) else { return };
+        if let Some((call, rank, line)) = heard.arrived {
+            let arrivals = self.arrivals(sockets, sessions, call);
+            match line {
+                Line::Open => arrivals.spoke(rank),
+                Line::Closed => arrivals.died(rank),
+            }
+            self.look_at(sockets, sessions, call);
+        }
+        sessions.leave_if_closed(sockets, key, token, heard);
+    }
+
+    fn enter_round(
+        &mut self,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        connection: Connection,
+        name: Token,
+        rank: u32,
+    ) {
+        let key = connection.watched.key();
+        self.arrivals(sockets, sessions, name);
+        if !self.rounds.enter(sockets, connection, name, rank) {
+            self.arrivals(sockets, sessions, name).died(rank);
+            return self.look_at(sockets, sessions, name);
+        }
+        self.in_round(sockets, sessions, key);
+    }
+
+    /// The connection of a rank in a round has something.
+    pub(super) fn in_round(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
+        let Some(heard) = self.rounds.hear(sockets, key) else { return };
+        let (name, rank) = (heard.name, heard.rank);
+        for message in heard.messages {
+            if self.rounds.has(name) {
+                self.arrivals(sockets, sessions, name).spoke(rank);
+                self.rounds.said(sockets, key, name, rank, message);
+            }
+        }
+        if heard.line == Line::Closed {
+            self.rounds.left(sockets, key, name);
+            // Without a message it will never send one; with one, it has.
+            self.arrivals.get_mut(&name).into_iter().for_each(|arrivals| arrivals.died(rank));
+        }
+        self.look_at(sockets, sessions, name);
+    }
+
+    fn arrivals(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token) -> &mut Arrivals {
+        if !self.arrivals.contains_key(&call) {
+            self.make_room(sockets, sessions);
+            self.order.push_back(call);
+        }
+        self.arrivals.entry(call).or_default()
+    }
+
+    fn make_room(&mut self, sockets: &mut Sockets, sessions: &mut Sessions) {
+        if self.arrivals.len() < sockets.limits.calls_max {
+            return;
+        }
+        let awaited = |call: &&Token| {
+            let child = self.arrivals.get(*call).and_then(Arrivals::child);
+            let session = child.and_then(|child| sessions.get(child));
+            session.is_some_and(|session| !session.is_left()) || self.rounds.is_awaited(**call)
+        };
+        let oldest = self.order.iter().find(|call| !awaited(call)).copied();
+        if let Some(oldest) = oldest {
+            log::warn!("bootstrap forgets call {oldest:?}, for which nobody waits: there are too many");
+            Counts::up(&sockets.shared.counts.calls_forgotten);
+            self.forget(sockets, sessions, oldest);
+        }
+    }
+
+    /// Whether it is known and not over.
+    pub(super) fn has(&self, call: Token) -> bool {
+        self.arrivals.contains_key(&call)
+    }
+
+    /// The host's own rank makes the call: from now on the others are known, and those that die are seen.
+    pub(super) fn await_ranks(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, expected: Expected) {
+        let Expected { call, ranks, lives } = expected;
+        self.arrivals(sockets, sessions, call).await_ranks(ranks);
+        for (rank, life) in lives {
+            let mut watched = sockets.poll.watch(life);
+            match watched.want(EventFlags::IN) {
+                Ok(()) => {
+                    let key = watched.key();
+                    let life = Endpoint::Life { call, rank, _pidfd: watched };
+                    drop(sockets.endpoints.insert(key, life))
+                }
+                Err(error) => log::warn!("bootstrap cannot watch the process of rank {rank}: {error}"),
+            }
+        }
+        self.look_at(sockets, sessions, call);
+    }
+
+    /// The process of a rank that has not come has died.
+    pub(super) fn died(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
+        if let Some(Endpoint::Life { call, rank, .. }) = sockets.endpoints.remove(&key)
+            && let Some(arrivals) = self.arrivals.get_mut(&call)
+        {
+            log::debug!("bootstrap {call:?} the process of rank {rank} has died");
+            arrivals.died(rank);
+            self.look_at(sockets, sessions, call);
+        }
+    }
+
+    /// A rank that is expected does not come, and does not come to the session either: its process is gone.
+    pub(super) fn lose(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token, rank: u32) {
+        self.arrivals(sockets, sessions, call).died(rank);
+        self.look_at(sockets, sessions, call);
+    }
+
+    /// A rank that is expected says elsewhere that it does not come to the session of this communicator, which ends so.
+    pub(super) fn decline(
+        &mut self,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        call: Token,
+        child: Token,
+        rank: u32,
+        outcome: SessionOutcome,
+    ) {
+        let arrivals = self.arrivals(sockets, sessions, call);
+        arrivals.comes_for(child);
+        arrivals.spoke(rank);
+        sessions.of_call(call, child);
+        let said = FromRank::Decline(outcome);
+        sessions.happen(sockets, child, Event::Said(ConnectionId(NOBODYS_KEY), said));
+        self.look_at(sockets, sessions, call);
+    }
+
+    /// Ends the session whose ranks cannot all come any more, or the round, and forgets the call when nobody can.
+    fn look_at(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token) {
+        let lost = self.arrivals.get(&call).and_then(Arrivals::lost);
+        lost.into_iter().for_each(|rank| self.rounds.fail(sockets, call, Failure::Absent { rank }));
+        let Some(arrivals) = self.arrivals.get(&call) else { return };
+        let Some(coming) = arrivals.coming() else { return };
+        let (over, rank) = (arrivals.is_over(), arrivals.absent());
+        let is_lost = |child: &Token| {
+            let session = sessions.get(*child);
+            session.and_then(Session::missing).is_some_and(|missing| missing > coming)
+        };
+        if let Some(child) = arrivals.child().filter(is_lost) {
+            sessions.happen(sockets, child, Event::Absent(Failure::Absent { rank }));
+        }
+        if over {
+            self.forget(sockets, sessions, call);
+        }
+    }
+
+    fn forget(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token) {
+        let Some(arrivals) = self.arrivals.remove(&call) else { return };
+        self.rounds.forget(sockets, call);
+        self.order.retain(|other| *other != call);
+        sockets
+            .endpoints
+            .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));
+        arrivals.child().into_iter().for_each(|child| sessions.nobody_comes(child));
+    }
+}
+
+/// Of no connection.
+const NOBODYS_KEY: u64 = 0;

@@ -1,0 +1,49 @@
+//! A connection to a host-local rendezvous whose roster this process keeps, and what comes over it.
+
+use crate::connection::{Connection, Line};
+use crate::local_rendezvous::{self, GREETING_BYTES, MESSAGE_BYTES, RosterMessage};
+use crate::negotiated::Token;
+
+/// A connection to a host-local rendezvous.
+#[derive(Debug)]
+pub(super) struct Visit {
+    pub connection: Connection,
+    pub name: Token,
+    pub has_entered: bool,
+    /// How it says that it goes.
+    pub last: Option<RosterMessage>,
+}
+
+impl Visit {
+    /// Of somebody who has said nothing yet.
+    pub(super) fn new(connection: Connection, name: Token) -> Visit {
+        Visit { connection, name, has_entered: false, last: None }
+    }
+
+    /// What has been said next; what cannot be read counts as the end, and says so.
+    pub(super) fn next_said(&mut self) -> Said {
+        let length = if self.has_entered { MESSAGE_BYTES } else { GREETING_BYTES };
+        let line = self.connection.fill(length);
+        if self.connection.input.len() < length {
+            return if line == Line::Open { Said::Nothing } else { Said::Closed };
+        }
+        let words: Vec<u8> = self.connection.input.drain(..length).collect();
+        let said = match self.has_entered {
+            false => local_rendezvous::who(&words, self.name).map(Said::Greeting),
+            true => RosterMessage::decode(&words).map(Said::Message),
+        };
+        said.unwrap_or(Said::Unreadable)
+    }
+}
+
+/// What came over the connection.
+pub(super) enum Said {
+    /// Nothing yet.
+    Nothing,
+    /// Nothing any more.
+    Closed,
+    /// What no rank says.
+    Unreadable,
+    Greeting(u32),
+    Message(RosterMessage),
+}
