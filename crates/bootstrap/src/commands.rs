@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::negotiated::Token;
 
+use super::approach::{self, Hindrance, HostAt};
 use super::counts::Counts;
 use super::id_tag::Id;
 use super::limits::Limits;
-use super::outcome::{Failure, FallbackReason, SessionOutcome};
 use super::poll::Flag;
 use super::process_listener;
 use super::spare::{Room, Spares};
@@ -45,6 +45,16 @@ pub(crate) enum Host {
     Port(SocketAddr),
     /// At the process listener that this opens.
     ProcessListener(Token),
+}
+
+impl Host {
+    /// Of what kind that is. Whose port it is, is not asked.
+    pub(crate) fn at(&self) -> HostAt {
+        match self {
+            Host::Port(_) => HostAt::Port,
+            Host::ProcessListener(_) => HostAt::ProcessListener,
+        }
+    }
 }
 
 /// A rank that goes to a session, or to a round.
@@ -147,14 +157,10 @@ impl Shared {
 /// caller says there that they do not come.
 fn lost(command: Command) {
     match command {
-        Command::Join(Host::Port(_), reports) => {
-            let words = "the background thread has ended";
-            let outcome = || SessionOutcome::OnNccl(FallbackReason::Unreachable { words: words.into() });
-            reports.iter().for_each(|reporting| reporting.waiter.end(outcome()));
-        }
-        Command::Join(Host::ProcessListener(_), reports) => {
+        Command::Join(host, reports) => {
             for Reporting { waiter, words, .. } in reports {
-                waiter.lost(Failure::HostLost);
+                let hindrance = Hindrance::Unreached { words: "the background thread has ended".into() };
+                approach::tell(&*waiter, &approach::next(host.at(), hindrance));
                 process_listener::withdraw_alone(&*waiter, &words);
             }
         }

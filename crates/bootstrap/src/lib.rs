@@ -58,6 +58,7 @@
 #![deny(unreachable_pub)]
 
 pub mod agreement;
+mod approach;
 pub mod arrivals;
 mod canceller;
 pub mod children;
@@ -235,14 +236,27 @@ impl Bootstrap {
     pub fn join(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Participant> {
         let id_tag = IdTag::decode(id).ok_or_else(|| io::Error::other("the id has no tag of Windlass"))?;
         let address = id_tag::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
-        let participant = self.participant(id_tag.token, facts, WithoutHost::Fails).inspect_err(|error| {
+        let greeting = message::greeting(id_tag.token);
+        let joined = self.bring(Host::Port(address), id_tag.token, &greeting, facts, WithoutHost::Fails);
+        joined.inspect_err(|error| {
             // If this process hosts, it could not take NCCL's ranks in either: they would wait.
             if is_want(error) {
                 self.shared.send(Command::Retire(id_tag.token));
             }
-        })?;
-        let reports = participant.reports(&message::greeting(id_tag.token));
-        self.shared.send(Command::Join(Host::Port(address), reports));
+        })
+    }
+
+    /// Brings ranks to the session with this token, at this host, where they say this first: their reports go out now.
+    fn bring(
+        &self,
+        host: Host,
+        token: Token,
+        greeting: &[u8],
+        facts: Vec<Facts>,
+        without_host: WithoutHost,
+    ) -> io::Result<Participant> {
+        let participant = self.participant(token, facts, without_host)?;
+        self.shared.send(Command::Join(host, participant.reports(greeting)));
         Ok(participant)
     }
 
@@ -286,24 +300,22 @@ impl Bootstrap {
     /// Joins the session to which a rank is invited, as [`Bootstrap::join`] does. After an error the rank
     /// must [`Bootstrap::decline`]: it is waited for.
     pub fn join_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
-        self.join_process_listener(invitation, facts, WithoutHost::Fails)
+        self.bring_invited(invitation, facts, WithoutHost::Fails)
     }
 
     /// The same for a rank of a host-local rendezvous, whose communicator NCCL has made. After an error it must [`LocalEntry::decline`].
     pub fn join_local(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
-        self.join_process_listener(invitation, facts, WithoutHost::GoesToNccl)
+        self.bring_invited(invitation, facts, WithoutHost::GoesToNccl)
     }
 
-    fn join_process_listener(
+    fn bring_invited(
         &self,
         invitation: &Invitation,
         facts: Facts,
         without_host: WithoutHost,
     ) -> io::Result<Participant> {
-        let participant = self.participant(invitation.child, vec![facts], without_host)?;
-        let reports = participant.reports(&invitation.greeting());
-        self.shared.send(Command::Join(Host::ProcessListener(invitation.process_listener), reports));
-        Ok(participant)
+        let host = Host::ProcessListener(invitation.process_listener);
+        self.bring(host, invitation.child, &invitation.greeting(), vec![facts], without_host)
     }
 
     /// A rank that does not come to the session to which it is invited, which ends with this outcome: never a peer group.

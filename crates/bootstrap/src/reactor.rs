@@ -29,7 +29,7 @@ use local_rendezvous::Rosters;
 use relaying::Relaying;
 use sockets::{Endpoint, Sockets};
 
-use super::commands::{Command, Host, Shared, WAKE};
+use super::commands::{Command, Shared, WAKE};
 use super::limits::Limits;
 use super::process_listener::ProcessListener;
 
@@ -112,7 +112,7 @@ impl Reactor {
             commands.into_iter().for_each(|command| self.command(command));
             return;
         }
-        let Reactor { sockets, sessions, relaying, calls, rosters, .. } = self;
+        let Reactor { sockets, sessions, relaying, calls, rosters, joins, .. } = self;
         match sockets.endpoints.get(&key) {
             Some(Endpoint::Port(_, token)) => sessions.accept(sockets, key, *token),
             Some(Endpoint::Newcomer(..)) => {
@@ -122,7 +122,7 @@ impl Reactor {
             }
             Some(Endpoint::Present(_, token)) => calls.present(sockets, sessions, key, *token),
             Some(Endpoint::InRound(..)) => calls.in_round(sockets, sessions, key),
-            Some(Endpoint::Joining(_)) => joins::joining(sockets, key),
+            Some(Endpoint::Joining(_)) => joins.joining(sockets, sessions, key),
             Some(Endpoint::Root(relay)) => relaying.relayed(sockets, sessions, *relay, key),
             Some(Endpoint::Relayed(..)) => relaying.relayed(sockets, sessions, key, key),
             Some(Endpoint::ProcessListener(_)) => calls.accept_visitors(sockets, key),
@@ -141,18 +141,13 @@ impl Reactor {
             Command::Open(session) => sessions.open(sockets, session),
             Command::Sweep => sessions.sweep(sockets),
             Command::Retire(token) => sessions.retire(sockets, token),
-            Command::Join(Host::Port(address), reports) => {
-                reports.into_iter().for_each(|reporting| joins.join(sockets, sessions, &address, reporting));
-            }
-            Command::Join(Host::ProcessListener(process_listener), reports) => {
-                reports.into_iter().for_each(|reporting| {
-                    joins.join_at_process_listener(sockets, process_listener, reporting)
-                });
+            Command::Join(host, reports) => {
+                reports.into_iter().for_each(|reporting| joins.join(sockets, sessions, host, reporting));
             }
             Command::Expect(expected) => calls.await_ranks(sockets, sessions, expected),
             Command::LocalRendezvous(name, listener) => rosters.open(sockets, name, listener),
             Command::Tell(process_listener, bytes) => joins.tell(sockets, process_listener, bytes),
-            Command::Say(key, bytes) => joins::say(sockets, key, &bytes),
+            Command::Say(key, bytes) => joins.say(sockets, sessions, key, &bytes),
             Command::Leave(key) => joins.leave_session(sockets, key),
             Command::End => self.running = false,
         }

@@ -66,7 +66,7 @@ impl Calls {
         &mut self,
         sockets: &mut Sockets,
         sessions: &mut Sessions,
-        mut connection: Connection,
+        connection: Connection,
         invitation: Invitation,
     ) {
         let Invitation { call, child, rank, .. } = invitation;
@@ -77,13 +77,12 @@ impl Calls {
         if !self.arrivals(sockets, sessions, call).comes_for(child) {
             return Counts::up(&sockets.shared.counts.turned_away);
         }
-        if sessions.of_call(call, child).enter(key, rank, sockets.limits.present_max).is_none() {
+        if !sessions.of_call(call, child).enter(key, Some(rank), sockets.limits.present_max) {
             Counts::up(&sockets.shared.counts.turned_away);
             self.arrivals(sockets, sessions, call).died(rank);
             return self.look_at(sockets, sessions, call);
         }
-        connection.input.clear();
-        sockets.endpoints.insert(key, Endpoint::Present(connection, child));
+        sockets.seat(connection, child);
         self.present(sockets, sessions, key, child);
     }
 

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 
 use super::session::Session;
 use super::sockets::{Endpoint, Sockets};
-use super::wanting::Want;
 use crate::agreement::{ConnectionId, Event};
+use crate::approach::Want;
 use crate::children;
 use crate::commands::NewSession;
 use crate::connection::{self, Connection, Line};
@@ -195,14 +195,12 @@ impl Sessions {
         if caller == Caller::Unclear && line == Line::Open {
             return None;
         }
-        let Some(Endpoint::Newcomer(mut connection, _)) = sockets.endpoints.remove(&key) else { return None };
+        let Some(Endpoint::Newcomer(connection, _)) = sockets.endpoints.remove(&key) else { return None };
         let session = self.sessions.get_mut(&token)?;
         session.newcomers.retain(|newcomer| *newcomer != key);
         match caller {
-            Caller::Rank if session.present < sockets.limits.present_max => {
-                connection.input.clear();
-                session.present += 1;
-                sockets.endpoints.insert(key, Endpoint::Present(connection, token));
+            Caller::Rank if session.enter(key, None, sockets.limits.present_max) => {
+                sockets.seat(connection, token);
                 self.present(sockets, key, token);
             }
             Caller::Nccl => return Some((connection, token)),

@@ -1,31 +1,28 @@
 //! The ranks of this process on their way to their sessions, and what is said where no rank goes.
 
-use std::net::SocketAddr;
-
 use rustix::event::epoll::EventFlags;
-use rustix::io::Errno;
 
 use super::hosting::Sessions;
-use super::joining::{JoinStage, Joining};
+use super::joining::Joining;
 use super::sockets::{Endpoint, Sockets};
-use super::wanting::Want;
+use crate::approach::{self, Hindrance, HostAt, Next, Want};
 use crate::children::{self, GREETING_BYTES};
-use crate::commands::Reporting;
+use crate::commands::{Host, Reporting};
 use crate::connection::{self, Connection, Line};
 use crate::message;
 use crate::negotiated::Token;
-use crate::outcome::{Failure, FallbackReason, SessionOutcome, bounded};
+use crate::outcome::Failure;
+use crate::poll::Watched;
 use crate::process_listener::{self, Knock};
 use crate::waiter::Need;
-use windlass_base::descriptor;
+use windlass_base::descriptor::{self, Ours};
 
 /// What could not be said at a process listener, or a port, yet.
 #[derive(Debug)]
 enum Knocking {
+    /// At a process listener.
     Telling(Token, Vec<u8>),
-    Joining(Token, Reporting),
-    /// At the port of an id of this process.
-    AtPort(SocketAddr, Reporting),
+    Joining(Host, Reporting),
 }
 
 /// What is tried again.
@@ -40,95 +37,70 @@ impl Joins {
         !self.knocking.is_empty()
     }
 
+    /// A rank of this process goes to its session or round.
     pub(super) fn join(
         &mut self,
         sockets: &mut Sockets,
         sessions: &mut Sessions,
-        address: &SocketAddr,
+        host: Host,
         reporting: Reporting,
     ) {
-        let Reporting { key, waiter, words } = reporting;
-        let connect = || connection::connect(address);
-        let begun = descriptor::even_of_reserve(connect).and_then(|socket| {
-            let mut watched = sockets.poll.watch_as(socket, key);
-            watched.want(EventFlags::OUT)?;
-            Ok(watched)
-        });
-        match begun {
+        let place = place(host, sessions, &reporting.words);
+        match begin(sockets, host, place, reporting.key) {
             Ok(watched) => {
-                let connection = Connection::new(watched);
-                let joining = Joining::new(connection, waiter, JoinStage::Connecting, words);
-                sockets.endpoints.insert(key, Endpoint::Joining(joining));
+                let Reporting { key, waiter, words } = reporting;
+                sockets.endpoints.insert(key, Endpoint::Joining(Joining::new(watched, host, waiter, words)));
             }
-            // NCCL could do no better in this process, and others who come would find nobody.
-            Err(error) if descriptor::is_want(error) && hosts(sessions, &words) => {
-                if sockets.lacks("come to its own session", error) == Want::Later {
-                    let reporting = Reporting { key, waiter, words };
-                    return self.knocking.push(Knocking::AtPort(*address, reporting));
-                }
-                waiter.lost(Failure::Short);
-                message::token_of(&words)
-                    .into_iter()
-                    .for_each(|token| sessions.refuse_session(sockets, token));
-            }
-            Err(error) => waiter.end(unreachable(address, error)),
+            Err(hindrance) => self.hindered(sockets, sessions, host, reporting, hindrance),
         }
     }
 
-    /// Whoever finds nobody there has lost its host; whoever cannot come in goes on trying.
-    pub(super) fn join_at_process_listener(
+    /// Does what [follows](approach::next) for a rank that does not get to its host, or has lost it.
+    fn hindered(
         &mut self,
         sockets: &mut Sockets,
-        process_listener: Token,
+        sessions: &mut Sessions,
+        host: Host,
         reporting: Reporting,
+        hindrance: Hindrance,
     ) {
-        let Reporting { key, waiter, words } = reporting;
-        let begun =
-            process_listener::connect(process_listener).map(|socket| sockets.poll.watch_as(socket, key));
-        match begun {
-            Ok(mut watched) => {
-                if watched.want(EventFlags::OUT).is_err() {
-                    return waiter.lost(Failure::HostLost);
-                }
-                let connection = Connection::new(watched);
-                let joining = Joining::new(connection, waiter, JoinStage::Entering, words);
-                sockets.endpoints.insert(key, Endpoint::Joining(joining));
+        let next = approach::next(place(host, sessions, &reporting.words), hindrance);
+        approach::tell(&*reporting.waiter, &next);
+        match next {
+            Next::TryAgain => self.knocking.push(Knocking::Joining(host, reporting)),
+            Next::GoToNccl { .. } | Next::Fail(_) => {}
+            Next::FailWithSession(_) => {
+                let token = message::token_of(&reporting.words);
+                token.into_iter().for_each(|token| sessions.refuse_session(sockets, token));
             }
-            Err(Knock::Later(error)) => match sockets.lacks("reach a process listener", error) {
-                Want::Later => {
-                    self.knocking.push(Knocking::Joining(process_listener, Reporting { key, waiter, words }));
-                }
-                Want::Refused => {
-                    waiter.lost(Failure::Short);
-                    // Who cannot say that it does not come goes on trying.
-                    if let Some((process_listener, words)) = children::withdrawal(&words) {
-                        self.knocking.push(Knocking::Telling(process_listener, words));
-                    }
-                }
-            },
-            Err(Knock::Gone) => waiter.lost(Failure::HostLost),
+            Next::FailAndWithdraw(_) => {
+                let withdrawal = children::withdrawal(&reporting.words);
+                let telling = withdrawal.map(|(listener, words)| Knocking::Telling(listener, words));
+                self.knocking.extend(telling);
+            }
         }
     }
 
+    /// What could not be said is tried again.
     pub(super) fn knock_again(&mut self, sockets: &mut Sockets, sessions: &mut Sessions) {
         for knocking in std::mem::take(&mut self.knocking) {
             match knocking {
                 Knocking::Telling(process_listener, bytes) => self.tell(sockets, process_listener, bytes),
-                Knocking::Joining(process_listener, reporting) => {
-                    self.join_at_process_listener(sockets, process_listener, reporting)
-                }
-                Knocking::AtPort(address, reporting) if hosts(sessions, &reporting.words) => {
-                    self.join(sockets, sessions, &address, reporting);
-                }
-                // It was refused meanwhile.
-                Knocking::AtPort(_, reporting) => reporting.waiter.lost(Failure::Short),
+                Knocking::Joining(host, reporting) => match place(host, sessions, &reporting.words) {
+                    // It is no session of this process any more.
+                    HostAt::Port => {
+                        self.hindered(sockets, sessions, host, reporting, Hindrance::Short(Want::Refused));
+                    }
+                    _ => self.join(sockets, sessions, host, reporting),
+                },
             }
         }
     }
 
+    /// A rank waits no more.
     pub(super) fn leave_session(&mut self, sockets: &mut Sockets, key: u64) {
         let unsaid = match sockets.endpoints.remove(&key) {
-            Some(Endpoint::Joining(joining)) => joining.unsaid().to_vec(),
+            Some(Endpoint::Joining(joining)) => joining.reporting().words,
             _ => self.stop_knocking(key),
         };
         // The host of a call waits for a message of each rank, and the report has not gone out.
@@ -141,7 +113,8 @@ impl Joins {
     pub(super) fn say_what_was_not_said(&mut self, sockets: &Sockets) {
         for endpoint in sockets.endpoints.values() {
             if let Endpoint::Joining(joining) = endpoint {
-                joining.withdraw_alone();
+                let Reporting { waiter, words, .. } = joining.reporting();
+                process_listener::withdraw_alone(&*waiter, &words);
             }
         }
         for knocking in std::mem::take(&mut self.knocking) {
@@ -149,7 +122,6 @@ impl Joins {
                 Knocking::Telling(process_listener, words) => {
                     process_listener::tell_alone(process_listener, &words)
                 }
-                Knocking::AtPort(_, Reporting { waiter, .. }) => waiter.lost(Failure::HostLost),
                 Knocking::Joining(_, Reporting { waiter, words, .. }) => {
                     waiter.lost(Failure::HostLost);
                     process_listener::withdraw_alone(&*waiter, &words);
@@ -161,13 +133,42 @@ impl Joins {
     /// Gives what was to be said.
     fn stop_knocking(&mut self, key: u64) -> Vec<u8> {
         let joins = |knocking: &mut Knocking| match knocking {
-            Knocking::Joining(_, other) | Knocking::AtPort(_, other) => other.key == key,
+            Knocking::Joining(_, other) => other.key == key,
             Knocking::Telling(..) => false,
         };
         match self.knocking.extract_if(.., joins).next() {
             Some(Knocking::Joining(_, reporting)) => reporting.words,
             _ => Vec::new(),
         }
+    }
+
+    /// What a rank of this process has to say in its session goes there.
+    pub(super) fn say(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64, bytes: &[u8]) {
+        self.turn(sockets, sessions, key, |joining| joining.say(bytes));
+    }
+
+    /// The connection of a rank of this process has something.
+    pub(super) fn joining(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
+        self.turn(sockets, sessions, key, Joining::turn);
+    }
+
+    /// A turn of a connection that has begun: nothing is [short](Hindrance::Short) any more, so that nothing is tried again.
+    fn turn(
+        &mut self,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        key: u64,
+        turn: impl FnOnce(&mut Joining) -> Result<Need, Hindrance>,
+    ) {
+        let Some(Endpoint::Joining(joining)) = sockets.endpoints.get_mut(&key) else { return };
+        let (host, reporting, hindrance) = match turn(joining) {
+            Ok(Need::Connection) => return,
+            Ok(Need::Nothing) => return drop(sockets.endpoints.remove(&key)),
+            Err(hindrance) => (joining.host(), joining.reporting(), hindrance),
+        };
+        // Before its connection ends, which would say something else.
+        self.hindered(sockets, sessions, host, reporting, hindrance);
+        sockets.endpoints.remove(&key);
     }
 
     /// Says something at a process listener to which no rank of this process goes, as soon as it can be.
@@ -191,22 +192,6 @@ impl Joins {
     }
 }
 
-/// What a rank of this process has to say in its session goes there.
-pub(super) fn say(sockets: &mut Sockets, key: u64, bytes: &[u8]) {
-    let Some(Endpoint::Joining(joining)) = sockets.endpoints.get_mut(&key) else { return };
-    if joining.say(bytes) == Need::Nothing {
-        sockets.endpoints.remove(&key);
-    }
-}
-
-/// The connection of a rank of this process has something.
-pub(super) fn joining(sockets: &mut Sockets, key: u64) {
-    let Some(Endpoint::Joining(joining)) = sockets.endpoints.get_mut(&key) else { return };
-    if joining.turn() == Need::Nothing {
-        sockets.endpoints.remove(&key);
-    }
-}
-
 /// What is told at a process listener goes on, until it has arrived.
 pub(super) fn telling(sockets: &mut Sockets, key: u64) {
     let Some(Endpoint::Telling(connection)) = sockets.endpoints.get_mut(&key) else { return };
@@ -217,11 +202,44 @@ pub(super) fn telling(sockets: &mut Sockets, key: u64) {
     }
 }
 
-/// Whether these are the words of a rank in a session of this process.
-fn hosts(sessions: &Sessions, words: &[u8]) -> bool {
-    message::token_of(words).is_some_and(|token| sessions.get(token).is_some())
+/// Where the host of these words is, as this process knows.
+fn place(host: Host, sessions: &Sessions, words: &[u8]) -> HostAt {
+    match host.at() {
+        HostAt::Port if message::token_of(words).is_some_and(|token| sessions.get(token).is_some()) => {
+            HostAt::OwnPort
+        }
+        place => place,
+    }
 }
 
-fn unreachable(address: &SocketAddr, error: Errno) -> SessionOutcome {
-    SessionOutcome::OnNccl(FallbackReason::Unreachable { words: bounded(&format!("{address}: {error}")) })
+/// Begins to connect to a host, which is there.
+fn begin(sockets: &mut Sockets, host: Host, place: HostAt, key: u64) -> Result<Watched, Hindrance> {
+    match host {
+        Host::Port(address) => {
+            let socket = descriptor::even_of_reserve(|| connection::connect(&address));
+            let begun = socket.and_then(|socket| watch(sockets, socket, key));
+            begun.map_err(|error| match place {
+                HostAt::OwnPort if descriptor::is_want(error) => {
+                    Hindrance::Short(sockets.lacks("come to its own session", error))
+                }
+                _ => Hindrance::Unreached { words: format!("{address}: {error}") },
+            })
+        }
+        Host::ProcessListener(process_listener) => match process_listener::connect(process_listener) {
+            Ok(socket) => {
+                watch(sockets, socket, key).map_err(|error| Hindrance::Unreached { words: error.to_string() })
+            }
+            Err(Knock::Later(error)) => {
+                Err(Hindrance::Short(sockets.lacks("reach a process listener", error)))
+            }
+            Err(Knock::Gone) => Err(Hindrance::Unreached { words: "its process is gone".into() }),
+        },
+    }
+}
+
+/// Waits until a connection that has begun stands.
+fn watch(sockets: &Sockets, socket: Ours, key: u64) -> rustix::io::Result<Watched> {
+    let mut watched = sockets.poll.watch_as(socket, key);
+    watched.want(EventFlags::OUT)?;
+    Ok(watched)
 }

@@ -64,16 +64,17 @@ impl Session {
         Session::new(comm, Kind::Call { call, silent: Vec::new() }, None)
     }
 
-    /// Takes a connection of a rank of the parent in, if there is room.
-    pub(super) fn enter(&mut self, key: u64, rank: u32, present_max: usize) -> Option<()> {
+    /// Takes a connection of a rank in, if there is room; of a call's, which rank of the parent it is.
+    #[must_use]
+    pub(super) fn enter(&mut self, key: u64, in_parent: Option<u32>, present_max: usize) -> bool {
         if self.present >= present_max {
-            return None;
+            return false;
         }
         self.present += 1;
-        if let Kind::Call { silent, .. } = &mut self.kind {
+        if let (Kind::Call { silent, .. }, Some(rank)) = (&mut self.kind, in_parent) {
             silent.push((key, rank));
         }
-        Some(())
+        true
     }
 
     /// The first message of a connection: of which call, and whose.

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 
 use super::joining::Joining;
 use super::visit::Visit;
-use super::wanting::{Want, Wanting};
+use super::wanting::Wanting;
+use crate::approach::Want;
 use crate::children::{self, NOBODY};
 use crate::commands::{Shared, WAKE};
 use crate::connection::{self, Connection};
@@ -124,6 +125,12 @@ impl Sockets {
     /// Whether there is enough again.
     pub(super) fn look_at_reserve(&mut self) {
         self.wanting.look_at_reserve(self.relays);
+    }
+
+    /// A connection of a rank that has said who it is, in a session of ours.
+    pub(super) fn seat(&mut self, mut connection: Connection, token: Token) {
+        connection.input.clear();
+        self.endpoints.insert(connection.watched.key(), Endpoint::Present(connection, token));
     }
 
     /// A listener takes nobody for now.

@@ -10,17 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use crate::approach::Want;
 use windlass_base::descriptor::{self, WANTED_FOR};
 
 /// The same while ranks of NCCL's are on their way to a root of this process, whatever is wanted: they give theirs back.
 const OF_NCCL_WITHIN: Duration = Duration::from_secs(60);
-
-/// Whether something that could not be done is tried again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Want {
-    Later,
-    Refused,
-}
 
 /// Since when something could not be done for want of descriptors, if that is so.
 #[derive(Debug, Default)]

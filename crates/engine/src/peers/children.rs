@@ -30,7 +30,7 @@ mod tests {
 
     use super::session_place::SessionPlace;
     use super::*;
-    use crate::peers::setup::hosting::rendezvous;
+    use crate::peers::setup::hosting::bootstrap;
     use windlass_bootstrap::children::NOBODY;
     use windlass_bootstrap::colors::{Course, LazyVote, Others, Parent};
     use windlass_bootstrap::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
@@ -39,7 +39,7 @@ mod tests {
 
     /// A parent of so many ranks, all of them here.
     fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Lineage>> {
-        let process_listener = rendezvous().unwrap().process_listener();
+        let process_listener = bootstrap().unwrap().process_listener();
         let member = |rank| Member {
             rank,
             process: Token([2; 16]),
@@ -67,7 +67,7 @@ mod tests {
     fn child_call(lineage: &Arc<Lineage>, color: Option<i32>) -> ChildCall {
         ChildCall {
             lineage: lineage.clone(),
-            process_listener: rendezvous().unwrap().process_listener(),
+            process_listener: bootstrap().unwrap().process_listener(),
             hosts: 0,
             ranks: (1 << lineage.among(u64::MAX).1.len()) - 1,
             shrinks: None,

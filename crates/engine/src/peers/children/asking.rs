@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::peers::setup::hosting::rendezvous;
+use crate::peers::setup::hosting::bootstrap;
 use windlass_bootstrap::children::{Invitation, Making, NOBODY, child};
 use windlass_bootstrap::colors::Parent;
 use windlass_bootstrap::negotiated::Token;
@@ -82,7 +82,7 @@ impl ChildCall {
     /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
     /// real call; if NCCL refuses that, the message stands for the next one. Never waits.
     pub fn go_to_nccl(&self) {
-        let Ok(rendezvous) = rendezvous() else { return };
+        let Ok(bootstrap) = bootstrap() else { return };
         if !self.has_round() {
             return;
         }
@@ -93,7 +93,7 @@ impl ChildCall {
         let invitation = self.invitation(before.begun);
         self.await_round(&invitation);
         let (place, ranks) = self.lineage.among(self.ranks);
-        rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
+        bootstrap.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
     }
 
     /// Before NCCL makes the communicators of this call, of which this rank has heard nothing: it will find the others of its own at
@@ -138,9 +138,9 @@ impl ChildCall {
     /// The host's rank comes to a round.
     fn await_round(&self, invitation: &Invitation) {
         if self.hosts == self.lineage.rank
-            && let Ok(rendezvous) = rendezvous()
+            && let Ok(bootstrap) = bootstrap()
         {
-            rendezvous.await_ranks(invitation.to_round().child, self.ranks, self.lineage.watched(self.ranks));
+            bootstrap.await_ranks(invitation.to_round().child, self.ranks, self.lineage.watched(self.ranks));
         }
     }
 }

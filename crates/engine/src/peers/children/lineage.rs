@@ -27,7 +27,7 @@ pub struct Lineage {
     pub(super) ctas: Ctas,
     /// Held for a few stores.
     counted: Mutex<BTreeMap<Kind, Counted>>,
-    /// Held for a few stores; the rendezvous' locks come after it.
+    /// Held for a few stores; the bootstrap's locks come after it.
     waiting: Mutex<Waits>,
 }
 

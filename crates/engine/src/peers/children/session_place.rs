@@ -1,6 +1,6 @@
 //! Where the ranks of a new communicator find each other.
 
-use crate::peers::setup::hosting::rendezvous;
+use crate::peers::setup::hosting::bootstrap;
 use windlass_bootstrap::children::Invitation;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::{Bootstrap, LocalEntry, local_rendezvous};
@@ -23,9 +23,9 @@ pub(super) enum SessionPlace {
 /// same call, for a while: who has not entered by then has no peer group, nor have the others.
 pub(super) fn enter(lineage: &Lineage, child: Option<Token>) -> SessionPlace {
     let Some(child) = child else { return SessionPlace::Nowhere };
-    let enter = |rendezvous: &Bootstrap| {
-        rendezvous.enter_local(local_rendezvous::name(child), lineage.rank, &|| lineage.has_ended())
+    let enter = |bootstrap: &Bootstrap| {
+        bootstrap.enter_local(local_rendezvous::name(child), lineage.rank, &|| lineage.has_ended())
     };
-    let entered = rendezvous().and_then(enter);
+    let entered = bootstrap().and_then(enter);
     SessionPlace::AtRoster(entered.map_err(|error| error.to_string()))
 }

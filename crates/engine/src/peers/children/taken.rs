@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::peers::setup::asked::{Asked, cannot_reach};
-use crate::peers::setup::hosting::rendezvous;
+use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::request::{self, Laziness};
 use crate::peers::shutdown::closing::settle;
 use windlass_bootstrap::children::{Invitation, child};
@@ -63,13 +63,13 @@ impl ChildInit {
     /// this rank has said that it goes to NCCL, or there is no round, nobody is waited for. Once.
     pub fn round(&mut self, key: i32, vote: LazyVote) -> Result<Course, Failure> {
         // The thread was there when the parent was made.
-        let rendezvous = rendezvous().map_err(|_| Failure::HostLost)?;
+        let bootstrap = bootstrap().map_err(|_| Failure::HostLost)?;
         if std::mem::replace(&mut self.ahead, Ahead::Nccl) == Ahead::Nccl {
             return Ok(self.alone());
         }
         let message = SplitMessage { color: self.color, key, vote, parent: self.parent };
         let (place, ranks) = self.lineage.among(self.ranks);
-        let inquiry = rendezvous.ask_round(&self.invitation, place, ranks.len() as u32, message);
+        let inquiry = bootstrap.ask_round(&self.invitation, place, ranks.len() as u32, message);
         let wait = Wait::new(&self.lineage, inquiry.canceller());
         let table = inquiry.wait();
         drop(wait);
@@ -102,8 +102,8 @@ impl ChildInit {
 
     /// This rank does not come, whatever it has said: the round ends for all, if it has not ended.
     fn leave_round(&self) {
-        if let Ok(rendezvous) = rendezvous() {
-            rendezvous.decline(&self.invitation.to_round(), self.absent());
+        if let Ok(bootstrap) = bootstrap() {
+            bootstrap.decline(&self.invitation.to_round(), self.absent());
         }
     }
 
@@ -124,10 +124,10 @@ impl ChildInit {
         };
         self.session = SessionPlace::AtMember(invitation);
         if host.rank == self.lineage.rank
-            && let Ok(rendezvous) = rendezvous()
+            && let Ok(bootstrap) = bootstrap()
         {
             let awaited = ranks.iter().fold(0, |all, rank| all | 1 << rank);
-            rendezvous.await_ranks(child, awaited, self.lineage.watched(awaited));
+            bootstrap.await_ranks(child, awaited, self.lineage.watched(awaited));
         }
     }
 
@@ -203,9 +203,9 @@ impl ChildInit {
         let (heap, share, mut facts) =
             request::on(new_communicator.device, new_communicator.ranks, ctas, laziness)?;
         facts.member.rank = new_communicator.rank;
-        let participant = rendezvous().and_then(|rendezvous| match &self.session {
-            SessionPlace::AtRoster(_) => rendezvous.join_local(&invitation, facts),
-            _ => rendezvous.join_invited(&invitation, facts),
+        let participant = bootstrap().and_then(|bootstrap| match &self.session {
+            SessionPlace::AtRoster(_) => bootstrap.join_local(&invitation, facts),
+            _ => bootstrap.join_invited(&invitation, facts),
         });
         let participant = participant.map_err(cannot_reach)?;
         let until =
@@ -245,9 +245,9 @@ impl ChildInit {
     fn decline(&mut self, outcome: SessionOutcome) {
         match std::mem::replace(&mut self.session, SessionPlace::Nowhere) {
             SessionPlace::AtMember(invitation) => {
-                rendezvous()
+                bootstrap()
                     .into_iter()
-                    .for_each(|rendezvous| rendezvous.decline(&invitation, outcome.clone()));
+                    .for_each(|bootstrap| bootstrap.decline(&invitation, outcome.clone()));
             }
             // The others have what NCCL gave them.
             SessionPlace::AtRoster(Ok(local_entry)) => local_entry.decline(),
@@ -262,9 +262,9 @@ impl Drop for ChildInit {
         match (self.ahead, self.leaves) {
             (Ahead::Round, Leaves::Failing) => self.leave_round(),
             (Ahead::Round, Leaves::ToNccl) => {
-                if let Ok(rendezvous) = rendezvous() {
+                if let Ok(bootstrap) = bootstrap() {
                     let (place, ranks) = self.lineage.among(self.ranks);
-                    rendezvous.go_to_nccl(&self.invitation, place, ranks.len() as u32, self.parent);
+                    bootstrap.go_to_nccl(&self.invitation, place, ranks.len() as u32, self.parent);
                 }
             }
             (Ahead::Nccl, _) => {}

@@ -1,4 +1,4 @@
-//! The ids by which ranks find each other, and the rendezvous of this process behind them.
+//! The ids by which ranks find each other, and the bootstrap thread of this process behind them.
 
 use windlass_base::config::nccl;
 use windlass_base::config::{Switch, config};
@@ -14,7 +14,7 @@ pub fn host(id: &Id) -> Id {
     if !is_on() || nccl::has_own_ids() {
         return *id;
     }
-    let hosted = rendezvous().and_then(|rendezvous| rendezvous.host(id));
+    let hosted = bootstrap().and_then(|bootstrap| bootstrap.host(id));
     hosted.unwrap_or_else(|error| {
         log::info!("no session for a new id: {error}");
         *id
@@ -30,7 +30,7 @@ pub fn spare_id() -> Option<Id> {
     windlass_bootstrap::started()?.spare_id()
 }
 
-/// The rendezvous of this process.
-pub(in crate::peers) fn rendezvous() -> std::io::Result<&'static windlass_bootstrap::Bootstrap> {
+/// The bootstrap thread of this process.
+pub(in crate::peers) fn bootstrap() -> std::io::Result<&'static windlass_bootstrap::Bootstrap> {
     windlass_bootstrap::process()
 }

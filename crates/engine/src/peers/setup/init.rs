@@ -18,7 +18,7 @@ use crate::features::check;
 use crate::peers::group::PeerGroup;
 use crate::peers::registry;
 use crate::peers::setup::asked::{Asked, cannot_reach};
-use crate::peers::setup::hosting::rendezvous;
+use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::preparing::{self, Prepared};
 use crate::peers::setup::request::{self, InitRequest, Laziness};
 use crate::peers::setup::transports::Share;
@@ -57,7 +57,7 @@ pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
     facts.member.rank = request.rank as u32;
     offers::put(&mut facts.member.attachment, &request.cached);
     let rank = facts.member.rank;
-    let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&request.id, vec![facts]));
+    let participant = bootstrap().and_then(|bootstrap| bootstrap.join(&request.id, vec![facts]));
     let (until, local_entry) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
     Ok(Asked { participant, token: id_tag.token, rank, heap, share, until, local_entry })

@@ -22,7 +22,7 @@ use windlass_transport::p2p::Layout;
 use windlass_transport::tuning;
 
 use crate::peers::chores;
-use crate::peers::setup::hosting::rendezvous;
+use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::transports::Share;
 use crate::peers::setup::{capabilities, tuned};
 
@@ -206,7 +206,7 @@ pub(in crate::peers) fn on(
                 multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
             },
             descriptor_socket: Token([0; 16]),
-            process_listener: rendezvous().map_or(NOBODY, |rendezvous| rendezvous.process_listener()),
+            process_listener: bootstrap().map_or(NOBODY, |bootstrap| bootstrap.process_listener()),
             tuning: tuned::table().hash(),
             checks: config().check == Switch::On,
             attachment: chores::request_socket().map_err(no_identity)?.0.to_vec(),

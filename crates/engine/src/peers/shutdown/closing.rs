@@ -80,7 +80,7 @@ pub(in crate::peers) struct Closing {
 
 /// Held across driver calls of [`settle`], by whoever settles; comes before the locks of symmetric heaps and [`CLOSED`].
 static SETTLING: Mutex<()> = Mutex::new(());
-/// Held for a few stores and looks; the rendezvous' locks come after it.
+/// Held for a few stores and looks; the bootstrap's locks come after it.
 static CLOSED: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
 static EXITING: AtomicBool = AtomicBool::new(false);
 
