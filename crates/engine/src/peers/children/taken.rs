@@ -245,9 +245,7 @@ impl ChildInit {
     fn decline(&mut self, outcome: SessionOutcome) {
         match std::mem::replace(&mut self.session, SessionPlace::Nowhere) {
             SessionPlace::AtMember(invitation) => {
-                bootstrap()
-                    .into_iter()
-                    .for_each(|bootstrap| bootstrap.decline(&invitation, outcome.clone()));
+                bootstrap().into_iter().for_each(|bootstrap| bootstrap.decline(&invitation, outcome.clone()));
             }
             // The others have what NCCL gave them.
             SessionPlace::AtRoster(Ok(local_entry)) => local_entry.decline(),
