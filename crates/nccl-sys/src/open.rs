@@ -15,7 +15,7 @@ use crate::objects::{self, Object};
 use crate::slots::{self, Description, ENTRIES, Entry, SLOTS};
 
 /// The opened library.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RealLibrary {
     /// The file, absolute.
     pub path: PathBuf,
@@ -28,7 +28,7 @@ pub struct RealLibrary {
 }
 
 /// A candidate and why it was not taken.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Refusal {
     /// The file and why it was looked at.
     pub candidate: Candidate,
@@ -44,11 +44,16 @@ pub fn opened() -> Option<&'static RealLibrary> {
 }
 
 /// A library that is open but not taken yet.
+#[derive(Clone)]
 struct Found {
     library: RealLibrary,
-    cells: Vec<*mut ()>,
+    /// An address each, as entries stand.
+    cells: Vec<usize>,
     inside: [(usize, usize); 2],
 }
+
+/// What was opened when the program was loaded.
+static AT_LOAD: OnceCell<Found> = OnceCell::new();
 
 /// Opens the library and fills every cell, or tells all that was tried. A failure is not remembered: a library
 /// that a program maps later is found then.
@@ -61,7 +66,8 @@ pub fn open() -> Result<&'static RealLibrary, Vec<Refusal>> {
     if let Some(library) = OPENED.get() {
         return Ok(library);
     }
-    let found = search_and_open()?;
+    // Not searched again: options that the program has set since would lead to a second library.
+    let found = AT_LOAD.get().cloned().map_or_else(search_and_open, Ok)?;
     Ok(OPENED.get_or_init(|| take(found)))
 }
 
@@ -70,7 +76,7 @@ pub fn open() -> Result<&'static RealLibrary, Vec<Refusal>> {
 /// first call, NCCL's own destructors would run before the program's exit handlers. A failure is told at the first call.
 pub fn open_where_linked() {
     if objects::is_needed(c"libnccl.so") {
-        let _ = search_and_open();
+        search_and_open().into_iter().for_each(|found| drop(AT_LOAD.set(found)));
     }
 }
 
@@ -80,7 +86,7 @@ pub fn address_while_opening(index: usize) -> Option<*const ()> {
     static CELLS: OnceCell<Vec<usize>> = OnceCell::new();
     if CELLS.get().is_none() {
         let cells = search_and_open().ok()?.cells;
-        let _ = CELLS.set(cells.into_iter().map(|address| address as usize).collect());
+        let _ = CELLS.set(cells);
     }
     CELLS.get().map(|cells| cells[index] as *const ())
 }
@@ -192,25 +198,25 @@ fn is_cpp_runtime(object: &Object) -> bool {
     ["libstdc++.so", "libc++.so", "libc++abi.so"].iter().any(|runtime| name.starts_with(runtime))
 }
 
-fn addresses(library: &Library) -> Vec<*mut ()> {
+fn addresses(library: &Library) -> Vec<usize> {
     let find = |(index, entry): (usize, &Description)| {
         let address = CString::new(entry.name).ok().and_then(|name| symbol(library, &name));
-        address.unwrap_or_else(|| missing::in_library(index))
+        address.unwrap_or_else(|| missing::in_library(index)) as usize
     };
     ENTRIES.iter().enumerate().map(find).collect()
 }
 
 /// First address and length of the real library's text and of our own.
-fn inside(cells: &[*mut ()]) -> [(usize, usize); 2] {
+fn inside(cells: &[usize]) -> [(usize, usize); 2] {
     let mapped = objects::mapped();
-    [cells[Entry::ncclGetVersion as usize] as usize, own_address()]
+    [cells[Entry::ncclGetVersion as usize], own_address()]
         .map(|address| objects::holding(&mapped, address).map_or((0, 0), |object| object.text))
 }
 
 /// Only stores: whoever comes meanwhile waits.
 fn take(found: Found) -> RealLibrary {
     for (cell, address) in SLOTS.iter().zip(found.cells) {
-        cell.store(address, Ordering::Release);
+        cell.store(address as *mut (), Ordering::Release);
     }
     slots::note_inside(found.inside);
     found.library
