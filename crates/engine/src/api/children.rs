@@ -5,6 +5,8 @@
 //! A shrink of a lazy communicator that is not materialized never materializes it: the ranks that are left out do not come. What its survivors get
 //! is made without the parent. So is whatever comes of a lazy communicator whose materializing failed on some ranks only.
 
+mod way;
+
 use std::sync::Arc;
 
 use nccl_sys::missing::is_missing;
@@ -17,7 +19,8 @@ use crate::forward::known;
 use crate::group;
 use crate::lazy::{LazyCommunicator, on_device};
 use crate::peers::{
-    self, Asked, ChildInit, Configured, Course, InitOutcome, Laziness, NewCommunicator, Others, PeerGroup,
+    self, Asked, ChildCall, ChildInit, Configured, Course, InitOutcome, Laziness, NewCommunicator, Others,
+    PeerGroup,
 };
 use windlass_base::error::refuse;
 use windlass_base::stats::count::Identity;
@@ -28,6 +31,7 @@ use super::handles::note;
 use super::nccl_children::{self, Before, OfPeerGroup};
 use super::queries;
 use super::session::{self, settle};
+use way::{Known, Way, way};
 
 /// What there is to do once all have spoken.
 pub(super) enum Step {
@@ -75,40 +79,58 @@ pub(super) fn step(init: &InitCall, before: Option<Before>) -> Step {
         other => return Step::Nccl(other),
     };
     let Some(parent) = parent_of(init) else { return Step::Nccl(None) };
-    let lazy = init.parent().and_then(queries::lazy_of);
-    let is_left = child_call.is_without_parent();
-    // NCCL, or what stands for it, says why.
-    if init.refusal(parent.rank()).is_some() {
-        return Step::Nccl(None);
-    }
-    if !child_call.has_round() && !is_left {
-        child_call.enter();
-        return Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })));
-    }
-    let device = match &lazy {
+    let device = match init.parent().and_then(queries::lazy_of) {
         Some(lazy) => Some(lazy.device()),
         None => init.parent().and_then(known::identity).map(|identity| identity.device),
     };
-    if child_call.has_lost_parent() && group::is_open() {
-        child_call.begun().fail();
-        let why =
-            format_args!("no communicator from another in a group: NCCL has built that on some ranks only");
-        return Step::Failed(refuse(ncclRemoteError, why));
-    }
-    let is_sound = !matches!(configured.configuration, Configuration::Unknown);
-    let (Some(device), true, true) = (device, is_sound, is_left || !group::is_open()) else {
-        child_call.go_to_nccl();
-        let (true, Some(device)) = (is_left, device) else {
+    let way = way(Known {
+        is_refused: init.refusal(parent.rank()).is_some(),
+        has_round: child_call.has_round(),
+        is_without_parent: child_call.is_without_parent(),
+        has_lost_parent: child_call.has_lost_parent(),
+        is_in_group: group::is_open(),
+        has_device: device.is_some(),
+        is_readable: !matches!(configured.configuration, Configuration::Unknown),
+    });
+    match (way, device) {
+        (Way::Alone, Some(device)) => alone(init, parent, child_call, device),
+        (Way::Round, Some(device)) => round(init, parent, child_call, configured, device),
+        (Way::Nccl | Way::Alone | Way::Round, _) => Step::Nccl(None),
+        (Way::Roster | Way::Hurry, _) => {
+            if way == Way::Hurry {
+                child_call.go_to_nccl();
+            }
             child_call.enter();
-            return Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })));
-        };
-        // What becomes of this configuration only NCCL knows.
-        let mut child_init = child_call.begun();
-        let Course::Apart { rank, ranks } = child_init.alone() else { return Step::Nccl(None) };
-        let by_id = by_id(init, parent, &child_init, device, rank, &ranks);
-        child_init.refuse(FallbackReason::Child);
-        return Step::ById(by_id);
-    };
+            Step::Nccl(Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })))
+        }
+        (Way::Fail, _) => {
+            child_call.begun().fail();
+            let why = format_args!(
+                "no communicator from another in a group: NCCL has built that on some ranks only"
+            );
+            Step::Failed(refuse(ncclRemoteError, why))
+        }
+    }
+}
+
+/// This rank waits for nobody, and makes its communicator by an id.
+fn alone(init: &InitCall, parent: Arc<PeerGroup>, child_call: ChildCall, device: i32) -> Step {
+    child_call.go_to_nccl();
+    let mut child_init = child_call.begun();
+    let Course::Apart { rank, ranks } = child_init.alone() else { return Step::Nccl(None) };
+    let by_id = by_id(init, parent, &child_init, device, rank, &ranks);
+    child_init.refuse(FallbackReason::Child);
+    Step::ById(by_id)
+}
+
+/// All ranks of the call have their say, and this one does what they came to.
+fn round(
+    init: &InitCall,
+    parent: Arc<PeerGroup>,
+    child_call: ChildCall,
+    configured: Configured,
+    device: i32,
+) -> Step {
     let mut child_init = child_call.begun();
     let course = match child_init.round(init.key(), Laziness::AsConfigured.vote()) {
         Ok(course) => course,
@@ -121,6 +143,7 @@ pub(super) fn step(init: &InitCall, before: Option<Before>) -> Step {
     let configuration = configured.configuration.clone();
     match course {
         Course::Nothing => Step::Nothing,
+        Course::Nccl => Step::Begun(child_init, configured),
         Course::Apart { rank, ranks } => {
             let by_id = by_id(init, parent, &child_init, device, rank, &ranks);
             if by_id.of.is_none() {
@@ -129,7 +152,6 @@ pub(super) fn step(init: &InitCall, before: Option<Before>) -> Step {
             let asked = child_init.ask(by_id.new_communicator, configured);
             met(asked, child_init, configuration, by_id)
         }
-        Course::Nccl => Step::Begun(child_init, configured),
         Course::Lazy { rank, ranks, others } => {
             let by_id = by_id(init, parent, &child_init, device, rank, &ranks);
             let asked = child_init.ask_lazy(by_id.new_communicator, configured);

@@ -1,0 +1,92 @@
+//! Which way a rank of a split or shrink goes, by what it knows before it has heard the others. Pure.
+
+/// What a rank knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Known {
+    /// NCCL refuses the call by its arguments.
+    pub is_refused: bool,
+    /// Its ranks tell each other where they go, which all find alike.
+    pub has_round: bool,
+    /// NCCL cannot make the call: the parent is not built, and will not be.
+    pub is_without_parent: bool,
+    /// NCCL has built the parent on some ranks only.
+    pub has_lost_parent: bool,
+    /// The call stands in a group.
+    pub is_in_group: bool,
+    /// This rank's device is known.
+    pub has_device: bool,
+    /// The configuration can be read.
+    pub is_readable: bool,
+}
+
+/// What it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// NCCL's call, and no session.
+    Nccl,
+    /// NCCL's call. The ranks meet after it.
+    Roster,
+    /// The same. This rank says so in the round, for which it does not wait.
+    Hurry,
+    /// This rank says that it goes to NCCL, and makes its communicator without the parent.
+    Alone,
+    /// The round.
+    Round,
+    /// There is none.
+    Fail,
+}
+
+/// Which way.
+pub(super) fn way(known: Known) -> Way {
+    if known.is_refused {
+        // NCCL, or what stands for it, says why.
+        return Way::Nccl;
+    }
+    if !known.has_round && !known.is_without_parent {
+        return Way::Roster;
+    }
+    if known.has_lost_parent && known.is_in_group {
+        return Way::Fail;
+    }
+    let waits = known.is_without_parent || !known.is_in_group;
+    match (known.has_device, known.is_readable && waits, known.is_without_parent) {
+        (true, true, _) => Way::Round,
+        // What becomes of this configuration only NCCL knows.
+        (true, false, true) => Way::Alone,
+        _ => Way::Hurry,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All that a rank can know, and which way it goes.
+    #[test]
+    fn ways() {
+        let sound = Known { has_round: true, has_device: true, is_readable: true, ..Known::default() };
+        let without = Known { is_without_parent: true, ..sound };
+        let table = [
+            (sound, Way::Round),
+            (Known { is_refused: true, ..sound }, Way::Nccl),
+            (Known { is_refused: true, ..without }, Way::Nccl),
+            (Known { has_round: false, ..sound }, Way::Roster),
+            (Known { has_round: false, is_in_group: true, ..sound }, Way::Roster),
+            (Known { is_in_group: true, ..sound }, Way::Hurry),
+            (Known { is_readable: false, ..sound }, Way::Hurry),
+            (Known { has_device: false, ..sound }, Way::Hurry),
+            (Known { has_lost_parent: true, ..sound }, Way::Round),
+            (Known { has_lost_parent: true, is_in_group: true, ..sound }, Way::Fail),
+            (Known { has_lost_parent: true, is_readable: false, ..sound }, Way::Hurry),
+            (without, Way::Round),
+            (Known { has_round: false, ..without }, Way::Round),
+            (Known { is_in_group: true, ..without }, Way::Round),
+            (Known { is_readable: false, ..without }, Way::Alone),
+            (Known { is_readable: false, is_in_group: true, ..without }, Way::Alone),
+            (Known { has_device: false, ..without }, Way::Hurry),
+        ];
+        for (known, expected) in table {
+            assert_eq!(way(known), expected, "{known:?}");
+        }
+    }
+}
