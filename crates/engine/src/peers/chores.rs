@@ -64,7 +64,7 @@ impl Chore for Comparisons {
 
     fn turn(&mut self) {
         registry::alive().for_each(|peer_group| {
-            peer_group.checking().into_iter().for_each(|one| one.look(|| peer_group.gone()));
+            peer_group.checking().into_iter().for_each(|one| one.look(|| peer_group.ranks().gone()));
         });
     }
 }
@@ -98,7 +98,7 @@ impl Chore for Growth {
     fn turn(&mut self) {
         let mut runs = 0;
         for peer_group in registry::alive() {
-            runs += peer_group.runs();
+            runs += peer_group.ranks().runs();
             let Some(transports) = peer_group.transports() else { continue };
             for question in peer_group.growing().wanted(&transports.p2p) {
                 peer_group.others().ask(question.to, question.encode(), move |answer| {

@@ -2,3 +2,4 @@
 
 pub(in crate::peers) mod error_propagation;
 pub(in crate::peers) mod hang_detector;
+pub(in crate::peers) mod ranks;

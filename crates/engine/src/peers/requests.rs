@@ -21,8 +21,13 @@ pub(super) struct Others {
 
 impl Others {
     /// Of this rank.
-    pub(super) fn new(negotiated: &Arc<NegotiatedConfig>, rank: u32) -> Others {
-        Others { negotiated: negotiated.clone(), rank }
+    pub(super) fn new(negotiated: Arc<NegotiatedConfig>, rank: u32) -> Others {
+        Others { negotiated, rank }
+    }
+
+    /// What all agreed on.
+    pub(super) fn negotiated(&self) -> &Arc<NegotiatedConfig> {
+        &self.negotiated
     }
 
     /// What names the peer group.

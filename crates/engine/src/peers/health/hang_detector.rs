@@ -131,7 +131,7 @@ impl Chore for HangDetectors {
     }
 
     fn lives(&self) -> Vec<Arc<Life>> {
-        registry::alive().flat_map(|peer_group| peer_group.lives().to_vec()).collect()
+        registry::alive().flat_map(|peer_group| peer_group.ranks().lives().to_vec()).collect()
     }
 
     fn ended(&mut self, process: u64) {
@@ -157,7 +157,7 @@ impl Chore for HangDetectors {
         let Loss { comm, from, to } = Loss::decode(words)?;
         let peer_group = registry::find(comm, to)?;
         log::debug!("rank {to}: rank {from} says that it has failed");
-        peer_group.lose(from);
+        peer_group.ranks().lose(from);
         Some(Answer { words: vec![1], descriptor: None })
     }
 
@@ -188,8 +188,8 @@ impl HangDetectors {
 
 /// Ranks whose processes have ended, or that have said that they have failed.
 fn dead_of(dead: &BTreeSet<u64>, peer_group: &PeerGroup) -> Vec<u32> {
-    let is_dead = |life: &&Arc<Life>| dead.contains(&life.process) || peer_group.has_lost(life.rank);
-    peer_group.lives().iter().filter(is_dead).map(|life| life.rank).collect()
+    let is_dead = |life: &&Arc<Life>| dead.contains(&life.process) || peer_group.ranks().has_lost(life.rank);
+    peer_group.ranks().lives().iter().filter(is_dead).map(|life| life.rank).collect()
 }
 
 /// Of a peer group with a dead rank, or one that has failed.
@@ -219,13 +219,13 @@ impl HangDetector {
             }
             return;
         }
-        let runs = peer_group.runs();
+        let runs = peer_group.ranks().runs();
         // Taken before it is asked: what is called meanwhile adds itself.
-        let mut awaited = peer_group.take_awaited();
+        let mut awaited = peer_group.ranks().take_awaited();
         let idle = sequencer.is_idle();
         // What graphs once captured they may run again, and nothing tells when.
         if idle != Ok(true) || sequencer.is_captured() {
-            awaited = peer_group.await_still(awaited);
+            awaited = peer_group.ranks().awaits_still(awaited);
         }
         if idle == Ok(true) {
             self.still = None;

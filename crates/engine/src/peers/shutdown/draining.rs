@@ -11,13 +11,21 @@ use crate::peers::growing::Grown;
 use crate::peers::setup::transports::Transports;
 use crate::peers::shutdown::closing::Closing;
 
-/// Dropped in this order.
+/// What of other ranks' memory a rank uses, and what of its own they may.
+#[derive(Debug)]
+pub(in crate::peers) struct Mapped {
+    pub transports: Transports,
+    /// By rank, none at this rank's place.
+    pub peers: Vec<Option<PeerRegion>>,
+    pub region: Region,
+    pub closing: Closing,
+}
+
+/// The same, of one that ends.
 #[derive(Debug)]
 pub(in crate::peers) struct Draining {
-    pub transports: Option<Transports>,
-    pub peers: Vec<Option<PeerRegion>>,
+    pub mapped: Mapped,
     pub grown: Grown,
-    pub own: Option<(Region, Closing)>,
 }
 
 /// Held across queries of events, and while one is closed: the locks of symmetric heaps and of what is closed come after it.
@@ -29,26 +37,23 @@ impl Draining {
         if self.is_over() {
             self.close();
         } else {
-            self.transports.iter().for_each(|transports| transports.sequencer.abort());
+            self.mapped.transports.sequencer.abort();
             draining().push(self);
         }
     }
 
     /// A driver that answers nothing any more runs nothing either.
     fn is_over(&self) -> bool {
-        self.transports.as_ref().is_none_or(|transports| transports.sequencer.is_idle().unwrap_or(true))
+        self.mapped.transports.sequencer.is_idle().unwrap_or(true)
     }
 
+    /// In this order: the others hear last that this rank has closed.
     fn close(self) {
-        let Draining { transports, peers, grown, own } = self;
-        drop(transports);
-        drop(peers);
-        let leases = grown.end();
-        if let Some((region, mut closing)) = own {
-            drop(region);
-            closing.also(leases);
-            closing.begin();
-        }
+        let Draining { mapped: Mapped { transports, peers, region, mut closing }, grown } = self;
+        drop((transports, peers));
+        closing.also(grown.end());
+        drop(region);
+        closing.begin();
     }
 }
 
@@ -59,10 +64,9 @@ pub(in crate::peers) fn close_over() {
 
 /// Whether there are others on this device that will be over.
 pub(in crate::peers) fn is_any_on(device: Ordinal) -> bool {
-    let is_on = |one: &Draining| one.own.as_ref().is_some_and(|(region, _)| region.device() == device);
+    let is_on = |one: &Draining| one.mapped.region.device() == device;
     // Of what was issued in part nobody knows when it ends.
-    let will_end =
-        |one: &Draining| one.transports.as_ref().is_none_or(|transports| !transports.sequencer.is_doubtful());
+    let will_end = |one: &Draining| !one.mapped.transports.sequencer.is_doubtful();
     draining().iter().any(|one| is_on(one) && will_end(one))
 }
 
