@@ -31,7 +31,7 @@ use super::handles::note;
 use super::nccl_children::{self, Before, OfPeerGroup};
 use super::queries;
 use super::session::{self, settle};
-use way::{Known, Way, way};
+use way::{CallFacts, Way, way};
 
 /// What there is to do once all have spoken.
 pub(super) enum Step {
@@ -83,7 +83,7 @@ pub(super) fn step(init: &InitCall, before: Option<Before>) -> Step {
         Some(lazy) => Some(lazy.device()),
         None => init.parent().and_then(known::identity).map(|identity| identity.device),
     };
-    let way = way(Known {
+    let way = way(CallFacts {
         is_refused: init.refusal(parent.rank()).is_some(),
         has_round: child_call.has_round(),
         is_without_parent: child_call.is_without_parent(),

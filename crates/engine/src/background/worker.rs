@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -79,6 +79,8 @@ struct Worker {
     requests: Mutex<Vec<Request>>,
     wake: Flag,
     ending: AtomicBool,
+    /// How often it has begun.
+    beginnings: AtomicU64,
     /// Whether the thread may hold peer groups, which then end a moment after their owners have let go of them.
     looking: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -156,6 +158,7 @@ impl Worker {
             requests: Mutex::default(),
             wake: Flag::new()?,
             ending: AtomicBool::new(false),
+            beginnings: AtomicU64::new(0),
             looking: AtomicBool::new(true),
             thread: Mutex::default(),
         });
@@ -168,6 +171,7 @@ impl Worker {
         worker.looking.store(true, Ordering::Release);
         let round = Round {
             worker: worker.clone(),
+            beginning: worker.beginnings.fetch_add(1, Ordering::AcqRel) + 1,
             chores: (worker.chores)(),
             request_socket,
             asked: BTreeMap::new(),
@@ -187,6 +191,8 @@ impl Worker {
 /// What the thread has.
 struct Round {
     worker: Arc<Worker>,
+    /// Which of its beginnings.
+    beginning: u64,
     chores: Vec<Box<dyn Chore>>,
     request_socket: RequestSocket,
     /// What is on its way, by key.
@@ -217,14 +223,17 @@ impl Round {
             guard::or_else(|| (), || self.speak());
             descriptor::fill_reserve();
         }
-        let Round { worker, mut chores, request_socket, asked, .. } = self;
+        let Round { worker, beginning, mut chores, request_socket, asked, .. } = self;
         // First: one that begins again takes the name, and whoever waits for an answer asks again.
         drop((request_socket, asked));
         for chore in &mut chores {
             guard::or_else(|| (), || chore.end());
         }
         drop(chores);
-        worker.looking.store(false, Ordering::Release);
+        // One that has begun since says that for itself.
+        if worker.beginnings.load(Ordering::Acquire) == beginning {
+            worker.looking.store(false, Ordering::Release);
+        }
     }
 
     /// The peers' processes that live, each once.
@@ -272,10 +281,13 @@ impl Round {
             self.request_socket.ask(to, words, self.next);
         }
         let chores = &mut self.chores;
-        let answer = |words: &[u8]| chores.iter_mut().find_map(|chore| chore.answer(words));
+        // What panics keeps no other answer from who waits for it.
+        let answer = |words: &[u8]| {
+            chores.iter_mut().find_map(|chore| guard::or_else(|| None, || chore.answer(words)))
+        };
         for (key, answer) in self.request_socket.turn(answer) {
             if let Some(heard) = self.asked.remove(&key) {
-                heard(answer);
+                guard::or_else(|| (), || heard(answer));
             }
         }
     }

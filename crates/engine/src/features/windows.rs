@@ -15,6 +15,6 @@ pub(crate) mod slot;
 
 pub(crate) use decide::Rules;
 pub(crate) use kept::{
-    Course, Health, Making, WindowRequest, Windows, alive, free_leaving, free_left, is_refused_alone, look,
+    Course, Health, Making, WindowRequest, Windows, free_leaving, free_left, is_refused_alone, look,
 };
 pub(crate) use said::WORDS;

@@ -6,7 +6,9 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclInternalError, ncclResult_t, ncclSystemError};
+use nccl_sys::{
+    NCCL_UNIQUE_ID_BYTES, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess, ncclSystemError,
+};
 
 use crate::forward::init;
 use windlass_base::descriptor;
@@ -32,7 +34,50 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub(crate) struct Ids {
     others: Others,
     /// By what they are for, the oldest first. Held while NCCL makes one, which waits for nobody.
-    made: Mutex<VecDeque<(u64, Id)>>,
+    made: Mutex<Made>,
+}
+
+/// What became of each: one answer for all who ask, whoever asks first.
+#[derive(Debug, Default)]
+struct Made(VecDeque<(u64, State)>);
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// NCCL has made none since then: this process may lack descriptors, for a while.
+    Lacking(Instant),
+    Over(Result<Id, ncclResult_t>),
+}
+
+impl Made {
+    /// What there is for a number; none while NCCL may yet make one, which is tried each time.
+    fn get(
+        &mut self,
+        number: u64,
+        make: impl FnOnce() -> Result<Id, ncclResult_t>,
+    ) -> Option<Result<Id, ncclResult_t>> {
+        let place = self.0.iter().position(|(known, _)| *known == number).unwrap_or_else(|| {
+            if self.0.len() >= KEPT_MAX {
+                self.0.pop_front();
+            }
+            self.0.push_back((number, State::Lacking(Instant::now())));
+            self.0.len() - 1
+        });
+        let (_, state) = self.0.get_mut(place)?;
+        if let State::Lacking(since) = *state {
+            match make() {
+                Ok(id) => *state = State::Over(Ok(id)),
+                Err(code) if since.elapsed() >= descriptor::WANTED_FOR => {
+                    let code = refuse(code, format_args!("NCCL makes no id"));
+                    *state = State::Over(Err(code));
+                }
+                Err(_) => {}
+            }
+        }
+        match *state {
+            State::Lacking(_) => None,
+            State::Over(made) => Some(made),
+        }
+    }
 }
 
 /// Which id is asked for.
@@ -77,7 +122,13 @@ impl Ids {
         if self.others.rank() == of {
             // The others ask this process.
             process_exit::go_on();
-            return self.make(number);
+            loop {
+                match self.make(number) {
+                    Some(made) => return made,
+                    None if stopped() => return Err(ncclInternalError),
+                    None => std::thread::sleep(AGAIN_AFTER),
+                }
+            }
         }
         let question = IdRequest { comm: self.others.comm(), of, number };
         let mut wanting: Option<Instant> = None;
@@ -101,7 +152,8 @@ impl Ids {
                     }
                     Err(RecvTimeoutError::Disconnected) => break,
                     Err(RecvTimeoutError::Timeout) if stopped() => break,
-                    Err(RecvTimeoutError::Timeout) => {}
+                    // What was asked while the process ended is asked once the worker has begun again.
+                    Err(RecvTimeoutError::Timeout) => process_exit::go_on(),
                 }
             }
             if wanting.is_some_and(|since| since.elapsed() >= descriptor::WANTED_FOR) {
@@ -114,34 +166,28 @@ impl Ids {
         Err(ncclInternalError)
     }
 
-    /// As the rank that is asked: the id, or NCCL's code where this process can make none.
-    pub(super) fn answer(&self, number: u64) -> Answer {
-        let words = match self.make(number) {
+    /// As the rank that is asked: the id, or NCCL's code where this process can make none; nothing as long as it may yet.
+    pub(super) fn answer(&self, number: u64) -> Option<Answer> {
+        let words = match self.make(number)? {
             Ok(id) => id.to_vec(),
             Err(code) => code.0.to_le_bytes().to_vec(),
         };
-        Answer { words, descriptor: None }
+        Some(Answer { words, descriptor: None })
     }
 
-    fn make(&self, number: u64) -> Result<Id, ncclResult_t> {
-        let mut ids = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, id)) = ids.iter().find(|(known, _)| *known == number) {
-            return Ok(*id);
-        }
-        let id = hosting::spare_id().map_or_else(init::make_id, Ok);
-        let id = id.map_err(|code| refuse(code, format_args!("NCCL makes no id")))?;
-        if ids.len() >= KEPT_MAX {
-            ids.pop_front();
-        }
-        ids.push_back((number, id));
-        Ok(id)
+    fn make(&self, number: u64) -> Option<Result<Id, ncclResult_t>> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.get(number, || hosting::spare_id().map_or_else(init::make_id, Ok))
     }
 }
 
 /// What [`Ids::answer`] has written.
 fn read(words: &[u8]) -> Result<Id, ncclResult_t> {
     if let Ok(code) = words.try_into() {
-        return Err(ncclResult_t(i32::from_le_bytes(code)));
+        let code = ncclResult_t(i32::from_le_bytes(code));
+        // No failures: another process's mistake.
+        let is_none = code == ncclSuccess || code == ncclInProgress;
+        return Err(if is_none { ncclInternalError } else { code });
     }
     words.try_into().map_err(|_| {
         let bytes = words.len();
@@ -160,6 +206,23 @@ mod tests {
         assert_eq!(read(&id), Ok(id));
         assert_eq!(read(&ncclSystemError.0.to_le_bytes()), Err(ncclSystemError));
         assert_eq!(read(&id[1..]), Err(ncclInternalError));
+        assert_eq!(read(&ncclSuccess.0.to_le_bytes()), Err(ncclInternalError));
+    }
+
+    /// All who ask for one number get one answer: the id that is made in the end, or a failure that has lasted.
+    #[test]
+    fn one_answer() {
+        let (id, fails) = ([7; NCCL_UNIQUE_ID_BYTES], || Err(ncclSystemError));
+        let mut made = Made::default();
+        assert_eq!(made.get(1, fails), None);
+        assert_eq!(made.get(1, || Ok(id)), Some(Ok(id)));
+        assert_eq!(made.get(1, fails), Some(Ok(id)));
+        let Some(long_ago) = Instant::now().checked_sub(descriptor::WANTED_FOR) else { return };
+        made.0.push_back((2, State::Lacking(long_ago)));
+        assert_eq!(made.get(2, fails), Some(Err(ncclSystemError)));
+        assert_eq!(made.get(2, || Ok(id)), Some(Err(ncclSystemError)));
+        (3..100).for_each(|number| assert_eq!(made.get(number, || Ok(id)), Some(Ok(id))));
+        assert_eq!(made.0.len(), KEPT_MAX);
     }
 
     /// Questions read back; anything else is none.

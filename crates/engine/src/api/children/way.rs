@@ -2,7 +2,7 @@
 
 /// What a rank knows.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Known {
+pub(super) struct CallFacts {
     /// NCCL refuses the call by its arguments.
     pub is_refused: bool,
     /// Its ranks tell each other where they go, which all find alike.
@@ -37,7 +37,7 @@ pub(super) enum Way {
 }
 
 /// Which way.
-pub(super) fn way(known: Known) -> Way {
+pub(super) fn way(known: CallFacts) -> Way {
     if known.is_refused {
         // NCCL, or what stands for it, says why.
         return Way::Nccl;
@@ -64,26 +64,27 @@ mod tests {
     /// All that a rank can know, and which way it goes.
     #[test]
     fn ways() {
-        let sound = Known { has_round: true, has_device: true, is_readable: true, ..Known::default() };
-        let without = Known { is_without_parent: true, ..sound };
+        let sound =
+            CallFacts { has_round: true, has_device: true, is_readable: true, ..CallFacts::default() };
+        let without = CallFacts { is_without_parent: true, ..sound };
         let table = [
             (sound, Way::Round),
-            (Known { is_refused: true, ..sound }, Way::Nccl),
-            (Known { is_refused: true, ..without }, Way::Nccl),
-            (Known { has_round: false, ..sound }, Way::Roster),
-            (Known { has_round: false, is_in_group: true, ..sound }, Way::Roster),
-            (Known { is_in_group: true, ..sound }, Way::Hurry),
-            (Known { is_readable: false, ..sound }, Way::Hurry),
-            (Known { has_device: false, ..sound }, Way::Hurry),
-            (Known { has_lost_parent: true, ..sound }, Way::Round),
-            (Known { has_lost_parent: true, is_in_group: true, ..sound }, Way::Fail),
-            (Known { has_lost_parent: true, is_readable: false, ..sound }, Way::Hurry),
+            (CallFacts { is_refused: true, ..sound }, Way::Nccl),
+            (CallFacts { is_refused: true, ..without }, Way::Nccl),
+            (CallFacts { has_round: false, ..sound }, Way::Roster),
+            (CallFacts { has_round: false, is_in_group: true, ..sound }, Way::Roster),
+            (CallFacts { is_in_group: true, ..sound }, Way::Hurry),
+            (CallFacts { is_readable: false, ..sound }, Way::Hurry),
+            (CallFacts { has_device: false, ..sound }, Way::Hurry),
+            (CallFacts { has_lost_parent: true, ..sound }, Way::Round),
+            (CallFacts { has_lost_parent: true, is_in_group: true, ..sound }, Way::Fail),
+            (CallFacts { has_lost_parent: true, is_readable: false, ..sound }, Way::Hurry),
             (without, Way::Round),
-            (Known { has_round: false, ..without }, Way::Round),
-            (Known { is_in_group: true, ..without }, Way::Round),
-            (Known { is_readable: false, ..without }, Way::Alone),
-            (Known { is_readable: false, is_in_group: true, ..without }, Way::Alone),
-            (Known { has_device: false, ..without }, Way::Hurry),
+            (CallFacts { has_round: false, ..without }, Way::Round),
+            (CallFacts { is_in_group: true, ..without }, Way::Round),
+            (CallFacts { is_readable: false, ..without }, Way::Alone),
+            (CallFacts { is_readable: false, is_in_group: true, ..without }, Way::Alone),
+            (CallFacts { has_device: false, ..without }, Way::Hurry),
         ];
         for (known, expected) in table {
             assert_eq!(way(known), expected, "{known:?}");

@@ -40,7 +40,7 @@ static KNOWN: AtomicUsize = AtomicUsize::new(0);
 /// Blocks that are kept.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 /// A thread looks after what is kept.
-static IS_LOOKED_AFTER: AtomicBool = AtomicBool::new(false);
+static LOOKED_AFTER_BY: AtomicUsize = AtomicUsize::new(0);
 /// This process was forked off one that has blocks: CUDA is dead, and the lock may be held by a thread that is not here.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
@@ -217,7 +217,7 @@ pub(crate) fn has_windows(serial: u64, over: Over) {
 
 /// How much of freed memory may be kept on a device now, by who would keep so many bytes more.
 pub(crate) fn bytes_max(driver: &'static Driver, device: Ordinal, more: u64) -> u64 {
-    if !IS_LOOKED_AFTER.load(Ordering::Relaxed) {
+    if LOOKED_AFTER_BY.load(Ordering::Relaxed) == 0 {
         return 0;
     }
     let kept = lock().kept_on(device);
@@ -258,9 +258,20 @@ pub(crate) fn trim(device: Ordinal) -> Vec<Address> {
     gone
 }
 
-/// A thread calls [`age`] again and again from now on; or none does any more.
-pub(crate) fn look_after(is_looked_after: bool) {
-    IS_LOOKED_AFTER.store(is_looked_after, Ordering::Relaxed);
+/// As long as this is kept, a thread calls [`age`] again and again.
+#[derive(Debug)]
+pub(crate) struct LookedAfter(());
+
+/// A thread does from now on.
+pub(crate) fn look_after() -> LookedAfter {
+    LOOKED_AFTER_BY.fetch_add(1, Ordering::Relaxed);
+    LookedAfter(())
+}
+
+impl Drop for LookedAfter {
+    fn drop(&mut self) {
+        LOOKED_AFTER_BY.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What nobody has wanted for so long leaves: NCCL is to free what this gives.

@@ -14,7 +14,7 @@ use windlass_base::range::Range;
 use windlass_base::stats::count;
 use windlass_base::stats::registration::Registered;
 
-use crate::background::side_thread;
+use crate::background::{side_thread, worker};
 use crate::features::registration::aliases::{Alias, Aliases};
 use crate::features::registration::registering::{self, EVERYTHING, End, Progress, Registering, State};
 
@@ -240,7 +240,10 @@ impl Drop for Registering {
         match (end, state.progress()) {
             (Some(End::Clean), _) => {}
             // NCCL's communicator was stopped, and its kernels leave.
-            (Some(End::Left), Progress::Over | Progress::Running) => remains().push(Remains(state)),
+            (Some(End::Left), Progress::Over | Progress::Running) => {
+                remains().push(Remains(state));
+                worker::wake();
+            }
             // Nobody ended it; or nothing can be asked any more.
             (None, _) | (_, Progress::Lost) => std::mem::forget(state),
         }

@@ -146,7 +146,7 @@ impl Chore for HangDetectors {
             let dead = self.dead_of(&peer_group);
             if !dead.is_empty() {
                 // One at a time: what another one waits for must not keep a question open.
-                let may_ask = !self.of.values().any(HangDetector::is_asking);
+                let may_ask = !self.of.values().any(HangDetector::has_asked);
                 self.of.entry(name).or_default().look(&peer_group, &dead, may_ask);
             }
         }

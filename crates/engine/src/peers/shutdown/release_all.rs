@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::features::registration::deregistration::Release;
-use crate::features::registration::registering::{self, End, Registering};
-use crate::features::windows;
+use crate::features::registration::registering::{End, Registering};
 use crate::features::windows::Windows;
 use crate::peers::registry;
 
@@ -24,7 +23,7 @@ pub enum StillRegistered {
 
 /// Windows that the application does not have go, and no rank keeps any more.
 fn release_windows() -> Result<(), StillRegistered> {
-    let mut rest: Vec<Arc<Windows>> = windows::alive().collect();
+    let mut rest: Vec<Arc<Windows>> = registry::alive().filter_map(|one| one.windows().cloned()).collect();
     let began = Instant::now();
     loop {
         rest.retain(|one| !one.release());
@@ -43,7 +42,8 @@ fn release_windows() -> Result<(), StillRegistered> {
 pub fn register_nothing() -> Result<(), StillRegistered> {
     release_windows()?;
     registry::end_checking();
-    let mut rest: Vec<Arc<Registering>> = registering::alive().collect();
+    let mut rest: Vec<Arc<Registering>> =
+        registry::alive().filter_map(|one| one.registering().cloned()).collect();
     let (mut kept, mut in_use_since) = (0, None);
     while !rest.is_empty() {
         let mut in_use = 0;
