@@ -3,7 +3,15 @@
  *   cc all_reduce.c -o all_reduce -lnccl -lcuda
  *   windlass run -- ./all_reduce
  *
- * Nothing here is Windlass's own: the program is written for NCCL. */
+ * Nothing here is Windlass's own: the program is written for NCCL.
+ *
+ * Did it work? It prints "0 wrong". With WINDLASS_REPORT=text each communicator has one line for its calls. Path native says that
+ * Windlass's kernel ran them, path forward that NCCL did: 4 MiB are above the simulator's limit. The words in front are no part of it:
+ *
+ *   on the simulator: ncclAllReduce forward 1 4.0 MiB
+ *   on 2 H100 or H200 with NCCL_NVLS_ENABLE=0: ncclAllReduce native 1 4.0 MiB
+ *
+ * "windlass stats" shows the same of programs that still run. */
 #include <cuda.h>
 #include <nccl.h>
 #include <stdio.h>

@@ -4,7 +4,15 @@
  *   cc windows.c -o windows -lnccl -lcuda -lpthread
  *   NCCL_NVLS_ENABLE=0 windlass run -- ./windows
  *
- * Nothing here is Windlass's own: the program is written for NCCL, 2.28.3 and later. */
+ * Nothing here is Windlass's own: the program is written for NCCL, 2.28.3 and later.
+ *
+ * Did it work? It prints "0 wrong", and from round 2 on alloc and register take less time than in round 1. With WINDLASS_REPORT=text a
+ * line near the top counts windows that were found again. The words in front are no part of it:
+ *
+ *   on the simulator, 2 GPUs: windows: hits 10, made 2
+ *   on 2 H100 or H200: windows: hits 10, made 2
+ *
+ * "windlass stats" shows the same of programs that still run. */
 #include <cuda.h>
 #include <nccl.h>
 #include <pthread.h>

@@ -1,20 +1,30 @@
 """PyTorch data-parallel training, one process a GPU:
 
-    windlass run -- torchrun --nproc-per-node=gpu ddp.py
+    NCCL_NVLS_ENABLE=0 WINDLASS_REPORT=text windlass run -- torchrun --nproc-per-node 2 ddp.py
 
-Nothing here is Windlass's own: the script is written for NCCL.
+Nothing here is Windlass's own: the script is written for NCCL. It does not run on the simulator: PyTorch computes on GPUs.
+
+Did it work? Rank 0 prints "weights equal: True". At the end every process prints a report. Path native says that Windlass's kernel
+summed the gradients, path forward that NCCL did:
+
+    ncclAllReduce                  native
+
+With more steps (--steps 100000), "windlass stats" in another terminal shows a line for each process while they train.
 """
 
+import argparse
 import os
 
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-STEPS = 20
+try:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+except ImportError:
+    torch = None  # read_options says so
 
 
 def main():
+    options = read_options()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
@@ -24,7 +34,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     torch.manual_seed(1 + dist.get_rank())  # every rank its own data
-    for _ in range(STEPS):
+    for _ in range(options.steps):
         inputs = torch.randn(64, 256, device=device)
         loss = (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
         optimizer.zero_grad()
@@ -36,10 +46,26 @@ def main():
     lowest, highest = total.clone(), total.clone()
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    equal = bool(lowest == highest)
     if dist.get_rank() == 0:
-        print(f"{STEPS} steps on {dist.get_world_size()} GPUs, weights equal: {bool(lowest == highest)}")
+        print(f"{options.steps} steps on {dist.get_world_size()} GPUs, weights equal: {equal}")
     dist.destroy_process_group()
+    return not equal
+
+
+def read_options():
+    """What the command line says; ends the program where the script cannot run."""
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    arguments.add_argument("--steps", type=int, default=20, help="steps of training [default: 20]")
+    options = arguments.parse_args()
+    if torch is None:
+        arguments.exit(1, "PyTorch is missing: pip install torch\n")
+    if "LOCAL_RANK" not in os.environ:
+        arguments.exit(1, "no LOCAL_RANK: start it with torchrun --nproc-per-node 2\n")
+    if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+        arguments.exit(1, f"a GPU is needed for each process, and PyTorch sees {torch.cuda.device_count()}\n")
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
