@@ -182,6 +182,7 @@ fn words_given_up_stay_away() {
 const SENTENCE_WORDS_MAX: usize = 35;
 const SHORT: &[&str] = &[
     "README.md",
+    "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "docs/collectives.md",
     "docs/environments.md",
