@@ -1,5 +1,9 @@
 //! Pages say what is: every file that they name exists, none has a word that was given up, and sentences are short.
 
+#[path = "pages/c_interface.rs"]
+mod c_interface;
+#[path = "pages/compatibility.rs"]
+mod compatibility;
 #[path = "pages/troubleshooting.rs"]
 mod troubleshooting;
 
@@ -33,6 +37,15 @@ fn read(file: &str) -> String {
     std::fs::read(repository().join(file))
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
         .expect(file)
+}
+
+/// Holds that a generated page is what it would be today, or writes it.
+fn fresh(page: &str, text: &str) {
+    if std::env::var_os("WINDLASS_BLESS").is_some() {
+        std::fs::write(repository().join(page), text).unwrap();
+    }
+    let committed = std::fs::read_to_string(repository().join(page)).unwrap_or_default();
+    assert!(committed == text, "{page} is stale: run with WINDLASS_BLESS=1");
 }
 
 /// Pages for people, without the committed outputs of measurements.
@@ -194,7 +207,9 @@ const SHORT: &[&str] = &[
     "CONTRIBUTING.md",
     "GLOSSARY.md",
     "SECURITY.md",
+    "docs/c-interface.md",
     "docs/collectives.md",
+    "docs/compatibility.md",
     "docs/environments.md",
     "docs/nccl-variables.md",
     "docs/options.md",

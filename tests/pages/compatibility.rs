@@ -1,0 +1,235 @@
+//! The page of NCCL's versions and functions, made of the list of entry points and of the tables of NVIDIA's releases.
+
+use std::fmt::Write;
+
+use nccl_sys::slots::{Description, ENTRIES, Role};
+
+use super::{fresh, repository};
+
+const PAGE: &str = "docs/compatibility.md";
+
+/// Headings, each with the first of its functions, in the order of the list.
+const HEADINGS: [(&str, &str); 10] = [
+    ("ncclGetVersion", "The library"),
+    ("ncclGetUniqueId", "Making and ending communicators"),
+    ("ncclCommGetAsyncError", "Questions to a communicator"),
+    ("ncclMemAlloc", "Memory, registration, windows"),
+    ("ncclRedOpCreatePreMulSum", "Reductions of the program"),
+    ("ncclAllReduce", "Collectives"),
+    ("ncclSend", "Messages and one-sided calls"),
+    ("ncclGroupStart", "Groups"),
+    ("ncclParamBind", "Parameters"),
+    ("ncclDevCommCreate", "Device interface, and names without a declaration"),
+];
+
+/// What Windlass does with the functions that it looks at, in the order of the list. `…Config` stands for all functions with that end.
+const SEEN: &[(&str, &str)] = &[
+    ("ncclGetLastError", "NCCL answers. After a refusal of Windlass it gives the text of that refusal."),
+    (
+        "ncclGetUniqueId",
+        "NCCL makes the id, and Windlass adds a port and an id tag for peer groups. An id that nobody has used is given again.",
+    ),
+    (
+        "ncclCommInitRank",
+        "The ranks first try to make a peer group. NCCL makes the communicator, at once or, if it is lazy, later.",
+    ),
+    (
+        "ncclCommInitRankConfig",
+        "The same. With `blocking = 0` there is no peer group, and a configuration that Windlass does not know makes no lazy communicator.",
+    ),
+    ("ncclCommInitRankScalable", "The same. With more than one id there is no peer group."),
+    (
+        "ncclCommInitAll",
+        "NCCL makes the communicators, which then get a peer group without a session. They may be lazy.",
+    ),
+    (
+        "ncclCommSplit",
+        "The new ranks meet and may have a peer group, also those of a parent without one. Not in a group or with `blocking = 0`.",
+    ),
+    ("ncclCommShrink", "The same as a split."),
+    ("ncclCommGetUniqueId", "NCCL makes the id. A lazy communicator is materialized first."),
+    (
+        "ncclCommGrow",
+        "NCCL makes the communicator, without a peer group. A lazy parent is materialized first.",
+    ),
+    ("ncclCommFinalize", "Windlass ends what it has registered, then NCCL finalizes."),
+    (
+        "ncclCommDestroy",
+        "Windlass ends its part. NCCL ends its own, or it is cached if the communicator was lazy.",
+    ),
+    ("ncclCommAbort", "Kernels of Windlass leave, and NCCL aborts its part. Any thread may call."),
+    ("ncclCommRevoke", "NCCL revokes, and the peer group ends."),
+    ("ncclCommGetAsyncError", "NCCL answers. Where it has no error, an error of the peer group is given."),
+    ("ncclCommCount", "NCCL answers, or Windlass for a lazy communicator."),
+    ("ncclCommCuDevice", "NCCL answers, or Windlass for a lazy communicator."),
+    ("ncclCommUserRank", "NCCL answers, or Windlass for a lazy communicator."),
+    (
+        "ncclCommSuspend",
+        "NCCL gives back its memory, and Windlass its kept windows. The memory of the peer group stays.",
+    ),
+    ("ncclCommResume", "NCCL resumes."),
+    ("ncclCommMemStats", "NCCL answers, without the memory of Windlass. A lazy communicator has 0."),
+    ("ncclMemAlloc", "A kept block of the same size, or a new one of NCCL's."),
+    ("ncclMemFree", "The block is kept for a while, or NCCL frees it."),
+    ("ncclCommRegister", "NCCL registers. Windlass then registers nothing by itself on this communicator."),
+    ("ncclCommDeregister", "NCCL deregisters."),
+    ("ncclCommWindowRegister", "A kept window, if all ranks have it, or a new one of NCCL's."),
+    ("ncclCommWindowDeregister", "The window is kept, or NCCL ends it."),
+    ("ncclWinGetUserPtr", "NCCL answers. A lazy communicator has no window yet."),
+    (
+        "ncclRedOpCreatePreMulSum",
+        "NCCL makes the operation, or Windlass for a lazy communicator. Collectives with it run in NCCL.",
+    ),
+    ("ncclRedOpDestroy", "NCCL ends the operation, or Windlass for a lazy communicator."),
+    ("ncclAllReduce", "Native up to a size, else NCCL."),
+    ("ncclBroadcast", "Native up to a size, else NCCL. Several of a group may be one kernel."),
+    ("ncclBcast", "The same as `ncclBroadcast`."),
+    ("ncclReduce", "Native up to a size, else NCCL. Several of a group may be one kernel."),
+    (
+        "ncclAllGather",
+        "Native up to a size. NCCL runs larger ones, over buffers that Windlass may have registered.",
+    ),
+    ("ncclReduceScatter", "Native up to a size, else NCCL."),
+    ("ncclAlltoAll", "Kernels of Windlass, of any size."),
+    ("ncclGather", "Kernels of Windlass, of any size."),
+    ("ncclScatter", "Kernels of Windlass, of any size."),
+    ("…Config", "NCCL, in order with what Windlass runs."),
+    ("ncclSend", "Kernels of Windlass, of any size."),
+    ("ncclRecv", "Kernels of Windlass, of any size."),
+    ("ncclPutSignal", "NCCL, in order with what Windlass runs."),
+    ("ncclSignal", "NCCL, in order with what Windlass runs."),
+    ("ncclWaitSignal", "NCCL, in order with what Windlass runs."),
+    ("ncclGroupStart", "NCCL opens a group, and so does Windlass."),
+    (
+        "ncclGroupEnd",
+        "NCCL runs its part of the group, and Windlass its own in the order that all ranks have.",
+    ),
+    ("ncclGroupSimulateEnd", "NCCL estimates, without the part of Windlass."),
+];
+
+/// In words for users.
+fn treatment(entry: &Description) -> &'static str {
+    match entry.role {
+        Role::Pass => "Passes unchanged.",
+        Role::Handle => "Passes unchanged. A lazy communicator is materialized first.",
+        Role::Seen => {
+            // After the names, so that `ncclCommInitRankConfig` has its own.
+            let matches = |name: &str| match name.strip_prefix('…') {
+                Some(end) => entry.name.ends_with(end),
+                None => entry.name == name,
+            };
+            let row = SEEN.iter().find(|(name, _)| matches(name));
+            row.unwrap_or_else(|| {
+                panic!("tests/pages/compatibility.rs does not say what is done with {}", entry.name)
+            })
+            .1
+        }
+    }
+}
+
+/// `2.28.9` for 22809.
+fn release(code: u32) -> String {
+    format!("{}.{}.{}", code / 10000, code / 100 % 100, code % 100)
+}
+
+/// The releases of which a folder of `abi/` has a table, oldest first.
+fn releases(folder: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(repository().join("abi").join(folder)).unwrap();
+    let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| Some(name(entry.ok()?).strip_suffix(".txt")?.to_owned())).collect();
+    let numbers =
+        |release: &String| release.split('.').map(|part| part.parse::<u32>().unwrap()).collect::<Vec<_>>();
+    names.sort_by_key(numbers);
+    names
+}
+
+fn page() -> String {
+    let exports = releases("exports");
+    let (first, last) = (exports.first().unwrap(), exports.last().unwrap());
+    let twins = ENTRIES.iter().filter(|entry| entry.twin.is_some()).count();
+    let mut page = format!(
+        "# Compatibility
+
+This page is made from the list of entry points, `crates/nccl-sys/src/table.rs`.
+
+## Versions of NCCL
+
+Windlass takes the place of NCCL {first} to {last}. It loads whatever release the program would have used.
+
+- **Names.** A test compares the exported names with those of {}.
+- **Headers.** Constants and layouts were compared with the headers of {}.
+- **Runs on GPUs.** NCCL 2.28.9 and 2.30.7, on H100 and H200. Other releases were not run on GPUs.
+- **A newer NCCL** may have functions that Windlass lacks. The loader does not find them in Windlass. `windlass run` refuses such a release, and `windlass doctor` says so.
+- **An older NCCL** lacks functions of this list. They answer `ncclInvalidUsage`, as the log says once (`WINDLASS_LOG=warn`). `ncclGetVersion` gives the version of the real NCCL.
+
+What depends on the release of NCCL:
+
+| from | what |
+|---|---|
+| 2.19.3 | registration of buffers with `WINDLASS_REGISTER=on`; from 2.28 on by default |
+| 2.26 | a group of several communicators runs in an order that does not depend on the calls |
+| 2.28.3 | windows that are kept |
+| 2.29.7 | the memory of cached communicators is told by NCCL, not measured |
+| 2.30.7 | kernels of Windlass may start early, while the one before them runs |
+
+## Programs
+
+Every program that loads `libnccl.so.2` can run over Windlass. [Environments](environments.md) says what runs under the variables that vLLM, SGLang, Megatron-LM, DeepSpeed, torchtitan, verl, PyTorch and JAX set.
+[NCCL's variables](nccl-variables.md) says what each variable changes, [symmetric memory](symmetric-memory.md#recipe) how to use windows from these programs.
+
+Windlass runs on x86-64 Linux. [Troubleshooting](troubleshooting.md#the-preload-does-nothing) says which programs take no preload.
+
+## Functions
+
+The list has {} functions. {twins} of them have a second name (`pncclAllReduce` for `ncclAllReduce`), which does the same.
+
+- **Passes unchanged** means that the call jumps into the real NCCL with all its arguments. Windlass counts it.
+- What the tables say of a communicator holds for those with a [peer group](troubleshooting.md#why-is-my-communicator-on-nccl). On any other communicator NCCL runs the call, and Windlass counts it.
+- **Native** is a kernel of Windlass for a collective. [Collectives](collectives.md#what-runs-where) has the sizes.
+- A **lazy** communicator is one that NCCL has not built yet. It is **materialized** when a call needs NCCL's.
+- *Since* is the first release on PyPI that has the function. {first} means that release or an earlier one.
+",
+        list(&exports),
+        list(&releases("header")),
+        ENTRIES.len(),
+    );
+    for entry in ENTRIES {
+        let has_about = !entry.about.is_empty();
+        if let Some((_, heading)) = HEADINGS.iter().find(|(first, _)| *first == entry.name) {
+            let (title, line) = if has_about { (" what it does |", "---|") } else { ("", "") };
+            let head = format!("| function |{title} since | with Windlass |\n|---|{line}---|---|");
+            writeln!(page, "\n### {heading}\n\n{head}").unwrap();
+        }
+        let about: Vec<&str> = entry.about.iter().map(|line| line.trim()).collect();
+        let about = if has_about { format!(" {} |", about.join(" ")) } else { String::new() };
+        let (since, treatment) = (release(entry.since), treatment(entry));
+        writeln!(page, "| `{}` |{about} {since} | {treatment} |", entry.name).unwrap();
+    }
+    page
+}
+
+fn list(releases: &[String]) -> String {
+    match releases {
+        [others @ .., last] if !others.is_empty() => format!("{} and {last}", others.join(", ")),
+        _ => releases.concat(),
+    }
+}
+
+/// The page is what the list says today.
+#[test]
+fn compatibility_is_fresh() {
+    fresh(PAGE, &page());
+}
+
+/// Every sentence is of a function that Windlass looks at, and every heading begins at one of the list.
+#[test]
+fn sentences_have_their_functions() {
+    for (name, _) in SEEN.iter().filter(|(name, _)| !name.starts_with('…')) {
+        let is_seen = |entry: &&Description| entry.name == *name && entry.role == Role::Seen;
+        assert!(ENTRIES.iter().any(|entry| is_seen(&entry)), "{name} is not looked at");
+    }
+    for (first, heading) in HEADINGS {
+        assert!(ENTRIES.iter().any(|entry| entry.name == first), "no {first} for {heading:?}");
+    }
+}
