@@ -4,6 +4,8 @@
 mod c_interface;
 #[path = "pages/compatibility.rs"]
 mod compatibility;
+#[path = "pages/links.rs"]
+mod links;
 #[path = "pages/troubleshooting.rs"]
 mod troubleshooting;
 
