@@ -206,6 +206,7 @@ const SENTENCE_WORDS_MAX: usize = 35;
 const SHORT: &[&str] = &[
     "README.md",
     "ARCHITECTURE.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "GLOSSARY.md",
     "SECURITY.md",
