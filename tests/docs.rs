@@ -6,6 +6,8 @@ mod c_interface;
 mod compatibility;
 #[path = "pages/links.rs"]
 mod links;
+#[path = "pages/site.rs"]
+mod site;
 #[path = "pages/troubleshooting.rs"]
 mod troubleshooting;
 
