@@ -336,7 +336,7 @@ fn type_names_become_unique() {
 /// Files of more lines than this, without their tests, and functions of more: how many there are. To be lowered only.
 const FILE_LINES_MAX: usize = 450;
 const FUNCTION_LINES_MAX: usize = 60;
-const LONG: (usize, usize) = (2, 6);
+const LONG: (usize, usize) = (2, 5);
 
 /// Files and functions stay short.
 #[test]
