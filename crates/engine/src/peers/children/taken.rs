@@ -6,6 +6,7 @@ use crate::peers::setup::asked::{Asked, cannot_reach};
 use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::request::{self, Laziness};
 use crate::peers::shutdown::closing::settle;
+use crate::peers::shutdown::room;
 use windlass_bootstrap::children::{Invitation, child};
 use windlass_bootstrap::colors::{Course, LazyVote, Parent, SplitMessage};
 use windlass_bootstrap::local_rendezvous::{self, RosterAnswer};
@@ -202,6 +203,7 @@ impl ChildInit {
         let ctas = configured.ctas.unwrap_or(self.lineage.ctas);
         let (heap, share, mut facts) =
             request::on(new_communicator.device, new_communicator.ranks, ctas, laziness)?;
+        room::close_soon(heap.device());
         facts.member.rank = new_communicator.rank;
         let participant = bootstrap().and_then(|bootstrap| match &self.session {
             SessionPlace::AtRoster(_) => bootstrap.join_local(&invitation, facts),

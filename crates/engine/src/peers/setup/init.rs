@@ -25,6 +25,7 @@ use crate::peers::setup::transports::Share;
 use crate::peers::setup::{capabilities, offers};
 use crate::peers::shutdown::at_exit;
 use crate::peers::shutdown::closing::settle;
+use crate::peers::shutdown::room;
 
 /// What a communicator's init came to.
 #[derive(Debug)]
@@ -42,8 +43,8 @@ pub fn device_now() -> Option<i32> {
     gpu::driver().ok()?.current_device().ok()?
 }
 
-/// Begins a rank's init with the request's device, or this thread's current one. Waits for no other rank, and only where
-/// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
+/// Begins a rank's init with the request's device, or this thread's current one. Waits for no other rank, but a moment
+/// for what has just ended on this one; the reason says that NCCL does it alone.
 pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
     let id_tag = request.check()?;
     at_exit::at_exit_too();
@@ -54,6 +55,7 @@ pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
         Some(device) => request::on(device, ranks, ctas, laziness)?,
         None => request::current(ranks, ctas, laziness)?,
     };
+    room::close_soon(heap.device());
     facts.member.rank = request.rank as u32;
     offers::put(&mut facts.member.attachment, &request.cached);
     let rank = facts.member.rank;

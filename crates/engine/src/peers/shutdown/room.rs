@@ -13,6 +13,8 @@ use crate::peers::shutdown::closing::settle;
 use crate::peers::shutdown::draining;
 
 const LOOK_EVERY: Duration = Duration::from_micros(100);
+/// A kernel that was told to leave may stand behind other work: an init goes on without it.
+const CLOSES_WITHIN: Duration = Duration::from_millis(250);
 
 /// What has ended gives back all that nobody needs any more. Waits for nothing.
 pub(in crate::peers) fn make() {
@@ -25,13 +27,21 @@ pub(in crate::peers) fn make() {
 /// A kernel that was told to leave waits for nobody, and `windlass-worker` soon lets go of a peer group at which it looked when that ended. But
 /// one that stands in a stream behind other work may stay for ever: so only for a while. Not for that thread.
 pub(in crate::peers) fn make_soon(device: Ordinal, is_enough: impl FnMut() -> bool) {
-    let goes = || {
-        // Asked first: what it lets go of after that may still be draining.
-        let is_held = worker::is_looking();
-        make();
-        is_held || draining::is_any_on(device)
-    };
-    make_while(goes, is_enough, LEAVES_WITHIN);
+    make_while(|| goes(device), is_enough, LEAVES_WITHIN);
+}
+
+/// What has just ended on this rank's device is closed before the other ranks hear of this rank in an init: then they have room for it.
+/// Takes a moment where something was aborted, or `windlass-worker` looks at it. Not for that thread.
+pub(in crate::peers) fn close_soon(device: Ordinal) {
+    make_while(|| goes(device), || false, CLOSES_WITHIN);
+}
+
+/// Gives back what can go; whether more will.
+fn goes(device: Ordinal) -> bool {
+    // Asked first: what it lets go of after that may still be draining.
+    let is_held = worker::is_looking();
+    make();
+    is_held || draining::is_any_on(device)
 }
 
 fn make_while(goes: impl Fn() -> bool, mut is_enough: impl FnMut() -> bool, within: Duration) {
