@@ -6,6 +6,7 @@
 mod answering;
 mod asking;
 mod bench;
+mod built;
 mod collective;
 mod counts;
 mod demo;
@@ -35,7 +36,7 @@ const BENCH_RANK: &str = "bench-rank";
 
 /// A drop-in for libnccl.so.2: run programs over it, look at it, measure it.
 #[derive(Parser)]
-#[command(name = "windlass", version, max_term_width = 100)]
+#[command(name = "windlass", version, long_version = built::long_version(), max_term_width = 100)]
 struct Command {
     #[command(subcommand)]
     action: Action,

@@ -23,6 +23,8 @@ pub struct Facts {
     /// The library, or why there is none.
     pub windlass: Option<PathBuf>,
     pub windlass_problem: Option<String>,
+    /// Of what the library was built: version, commit, kernels.
+    pub build: Option<String>,
     /// Every file that was looked at for the real library.
     pub search: Vec<Looked>,
     pub nccl: Option<NcclFacts>,
@@ -126,6 +128,7 @@ pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
         Some(Err(error)) => facts.refusals.push(format!("{error:#}")),
         None => {}
     }
+    facts.build = windlass.as_ref().ok().and_then(|(_, path)| asking::build(path).ok());
     let (windlass, problem) = split(windlass.map(|(_, path)| path));
     (facts.windlass, facts.windlass_problem) = (windlass, problem);
     (facts.gpus, facts.gpus_problem) = split(asking::gpus(None));
