@@ -21,6 +21,7 @@ mod nvml;
 mod program;
 mod ranks;
 mod run;
+mod script;
 mod search;
 mod stats;
 mod text;

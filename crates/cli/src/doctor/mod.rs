@@ -30,7 +30,7 @@ pub struct Options {
 
 /// Looks, judges and tells; returns the exit code.
 pub fn run(options: &Options) -> Result<u8> {
-    let facts = facts::gather(options.nccl.as_deref(), options.command.first().map(OsString::as_os_str));
+    let facts = facts::gather(options.nccl.as_deref(), &options.command);
     let findings = findings::judge(&facts);
     if options.json {
         let object = serde_json::json!({"facts": facts, "findings": findings});
