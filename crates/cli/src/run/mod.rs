@@ -23,14 +23,20 @@ pub const REFUSED: u8 = 125;
 
 /// Options of `windlass run`.
 #[derive(Args)]
+#[command(after_help = "\
+The command gets two variables: LD_PRELOAD with Windlass first, and WINDLASS_NCCL with the real NCCL. Windlass's other options are \
+environment variables too (docs/options.md).
+
+Exit code: the command's own. 125: Windlass would not take effect, and the command was not run. 126: the command cannot be run. \
+127: the command was not found.")]
 pub struct Options {
-    /// The real NCCL library [default: searched, see `windlass doctor`]
+    /// The real NCCL library, as a file or its folder [default: searched, as `windlass doctor` shows]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
-    /// Only say what would be done
+    /// The variables are printed, and the command is not run
     #[arg(long)]
     check: bool,
-    /// The command and its arguments
+    /// The command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
