@@ -16,3 +16,8 @@ pub fn long_version() -> &'static str {
     });
     &TEXT
 }
+
+/// The same on one line, as `windlassGetBuild` has it of a library.
+pub fn line() -> String {
+    format!("windlass {VERSION} commit {COMMIT} kernels {DIGEST}")
+}

@@ -8,6 +8,7 @@ mod asking;
 mod bench;
 mod built;
 mod collective;
+mod compare;
 mod counts;
 mod demo;
 mod doctor;
@@ -53,6 +54,8 @@ enum Action {
     Demo(demo::Options),
     /// Time single NCCL calls with Windlass and without
     Bench(bench::Options),
+    /// Run a command with Windlass and without, in turns, and compare time, memory and what it prints
+    Compare(compare::Options),
     /// Measure up to which sizes Windlass's collectives are faster on this machine, for WINDLASS_TUNING
     Tune(tune::Options),
     /// Show the counters of programs that run over Windlass now
@@ -84,6 +87,7 @@ fn act(action: Action) -> Result<u8> {
         Action::Doctor(options) => doctor::run(&options),
         Action::Demo(options) => demo::run(&options).map(|passed| u8::from(!passed)),
         Action::Bench(options) => bench::run(&options).map(|()| 0),
+        Action::Compare(options) => compare::run(&options),
         Action::Tune(options) => tune::run(&options).map(|()| 0),
         Action::Stats(options) => stats::run(&options).map(|()| 0),
         Action::BenchRank => bench::work().map(|()| 0),
