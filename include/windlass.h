@@ -52,6 +52,17 @@ extern "C" {
 // `version` is null or points to an `int`.
 ncclResult_t windlassGetVersion(int *version);
 
+// Of what Windlass was built, as a text of one line: `windlass VERSION commit COMMIT kernels DIGEST`. COMMIT is `unknown` where the
+// sources lay in no repository; DIGEST is the SHA-256 of the compiled kernels (`windlass --version` tells the same of the command).
+// The text stays valid as long as the library is loaded.
+//
+// `ncclInvalidArgument` if `build` is null. Any thread may call.
+//
+// # Safety
+//
+// `build` is null or points to a pointer.
+ncclResult_t windlassGetBuild(const char **build);
+
 // What was counted in this process so far.
 //
 // `ncclInvalidArgument` if `stats` is null or its `size` holds not even the field `calls`. Any thread may call.

@@ -2,8 +2,9 @@
 
 #![allow(non_camel_case_types, non_snake_case)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
+use std::sync::LazyLock;
 
 use nccl_sys::{
     cudaStream_t, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclRedOp_t, ncclResult_t, ncclSuccess,
@@ -71,6 +72,40 @@ pub unsafe extern "C" fn windlassGetVersion(version: *mut c_int) -> ncclResult_t
             + part(env!("CARGO_PKG_VERSION_PATCH"));
         // SAFETY: not null, so it points to an int by this function's contract.
         unsafe { version.write(code) };
+        ncclSuccess
+    })
+}
+
+static BUILD: LazyLock<CString> = LazyLock::new(|| {
+    let text = format!(
+        "windlass {} commit {} kernels {}",
+        env!("CARGO_PKG_VERSION"),
+        env!("WINDLASS_COMMIT"),
+        windlass_kernels::images::DIGEST
+    );
+    CString::new(text).unwrap_or_default()
+});
+
+/// Of what Windlass was built, as a text of one line: `windlass VERSION commit COMMIT kernels DIGEST`. COMMIT is `unknown` where the
+/// sources lay in no repository; DIGEST is the SHA-256 of the compiled kernels (`windlass --version` tells the same of the command).
+/// The text stays valid as long as the library is loaded.
+///
+/// `ncclInvalidArgument` if `build` is null. Any thread may call.
+///
+/// # Safety
+///
+/// `build` is null or points to a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlassGetBuild(build: *mut *const c_char) -> ncclResult_t {
+    guard::call(|| {
+        if build.is_null() {
+            return refuse(
+                ncclInvalidArgument,
+                format_args!("windlassGetBuild: build is null, expected a pointer to a text"),
+            );
+        }
+        // SAFETY: not null, so it points to a pointer by this function's contract.
+        unsafe { build.write(BUILD.as_ptr()) };
         ncclSuccess
     })
 }

@@ -5,8 +5,10 @@ use crate::nccl::Nccl;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use cudarc::driver::{result, sys};
+use libloading::Library;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::ffi::{CStr, c_char, c_int};
+use std::path::{Path, PathBuf};
 use sys::CUdevice_P2PAttribute_enum as PairAttribute;
 use sys::CUdevice_attribute_enum as Attribute;
 
@@ -17,6 +19,8 @@ pub enum Question {
     Gpus,
     /// The version of the NCCL library at a path.
     Version { path: PathBuf },
+    /// Of what the Windlass at a path was built.
+    Build { path: PathBuf },
 }
 
 /// Prints the answer.
@@ -24,6 +28,7 @@ pub fn answer(question: Question) -> Result<()> {
     match question {
         Question::Gpus => print(gpus()),
         Question::Version { path } => print(Nccl::open(&path).map(|nccl| nccl.version())),
+        Question::Build { path } => print(build(&path)),
     }
 }
 
@@ -34,6 +39,23 @@ fn print<T: Serialize>(outcome: Result<T>) -> Result<()> {
     };
     println!("{}", serde_json::to_string(&answer)?);
     Ok(())
+}
+
+fn build(path: &Path) -> Result<String> {
+    type Function = unsafe extern "C" fn(*mut *const c_char) -> c_int;
+    // SAFETY: the library starts nothing when it is loaded.
+    let library = unsafe { Library::new(path) }.with_context(|| format!("cannot open {}", path.display()))?;
+    // SAFETY: the signature is windlass.h's.
+    let function = unsafe { library.get::<Function>(c"windlassGetBuild") }
+        .with_context(|| format!("{} is older than this command", path.display()))?;
+    let mut text = std::ptr::null();
+    // SAFETY: the answer is one pointer.
+    let result = unsafe { function(&mut text) };
+    if result != 0 {
+        bail!("windlassGetBuild answers {result}");
+    }
+    // SAFETY: on success a text that ends with a zero, valid while the library is loaded.
+    Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
 fn gpus() -> Result<Gpus> {

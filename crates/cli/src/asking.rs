@@ -69,6 +69,11 @@ pub fn version_through(windlass: &Path, nccl: &Path) -> Result<i32> {
     ask(&question, Some(("WINDLASS_NCCL", nccl.as_os_str())))
 }
 
+/// Of what the Windlass at `path` was built, as `windlassGetBuild` tells it.
+pub fn build(path: &Path) -> Result<String> {
+    ask(&[OsString::from("build"), path.as_os_str().to_owned()], None)
+}
+
 /// An answer, as the child prints it.
 #[derive(Serialize, Deserialize)]
 pub enum Answer<T> {

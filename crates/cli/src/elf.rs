@@ -1,15 +1,18 @@
 //! What an ELF file says about itself: how it is loaded, what it needs, what NCCL functions it exports.
 
+pub mod versions;
+
 use anyhow::{Context, Result, bail};
 use nccl_sys::exported::Exports;
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym, VersionTable};
-use object::read::{FileKind, ReadCache, ReadRef};
+use object::read::{FileKind, ReadCache};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use versions::Needed;
 
 /// A function that every Windlass library exports and no NCCL does.
 pub const WINDLASS_MARK: &str = "windlassGetVersion";
@@ -20,12 +23,16 @@ pub struct Elf {
     pub bits: Bits,
     /// The machine code of the header, `EM_X86_64` and so on.
     pub machine: u16,
-    /// Whether it asks for a dynamic loader: without one there is no preload.
-    pub has_loader: bool,
+    /// The dynamic loader that it asks for: without one there is no preload.
+    pub loader: Option<PathBuf>,
     pub soname: Option<String>,
     pub needed: Vec<String>,
     /// RPATH and RUNPATH with `$ORIGIN` expanded, in order.
     pub search_path: Vec<PathBuf>,
+    /// Versions that it needs of other libraries.
+    pub versions_needed: BTreeSet<Needed>,
+    /// Versions that it defines, as a C library does.
+    pub versions_defined: BTreeSet<String>,
     /// Exported functions named `nccl*`, `pnccl*` or `windlass*`.
     pub functions: BTreeSet<String>,
 }
@@ -97,8 +104,14 @@ fn read_class<Header: FileHeader<Endian = object::Endianness>>(
     let endian = header.endian()?;
     let mut found = Elf { bits, machine: header.e_machine(endian).0, ..Elf::default() };
     let segments = header.program_headers(endian, data)?;
-    found.has_loader = segments.iter().any(|segment| segment.p_type(endian) == elf::PT_INTERP);
+    for segment in segments {
+        if let Some(loader) = segment.interpreter(endian, data)? {
+            found.loader = Some(OsStr::from_bytes(loader).into());
+        }
+    }
     let sections = header.sections(endian, data)?;
+    found.versions_needed = versions::needed(&sections, endian, data)?;
+    found.versions_defined = versions::defined(&sections, endian, data)?;
     if let Some((entries, strings)) = sections.dynamic(endian, data)? {
         let strings = sections.strings(endian, data, strings)?;
         let text = |entry: &Header::Dyn| entry.string(endian, strings).map(String::from_utf8_lossy);
@@ -157,23 +170,6 @@ fn exports_of(data: &ReadCache<File>) -> object::read::Result<Exports> {
     }))
 }
 
-/// The interpreter line of a script: the program and its argument.
-pub fn script_interpreter(path: &Path) -> Option<(PathBuf, Option<String>)> {
-    let data = ReadCache::new(File::open(path).ok()?);
-    let length = (&data).len().ok()?.min(512);
-    interpreter_of((&data).read_bytes_at(0, length).ok()?)
-}
-
-fn interpreter_of(beginning: &[u8]) -> Option<(PathBuf, Option<String>)> {
-    let line = beginning.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
-    let line = String::from_utf8_lossy(line);
-    let (program, argument) = match line.trim().split_once(char::is_whitespace) {
-        Some((program, argument)) => (program, Some(argument.trim().to_owned())),
-        None => (line.trim(), None),
-    };
-    (!program.is_empty()).then(|| (PathBuf::from(program), argument.filter(|text| !text.is_empty())))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,8 +179,11 @@ mod tests {
     fn reads_itself() {
         let own = read(&std::env::current_exe().unwrap()).unwrap();
         assert_eq!((own.bits, own.machine), (Bits::Is64, native_machine()));
-        assert!(own.has_loader && !own.is_nccl() && !own.is_windlass());
+        assert!(own.loader.is_some() && !own.is_nccl() && !own.is_windlass());
         assert!(own.needed.iter().any(|name| name == "libc.so.6"), "{:?}", own.needed);
+        let c_library = own.versions_needed.iter().find(|needed| needed.library == "libc.so.6").unwrap();
+        assert!(c_library.version.starts_with("GLIBC_2."), "{c_library:?}");
+        assert_eq!(own.versions_defined, BTreeSet::new());
     }
 
     /// Exports are found in the hash table: none of NCCL's in this program, all in a library made so.
@@ -222,16 +221,5 @@ mod tests {
     fn refuses_text() {
         let error = read(Path::new("/etc/passwd")).unwrap_err();
         assert!(format!("{error:#}").contains("/etc/passwd is no ELF file"), "{error:#}");
-    }
-
-    /// Interpreter lines with and without an argument.
-    #[test]
-    fn interpreter_lines() {
-        assert_eq!(interpreter_of(b"#!/bin/sh\nexit"), Some(("/bin/sh".into(), None)));
-        assert_eq!(
-            interpreter_of(b"#! /usr/bin/env python3 \nimport"),
-            Some(("/usr/bin/env".into(), Some("python3".into())))
-        );
-        assert_eq!(interpreter_of(b"\x7fELF"), None);
     }
 }

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 #[derive(Args, Clone, Copy, Debug, Default)]
 #[group(multiple = false)]
 pub struct MachineRequest {
-    /// Run on the simulator, also where there are GPUs
+    /// Ranks run on the simulator, even where there are GPUs [default: on two or more GPUs, else on the simulator]
     #[arg(long = "sim")]
     simulator: bool,
-    /// Run on GPUs, or fail
+    /// Ranks run on GPUs; the command fails where there are none
     #[arg(long)]
     gpu: bool,
 }

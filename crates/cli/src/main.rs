@@ -6,7 +6,9 @@
 mod answering;
 mod asking;
 mod bench;
+mod built;
 mod collective;
+mod compare;
 mod counts;
 mod demo;
 mod doctor;
@@ -20,6 +22,7 @@ mod nvml;
 mod program;
 mod ranks;
 mod run;
+mod script;
 mod search;
 mod stats;
 mod text;
@@ -33,9 +36,9 @@ use std::process::ExitCode;
 const DEMO_RANK: &str = "demo-rank";
 const BENCH_RANK: &str = "bench-rank";
 
-/// A drop-in for libnccl.so.2: run programs over it, look at it, measure it.
+/// Windlass takes the place of libnccl.so.2. This command runs programs over it, shows what it does, and measures it.
 #[derive(Parser)]
-#[command(name = "windlass", version, max_term_width = 100)]
+#[command(name = "windlass", version, long_version = built::long_version(), max_term_width = 100)]
 struct Command {
     #[command(subcommand)]
     action: Action,
@@ -43,17 +46,19 @@ struct Command {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Run a command over Windlass
+    /// Run a command over Windlass, or say why Windlass would not take effect
     Run(run::Options),
-    /// Show what would load, what this machine can do, and what stands in the way
+    /// Check this machine: which NCCL is found, what the GPUs can do, and what limits Windlass
     Doctor(doctor::Options),
-    /// Run collectives, send/recv and groups on several ranks, check all data and Windlass's counters
+    /// Run NCCL calls of every kind on several ranks, and check all data and Windlass's counters
     Demo(demo::Options),
-    /// Time the real library alone against the same calls through Windlass
+    /// Time single NCCL calls with Windlass and without
     Bench(bench::Options),
-    /// Measure up to which sizes Windlass's collectives beat NCCL's here, and write that down for WINDLASS_TUNING
+    /// Run a command with Windlass and without, in turns, and compare time, memory and what it prints
+    Compare(compare::Options),
+    /// Measure up to which sizes Windlass's collectives are faster on this machine, for WINDLASS_TUNING
     Tune(tune::Options),
-    /// Show what running programs have counted
+    /// Show the counters of programs that run over Windlass now
     Stats(stats::Options),
     #[command(name = BENCH_RANK, hide = true)]
     BenchRank,
@@ -82,10 +87,50 @@ fn act(action: Action) -> Result<u8> {
         Action::Doctor(options) => doctor::run(&options),
         Action::Demo(options) => demo::run(&options).map(|passed| u8::from(!passed)),
         Action::Bench(options) => bench::run(&options).map(|()| 0),
+        Action::Compare(options) => compare::run(&options),
         Action::Tune(options) => tune::run(&options).map(|()| 0),
         Action::Stats(options) => stats::run(&options).map(|()| 0),
         Action::BenchRank => bench::work().map(|()| 0),
         Action::DemoRank => demo::work().map(|()| 0),
         Action::Ask { question } => answering::answer(question).map(|()| 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// The longest sentence of a help text, in words, as on the pages.
+    const SENTENCE_WORDS_MAX: usize = 35;
+
+    /// Every text of a command's help and of those below it, with its owner.
+    fn texts(command: &clap::Command) -> Vec<(String, String)> {
+        let name = command.get_name().to_owned();
+        let abouts = [command.get_about(), command.get_after_help()].into_iter().flatten();
+        let mut found: Vec<_> = abouts.map(|text| (name.clone(), text.to_string())).collect();
+        for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+            let owner = format!("{name} {}", argument.get_id());
+            found.push((owner.clone(), argument.get_help().map(ToString::to_string).unwrap_or_default()));
+            for value in argument.get_possible_values() {
+                found.extend(value.get_help().map(|help| (owner.clone(), help.to_string())));
+            }
+        }
+        found.extend(command.get_subcommands().filter(|command| !command.is_hide_set()).flat_map(texts));
+        found
+    }
+
+    /// Every option has a help text, and its sentences can be read at once.
+    #[test]
+    fn help_is_short() {
+        let texts = texts(&Command::command());
+        assert!(texts.len() > 50, "only {} texts", texts.len());
+        for (owner, text) in texts {
+            assert!(!text.is_empty(), "{owner} has no help");
+            for sentence in text.replace(['?', ';', ':', '\n'], ". ").split(". ") {
+                let words = sentence.split_whitespace().count();
+                assert!(words <= SENTENCE_WORDS_MAX, "{owner}: {words} words: {sentence}");
+            }
+        }
     }
 }

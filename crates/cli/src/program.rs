@@ -1,8 +1,9 @@
 //! The program behind a command: through scripts to the executable that the kernel loads.
 
 use crate::elf::{self, Elf};
+use crate::script;
 use anyhow::{Context, Result, bail};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -20,34 +21,44 @@ pub struct Program {
     pub python: Option<PathBuf>,
     /// Why the loader would ignore LD_PRELOAD, if it would.
     pub privilege: Option<String>,
+    /// The argument by which `env` starts it without LD_PRELOAD.
+    pub cleared_by: Option<String>,
 }
 
-/// Looks up a command as a shell does.
-pub fn look_up(command: &OsStr) -> Result<Program> {
-    let file = find_in_path(command)?;
+/// Looks up a command as a shell does, and behind `env` the command that this starts.
+pub fn look_up(command: &[OsString]) -> Result<Program> {
+    let (name, arguments) = command.split_first().context("no command")?;
+    let program = follow(name)?;
+    if Path::new(name).file_name() != Some(OsStr::new("env")) {
+        return Ok(program);
+    }
+    let env = script::env(arguments);
+    // What is not found that way `env` itself shall say.
+    let started = if env.command.is_empty() { None } else { look_up(env.command).ok() };
+    let started = started.unwrap_or(program);
+    Ok(Program { cleared_by: env.clears.or(started.cleared_by), ..started })
+}
+
+/// From a name through scripts to the executable.
+fn follow(name: &OsStr) -> Result<Program> {
+    let file = find_in_path(name)?;
     let mut python = None;
     let mut executable = file.clone();
     for _ in 0..INTERPRETERS_MAX {
         if python.is_none() && is_python(&executable) {
             python = Some(executable.clone());
         }
-        let Some((interpreter, argument)) = elf::script_interpreter(&executable) else {
+        let Some((interpreter, argument)) = script::interpreter(&executable) else {
             let elf = elf::read(&executable)?;
             let privilege = privilege(&executable)?;
-            return Ok(Program { executable, elf, python, privilege });
+            return Ok(Program { executable, elf, python, privilege, cleared_by: None });
         };
         executable = match argument {
-            Some(program) if interpreter.ends_with("env") => find_in_path(env_program(&program))?,
+            Some(program) if interpreter.ends_with("env") => find_in_path(script::env_program(&program))?,
             _ => interpreter,
         };
     }
     bail!("{} has interpreters that are scripts, more than {INTERPRETERS_MAX} deep", file.display())
-}
-
-/// The program that a line like `-S python3 -u` makes `env` run.
-fn env_program(arguments: &str) -> &OsStr {
-    let mut words = arguments.split_whitespace().filter(|word| !word.starts_with('-') && !word.contains('='));
-    OsStr::new(words.next().unwrap_or_default())
 }
 
 /// The file that a command name means.
@@ -119,11 +130,8 @@ mod tests {
         }
     }
 
-    /// `env` lines with options and variables.
-    #[test]
-    fn env_lines() {
-        assert_eq!(env_program("python3"), "python3");
-        assert_eq!(env_program("-S A=1 python3 -u"), "python3");
+    fn look_up_words(words: &[&str]) -> Result<Program> {
+        look_up(&words.iter().map(OsString::from).collect::<Vec<_>>())
     }
 
     /// Scripts lead to their interpreter, here the shell.
@@ -132,17 +140,29 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("python3");
         std::fs::write(&script, "#!/usr/bin/env sh\n").unwrap();
-        let program = look_up(script.as_os_str()).unwrap();
-        assert!(program.executable.ends_with("sh"), "{program:?}");
-        assert_eq!(program.python.as_deref(), Some(script.as_path()));
-        assert_eq!(program.privilege, None);
+        let script = script.display().to_string();
+        for command in [&[&*script][..], &["env", "A=1", &script, "train.py"]] {
+            let program = look_up_words(command).unwrap();
+            assert!(program.executable.ends_with("sh"), "{program:?}");
+            assert_eq!(program.python.as_deref(), Some(Path::new(&script)));
+            assert_eq!((program.privilege, program.cleared_by), (None, None));
+        }
+    }
+
+    /// `env` may take the preload away; a command that is not there is left to it.
+    #[test]
+    fn through_env() {
+        let cleared = look_up_words(&["env", "-i", "sh"]).unwrap();
+        assert!(cleared.executable.ends_with("sh"), "{cleared:?}");
+        assert_eq!(cleared.cleared_by.as_deref(), Some("-i"));
+        assert!(look_up_words(&["env", "no-such-command"]).unwrap().executable.ends_with("env"));
     }
 
     /// What is not there is named.
     #[test]
     fn missing() {
-        let error = look_up(OsStr::new("no-such-command")).unwrap_err().to_string();
+        let error = look_up_words(&["no-such-command"]).unwrap_err().to_string();
         assert!(error.contains("no-such-command: command not found in PATH"), "{error}");
-        assert!(look_up(OsStr::new("/no/such/file")).unwrap_err().to_string().contains("/no/such/file"));
+        assert!(look_up_words(&["/no/such/file"]).unwrap_err().to_string().contains("/no/such/file"));
     }
 }

@@ -199,7 +199,8 @@ fn needed_through(program: &Program) -> Vec<(PathBuf, PathBuf)> {
     found
 }
 
-fn resolve(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
+/// The file that a loader would take for a library's name: in these folders, else as its cache and its default folders have it.
+pub fn resolve(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(|file| file.exists());
     }

@@ -14,15 +14,15 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Options of `windlass stats`.
 #[derive(Args)]
 pub struct Options {
-    /// Process id to show in full [default: one line for each readable process]
+    /// The id of a process, of which all counters are shown [default: one line for each process]
     process: Option<u32>,
-    /// Print one JSON object for each process, at each refresh
+    /// All counters are printed as JSON, one object and line for each process
     #[arg(long)]
     json: bool,
-    /// Refresh every SECONDS, until interrupted
+    /// The counters are printed again after so many seconds, at least 0.01, until Ctrl-C
     #[arg(long, value_name = "SECONDS")]
     watch: Option<f64>,
-    /// Remove the counters that killed programs left in /dev/shm
+    /// The counters that killed programs left in /dev/shm are removed
     #[arg(long, conflicts_with_all = ["watch", "json"])]
     clean: bool,
 }

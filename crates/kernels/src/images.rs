@@ -4,6 +4,10 @@
 use ruzstd::decoding::FrameDecoder;
 use ruzstd::decoding::errors::FrameDecoderError;
 
+/// SHA-256 of the compiled kernels, packed as they are committed, one after the other in the order of their names: by it two builds can
+/// be told apart.
+pub const DIGEST: &str = include_str!("../compiled/images.sha256").trim_ascii();
+
 /// One compiled form of all kernels of a source, to be loaded with `cuModuleLoadData`.
 #[derive(Clone, Copy, Debug)]
 pub struct Image {

@@ -14,11 +14,11 @@ const MARGIN_LEAST: (f64, f64) = (1.1, 100.0);
 /// Further communicators of the same ranks, of each side; none unless asked for, and none in records of before.
 #[derive(Args, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Company {
-    /// Further communicators of each side that stay idle while all is measured; each costs NCCL some 0.7 GiB a GPU
+    /// The number of idle communicators beside the measured one on each side, 0 to 64; NCCL takes about 0.7 GiB of each GPU for one
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = idle())]
     #[serde(default)]
     pub beside: u32,
-    /// Further communicators of each side that run all-reduces of 16 KiB, on a stream each, while that side's batches run
+    /// The number of busy communicators beside the measured one on each side, 0 to 8. Each runs all-reduces of 16 KiB on a stream of its own while that side is measured
     // Each keeps blocks on the device that wait for their peers': those of all, and the measured call's, must fit.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=8))]
     #[serde(default)]

@@ -17,13 +17,13 @@ const BESIDE_BYTES: usize = 2 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
-    /// cudaMalloc's
+    /// Memory of cudaMalloc
     Device,
-    /// ncclMemAlloc's, which NCCL and Windlass can register
+    /// Memory of ncclMemAlloc, which NCCL and Windlass can register
     Nccl,
-    /// The same, registered as symmetric windows (ncclCommWindowRegister)
+    /// Memory of ncclMemAlloc in symmetric windows (ncclCommWindowRegister)
     Window,
-    /// cudaMalloc's, of communicators that have a window over other memory
+    /// Memory of cudaMalloc, while the communicators have a window over other memory
     Beside,
 }
 

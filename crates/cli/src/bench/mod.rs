@@ -43,60 +43,60 @@ use symmetric::Wanted;
 /// Options of `windlass bench`.
 #[derive(Args)]
 pub struct Options {
-    /// What to measure [default: all]
+    /// The operations to measure, separated by commas [default: all]
     #[arg(long = "op", value_name = "OPERATIONS", value_delimiter = ',')]
     operations: Vec<Operation>,
-    /// Bytes of the whole call: FIRST:LAST:FACTOR, or a list with commas
+    /// The sizes of a call in bytes: FIRST:LAST:FACTOR, or a list separated by commas. K, M and G are powers of 1024
     #[arg(long, default_value = "1K:64M:4")]
     sizes: Sizes,
-    /// Element types
+    /// The element types, separated by commas
     #[arg(long = "type", value_name = "TYPES", value_delimiter = ',', default_value = "float")]
     elements: Vec<Element>,
-    /// Reduction of the collectives that reduce
+    /// The reduction of collectives that reduce
     #[arg(long, default_value = SUM.name)]
     reduction: Reduction,
-    /// Where buffers come from
+    /// The memory of the measured buffers
     #[arg(long, value_enum, default_value_t = Memory::Device)]
     memory: Memory,
     #[command(flatten)]
     company: Company,
-    /// How calls are issued
+    /// The ways to issue and time calls, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "eager,graph")]
     mode: Vec<Mode>,
-    /// Measure only what issuing costs on the host (same as --mode host)
+    /// Only the host's time to issue calls is measured: the same as --mode host
     #[arg(long, conflicts_with = "mode")]
     host: bool,
-    /// Ranks, one process and one device each [default: as many as there are devices, up to 8; 2 simulated]
+    /// The number of ranks, each a process with a GPU of its own [default: one for each GPU, at most 8; 2 on the simulator]
     #[arg(long)]
     ranks: Option<usize>,
-    /// Batches for each side; the median counts
+    /// The number of batches of each side; their median counts
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Seconds for one size of one operation, about
+    /// The time for one size of one operation, in seconds, at most 3600; it is kept approximately
     #[arg(long, default_value_t = 0.25)]
     seconds: f64,
-    /// Rounds of what looks slower through Windlass, before it is called slower: their median counts then [default: 3; 0 simulated]
+    /// How often a size that looks slower through Windlass is measured again, before it is called slower; the median counts [default: 3; 0 on the simulator]
     #[arg(long, value_name = "ROUNDS")]
     again: Option<u32>,
-    /// Elements a side of the matrices of products, a multiple of 64 [default: 4096 if cuBLAS is found]
+    /// The elements on each side of the matrices that are multiplied, a multiple of 64 [default: 4096 if cuBLAS is found]
     #[arg(long, value_name = "ELEMENTS")]
     product: Option<usize>,
-    /// Also measure what a communicator's init and its first message to a peer cost
+    /// The init of a communicator and its first message to a peer are measured, too
     #[arg(long)]
     first_use: bool,
-    /// Also measure what ncclMemAlloc, windows and whole cycles of both cost, over blocks of SIZES [default: 2M,64M,1G; 2M,8M simulated]
+    /// ncclMemAlloc, windows and whole cycles of both are measured, too, over blocks of these sizes in bytes [default: 2M,64M,1G; 2M,8M on the simulator]
     #[arg(long, value_name = "SIZES", num_args = 0..=1)]
     symmetric_memory: Option<Option<Sizes>>,
-    /// Cycles of each side: allocate, register, gather, wait, deregister, free; what they add to memory and addresses is told
+    /// The number of cycles of each side, 2 to 100000. A cycle allocates, registers, gathers, waits, deregisters and frees; what all cycles add to memory and addresses is told
     #[arg(long, requires = "symmetric_memory", default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..=100_000))]
     cycles: u32,
-    /// Append one JSON line for each measurement to this file
+    /// The file to which each measurement is appended, as one line of JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw curves into this folder, as SVG
+    /// The folder into which curves are drawn, as SVG files
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
-    /// The real NCCL library [default: searched as `windlass doctor` shows]
+    /// The real NCCL library, as a file or its folder [default: searched, as `windlass doctor` shows]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
     #[command(flatten)]
@@ -107,11 +107,11 @@ pub struct Options {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Calls on a stream, device time
+    /// Calls on a stream; the time on the GPU counts
     Eager,
-    /// Calls captured in a CUDA graph, device time
+    /// Calls in a CUDA graph; the time on the GPU counts
     Graph,
-    /// Calls on a stream, host time of issuing alone
+    /// Calls on a stream; the time that the host takes to issue them counts
     Host,
 }
 

@@ -25,12 +25,12 @@ use std::time::{Duration, Instant};
 /// Options of `windlass demo`.
 #[derive(Args)]
 pub struct Options {
-    /// Ranks, one process and one device each [default: 4, or as many devices as there are]
+    /// The number of ranks, each a process with a GPU of its own [default: 4, or one for each GPU if there are fewer]
     #[arg(long)]
     ranks: Option<usize>,
     #[command(flatten)]
     request: MachineRequest,
-    /// The real NCCL library [default: searched as `windlass doctor` shows]
+    /// The real NCCL library, as a file or its folder [default: searched, as `windlass doctor` shows]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
 }

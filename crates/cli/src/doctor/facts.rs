@@ -23,6 +23,8 @@ pub struct Facts {
     /// The library, or why there is none.
     pub windlass: Option<PathBuf>,
     pub windlass_problem: Option<String>,
+    /// Of what the library was built: version, commit, kernels.
+    pub build: Option<String>,
     /// Every file that was looked at for the real library.
     pub search: Vec<Looked>,
     pub nccl: Option<NcclFacts>,
@@ -98,35 +100,37 @@ pub struct SharedMemory {
 }
 
 /// Looks at everything. What can hang or crash is asked in child processes.
-pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
+pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     let mut facts = Facts::default();
-    let program = command.map(program::look_up);
+    let program = (!command.is_empty()).then(|| program::look_up(command));
     let looked_up = program.as_ref().and_then(|program| program.as_ref().ok());
     let search = search(&Request { named, program: looked_up });
-    let windlass = installation::windlass_library().and_then(|path| Ok((elf::read(&path)?, path)));
+    let windlass =
+        installation::windlass_library().and_then(|path| Ok(run::Library { elf: elf::read(&path)?, path }));
     if let Some((path, elf)) = &search.chosen {
         let mut nccl =
             NcclFacts { path: path.clone(), functions: elf.functions.len(), ..NcclFacts::default() };
         (nccl.version, nccl.load_problem) = split(asking::nccl_version(path));
-        if let Ok((windlass, windlass_path)) = &windlass {
-            nccl.lacking_in_windlass = elf.functions_missing_in(windlass);
-            nccl.lacking_in_nccl = windlass.functions_missing_in(elf).len();
+        if let Ok(windlass) = &windlass {
+            nccl.lacking_in_windlass = elf.functions_missing_in(&windlass.elf);
+            nccl.lacking_in_nccl = windlass.elf.functions_missing_in(elf).len();
             (nccl.version_through_windlass, nccl.through_problem) =
-                split(asking::version_through(windlass_path, path));
+                split(asking::version_through(&windlass.path, path));
         }
         facts.nccl = Some(nccl);
     }
     facts.search = search.looked;
     let environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    if let Ok((_, path)) = &windlass {
-        facts.warnings = run::environment_warnings(&environment, path);
+    if let Ok(windlass) = &windlass {
+        facts.warnings = run::environment_warnings(&environment, &windlass.path);
     }
     match &program {
-        Some(Ok(program)) => facts.refusals.extend(run::refuse_program(program)),
+        Some(Ok(program)) => facts.refusals.extend(run::refuse(program, windlass.as_ref().ok())),
         Some(Err(error)) => facts.refusals.push(format!("{error:#}")),
         None => {}
     }
-    let (windlass, problem) = split(windlass.map(|(_, path)| path));
+    facts.build = windlass.as_ref().ok().and_then(|windlass| asking::build(&windlass.path).ok());
+    let (windlass, problem) = split(windlass.map(|windlass| windlass.path));
     (facts.windlass, facts.windlass_problem) = (windlass, problem);
     (facts.gpus, facts.gpus_problem) = split(asking::gpus(None));
     facts.allocator = environment.get(OsStr::new("LD_PRELOAD")).and_then(|value| allocator(value));

@@ -15,22 +15,24 @@ use std::path::PathBuf;
 
 /// Options of `windlass doctor`.
 #[derive(Args)]
-#[command(after_help = "Exit code: 0 all good, 1 Windlass would not take effect, 2 works but limited")]
+#[command(
+    after_help = "Exit code: 0: all is good. 1: Windlass would not take effect. 2: Windlass works, but is limited."
+)]
 pub struct Options {
-    /// Facts and findings as one JSON object
+    /// Facts and findings are printed as one JSON object
     #[arg(long)]
     json: bool,
-    /// The real NCCL library [default: searched]
+    /// The real NCCL library, as a file or its folder [default: searched, and the search is shown]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
-    /// A command to look at, as `windlass run` would
+    /// A command that is checked as `windlass run` would check it; it is not run
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
 
 /// Looks, judges and tells; returns the exit code.
 pub fn run(options: &Options) -> Result<u8> {
-    let facts = facts::gather(options.nccl.as_deref(), options.command.first().map(OsString::as_os_str));
+    let facts = facts::gather(options.nccl.as_deref(), &options.command);
     let findings = findings::judge(&facts);
     if options.json {
         let object = serde_json::json!({"facts": facts, "findings": findings});

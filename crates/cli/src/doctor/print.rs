@@ -17,7 +17,10 @@ pub fn text(facts: &Facts, findings: &[Finding]) -> String {
 
 fn write_all(out: &mut String, facts: &Facts, findings: &[Finding]) -> std::fmt::Result {
     match (&facts.windlass, &facts.windlass_problem) {
-        (Some(path), _) => writeln!(out, "Windlass {} ({})", path.display(), env!("CARGO_PKG_VERSION"))?,
+        (Some(path), _) => {
+            let build = facts.build.as_deref().unwrap_or("of an unknown build");
+            writeln!(out, "Windlass {}\n  {build}", path.display())?;
+        }
         (None, problem) => writeln!(out, "Windlass: {}", problem.as_deref().unwrap_or("not found"))?,
     }
     writeln!(out, "\nthe real NCCL, in the order of the search:")?;

@@ -1,5 +1,7 @@
 //! What `run` decides, over plain facts.
 
+use super::loading::{self, Loading};
+use super::shared_memory::{self, Room};
 use crate::elf::{self, Bits, Elf};
 use crate::program::Program;
 use std::collections::BTreeMap;
@@ -13,6 +15,9 @@ pub struct Situation {
     pub command: OsString,
     pub program: Result<Program, String>,
     pub windlass: Result<Library, String>,
+    /// What the program's loader would load beside Windlass.
+    pub loading: Loading,
+    pub shared_memory: Room,
     pub real: Option<Library>,
     /// The search for the real library, one line a file.
     pub searched: String,
@@ -33,6 +38,24 @@ pub struct Decision {
     pub warnings: Vec<String>,
     /// Variables to set.
     pub set: Vec<(&'static str, OsString)>,
+    /// LD_PRELOAD without Windlass; none where nothing else is preloaded.
+    pub preload_without: Option<OsString>,
+}
+
+impl Decision {
+    /// Says warnings and refusals; the answer is whether there are refusals.
+    pub fn tell(&self) -> bool {
+        for warning in &self.warnings {
+            eprintln!("windlass: warning: {warning}");
+        }
+        for refusal in &self.refusals {
+            eprintln!("windlass: {refusal}");
+        }
+        if !self.refusals.is_empty() {
+            eprintln!("windlass: not run, because Windlass would not take effect");
+        }
+        !self.refusals.is_empty()
+    }
 }
 
 /// Programs whose command runs elsewhere, where this environment does not reach.
@@ -57,7 +80,12 @@ pub fn decide(situation: &Situation) -> Decision {
     // The library only logs these, and by default not even that: whoever types the command should see them.
     let variables = situation.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
     let parsed = windlass_base::config::parse(variables);
+    decision.refusals.extend(shared_memory::refuse(&situation.shared_memory, &parsed.startup));
+    decision.warnings.extend(shared_memory::warn(&situation.shared_memory, &parsed.startup));
     decision.warnings.extend(parsed.complaints.into_iter().chain(parsed.renamed));
+    if let (Ok(program), Ok(windlass)) = (&situation.program, &situation.windlass) {
+        decision.refusals.extend(loading::refuse(program, windlass, &situation.loading));
+    }
     match (&situation.windlass, &situation.real) {
         (Err(reason), _) => decision.refusals.push(reason.clone()),
         (Ok(windlass), None) => {
@@ -72,10 +100,13 @@ pub fn decide(situation: &Situation) -> Decision {
         (Ok(windlass), Some(real)) => {
             decision.refusals.extend(refuse_libraries(windlass, real));
             decision.warnings.extend(environment_warnings(&situation.environment, &windlass.path));
+            let preloaded = situation.environment.get(OsStr::new("LD_PRELOAD"));
+            let others = others(&windlass.path, preloaded);
             decision.set = vec![
-                ("LD_PRELOAD", preload(&windlass.path, situation.environment.get(OsStr::new("LD_PRELOAD")))),
+                ("LD_PRELOAD", preload(&windlass.path, &others)),
                 ("WINDLASS_NCCL", real.path.clone().into()),
             ];
+            decision.preload_without = (!others.is_empty()).then(|| others.join(OsStr::new(":")));
         }
     }
     decision
@@ -91,13 +122,18 @@ pub fn refuse_program(program: &Program) -> Option<String> {
         let (its, ours) = (elf::machine_name(program.elf.machine), elf::machine_name(elf::native_machine()));
         return Some(format!("{name} is a program for {its}; Windlass is a library for {ours}"));
     }
-    if !program.elf.has_loader {
+    if program.elf.loader.is_none() {
         return Some(format!(
             "{name} is statically linked: no loader reads LD_PRELOAD for it; link it dynamically"
         ));
     }
-    program.privilege.as_ref().map(|privilege| {
-        format!("the loader ignores LD_PRELOAD for {name}, because {privilege}; run what it starts with `windlass run`")
+    if let Some(privilege) = &program.privilege {
+        return Some(format!(
+            "the loader ignores LD_PRELOAD for {name}, because {privilege}; run what it starts with `windlass run`"
+        ));
+    }
+    program.cleared_by.as_ref().map(|argument| {
+        format!("env {argument} starts {name} without LD_PRELOAD; use `env {argument} windlass run -- ...` instead")
     })
 }
 
@@ -151,17 +187,16 @@ pub fn environment_warnings(environment: &BTreeMap<OsString, OsString>, windlass
     warnings
 }
 
-/// Windlass before what is preloaded already.
-fn preload(windlass: &Path, before: Option<&OsString>) -> OsString {
-    let mut value = windlass.as_os_str().to_owned();
-    for other in before.map_or(&[][..], |before| before.as_bytes()).split(|byte| matches!(byte, b' ' | b':'))
-    {
-        if !other.is_empty() && other != windlass.as_os_str().as_bytes() {
-            value.push(":");
-            value.push(OsStr::from_bytes(other));
-        }
-    }
-    value
+/// What is preloaded already, without Windlass.
+fn others<'a>(windlass: &Path, before: Option<&'a OsString>) -> Vec<&'a OsStr> {
+    let parts = before.map_or(&[][..], |before| before.as_bytes()).split(|byte| matches!(byte, b' ' | b':'));
+    let is_other = |part: &&[u8]| !part.is_empty() && *part != windlass.as_os_str().as_bytes();
+    parts.filter(is_other).map(OsStr::from_bytes).collect()
+}
+
+/// Windlass before the others.
+fn preload(windlass: &Path, others: &[&OsStr]) -> OsString {
+    [&[windlass.as_os_str()], others].concat().join(OsStr::new(":"))
 }
 
 #[cfg(test)]
@@ -169,6 +204,7 @@ mod tests {
     use super::*;
 
     const WINDLASS: &str = "/w/libwindlass.so";
+    const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
     fn library(path: &str, functions: &[&str]) -> Library {
         let functions = functions.iter().map(|name| (*name).to_owned()).collect();
@@ -179,8 +215,9 @@ mod tests {
     }
 
     fn program(change: impl FnOnce(&mut Program)) -> Result<Program, String> {
-        let elf = Elf { machine: elf::native_machine(), has_loader: true, ..Elf::default() };
-        let mut program = Program { executable: "/bin/train".into(), elf, python: None, privilege: None };
+        let elf = Elf { machine: elf::native_machine(), loader: Some(LOADER.into()), ..Elf::default() };
+        let mut program =
+            Program { executable: "/bin/train".into(), elf, python: None, privilege: None, cleared_by: None };
         change(&mut program);
         Ok(program)
     }
@@ -190,6 +227,8 @@ mod tests {
             command: "train".into(),
             program: program(|_| ()),
             windlass: Ok(library(WINDLASS, &["ncclGetVersion", "ncclSend", elf::WINDLASS_MARK])),
+            loading: Loading { has_loader: true, ..Loading::default() },
+            shared_memory: Ok(1 << 30),
             real: Some(library("/n/libnccl.so.2", &["ncclGetVersion", "ncclSend"])),
             searched: "  /n/libnccl.so.2 (x): no such file".into(),
             environment: BTreeMap::new(),
@@ -213,12 +252,20 @@ mod tests {
     #[test]
     fn refuses_programs() {
         for (program, reason) in [
-            (program(|program| program.elf.has_loader = false), "statically linked"),
+            (program(|program| program.elf.loader = None), "statically linked"),
             (program(|program| program.elf.bits = Bits::Is32), "32-bit"),
             (program(|program| program.elf.machine = 8), "is a program for"),
             (
                 program(|program| program.privilege = Some("it is set-user-id to user 0".into())),
                 "set-user-id",
+            ),
+            (
+                program(|program| program.privilege = Some("it has file capabilities".into())),
+                "file capabilities",
+            ),
+            (
+                program(|program| program.cleared_by = Some("-i".into())),
+                "env -i starts /bin/train without LD_PRELOAD",
             ),
             (Err("x: command not found in PATH".into()), "command not found"),
         ] {
@@ -246,13 +293,35 @@ mod tests {
         assert!(refusal(&Situation { windlass: Ok(spaced), ..situation() }).contains("with a space"));
     }
 
+    /// What the machine lacks is refused: the loader, room for counters.
+    #[test]
+    fn refuses_surroundings() {
+        let loader = refusal(&Situation { loading: Loading::default(), ..situation() });
+        assert_eq!(loader, format!("/bin/train asks for the loader {LOADER}, which is not there"));
+        let no_memory = || Situation { shared_memory: Err("Permission denied".into()), ..situation() };
+        assert!(refusal(&no_memory()).starts_with("/dev/shm cannot be written (Permission denied)"));
+        let environment = BTreeMap::from([("WINDLASS_STATS".into(), "off".into())]);
+        assert_eq!(refusal(&Situation { environment, ..no_memory() }), "");
+        let full = decide(&Situation { shared_memory: Ok(4096), ..situation() });
+        assert!(full.refusals.is_empty() && full.warnings[0].contains("has 4 KiB free"), "{full:?}");
+    }
+
     /// What is preloaded stays, behind Windlass, and Windlass is not named twice.
     #[test]
     fn keeps_preloads() {
-        let with = |value: &str| preload(Path::new(WINDLASS), Some(&value.into()));
-        assert_eq!(preload(Path::new(WINDLASS), None), WINDLASS);
+        let with = |value: &str| {
+            let environment = BTreeMap::from([("LD_PRELOAD".into(), value.into())]);
+            decide(&Situation { environment, ..situation() }).set[0].1.clone()
+        };
+        let without = |value: &str| {
+            let environment = BTreeMap::from([("LD_PRELOAD".into(), value.into())]);
+            decide(&Situation { environment, ..situation() }).preload_without
+        };
+        assert_eq!(decide(&situation()).preload_without, None);
         assert_eq!(with("/x/libjemalloc.so:/w/libwindlass.so"), "/w/libwindlass.so:/x/libjemalloc.so");
         assert_eq!(with("/a.so /b.so"), "/w/libwindlass.so:/a.so:/b.so");
+        assert_eq!(without("/a.so /w/libwindlass.so:/b.so"), Some("/a.so:/b.so".into()));
+        assert_eq!(without("/w/libwindlass.so"), None);
     }
 
     /// Variables that go round the preload are warned of, unless they name Windlass or no path.

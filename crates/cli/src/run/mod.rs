@@ -1,50 +1,54 @@
 //! `windlass run`: runs a command over Windlass, or says why that would not take effect.
 
 mod decision;
+mod loading;
+mod shared_memory;
 
+use crate::program::{self, Program};
 use crate::search::{Request, search};
-use crate::{elf, installation, program, text};
+use crate::{elf, installation, text};
 use anyhow::{Context, Result};
 use clap::Args;
-use decision::{Decision, Library, Situation};
+use decision::Situation;
+use loading::Loading;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub use decision::{environment_warnings, refuse_program};
+pub use decision::{Decision, Library, environment_warnings};
 
 /// Exit code of a refusal, as `env` and `timeout` have it: no code of the command itself.
 pub const REFUSED: u8 = 125;
 
 /// Options of `windlass run`.
 #[derive(Args)]
+#[command(after_help = "\
+The command gets two variables: LD_PRELOAD with Windlass first, and WINDLASS_NCCL with the real NCCL. Windlass's other options are \
+environment variables too (docs/options.md).
+
+Exit code: the command's own. 125: Windlass would not take effect, and the command was not run. 126: the command cannot be run. \
+127: the command was not found.")]
 pub struct Options {
-    /// The real NCCL library [default: searched, see `windlass doctor`]
+    /// The real NCCL library, as a file or its folder [default: searched, as `windlass doctor` shows]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
-    /// Only say what would be done
+    /// The variables are printed, and the command is not run
     #[arg(long)]
     check: bool,
-    /// The command and its arguments
+    /// The command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
 
 /// Runs the command in place of this process; returns only with an exit code for what did not happen.
 pub fn run(options: &Options) -> Result<u8> {
-    let (name, arguments) = options.command.split_first().context("no command")?;
-    let Decision { refusals, warnings, set } = decision::decide(&situation(options, name));
-    for warning in warnings {
-        eprintln!("windlass: warning: {warning}");
-    }
-    if !refusals.is_empty() {
-        for refusal in refusals {
-            eprintln!("windlass: {refusal}");
-        }
-        eprintln!("windlass: not run, because Windlass would not take effect");
+    let decision = decide(&options.command, options.nccl.as_deref())?;
+    if decision.tell() {
         return Ok(REFUSED);
     }
+    let (name, arguments) = options.command.split_first().context("no command")?;
+    let set = decision.set;
     if options.check {
         for (name, value) in set {
             text::print(format!("{name}={}\n", value.display()))?;
@@ -56,17 +60,37 @@ pub fn run(options: &Options) -> Result<u8> {
     Ok(if failure.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-fn situation(options: &Options, name: &OsString) -> Situation {
-    let program = program::look_up(name).map_err(|error| format!("{error:#}"));
-    let search = search(&Request { named: options.nccl.as_deref(), program: program.as_ref().ok() });
+/// Why a program would not take the preload of this library.
+pub fn refuse(program: &Program, windlass: Option<&Library>) -> Option<String> {
+    let unloadable =
+        |windlass: &Library| loading::refuse(program, windlass, &loading::look(program, &windlass.elf));
+    decision::refuse_program(program).or_else(|| windlass.and_then(unloadable))
+}
+
+/// Decides whether to run a command over Windlass and the real NCCL, which may be named.
+pub fn decide(command: &[OsString], nccl: Option<&Path>) -> Result<Decision> {
+    let name = command.first().context("no command")?;
+    Ok(decision::decide(&situation(command, name, nccl)))
+}
+
+fn situation(command: &[OsString], name: &OsString, nccl: Option<&Path>) -> Situation {
+    let program = program::look_up(command).map_err(|error| format!("{error:#}"));
+    let search = search(&Request { named: nccl, program: program.as_ref().ok() });
     let windlass = installation::windlass_library().and_then(|path| {
         let elf = elf::read(&path)?;
         Ok(Library { path, elf })
     });
+    let windlass = windlass.map_err(|error| format!("{error:#}"));
+    let loading = match (&program, &windlass) {
+        (Ok(program), Ok(windlass)) => loading::look(program, &windlass.elf),
+        _ => Loading::default(),
+    };
     Situation {
         command: name.clone(),
         program,
-        windlass: windlass.map_err(|error| format!("{error:#}")),
+        windlass,
+        loading,
+        shared_memory: shared_memory::look(),
         searched: search.describe(),
         real: search.chosen.map(|(path, elf)| Library { path, elf }),
         environment: std::env::vars_os().collect(),

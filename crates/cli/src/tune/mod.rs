@@ -30,25 +30,25 @@ use written::{Circumstances, Tuned};
 /// Options of `windlass tune`.
 #[derive(Args)]
 pub struct Options {
-    /// Numbers of ranks, one process and one device each
+    /// The numbers of ranks to measure, separated by commas; each rank is a process with a GPU of its own
     #[arg(long, value_delimiter = ',', required = true)]
     ranks: Vec<usize>,
-    /// The file to write; it is overwritten
+    /// The file for the table; an existing file is overwritten
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Bytes of the larger buffer: FIRST:LAST:FACTOR, or a list with commas [default: 1K:256M:2; simulated 1K:64K:4]
+    /// The sizes of the larger buffer in bytes: FIRST:LAST:FACTOR, or a list separated by commas. K, M and G are powers of 1024 [default: 1K:256M:2; 1K:64K:4 on the simulator]
     #[arg(long)]
     sizes: Option<Sizes>,
-    /// Batches for each side; the median counts
+    /// The number of batches of each side, at least 3; their median counts
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(3..))]
     repeat: u32,
-    /// Seconds for one size of one collective, about
+    /// The time for one size of one collective, in seconds, at most 60; it is kept approximately
     #[arg(long, default_value_t = 0.2)]
     seconds: f64,
-    /// Further communicators of each side that stay idle while all is measured, as in jobs with several groups
+    /// The number of idle communicators beside the measured one on each side, 0 to 64, as in jobs with several groups
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = company::idle())]
     beside: u32,
-    /// The real NCCL library [default: searched as `windlass doctor` shows]
+    /// The real NCCL library, as a file or its folder [default: searched, as `windlass doctor` shows]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
     #[command(flatten)]

@@ -34,6 +34,30 @@ fn all_good() {
     assert_eq!(facts["gpus"]["devices"].as_array().unwrap().len(), 8, "{answer:#}");
     assert_eq!(facts["gpus"]["pairs"].as_array().unwrap().len(), 56, "{answer:#}");
     assert_eq!(facts["search"][0]["refused"], Value::Null, "{answer:#}");
+    let words: Vec<&str> = facts["build"].as_str().unwrap().split(' ').collect();
+    let ["windlass", env!("CARGO_PKG_VERSION"), "commit", _, "kernels", kernels] = words[..] else {
+        panic!("{words:?}")
+    };
+    // The command of the same tree has the same kernels.
+    let (_, version, _) = outcome(windlass(&["--version"]));
+    assert!(version.contains(&format!("\nkernels {kernels} (")), "{version}");
+}
+
+/// The version alone, or with what it was built of.
+#[test]
+fn versions() {
+    let short = format!("windlass {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(outcome(windlass(&["-V"])), (Some(0), short.clone(), String::new()));
+    let (code, long, _) = outcome(windlass(&["--version"]));
+    assert_eq!(code, Some(0));
+    let lines: Vec<&str> = long.strip_prefix(&short).unwrap().lines().collect();
+    let [commit, kernels] = lines[..] else { panic!("{long}") };
+    let commit = commit.strip_prefix("commit  ").unwrap();
+    let is_digest = |text: &str, letters: usize| {
+        text.len() == letters && text.chars().all(|letter| letter.is_ascii_hexdigit())
+    };
+    assert!(commit == "unknown" || is_digest(commit, 40), "{long}");
+    assert!(is_digest(kernels.split(' ').nth(1).unwrap(), 64), "{long}");
 }
 
 /// What limits Windlass gives code 2 and is named.

@@ -1,6 +1,7 @@
 //! The command as users run it, on the simulator and over small libraries made here.
 
 mod bench;
+mod compare;
 mod demo;
 mod doctor;
 mod run;

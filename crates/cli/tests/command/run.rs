@@ -119,6 +119,51 @@ fn refuses_programs() {
     command("no-such-command", "command not found in PATH");
 }
 
+/// Compiles a program whose loader is a file of this folder, and a C library beside it that has versions up to this one.
+fn program_of(folder: &Path, loader: &str, version: &str) -> String {
+    let versions = folder.join("versions");
+    std::fs::write(&versions, format!("GLIBC_2.2.5 {{ global: made; }};\n{version} {{ global: later; }};\n"))
+        .unwrap();
+    compile(
+        "int made(void) { return 0; } int later(void) { return 0; }",
+        &folder.join("libc.so.6"),
+        &["-shared", "-fPIC", "-nostdlib", &format!("-Wl,--version-script={}", versions.display())],
+    );
+    let loader = folder.join(loader);
+    std::fs::write(&loader, "").unwrap();
+    let program = folder.join("program");
+    compile(
+        "int main(void) { return 0; }",
+        &program,
+        &[&format!("-Wl,--dynamic-linker={}", loader.display())],
+    );
+    program.display().to_string()
+}
+
+/// A program's C library is looked at before the program is started: too old, another one, or none.
+#[test]
+fn refuses_c_libraries() {
+    let nccl = simulated_nccl();
+    let folder = tempfile::tempdir().unwrap();
+    let old = program_of(folder.path(), "ld-linux-x86-64.so.2", "GLIBC_2.5");
+    let has =
+        format!("but {} of {old} has versions up to GLIBC_2.5", folder.path().join("libc.so.6").display());
+    refused(&["--nccl", &nccl, "--", &old], &has);
+    refused(&["--nccl", &nccl, "--", "env", "A=1", &old], &has);
+    std::fs::remove_file(folder.path().join("ld-linux-x86-64.so.2")).unwrap();
+    refused(&["--nccl", &nccl, "--", &old], "ld-linux-x86-64.so.2, which is not there");
+    let musl = program_of(folder.path(), "ld-musl-x86_64.so.1", "GLIBC_2.5");
+    refused(&["--nccl", &nccl, "--", &musl], "is a program for musl (its loader is ");
+}
+
+/// A program that would be started without the preload.
+#[test]
+fn refuses_cleared_environments() {
+    let nccl = simulated_nccl();
+    refused(&["--nccl", &nccl, "--", "env", "-i", "true"], "env -i starts ");
+    refused(&["--nccl", &nccl, "--", "env", "-u", "LD_PRELOAD", "true"], "env -u LD_PRELOAD starts ");
+}
+
 /// A program that runs with another user's rights.
 #[test]
 fn refuses_privileged_programs() {

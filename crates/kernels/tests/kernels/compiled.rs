@@ -8,7 +8,7 @@ use std::fs;
 
 use sha2::{Digest, Sha256};
 use windlass_kernels::collectives::Kernel;
-use windlass_kernels::images::{Image, P2P_KERNEL, collective_images_for, images_for};
+use windlass_kernels::images::{DIGEST, Image, P2P_KERNEL, collective_images_for, images_for};
 
 /// The digests beside the output are those of the sources.
 #[test]
@@ -33,6 +33,22 @@ fn output_is_fresh() {
         lines
     };
     assert_eq!(sorted(&committed), sorted(&sources), "crates/kernels/compiled is stale: run scripts/kernels");
+}
+
+/// The digest that builds tell is that of the committed output.
+#[test]
+fn digest_is_fresh() {
+    let folder = host::crate_folder().join("compiled");
+    let mut images: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    images.retain(|path| path.extension().is_some_and(|extension| extension == "zst"));
+    images.sort();
+    let mut digest = Sha256::new();
+    images.iter().for_each(|path| digest.update(fs::read(path).unwrap()));
+    assert_eq!(
+        DIGEST,
+        host::hex(&digest.finalize()),
+        "crates/kernels/compiled is stale: run scripts/kernels"
+    );
 }
 
 /// What the library carries for all GPUs stays small: it is packed.

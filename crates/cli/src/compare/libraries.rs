@@ -1,0 +1,87 @@
+//! Which NCCL the processes of a run have mapped: both sides should run over the same.
+
+use crate::elf;
+use nccl_sys::exported::Exports;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A process without one is asked again after this time: its list of mappings is long.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What is known of a run's processes.
+#[derive(Default)]
+pub struct Libraries {
+    found: BTreeSet<PathBuf>,
+    asked: BTreeMap<u32, Asked>,
+    judged: BTreeMap<PathBuf, bool>,
+}
+
+enum Asked {
+    Without(Instant),
+    With,
+}
+
+impl Libraries {
+    /// Looks at each process of which nothing is known yet.
+    pub fn look(&mut self, family: &BTreeSet<u32>) {
+        for process in family {
+            match self.asked.get(process) {
+                Some(Asked::With) => continue,
+                Some(Asked::Without(when)) if when.elapsed() < AGAIN => continue,
+                _ => {}
+            }
+            let maps = std::fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
+            let real: Vec<PathBuf> = named(&String::from_utf8_lossy(&maps))
+                .into_iter()
+                .filter(|path| self.is_real(path))
+                .collect();
+            let asked = if real.is_empty() { Asked::Without(Instant::now()) } else { Asked::With };
+            self.asked.insert(*process, asked);
+            self.found.extend(real);
+        }
+    }
+
+    /// Windlass may have NCCL's name.
+    fn is_real(&mut self, path: &Path) -> bool {
+        let judge = || elf::exports(path).is_ok_and(|exports| exports == Exports::Nccl);
+        *self.judged.entry(path.to_owned()).or_insert_with(judge)
+    }
+
+    /// The real NCCLs that were seen.
+    pub fn end(self) -> BTreeSet<PathBuf> {
+        self.found
+    }
+}
+
+/// Mapped files whose names are NCCL's.
+fn named(maps: &str) -> BTreeSet<PathBuf> {
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
+    let is_named = |path: &&Path| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"libnccl.so"))
+    };
+    paths.filter(is_named).map(Path::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files are told by their names, each once.
+    #[test]
+    fn names() {
+        let maps = "7f10-7f20 r-xp 0 08:02 7  /a b/libnccl.so.2\n7f20-7f30 r--p 0 08:02 7  /a b/libnccl.so.2\n\
+                    7f30-7f40 r-xp 0 08:02 8  /c/libnccl-net.so\n7f40-7f50 rw-p 0 00:00 0\n";
+        assert_eq!(named(maps), BTreeSet::from([PathBuf::from("/a b/libnccl.so.2")]));
+    }
+
+    /// This process has none; it is not asked twice in a moment.
+    #[test]
+    fn own() {
+        let mut libraries = Libraries::default();
+        let family = BTreeSet::from([std::process::id()]);
+        libraries.look(&family);
+        libraries.look(&family);
+        assert!(libraries.end().is_empty());
+    }
+}

@@ -1,0 +1,105 @@
+//! Figures that the command prints, found by a pattern.
+
+use regex::Regex;
+
+/// A pattern whose first group is a figure.
+#[derive(Clone, Debug)]
+pub struct Metric {
+    /// The name of the first group, else the pattern.
+    pub name: String,
+    pattern: Regex,
+}
+
+/// Reads `--metric`.
+pub fn parse(text: &str) -> Result<Metric, String> {
+    // The crate's text has several lines, of which the last says what is wrong.
+    let pattern = Regex::new(text).map_err(|error| {
+        let told = error.to_string();
+        told.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    })?;
+    let names: Vec<Option<&str>> = pattern.capture_names().collect();
+    match names.get(1) {
+        None => Err(r"the pattern has no group: put the figure in parentheses, as in 'step (\S+) ms'".into()),
+        Some(name) => Ok(Metric { name: name.unwrap_or(text).to_owned(), pattern }),
+    }
+}
+
+/// What a pattern found in the output of a run.
+#[derive(Debug, Default, PartialEq)]
+pub struct Found {
+    /// Figures in the order in which they were printed, without the first ones that were to be skipped.
+    pub values: Vec<f64>,
+    /// How many there were with these.
+    pub matches: usize,
+    /// The first text in a figure's place that is no number.
+    pub unreadable: Option<String>,
+}
+
+impl Metric {
+    /// Looks at each line of an output. A line ends also where a progress bar goes back to its beginning.
+    pub fn find(&self, output: &str, skipped: usize) -> Found {
+        let mut found = Found::default();
+        for line in output.split(['\n', '\r']) {
+            for groups in self.pattern.captures_iter(line) {
+                let Some(text) = groups.get(1).map(|group| group.as_str()) else { continue };
+                let Some(value) = number(text) else {
+                    found.unreadable.get_or_insert_with(|| text.to_owned());
+                    continue;
+                };
+                found.matches += 1;
+                if found.matches > skipped {
+                    found.values.push(value);
+                }
+            }
+        }
+        found
+    }
+}
+
+/// `1234.5`, also as `1,234.5`.
+fn number(text: &str) -> Option<f64> {
+    text.trim().replace(',', "").parse().ok().filter(|value: &f64| value.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str =
+        "loading\nstep 91.5 ms\r50%\rstep 41.25 ms\nstep fast ms\nstep 1,040 ms, step 40 ms\n";
+
+    /// Every match of every line counts, after those that are skipped; what is no number is told.
+    #[test]
+    fn finds() {
+        let metric = parse(r"step (\S+) ms").unwrap();
+        assert_eq!(metric.name, r"step (\S+) ms");
+        let found = metric.find(OUTPUT, 1);
+        assert_eq!(found.values, [41.25, 1040.0, 40.0]);
+        assert_eq!((found.matches, found.unreadable.as_deref()), (4, Some("fast")));
+        assert_eq!(
+            metric.find(OUTPUT, 9),
+            Found { matches: 4, unreadable: Some("fast".into()), values: vec![] }
+        );
+        assert_eq!(metric.find("nothing", 0), Found::default());
+    }
+
+    /// A group's name is the metric's.
+    #[test]
+    fn names() {
+        assert_eq!(parse(r"(?<step_ms>\d+)").unwrap().name, "step_ms");
+    }
+
+    /// Patterns without a figure, or that are none, are refused with the reason.
+    #[test]
+    fn refuses() {
+        assert!(parse("step").unwrap_err().contains("has no group"));
+        assert_eq!(parse("step (").unwrap_err(), "unclosed group");
+    }
+
+    /// Numbers as programs print them.
+    #[test]
+    fn numbers() {
+        assert_eq!([number("12"), number("1,234.5"), number("1e-3")], [Some(12.0), Some(1234.5), Some(1e-3)]);
+        assert_eq!([number("nan"), number("inf"), number("3ms"), number("")], [None; 4]);
+    }
+}

@@ -1,0 +1,190 @@
+//! One run of the command: started in a process group of its own, watched, and ended with all that it has started.
+
+use super::family;
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+/// The time between two looks: short at first, so that short programs are seen.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Looks take at most this part of a processor.
+const PART_OF_PROCESSOR: u32 = 20;
+/// What a command leaves behind has this long to end by itself, and as long after each signal.
+const GRACE: Duration = Duration::from_secs(5);
+/// Of an output, so many bytes and lines at its end are told.
+const TAIL_BYTES: usize = 16 << 10;
+const TAIL_LINES: usize = 20;
+
+/// What to start.
+pub struct Launch<'a> {
+    pub command: &'a [OsString],
+    pub set: Vec<(OsString, OsString)>,
+    pub unset: Vec<OsString>,
+    /// Both outputs of the command.
+    pub log: &'a Path,
+}
+
+/// How a run ended.
+pub enum Outcome {
+    Ended {
+        status: ExitStatus,
+        /// From the start of the command to its end.
+        seconds: f64,
+        /// Processes that had to be ended afterwards.
+        left_behind: usize,
+    },
+    /// Somebody asked this process to end, and all that was started has ended.
+    Interrupted,
+}
+
+/// Whether somebody has asked this process to end.
+pub struct Interruption(Arc<AtomicBool>);
+
+impl Interruption {
+    /// From now on Ctrl-C and its like are noted, and do not end this process. What `nohup` and its like ignore stays ignored.
+    pub fn note() -> Result<Interruption> {
+        let noted = Arc::new(AtomicBool::new(false));
+        let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0)
+        {
+            signal_hook::flag::register(signal, noted.clone()).context("cannot wait for signals")?;
+        }
+        Ok(Interruption(noted))
+    }
+
+    fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// The signals that a process ignores, a bit each.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Runs the command to its end; `look` is called with its processes again and again.
+pub fn run(
+    launch: &Launch,
+    interruption: &Interruption,
+    look: &mut dyn FnMut(&BTreeSet<u32>),
+) -> Result<Outcome> {
+    let log = File::create(launch.log).with_context(|| format!("cannot write {}", launch.log.display()))?;
+    let (name, arguments) = launch.command.split_first().context("no command")?;
+    let mut command = Command::new(name);
+    command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+    for name in &launch.unset {
+        command.env_remove(name);
+    }
+    command.envs(launch.set.iter().map(|(name, value)| (name, value)));
+    let began = Instant::now();
+    let mut child = command.spawn().with_context(|| format!("cannot run {}", name.display()))?;
+    let process = child.id();
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let status = child.wait();
+        // The other side waits for it.
+        let _ = sender.send(status.map(|status| (status, began.elapsed())));
+    });
+    let mut pause = PAUSE_MIN;
+    let status = loop {
+        if let Ok(status) = ended.recv_timeout(pause) {
+            break status;
+        }
+        if interruption.take() {
+            interrupt(process, &ended, interruption);
+            return Ok(Outcome::Interrupted);
+        }
+        let looked = Instant::now();
+        look(&family::look());
+        family::reap(Some(process));
+        pause = (2 * pause).min(PAUSE_MAX).max(PART_OF_PROCESSOR * looked.elapsed());
+    };
+    let (status, lasted) = status.context("cannot wait for the command")?;
+    Ok(Outcome::Ended { status, seconds: lasted.as_secs_f64(), left_behind: end_what_is_left(interruption) })
+}
+
+/// As a terminal's Ctrl-C would: the command ends what it has started. What then is left is ended.
+fn interrupt(
+    process: u32,
+    ended: &Receiver<std::io::Result<(ExitStatus, Duration)>>,
+    interruption: &Interruption,
+) {
+    if let Some(group) = Pid::from_raw(process as i32) {
+        // It may have ended.
+        let _ = kill_process_group(group, Signal::INT);
+    }
+    let _ = ended.recv_timeout(GRACE);
+    end_what_is_left(interruption);
+}
+
+/// Waits for processes that the command has left behind, then ends them; says how many that were.
+fn end_what_is_left(interruption: &Interruption) -> usize {
+    if all_end(interruption) {
+        return 0;
+    }
+    let left = family::look();
+    family::signal(&left, Signal::TERM);
+    if !all_end(interruption) {
+        family::signal(&family::look(), Signal::KILL);
+        all_end(interruption);
+    }
+    left.len()
+}
+
+/// Waits for a while, or until Ctrl-C comes again.
+fn all_end(interruption: &Interruption) -> bool {
+    let deadline = Instant::now() + GRACE;
+    loop {
+        family::reap(None);
+        if family::look().is_empty() {
+            return true;
+        }
+        if Instant::now() > deadline || interruption.take() {
+            return false;
+        }
+        std::thread::sleep(PAUSE_MIN);
+    }
+}
+
+/// The end of an output.
+pub fn tail(log: &Path) -> String {
+    let bytes = std::fs::read(log).unwrap_or_default();
+    let end = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(TAIL_BYTES)..]).into_owned();
+    let lines: Vec<&str> = end.lines().collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ignored signals are bits, from the first signal on.
+    #[test]
+    fn ignored_signals() {
+        assert_eq!(ignored("Name:\tx\nSigBlk:\t0001\nSigIgn:\t0000000000000001\n"), 1 << (SIGHUP - 1));
+        assert_eq!(ignored(""), 0);
+    }
+
+    /// Only the last lines are told, and nothing of an output that is not there.
+    #[test]
+    fn tails() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let lines: Vec<String> = (0..5000).map(|line| format!("line {line}")).collect();
+        std::fs::write(&log, lines.join("\n")).unwrap();
+        assert_eq!(tail(&log), lines[4980..].join("\n"));
+        assert_eq!(tail(&folder.path().join("none")), "");
+    }
+}

@@ -1,0 +1,86 @@
+//! Which runs are made, and in which order.
+
+use serde::Serialize;
+
+/// On which side of the comparison a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The command alone.
+    Without,
+    /// The command over Windlass.
+    With,
+}
+
+impl Side {
+    /// In file names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Without => "without",
+            Side::With => "with",
+        }
+    }
+
+    /// In sentences.
+    pub fn words(self) -> &'static str {
+        match self {
+            Side::Without => "without Windlass",
+            Side::With => "with Windlass",
+        }
+    }
+}
+
+/// Whether a run counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// It fills caches, and is left out.
+    Warmup,
+    Measured,
+}
+
+/// A run to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Turn {
+    /// From 1, in the order of time.
+    pub number: usize,
+    pub side: Side,
+    pub purpose: Purpose,
+}
+
+impl Turn {
+    /// `1-without`: the beginning of its files' names.
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.number, self.side.name())
+    }
+}
+
+/// All runs: pairs of one on each side, of which every other pair begins with the other side. So a machine that gets slower from run to
+/// run slows down both sides.
+pub fn turns(pairs: usize, warmup_pairs: usize) -> Vec<Turn> {
+    let mut turns = Vec::new();
+    for pair in 0..warmup_pairs + pairs {
+        let sides = if pair % 2 == 0 { [Side::Without, Side::With] } else { [Side::With, Side::Without] };
+        let purpose = if pair < warmup_pairs { Purpose::Warmup } else { Purpose::Measured };
+        for side in sides {
+            turns.push(Turn { number: turns.len() + 1, side, purpose });
+        }
+    }
+    turns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both sides run equally often, in turns, and begin equally often; a first pair may not count.
+    #[test]
+    fn in_turns() {
+        let names: Vec<String> = turns(3, 0).iter().map(Turn::name).collect();
+        assert_eq!(names, ["1-without", "2-with", "3-with", "4-without", "5-without", "6-with"]);
+        let turns = turns(1, 1);
+        let purposes: Vec<Purpose> = turns.iter().map(|turn| turn.purpose).collect();
+        assert_eq!(purposes, [Purpose::Warmup, Purpose::Warmup, Purpose::Measured, Purpose::Measured]);
+        assert_eq!(turns[3].name(), "4-without");
+    }
+}

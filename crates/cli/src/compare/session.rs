@@ -1,0 +1,208 @@
+//! The runs of a comparison, one after the other.
+
+use super::Options;
+use super::comparison::{Comparison, Request, Run};
+use super::counting::Counting;
+use super::family;
+use super::libraries::Libraries;
+use super::memory::{Meter, Peaks};
+use super::metric::Metric;
+use super::process::{self, Interruption, Launch, Outcome, tail};
+use super::schedule::{Side, Turn, turns};
+use crate::bench::record::date;
+use crate::built;
+use crate::installation::SimulatorLibraries;
+use crate::run::{self, Decision};
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// What became of the runs.
+pub enum Made {
+    All(Box<Comparison>),
+    /// Windlass would not take effect, which has been told; with the exit code for that.
+    Refused(u8),
+    Interrupted,
+}
+
+/// What all runs have in common.
+struct Session<'a> {
+    options: &'a Options,
+    decision: Decision,
+    /// For both sides.
+    simulator: Option<SimulatorLibraries>,
+    meter: Option<Meter>,
+    interruption: Interruption,
+    folder: PathBuf,
+}
+
+/// Makes them all, or says why not.
+pub fn make_runs(options: &Options) -> Result<Made> {
+    if std::env::var_os("WINDLASS").is_some_and(|value| value == "off") {
+        bail!("WINDLASS=off is set: both sides would run without Windlass; unset it");
+    }
+    let simulator = options.simulator.then(SimulatorLibraries::lay_out).transpose()?;
+    let nccl = simulator.as_ref().map(SimulatorLibraries::nccl).or_else(|| options.nccl.clone());
+    let decision = run::decide(&options.command, nccl.as_deref())?;
+    if decision.tell() {
+        return Ok(Made::Refused(run::REFUSED));
+    }
+    if std::env::var_os("WINDLASS_REPORT").is_some() {
+        eprintln!(
+            "windlass: warning: WINDLASS_REPORT is ignored: the counters of each run go into the folder of the logs"
+        );
+    }
+    family::keep_orphans();
+    let session = Session {
+        options,
+        decision,
+        simulator,
+        meter: Meter::open(),
+        interruption: Interruption::note()?,
+        folder: folder(options.logs.as_deref())?,
+    };
+    let turns = turns(options.pairs as usize, usize::from(options.warmup));
+    eprintln!(
+        "compare: {} runs in turns, with Windlass and without: output in {}",
+        turns.len(),
+        session.folder.display()
+    );
+    let mut runs = Vec::new();
+    for turn in &turns {
+        let Some(run) = session.run(*turn, turns.len())? else { return Ok(Made::Interrupted) };
+        let of = format!("{} of {}", turn.number, turns.len());
+        eprintln!("compare: run {of}, {}: {:.2} s", turn.side.words(), run.seconds);
+        runs.push(run);
+    }
+    Ok(Made::All(Box::new(Comparison::of(session.request(), runs))))
+}
+
+fn folder(named: Option<&Path>) -> Result<PathBuf> {
+    match named {
+        Some(folder) => {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            // Processes of the command may have other folders.
+            Ok(std::path::absolute(folder)?)
+        }
+        None => {
+            let made = tempfile::Builder::new().prefix("windlass-compare-").tempdir();
+            Ok(made.context("cannot make a folder")?.keep())
+        }
+    }
+}
+
+impl Session<'_> {
+    fn request(&self) -> Request {
+        Request {
+            date: date(SystemTime::now()),
+            windlass: built::line(),
+            command: self.options.command.iter().map(|word| word.display().to_string()).collect(),
+            simulated: self.simulator.is_some(),
+            pairs: self.options.pairs as usize,
+            metrics: self.options.metrics.iter().map(|metric| metric.name.clone()).collect(),
+            has_nvml: self.meter.is_some(),
+        }
+    }
+
+    /// One run; none if somebody interrupted it.
+    fn run(&self, turn: Turn, turns: usize) -> Result<Option<Run>> {
+        let log = self.folder.join(format!("{}.log", turn.name()));
+        let mut counting = match turn.side {
+            Side::Without => None,
+            Side::With => {
+                let folder = self.folder.join(format!("{}.counters", turn.name()));
+                Some(
+                    Counting::begin(folder.clone())
+                        .with_context(|| format!("cannot make {}", folder.display()))?,
+                )
+            }
+        };
+        let mut libraries = Libraries::default();
+        let mut memory = self.meter.as_ref().map(Meter::watch);
+        let (set, unset) = self.variables(counting.as_ref());
+        let launch = Launch { command: &self.options.command, set, unset, log: &log };
+        let outcome = process::run(&launch, &self.interruption, &mut |family| {
+            libraries.look(family);
+            if let Some(counting) = &mut counting {
+                counting.look(family);
+            }
+            if let (Some(meter), Some(watch)) = (&self.meter, &mut memory) {
+                meter.look(watch, family);
+            }
+        })?;
+        let Outcome::Ended { status, seconds, left_behind } = outcome else { return Ok(None) };
+        let which = format!("run {} of {turns} ({})", turn.number, turn.side.words());
+        if !status.success() {
+            bail!(
+                "{which} ended with {status}; its output is in {}, of which this is the end:\n{}",
+                log.display(),
+                tail(&log)
+            );
+        }
+        Ok(Some(Run {
+            turn,
+            seconds,
+            metrics: self.figures(&which, &log)?,
+            memory: memory.map_or_else(Peaks::default, |watch| watch.end()),
+            counters: counting.map(Counting::end),
+            nccl: libraries.end(),
+            left_behind,
+            log,
+        }))
+    }
+
+    /// The variables of a side: to set, and to take away.
+    fn variables(&self, counting: Option<&Counting>) -> (Vec<(OsString, OsString)>, Vec<OsString>) {
+        let mut set: Vec<(OsString, OsString)> = Vec::new();
+        let mut unset = Vec::new();
+        if let Some(simulator) = &self.simulator {
+            set.push(("LD_LIBRARY_PATH".into(), simulator.library_path()));
+        }
+        match counting {
+            Some(counting) => {
+                set.extend(self.decision.set.iter().map(|(name, value)| ((*name).into(), value.clone())));
+                set.push(("WINDLASS_REPORT".into(), counting.variable()));
+            }
+            None => {
+                match &self.decision.preload_without {
+                    Some(others) => set.push(("LD_PRELOAD".into(), others.clone())),
+                    None => unset.push("LD_PRELOAD".into()),
+                }
+                // For a Windlass that is loaded in another way than by a preload.
+                set.push(("WINDLASS".into(), "off".into()));
+                unset.push("WINDLASS_REPORT".into());
+            }
+        }
+        (set, unset)
+    }
+
+    /// What the command printed, for each metric. A pattern that finds nothing ends the comparison: so would it in all other runs.
+    fn figures(&self, which: &str, log: &Path) -> Result<BTreeMap<String, Vec<f64>>> {
+        let metrics = &self.options.metrics;
+        if metrics.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let output = std::fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
+        let output = String::from_utf8_lossy(&output);
+        metrics
+            .iter()
+            .map(|metric| Ok((metric.name.clone(), self.figures_of(metric, &output, which, log)?)))
+            .collect()
+    }
+
+    fn figures_of(&self, metric: &Metric, output: &str, which: &str, log: &Path) -> Result<Vec<f64>> {
+        let skipped = self.options.metric_warmup;
+        let found = metric.find(output, skipped);
+        if !found.values.is_empty() {
+            return Ok(found.values);
+        }
+        let why = match found.unreadable {
+            Some(text) => format!("; {text:?} is no number"),
+            None if found.matches > 0 => format!(", of which --metric-warmup skips {skipped}"),
+            None => String::new(),
+        };
+        bail!("{which}: --metric '{}' found {} figures in {}{why}", metric.name, found.matches, log.display())
+    }
+}
