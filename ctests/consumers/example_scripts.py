@@ -52,6 +52,7 @@ def check_launcher(path, folder, needed, words, expected, *variables):
 
 
 check_python("ddp.py", "PyTorch is missing", "--steps")
+check_python("decode.py", "PyTorch is missing", "--layers")
 check_python("mem_pool.py", "PyTorch is missing", "--rounds")
 check_python("jax_psum.py", "JAX is missing", "--rounds", "--count", "--ranks")
 
