@@ -4,6 +4,7 @@
 # PREFIX/include/windlass/nccl.h. The library has folders of its own, so that installing it replaces no NCCL.
 get_filename_component(WINDLASS_PREFIX "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 set(WINDLASS_LIBRARY "${WINDLASS_PREFIX}/lib/windlass/libnccl.so.2")
+include("${CMAKE_CURRENT_LIST_DIR}/WindlassLink.cmake" OPTIONAL)
 set(WINDLASS_INCLUDE_DIR "${WINDLASS_PREFIX}/include/windlass")
 
 foreach(file "${WINDLASS_LIBRARY}" "${WINDLASS_INCLUDE_DIR}/nccl.h")

@@ -56,7 +56,7 @@ pub mod tests {
             })
             .collect();
         serde_json::from_value(serde_json::json!({
-            "windlass": "0.1.0", "process": 1, "program": "x", "nccl_path": "", "nccl_version": 22809,
+            "windlass": "0.2.0", "process": 1, "program": "x", "nccl_path": "", "nccl_version": 22809,
             "began_ns": 0, "communicators_made": 1, "functions": functions,
             "communicators": [
                 {"serial": 1, "state": "live", "rank": 0, "ranks": 2, "device": 0, "calls": calls},
