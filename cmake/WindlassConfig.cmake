@@ -2,7 +2,9 @@
 #
 # Laid out by install.cmake: PREFIX/lib/cmake/Windlass (this file), PREFIX/lib/windlass/libnccl.so.2,
 # PREFIX/include/windlass/nccl.h. The library has folders of its own, so that installing it replaces no NCCL.
-get_filename_component(WINDLASS_PREFIX "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+# Links are followed first: where /lib is a link to /usr/lib, the prefix is /usr, which alone has the headers.
+get_filename_component(WINDLASS_PREFIX "${CMAKE_CURRENT_LIST_DIR}" REALPATH)
+get_filename_component(WINDLASS_PREFIX "${WINDLASS_PREFIX}/../../.." ABSOLUTE)
 set(WINDLASS_LIBRARY "${WINDLASS_PREFIX}/lib/windlass/libnccl.so.2")
 include("${CMAKE_CURRENT_LIST_DIR}/WindlassLink.cmake" OPTIONAL)
 set(WINDLASS_INCLUDE_DIR "${WINDLASS_PREFIX}/include/windlass")

@@ -1,4 +1,4 @@
-# Installs the library, its headers and the CMake package:
+# Installs the library, its headers, the CMake package and windlass.pc for pkg-config:
 #
 #   cargo build --release
 #   cmake -DPREFIX=/opt/windlass -P cmake/install.cmake
@@ -41,4 +41,5 @@ file(COPY ${HEADERS} DESTINATION "${PREFIX}/include/windlass")
 file(COPY "${CMAKE_CURRENT_LIST_DIR}/WindlassConfig.cmake" DESTINATION "${PREFIX}/lib/cmake/Windlass")
 configure_file("${CMAKE_CURRENT_LIST_DIR}/WindlassConfigVersion.cmake.in"
                "${PREFIX}/lib/cmake/Windlass/WindlassConfigVersion.cmake" @ONLY)
+configure_file("${CMAKE_CURRENT_LIST_DIR}/windlass.pc.in" "${PREFIX}/lib/pkgconfig/windlass.pc" @ONLY)
 message(STATUS "Windlass ${VERSION} is installed in ${PREFIX}")

@@ -216,6 +216,7 @@ const SHORT: &[&str] = &[
     "docs/collectives.md",
     "docs/compatibility.md",
     "docs/environments.md",
+    "docs/installing.md",
     "docs/nccl-variables.md",
     "docs/options.md",
     "docs/peer-groups.md",

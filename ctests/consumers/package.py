@@ -1,5 +1,5 @@
 """Holds: after cmake/install.cmake a project that says find_package(Windlass) compiles, links and runs, wants no newer
-version than there is, and the installed tree may be moved."""
+version than there is, pkg-config does the same for a single file, and the installed tree may be moved."""
 
 import os
 import pathlib
@@ -37,6 +37,11 @@ with scratch() as folder:
     linked = run("cc", CONSUMER / "main.c", "-o", folder / "linked", "-I", folder / "moved" / "include" / "windlass",
                  "-L", folder / "moved" / "lib" / "windlass", "-lnccl")
     check(linked.returncode == 0, "so does a plain -lnccl", linked)
+    flags = run("pkg-config", "--cflags", "--libs", "windlass", PKG_CONFIG_PATH=folder / "moved" / "lib" / "pkgconfig")
+    by_flags = run("cc", CONSUMER / "main.c", "-o", folder / "by_flags", "-isystem", CUDA_STUBS, *flags.stdout.split())
+    check(flags.returncode == 0 and by_flags.returncode == 0, "so do pkg-config's flags", by_flags)
+    result = run(folder / "by_flags", WINDLASS_NCCL=TOYS / "a")
+    check(result.stdout == "0 22801\n", "and what they build runs without a path", result)
     (folder / "moved" / "lib" / "windlass" / "libnccl.so.2").unlink()
     broken = configure(folder / "broken", folder / "moved")
     said = broken.returncode != 0 and "install Windlass again" in broken.stderr
