@@ -1,5 +1,6 @@
 //! What a forked child begins anew.
 
+use once_cell::race::OnceBox;
 use once_cell::sync::OnceCell;
 
 /// A value of this process, made at its first use. In a forked child there is none, whatever the parent's threads were doing: the
@@ -7,13 +8,14 @@ use once_cell::sync::OnceCell;
 #[derive(Debug)]
 pub struct ForkLocal<T> {
     own: OnceCell<T>,
-    of_child: OnceCell<Box<ForkLocal<T>>>,
+    /// Never waited for: a thread of the parent may be making it while the process forks, and the child has no such thread.
+    of_child: OnceBox<ForkLocal<T>>,
 }
 
 impl<T> ForkLocal<T> {
     /// None yet.
     pub const fn new() -> ForkLocal<T> {
-        ForkLocal { own: OnceCell::new(), of_child: OnceCell::new() }
+        ForkLocal { own: OnceCell::new(), of_child: OnceBox::new() }
     }
 
     /// If there is one.
@@ -44,7 +46,36 @@ impl<T> Default for ForkLocal<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Barrier, mpsc};
+    use std::time::Duration;
+
     use super::*;
+
+    /// A generation that another thread is about to make is not waited for: that thread may be the parent's alone.
+    #[test]
+    fn nobody_is_waited_for() {
+        static CELL: ForkLocal<u32> = ForkLocal::new();
+        let (go, gone) = mpsc::channel::<()>();
+        let begun = std::sync::Arc::new(Barrier::new(2));
+        let making = {
+            let begun = begun.clone();
+            std::thread::spawn(move || {
+                CELL.of_child.get_or_init(|| {
+                    begun.wait();
+                    gone.recv().unwrap();
+                    Box::default()
+                });
+            })
+        };
+        begun.wait();
+        let (tell, told) = mpsc::channel();
+        let other = std::thread::spawn(move || tell.send(CELL.behind(1).set(7)));
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(Ok(())));
+        go.send(()).unwrap();
+        making.join().unwrap();
+        other.join().unwrap().unwrap();
+        assert_eq!(CELL.behind(1).get(), Some(&7));
+    }
 
     /// Each generation has its own value.
     #[test]
