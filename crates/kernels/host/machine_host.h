@@ -543,8 +543,8 @@ inline void sync_block() {
   }
   sync_warp();
 }
-// Rounds take longer here.
-constexpr uint32_t rounds_between_looks = HOST_TSAN ? 16 : 32;
+// Rounds take longer here: up to a millisecond, and many more where processors are few. A question to kernels lasts half a second.
+constexpr uint32_t rounds_between_looks = 8;
 constexpr uint32_t rounds_before_request = HOST_TSAN ? 32 : 512;
 inline void pause_thread() { host::current->pause(); }
 
