@@ -59,7 +59,10 @@ impl Decision {
 }
 
 /// Programs whose command runs elsewhere, where this environment does not reach.
-const ELSEWHERE: [&str; 5] = ["docker", "podman", "kubectl", "ssh", "apptainer"];
+const ELSEWHERE: [&str; 5] = ["docker", "podman", "nerdctl", "kubectl", "ssh"];
+
+/// Programs that hand their environment to a container, where the paths in it may name nothing.
+const CONTAINERS: [&str; 3] = ["apptainer", "singularity", "enroot"];
 
 /// Variables by which clients name the NCCL library and open it by that path.
 const LIBRARY_VARIABLES: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
@@ -67,15 +70,21 @@ const LIBRARY_VARIABLES: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"
 /// Decides.
 pub fn decide(situation: &Situation) -> Decision {
     let mut decision = Decision::default();
+    let command = Path::new(&situation.command).file_name().and_then(OsStr::to_str).unwrap_or_default();
+    if ELSEWHERE.contains(&command) {
+        decision.refusals.push(format!(
+            "{command} runs its command elsewhere, without this environment: use `windlass run` on that side"
+        ));
+        return decision;
+    }
+    if CONTAINERS.contains(&command) {
+        decision.warnings.push(format!(
+            "{command} runs its command in a container, where these paths may not exist: use `windlass run` inside it"
+        ));
+    }
     match &situation.program {
         Ok(program) => decision.refusals.extend(refuse_program(program)),
         Err(reason) => decision.refusals.push(reason.clone()),
-    }
-    let elsewhere = Path::new(&situation.command).file_name().and_then(OsStr::to_str).unwrap_or_default();
-    if ELSEWHERE.contains(&elsewhere) {
-        decision.warnings.push(format!(
-            "{elsewhere} runs its command elsewhere, without this environment: use `windlass run` on that side"
-        ));
     }
     // The library only logs these, and by default not even that: whoever types the command should see them.
     let variables = situation.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
@@ -293,6 +302,15 @@ mod tests {
         assert!(refusal(&Situation { windlass: Ok(spaced), ..situation() }).contains("with a space"));
     }
 
+    /// A program whose command runs elsewhere is refused with that reason alone, whatever else is wrong with it.
+    #[test]
+    fn refuses_elsewhere() {
+        let program = program(|program| program.elf.loader = None);
+        let refusal = refusal(&Situation { command: "/usr/bin/docker".into(), program, ..situation() });
+        assert!(refusal.starts_with("docker runs its command elsewhere"), "{refusal}");
+        assert_eq!(refusal.lines().count(), 1, "{refusal}");
+    }
+
     /// What the machine lacks is refused: the loader, room for counters.
     #[test]
     fn refuses_surroundings() {
@@ -342,7 +360,8 @@ mod tests {
             warnings("WINDLASS_REPROT", "text"),
             ["WINDLASS_REPROT is no option; the nearest is WINDLASS_REPORT"]
         );
-        let docker = decide(&Situation { command: "/usr/bin/docker".into(), ..situation() });
-        assert!(docker.warnings[0].contains("docker runs its command elsewhere"));
+        let container = decide(&Situation { command: "/usr/bin/apptainer".into(), ..situation() });
+        assert!(container.refusals.is_empty());
+        assert!(container.warnings[0].contains("apptainer runs its command in a container"));
     }
 }

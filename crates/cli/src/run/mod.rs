@@ -20,6 +20,8 @@ pub use decision::{Decision, Library, environment_warnings};
 
 /// Exit code of a refusal, as `env` and `timeout` have it: no code of the command itself.
 pub const REFUSED: u8 = 125;
+const NOT_RUNNABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
 
 /// Options of `windlass run`.
 #[derive(Args)]
@@ -43,6 +45,11 @@ pub struct Options {
 
 /// Runs the command in place of this process; returns only with an exit code for what did not happen.
 pub fn run(options: &Options) -> Result<u8> {
+    let name = options.command.first().context("no command")?;
+    if let Err(error) = program::find_in_path(name) {
+        eprintln!("windlass: {error:#}");
+        return Ok(NOT_FOUND);
+    }
     let decision = decide(&options.command, options.nccl.as_deref())?;
     if decision.tell() {
         return Ok(REFUSED);
@@ -57,7 +64,7 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     let failure = Command::new(name).args(arguments).envs(set).exec();
     eprintln!("windlass: cannot run {}: {failure}", name.display());
-    Ok(if failure.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+    Ok(if failure.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
 }
 
 /// Why a program would not take the preload of this library.

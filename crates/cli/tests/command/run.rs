@@ -116,7 +116,19 @@ fn refuses_programs() {
     command(&file("small", &elf_header(1, 3)), "is a 32-bit program");
     command(&file("foreign", &elf_header(2, 243)), "is a program for riscv");
     command(&file("text", b"hello"), "is no ELF file");
-    command("no-such-command", "command not found in PATH");
+    command(&file("docker", &elf_header(2, native)), "docker runs its command elsewhere");
+}
+
+/// A command that is not there ends as it does in a shell.
+#[test]
+fn finds_no_command() {
+    for (name, reason) in [
+        ("no-such-command", "windlass: no-such-command: command not found in PATH\n"),
+        ("/no/such", "windlass: no such file: /no/such\n"),
+    ] {
+        let (code, printed, told) = outcome(windlass(&["run", "--", name]));
+        assert_eq!((code, &*printed, &*told), (Some(127), "", reason));
+    }
 }
 
 /// Compiles a program whose loader is a file of this folder, and a C library beside it that has versions up to this one.
