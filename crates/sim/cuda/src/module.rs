@@ -104,7 +104,13 @@ pub fn load_image(image: *const u8, context: Handle) -> Result<Handle, Code> {
     if !is_device_code(image) {
         return Err(CUDA_ERROR_INVALID_IMAGE);
     }
-    load_path(&kernels_beside_us().ok_or(CUDA_ERROR_INVALID_IMAGE)?, context)
+    match kernels_beside_us() {
+        Ok(kernels) => load_path(&kernels, context),
+        Err(missing) => {
+            crate::report::line(format_args!("device code cannot run: {missing}"));
+            Err(CUDA_ERROR_INVALID_IMAGE)
+        }
+    }
 }
 
 /// Images carry no length: byte by byte, never further than the first difference.
@@ -137,8 +143,8 @@ fn is_device_code(image: *const u8) -> bool {
     }
 }
 
-/// `libsim_kernels.so` in the folder where this library really lies: programs find it through symbolic links.
-fn kernels_beside_us() -> Option<CString> {
+/// `libsim_kernels.so` in the folder where this library really lies: programs find it through symbolic links. Else what is missing.
+fn kernels_beside_us() -> Result<CString, String> {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the address is one of this library's, the output a local; zeros are a whole answer.
     let own = unsafe {
@@ -146,13 +152,17 @@ fn kernels_beside_us() -> Option<CString> {
         found.assume_init().dli_fname
     };
     if own.is_null() {
-        return None;
+        return Err("the simulator's CUDA library has no path".into());
     }
     // SAFETY: not null, see above: the loader's own name of this library, which stays loaded.
     let own = unsafe { CStr::from_ptr(own) };
-    let own = std::fs::canonicalize(OsStr::from_bytes(own.to_bytes())).ok()?;
+    let own = OsStr::from_bytes(own.to_bytes());
+    let own = std::fs::canonicalize(own).map_err(|error| format!("{}: {error}", own.display()))?;
     let kernels = own.with_file_name("libsim_kernels.so");
-    kernels.exists().then(|| CString::new(kernels.into_os_string().into_vec()).ok())?
+    if !kernels.exists() {
+        return Err(format!("{} is missing beside the simulator's CUDA library", kernels.display()));
+    }
+    CString::new(kernels.into_os_string().into_vec()).map_err(|error| error.to_string())
 }
 
 pub fn unload(handle: Handle) -> Result<(), Code> {
