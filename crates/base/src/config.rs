@@ -92,6 +92,15 @@ pub enum Collectives {
     Off,
 }
 
+/// Where the cache of measured limits is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Cache {
+    Off,
+    Usual,
+    Folder(PathBuf),
+}
+
 static STARTUP: OnceCell<(Startup, Vec<String>)> = OnceCell::new();
 static CONFIG: OnceCell<Config> = OnceCell::new();
 
@@ -309,6 +318,8 @@ mod tests {
             collectives: Collectives::Off,
             batch: Batch::Small,
             tuning: Some("/tmp/t".into()),
+            cache: Cache::Folder("/tmp/c".into()),
+            calibrate: Switch::Off,
             staging_bytes_max: 64 << 20,
             windows: Windows::Off,
             check: Switch::On,

@@ -4,6 +4,7 @@ pub mod check;
 pub mod count;
 pub mod features;
 pub mod files;
+pub mod limits;
 mod named;
 pub mod peer_group;
 pub mod pool;

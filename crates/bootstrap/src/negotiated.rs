@@ -14,8 +14,10 @@ pub use token::Token;
 pub const RANKS_MAX: usize = 16;
 /// A rank's attachment is at most this many bytes.
 pub const ATTACHMENT_BYTES_MAX: usize = 4096;
+/// The limits that a rank brings are at most so many bytes.
+pub const CELLS_BYTES_MAX: usize = 256;
 /// No negotiated config is longer.
-pub const NEGOTIATED_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + ATTACHMENT_BYTES_MAX);
+pub const NEGOTIATED_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + CELLS_BYTES_MAX + ATTACHMENT_BYTES_MAX);
 
 /// Blocks of a grid at most, on any device.
 pub const GRID_MAX: u32 = 32;
@@ -94,8 +96,8 @@ pub struct Member {
     /// The secret of the process listener of this rank's process, where the ranks of communicators made from this one meet
     /// ([`crate::children`]); zeros where there is none.
     pub process_listener: Token,
-    /// Hash of this rank's tuning table; 0 where it has none of its own.
-    pub tuning: u64,
+    /// The limits of native collectives that this rank brings, at most [`CELLS_BYTES_MAX`].
+    pub cells: Vec<u8>,
     /// Whether this rank would tell the others what it calls.
     pub checks: bool,
     /// What mechanisms announce to their peers, at most [`ATTACHMENT_BYTES_MAX`].
@@ -111,7 +113,7 @@ impl Member {
         writer
             .token(self.descriptor_socket)
             .token(self.process_listener)
-            .u64(self.tuning)
+            .counted(&self.cells, CELLS_BYTES_MAX)
             .u8(self.checks.into())
             .counted(&self.attachment, ATTACHMENT_BYTES_MAX);
     }
@@ -129,7 +131,7 @@ impl Member {
             },
             descriptor_socket: reader.token()?,
             process_listener: reader.token()?,
-            tuning: reader.u64()?,
+            cells: reader.counted(CELLS_BYTES_MAX)?.to_vec(),
             checks: match reader.u8()? {
                 0 => false,
                 1 => true,
@@ -190,12 +192,14 @@ pub mod capability {
     // 8192 was that of all-gathers that stored into peers' windows: earlier builds may still say it.
     /// NCCL's launches of this rank wait for those of no other rank of its process (NCCL_LAUNCH_MODE).
     pub const LAUNCHES_ALONE: u64 = 16384;
+    /// With multicast, NCCL of this rank's release runs rings of 2 to 4 ranks, as it does without.
+    pub const RINGS_IN_FOURS: u64 = 32768;
     /// What every rank of a peer group must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
 /// Of negotiated configs, and of what a rank reports before there is one: the id tag says it, too.
-pub const LAYOUT: u16 = 10;
+pub const LAYOUT: u16 = 11;
 
 impl NegotiatedConfig {
     /// The bytes that every rank gets.
@@ -323,7 +327,7 @@ mod tests {
             },
             descriptor_socket: token,
             process_listener: token,
-            tuning: 0,
+            cells: Vec::new(),
             checks: false,
             attachment: Vec::new(),
         };

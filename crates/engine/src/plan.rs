@@ -4,7 +4,7 @@ use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSu
 
 use windlass_base::call::{Function, Shared};
 use windlass_base::path::Path;
-use windlass_transport::tuning::{Collective, Limits, OTHER_BYTES_MAX};
+use windlass_transport::tuning::{Collective, Limits};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +58,7 @@ pub(crate) fn plan(call: &Shared, standing: Standing) -> Path {
 fn is_native(call: &Shared, terms: &Terms) -> bool {
     let Some(collective) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
-    terms.native.serve(collective, bytes) && elements_bytes_max(call).is_some_and(|most| bytes <= most)
+    terms.native.serve(collective, bytes) && serves_elements(call, collective, bytes, terms)
 }
 
 /// Whether one kernel serves these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
@@ -70,7 +70,7 @@ pub(crate) fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clo
     let bytes = calls.clone().map(|call| call.bytes(terms.ranks));
     let total = bytes.clone().fold(0, u64::saturating_add);
     terms.native.serve_fused(each, bytes, terms.ranks)
-        && calls.clone().all(|call| elements_bytes_max(call).is_some_and(|most| total <= most))
+        && calls.clone().all(|call| serves_elements(call, each, total, terms))
 }
 
 /// Whether a call that a group holds could be one of those: then what becomes of it is known when the group ends.
@@ -78,25 +78,20 @@ pub(crate) fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clo
 pub(crate) fn may_be_fused(call: &Shared, terms: &Terms) -> bool {
     let Some(each) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
-    terms.native.may_serve_fused(each, bytes, terms.ranks)
-        && elements_bytes_max(call).is_some_and(|most| bytes <= most)
+    terms.native.may_serve_fused(each, bytes, terms.ranks) && serves_elements(call, each, bytes, terms)
 }
 
-/// Up to how many bytes native collectives may have a call's elements, beside their limits, which hold for what was measured. None:
-/// these are NCCL's to judge. What only moves may be of any type. NCCL's numbers: int8 to bfloat16, sum to average; a program's own
-/// operations come after.
-fn elements_bytes_max(call: &Shared) -> Option<u64> {
-    const MEASURED: u64 = u64::MAX;
-    let Some(operation) = call.operation else { return call.datatype.size_bytes().map(|_| MEASURED) };
+/// Whether native collectives serve a call's elements, in so many bytes. What only moves may be of any type. Sums and averages of short
+/// floats are what limits were measured with; other types and operations that the kernels know have a limit of their own.
+/// NCCL's numbers: int8 to bfloat16, sum to average; a program's own operations come after.
+fn serves_elements(call: &Shared, collective: Collective, bytes: u64, terms: &Terms) -> bool {
+    let Some(operation) = call.operation else { return call.datatype.size_bytes().is_some() };
     let is_known = (ncclInt8.0..=ncclBfloat16.0).contains(&call.datatype.0)
         && (ncclSum.0..=ncclAvg.0).contains(&operation.0);
     let is_summed = operation == ncclSum || operation == ncclAvg;
     let is_short_float = [ncclFloat16, ncclFloat32, ncclBfloat16].contains(&call.datatype);
-    match (is_known, is_summed && is_short_float) {
-        (false, _) => None,
-        (true, true) => Some(MEASURED),
-        (true, false) => Some(OTHER_BYTES_MAX),
-    }
+    let serves_others = || collective.other().is_some_and(|other| terms.native.serve(other, bytes));
+    is_known && (is_summed && is_short_float || serves_others())
 }
 
 #[cfg(test)]

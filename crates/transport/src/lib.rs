@@ -16,4 +16,5 @@ pub mod p2p;
 
 pub mod native;
 
+pub mod circumstances;
 pub mod tuning;

@@ -1,22 +1,22 @@
-//! Up to which size native collectives serve: a table of what was measured, part of what ranks agree on. Pure.
+//! Up to which size native collectives serve. Pure.
 //!
-//! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
-//! timed. A cell that nobody measured has a small limit, at which LL wins anywhere.
+//! A *cell* is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
+//! timed. A limit is [built in](built_in), or a rank brings it from a [file](file) or from this machine's [cache](cache); which one
+//! holds is [agreed](agreed).
 
+pub mod agreed;
+pub mod built_in;
+pub mod cache;
 pub mod file;
 
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
 use windlass_kernels::collectives::{Crossover, Kind, Tuning, batch_bytes_max};
 
-use file::{Key, Multicast, Table};
 use windlass_base::call::Function;
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
-use windlass_bootstrap::negotiated::{Device, GRID_MAX, NegotiatedConfig, capability};
+use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 
-/// Of cells that nobody measured.
-pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
-/// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
-pub const OTHER_BYTES_MAX: u64 = 64 << 10;
+pub use built_in::{OTHER_BYTES_MAX, UNMEASURED_BYTES_MAX};
 /// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
 /// of how groups are cut and ordered.
 const PROTOCOL: u64 = 9;
@@ -37,10 +37,16 @@ pub enum Collective {
     UnevenAllGather,
     /// Reduces of one group with a root each.
     UnevenReduceScatter,
+    /// All-reduces of other types or operations than sums and averages of short floats: their kernel looks at both as it goes.
+    OtherAllReduce,
+    /// Reduces of these.
+    OtherReduce,
+    /// Reduce-scatters of these.
+    OtherReduceScatter,
 }
 
 /// How many there are.
-pub const COLLECTIVES: usize = 7;
+pub const COLLECTIVES: usize = 10;
 
 impl Collective {
     /// Which cell a function has. With a configuration of its own a call stays NCCL's. An all-to-all has none: NCCL makes it of sends
@@ -65,6 +71,17 @@ impl Collective {
         match self {
             Collective::Broadcast => Some(Collective::UnevenAllGather),
             Collective::Reduce => Some(Collective::UnevenReduceScatter),
+            _ => None,
+        }
+    }
+
+    /// What one that reduces is with other types or operations.
+    #[inline]
+    pub fn other(self) -> Option<Collective> {
+        match self {
+            Collective::AllReduce => Some(Collective::OtherAllReduce),
+            Collective::Reduce => Some(Collective::OtherReduce),
+            Collective::ReduceScatter => Some(Collective::OtherReduceScatter),
             _ => None,
         }
     }
@@ -155,30 +172,6 @@ impl Limits {
         let alone = self.0[each as usize].saturating_sub(1);
         alone.saturating_mul(ranks.saturating_sub(1) as u64)
     }
-
-    /// What all ranks know of a communicator, and this process's table, which counts where all ranks have the same.
-    pub fn of(negotiated: &NegotiatedConfig, table: &Table) -> Limits {
-        if !serves(negotiated) {
-            return Limits::NONE;
-        }
-        let ranks = negotiated.members.len();
-        let multicast = negotiated.capabilities & capability::MULTICAST != 0;
-        let is_measured = !multicast
-            && negotiated.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
-        let cells = CELLS.iter().find(|cells| is_measured && cells.ranks == ranks);
-        let mut bytes_max =
-            cells.map_or([UNMEASURED_BYTES_MAX; COLLECTIVES], |cells| cells.bytes_max).map(Some);
-        if negotiated.members.iter().all(|member| member.tuning == table.hash()) {
-            let tuned = |collective| key(negotiated, collective).and_then(|key| table.get(&key));
-            for (own, collective) in bytes_max.iter_mut().zip(Collective::ALL) {
-                // Tables of before say nothing of uneven ones, which were not to be larger than even ones.
-                let of_even = || Some((*own).min(collective.even().and_then(tuned)?));
-                *own = tuned(collective).or_else(of_even).unwrap_or(*own);
-            }
-        }
-        let most = most_of_few_blocks(negotiated.ctas_max());
-        Limits(bytes_max.map(|own| own.map_or(0, |own| own.min(most).saturating_add(1))))
-    }
 }
 
 /// Bytes for each block of a communicator with fewer than usual, up to which native collectives serve it: tables are measured with all.
@@ -194,58 +187,12 @@ fn most_of_few_blocks(blocks: u32) -> u64 {
     }
 }
 
-/// Where a table has what holds for a communicator; only where all its GPUs are alike.
-fn key(negotiated: &NegotiatedConfig, collective: Collective) -> Option<Key> {
-    let Device { capability, multiprocessors, .. } = negotiated.members.first()?.device;
-    let alike =
-        |device: &Device| (device.capability, device.multiprocessors) == (capability, multiprocessors);
-    let multicast = match negotiated.capabilities & capability::MULTICAST {
-        0 => Multicast::No,
-        _ => Multicast::Yes,
-    };
-    let ranks = negotiated.members.len();
-    let key = Key { collective, ranks, capability, multiprocessors, multicast };
-    negotiated.members.iter().all(|member| alike(&member.device)).then_some(key)
-}
-
 /// Whether native collectives serve a communicator at all.
 pub fn serves(negotiated: &NegotiatedConfig) -> bool {
     negotiated.capabilities & NEEDED == NEEDED && negotiated.members.len() <= RANKS_MAX
 }
 
 const NEEDED: u64 = capability::NATIVE | capability::UNBOUND;
-
-/// A kind of GPU.
-#[derive(Clone, Copy, Debug)]
-struct Gpu {
-    capability: u16,
-    /// Parts of GPUs, and smaller ones of the generation, were not measured.
-    multiprocessors_min: u16,
-}
-
-impl Gpu {
-    fn is(self, device: &Device) -> bool {
-        device.capability == self.capability && device.multiprocessors >= self.multiprocessors_min
-    }
-}
-
-/// The GPUs of the measured cells.
-const MEASURED: &[Gpu] = &[Gpu { capability: 90, multiprocessors_min: 114 }];
-
-/// The cells of so many ranks, without multicast.
-#[derive(Clone, Copy, Debug)]
-struct Cells {
-    ranks: usize,
-    /// In the order of [`Collective`].
-    bytes_max: [u64; COLLECTIVES],
-}
-
-/// Measured on H200 (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower. Uneven ones were
-/// on 2 ranks alone; those of 4 are no larger.
-const CELLS: &[Cells] = &[
-    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20, 64 << 20, 16 << 20] },
-    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 16 << 20] },
-];
 
 /// Which kernel serves which size: the same on all ranks.
 pub fn kernels() -> Tuning {
@@ -256,22 +203,14 @@ pub fn kernels() -> Tuning {
 pub fn hash() -> u64 {
     let mut writer = Writer::default();
     writer.u64(EACH_BLOCK_BYTES_MAX);
-    writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(SEPARATE_BYTES_MIN);
+    writer.u64(PROTOCOL).u64(SEPARATE_BYTES_MIN);
     writer.u64(BATCH_CALLS_MAX as u64).u64(BATCH_ENTRIES as u64).u64(BATCHED_BYTES_MAX);
     for ranks in 2..=RANKS_MAX as u32 {
         for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
             writer.u64(batch_bytes_max(kind, ranks));
         }
     }
-    for gpu in MEASURED {
-        writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
-    }
-    for cells in CELLS {
-        writer.u64(cells.ranks as u64);
-        for bytes in cells.bytes_max {
-            writer.u64(bytes);
-        }
-    }
+    built_in::put(&mut writer);
     let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter } = kernels();
     for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter] {
         let Crossover { ll_bytes_max, two_groups_bytes_max, simple_bytes_min } = crossover;
@@ -282,11 +221,13 @@ pub fn hash() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::agreed::{Brought, decide};
+    use super::file::{Multicast, Table};
     use super::*;
     use proptest::prelude::*;
     use windlass_bootstrap::negotiated::{Member, Token, Version};
 
-    fn negotiated(
+    pub(super) fn negotiated(
         ranks: usize,
         capabilities: u64,
         capability: u16,
@@ -300,7 +241,7 @@ mod tests {
             device: Device { uuid: [0; 16], pci: (0, 0, 0), capability, multiprocessors },
             descriptor_socket: token,
             process_listener: token,
-            tuning: 0,
+            cells: Vec::new(),
             checks: false,
             attachment: Vec::new(),
         };
@@ -313,75 +254,6 @@ mod tests {
             ctas_max: 0,
             members: (0..ranks).map(member).collect(),
         }
-    }
-
-    /// A cell that was measured has its own limit; any other the small one; what not all ranks can, none.
-    #[test]
-    fn cells() {
-        let native = NEEDED;
-        let all_reduce = |negotiated: NegotiatedConfig| {
-            Limits::of(&negotiated, &Table::default()).0[Collective::AllReduce as usize] - 1
-        };
-        assert_eq!(all_reduce(negotiated(2, native, 90, 132)), 256 << 20);
-        assert_eq!(all_reduce(negotiated(4, native, 90, 114)), 16 << 20);
-        for unmeasured in [
-            negotiated(3, native, 90, 132),
-            negotiated(8, native, 90, 132),
-            negotiated(4, native, 90, 32),
-            negotiated(4, native, 80, 132),
-            negotiated(4, native | capability::MULTICAST, 90, 132),
-        ] {
-            assert_eq!(
-                Limits::of(&unmeasured, &Table::default()),
-                Limits([UNMEASURED_BYTES_MAX + 1; COLLECTIVES])
-            );
-        }
-        for without in [negotiated(9, native, 90, 132), negotiated(4, capability::NATIVE, 90, 132)] {
-            assert_eq!(Limits::of(&without, &Table::default()), Limits::NONE);
-            assert!(!serves(&without));
-        }
-        // Under a limit on blocks less is served, and what was not measured stays as it is.
-        let limited = |ctas_max, ranks| NegotiatedConfig { ctas_max, ..negotiated(ranks, native, 90, 132) };
-        assert_eq!([1, 8, 31, 32].map(|ctas| all_reduce(limited(ctas, 2)) >> 10), [64, 512, 1984, 256 << 10]);
-        assert_eq!(all_reduce(limited(8, 3)), UNMEASURED_BYTES_MAX);
-        let mut mixed = negotiated(4, native, 90, 132);
-        mixed.members[3].device.capability = 100;
-        assert_eq!(all_reduce(mixed), UNMEASURED_BYTES_MAX);
-    }
-
-    /// A cell of a table that all ranks have is its own limit, up or down; the others stay as they are, and all do where one rank
-    /// has another table.
-    #[test]
-    fn tuned() {
-        let text = "windlass-tuning 1\n\
-            all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 1G\n\
-            reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max none\n\
-            all_gather ranks 2 gpu 8.0/108 multicast yes native_bytes_max 1M\n";
-        let table = Table::parse(text).unwrap();
-        let with = |mut negotiated: NegotiatedConfig, hashes: [u64; 2]| {
-            negotiated.members.iter_mut().zip(hashes).for_each(|(member, hash)| member.tuning = hash);
-            Limits::of(&negotiated, &table)
-        };
-        let hash = table.hash();
-        let built_in = Limits::of(&negotiated(2, NEEDED, 90, 132), &Table::default());
-        let tuned = with(negotiated(2, NEEDED, 90, 132), [hash; 2]);
-        let built_in_or = |first, third| {
-            let [_, broadcast, _, others @ ..] = built_in.0;
-            [&[first, broadcast, third], &others[..]].concat()
-        };
-        assert_eq!(tuned.0[..], built_in_or((1 << 30) + 1, 0));
-        for hashes in [[hash, 0], [0, hash], [hash, hash + 1], [0, 0]] {
-            assert_eq!(with(negotiated(2, NEEDED, 90, 132), hashes), built_in);
-        }
-        let of_others = with(negotiated(2, NEEDED | capability::MULTICAST, 80, 108), [hash; 2]);
-        let unmeasured = UNMEASURED_BYTES_MAX + 1;
-        let mut expected = [unmeasured; COLLECTIVES];
-        expected[Collective::AllGather as usize] = (1 << 20) + 1;
-        assert_eq!(of_others.0, expected);
-        let mut mixed = negotiated(2, NEEDED, 90, 132);
-        mixed.members[1].device.multiprocessors = 114;
-        assert_eq!(with(mixed, [hash; 2]), built_in);
-        assert_eq!(with(negotiated(2, 0, 90, 132), [hash; 2]), Limits::NONE);
     }
 
     /// Without a limit nothing is served, not even nothing.
@@ -400,7 +272,7 @@ mod tests {
     fn fused() {
         const MIB: u64 = 1 << 20;
         for (ranks, ends) in [(2, [(32, 64), (16, 32)]), (4, [(1, 64), (1, 16)])] {
-            let limits = Limits::of(&negotiated(ranks, NEEDED, 90, 132), &Table::default());
+            let limits = decide(&negotiated(ranks, NEEDED, 90, 132)).limits;
             for (each, (alone, whole)) in [Collective::Broadcast, Collective::Reduce].into_iter().zip(ends) {
                 let (alone, whole) = (alone * MIB, whole * MIB);
                 let serve = |parts: &[u64]| limits.serve_fused(each, parts.iter().copied(), ranks);
@@ -428,7 +300,7 @@ mod tests {
     #[test]
     fn uneven() {
         const MIB: u64 = 1 << 20;
-        let limits = Limits::of(&negotiated(2, NEEDED, 90, 132), &Table::default());
+        let limits = decide(&negotiated(2, NEEDED, 90, 132)).limits;
         let serve = |each, parts: [u64; 2]| {
             let is_served = limits.serve_fused(each, parts.into_iter(), 2);
             assert!(!is_served || parts.iter().all(|part| limits.may_serve_fused(each, *part, 2)));
@@ -452,8 +324,10 @@ mod tests {
             reduce ranks 4 gpu 9.0/132 multicast no native_bytes_max none\n";
         let table = Table::parse(text).unwrap();
         let mut negotiated = negotiated(4, NEEDED, 90, 132);
-        negotiated.members.iter_mut().for_each(|member| member.tuning = table.hash());
-        let limits = Limits::of(&negotiated, &table);
+        for member in &mut negotiated.members {
+            member.cells = Brought::of(4, &member.device, Multicast::No, &table, None).encode();
+        }
+        let limits = decide(&negotiated).limits;
         let serve = |each, parts: [u64; 4]| {
             let is_served = limits.serve_fused(each, parts.into_iter(), 4);
             let is_foreseen = parts.iter().all(|part| limits.may_serve_fused(each, *part, 4));
@@ -467,35 +341,13 @@ mod tests {
         assert!(!serve(Collective::Reduce, [0; 4]) && !serve(Collective::Reduce, [9; 4]));
     }
 
-    /// Uneven ones have the limit that a table gives them, larger or smaller than even ones'; without one, none above even ones'.
-    #[test]
-    fn tuned_uneven() {
-        let limit_with = |lines: &[(&str, &str)]| {
-            let line = |(name, most): &(&str, &str)| {
-                format!("{name} ranks 2 gpu 9.0/132 multicast no native_bytes_max {most}\n")
-            };
-            let text = lines.iter().map(line).collect::<String>();
-            let table = Table::parse(&format!("{}\n{text}", file::HEAD)).unwrap();
-            let mut negotiated = negotiated(2, NEEDED, 90, 132);
-            negotiated.members.iter_mut().for_each(|member| member.tuning = table.hash());
-            Limits::of(&negotiated, &table).0[Collective::UnevenReduceScatter as usize]
-        };
-        assert_eq!(limit_with(&[("uneven_reduce_scatter", "1G")]), (1 << 30) + 1);
-        let both = [("reduce_scatter", "1M"), ("uneven_reduce_scatter", "2M")];
-        assert_eq!(limit_with(&both), (2 << 20) + 1);
-        assert_eq!(limit_with(&[("reduce_scatter", "1M")]), (1 << 20) + 1);
-        assert_eq!(limit_with(&[("reduce_scatter", "none")]), 0);
-        assert_eq!(limit_with(&[("reduce_scatter", "1G")]), (16 << 20) + 1);
-        assert_eq!(limit_with(&[("all_gather", "none")]), (16 << 20) + 1);
-    }
-
     proptest! {
         /// What is served with others was foreseen when it was called alone, and nothing overflows.
         #[test]
         fn foreseen(
             parts in proptest::collection::vec(0..u64::MAX, 1..9),
             scale in 0..64_u32,
-            limits in proptest::array::uniform7(prop_oneof![Just(0), any::<u32>()]),
+            limits in proptest::array::uniform10(prop_oneof![Just(0), any::<u32>()]),
             ranks in 2..9_usize,
         ) {
             let limits = Limits(limits.map(u64::from));
@@ -506,12 +358,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    /// No measured cell is below what holds for all others.
-    #[test]
-    fn cells_are_not_below_the_least() {
-        let all = CELLS.iter().flat_map(|cells| cells.bytes_max);
-        assert!(all.into_iter().all(|bytes| bytes >= UNMEASURED_BYTES_MAX));
     }
 }

@@ -4,6 +4,7 @@
 //! between its calls gets from Windlass what it gets from NCCL. A variable has one [`Effect`]; a communicator's [`Settings`] are
 //! the effects of all that are set.
 
+mod choice;
 mod effect;
 mod files;
 mod plugin;
@@ -68,6 +69,13 @@ pub fn of_this_init() -> Vec<u8> {
     let anew = VARIABLES.iter().filter(|variable| is_read_anew(variable));
     let set = anew.filter_map(|variable| Some(format!("{}={}\n", variable.name, lookup(variable.name)?)));
     set.collect::<String>().into_bytes()
+}
+
+/// `NAME=value` of all variables that may change which algorithm NCCL runs, or how fast, by name.
+pub fn of_choice() -> Vec<String> {
+    let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
+    let environment = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+    choice::of(environment, file_texts().iter().flat_map(|text| files::variables(text)))
 }
 
 /// Whether every rank that is made now makes its own id.

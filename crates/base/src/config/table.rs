@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::values::{
-    batch, bytes, bytes_or_none, collectives, lazy, level, number, path, pool, register, report, seconds,
-    switch, windows,
+    batch, bytes, bytes_or_none, cache, calibrate, collectives, lazy, level, number, path, pool, register,
+    report, seconds, switch, windows,
 };
-use super::{Batch, Collectives, Lazy, Register, Report, Switch, Windows};
+use super::{Batch, Cache, Collectives, Lazy, Register, Report, Switch, Windows};
 
 /// What people read of an option.
 #[derive(Debug)]
@@ -146,7 +146,15 @@ options! {
 
         "WINDLASS_TUNING" => tuning: Option<PathBuf> = None, by path;
         "path", "the built-in table",
-        "The file of a table that `windlass tune` wrote. The table sets up to which size Windlass runs each collective. Collectives that the file omits follow the built-in table. If ranks have different tables, or one file cannot be read, all ranks use the built-in table.";
+        "The file of a table that `windlass tune --out` wrote. The table sets up to which size Windlass runs each collective, and counts before the cache. One rank's file holds for all ranks. Where two ranks' files differ in a limit, the built-in limit holds.";
+
+        "WINDLASS_CACHE" => cache: Cache = Cache::Usual, by cache;
+        "path, off", "windlass in $XDG_CACHE_HOME or ~/.cache",
+        "The folder of limits that `windlass run` and `windlass tune` measured on this machine. Processes read it at init. The file's name is a digest of GPU, driver, NCCL and NCCL's variables. Limits of other circumstances never count. off: none are kept or read.";
+
+        "WINDLASS_CALIBRATE" => calibrate: Switch = Switch::On, by calibrate;
+        "auto, off", "auto",
+        "`windlass run` measures the limits that the cache lacks before it starts the command, if the GPUs are idle. That takes at most 5 seconds, once. off: it measures nothing. Only the command reads it.";
 
         "WINDLASS_STAGING_MAX" => staging_bytes_max: u64 = 512 << 20, by bytes;
         "bytes, with K, M, G or T for powers of 1024", "512M",

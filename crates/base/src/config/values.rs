@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Batch, Collectives, Form, Lazy, Register, Report, Switch, Windows};
+use super::{Batch, Cache, Collectives, Form, Lazy, Register, Report, Switch, Windows};
 
 /// As C's `strtoll` with base 0 reads it: `0x10`, `010` and `1 # why` are numbers, words are 0.
 pub(super) fn number_as_in_c(text: &str) -> i64 {
@@ -59,6 +59,19 @@ pub(super) fn batch(text: &str) -> Option<Batch> {
         "all" => Some(Batch::All),
         _ => on_or_off(text, Batch::All, Batch::Off),
     }
+}
+
+/// A path has a slash: what has none is a word that was misspelt.
+pub(super) fn cache(text: &str) -> Option<Cache> {
+    match switch(text) {
+        Some(Switch::Off) => Some(Cache::Off),
+        Some(Switch::On) => Some(Cache::Usual),
+        None => text.contains('/').then(|| Cache::Folder(text.into())),
+    }
+}
+
+pub(super) fn calibrate(text: &str) -> Option<Switch> {
+    if text.eq_ignore_ascii_case("auto") { Some(Switch::On) } else { switch(text) }
 }
 
 fn on_or_off<T>(text: &str, on: T, off: T) -> Option<T> {

@@ -1,7 +1,7 @@
 //! Whether NVLink joins two GPUs: over PCIe a line of 128 bytes may arrive in parts. The driver says it of GPUs that this
 //! process sees; of the others NVML does, if it is there.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 
 use libloading::os::unix::Library;
 use once_cell::sync::OnceCell;
@@ -11,6 +11,8 @@ use crate::gpu::library::Driver;
 
 /// `NVML_P2P_CAPS_INDEX_NVLINK`.
 const CAPABILITY_NVLINK: c_int = 2;
+/// `NVML_NVLINK_MAX_LINKS`.
+const LINKS_MAX: c_uint = 18;
 
 impl Driver {
     /// Whether NVLink joins a device of this process to a GPU by UUID and PCI address (domain, bus, device). None: nobody knows.
@@ -23,6 +25,16 @@ impl Driver {
                     .nvlink(&self.pci(from).ok()?, &format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
             }
         }
+    }
+
+    /// How many NVLinks of a device are up, and its power limit in watts; as far as NVML says.
+    pub fn links_and_power(&self, ordinal: Ordinal) -> (Option<u32>, Option<u32>) {
+        let found = || {
+            let nvml = Nvml::opened()?;
+            let device = nvml.device(&self.pci(ordinal).ok()?)?;
+            Some((nvml.links(device), nvml.power_limit_watts(device)))
+        };
+        found().unwrap_or_default()
     }
 
     fn ordinal_of(&self, uuid: &[u8; 16]) -> Option<Ordinal> {
@@ -64,6 +76,28 @@ impl Nvml {
         let mut status = -1;
         // SAFETY: both handles are NVML's; the answer is one integer.
         (unsafe { function(from, to, CAPABILITY_NVLINK, &mut status) } == 0).then_some(status == 0)
+    }
+
+    /// `nvmlDeviceGetNvLinkState` of each link; devices have at most 18.
+    fn links(&self, device: Handle) -> Option<u32> {
+        type Function = unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int;
+        // SAFETY: the signature is nvml.h's.
+        let function = unsafe { self.0.get::<Function>(b"nvmlDeviceGetNvLinkState\0") }.ok()?;
+        let is_up = |link: &c_uint| {
+            let mut state = 0;
+            // SAFETY: the handle is NVML's; the answer is one integer.
+            unsafe { function(device, *link, &mut state) == 0 && state == 1 }
+        };
+        Some((0..LINKS_MAX).filter(is_up).count() as u32)
+    }
+
+    fn power_limit_watts(&self, device: Handle) -> Option<u32> {
+        type Function = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
+        // SAFETY: the signature is nvml.h's.
+        let function = unsafe { self.0.get::<Function>(b"nvmlDeviceGetEnforcedPowerLimit\0") }.ok()?;
+        let mut milliwatts = 0;
+        // SAFETY: the handle is NVML's; the answer is one integer.
+        (unsafe { function(device, &mut milliwatts) } == 0).then_some(milliwatts / 1000)
     }
 
     fn device(&self, pci: &str) -> Option<Handle> {

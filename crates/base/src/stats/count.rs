@@ -90,6 +90,7 @@ pub fn begin(identity: Identity) -> usize {
     place.peer_group.store(peer_group::NOT_ASKED, Ordering::Relaxed);
     place.nccl.store(peer_group::MADE, Ordering::Relaxed);
     place.lacks.store(0, Ordering::Relaxed);
+    place.limits_from.store(0, Ordering::Relaxed);
     identify(index, identity);
     index
 }
@@ -120,6 +121,13 @@ pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
     place.lacks.store(lacks.0, Ordering::Relaxed);
     place.peer_group.store(number, Ordering::Relaxed);
     place.serial.load(Ordering::Relaxed)
+}
+
+/// Notes where the limits of a communicator's native collectives come from, by bits of [`crate::stats::limits::Source`].
+pub fn limits_from(counters: usize, bits: u32) {
+    if counters != UNKNOWN {
+        segment::current().communicators[counters].limits_from.store(bits, Ordering::Relaxed);
+    }
 }
 
 /// Notes what of NCCL stands behind a communicator, by a number of [`crate::stats::peer_group`].

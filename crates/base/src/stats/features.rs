@@ -109,10 +109,18 @@ impl Lacks {
     }
 }
 
-/// One line: what there is, then what is not and why.
-pub fn line(lacks: &BTreeMap<String, String>) -> String {
-    let has = Feature::ALL.iter().map(|feature| feature.name()).filter(|name| !lacks.contains_key(*name));
-    let has: Vec<&str> = std::iter::once("send/recv").chain(has).collect();
+/// One line: what there is, with where its limits come from, then what is not and why.
+pub fn line(lacks: &BTreeMap<String, String>, limits_from: &[String]) -> String {
+    let has = |feature: &Feature| {
+        let limits = if *feature == Feature::Native && !limits_from.is_empty() {
+            format!(" (limits from: {})", limits_from.join(", "))
+        } else {
+            String::new()
+        };
+        format!("{}{limits}", feature.name())
+    };
+    let features = Feature::ALL.iter().filter(|feature| !lacks.contains_key(feature.name())).map(has);
+    let has: Vec<String> = std::iter::once("send/recv".to_owned()).chain(features).collect();
     let without = lacks.iter().map(|(name, why)| format!("; no {name}: {why}"));
     has.join(", ") + &without.collect::<String>()
 }
@@ -134,14 +142,14 @@ mod tests {
     #[test]
     fn lines() {
         assert_eq!(
-            line(&Lacks::default().words()),
+            line(&Lacks::default().words(), &[]),
             "send/recv, native collectives, kept windows, registration"
         );
         let lacks =
             Lacks::default().with(Feature::Native, Lack::Variable).with(Feature::Registration, Lack::Device);
         assert_eq!((lacks.of(Feature::Native), lacks.of(Feature::Windows)), (Lack::Variable, Lack::Nothing));
         assert_eq!(
-            line(&lacks.words()),
+            line(&lacks.words(), &[]),
             "send/recv, kept windows; no native collectives: NCCL_ALGO, NCCL_PROTO or a CTA policy is set; \
              no registration: not measured on this GPU (WINDLASS_REGISTER=on has it)"
         );

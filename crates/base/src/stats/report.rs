@@ -86,7 +86,7 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
 fn standing(counts: &CommunicatorCounts) -> Option<String> {
     match (counts.peer_group.as_str(), counts.change.as_str()) {
         ("", _) => None,
-        ("yes", _) => Some(format!("peer group: {}", features::line(&counts.lacks))),
+        ("yes", _) => Some(format!("peer group: {}", features::line(&counts.lacks, &counts.limits_from))),
         (reason, "") => Some(format!("on NCCL: {reason}")),
         (reason, change) => Some(format!("on NCCL: {reason} ({change})")),
     }
@@ -166,6 +166,7 @@ mod tests {
                 peer_group: String::new(),
                 nccl: String::new(),
                 lacks: BTreeMap::new(),
+                limits_from: Vec::new(),
                 change: String::new(),
                 calls: vec![calls],
             }],
@@ -201,6 +202,7 @@ mod tests {
         let with = |peer_group: &str, lacks: &[(&str, &str)], change: &str, nccl: &str| {
             let mut counts = example().communicators.remove(0);
             counts.peer_group = peer_group.into();
+            counts.limits_from = vec!["built in".into(), "model".into()];
             counts.lacks = lacks.iter().map(|(name, why)| ((*name).into(), (*why).into())).collect();
             (counts.change, counts.nccl) = (change.into(), nccl.into());
             of_communicator(&counts).lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
@@ -208,7 +210,8 @@ mod tests {
         let first = |lines: Vec<String>| lines[0].clone();
         assert_eq!(
             first(with("yes", &[("registration", "WINDLASS_REGISTER=off")], "", "")),
-            "  peer group: send/recv, native collectives, kept windows; no registration: WINDLASS_REGISTER=off"
+            "  peer group: send/recv, native collectives (limits from: built in, model), kept windows; \
+             no registration: WINDLASS_REGISTER=off"
         );
         assert_eq!(
             first(with("NCCL_COMM_ID is set", &[], "unset it", "")),

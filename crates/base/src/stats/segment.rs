@@ -110,6 +110,8 @@ pub struct Communicator {
     pub nccl: AtomicU32,
     /// Of one with a peer group, what it lacks: [`crate::stats::features::Lacks`].
     pub lacks: AtomicU32,
+    /// Of one with native collectives, where its limits come from: bits of [`crate::stats::limits::Source`].
+    pub limits_from: AtomicU32,
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],
 }

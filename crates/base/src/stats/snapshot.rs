@@ -11,6 +11,7 @@ use crate::path::Path;
 use crate::stats::check::Checked;
 use crate::stats::count::UNKNOWN;
 use crate::stats::features::Lacks;
+use crate::stats::limits;
 use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
@@ -89,6 +90,9 @@ pub struct CommunicatorCounts {
     /// Of one with a peer group: what it lacks, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lacks: BTreeMap<String, String>,
+    /// Of one with native collectives: where its limits come from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits_from: Vec<String>,
     /// Of one without: what would change that; empty where nothing is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub change: String,
@@ -187,6 +191,7 @@ impl CommunicatorCounts {
             peer_group: peer_group::text(number).into(),
             nccl: peer_group::nccl(counters.nccl.load(Ordering::Relaxed)).into(),
             lacks: Lacks(counters.lacks.load(Ordering::Relaxed)).words(),
+            limits_from: limits::names(counters.limits_from.load(Ordering::Relaxed)),
             change: peer_group::change(number).into(),
             calls,
         })

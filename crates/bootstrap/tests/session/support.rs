@@ -31,7 +31,7 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
             },
             descriptor_socket: Token([0; 16]),
             process_listener: Token([0; 16]),
-            tuning: 0,
+            cells: Vec::new(),
             checks: false,
             attachment: Vec::new(),
         },

@@ -102,10 +102,9 @@ pub fn run(options: &Options) -> Result<()> {
     file.persist(&options.out).with_context(|| format!("cannot write {}", options.out.display()))?;
     text::print(written::summary(&tuned))?;
     text::print(format!(
-        "tune: wrote {}, {} cells, hash {:016x}: for every rank, WINDLASS_TUNING={}\n",
+        "tune: wrote {}, {} cells: WINDLASS_TUNING={}\n",
         options.out.display(),
         table.cells(),
-        table.hash(),
         std::path::absolute(&options.out)?.display()
     ))
 }

@@ -21,9 +21,9 @@ fn writes_a_table() {
     // Unless something else is asked for.
     assert!(told.contains("beside 3 idle") && text.contains("# Beside 3 idle communicators"), "{told}{text}");
     let table = Table::parse(&text).unwrap();
-    assert_eq!(table.cells(), Collective::ALL.len(), "{text}");
-    assert!(printed.contains(&format!("{:016x}", table.hash())), "{printed}");
-    for collective in Collective::ALL {
+    let measured = || Collective::ALL.into_iter().filter(|collective| !collective.is_other());
+    assert_eq!(table.cells(), measured().count(), "{text}");
+    for collective in measured() {
         let multicast = Multicast::No;
         let key = Key { collective, ranks: 2, capability: 90, multiprocessors: 32, multicast };
         assert!(matches!(table.get(&key), Some(None | Some(1024 | 65536))), "{text}");
@@ -33,7 +33,7 @@ fn writes_a_table() {
     command.env("WINDLASS_TUNING", &file).env("WINDLASS_LOG", "info");
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");
-    assert!(told.contains(&format!("hash {:016x}", table.hash())), "{told}");
+    assert!(told.contains(&format!("tuning table {}: 7 cells", file.display())), "{told}");
 }
 
 /// Limits of a table hold, both ways.

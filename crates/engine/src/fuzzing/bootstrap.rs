@@ -14,8 +14,7 @@ use windlass_bootstrap::participation::{Participation, Stage, WithoutHost};
 use windlass_bootstrap::round::Round;
 use windlass_bootstrap::{children, descriptors as sockets};
 use windlass_transport::heap::Place;
-use windlass_transport::tuning::Limits;
-use windlass_transport::tuning::file::Table as Tuning;
+use windlass_transport::tuning::agreed;
 
 use super::seeds::{TOKEN, facts};
 use super::{Choices, seeds};
@@ -135,7 +134,7 @@ pub(super) fn participant(input: &[u8]) {
             let _ = (negotiated.ctas_max(), negotiated.has_clusters(), negotiated.descriptor_sockets());
             assert!((1..=32).contains(&negotiated.grid_max()));
             peers::common_offer(negotiated);
-            Limits::of(negotiated, &Tuning::default());
+            agreed::decide(negotiated);
         }
         if let FromHost::Table(table) = &said {
             courses(table);

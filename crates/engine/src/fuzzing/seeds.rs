@@ -28,7 +28,7 @@ fn member(rank: u32) -> Member {
         },
         descriptor_socket: Token([1 + rank as u8; 16]),
         process_listener: TOKEN,
-        tuning: 0,
+        cells: Vec::new(),
         checks: false,
         attachment: [TOKEN.0, [9; 16]].concat(),
     }

@@ -47,7 +47,7 @@ mod tests {
             device: Device { uuid: [rank as u8; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 },
             descriptor_socket: NOBODY,
             process_listener,
-            tuning: 0,
+            cells: Vec::new(),
             checks: false,
             attachment: Vec::new(),
         };

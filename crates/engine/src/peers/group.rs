@@ -17,7 +17,7 @@ use windlass_transport::heap::{Heap, Region};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{Operation, P2p};
 use windlass_transport::sequencer::{Afterwards, Sequencer};
-use windlass_transport::tuning::Limits;
+use windlass_transport::tuning::{Limits, agreed};
 
 use super::attempts::Attempts;
 use super::children::Lineage;
@@ -61,6 +61,8 @@ pub struct PeerGroup {
 struct Features {
     /// Up to which size native collectives serve it.
     limits: Limits,
+    /// Where its limits come from, as bits of [`agreed::Source`].
+    limits_from: u32,
     /// None where the ranks do not, or this process has ended.
     registering: Option<Arc<Registering>>,
     /// Where the negotiated config keeps windows.
@@ -74,8 +76,11 @@ impl Features {
         let ranks = negotiated.members.len() as u32;
         let registers = negotiated.registers().then(|| page.clone());
         check::say_who_does_not(negotiated, rank);
+        let decided = agreed::decide(negotiated);
+        tuned::say(&decided);
         Features {
-            limits: Limits::of(negotiated, tuned::table()),
+            limits: decided.limits,
+            limits_from: decided.source_bits(),
             registering: registers.and_then(|page| Registering::new(page, rank, ranks, device)),
             windows: Windows::new(negotiated, page, rank, device),
             checking: Checking::new(negotiated, page, rank),
@@ -103,7 +108,6 @@ impl PeerGroup {
         let closing = Closing::new(&region, signal, lives.clone(), holds.clone());
         release_sockets.into_iter().for_each(|socket| socket.keep(rank));
         let lineage = Lineage::of_peer_group(&negotiated, rank, lives.clone(), transports.sequencer.graphs());
-        tuned::say(&negotiated);
         let others = Others::new(negotiated, rank);
         Some(Arc::new(PeerGroup {
             ranks: Ranks::new(lives),
@@ -220,6 +224,11 @@ impl PeerGroup {
     /// How the ranks are.
     pub(super) fn ranks(&self) -> &Ranks {
         &self.ranks
+    }
+
+    /// Where the limits of native collectives come from, as bits of [`agreed::Source`]; none where it has no native collectives.
+    pub fn limits_from(&self) -> u32 {
+        self.features.limits_from
     }
 
     /// Up to which size native collectives serve it.

@@ -14,7 +14,6 @@
 use std::fmt;
 
 use super::{COLLECTIVES, Collective, RANKS_MAX};
-use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 
 /// The first word of a table, and the version of its form.
 pub const HEAD: &str = "windlass-tuning 1";
@@ -110,20 +109,6 @@ impl Table {
     /// How many cells it has.
     pub fn cells(&self) -> usize {
         self.cells.len()
-    }
-
-    /// Its cells as one number; 0 is a table without any.
-    pub fn hash(&self) -> u64 {
-        if self.cells.is_empty() {
-            return 0;
-        }
-        let mut writer = Writer::default();
-        for Cell { key, native_bytes_max } in &self.cells {
-            writer.u64(key.collective as u64).u64(key.ranks as u64);
-            writer.u16(key.capability).u16(key.multiprocessors).u8(key.multicast as u8);
-            writer.u8(u8::from(native_bytes_max.is_some())).u64(native_bytes_max.unwrap_or(0));
-        }
-        checksum(&writer.finish()).max(1)
     }
 }
 
@@ -222,18 +207,17 @@ impl fmt::Display for Cell {
             "{} ranks {ranks} gpu {major}.{minor}/{multiprocessors} multicast {multicast} native_bytes_max ",
             collective.name()
         )?;
-        match self.native_bytes_max {
-            None => f.write_str("none"),
-            Some(0) => f.write_str("0"),
-            Some(bytes) => {
-                let (unit, letter) = [(30, "G"), (20, "M"), (10, "K")]
-                    .into_iter()
-                    .find(|(shift, _)| bytes % (1 << shift) == 0)
-                    .unwrap_or((0, ""));
-                write!(f, "{}{letter}", bytes >> unit)
-            }
-        }
+        f.write_str(&limit_text(self.native_bytes_max))
     }
+}
+
+/// A limit as tables have it.
+pub(super) fn limit_text(limit: Option<u64>) -> String {
+    let Some(bytes) = limit else { return "none".into() };
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let (shift, letter) =
+        units.into_iter().find(|(shift, _)| bytes != 0 && bytes % (1 << shift) == 0).unwrap_or((0, ""));
+    format!("{}{letter}", bytes >> shift)
 }
 
 impl fmt::Display for Complaint {
@@ -254,6 +238,9 @@ impl Collective {
         Collective::ReduceScatter,
         Collective::UnevenAllGather,
         Collective::UnevenReduceScatter,
+        Collective::OtherAllReduce,
+        Collective::OtherReduce,
+        Collective::OtherReduceScatter,
     ];
 
     /// As tables name it.
@@ -266,7 +253,15 @@ impl Collective {
             Collective::ReduceScatter => "reduce_scatter",
             Collective::UnevenAllGather => "uneven_all_gather",
             Collective::UnevenReduceScatter => "uneven_reduce_scatter",
+            Collective::OtherAllReduce => "other_all_reduce",
+            Collective::OtherReduce => "other_reduce",
+            Collective::OtherReduceScatter => "other_reduce_scatter",
         }
+    }
+
+    /// Whether it is for other types and operations than sums and averages of short floats.
+    pub fn is_other(self) -> bool {
+        self >= Collective::OtherAllReduce
     }
 }
 
@@ -311,20 +306,6 @@ mod tests {
         ] {
             assert_eq!(table.get(&unknown), None, "{unknown:?}");
         }
-    }
-
-    /// Two texts with the same cells are one table; any other cell or limit is another, and none is 0.
-    #[test]
-    fn hashes() {
-        let other = "broadcast ranks 4 gpu 9.0/132 multicast yes native_bytes_max 1000";
-        let hash = |lines: &str| table(lines).unwrap().hash();
-        assert_eq!(hash(&format!("{LINE}\n{other}")), hash(&format!("# other words\n{other}\n\n{LINE}")));
-        assert_eq!(hash(""), 0);
-        let changed = ["32M", "none", "0", "33M"].map(|limit| hash(&LINE.replace("32M", limit)));
-        for (index, one) in changed.iter().enumerate() {
-            assert!(*one != 0 && !changed[..index].contains(one), "{index}");
-        }
-        assert_ne!(hash(LINE), hash(&LINE.replace("no ", "yes ")));
     }
 
     /// What is wrong is named, with its line and what was expected.

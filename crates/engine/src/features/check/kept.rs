@@ -296,7 +296,7 @@ mod tests {
             device,
             descriptor_socket: token,
             process_listener: token,
-            tuning: 0,
+            cells: Vec::new(),
             checks: true,
             attachment: Vec::new(),
         };

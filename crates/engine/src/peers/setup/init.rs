@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::forward::init::Ctas;
 use windlass_base::gpu;
 use windlass_base::stats::features::{Lacks, line};
+use windlass_base::stats::limits;
 use windlass_base::stats::{count, peer_group};
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::{NegotiatedConfig, Token};
@@ -184,11 +185,12 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
             let own = peers.transports().map(|transports| transports.lacks).unwrap_or_default();
             let lacks = capabilities::of_all(peers.negotiated(), own);
             let serial = count::peer_group(counters, peer_group::YES, lacks);
+            count::limits_from(counters, peers.limits_from());
             peers.checking().into_iter().for_each(|checking| checking.is_known_as(serial));
             if log::log_enabled!(log::Level::Info) {
                 let (rank, ranks, hash) =
                     (peers.rank(), peers.negotiated().members.len(), peers.negotiated().hash());
-                let has = line(&lacks.words());
+                let has = line(&lacks.words(), &limits::names(peers.limits_from()));
                 log::info!("communicator {serial}, rank {rank} of {ranks}, peer group {hash:016x}: {has}");
             }
         }

@@ -48,7 +48,7 @@ mod tests {
                 },
                 descriptor_socket: Token([0; 16]),
                 process_listener: Token([0; 16]),
-                tuning: 0,
+                cells: Vec::new(),
                 checks: false,
                 attachment,
             }

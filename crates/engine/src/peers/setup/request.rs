@@ -8,6 +8,7 @@ use crate::forward::init::Ctas;
 use windlass_base::config::nccl::{self, Effect};
 use windlass_base::config::{Lazy, Switch, config};
 use windlass_base::gpu::{self, Ordinal, device};
+use windlass_base::stats::features::{Feature, Lack};
 use windlass_bootstrap::children::NOBODY;
 use windlass_bootstrap::colors::LazyVote;
 use windlass_bootstrap::facts::{Facts, LocalFacts, Waiting, fallback_reason};
@@ -185,6 +186,16 @@ pub(in crate::peers) fn on(
     };
     share.lacks = basis.lacks();
     share.graphs = basis.graphs();
+    let of_device = Device {
+        uuid: device.uuid,
+        pci: pci(&device.pci),
+        capability: device.capability.clamp(0, u16::MAX.into()) as u16,
+        multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
+    };
+    let cells = match basis.lacks().of(Feature::Native) {
+        Lack::Nothing => tuned::brought(ranks, &device, &of_device, basis.has_multicast()),
+        _ => Vec::new(),
+    };
     let facts = Facts {
         ranks,
         version: Version::THIS,
@@ -199,15 +210,10 @@ pub(in crate::peers) fn on(
             rank: 0,
             process: place::process().map_err(no_identity)?,
             process_id: std::process::id(),
-            device: Device {
-                uuid: device.uuid,
-                pci: pci(&device.pci),
-                capability: device.capability.clamp(0, u16::MAX.into()) as u16,
-                multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
-            },
+            device: of_device,
             descriptor_socket: Token([0; 16]),
             process_listener: bootstrap().map_or(NOBODY, |bootstrap| bootstrap.process_listener()),
-            tuning: tuned::table().hash(),
+            cells,
             checks: config().check == Switch::On,
             attachment: chores::request_socket().map_err(no_identity)?.0.to_vec(),
         },

@@ -1,122 +1,157 @@
-//! The tuning table of this process: read once, from the file that `WINDLASS_TUNING` names. One that cannot be read is none, as is
-//! one that not all ranks of a communicator have: each rank tells the others the hash of its own.
+//! The limits of native collectives that this process brings to a communicator: from the file that `WINDLASS_TUNING` names, and from the
+//! cache of what was measured on this machine. What cannot be read brings nothing; what holds is agreed (`transport::tuning::agreed`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-use std::sync::Once;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use once_cell::sync::OnceCell;
 
-use windlass_base::config::config;
-use windlass_bootstrap::negotiated::NegotiatedConfig;
-use windlass_transport::tuning::file::{TEXT_BYTES_MAX, Table};
+use windlass_base::config::{Cache, config};
+use windlass_base::gpu::device::Facts;
+use windlass_base::gpu::library::Driver;
+use windlass_base::gpu::{self, Ordinal};
+use windlass_bootstrap::negotiated::Device;
+use windlass_transport::circumstances::{self, Nccl};
+use windlass_transport::tuning::agreed::{Brought, Decided};
+use windlass_transport::tuning::cache::{self, CACHE_BYTES_MAX, Circumstances};
+use windlass_transport::tuning::file::{Multicast, TEXT_BYTES_MAX, Table};
 
-/// The table. Reads the file at the first call, which may wait for the disk: at inits only.
-pub(in crate::peers) fn table() -> &'static Table {
+/// What this process brings for a communicator of so many ranks on this device. Reads files where it has not yet, which may wait for the
+/// disk: at inits only.
+pub(in crate::peers) fn brought(ranks: u32, facts: &Facts, device: &Device, multicast: bool) -> Vec<u8> {
+    let (ranks, multicast) = (ranks as usize, if multicast { Multicast::Yes } else { Multicast::No });
+    let cached = cached(ranks, facts, multicast);
+    let cache = cached.as_deref().map(|(circumstances, table)| (circumstances, table));
+    Brought::of(ranks, device, multicast, file_table(), cache).encode()
+}
+
+/// The table of the file. Read once.
+fn file_table() -> &'static Table {
     static TABLE: OnceCell<Table> = OnceCell::new();
     TABLE.get_or_init(|| {
         let Some(path) = &config().tuning else { return Table::default() };
-        read(path).unwrap_or_else(|why| {
-            let path = path.display();
-            log::warn!("WINDLASS_TUNING: {path} is no tuning table, the built-in one holds: {why}");
-            Table::default()
-        })
+        let table = read(path, TEXT_BYTES_MAX)
+            .and_then(|text| Table::parse(&text).map_err(|complaint| complaint.to_string()));
+        match table {
+            Ok(table) => {
+                log::info!("tuning table {}: {} cells", path.display(), table.cells());
+                table
+            }
+            Err(why) => {
+                log::warn!("WINDLASS_TUNING: {} is no tuning table and is left out: {why}", path.display());
+                Table::default()
+            }
+        }
     })
 }
 
-fn read(path: &Path) -> Result<Table, String> {
+type Cells = Option<Arc<(Circumstances, Table)>>;
+
+/// What was measured on this machine under the circumstances of such a communicator; an empty table where nothing was. Read once for each
+/// number of ranks and device, so that all communicators of a process have the same.
+fn cached(ranks: usize, facts: &Facts, multicast: Multicast) -> Cells {
+    static READ: Mutex<BTreeMap<(Ordinal, usize, Multicast), Cells>> = Mutex::new(BTreeMap::new());
+    let mut all = READ.lock().unwrap_or_else(PoisonError::into_inner);
+    all.entry((facts.ordinal, ranks, multicast))
+        .or_insert_with(|| {
+            let (folder, driver) = (cache_folder()?, gpu::driver().ok()?);
+            let circumstances = observe(driver, ranks, facts, multicast)?;
+            let table = read_cached(&folder, &circumstances);
+            Some(Arc::new((circumstances, table)))
+        })
+        .clone()
+}
+
+fn observe(driver: &Driver, ranks: usize, facts: &Facts, multicast: Multicast) -> Option<Circumstances> {
+    let real = nccl_sys::open::opened()?;
+    let version = super::capabilities::version();
+    Some(circumstances::observe(driver, facts, ranks, multicast, Nccl { path: &real.path, version }))
+}
+
+/// None where there is to be no cache, or no home.
+fn cache_folder() -> Option<PathBuf> {
+    match &config().cache {
+        Cache::Off => None,
+        Cache::Folder(folder) => Some(folder.clone()),
+        Cache::Usual => cache::usual_folder(|name| std::env::var_os(name)),
+    }
+}
+
+fn read_cached(folder: &Path, circumstances: &Circumstances) -> Table {
+    let path = folder.join(circumstances.file_name());
+    let table = match std::fs::exists(&path) {
+        Ok(false) => return Table::default(),
+        _ => read(&path, CACHE_BYTES_MAX).and_then(|text| cache::parse(&text, circumstances)),
+    };
+    match table {
+        Ok(table) => {
+            log::info!("limits measured on this machine, {}: {} cells", path.display(), table.cells());
+            table
+        }
+        Err(why) => {
+            log::warn!("limits measured on this machine, {}: left out: {why}", path.display());
+            Table::default()
+        }
+    }
+}
+
+fn read(path: &Path, bytes_max: usize) -> Result<String, String> {
     let mut text = String::new();
     let file = File::open(path).map_err(|error| error.to_string())?;
-    let most = TEXT_BYTES_MAX as u64;
-    file.take(most + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    if text.len() > TEXT_BYTES_MAX {
-        return Err(format!("it has more than {TEXT_BYTES_MAX} bytes"));
+    let read = file.take(bytes_max as u64 + 1).read_to_string(&mut text);
+    read.map_err(|error| match error.kind() {
+        ErrorKind::InvalidData => "it is no text".to_owned(),
+        _ => error.to_string(),
+    })?;
+    if text.len() > bytes_max {
+        return Err(format!("it has more than {bytes_max} bytes"));
     }
-    let table = Table::parse(&text).map_err(|complaint| complaint.to_string())?;
-    log::info!("tuning table {}: {} cells, hash {:016x}", path.display(), table.cells(), table.hash());
-    Ok(table)
+    Ok(text)
 }
 
-/// Says once that ranks have not the same table.
-pub(in crate::peers) fn say(negotiated: &NegotiatedConfig) {
-    static SAID: Once = Once::new();
-    if let Some(words) = difference(negotiated) {
-        SAID.call_once(|| log::warn!("{words}"));
+/// Says, once each, which cells ranks have unlike.
+pub(in crate::peers) fn say(decided: &Decided) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    for words in &decided.unlike {
+        if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(words.clone()) {
+            log::warn!("ranks have unlike limits of {words}");
+        }
     }
-}
-
-/// What there is to say of ranks with other tables.
-fn difference(negotiated: &NegotiatedConfig) -> Option<String> {
-    let first = negotiated.members.first()?.tuning;
-    if negotiated.members.iter().all(|member| member.tuning == first) {
-        return None;
-    }
-    let name = |hash| if hash == 0 { "none".to_owned() } else { format!("{hash:016x}") };
-    let hashes: Vec<String> = negotiated
-        .members
-        .iter()
-        .map(|member| format!("rank {} {}", member.rank, name(member.tuning)))
-        .collect();
-    Some(format!(
-        "ranks of a communicator have different tuning tables (WINDLASS_TUNING), so the built-in one holds on all of them: {}",
-        hashes.join(", ")
-    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use windlass_bootstrap::negotiated::{Device, Member, Token, Version};
 
-    fn negotiated(hashes: &[u64]) -> NegotiatedConfig {
-        let token = Token([0; 16]);
-        let device = Device { uuid: [0; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 };
-        let member = |(rank, tuning): (u32, &u64)| Member {
-            rank,
-            process: token,
-            process_id: 0,
-            device,
-            descriptor_socket: token,
-            process_listener: token,
-            tuning: *tuning,
-            checks: false,
-            attachment: Vec::new(),
-        };
-        let members = (0..).zip(hashes).map(member).collect();
-        let version = Version::THIS;
-        NegotiatedConfig {
-            comm: token,
-            version,
-            host: token,
-            capabilities: 0,
-            options: 0,
-            ctas_max: 0,
-            members,
-        }
-    }
-
-    /// Only where they differ is there anything to say, and then of every rank.
-    #[test]
-    fn differences() {
-        assert_eq!(difference(&negotiated(&[])), None);
-        assert_eq!(difference(&negotiated(&[7, 7, 7])), None);
-        assert_eq!(difference(&negotiated(&[0, 0])), None);
-        let words = difference(&negotiated(&[0xabc, 0])).unwrap();
-        assert!(words.ends_with("rank 0 0000000000000abc, rank 1 none"), "{words}");
-    }
-
-    /// A file that is not there, is too long or is no table says so.
+    /// A file that is not there, is too long or is no text says so.
     #[test]
     fn unreadable() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("table");
-        assert!(read(&file).unwrap_err().contains("No such file"));
-        std::fs::write(&file, "#".repeat(TEXT_BYTES_MAX + 1)).unwrap();
-        assert!(read(&file).unwrap_err().contains("more than"));
-        std::fs::write(&file, "windlass-tuning 1\nnonsense\n").unwrap();
-        assert!(read(&file).unwrap_err().starts_with("line 2: \"nonsense\", expected one of"));
-        std::fs::write(&file, "windlass-tuning 1\n").unwrap();
-        assert_eq!(read(&file), Ok(Table::default()));
+        assert!(read(&file, 10).unwrap_err().contains("No such file"));
+        std::fs::write(&file, "#".repeat(11)).unwrap();
+        assert_eq!(read(&file, 10).unwrap_err(), "it has more than 10 bytes");
+        std::fs::write(&file, [0xff, 0xfe]).unwrap();
+        assert_eq!(read(&file, 10).unwrap_err(), "it is no text");
+        assert!(read(folder.path(), 10).unwrap_err().contains("directory"));
+    }
+
+    /// A cache without a file, or with one that is broken, brings nothing.
+    #[test]
+    fn broken_caches() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = Circumstances::new([("ranks", "2".to_owned())]);
+        assert_eq!(read_cached(&folder.path().join("none"), &here), Table::default());
+        assert_eq!(read_cached(folder.path(), &here), Table::default());
+        let line = "all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 1M";
+        let text = cache::text(&here, &format!("windlass-tuning 1\n{line}"));
+        let file = folder.path().join(here.file_name());
+        std::fs::write(&file, &text).unwrap();
+        assert_eq!(read_cached(folder.path(), &here).cells(), 1);
+        std::fs::write(&file, &text[..text.len() / 2]).unwrap();
+        assert_eq!(read_cached(folder.path(), &here), Table::default());
     }
 }

@@ -1,0 +1,61 @@
+//! Where the limits of a communicator's native collectives come from: as bits in the counters, and in words for readers.
+
+/// Where a limit comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Source {
+    /// Nobody measured it: a small limit.
+    Unmeasured,
+    /// A pessimistic model of what was measured on fewer ranks.
+    Model,
+    /// Measured by this project on such GPUs.
+    BuiltIn,
+    /// Measured on this machine.
+    Cache,
+    /// The file that `WINDLASS_TUNING` names.
+    File,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Source; 5] =
+        [Source::Unmeasured, Source::Model, Source::BuiltIn, Source::Cache, Source::File];
+
+    /// What readers call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::Unmeasured => "unmeasured",
+            Source::Model => "model",
+            Source::BuiltIn => "built in",
+            Source::Cache => "cache",
+            Source::File => "file",
+        }
+    }
+
+    /// A bit for each, for several limits.
+    pub fn bit(self) -> u32 {
+        1 << self as u32
+    }
+}
+
+/// The names of these bits' sources.
+pub fn names(bits: u32) -> Vec<String> {
+    Source::ALL
+        .into_iter()
+        .filter(|source| bits & source.bit() != 0)
+        .map(|source| source.name().into())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bits are distinct, and read again as names.
+    #[test]
+    fn bits() {
+        assert_eq!(names(Source::Model.bit() | Source::Cache.bit()), ["model", "cache"]);
+        assert_eq!(names(u32::MAX).len(), Source::ALL.len());
+        assert_eq!(names(0), Vec::<String>::new());
+    }
+}

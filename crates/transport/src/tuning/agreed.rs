@@ -1,0 +1,313 @@
+//! Which limits hold for a communicator: what its ranks bring, compared cell by cell, and what is [built in](super::built_in). Pure.
+//!
+//! Each rank brings the cells that its file (`WINDLASS_TUNING`) and its [cache](super::cache) have for the communicator. All ranks read what
+//! all have brought in the negotiated config, so they decide alike:
+//!
+//! - A cell of a file counts before one of a cache.
+//! - Ranks that bring nothing take what the others bring. Caches count only where all ranks have the same circumstances.
+//! - Where two ranks bring unlike limits of one cell, the built-in one holds, and both are named.
+
+pub use windlass_base::stats::limits::Source;
+
+use super::built_in;
+use super::cache::Circumstances;
+use super::file::{Key, Multicast, NATIVE_BYTES_MAX, Table};
+use super::{COLLECTIVES, Collective, Limits, most_of_few_blocks, serves};
+use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
+use windlass_bootstrap::negotiated::{Device, NegotiatedConfig, capability};
+
+/// A limit that a rank brings: the largest size in bytes, or none at which native collectives serve.
+type Limit = Option<u64>;
+
+/// What one rank brings for one communicator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Brought {
+    multicast: Multicast,
+    /// Of [`Circumstances`]; 0 where the rank does not know them.
+    circumstances: u64,
+    cells: [Option<(Source, Limit)>; COLLECTIVES],
+}
+
+impl Brought {
+    /// From a rank's file, and from its cache for these circumstances, where it knows them.
+    pub fn of(
+        ranks: usize,
+        device: &Device,
+        multicast: Multicast,
+        file: &Table,
+        cache: Option<(&Circumstances, &Table)>,
+    ) -> Brought {
+        let Device { capability, multiprocessors, .. } = *device;
+        let cells = Collective::ALL.map(|collective| {
+            let key = Key { collective, ranks, capability, multiprocessors, multicast };
+            let of = |source, table: &Table| Some((source, table.get(&key)?));
+            of(Source::File, file).or_else(|| of(Source::Cache, cache?.1))
+        });
+        let circumstances = cache.map_or(0, |(circumstances, _)| circumstances.digest());
+        Brought { multicast, circumstances, cells }
+    }
+
+    /// As a rank reports it.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.u8((self.multicast == Multicast::Yes).into()).u64(self.circumstances);
+        for (index, cell) in (0..).zip(&self.cells) {
+            if let Some((source, limit)) = cell {
+                writer.u8(index).u8(*source as u8).u64(limit.map_or(0, |bytes| bytes.saturating_add(1)));
+            }
+        }
+        writer.finish()
+    }
+
+    /// Of what a rank has reported; none of what cannot be read.
+    fn decode(bytes: &[u8]) -> Option<Brought> {
+        let mut reader = Reader::new(bytes);
+        let multicast = if reader.u8()? == 0 { Multicast::No } else { Multicast::Yes };
+        let mut brought = Brought { multicast, circumstances: reader.u64()?, cells: [None; COLLECTIVES] };
+        while let Some(index) = reader.u8() {
+            let source = match reader.u8()? {
+                code if code == Source::File as u8 => Source::File,
+                code if code == Source::Cache as u8 => Source::Cache,
+                _ => return None,
+            };
+            let limit = reader.u64()?.checked_sub(1).map(|bytes| bytes.min(NATIVE_BYTES_MAX));
+            *brought.cells.get_mut(usize::from(index))? = Some((source, limit));
+        }
+        Some(brought)
+    }
+}
+
+/// What holds for a communicator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// Up to which size each collective is native.
+    pub limits: Limits,
+    /// Where each limit comes from.
+    pub sources: [Source; COLLECTIVES],
+    /// What ranks bring that is unlike: a line for each cell.
+    pub unlike: Vec<String>,
+}
+
+impl Decided {
+    /// All sources, as bits.
+    pub fn source_bits(&self) -> u32 {
+        let served = self.sources.iter().zip(self.limits.0).filter(|(_, limit)| *limit > 0);
+        served.fold(0, |bits, (source, _)| bits | source.bit())
+    }
+}
+
+/// Decides, the same on every rank.
+pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
+    if !serves(negotiated) {
+        let sources = [Source::Unmeasured; COLLECTIVES];
+        return Decided { limits: Limits::NONE, sources, unlike: Vec::new() };
+    }
+    let ranks = brought(negotiated);
+    let built_in = built_in::limits(negotiated);
+    let mut unlike = Vec::new();
+    let taken = Collective::ALL.map(|collective| {
+        taken(&ranks, collective).unwrap_or_else(|words| {
+            unlike.push(words);
+            None
+        })
+    });
+    let decided = Collective::ALL.map(|collective| {
+        let (own, source) = built_in[collective as usize];
+        // Tables of before say nothing of uneven ones, which were not to be larger than even ones.
+        let of_even = || {
+            let (source, even) = taken[collective.even()? as usize]?;
+            Some((source, Some(own).min(even)))
+        };
+        taken[collective as usize].or_else(of_even).unwrap_or((source, Some(own)))
+    });
+    let most = most_of_few_blocks(negotiated.ctas_max());
+    let limits = decided.map(|(_, limit)| limit.map_or(0, |bytes| bytes.min(most).saturating_add(1)));
+    Decided { limits: Limits(limits), sources: decided.map(|(source, _)| source), unlike }
+}
+
+/// What each rank brings that may count, by rank. Nothing where GPUs are unlike, or where not all ranks say the same of multicast.
+fn brought(negotiated: &NegotiatedConfig) -> Vec<(u32, Brought)> {
+    let is_multicast = negotiated.capabilities & capability::MULTICAST != 0;
+    let kind = |device: &Device| (device.capability, device.multiprocessors);
+    let first = negotiated.members.first().map(|member| kind(&member.device));
+    let all: Option<Vec<(u32, Brought)>> = negotiated
+        .members
+        .iter()
+        .map(|member| {
+            let brought = Brought::decode(&member.cells)?;
+            let is_alike =
+                Some(kind(&member.device)) == first && (brought.multicast == Multicast::Yes) == is_multicast;
+            is_alike.then_some((member.rank, brought))
+        })
+        .collect();
+    let mut all = all.unwrap_or_default();
+    let circumstances = all.first().map_or(0, |(_, brought)| brought.circumstances);
+    let are_alike = circumstances != 0 && all.iter().all(|(_, own)| own.circumstances == circumstances);
+    if !are_alike {
+        let of_cache = |cell: &Option<(Source, Limit)>| matches!(cell, Some((Source::Cache, _)));
+        let cells = all.iter_mut().flat_map(|(_, brought)| &mut brought.cells);
+        cells.filter(|cell| of_cache(cell)).for_each(|cell| *cell = None);
+    }
+    all
+}
+
+/// The limit that ranks bring for a cell, if any does; in words where they are unlike.
+fn taken(ranks: &[(u32, Brought)], collective: Collective) -> Result<Option<(Source, Limit)>, String> {
+    let of = |brought: &Brought| brought.cells[collective as usize];
+    let Some(source) = ranks.iter().filter_map(|(_, brought)| Some(of(brought)?.0)).max() else {
+        return Ok(None);
+    };
+    let same = ranks.iter().filter_map(|(rank, brought)| Some((*rank, of(brought)?)));
+    let mut same = same.filter(|(_, (own, _))| *own == source);
+    let Some((first, (_, limit))) = same.next() else { return Ok(None) };
+    match same.find(|(_, (_, own))| *own != limit) {
+        None => Ok(Some((source, limit))),
+        Some((other, (_, unlike))) => Err(format!(
+            "{}: rank {first} has {}, rank {other} has {} ({}); the built-in limit holds",
+            collective.name(),
+            super::file::limit_text(limit),
+            super::file::limit_text(unlike),
+            source.name()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::HEAD;
+    use super::super::tests::negotiated;
+    use super::super::{NEEDED, UNMEASURED_BYTES_MAX};
+    use super::*;
+
+    const DEVICE: (u16, u16) = (90, 132);
+
+    fn table(lines: &[&str]) -> Table {
+        Table::parse(&format!("{HEAD}\n{}\n", lines.join("\n"))).unwrap()
+    }
+
+    fn line(collective: &str, limit: &str) -> String {
+        format!("{collective} ranks 2 gpu 9.0/132 multicast no native_bytes_max {limit}")
+    }
+
+    fn circumstances(power: u32) -> Circumstances {
+        Circumstances::new([("power", power.to_string())])
+    }
+
+    /// Two ranks, each with its file and its cache.
+    fn with(base: &NegotiatedConfig, ranks: [(&Table, Option<(&Circumstances, &Table)>); 2]) -> Decided {
+        let mut negotiated = base.clone();
+        for (member, (file, cache)) in negotiated.members.iter_mut().zip(ranks) {
+            member.cells = Brought::of(2, &member.device, Multicast::No, file, cache).encode();
+        }
+        decide(&negotiated)
+    }
+
+    fn pair() -> NegotiatedConfig {
+        negotiated(2, NEEDED, DEVICE.0, DEVICE.1)
+    }
+
+    /// A cell of a file holds for all, also where one rank alone has the file: up, down, or none.
+    #[test]
+    fn files() {
+        let (all_reduce, reduce) = (line("all_reduce", "1G"), line("reduce", "none"));
+        let other = "all_gather ranks 2 gpu 8.0/108 multicast yes native_bytes_max 1M";
+        let (file, nothing) = (table(&[&all_reduce, &reduce, other]), Table::default());
+        let built_in = decide(&pair());
+        assert!(built_in.sources[..7].iter().all(|source| *source == Source::BuiltIn));
+        for ranks in
+            [[(&file, None); 2], [(&file, None), (&nothing, None)], [(&nothing, None), (&file, None)]]
+        {
+            let decided = with(&pair(), ranks);
+            assert_eq!(decided.limits.0[0], (1 << 30) + 1);
+            assert_eq!(decided.limits.0[Collective::Reduce as usize], 0);
+            assert_eq!(decided.sources[0], Source::File);
+            assert_eq!(decided.limits.0[3], built_in.limits.0[3]);
+            assert_eq!(decided.unlike, Vec::<String>::new());
+        }
+    }
+
+    /// Unlike limits of one cell leave the built-in one, and say so; other cells hold.
+    #[test]
+    fn unlike() {
+        let (one, reduce) = (line("all_reduce", "1M"), line("reduce", "2M"));
+        let two = line("all_reduce", "none");
+        let (first, second) = (table(&[&one, &reduce]), table(&[&two, &reduce]));
+        let decided = with(&pair(), [(&first, None), (&second, None)]);
+        assert_eq!((decided.limits.0[0], decided.sources[0]), ((256 << 20) + 1, Source::BuiltIn));
+        assert_eq!(decided.limits.0[2], (2 << 20) + 1);
+        let expected = "all_reduce: rank 0 has 1M, rank 1 has none (file); the built-in limit holds";
+        assert_eq!(decided.unlike, [expected]);
+    }
+
+    /// A cache counts where all ranks have its circumstances, whoever has the cells; a file counts before it.
+    #[test]
+    fn caches() {
+        let (nothing, cells) = (Table::default(), table(&[&line("all_reduce", "1M"), &line("reduce", "1M")]));
+        let (here, there) = (circumstances(700), circumstances(500));
+        let of = |first: (&Circumstances, &Table), second: (&Circumstances, &Table)| {
+            with(&pair(), [(&nothing, Some(first)), (&nothing, Some(second))])
+        };
+        for ranks in [[&cells, &nothing], [&nothing, &cells], [&cells, &cells]] {
+            let decided = of((&here, ranks[0]), (&here, ranks[1]));
+            assert_eq!((decided.limits.0[0], decided.sources[0]), ((1 << 20) + 1, Source::Cache));
+        }
+        let elsewhere = of((&here, &cells), (&there, &cells));
+        assert_eq!(elsewhere.sources[0], Source::BuiltIn);
+        let unknown = with(&pair(), [(&nothing, Some((&here, &cells))), (&nothing, None)]);
+        assert_eq!(unknown.sources[0], Source::BuiltIn);
+        let file = table(&[&line("all_reduce", "2M")]);
+        let both = with(&pair(), [(&nothing, Some((&here, &cells))), (&file, Some((&here, &cells)))]);
+        assert_eq!(both.limits.0[0], (2 << 20) + 1);
+        assert_eq!([both.sources[0], both.sources[2]], [Source::File, Source::Cache]);
+    }
+
+    /// Nothing that is brought counts where GPUs or multicast are unlike, or a rank's words cannot be read.
+    #[test]
+    fn unreadable() {
+        let file = table(&[&line("all_reduce", "1M")]);
+        let built_in = decide(&pair());
+        let mut mixed = pair();
+        mixed.members[1].device.multiprocessors = 114;
+        assert_eq!(with(&mixed, [(&file, None); 2]).limits, built_in.limits);
+        let multicast = negotiated(2, NEEDED | capability::MULTICAST, 90, 132);
+        assert_eq!(with(&multicast, [(&file, None); 2]).limits.0[0], UNMEASURED_BYTES_MAX + 1);
+        let mut broken = pair();
+        let brought = Brought::of(2, &broken.members[0].device, Multicast::No, &file, None);
+        broken.members[0].cells = brought.encode();
+        assert_eq!(decide(&broken).limits, built_in.limits);
+        broken.members[1].cells = vec![0; 12];
+        assert_eq!(decide(&broken).limits, built_in.limits);
+        assert_eq!(Brought::decode(&brought.encode()), Some(brought));
+    }
+
+    /// Under a limit on blocks less is served; what cannot be served has no limit.
+    #[test]
+    fn blocks() {
+        let of = |ctas_max, ranks| {
+            let limited = NegotiatedConfig { ctas_max, ..negotiated(ranks, NEEDED, 90, 132) };
+            decide(&limited).limits.0[0] - 1
+        };
+        assert_eq!([1, 8, 31, 32].map(|ctas| of(ctas, 2) >> 10), [64, 512, 1984, 256 << 10]);
+        assert_eq!(of(1, 3), 64 << 10);
+        for without in [negotiated(9, NEEDED, 90, 132), negotiated(4, capability::NATIVE, 90, 132)] {
+            assert_eq!(decide(&without).limits, Limits::NONE);
+        }
+    }
+
+    /// Uneven ones have the limit that a table gives them; without one, none above even ones'.
+    #[test]
+    fn uneven() {
+        let limit_with = |lines: &[(&str, &str)]| {
+            let lines: Vec<String> = lines.iter().map(|(name, most)| line(name, most)).collect();
+            let file = table(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+            with(&pair(), [(&file, None); 2]).limits.0[Collective::UnevenReduceScatter as usize]
+        };
+        assert_eq!(limit_with(&[("uneven_reduce_scatter", "1G")]), (1 << 30) + 1);
+        let both = [("reduce_scatter", "1M"), ("uneven_reduce_scatter", "2M")];
+        assert_eq!(limit_with(&both), (2 << 20) + 1);
+        assert_eq!(limit_with(&[("reduce_scatter", "1M")]), (1 << 20) + 1);
+        assert_eq!(limit_with(&[("reduce_scatter", "none")]), 0);
+        assert_eq!(limit_with(&[("reduce_scatter", "1G")]), (16 << 20) + 1);
+        assert_eq!(limit_with(&[("all_gather", "none")]), (16 << 20) + 1);
+    }
+}

@@ -1,0 +1,177 @@
+//! The limits before anything was measured on this machine. Pure.
+
+use windlass_bootstrap::negotiated::bytes::Writer;
+use windlass_bootstrap::negotiated::{Device, NegotiatedConfig, capability};
+
+use super::agreed::Source;
+use super::{COLLECTIVES, Collective};
+
+/// Of cells that nobody measured, and for which no model speaks: LL wins anywhere.
+pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
+/// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
+pub const OTHER_BYTES_MAX: u64 = 64 << 10;
+
+/// The largest sizes by collective, and where each comes from.
+pub type BuiltIn = [(u64, Source); COLLECTIVES];
+
+/// A kind of GPU.
+#[derive(Clone, Copy, Debug)]
+struct Gpu {
+    capability: u16,
+    /// Parts of GPUs, and smaller ones of the generation, were not measured.
+    multiprocessors_min: u16,
+}
+
+impl Gpu {
+    fn is(self, device: &Device) -> bool {
+        device.capability == self.capability && device.multiprocessors >= self.multiprocessors_min
+    }
+}
+
+/// The GPUs of the measured cells.
+const MEASURED: &[Gpu] = &[Gpu { capability: 90, multiprocessors_min: 114 }];
+
+/// The cells of so many ranks.
+#[derive(Clone, Copy, Debug)]
+struct Cells {
+    ranks: usize,
+    /// In the order of [`Collective`], without those of other types.
+    bytes_max: [u64; MEASURED_COLLECTIVES],
+}
+
+const MEASURED_COLLECTIVES: usize = Collective::OtherAllReduce as usize;
+
+/// Measured on H200 without multicast (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower.
+/// Uneven ones were on 2 ranks alone; those of 4 are no larger.
+const CELLS: &[Cells] = &[
+    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20, 64 << 20, 16 << 20] },
+    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 16 << 20] },
+];
+
+/// The largest all-reduce of 4 ranks with multicast that has a measured cell's limit. NCCL runs rings there, but with buffers that the
+/// application has registered it takes multicast. This moves 1.25 bytes for each byte where ours moves 1.5, and begins later: by the
+/// constants of NCCL's own model they meet between 2 and 3 MiB. With 2 ranks multicast moves more than ours. Ranks register by themselves, so
+/// a limit that followed it would differ between them.
+const ALL_REDUCE_BYTES_MAX_OF_4_WITH_MULTICAST: u64 = 2 << 20;
+
+/// 3 ranks, and 5 to 8: where a pessimistic model of ours takes at most half of what others have published for NCCL with multicast on
+/// 8 × H100 and H200 (us, ours in the model / NCCL: all-reduce 128 KiB 7.4 / 20.3, 512 KiB 10 / 20.8; all-gather 2 MiB 12.3 / 20). NCCL
+/// without multicast is no faster there. Nothing is said of reduces, and of parts of uneven size.
+const fn model_bytes_max(collective: Collective) -> Option<u64> {
+    match collective {
+        Collective::AllReduce => Some(256 << 10),
+        Collective::Broadcast | Collective::AllGather | Collective::ReduceScatter => Some(1 << 20),
+        _ => None,
+    }
+}
+
+/// What holds for a communicator that [native collectives serve](super::serves) and no rank brings a cell for.
+pub fn limits(negotiated: &NegotiatedConfig) -> BuiltIn {
+    let is_known = negotiated.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
+    Collective::ALL.map(|collective| match of_known(negotiated, collective) {
+        Some(limit) if is_known => limit,
+        _ if collective.is_other() => (OTHER_BYTES_MAX, Source::Unmeasured),
+        _ => (UNMEASURED_BYTES_MAX, Source::Unmeasured),
+    })
+}
+
+/// The same on GPUs of the kind that was measured.
+fn of_known(negotiated: &NegotiatedConfig, collective: Collective) -> Option<(u64, Source)> {
+    let ranks = negotiated.members.len();
+    let has = |bit| negotiated.capabilities & bit != 0;
+    let multicast = has(capability::MULTICAST);
+    let cells = CELLS.iter().find(|cells| cells.ranks == ranks);
+    let measured = cells.and_then(|cells| cells.bytes_max.get(collective as usize).copied());
+    match measured {
+        Some(bytes) if !multicast => Some((bytes, Source::BuiltIn)),
+        // Where NCCL runs what it runs without multicast.
+        Some(bytes) if has(capability::RINGS_IN_FOURS) => {
+            let is_bounded = ranks == 4 && collective == Collective::AllReduce;
+            let most = if is_bounded { ALL_REDUCE_BYTES_MAX_OF_4_WITH_MULTICAST } else { u64::MAX };
+            Some((bytes.min(most), Source::BuiltIn))
+        }
+        // Elsewhere it may run multicast already, and was timed by nobody.
+        _ if ranks == 2 || ranks == 4 => None,
+        _ => model_bytes_max(collective).map(|bytes| (bytes, Source::Model)),
+    }
+}
+
+/// All that is built in, for what ranks compare.
+pub(super) fn put(writer: &mut Writer) {
+    writer.u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(ALL_REDUCE_BYTES_MAX_OF_4_WITH_MULTICAST);
+    for gpu in MEASURED {
+        writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
+    }
+    for cells in CELLS {
+        writer.u64(cells.ranks as u64);
+        cells.bytes_max.iter().for_each(|bytes| {
+            writer.u64(*bytes);
+        });
+    }
+    for collective in Collective::ALL {
+        writer.u64(model_bytes_max(collective).unwrap_or(0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::negotiated;
+    use super::super::{NEEDED, agreed};
+    use super::*;
+
+    fn all_reduce(negotiated: &NegotiatedConfig) -> (u64, Source) {
+        limits(negotiated)[Collective::AllReduce as usize]
+    }
+
+    /// A cell that was measured has its own limit; 3 ranks and 5 to 8 the model's; any other the small one.
+    #[test]
+    fn cells() {
+        assert_eq!(all_reduce(&negotiated(2, NEEDED, 90, 132)), (256 << 20, Source::BuiltIn));
+        assert_eq!(all_reduce(&negotiated(4, NEEDED, 90, 114)), (16 << 20, Source::BuiltIn));
+        for ranks in [3, 5, 6, 7, 8] {
+            for multicast in [0, capability::MULTICAST] {
+                let of = limits(&negotiated(ranks, NEEDED | multicast, 90, 132));
+                let expected = [(256, 0), (1024, 1), (1024, 3), (1024, 4)];
+                for (kib, collective) in expected {
+                    assert_eq!(of[collective], (kib << 10, Source::Model), "{ranks} {collective}");
+                }
+                assert_eq!(of[Collective::Reduce as usize], (UNMEASURED_BYTES_MAX, Source::Unmeasured));
+            }
+        }
+        for unmeasured in [negotiated(4, NEEDED, 90, 32), negotiated(4, NEEDED, 80, 132)] {
+            let of = limits(&unmeasured);
+            assert!(of[..MEASURED_COLLECTIVES].iter().all(|limit| *limit == (16 << 10, Source::Unmeasured)));
+            assert!(of[MEASURED_COLLECTIVES..].iter().all(|limit| *limit == (64 << 10, Source::Unmeasured)));
+        }
+        let mut mixed = negotiated(4, NEEDED, 90, 132);
+        mixed.members[3].device.capability = 100;
+        assert_eq!(all_reduce(&mixed), (16 << 10, Source::Unmeasured));
+    }
+
+    /// With multicast 2 and 4 ranks have the measured cells where NCCL's release is known to run rings; large all-reduces of 4 have not.
+    #[test]
+    fn with_multicast() {
+        let of = |ranks, rings| {
+            let bits = NEEDED | capability::MULTICAST | if rings { capability::RINGS_IN_FOURS } else { 0 };
+            limits(&negotiated(ranks, bits, 90, 132))
+        };
+        let without = |ranks| limits(&negotiated(ranks, NEEDED, 90, 132));
+        assert_eq!(of(2, true), without(2));
+        assert_eq!(of(4, true)[1..], without(4)[1..]);
+        assert_eq!(of(4, true)[0], (2 << 20, Source::BuiltIn));
+        for ranks in [2, 4] {
+            assert_eq!(of(ranks, false)[0], (16 << 10, Source::Unmeasured));
+        }
+    }
+
+    /// No cell is below what holds for all others.
+    #[test]
+    fn none_is_below_the_least() {
+        for ranks in 2..=8 {
+            let of = limits(&negotiated(ranks, NEEDED, 90, 132));
+            assert!(of.iter().all(|(bytes, _)| *bytes >= UNMEASURED_BYTES_MAX));
+        }
+        let decided = agreed::decide(&negotiated(8, NEEDED, 90, 132));
+        assert_eq!(decided.limits.0[0], (256 << 10) + 1);
+    }
+}

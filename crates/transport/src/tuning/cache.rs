@@ -1,0 +1,175 @@
+//! What was measured on this machine, as text: a file for each set of circumstances. Pure.
+//!
+//! ```text
+//! windlass-cache 1
+//! circumstance driver 580
+//! circumstance gpu 9.0/132 79GiB
+//! windlass-tuning 1
+//! all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 32M
+//! end 0123456789abcdef
+//! ```
+//!
+//! All of the circumstances must be the reader's own. What follows them is a [table](super::file), which can be used as a file by itself. The
+//! last line is a checksum of all before it: a file that was cut off or changed is none.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::file::{TEXT_BYTES_MAX, Table};
+use windlass_bootstrap::negotiated::bytes::checksum;
+
+/// The first line: the version of the form.
+const HEAD: &str = "windlass-cache 1";
+const CIRCUMSTANCE: &str = "circumstance ";
+const END: &str = "end ";
+/// No file is longer.
+pub const CACHE_BYTES_MAX: usize = TEXT_BYTES_MAX + (64 << 10);
+
+/// What measurements depend on beside the cell: cells of one set never count under another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Circumstances {
+    /// Name and value, by name.
+    lines: Vec<String>,
+}
+
+impl Circumstances {
+    /// Of names without blanks, and values without line ends.
+    pub fn new(facts: impl IntoIterator<Item = (&'static str, String)>) -> Circumstances {
+        let line = |(name, value): (&str, String)| format!("{name} {}", value.replace(['\n', '\r'], " "));
+        let mut lines: Vec<String> = facts.into_iter().map(line).collect();
+        lines.sort();
+        Circumstances { lines }
+    }
+
+    /// As one number, never 0.
+    pub fn digest(&self) -> u64 {
+        checksum(self.lines.join("\n").as_bytes()).max(1)
+    }
+
+    /// The name of their file.
+    pub fn file_name(&self) -> String {
+        format!("cells-{:016x}.txt", self.digest())
+    }
+
+    /// For people.
+    pub fn lines(&self) -> &[String] {
+        &self.lines
+    }
+}
+
+/// The folder of the cache, by the environment: in `XDG_CACHE_HOME`, or in the home's `.cache`. None where neither is known.
+pub fn usual_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let path = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?;
+    Some(Path::join(&caches, "windlass"))
+}
+
+/// The text of a cache file from that of a [table](super::file).
+pub fn text(circumstances: &Circumstances, table: &str) -> String {
+    let lines: String = circumstances.lines.iter().map(|line| format!("{CIRCUMSTANCE}{line}\n")).collect();
+    let body = format!("{HEAD}\n{lines}{}\n", table.trim_end());
+    format!("{body}{END}{:016x}\n", checksum(body.as_bytes()))
+}
+
+/// Reads a cache file of these circumstances: the table, or what is wrong.
+pub fn parse(text: &str, circumstances: &Circumstances) -> Result<Table, String> {
+    let (own, table) = split(text)?;
+    if own != circumstances.lines {
+        let differs = own.iter().find(|line| !circumstances.lines.iter().any(|own| own == *line));
+        return Err(format!("it was measured under other circumstances: {}", differs.unwrap_or(&"fewer")));
+    }
+    Table::parse(table).map_err(|complaint| format!("in its table, {complaint}"))
+}
+
+/// The circumstances and the text of the table, whatever the reader's are.
+pub fn split(text: &str) -> Result<(Vec<&str>, &str), String> {
+    let is_head = text.lines().next() == Some(HEAD);
+    if !is_head {
+        let found = text.lines().next().unwrap_or_default();
+        return Err(format!("it begins with \"{found}\", expected \"{HEAD}\""));
+    }
+    let without_end = text.strip_suffix('\n').unwrap_or(text);
+    let (body, end) = without_end.rsplit_once('\n').unwrap_or(("", without_end));
+    let body = &text[..body.len() + 1];
+    let expected = format!("{END}{:016x}", checksum(body.as_bytes()));
+    if end != expected {
+        return Err(format!("it ends with \"{end}\", expected \"{expected}\""));
+    }
+    let mut rest = &body[HEAD.len() + 1..];
+    let mut lines = Vec::new();
+    while let Some(after) = rest.strip_prefix(CIRCUMSTANCE) {
+        let (line, next) = after.split_once('\n').unwrap_or((after, ""));
+        lines.push(line);
+        rest = next;
+    }
+    Ok((lines, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Collective;
+    use super::super::file::{Key, Multicast};
+    use super::*;
+    use proptest::prelude::*;
+
+    const TABLE: &str =
+        "windlass-tuning 1\nall_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 1M\n";
+
+    fn here() -> Circumstances {
+        Circumstances::new([("power", "700 W".to_owned()), ("driver", "580\n".to_owned())])
+    }
+
+    /// What is written is read by whoever has the same circumstances, in whatever order they were told.
+    #[test]
+    fn read_again() {
+        let text = text(&here(), TABLE);
+        let table =
+            parse(&text, &Circumstances::new([("driver", "580\n".into()), ("power", "700 W".into())]));
+        let (collective, multicast) = (Collective::AllReduce, Multicast::No);
+        let key = Key { collective, ranks: 2, capability: 90, multiprocessors: 132, multicast };
+        assert_eq!(table.unwrap().get(&key), Some(Some(1 << 20)));
+        assert_eq!(text.lines().nth(1), Some("circumstance driver 580 "));
+        assert_eq!(split(&text).unwrap().1, TABLE);
+        assert_eq!(here().file_name().len(), "cells-0123456789abcdef.txt".len());
+    }
+
+    /// Other circumstances, another version, a file cut off or changed: each is none, and says why.
+    #[test]
+    fn refused() {
+        let good = text(&here(), TABLE);
+        let of = |text: &str| parse(text, &here()).unwrap_err();
+        let colder = Circumstances::new([("power", "500 W".to_owned()), ("driver", "580 ".to_owned())]);
+        assert!(parse(&good, &colder).unwrap_err().ends_with("other circumstances: power 700 W"));
+        assert!(of(&good.replace("cache 1", "cache 2")).starts_with("it begins with \"windlass-cache 2\""));
+        assert!(of(&good.replace("1M", "2M")).starts_with("it ends with \"end "));
+        assert!(of("").starts_with("it begins with \"\""));
+        for length in 0..good.len() - 1 {
+            assert!(parse(&good[..length], &here()).is_err(), "{length}");
+        }
+        let broken = text(&here(), "windlass-tuning 1\nnonsense");
+        assert!(of(&broken).starts_with("in its table, line 2"));
+    }
+
+    /// A relative path is none, as the specification of XDG has it.
+    #[test]
+    fn folders() {
+        let of = |xdg: Option<&str>, home: Option<&str>| {
+            usual_folder(|name| if name == "HOME" { home } else { xdg }.map(OsString::from))
+        };
+        assert_eq!(of(Some("/c"), Some("/h")), Some("/c/windlass".into()));
+        assert_eq!(of(Some("c"), Some("/h")), Some("/h/.cache/windlass".into()));
+        assert_eq!(of(None, Some("/h")), Some("/h/.cache/windlass".into()));
+        assert_eq!([of(None, None), of(Some(""), Some(""))], [None, None]);
+    }
+
+    proptest! {
+        /// No text makes a reader panic.
+        #[test]
+        fn any_text(text in "\\PC{0,200}", cut in 0..300_usize) {
+            let _ = parse(&text, &here());
+            let good = super::text(&here(), TABLE);
+            let cut = good.chars().take(cut).collect::<String>() + &text;
+            prop_assert!(parse(&cut, &here()).is_err() || cut == good);
+        }
+    }
+}
