@@ -101,6 +101,16 @@ pub enum Cache {
     Folder(PathBuf),
 }
 
+/// Whether `windlass run` measures this machine's limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Calibrate {
+    Auto,
+    /// Also on the simulator.
+    On,
+    Off,
+}
+
 static STARTUP: OnceCell<(Startup, Vec<String>)> = OnceCell::new();
 static CONFIG: OnceCell<Config> = OnceCell::new();
 
@@ -319,7 +329,7 @@ mod tests {
             batch: Batch::Small,
             tuning: Some("/tmp/t".into()),
             cache: Cache::Folder("/tmp/c".into()),
-            calibrate: Switch::Off,
+            calibrate: Calibrate::Off,
             staging_bytes_max: 64 << 20,
             windows: Windows::Off,
             check: Switch::On,

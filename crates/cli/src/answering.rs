@@ -1,7 +1,9 @@
 //! The child's side of [`asking`](crate::asking): loads the library in question and prints one line.
 
-use crate::asking::{Answer, Device, Gpus, Pair};
+use crate::asking::{Answer, Device, Gpus, Load, Pair};
+use crate::bench::adaptive::Place;
 use crate::nccl::Nccl;
+use crate::nvml::Nvml;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use cudarc::driver::{result, sys};
@@ -17,6 +19,8 @@ use sys::CUdevice_attribute_enum as Attribute;
 pub enum Question {
     /// Devices and pairs of devices.
     Gpus,
+    /// Circumstances of communicators of 2 to so many ranks, with the NCCL library at a path.
+    Places { ranks: usize, path: PathBuf },
     /// The version of the NCCL library at a path.
     Version { path: PathBuf },
     /// Of what the Windlass at a path was built.
@@ -27,6 +31,7 @@ pub enum Question {
 pub fn answer(question: Question) -> Result<()> {
     match question {
         Question::Gpus => print(gpus()),
+        Question::Places { ranks, path } => print(places(ranks, &path)),
         Question::Version { path } => print(Nccl::open(&path).map(|nccl| nccl.version())),
         Question::Build { path } => print(build(&path)),
     }
@@ -39,6 +44,11 @@ fn print<T: Serialize>(outcome: Result<T>) -> Result<()> {
     };
     println!("{}", serde_json::to_string(&answer)?);
     Ok(())
+}
+
+fn places(ranks: usize, path: &Path) -> Result<Vec<Place>> {
+    let version = Nccl::open(path)?.version();
+    (2..=ranks).map(|ranks| Place::observe(0, ranks, path, version)).collect()
 }
 
 fn build(path: &Path) -> Result<String> {
@@ -70,8 +80,8 @@ fn gpus() -> Result<Gpus> {
     let ordinals = 0..result::device::get_count().context("cuDeviceGetCount")?;
     let handles: Vec<sys::CUdevice> =
         ordinals.map(result::device::get).collect::<Result<_, _>>().context("cuDeviceGet")?;
-    let devices = handles.iter().map(|device| describe(*device)).collect::<Result<Vec<_>>>()?;
-    let nvml = crate::nvml::Nvml::open();
+    let nvml = Nvml::open();
+    let devices = handles.iter().map(|device| describe(*device, nvml.as_ref())).collect::<Result<Vec<_>>>()?;
     let mut pairs = Vec::new();
     for (from, first) in handles.iter().enumerate() {
         for (to, second) in handles.iter().enumerate().filter(|(to, _)| *to != from) {
@@ -95,7 +105,7 @@ fn gpus() -> Result<Gpus> {
     Ok(Gpus { cuda_version, driver: nvml.as_ref().and_then(|nvml| nvml.driver()), devices, pairs })
 }
 
-fn describe(device: sys::CUdevice) -> Result<Device> {
+fn describe(device: sys::CUdevice, nvml: Option<&Nvml>) -> Result<Device> {
     let attribute = |attribute| {
         // SAFETY: the device is valid. A driver too old for an attribute answers an error: not supported.
         unsafe { result::device::get_attribute(device, attribute) }.unwrap_or(0)
@@ -114,6 +124,17 @@ fn describe(device: sys::CUdevice) -> Result<Device> {
             != 0,
         fabric_handles: attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0,
         multicast: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED) != 0,
+        load: nvml.and_then(|nvml| load(nvml, &bus_id(device)?)),
+    })
+}
+
+/// None where NVML does not say all of it.
+fn load(nvml: &Nvml, bus: &str) -> Option<Load> {
+    let device = nvml.device(bus)?;
+    Some(Load {
+        processes: nvml.processes(device).len(),
+        memory_bytes: nvml.memory_used(device)?,
+        percent: nvml.utilization(device)?,
     })
 }
 

@@ -1,6 +1,7 @@
 //! Questions that load foreign libraries: put to a child process, with a time limit, so that neither a hanging driver
 //! nor a crashing library takes this process along, and CUDA is never initialised in a process that starts ranks.
 
+use crate::bench::adaptive::Place;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
@@ -40,6 +41,18 @@ pub struct Device {
     /// Memory shared by fabric handle.
     pub fabric_handles: bool,
     pub multicast: bool,
+    /// Who uses it now; `None` where NVML is not there.
+    #[serde(default)]
+    pub load: Option<Load>,
+}
+
+/// What NVML says of a GPU's use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    pub processes: usize,
+    pub memory_bytes: u64,
+    /// Of the last moments in which kernels ran.
+    pub percent: u32,
 }
 
 /// Two GPUs, as the first sees the second.
@@ -56,6 +69,12 @@ pub struct Pair {
 /// Asks the CUDA driver; `library_path` replaces `LD_LIBRARY_PATH` of the child.
 pub fn gpus(library_path: Option<&OsStr>) -> Result<Gpus> {
     ask(&[OsString::from("gpus")], library_path.map(|path| ("LD_LIBRARY_PATH", path)))
+}
+
+/// Under which circumstances communicators of this many ranks at most would run with the NCCL at a path, from 2 ranks on.
+pub fn places(ranks: usize, nccl: &Path, library_path: Option<&OsStr>) -> Result<Vec<Place>> {
+    let question = ["places".into(), ranks.to_string().into(), nccl.as_os_str().to_owned()];
+    ask(&question, library_path.map(|path| ("LD_LIBRARY_PATH", path)))
 }
 
 /// The version code that the NCCL at `path` reports.

@@ -44,6 +44,14 @@ fn find(name: &str, otherwise: &str) -> Result<PathBuf> {
     }
 }
 
+/// Whether a library is the simulator of NCCL, by whatever name.
+pub fn is_simulator(nccl: &Path) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    find(SIMULATED_NCCL, "").is_ok_and(|simulator| real(nccl) == Some(simulator))
+}
+
+const SIMULATED_NCCL: &str = "libsim_nccl.so";
+
 /// The simulators under the names by which programs look for the real libraries.
 pub struct SimulatorLibraries {
     folder: tempfile::TempDir,
@@ -54,7 +62,7 @@ impl SimulatorLibraries {
     pub fn lay_out() -> Result<Self> {
         let build = "build the simulator with `cargo build -p sim-cuda -p sim-kernels -p sim-nccl`";
         let cuda = find("libsim_cuda.so", build)?;
-        let nccl = find("libsim_nccl.so", build)?;
+        let nccl = find(SIMULATED_NCCL, build)?;
         let folder =
             tempfile::Builder::new().prefix("windlass-sim-").tempdir().context("cannot make a folder")?;
         // Clients look for libcuda under both names, and a toolkit's stub may lie somewhere under the first.

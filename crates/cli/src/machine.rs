@@ -19,6 +19,13 @@ pub struct MachineRequest {
     gpu: bool,
 }
 
+impl MachineRequest {
+    /// GPUs or nothing.
+    pub const GPUS: MachineRequest = MachineRequest { simulator: false, gpu: true };
+    /// The simulator.
+    pub const SIMULATOR: MachineRequest = MachineRequest { simulator: true, gpu: false };
+}
+
 /// What was chosen.
 #[derive(Debug, PartialEq)]
 pub enum Choice {

@@ -7,6 +7,7 @@ mod answering;
 mod asking;
 mod bench;
 mod built;
+mod calibrate;
 mod collective;
 mod compare;
 mod counts;
@@ -16,6 +17,8 @@ mod element;
 mod elf;
 mod gpu;
 mod installation;
+mod interruption;
+mod limits;
 mod machine;
 mod nccl;
 mod nvml;
@@ -35,6 +38,7 @@ use std::process::ExitCode;
 /// Hidden subcommands that run a rank.
 const DEMO_RANK: &str = "demo-rank";
 const BENCH_RANK: &str = "bench-rank";
+const LIMITS_RANK: &str = "limits-rank";
 
 /// Windlass takes the place of libnccl.so.2. This command runs programs over it, shows what it does, and measures it.
 #[derive(Parser)]
@@ -62,6 +66,8 @@ enum Action {
     Stats(stats::Options),
     #[command(name = BENCH_RANK, hide = true)]
     BenchRank,
+    #[command(name = LIMITS_RANK, hide = true)]
+    LimitsRank,
     #[command(name = DEMO_RANK, hide = true)]
     DemoRank,
     #[command(name = asking::SUBCOMMAND, hide = true)]
@@ -91,6 +97,7 @@ fn act(action: Action) -> Result<u8> {
         Action::Tune(options) => tune::run(&options).map(|()| 0),
         Action::Stats(options) => stats::run(&options).map(|()| 0),
         Action::BenchRank => bench::work().map(|()| 0),
+        Action::LimitsRank => bench::adaptive::work().map(|()| 0),
         Action::DemoRank => demo::work().map(|()| 0),
         Action::Ask { question } => answering::answer(question).map(|()| 0),
     }

@@ -105,6 +105,16 @@ impl Nvml {
         (unsafe { function(device, &mut memory) } == 0).then_some(memory.used)
     }
 
+    /// How much of the last moments a GPU ran kernels, in percent.
+    pub fn utilization(&self, device: Handle) -> Option<u32> {
+        type Function = unsafe extern "C" fn(Handle, *mut [c_uint; 2]) -> c_int;
+        // SAFETY: the signature is nvml.h's: nvmlUtilization_t is two numbers, of the processors and of the memory.
+        let function = unsafe { self.library.get::<Function>(c"nvmlDeviceGetUtilizationRates") }.ok()?;
+        let mut rates = [0; 2];
+        // SAFETY: the handle is NVML's; the answer is two numbers.
+        (unsafe { function(device, &mut rates) } == 0).then_some(rates[0])
+    }
+
     /// The processes that compute on a GPU, and the bytes that each has there, where the driver tells.
     pub fn processes(&self, device: Handle) -> Vec<(u32, Option<u64>)> {
         type Function = unsafe extern "C" fn(Handle, *mut c_uint, *mut Process) -> c_int;
@@ -123,7 +133,8 @@ impl Nvml {
         processes.iter().map(|process| (process.number, known(process.used))).collect()
     }
 
-    fn device(&self, bus: &str) -> Option<Handle> {
+    /// A GPU by its PCI bus.
+    pub fn device(&self, bus: &str) -> Option<Handle> {
         type Function = unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
         // SAFETY: the signature is nvml.h's.
         let function = unsafe { self.library.get::<Function>(c"nvmlDeviceGetHandleByPciBusId_v2") }.ok()?;

@@ -1,9 +1,10 @@
 //! Ranks as processes: the parent starts this executable once a rank and carries what ranks tell each other.
 //!
 //! Each rank's standard input is one end of a socket pair, over which both sides send JSON lines. The parent's first
-//! line is the job. A rank asks for an [`exchange`](Channel::exchange), which answers when all ranks have asked, and
-//! ends with its result. Standard output of a rank goes to the parent's standard error, because NCCL logs there.
+//! line is the job. A rank asks for an [`exchange`](Channel::exchange), which answers when all ranks have asked (or
+//! [the first few](Channel::among)), and ends with its result. Standard output of a rank goes to the parent's standard error, because NCCL logs there.
 
+use crate::interruption::Interruption;
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant};
 /// What a rank tells the parent.
 #[derive(Serialize, Deserialize)]
 enum FromRank {
-    Exchange(Value),
+    /// Among so many ranks from 0 on; none: all.
+    Exchange(Value, Option<usize>),
     Progress(String),
     Finished(Value),
     Failed(String),
@@ -28,15 +30,30 @@ enum FromRank {
 /// A variable's name and value.
 pub type Variable = (OsString, OsString);
 
+/// What ends a run before its time, all ranks with it.
+#[derive(Clone, Copy, Default)]
+pub struct Ending<'a> {
+    pub deadline: Option<Instant>,
+    pub interruption: Option<&'a Interruption>,
+}
+
+/// The time between two looks for an interruption.
+const LOOK: Duration = Duration::from_millis(20);
+/// For a killed rank to be gone. One that waits in the driver may never be, and nobody can wait for it.
+const GONE: Duration = Duration::from_secs(3);
+
 /// What to start.
-pub struct Launch {
+pub struct Launch<'a> {
     /// The hidden subcommand that runs a rank.
     pub subcommand: &'static str,
     pub ranks: usize,
     /// Variables for every rank, beside the inherited ones.
     pub environment: Vec<Variable>,
+    /// Variables that no rank inherits.
+    pub without: &'static [&'static str],
     /// How long all ranks may say nothing before the run counts as stuck.
     pub silence: Duration,
+    pub ending: Ending<'a>,
 }
 
 /// Runs the ranks to their end; `jobs` holds one job a rank. Returns their results in rank order.
@@ -58,13 +75,54 @@ pub fn run(
     let outcome = converse(launch, &mut ranks, &events, progress);
     match outcome {
         Ok(results) => {
-            ranks.wait_for_exit(launch.silence)?;
+            ranks.wait_for_exit(launch.silence, &launch.ending)?;
             Ok(results)
         }
+        Err(error) if launch.ending.is_bounded() => Err(error),
         Err(error) => {
             // The others often say why, a moment later: a simulator's report of a mismatch, NCCL's warning.
             std::thread::sleep(Duration::from_millis(300));
             Err(error)
+        }
+    }
+}
+
+impl Ending<'_> {
+    fn is_bounded(&self) -> bool {
+        self.deadline.is_some() || self.interruption.is_some()
+    }
+
+    /// Why it is over, if it is.
+    fn reached(&self) -> Result<()> {
+        if self.interruption.is_some_and(|interruption| interruption.look().is_some()) {
+            bail!("interrupted");
+        }
+        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            bail!("the time is over, and the ranks have not finished");
+        }
+        Ok(())
+    }
+}
+
+/// What a wait for the next event came to.
+enum Waited {
+    Event(Event),
+    Silent,
+    Left,
+}
+
+/// Waits in short turns where somebody may end the run meanwhile.
+fn wait(launch: &Launch, events: &mpsc::Receiver<Event>) -> Result<Waited> {
+    let silent_at = Instant::now() + launch.silence;
+    loop {
+        launch.ending.reached()?;
+        let left = silent_at.saturating_duration_since(Instant::now());
+        let turn = if launch.ending.is_bounded() { left.min(LOOK) } else { left };
+        match events.recv_timeout(turn) {
+            Ok(event) => return Ok(Waited::Event(event)),
+            Err(RecvTimeoutError::Disconnected) => return Ok(Waited::Left),
+            Err(RecvTimeoutError::Timeout) if turn == left => return Ok(Waited::Silent),
+            Err(RecvTimeoutError::Timeout) => {}
         }
     }
 }
@@ -83,20 +141,26 @@ impl Drop for Ranks {
     fn drop(&mut self) {
         for rank in &mut self.running {
             let _ = rank.process.kill();
-            let _ = rank.process.wait();
+        }
+        let deadline = Instant::now() + GONE;
+        for rank in &mut self.running {
+            while matches!(rank.process.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 }
 
 impl Ranks {
     /// Waits until every rank has left with success.
-    fn wait_for_exit(&mut self, limit: Duration) -> Result<()> {
+    fn wait_for_exit(&mut self, limit: Duration, ending: &Ending) -> Result<()> {
         let deadline = Instant::now() + limit;
         for (rank, running) in self.running.iter_mut().enumerate() {
             let status = loop {
                 if let Some(status) = running.process.try_wait()? {
                     break status;
                 }
+                ending.reached()?;
                 if Instant::now() > deadline {
                     bail!("rank {rank} gave its result but did not exit within {} s", limit.as_secs());
                 }
@@ -121,7 +185,11 @@ fn start(
 ) -> Result<Rank> {
     let (ours, theirs) = UnixStream::pair().context("socketpair")?;
     let executable = std::env::current_exe().context("cannot find this executable")?;
-    let process = Command::new(&executable)
+    let mut command = Command::new(&executable);
+    launch.without.iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    let process = command
         .arg(launch.subcommand)
         .envs(launch.environment.iter().chain(own).map(|(name, value)| (name, value)))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -152,29 +220,32 @@ fn converse(
     events: &mpsc::Receiver<Event>,
     progress: &mut dyn FnMut(usize, &str),
 ) -> Result<Vec<Value>> {
-    let mut exchange: Vec<Option<Value>> = vec![None; launch.ranks];
+    let mut exchange: Vec<Option<(Value, usize)>> = vec![None; launch.ranks];
     let mut results: Vec<Option<Value>> = vec![None; launch.ranks];
     while results.iter().any(Option::is_none) {
-        let (rank, message) = match events.recv_timeout(launch.silence) {
-            Ok(event) => event,
-            Err(RecvTimeoutError::Timeout) => {
+        let (rank, message) = match wait(launch, events)? {
+            Waited::Event(event) => event,
+            Waited::Silent => {
                 bail!(
                     "no rank said anything for {} s: they are stuck (ranks that wait: {:?})",
                     launch.silence.as_secs(),
                     waiting(&results)
                 )
             }
-            Err(RecvTimeoutError::Disconnected) => bail!("all ranks left without a result"),
+            Waited::Left => bail!("all ranks left without a result"),
         };
         match message {
             Some(FromRank::Progress(text)) => progress(rank, &text),
             Some(FromRank::Finished(value)) => results[rank] = Some(value),
             Some(FromRank::Failed(reason)) => bail!("rank {rank}: {reason}"),
-            Some(FromRank::Exchange(value)) => {
-                exchange[rank] = Some(value);
-                if exchange.iter().all(Option::is_some) {
-                    let all: Vec<Value> = exchange.iter_mut().filter_map(Option::take).collect();
-                    for (rank, running) in ranks.running.iter_mut().enumerate() {
+            Some(FromRank::Exchange(value, among)) => {
+                let members = among.unwrap_or(launch.ranks).min(launch.ranks);
+                exchange[rank] = Some((value, members));
+                let asked = |asked: &Option<(Value, usize)>| asked.as_ref().is_some_and(|(_, of)| *of == members);
+                if exchange[..members].iter().all(asked) {
+                    let asked = exchange[..members].iter_mut().filter_map(Option::take);
+                    let all: Vec<Value> = asked.map(|(value, _)| value).collect();
+                    for (rank, running) in ranks.running[..members].iter_mut().enumerate() {
                         send(&mut running.channel, &all)
                             .with_context(|| format!("rank {rank} does not listen"))?;
                     }
@@ -205,6 +276,7 @@ fn send(channel: &mut UnixStream, value: &impl Serialize) -> Result<()> {
 pub struct Channel {
     reader: BufReader<UnixStream>,
     writer: UnixStream,
+    members: Option<usize>,
 }
 
 /// Runs the body of a rank: reads the job, runs `body`, sends its result or its failure.
@@ -229,12 +301,17 @@ impl Channel {
         let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
         let writer = UnixStream::from(socket);
         let reader = BufReader::new(writer.try_clone()?);
-        Ok(Self { reader, writer })
+        Ok(Self { reader, writer, members: None })
+    }
+
+    /// From now on exchanges are among so many ranks from 0 on, which all must say; none: among all.
+    pub fn among(&mut self, members: Option<usize>) {
+        self.members = members;
     }
 
     /// Gives `value` to all ranks and returns everyone's, in rank order. All ranks must call it.
     pub fn exchange<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Result<Vec<T>> {
-        self.tell(&FromRank::Exchange(serde_json::to_value(value)?))?;
+        self.tell(&FromRank::Exchange(serde_json::to_value(value)?, self.members))?;
         self.receive()
     }
 

@@ -16,7 +16,7 @@ use windlass_base::call::Function;
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 
-pub use built_in::{OTHER_BYTES_MAX, UNMEASURED_BYTES_MAX};
+pub use built_in::{OTHER_BYTES_MAX, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX};
 /// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
 /// of how groups are cut and ordered.
 const PROTOCOL: u64 = 9;

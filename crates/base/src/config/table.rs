@@ -9,7 +9,7 @@ use super::values::{
     batch, bytes, bytes_or_none, cache, calibrate, collectives, lazy, level, number, path, pool, register,
     report, seconds, switch, windows,
 };
-use super::{Batch, Cache, Collectives, Lazy, Register, Report, Switch, Windows};
+use super::{Batch, Cache, Calibrate, Collectives, Lazy, Register, Report, Switch, Windows};
 
 /// What people read of an option.
 #[derive(Debug)]
@@ -152,9 +152,9 @@ options! {
         "path, off", "windlass in $XDG_CACHE_HOME or ~/.cache",
         "The folder of limits that `windlass run` and `windlass tune` measured on this machine. Processes read it at init. The file's name is a digest of GPU, driver, NCCL and NCCL's variables. Limits of other circumstances never count. off: none are kept or read.";
 
-        "WINDLASS_CALIBRATE" => calibrate: Switch = Switch::On, by calibrate;
-        "auto, off", "auto",
-        "`windlass run` measures the limits that the cache lacks before it starts the command, if the GPUs are idle. That takes at most 5 seconds, once. off: it measures nothing. Only the command reads it.";
+        "WINDLASS_CALIBRATE" => calibrate: Calibrate = Calibrate::Auto, by calibrate;
+        "auto, on, off", "auto",
+        "`windlass run` measures this machine's limits once, before it starts the command, if two or more GPUs are there and idle. That takes about 5 seconds. on: also on the simulator. off: it measures nothing. Only the command reads it.";
 
         "WINDLASS_STAGING_MAX" => staging_bytes_max: u64 = 512 << 20, by bytes;
         "bytes, with K, M, G or T for powers of 1024", "512M",

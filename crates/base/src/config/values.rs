@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Batch, Cache, Collectives, Form, Lazy, Register, Report, Switch, Windows};
+use super::{Batch, Cache, Calibrate, Collectives, Form, Lazy, Register, Report, Switch, Windows};
 
 /// As C's `strtoll` with base 0 reads it: `0x10`, `010` and `1 # why` are numbers, words are 0.
 pub(super) fn number_as_in_c(text: &str) -> i64 {
@@ -70,8 +70,11 @@ pub(super) fn cache(text: &str) -> Option<Cache> {
     }
 }
 
-pub(super) fn calibrate(text: &str) -> Option<Switch> {
-    if text.eq_ignore_ascii_case("auto") { Some(Switch::On) } else { switch(text) }
+pub(super) fn calibrate(text: &str) -> Option<Calibrate> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Some(Calibrate::Auto),
+        _ => on_or_off(text, Calibrate::On, Calibrate::Off),
+    }
 }
 
 fn on_or_off<T>(text: &str, on: T, off: T) -> Option<T> {

@@ -21,7 +21,7 @@ const EAGER_CALLS_MAX: usize = 2000;
 pub struct Side {
     pub nccl: Nccl,
     pub communicator: ncclComm_t,
-    /// Of the same ranks, for operations on two.
+    /// Of the same ranks, for operations on two; null where there are none of these.
     other: ncclComm_t,
     stream: Stream,
     other_stream: Stream,
@@ -98,7 +98,9 @@ impl Side {
 
     pub fn destroy(self) -> Result<()> {
         self.companions.destroy(&self.nccl)?;
-        nccl_call!(&self.nccl, ncclCommDestroy(self.other))?;
+        if !self.other.is_null() {
+            nccl_call!(&self.nccl, ncclCommDestroy(self.other))?;
+        }
         nccl_call!(&self.nccl, ncclCommDestroy(self.communicator))
     }
 

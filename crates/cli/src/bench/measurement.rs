@@ -9,7 +9,7 @@ use super::worker::{CellDone, Job, Outcome};
 use crate::BENCH_RANK;
 use crate::element::Reduction;
 use crate::machine::Machine;
-use crate::ranks::{self, Launch, Variable};
+use crate::ranks::{self, Ending, Launch, Variable};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -64,9 +64,11 @@ pub fn measure(
         subcommand: BENCH_RANK,
         ranks: plan.ranks,
         environment,
+        without: &[],
         silence: Duration::from_secs_f64(
             120.0 + 4.0 * f64::from(1 + plan.company.busy) * plan.seconds + 0.1 * cycles as f64,
         ),
+        ending: Ending::default(),
     };
     let job = |rank| Job {
         rank,

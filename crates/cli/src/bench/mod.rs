@@ -3,6 +3,7 @@
 //! Every rank process opens both libraries and makes a communicator through each; batches alternate between them. The
 //! real library of both sides is the same mapped file, since Windlass forwards to what `WINDLASS_NCCL` names.
 
+pub mod adaptive;
 mod batch;
 mod companions;
 pub mod company;
@@ -20,6 +21,8 @@ mod symmetric;
 mod worker;
 
 pub use memory::Memory;
+#[cfg(test)]
+pub use worker::tests;
 pub use worker::{CellDone, work};
 
 use crate::element::{Element, Reduction, SUM};

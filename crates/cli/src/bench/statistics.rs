@@ -38,6 +38,12 @@ pub fn steady(ranks: &[Vec<f64>]) -> Steady {
     Steady { first, median: median(&others), worst: others.last().copied().unwrap_or(0.0) }
 }
 
+/// The second of two sides over the first, by repetition: each of its slowest rank.
+pub fn ratios(sides: [&[Vec<f64>]; 2]) -> Vec<f64> {
+    let [first, second] = sides.map(slowest);
+    first.into_iter().zip(second).map(|(first, second)| second / first).collect()
+}
+
 /// Of each repetition the slowest rank's time.
 fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
     let repetitions = ranks.iter().map(Vec::len).min().unwrap_or(0);
@@ -108,6 +114,13 @@ mod tests {
         assert_eq!(host_times(&ranks), Some(HostTimes { median: 100.5, p99: 199.0 }));
         assert_eq!(host_times(&[vec![7], vec![]]), Some(HostTimes { median: 7.0, p99: 7.0 }));
         assert_eq!(host_times(&[vec![], vec![]]), None);
+    }
+
+    /// Pairs are of one repetition, and of the slowest rank of each side, whichever that is.
+    #[test]
+    fn pairs() {
+        let (first, second) = ([vec![1.0, 2.0], vec![2.0, 1.0]], [vec![1.0, 1.0], vec![0.5, 3.0]]);
+        assert_eq!(super::ratios([&first, &second]), [0.5, 1.5]);
     }
 
     /// Twice as fast and twice as slow cancel out.

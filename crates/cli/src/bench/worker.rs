@@ -8,7 +8,7 @@ use super::comparison;
 use super::first_use::{self, FirstUse};
 use super::memory::Memory;
 use super::product::Product;
-use super::statistics::{HostTimes, Spread, host_times, spread};
+use super::statistics::{HostTimes, Spread, host_times, ratios, spread};
 use super::symmetric::{self, Symmetric, Wanted};
 use crate::counts;
 use crate::element::Reduction;
@@ -72,6 +72,9 @@ pub struct CellDone {
     /// The least part of a batch during which all busy communicators ran; none if there were none.
     pub plain_busy_part: Option<f64>,
     pub windlass_busy_part: Option<f64>,
+    /// Windlass's time over the real library's of each pair of batches, each of its slowest rank.
+    #[serde(default)]
+    pub ratios: Vec<f64>,
     /// Rounds of which this is the median one; 0: measured once.
     pub again: usize,
     /// How Windlass ran the calls.
@@ -177,21 +180,21 @@ fn tell(channel: &mut Channel, job: &Job, done: &CellDone) -> Result<()> {
 }
 
 /// What all measurements of a rank share.
-struct Bench<'a> {
-    job: &'a Job,
+pub(super) struct Bench<'a> {
+    pub job: &'a Job,
     /// The real library, then Windlass.
-    sides: [&'a Side; 2],
-    reduction: Reduction,
-    send: &'a Buffer,
-    receive: &'a Buffer,
-    receive_bytes: usize,
-    product: Option<&'a Product>,
-    dump: &'a Path,
+    pub sides: [&'a Side; 2],
+    pub reduction: Reduction,
+    pub send: &'a Buffer,
+    pub receive: &'a Buffer,
+    pub receive_bytes: usize,
+    pub product: Option<&'a Product>,
+    pub dump: &'a Path,
 }
 
 impl Bench<'_> {
     /// One measurement; all ranks make it.
-    fn measure(&self, channel: &mut Channel, position: usize, cell: &Cell) -> Result<CellDone> {
+    pub fn measure(&self, channel: &mut Channel, position: usize, cell: &Cell) -> Result<CellDone> {
         let Self { job, sides: [plain, windlass], .. } = *self;
         let count = cell.operation.count(cell.bytes, cell.element, job.ranks);
         let work = Work {
@@ -212,12 +215,12 @@ impl Bench<'_> {
         let before = counts_of(&windlass.nccl, self.dump)?;
         let [plain, through] = alternate(channel, [plain, windlass], work, calls, job.repeat)?;
         let after = counts_of(&windlass.nccl, self.dump)?;
-        let mut gathered = |timings: Vec<Timing>| -> Result<(Spread, Option<HostTimes>, Option<f64>)> {
+        let mut gathered = |timings: Vec<Timing>| -> Result<(Vec<Vec<f64>>, Option<HostTimes>, Option<f64>)> {
             let us: Vec<f64> = timings.iter().map(|timing| timing.us).collect();
             let parts: Vec<f64> = timings.iter().filter_map(busy_part).collect();
             let calls_ns: Vec<u32> = timings.into_iter().flat_map(|timing| timing.calls_ns).collect();
             let least = channel.exchange(&parts)?.into_iter().flatten().reduce(f64::min);
-            Ok((spread(&channel.exchange(&us)?), host_times(&channel.exchange(&calls_ns)?), least))
+            Ok((channel.exchange(&us)?, host_times(&channel.exchange(&calls_ns)?), least))
         };
         let (plain, plain_host_ns, plain_busy_part) = gathered(plain)?;
         let (windlass, windlass_host_ns, windlass_busy_part) = gathered(through)?;
@@ -226,8 +229,9 @@ impl Bench<'_> {
             cell: *cell,
             bytes: cell.operation.bytes(count, cell.element, job.ranks),
             calls,
-            plain,
-            windlass,
+            plain: spread(&plain),
+            windlass: spread(&windlass),
+            ratios: ratios([&plain, &windlass]),
             plain_host_ns,
             windlass_host_ns,
             plain_busy_part,
@@ -249,6 +253,19 @@ fn join(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, name: &str, job: &Job) -> 
     let measured = [communicator(channel, &nccl, job)?, communicator(channel, &nccl, job)?];
     let companions = Companions::new(channel, gpu, &nccl, name, job)?;
     Side::new(gpu, nccl, measured, companions)
+}
+
+/// The same for operations on one communicator.
+pub(super) fn join_one(
+    channel: &mut Channel,
+    gpu: &Gpu,
+    nccl: Nccl,
+    name: &str,
+    job: &Job,
+) -> Result<Side> {
+    let measured = communicator(channel, &nccl, job)?;
+    let companions = Companions::new(channel, gpu, &nccl, name, job)?;
+    Side::new(gpu, nccl, [measured, std::ptr::null_mut()], companions)
 }
 
 /// A new communicator of all ranks.

@@ -1,17 +1,15 @@
 //! One run of the command: started in a process group of its own, watched, and ended with all that it has started.
 
 use super::family;
+use crate::interruption::Interruption;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -48,32 +46,6 @@ pub enum Outcome {
     Interrupted,
 }
 
-/// Whether somebody has asked this process to end.
-pub struct Interruption(Arc<AtomicBool>);
-
-impl Interruption {
-    /// From now on Ctrl-C and its like are noted, and do not end this process. What `nohup` and its like ignore stays ignored.
-    pub fn note() -> Result<Interruption> {
-        let noted = Arc::new(AtomicBool::new(false));
-        let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
-        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0)
-        {
-            signal_hook::flag::register(signal, noted.clone()).context("cannot wait for signals")?;
-        }
-        Ok(Interruption(noted))
-    }
-
-    fn take(&self) -> bool {
-        self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
-/// The signals that a process ignores, a bit each.
-fn ignored(status: &str) -> u64 {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-}
-
 /// Runs the command to its end; `look` is called with its processes again and again.
 pub fn run(
     launch: &Launch,
@@ -102,7 +74,7 @@ pub fn run(
         if let Ok(status) = ended.recv_timeout(pause) {
             break status;
         }
-        if interruption.take() {
+        if interruption.take().is_some() {
             interrupt(process, &ended, interruption);
             return Ok(Outcome::Interrupted);
         }
@@ -151,7 +123,7 @@ fn all_end(interruption: &Interruption) -> bool {
         if family::look().is_empty() {
             return true;
         }
-        if Instant::now() > deadline || interruption.take() {
+        if Instant::now() > deadline || interruption.take().is_some() {
             return false;
         }
         std::thread::sleep(PAUSE_MIN);
@@ -169,13 +141,6 @@ pub fn tail(log: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Ignored signals are bits, from the first signal on.
-    #[test]
-    fn ignored_signals() {
-        assert_eq!(ignored("Name:\tx\nSigBlk:\t0001\nSigIgn:\t0000000000000001\n"), 1 << (SIGHUP - 1));
-        assert_eq!(ignored(""), 0);
-    }
 
     /// Only the last lines are told, and nothing of an output that is not there.
     #[test]

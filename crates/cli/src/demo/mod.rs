@@ -13,7 +13,7 @@ pub use worker::work;
 use crate::counts;
 use crate::installation;
 use crate::machine::{Machine, MachineRequest};
-use crate::ranks::{self, Launch};
+use crate::ranks::{self, Ending, Launch};
 use crate::{search, text};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -69,7 +69,9 @@ pub fn run(options: &Options) -> Result<bool> {
         subcommand: super::DEMO_RANK,
         ranks,
         environment: machine.environment(),
+        without: &[],
         silence: Duration::from_secs(120),
+        ending: Ending::default(),
     };
     let jobs = (0..ranks)
         .map(|rank| serde_json::to_value(Job { rank, ranks, windlass: windlass.clone() }))

@@ -6,7 +6,7 @@ mod shared_memory;
 
 use crate::program::{self, Program};
 use crate::search::{Request, search};
-use crate::{elf, installation, text};
+use crate::{calibrate, elf, installation, text};
 use anyhow::{Context, Result};
 use clap::Args;
 use decision::Situation;
@@ -29,6 +29,9 @@ const NOT_FOUND: u8 = 127;
 The command gets two variables: LD_PRELOAD with Windlass first, and WINDLASS_NCCL with the real NCCL. Windlass's other options are \
 environment variables too (docs/options.md).
 
+Before its first command on a machine with two or more idle GPUs, `windlass run` measures for about 5 seconds up to which sizes Windlass is \
+faster than NCCL. The limits are kept in ~/.cache/windlass; `windlass tune --show` prints them.
+
 Exit code: the command's own. 125: Windlass would not take effect, and the command was not run. 126: the command cannot be run. \
 127: the command was not found.")]
 pub struct Options {
@@ -38,6 +41,9 @@ pub struct Options {
     /// The variables are printed, and the command is not run
     #[arg(long)]
     check: bool,
+    /// This machine's limits are not measured before the command, as with WINDLASS_CALIBRATE=off
+    #[arg(long)]
+    no_calibrate: bool,
     /// The command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -62,9 +68,21 @@ pub fn run(options: &Options) -> Result<u8> {
         }
         return Ok(0);
     }
+    if let Some(code) = calibrate(options, &set) {
+        return Ok(code);
+    }
     let failure = Command::new(name).args(arguments).envs(set).exec();
     eprintln!("windlass: cannot run {}: {failure}", name.display());
     Ok(if failure.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
+}
+
+/// Measures this machine if it is time to; answers the exit code of an interruption.
+fn calibrate(options: &Options, set: &[(&str, OsString)]) -> Option<u8> {
+    if options.no_calibrate {
+        return None;
+    }
+    let (_, nccl) = set.iter().find(|(name, _)| *name == "WINDLASS_NCCL")?;
+    calibrate::before_command(Path::new(nccl), &installation::windlass_library().ok()?)
 }
 
 /// Why a program would not take the preload of this library.

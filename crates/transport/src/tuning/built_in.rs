@@ -11,6 +11,9 @@ pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 /// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
 
+/// The releases that run rings of 2 to 4 ranks of 9.0 though they could use multicast: read in their cost models, 2.21.5 to 2.31.
+pub const RINGS_IN_FOURS: std::ops::Range<i32> = 22105..23200;
+
 /// The largest sizes by collective, and where each comes from.
 pub type BuiltIn = [(u64, Source); COLLECTIVES];
 

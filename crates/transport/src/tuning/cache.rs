@@ -15,7 +15,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::file::{TEXT_BYTES_MAX, Table};
+use super::file::{Cell, HEAD as HEAD_OF_TABLE, Key, TEXT_BYTES_MAX, Table};
 use windlass_bootstrap::negotiated::bytes::checksum;
 
 /// The first line: the version of the form.
@@ -37,6 +37,12 @@ impl Circumstances {
     pub fn new(facts: impl IntoIterator<Item = (&'static str, String)>) -> Circumstances {
         let line = |(name, value): (&str, String)| format!("{name} {}", value.replace(['\n', '\r'], " "));
         let mut lines: Vec<String> = facts.into_iter().map(line).collect();
+        lines.sort();
+        Circumstances { lines }
+    }
+
+    /// From [`lines`](Self::lines), as another process has told them.
+    pub fn of_lines(mut lines: Vec<String>) -> Circumstances {
         lines.sort();
         Circumstances { lines }
     }
@@ -69,6 +75,27 @@ pub fn text(circumstances: &Circumstances, table: &str) -> String {
     let lines: String = circumstances.lines.iter().map(|line| format!("{CIRCUMSTANCE}{line}\n")).collect();
     let body = format!("{HEAD}\n{lines}{}\n", table.trim_end());
     format!("{body}{END}{:016x}\n", checksum(body.as_bytes()))
+}
+
+/// A table's text with these cells in the place of its own of the same keys. Each cell is its line, with comments above it and behind it;
+/// comments above a cell of the table stay with it, or go with it.
+pub fn merge(table: &str, cells: &[(Key, String)]) -> String {
+    let mut text = format!("{HEAD_OF_TABLE}\n");
+    let mut comments = String::new();
+    for line in table.lines().filter(|line| !line.trim().is_empty()) {
+        match Cell::parse(line) {
+            Ok(cell) if cells.iter().any(|(key, _)| *key == cell.key) => comments.clear(),
+            Ok(_) => text += &format!("{}{line}\n", std::mem::take(&mut comments)),
+            Err(_) if line.starts_with('#') => comments += &format!("{line}\n"),
+            Err(_) => {}
+        }
+    }
+    cells.iter().for_each(|(_, lines)| text += &format!("{}\n", lines.trim_end()));
+    if text.len() <= TEXT_BYTES_MAX {
+        return text;
+    }
+    let bare = text.lines().filter(|line| !line.starts_with('#'));
+    bare.map(|line| format!("{line}\n")).collect()
 }
 
 /// Reads a cache file of these circumstances: the table, or what is wrong.
@@ -108,7 +135,7 @@ pub fn split(text: &str) -> Result<(Vec<&str>, &str), String> {
 #[cfg(test)]
 mod tests {
     use super::super::Collective;
-    use super::super::file::{Key, Multicast};
+    use super::super::file::Multicast;
     use super::*;
     use proptest::prelude::*;
 
@@ -148,6 +175,41 @@ mod tests {
         }
         let broken = text(&here(), "windlass-tuning 1\nnonsense");
         assert!(of(&broken).starts_with("in its table, line 2"));
+    }
+
+    /// New cells replace old ones of their key, with what stands above them; others stay as they are.
+    #[test]
+    fn merged() {
+        let line = |name: &str, limit: &str| format!("{name} ranks 2 gpu 9.0/132 multicast no native_bytes_max {limit}");
+        let key = |collective| Key {
+            collective,
+            ranks: 2,
+            capability: 90,
+            multiprocessors: 132,
+            multicast: Multicast::No,
+        };
+        let new = |collective: Collective, limit: &str| {
+            (key(collective), format!("# new\n{} # today", line(collective.name(), limit)))
+        };
+        let first = merge("", &[new(Collective::AllReduce, "1M"), new(Collective::Reduce, "none")]);
+        let second = merge(
+            &first.replace("new", "old"),
+            &[new(Collective::Reduce, "2M"), new(Collective::Broadcast, "4M")],
+        );
+        let expected = [
+            HEAD_OF_TABLE.to_owned(),
+            "# old".to_owned(),
+            format!("{} # today", line("all_reduce", "1M")),
+            "# new".to_owned(),
+            format!("{} # today", line("reduce", "2M")),
+            "# new".to_owned(),
+            format!("{} # today", line("broadcast", "4M")),
+        ];
+        assert_eq!(second.lines().collect::<Vec<_>>(), expected);
+        assert_eq!(Table::parse(&second).unwrap().cells(), 3);
+        let long = (key(Collective::AllReduce), format!("#{}\n{}", "x".repeat(TEXT_BYTES_MAX), line("all_reduce", "1K")));
+        assert_eq!(merge(&second, &[long]).lines().count(), 4);
+        assert_eq!(Circumstances::of_lines(vec!["b 1".into(), "a 2".into()]).lines(), ["a 2", "b 1"]);
     }
 
     /// A relative path is none, as the specification of XDG has it.

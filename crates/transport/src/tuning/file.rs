@@ -196,6 +196,13 @@ fn limit_of(word: &str) -> Option<Option<u64>> {
     (bytes <= NATIVE_BYTES_MAX).then_some(Some(bytes))
 }
 
+impl Cell {
+    /// Reads a line of a table, or says what is wrong with it.
+    pub fn parse(line: &str) -> Result<Cell, String> {
+        cell(line)
+    }
+}
+
 /// As it is read.
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -40,9 +40,6 @@ const PROFITS_SINCE: i32 = 22800;
 /// Read in the sources of 2.28.7 to 2.30.7.
 const WAITS_SINCE: i32 = 23007;
 
-/// The releases that run rings of 2 to 4 ranks of 9.0 though they could use multicast: read in their cost models, 2.21.5 to 2.31.
-const RINGS_IN_FOURS: std::ops::Range<i32> = 22105..23200;
-
 /// NCCL's version code, known since the first communicator was asked for; 0 if not.
 pub(in crate::peers) fn version() -> i32 {
     segment::current().nccl_version.load(Ordering::Relaxed)
@@ -67,7 +64,7 @@ impl Basis<'_> {
         };
         let bits = [
             (self.has_multicast(), capability::MULTICAST),
-            (RINGS_IN_FOURS.contains(&self.version), capability::RINGS_IN_FOURS),
+            (tuning::RINGS_IN_FOURS.contains(&self.version), capability::RINGS_IN_FOURS),
             (self.native().is_ok(), capability::NATIVE),
             (self.ctas.policy == Policy::Default, capability::UNBOUND),
             (windows, capability::WINDOWS),

@@ -1,8 +1,10 @@
-//! The table as it is written: a line a cell, and above it what was measured.
+//! Limits as they are written: a line a cell, and above it what was measured.
 
-use super::limit::{self, Finding};
+use super::measure::OfRanks;
+use super::rule::{Finding, finding};
 use crate::bench::record::date;
 use crate::bench::{CellDone, Mode};
+use crate::built;
 use crate::machine::Machine;
 use crate::nccl::version_text;
 use crate::text;
@@ -40,9 +42,18 @@ impl Circumstances {
 }
 
 impl Tuned {
-    pub fn of(key: Key, mut measured: Vec<CellDone>) -> Tuned {
+    pub fn of(key: Key, native_bytes_max: Option<u64>, mut measured: Vec<CellDone>) -> Tuned {
         measured.sort_by_key(|done| (done.bytes, done.cell.mode.name()));
-        Tuned { cell: Cell { key, native_bytes_max: limit::native_bytes_max(&measured) }, measured }
+        Tuned { cell: Cell { key, native_bytes_max }, measured }
+    }
+
+    /// `all_reduce up to 1M`.
+    pub fn words(&self) -> String {
+        let name = self.cell.key.collective.name();
+        match self.cell.native_bytes_max {
+            Some(bytes) => format!("{name} up to {}", text::size(bytes)),
+            None => format!("{name} never"),
+        }
     }
 }
 
@@ -57,8 +68,14 @@ pub fn forced(keys: &[Key]) -> String {
     format!("{HEAD}\n{}", keys.iter().flat_map(all).collect::<String>())
 }
 
-/// The whole text.
-pub fn table(circumstances: &Circumstances, tuned: &[Tuned]) -> String {
+/// The lines of one cell, with when and how it was measured behind it.
+pub fn block(tuned: &Tuned, how: &str) -> String {
+    let date = date(SystemTime::now());
+    format!("{}{} # {date}, {how} of {}\n", figures_of(tuned), tuned.cell, built::VERSION)
+}
+
+/// The whole text of a file.
+pub fn table(circumstances: &Circumstances, all: &[OfRanks]) -> String {
     let Circumstances { date, gpu, driver, nccl, simulated, beside } = circumstances;
     let mut text = format!(
         "{HEAD}\n# windlass tune {}, {date}, {gpu}, driver {driver}, NCCL {nccl}\n",
@@ -68,20 +85,21 @@ pub fn table(circumstances: &Circumstances, tuned: &[Tuned]) -> String {
         text += "# On the simulator: the figures say nothing.\n";
     }
     text += &format!("# Beside {beside} idle communicators of each side. ");
-    text += "Bytes of the larger buffer; us of a call, fp32: NCCL alone, Windlass; who was faster.\n";
-    for Tuned { cell, measured } in tuned {
-        text.push('\n');
-        for done in measured {
-            text += &format!("# {}\n", figures(done));
-        }
-        text += &format!("{cell}\n");
+    text += "Bytes of the larger buffer; us of a call, of fp32 or of int8 and products: NCCL alone, Windlass; who was faster.\n";
+    for tuned in all.iter().flat_map(|found| &found.tuned) {
+        text += &format!("\n{}{}\n", figures_of(tuned), tuned.cell);
     }
     text
 }
 
+fn figures_of(tuned: &Tuned) -> String {
+    tuned.measured.iter().map(|done| format!("# {}\n", figures(done))).collect()
+}
+
+/// Of one round.
 fn figures(done: &CellDone) -> String {
-    let who = match limit::finding(done) {
-        Finding::Fast => "windlass",
+    let who = match finding(std::iter::once(done)) {
+        Finding::Windlass => "windlass",
         Finding::Nccl => "NCCL",
         Finding::Unclear => "unclear",
         Finding::NotOurs => "NCCL ran both",
@@ -91,22 +109,30 @@ fn figures(done: &CellDone) -> String {
 }
 
 /// What a user wants to see at once.
-pub fn summary(tuned: &[Tuned]) -> String {
+pub fn summary(all: &[OfRanks]) -> String {
     let mut lines = vec![["ranks", "collective", "native up to"].map(str::to_owned).to_vec()];
-    lines.extend(tuned.iter().map(|Tuned { cell, .. }| {
+    lines.extend(all.iter().flat_map(|found| &found.tuned).map(|Tuned { cell, .. }| {
         let most = cell.native_bytes_max.map_or_else(|| "none".to_owned(), text::size);
         vec![cell.key.ranks.to_string(), cell.key.collective.name().to_owned(), most]
     }));
     text::table(&lines, &[0, 2])
 }
 
+/// The same in one line, with the usual collectives alone: `2 ranks: all_reduce up to 1M, …; 4 ranks: …`.
+pub fn line(all: &[OfRanks]) -> String {
+    let of = |found: &OfRanks| {
+        let is_usual = |tuned: &&Tuned| !tuned.cell.key.collective.is_other();
+        let words: Vec<String> = found.tuned.iter().filter(is_usual).map(Tuned::words).collect();
+        (!words.is_empty()).then(|| format!("{} ranks: {}", found.group.ranks, words.join(", ")))
+    };
+    all.iter().filter_map(of).collect::<Vec<_>>().join("; ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::operation::Operation;
-    use crate::bench::statistics::Spread;
-    use crate::element::element;
-    use nccl_sys::types::ncclFloat32;
+    use crate::bench::adaptive::Group;
+    use crate::bench::tests::cell;
     use windlass_transport::tuning::Collective;
     use windlass_transport::tuning::file::Table;
 
@@ -118,29 +144,22 @@ mod tests {
         multicast: Multicast::No,
     };
 
-    fn done(bytes: u64, plain: f64, windlass: f64) -> CellDone {
-        let spread = |median| Spread { median, min: median, max: median };
-        let (operation, mode, element) = (Operation::AllReduce, Mode::Graph, element(ncclFloat32));
-        CellDone {
-            position: 0,
-            cell: crate::bench::Cell { operation, bytes, mode, element },
-            bytes,
-            calls: 1,
-            plain: spread(plain),
-            windlass: spread(windlass),
-            plain_host_ns: None,
-            windlass_host_ns: None,
-            plain_busy_part: None,
-            windlass_busy_part: None,
-            again: 0,
-            path: "native".into(),
-        }
+    fn done(bytes: u64, ratio: f64) -> CellDone {
+        CellDone { bytes, ratios: vec![ratio; 5], ..cell(ratio) }
+    }
+
+    fn found() -> [OfRanks; 1] {
+        let place = serde_json::json!({
+            "circumstances": [], "capability": 90, "multiprocessors": 132, "multicast": false,
+        });
+        let group = Group { ranks: 4, place: serde_json::from_value(place).unwrap(), nccl_version: 22809 };
+        let tuned = Tuned::of(KEY, Some(1024), vec![done(2048, 1.2), done(1024, 0.5)]);
+        [OfRanks { group, tuned: vec![tuned], is_native: true, measured: Vec::new() }]
     }
 
     /// What is written is read, with its figures as comments.
     #[test]
     fn read_again() {
-        let tuned = [Tuned::of(KEY, vec![done(2048, 10.0, 12.0), done(1024, 10.0, 5.0)])];
         let circumstances = Circumstances {
             date: "2026-01-31T12:00:00Z".into(),
             gpu: "NVIDIA H200".into(),
@@ -149,7 +168,7 @@ mod tests {
             simulated: false,
             beside: 3,
         };
-        let text = table(&circumstances, &tuned);
+        let text = table(&circumstances, &found());
         assert_eq!(Table::parse(&text).unwrap().get(&KEY), Some(Some(1024)));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].contains("2026-01-31T12:00:00Z, NVIDIA H200, driver 570, NCCL 2.28.9"), "{text}");
@@ -157,12 +176,15 @@ mod tests {
         assert_eq!(
             lines[4..],
             [
-                "#     1K graph 10.00 5.00 windlass",
-                "#     2K graph 10.00 12.00 NCCL",
+                "#     1K graph 1.00 0.50 windlass",
+                "#     2K graph 1.00 1.20 NCCL",
                 "all_reduce ranks 4 gpu 9.0/132 multicast no native_bytes_max 1K",
             ]
         );
-        assert!(summary(&tuned).lines().nth(1).unwrap().ends_with("1K"));
+        assert!(summary(&found()).lines().nth(1).unwrap().ends_with("1K"));
+        assert_eq!(line(&found()), "4 ranks: all_reduce up to 1K");
+        let block = block(&found()[0].tuned[0], "tune");
+        assert_eq!(Cell::parse(block.lines().last().unwrap()).unwrap().key, KEY);
     }
 
     /// Everything goes to our kernels, with multicast or without.

@@ -1,0 +1,67 @@
+//! Whether GPUs are idle, so that measuring disturbs nobody and nobody disturbs it. Pure.
+
+use crate::asking::{Device, Load};
+
+/// The driver's own, and what tools that watch GPUs keep there.
+const MEMORY_MAX: u64 = 2 << 30;
+/// What ran a moment ago may still be told.
+const PERCENT_MAX: u32 = 10;
+
+/// The answer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Judgement {
+    Idle,
+    /// Which, and by what.
+    InUse(String),
+    /// Nobody says.
+    Unknown,
+}
+
+/// Judges all devices that the command sees. Simulated ones that no NVML knows are idle.
+pub fn judge(devices: &[Device], simulated: bool) -> Judgement {
+    let in_use = devices.iter().enumerate().find_map(|(number, device)| {
+        let load = device.load.filter(is_in_use)?;
+        Some(format!(
+            "GPU {number} is in use ({} processes, {:.1} GiB, {} % busy)",
+            load.processes,
+            load.memory_bytes as f64 / f64::from(1 << 30),
+            load.percent
+        ))
+    });
+    match in_use {
+        Some(words) => Judgement::InUse(words),
+        None if !simulated && devices.iter().any(|device| device.load.is_none()) => Judgement::Unknown,
+        None => Judgement::Idle,
+    }
+}
+
+fn is_in_use(load: &Load) -> bool {
+    load.processes > 0 || load.memory_bytes > MEMORY_MAX || load.percent > PERCENT_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All must be idle; who is not is named.
+    #[test]
+    fn judgements() {
+        let device = |load| Device { load, ..Device::default() };
+        let idle = Load { processes: 0, memory_bytes: 600 << 20, percent: 0 };
+        let of = |loads: [Option<Load>; 2]| judge(&loads.map(device), false);
+        assert_eq!(of([Some(idle); 2]), Judgement::Idle);
+        let busy = Load { processes: 1, memory_bytes: 3 << 30, percent: 40 };
+        let words = "GPU 1 is in use (1 processes, 3.0 GiB, 40 % busy)";
+        assert_eq!(of([Some(idle), Some(busy)]), Judgement::InUse(words.into()));
+        for load in [
+            Load { processes: 1, ..idle },
+            Load { memory_bytes: 3 << 30, ..idle },
+            Load { percent: 50, ..idle },
+        ] {
+            assert!(matches!(of([Some(load), Some(idle)]), Judgement::InUse(_)));
+        }
+        assert_eq!(of([Some(idle), None]), Judgement::Unknown);
+        assert!(matches!(of([Some(busy), None]), Judgement::InUse(_)));
+        assert_eq!(judge(&[device(None)], true), Judgement::Idle);
+    }
+}

@@ -1,0 +1,127 @@
+//! The stamp of a machine that was measured: a file whose name is a digest of what can be read in a moment, without CUDA and NVML.
+//!
+//! It is finer than the [circumstances](windlass_transport::circumstances) of cells: where it has changed they are measured again, though
+//! they may still hold.
+
+use crate::bench::record::date;
+use crate::built;
+use crate::limits::store::Folder;
+use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::SystemTime;
+use windlass_base::config::nccl;
+use windlass_bootstrap::negotiated::bytes::checksum;
+
+const DRIVER: &str = "/proc/driver/nvidia/version";
+const GPUS: &str = "/proc/driver/nvidia/gpus";
+
+/// A stamp, there or not.
+pub struct Stamp {
+    /// Of its file.
+    pub name: String,
+    facts: String,
+}
+
+impl Stamp {
+    /// Of what a command would run with.
+    pub fn of(nccl: &Path, windlass: &Path, is_simulator: bool) -> Stamp {
+        let mut facts = format!("{}\n", built::line());
+        facts += &file(nccl);
+        facts += &file(windlass);
+        facts += &std::fs::read_to_string(DRIVER).unwrap_or_default();
+        facts += &format!("{} GPUs\n", gpus_most());
+        facts += &gpus();
+        facts += &nccl::of_choice().join("\n");
+        let visible = |name: &str| name == "CUDA_VISIBLE_DEVICES" || is_simulator && name.starts_with("WINDLASS_SIM_");
+        let mut set: Vec<String> = std::env::vars_os()
+            .filter(|(name, _)| visible(&name.to_string_lossy()))
+            .map(|(name, value)| format!("\n{}={}", name.to_string_lossy(), value.to_string_lossy()))
+            .collect();
+        set.sort();
+        facts += &set.concat();
+        Stamp::of_facts(facts)
+    }
+
+    fn of_facts(facts: String) -> Stamp {
+        Stamp { name: format!("measured-{:016x}.txt", checksum(facts.as_bytes())), facts }
+    }
+
+    pub fn is_in(&self, folder: &Folder) -> bool {
+        folder.has(&self.name)
+    }
+
+    /// For people: when, what came of it, and by what it holds.
+    pub fn text(&self, line: &str) -> String {
+        format!("{} {line}\n\n{}\n", date(SystemTime::now()), self.facts)
+    }
+}
+
+/// How many GPUs this machine has at most, as far as files say.
+pub fn gpus_most() -> usize {
+    let listed = entries(Path::new(GPUS)).len();
+    let is_gpu = |name: &&String| {
+        name.strip_prefix("nvidia").is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    listed.max(entries(Path::new("/dev")).iter().filter(is_gpu).count())
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Model and UUID of each.
+fn gpus() -> String {
+    let of = |name: &String| {
+        let text = std::fs::read_to_string(Path::new(GPUS).join(name).join("information")).unwrap_or_default();
+        identity(&text)
+    };
+    entries(Path::new(GPUS)).iter().map(of).collect()
+}
+
+fn identity(information: &str) -> String {
+    let is_identity = |line: &&str| line.starts_with("Model:") || line.starts_with("GPU UUID:");
+    information.lines().filter(is_identity).map(|line| format!("{line}\n")).collect()
+}
+
+fn file(path: &Path) -> String {
+    let mut text = path.display().to_string();
+    if let Ok(metadata) = std::fs::metadata(path) {
+        // Writing to a string does not fail.
+        let _ = write!(text, " {} {}.{:09}", metadata.len(), metadata.mtime(), metadata.mtime_nsec());
+    }
+    text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who a GPU is, not what it does now.
+    #[test]
+    fn identities() {
+        let text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 160\nGPU UUID: \t GPU-1\nVideo BIOS: \t 96\n";
+        assert_eq!(identity(text), "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-1\n");
+        assert_eq!(identity(""), "");
+    }
+
+    /// Another file has another stamp, and so has the same one with other facts of it.
+    #[test]
+    fn names() {
+        let folder = tempfile::tempdir().unwrap();
+        let nccl = folder.path().join("libnccl.so.2");
+        let name = |nccl: &Path| Stamp::of(nccl, Path::new("/w"), false).name;
+        let without = name(&nccl);
+        std::fs::write(&nccl, "one").unwrap();
+        let with = name(&nccl);
+        assert_ne!(without, with);
+        assert_eq!(with, name(&nccl));
+        std::fs::write(&nccl, "three").unwrap();
+        assert_ne!(name(&nccl), with);
+        assert_eq!(with.len(), "measured-0123456789abcdef.txt".len());
+        assert!(Stamp::of_facts("x".into()).text("done").ends_with("done\n\nx\n"));
+    }
+}

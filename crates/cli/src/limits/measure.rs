@@ -1,0 +1,207 @@
+//! A run of ranks that find limits, and what it comes to.
+
+use super::search::{Grid, OTHER, Step, Task, USUAL};
+use super::written::{self, Tuned};
+use crate::LIMITS_RANK;
+use crate::bench::CellDone;
+use crate::bench::adaptive::{Effort, Group, Job, Time, Told};
+use crate::machine::Machine;
+use crate::ranks::{self, Ending, Launch, Variable};
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+use windlass_transport::tuning::Collective;
+use windlass_transport::tuning::file::Key;
+
+/// Variables of the user's that would change what is measured, or say much: no limit depends on them.
+const WITHOUT: &[&str] = &[
+    "CUDA_LAUNCH_BLOCKING",
+    "LD_PRELOAD",
+    "NCCL_COMM_ID",
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_FILE",
+    "NCCL_DEBUG_SUBSYS",
+    "WINDLASS_NVTX",
+    "WINDLASS_REPORT",
+];
+
+/// Ranks that say nothing for so long are stuck.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// What was found of a number of ranks.
+pub struct OfRanks {
+    pub group: Group,
+    /// A limit for each collective that was measured to its end.
+    pub tuned: Vec<Tuned>,
+    /// Whether Windlass's kernels ran anything.
+    pub is_native: bool,
+    pub measured: Vec<CellDone>,
+}
+
+impl Effort {
+    /// What a command may wait for once: a coarse grid, short batches, one run for all numbers of ranks.
+    pub fn quick(devices: usize, machine: &Machine) -> Effort {
+        Effort {
+            numbers: quick_numbers(devices),
+            grid: Grid { sizes: usual_sizes(machine), stride: 2, again: 2 },
+            repeat: 5,
+            batch_us: 400.0,
+            beside: 0,
+            time: Some(Time { all: 5.0, measuring_least: 2.0 }),
+        }
+    }
+}
+
+/// All GPUs first, then pairs, then what is left, larger groups first.
+fn quick_numbers(devices: usize) -> Vec<usize> {
+    let most = devices.min(windlass_transport::native::RANKS_MAX);
+    let mut numbers: Vec<usize> = (2..=most).rev().collect();
+    if numbers.len() > 1 {
+        numbers.pop();
+        numbers.insert(1, 2);
+    }
+    numbers
+}
+
+/// Powers of two, from 1 KiB to 256 MiB.
+pub fn usual_sizes(machine: &Machine) -> Vec<u64> {
+    let last = if machine.is_simulated() { 16 } else { 28 };
+    (10..=last).map(|shift| 1 << shift).collect()
+}
+
+/// Runs the ranks, one for each device of the largest group. `progress` hears of each measurement.
+pub fn measure(
+    machine: &Machine,
+    windlass: &Path,
+    effort: &Effort,
+    ending: Ending,
+    mut progress: impl FnMut(usize, &CellDone),
+) -> Result<Vec<OfRanks>> {
+    let mut forced = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
+    let devices = &machine.gpus.devices;
+    let ranks = effort.numbers.iter().copied().max().unwrap_or(0);
+    let first = devices.first().context("no device")?;
+    let (major, minor) = first.compute_capability;
+    let key = |ranks: usize, collective| -> Result<Key> {
+        Ok(Key {
+            collective,
+            ranks,
+            capability: u16::try_from(major * 10 + minor)?,
+            multiprocessors: u16::try_from(first.multiprocessors)?,
+            multicast: windlass_transport::tuning::file::Multicast::No,
+        })
+    };
+    let all = effort.numbers.iter().flat_map(|ranks| Collective::ALL.map(|collective| key(*ranks, collective)));
+    let keys = all.collect::<Result<Vec<Key>>>()?;
+    forced.write_all(written::forced(&keys).as_bytes())?;
+    let launch = Launch {
+        subcommand: LIMITS_RANK,
+        ranks,
+        environment: environment(machine, forced.path()),
+        without: WITHOUT,
+        silence: SILENCE,
+        ending,
+    };
+    let job = |rank| Job {
+        rank,
+        ranks,
+        plain: machine.nccl.clone(),
+        windlass: windlass.to_owned(),
+        effort: effort.clone(),
+        simulated: machine.is_simulated(),
+    };
+    let jobs = (0..ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
+    let mut groups: Vec<Group> = Vec::new();
+    let mut measured: BTreeMap<usize, Vec<CellDone>> = BTreeMap::new();
+    let mut unreadable = None;
+    ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str(text) {
+        Ok(Told::Group(group)) => groups.push(group),
+        Ok(Told::Measured(ranks, done)) => {
+            progress(ranks, &done);
+            measured.entry(ranks).or_default().push(done);
+        }
+        Err(error) => unreadable = Some(error),
+    })?;
+    if let Some(error) = unreadable {
+        return Err(error).context("unreadable progress of a rank");
+    }
+    Ok(groups
+        .into_iter()
+        .map(|group| {
+            let measured = measured.remove(&group.ranks).unwrap_or_default();
+            conclude(group, &effort.grid, measured)
+        })
+        .collect())
+}
+
+/// All sizes go to Windlass's kernels, whatever the user has set; nothing is read that was measured before.
+fn environment(machine: &Machine, forced: &Path) -> Vec<Variable> {
+    let set: [(&str, &OsStr); 5] = [
+        ("WINDLASS_TUNING", forced.as_os_str()),
+        ("WINDLASS_CACHE", "off".as_ref()),
+        ("WINDLASS_COLLECTIVES", "auto".as_ref()),
+        ("WINDLASS_PEER_GROUPS", "on".as_ref()),
+        ("WINDLASS", "on".as_ref()),
+    ];
+    let set = set.map(|(name, value)| (name.into(), value.to_owned()));
+    machine.environment().into_iter().chain(set).collect()
+}
+
+/// The limits that follow; of tasks that were not measured to their end none does.
+fn conclude(group: Group, grid: &Grid, measured: Vec<CellDone>) -> OfRanks {
+    let tuned = |task: &Task| {
+        let Step::Found(limit) = grid.next(task, &measured) else { return None };
+        let key = Key {
+            collective: task.collective,
+            ranks: group.ranks,
+            capability: group.place.capability,
+            multiprocessors: group.place.multiprocessors,
+            multicast: group.place.multicast(),
+        };
+        Some(Tuned::of(key, limit, measured.iter().filter(|done| task.owns(done)).cloned().collect()))
+    };
+    let tuned: Vec<Tuned> = USUAL.iter().chain(&OTHER).filter_map(tuned).collect();
+    let is_native = measured.iter().any(|done| done.path == "native");
+    OfRanks { group, tuned, is_native, measured }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::adaptive::Place;
+    use crate::bench::tests::cell;
+
+    /// All first, then pairs, then the others.
+    #[test]
+    fn numbers() {
+        assert_eq!(quick_numbers(8), [8, 2, 7, 6, 5, 4, 3]);
+        assert_eq!(quick_numbers(16)[..2], [8, 2]);
+        assert_eq!(quick_numbers(3), [3, 2]);
+        assert_eq!(quick_numbers(2), [2]);
+        assert_eq!(quick_numbers(1), [0; 0]);
+    }
+
+    /// What was not measured to its end has no limit; what is not ours has none either.
+    #[test]
+    fn conclusions() {
+        let grid = Grid { sizes: vec![1024], stride: 1, again: 0 };
+        let place: Place = serde_json::from_value(serde_json::json!({
+            "circumstances": ["ranks 2"], "capability": 90, "multiprocessors": 132, "multicast": false,
+        }))
+        .unwrap();
+        let group = Group { ranks: 2, place, nccl_version: 22809 };
+        let Step::Measure(graph) = grid.next(&USUAL[0], &[]) else { panic!("nothing was measured") };
+        let done = |asked| CellDone { cell: asked, ratios: vec![0.5; 5], ..cell(0.5) };
+        let eager = crate::bench::Cell { mode: crate::bench::Mode::Eager, ..graph };
+        let of = |measured| conclude(group.clone(), &grid, measured);
+        assert_eq!(of(vec![done(graph)]).tuned.len(), 0);
+        let all = of(vec![done(graph), done(eager)]);
+        assert_eq!(all.tuned.len(), 1);
+        assert_eq!(all.tuned[0].cell.native_bytes_max, Some(1024));
+        let forwarded = of(vec![CellDone { path: "forward".into(), ..done(graph) }]);
+        assert_eq!((forwarded.tuned.len(), forwarded.is_native), (0, false));
+    }
+}

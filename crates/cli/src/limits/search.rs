@@ -1,0 +1,382 @@
+//! Which sizes to measure next, and the limit that follows. Pure.
+//!
+//! A coarse grid of sizes first, from the smallest up to the first at which Windlass does not win; then the sizes between that one and the
+//! last that won; then the size below the limit, which must win too. What is unclear is measured again, and counts as lost if it stays so.
+
+use super::rule::{Finding, finding};
+use crate::bench::operation::Operation;
+use crate::bench::{Cell, CellDone, Mode};
+use crate::element::{Element, Reduction, SUM, element};
+use nccl_sys::types::{ncclFloat32, ncclInt8, ncclProd};
+use serde::{Deserialize, Serialize};
+use windlass_transport::tuning::Collective;
+
+/// The modes in which a size must win. Graphs first: what loses there needs no eager batches.
+const MODES: [Mode; 2] = [Mode::Graph, Mode::Eager];
+
+/// One limit to find.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Task {
+    pub collective: Collective,
+    pub operation: Operation,
+}
+
+/// Those of sums of short floats and of what only moves data, the most used first.
+pub const USUAL: [Task; 7] = [
+    Task { collective: Collective::AllReduce, operation: Operation::AllReduce },
+    Task { collective: Collective::AllGather, operation: Operation::AllGather },
+    Task { collective: Collective::ReduceScatter, operation: Operation::ReduceScatter },
+    Task { collective: Collective::Broadcast, operation: Operation::Broadcast },
+    Task { collective: Collective::Reduce, operation: Operation::Reduce },
+    Task { collective: Collective::UnevenAllGather, operation: Operation::UnevenAllGather },
+    Task { collective: Collective::UnevenReduceScatter, operation: Operation::UnevenReduceScatter },
+];
+
+/// Those of other types and operations.
+pub const OTHER: [Task; 3] = [
+    Task { collective: Collective::OtherAllReduce, operation: Operation::AllReduce },
+    Task { collective: Collective::OtherReduceScatter, operation: Operation::ReduceScatter },
+    Task { collective: Collective::OtherReduce, operation: Operation::Reduce },
+];
+
+/// Above, NCCL registers the buffers of all-gathers for Windlass, and is not what is measured here.
+const ALL_GATHER_BYTES_MAX: u64 = 64 << 20;
+
+impl Task {
+    /// Bytes are the type with the most arithmetic for each byte that moves.
+    pub fn element(&self) -> Element {
+        element(if self.collective.is_other() { ncclInt8 } else { ncclFloat32 })
+    }
+
+    pub fn reduction(&self) -> Reduction {
+        let product = crate::element::REDUCTIONS.iter().find(|reduction| reduction.code == ncclProd);
+        product.copied().filter(|_| self.collective.is_other()).unwrap_or(SUM)
+    }
+
+    fn cell(&self, bytes: u64, mode: Mode) -> Cell {
+        Cell { operation: self.operation, bytes, mode, element: self.element() }
+    }
+
+    /// Whether a measurement is this task's.
+    pub fn owns(&self, done: &CellDone) -> bool {
+        done.cell.operation == self.operation && done.cell.element == self.element()
+    }
+}
+
+/// Which sizes may be measured, and how often.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Grid {
+    /// Ascending.
+    pub sizes: Vec<u64>,
+    /// Every so many-th size is of the coarse grid.
+    pub stride: usize,
+    /// How often what is unclear is measured again.
+    pub again: usize,
+}
+
+/// What is to be done for a limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    Measure(Cell),
+    /// The limit is found: the largest size up to which all win, or none.
+    Found(Option<u64>),
+    /// Windlass's kernels run nothing of it: there is nothing to be found.
+    NotOurs,
+}
+
+enum Standing {
+    Unknown(Cell),
+    Won,
+    Lost,
+    NotOurs,
+}
+
+impl Grid {
+    /// The next step of a task, by what was measured of it and of others.
+    pub fn next(&self, task: &Task, measured: &[CellDone]) -> Step {
+        let sizes = self.sizes_of(task);
+        let Some(last) = sizes.len().checked_sub(1) else { return Step::Found(None) };
+        let stride = self.stride.max(1);
+        let mut coarse: Vec<usize> = (0..last).step_by(stride).collect();
+        coarse.push(last);
+        let mut won: Option<usize> = None;
+        let mut lost = sizes.len();
+        for index in coarse {
+            match self.standing(task, sizes[index], measured) {
+                Standing::Unknown(cell) => return Step::Measure(cell),
+                Standing::NotOurs if index == 0 => return Step::NotOurs,
+                Standing::Won => won = Some(index),
+                Standing::Lost | Standing::NotOurs => {
+                    lost = index;
+                    break;
+                }
+            }
+        }
+        let Some(mut won) = won else { return Step::Found(None) };
+        for index in won + 1..lost {
+            match self.standing(task, sizes[index], measured) {
+                Standing::Unknown(cell) => return Step::Measure(cell),
+                Standing::Won => won = index,
+                Standing::Lost | Standing::NotOurs => break,
+            }
+        }
+        // Two that lose have nothing between them that wins.
+        while won > 0 {
+            match self.standing(task, sizes[won - 1], measured) {
+                Standing::Unknown(cell) => return Step::Measure(cell),
+                Standing::Won => break,
+                Standing::Lost | Standing::NotOurs => match won.checked_sub(2) {
+                    Some(below) => won = below,
+                    None => return Step::Found(None),
+                },
+            }
+        }
+        Step::Found(Some(sizes[won]))
+    }
+
+    fn sizes_of(&self, task: &Task) -> &[u64] {
+        let most = if task.collective == Collective::AllGather { ALL_GATHER_BYTES_MAX } else { u64::MAX };
+        &self.sizes[..self.sizes.partition_point(|bytes| *bytes <= most)]
+    }
+
+    fn standing(&self, task: &Task, bytes: u64, measured: &[CellDone]) -> Standing {
+        for mode in MODES {
+            let cell = task.cell(bytes, mode);
+            let rounds = measured.iter().filter(|done| done.cell == cell);
+            let count = rounds.clone().count();
+            match finding(rounds) {
+                _ if count == 0 => return Standing::Unknown(cell),
+                Finding::Windlass => {}
+                Finding::Unclear if count <= self.again => return Standing::Unknown(cell),
+                Finding::Unclear | Finding::Nccl => return Standing::Lost,
+                Finding::NotOurs => return Standing::NotOurs,
+            }
+        }
+        Standing::Won
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::tests::cell;
+
+    const QUICK: usize = 2;
+    const ALL: usize = 1;
+
+    fn grid(stride: usize) -> Grid {
+        Grid { sizes: (10..=28).map(|shift| 1 << shift).collect(), stride, again: 2 }
+    }
+
+    /// Numbers that look random, the same in every run.
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> f64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut bits = self.0;
+            bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+        }
+
+        /// About normal, of mean 0 and deviation 1.
+        fn normal(&mut self) -> f64 {
+            (0..12).map(|_| self.next()).sum::<f64>() - 6.0
+        }
+    }
+
+    /// Times of one collective over so many ranks: a beginning, and bytes over a bandwidth.
+    #[derive(Clone, Copy)]
+    struct Curves {
+        ranks: usize,
+        /// Us to begin, and bytes a us, of NCCL and of Windlass.
+        nccl: (f64, f64),
+        windlass: (f64, f64),
+        noise: f64,
+        /// How often a batch takes up to three times as long.
+        loaded: f64,
+        /// One rank is so much slower.
+        slow: f64,
+    }
+
+    impl Curves {
+        fn us(side: (f64, f64), bytes: u64) -> f64 {
+            side.0 + bytes as f64 / side.1
+        }
+
+        fn ratio(&self, bytes: u64) -> f64 {
+            Self::us(self.windlass, bytes) / Self::us(self.nccl, bytes)
+        }
+
+        /// The largest size of the grid up to which the rule holds without noise.
+        fn crossover(&self, sizes: &[u64]) -> Option<u64> {
+            sizes.iter().copied().take_while(|bytes| self.ratio(*bytes) <= 0.95).last()
+        }
+
+        fn batch(&self, side: (f64, f64), bytes: u64, random: &mut Random) -> f64 {
+            let of_rank = |rank: usize, random: &mut Random| {
+                let own = if rank == 0 { self.slow } else { 1.0 };
+                Self::us(side, bytes) * own * (1.0 + self.noise * random.normal()).max(0.5)
+            };
+            let slowest = (0..self.ranks).map(|rank| of_rank(rank, random)).fold(0.0, f64::max);
+            let load = if random.next() < self.loaded { 1.0 + 2.0 * random.next() } else { 1.0 };
+            slowest * load
+        }
+
+        fn measure(&self, asked: Cell, pairs: usize, random: &mut Random) -> CellDone {
+            let ratio = |random: &mut Random| {
+                self.batch(self.windlass, asked.bytes, random) / self.batch(self.nccl, asked.bytes, random)
+            };
+            let ratios = (0..pairs).map(|_| ratio(random)).collect();
+            CellDone { cell: asked, bytes: asked.bytes, ratios, ..cell(1.0) }
+        }
+
+        /// The limit that is found, and after how many measurements.
+        fn search(&self, grid: &Grid, random: &mut Random) -> (Option<u64>, usize) {
+            let mut measured = Vec::new();
+            loop {
+                match grid.next(&USUAL[0], &measured) {
+                    Step::Measure(cell) => measured.push(self.measure(cell, 5, random)),
+                    Step::Found(limit) => return (limit, measured.len()),
+                    Step::NotOurs => panic!("all is native"),
+                }
+                assert!(measured.len() < 200, "no end");
+            }
+        }
+    }
+
+    /// Windlass begins sooner and has less bandwidth, so that both meet; by ranks, as measured and modelled.
+    fn curves() -> Vec<Curves> {
+        let of = |(ranks, nccl, windlass)| Curves { ranks, nccl, windlass, noise: 0.0, loaded: 0.0, slow: 1.0 };
+        [
+            (2, (12.0, 250e3), (4.0, 240e3)),
+            (2, (12.0, 250e3), (4.0, 290e3)),
+            (3, (14.0, 240e3), (6.0, 150e3)),
+            (4, (16.0, 240e3), (7.0, 120e3)),
+            (5, (18.0, 250e3), (9.0, 90e3)),
+            (8, (21.0, 250e3), (12.0, 60e3)),
+            (8, (12.0, 250e3), (13.0, 60e3)),
+        ]
+        .map(of)
+        .to_vec()
+    }
+
+    fn place(limit: Option<u64>) -> i64 {
+        limit.map_or(9, |bytes| bytes.trailing_zeros().into())
+    }
+
+    /// Without noise the limit is the crossover, by the coarse grid and by the whole one, which takes longer.
+    #[test]
+    fn finds_the_crossover() {
+        for curves in curves() {
+            let (mut random, whole) = (Random(1), grid(ALL));
+            let expected = curves.crossover(&whole.sizes);
+            let (limit, all) = curves.search(&whole, &mut random);
+            assert_eq!(limit, expected, "{} ranks", curves.ranks);
+            let (limit, some) = curves.search(&grid(QUICK), &mut random);
+            assert_eq!(limit, expected, "{} ranks", curves.ranks);
+            assert!(some <= all && some <= 24, "{some} of {all}");
+        }
+    }
+
+    /// With noise the limit is at most one step from the crossover.
+    #[test]
+    fn finds_it_in_noise() {
+        let mut random = Random(2);
+        for base in curves() {
+            for (noise, slow) in [(0.01, 1.0), (0.02, 1.0), (0.02, 1.3)] {
+                for _ in 0..200 {
+                    let curves = Curves { noise, slow, ..base };
+                    let expected = place(curves.crossover(&grid(QUICK).sizes));
+                    let limit = place(curves.search(&grid(QUICK), &mut random).0);
+                    let ranks = curves.ranks;
+                    assert!((expected - 1..=expected + 1).contains(&limit), "{ranks}: {limit} for {expected}");
+                }
+            }
+        }
+    }
+
+    /// Under a load the limit may be lower, and is never above by more than a step; so it is with heavy noise.
+    #[test]
+    fn is_never_far_above() {
+        let mut random = Random(3);
+        for base in curves() {
+            for (noise, loaded) in [(0.02, 0.1), (0.02, 0.5), (0.1, 0.0), (0.3, 0.3)] {
+                for _ in 0..200 {
+                    let curves = Curves { noise, loaded, ..base };
+                    let expected = place(curves.crossover(&grid(QUICK).sizes));
+                    let limit = place(curves.search(&grid(QUICK), &mut random).0);
+                    assert!(limit <= expected + 1, "{}: {limit} for {expected}", curves.ranks);
+                }
+            }
+        }
+    }
+
+    fn done(asked: Cell, ratio: f64) -> CellDone {
+        CellDone { cell: asked, bytes: asked.bytes, ratios: vec![ratio; 5], ..cell(ratio) }
+    }
+
+    /// All measurements of a task by a table of ratios.
+    fn limit_of(grid: &Grid, ratios: &[f64]) -> (Option<u64>, Vec<u64>) {
+        let mut measured: Vec<CellDone> = Vec::new();
+        loop {
+            match grid.next(&USUAL[0], &measured) {
+                Step::Measure(cell) => {
+                    let index = grid.sizes.iter().position(|bytes| *bytes == cell.bytes).unwrap();
+                    measured.push(done(cell, ratios[index]));
+                }
+                Step::Found(limit) => {
+                    let mut sizes: Vec<u64> = measured.iter().map(|done| done.bytes).collect();
+                    sizes.dedup();
+                    return (limit, sizes);
+                }
+                Step::NotOurs => panic!("all is native"),
+            }
+        }
+    }
+
+    /// The limit ends below the first that loses; what wins again above does not count, nor does what wins between two that lose.
+    #[test]
+    fn neighbours_agree() {
+        let small = Grid { sizes: vec![1, 2, 4, 8, 16], stride: 2, again: 0 };
+        let limit = |ratios: [f64; 5]| limit_of(&small, &ratios);
+        assert_eq!(limit([0.5; 5]), (Some(16), vec![1, 4, 16, 8]));
+        assert_eq!(limit([0.5, 0.5, 0.5, 1.0, 1.0]), (Some(4), vec![1, 4, 16, 8, 2]));
+        assert_eq!(limit([0.5, 0.5, 0.5, 0.5, 1.0]).0, Some(8));
+        assert_eq!(limit([0.5, 0.5, 1.0, 0.5, 0.5]), (Some(2), vec![1, 4, 2]));
+        assert_eq!(limit([0.5, 1.0, 0.5, 1.0, 1.0]).0, Some(1));
+        assert_eq!(limit([1.0, 0.5, 0.5, 0.5, 0.5]), (None, vec![1]));
+        assert_eq!(limit_of(&Grid { sizes: vec![], ..small.clone() }, &[]).0, None);
+    }
+
+    /// What is unclear is measured again so many times, both rounds count together, and then it is lost.
+    #[test]
+    fn again_where_unclear() {
+        let grid = Grid { sizes: vec![1024], stride: 1, again: 1 };
+        let Step::Measure(asked) = grid.next(&USUAL[0], &[]) else { panic!("nothing was measured") };
+        assert_eq!(asked.mode, Mode::Graph);
+        let unclear = CellDone { ratios: vec![0.9, 0.9, 0.9, 0.9, 1.5], ..done(asked, 0.9) };
+        assert_eq!(grid.next(&USUAL[0], std::slice::from_ref(&unclear)), Step::Measure(asked));
+        assert_eq!(grid.next(&USUAL[0], &[unclear.clone(), unclear.clone()]), Step::Found(None));
+        let eager = Cell { mode: Mode::Eager, ..asked };
+        assert_eq!(grid.next(&USUAL[0], &[unclear.clone(), done(asked, 0.9)]), Step::Measure(eager));
+        let forwarded = CellDone { path: "forward".into(), ..done(asked, 0.9) };
+        assert_eq!(grid.next(&USUAL[0], &[forwarded]), Step::NotOurs);
+    }
+
+    /// Other types are measurements of their own, and all-gathers end where they are registered.
+    #[test]
+    fn tasks() {
+        let (usual, other) = (USUAL[0], OTHER[0]);
+        let Step::Measure(asked) = grid(QUICK).next(&other, &[]) else { panic!("nothing was measured") };
+        assert_eq!((asked.element.name, other.reduction().name), ("int8", "prod"));
+        assert!(other.owns(&done(asked, 1.0)) && !usual.owns(&done(asked, 1.0)));
+        assert_eq!(usual.reduction(), SUM);
+        assert_eq!(grid(QUICK).sizes_of(&USUAL[1]).last(), Some(&(64 << 20)));
+        assert_eq!(grid(QUICK).sizes_of(&usual).last(), Some(&(256 << 20)));
+        let mut collectives: Vec<Collective> = USUAL.iter().chain(&OTHER).map(|task| task.collective).collect();
+        collectives.sort();
+        assert_eq!(collectives, Collective::ALL);
+    }
+}

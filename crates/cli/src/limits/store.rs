@@ -1,0 +1,177 @@
+//! The folder in which limits are kept: written whole or not at all, so that a process that reads meanwhile finds the file of before.
+
+use super::measure::OfRanks;
+use super::written::{self, Tuned};
+use anyhow::{Context, Result, bail};
+use std::fs::{DirBuilder, File, TryLockError};
+use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use windlass_base::config::{Cache, Config};
+use windlass_transport::tuning::cache::{self, CACHE_BYTES_MAX, Circumstances};
+use windlass_transport::tuning::file::Table;
+
+/// The file whose lock has whoever measures.
+const LOCK: &str = "lock";
+
+/// The folder of the cache.
+#[derive(Clone, Debug)]
+pub struct Folder(PathBuf);
+
+/// What becomes of a cell that is kept already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    Stays,
+    IsReplaced,
+}
+
+/// Nobody else measures while it lives.
+pub struct Lock(#[expect(dead_code)] File);
+
+impl Folder {
+    /// As the options have it; none where there is to be none.
+    pub fn of(config: &Config) -> Result<Option<Folder>> {
+        match &config.cache {
+            Cache::Off => Ok(None),
+            Cache::Folder(folder) => Ok(Some(Folder(std::path::absolute(folder)?))),
+            Cache::Usual => match cache::usual_folder(|name| std::env::var_os(name)) {
+                Some(folder) => Ok(Some(Folder(folder))),
+                None => bail!("neither HOME nor XDG_CACHE_HOME is an absolute path"),
+            },
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Makes it, for this user alone, if it is not there; an error where nothing can be written there.
+    pub fn prepare(&self) -> Result<()> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.with_context(|| format!("cannot make {}", self.0.display()))?;
+        self.temporary().map(drop)
+    }
+
+    /// None while another process has it.
+    pub fn lock(&self) -> Result<Option<Lock>> {
+        let path = self.0.join(LOCK);
+        let file = File::options().create(true).append(true).open(&path);
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Lock(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => {
+                Err(error).with_context(|| format!("cannot lock {}", path.display()))
+            }
+        }
+    }
+
+    /// Whether a file is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.join(name).exists()
+    }
+
+    /// Writes a file in one step, readable for this user alone.
+    pub fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.0.join(name);
+        let mut file = self.temporary()?;
+        file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+        file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(())
+    }
+
+    /// The text of the table that holds under these circumstances; none where there is none that can be read.
+    pub fn read(&self, circumstances: &Circumstances) -> Option<String> {
+        let file = File::open(self.0.join(circumstances.file_name())).ok()?;
+        let mut text = String::new();
+        file.take(CACHE_BYTES_MAX as u64 + 1).read_to_string(&mut text).ok()?;
+        cache::parse(&text, circumstances).ok()?;
+        Some(cache::split(&text).ok()?.1.to_owned())
+    }
+
+    /// Keeps what was found, beside what is kept already under the same circumstances.
+    pub fn keep(&self, found: &OfRanks, how: &str, kept: Kept) -> Result<()> {
+        let circumstances = found.group.place.circumstances();
+        let before = self.read(&circumstances).unwrap_or_default();
+        let known = Table::parse(&before).unwrap_or_default();
+        let is_new = |tuned: &&Tuned| kept == Kept::IsReplaced || known.get(&tuned.cell.key).is_none();
+        let new = found.tuned.iter().filter(is_new);
+        let cells: Vec<_> = new.map(|tuned| (tuned.cell.key, written::block(tuned, how))).collect();
+        if cells.is_empty() {
+            return Ok(());
+        }
+        self.write(&circumstances.file_name(), &cache::text(&circumstances, &cache::merge(&before, &cells)))
+    }
+
+    fn temporary(&self) -> Result<tempfile::NamedTempFile> {
+        let made = tempfile::Builder::new().prefix(".writing-").tempfile_in(&self.0);
+        made.with_context(|| format!("cannot write in {}", self.0.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn folder(path: &Path) -> Folder {
+        Folder(path.join("deep/windlass"))
+    }
+
+    /// Folders are made for one user alone, and files in them too; nothing else is left behind.
+    #[test]
+    fn private() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        folder.prepare().unwrap();
+        folder.prepare().unwrap();
+        folder.write("a", "one").unwrap();
+        folder.write("a", "two").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(folder.path()), mode(&folder.path().join("a"))), (0o700, 0o600));
+        assert_eq!(std::fs::read_to_string(folder.path().join("a")).unwrap(), "two");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(folder.has("a") && !folder.has("b"));
+    }
+
+    /// One at a time; afterwards the next.
+    #[test]
+    fn locks() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        folder.prepare().unwrap();
+        let first = folder.lock().unwrap();
+        assert!(first.is_some() && folder.lock().unwrap().is_none());
+        drop(first);
+        assert!(folder.lock().unwrap().is_some());
+    }
+
+    /// Where nothing can be written the error names the place.
+    #[test]
+    fn unwritable() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::write(place.path().join("deep"), "a file").unwrap();
+        let told = format!("{:#}", folder(place.path()).prepare().unwrap_err());
+        assert!(told.starts_with("cannot make ") && told.contains("deep/windlass"), "{told}");
+        let told = format!("{:#}", Folder("/proc/self".into()).prepare().unwrap_err());
+        assert!(told.starts_with("cannot write in /proc/self"), "{told}");
+    }
+
+    /// What is broken counts as nothing; what is whole is read back.
+    #[test]
+    fn broken() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        folder.prepare().unwrap();
+        let here = Circumstances::new([("ranks", "2".to_owned())]);
+        assert_eq!(folder.read(&here), None);
+        let table = "windlass-tuning 1\nall_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 1M\n";
+        let text = cache::text(&here, table);
+        folder.write(&here.file_name(), &text).unwrap();
+        assert_eq!(folder.read(&here).as_deref(), Some(table));
+        for broken in [&text[..text.len() / 2], "windlass-cache 9\n", ""] {
+            folder.write(&here.file_name(), broken).unwrap();
+            assert_eq!(folder.read(&here), None);
+        }
+    }
+}
