@@ -81,7 +81,8 @@ fn gpus() -> Result<Gpus> {
     let handles: Vec<sys::CUdevice> =
         ordinals.map(result::device::get).collect::<Result<_, _>>().context("cuDeviceGet")?;
     let nvml = Nvml::open();
-    let devices = handles.iter().map(|device| describe(*device, nvml.as_ref())).collect::<Result<Vec<_>>>()?;
+    let devices =
+        handles.iter().map(|device| describe(*device, nvml.as_ref())).collect::<Result<Vec<_>>>()?;
     let mut pairs = Vec::new();
     for (from, first) in handles.iter().enumerate() {
         for (to, second) in handles.iter().enumerate().filter(|(to, _)| *to != from) {

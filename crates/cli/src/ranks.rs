@@ -241,7 +241,8 @@ fn converse(
             Some(FromRank::Exchange(value, among)) => {
                 let members = among.unwrap_or(launch.ranks).min(launch.ranks);
                 exchange[rank] = Some((value, members));
-                let asked = |asked: &Option<(Value, usize)>| asked.as_ref().is_some_and(|(_, of)| *of == members);
+                let asked =
+                    |asked: &Option<(Value, usize)>| asked.as_ref().is_some_and(|(_, of)| *of == members);
                 if exchange[..members].iter().all(asked) {
                     let asked = exchange[..members].iter_mut().filter_map(Option::take);
                     let all: Vec<Value> = asked.map(|(value, _)| value).collect();

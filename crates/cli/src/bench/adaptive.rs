@@ -160,7 +160,8 @@ fn deadline_of(effort: &Effort, began: Instant) -> Instant {
 fn turns(numbers: &[usize]) -> Vec<(usize, &'static [Task])> {
     let (first, further) = numbers.split_at(numbers.len().min(2));
     let both = |numbers: &[usize]| {
-        let of = |tasks: &'static [Task]| numbers.iter().map(move |ranks| (*ranks, tasks)).collect::<Vec<_>>();
+        let of =
+            |tasks: &'static [Task]| numbers.iter().map(move |ranks| (*ranks, tasks)).collect::<Vec<_>>();
         [of(&USUAL), of(&OTHER)].concat()
     };
     [both(first), both(further)].concat()
@@ -213,7 +214,11 @@ impl Shared<'_> {
         let place = Place::observe(job.rank, ranks, &job.plain, nccl_version)?;
         let places = channel.exchange(&place)?;
         if let Some(other) = places.iter().find(|other| **other != places[0]) {
-            bail!("{ranks} ranks: GPUs are unlike: {:?} and {:?}", places[0].circumstances, other.circumstances);
+            bail!(
+                "{ranks} ranks: GPUs are unlike: {:?} and {:?}",
+                places[0].circumstances,
+                other.circumstances
+            );
         }
         let plain = join_one(channel, self.gpu, plain, "NCCL", &bench)?;
         let windlass = join_one(channel, self.gpu, windlass, "Windlass", &bench)?;
@@ -280,9 +285,11 @@ mod tests {
     #[test]
     fn time_left() {
         let grid = Grid { sizes: Vec::new(), stride: 1, again: 0 };
-        let effort = |time| Effort { numbers: vec![], grid: grid.clone(), repeat: 5, batch_us: 1.0, beside: 0, time };
+        let effort =
+            |time| Effort { numbers: vec![], grid: grid.clone(), repeat: 5, batch_us: 1.0, beside: 0, time };
         let began = Instant::now().checked_sub(Duration::from_secs(4)).unwrap();
-        let left = |time| deadline_of(&effort(time), began).saturating_duration_since(Instant::now()).as_secs_f64();
+        let left =
+            |time| deadline_of(&effort(time), began).saturating_duration_since(Instant::now()).as_secs_f64();
         assert!((left(Some(Time { all: 14.0, measuring_least: 2.0 })) - 10.0).abs() < 0.5);
         assert!((left(Some(Time { all: 5.0, measuring_least: 2.0 })) - 2.0).abs() < 0.5);
         assert!(left(None) > 1e5);

@@ -256,13 +256,7 @@ fn join(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, name: &str, job: &Job) -> 
 }
 
 /// The same for operations on one communicator.
-pub(super) fn join_one(
-    channel: &mut Channel,
-    gpu: &Gpu,
-    nccl: Nccl,
-    name: &str,
-    job: &Job,
-) -> Result<Side> {
+pub(super) fn join_one(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, name: &str, job: &Job) -> Result<Side> {
     let measured = communicator(channel, &nccl, job)?;
     let companions = Companions::new(channel, gpu, &nccl, name, job)?;
     Side::new(gpu, nccl, [measured, std::ptr::null_mut()], companions)

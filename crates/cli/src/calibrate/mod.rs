@@ -8,13 +8,13 @@ pub mod stamp;
 mod whether;
 
 use crate::bench::adaptive::Effort;
+use crate::installation;
 use crate::interruption::Interruption;
 use crate::limits::measure::{OfRanks, measure};
 use crate::limits::store::{Folder, Kept};
 use crate::limits::written;
 use crate::machine::{Machine, MachineRequest};
 use crate::ranks::Ending;
-use crate::installation;
 use anyhow::Result;
 use stamp::Stamp;
 use std::path::Path;
@@ -62,7 +62,9 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
         Ok(Some(_)) if stamp.is_in(&folder) => return None,
         Ok(Some(lock)) => lock,
         Ok(None) => {
-            say(&format!("another process measures this machine's limits now; for this command {OTHERS_HOLD}"));
+            say(&format!(
+                "another process measures this machine's limits now; for this command {OTHERS_HOLD}"
+            ));
             return None;
         }
         Err(error) => {
@@ -126,7 +128,9 @@ impl Session<'_> {
         match idle::judge(&machine.gpus.devices, machine.is_simulated()) {
             idle::Judgement::Idle => {}
             idle::Judgement::InUse(why) => {
-                return Told::EachTime(format!("limits of this machine are not measured: {why}; {OTHERS_HOLD}"));
+                return Told::EachTime(format!(
+                    "limits of this machine are not measured: {why}; {OTHERS_HOLD}"
+                ));
             }
             idle::Judgement::Unknown => {
                 return Told::Once(format!(
@@ -138,7 +142,9 @@ impl Session<'_> {
         if effort.numbers.is_empty() {
             return Told::Once("limits of this machine are not measured: the command sees one GPU".into());
         }
-        say("measuring up to which sizes Windlass is faster here: once, about 5 s (WINDLASS_CALIBRATE=off: never)");
+        say(
+            "measuring up to which sizes Windlass is faster here: once, about 5 s (WINDLASS_CALIBRATE=off: never)",
+        );
         let ending = Ending { deadline: Some(began + TIME_MAX), interruption: Some(self.interruption) };
         let found = measure(&machine, self.windlass, &effort, ending, |_, _| {});
         match found.and_then(|found| self.keep(&found).map(|()| found)) {

@@ -33,7 +33,8 @@ impl Stamp {
         facts += &format!("{} GPUs\n", gpus_most());
         facts += &gpus();
         facts += &nccl::of_choice().join("\n");
-        let visible = |name: &str| name == "CUDA_VISIBLE_DEVICES" || is_simulator && name.starts_with("WINDLASS_SIM_");
+        let visible =
+            |name: &str| name == "CUDA_VISIBLE_DEVICES" || is_simulator && name.starts_with("WINDLASS_SIM_");
         let mut set: Vec<String> = std::env::vars_os()
             .filter(|(name, _)| visible(&name.to_string_lossy()))
             .map(|(name, value)| format!("\n{}={}", name.to_string_lossy(), value.to_string_lossy()))
@@ -61,14 +62,16 @@ impl Stamp {
 pub fn gpus_most() -> usize {
     let listed = entries(Path::new(GPUS)).len();
     let is_gpu = |name: &&String| {
-        name.strip_prefix("nvidia").is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+        name.strip_prefix("nvidia")
+            .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
     };
     listed.max(entries(Path::new("/dev")).iter().filter(is_gpu).count())
 }
 
 fn entries(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
 }
@@ -76,7 +79,8 @@ fn entries(folder: &Path) -> Vec<String> {
 /// Model and UUID of each.
 fn gpus() -> String {
     let of = |name: &String| {
-        let text = std::fs::read_to_string(Path::new(GPUS).join(name).join("information")).unwrap_or_default();
+        let text =
+            std::fs::read_to_string(Path::new(GPUS).join(name).join("information")).unwrap_or_default();
         identity(&text)
     };
     entries(Path::new(GPUS)).iter().map(of).collect()
@@ -103,7 +107,8 @@ mod tests {
     /// Who a GPU is, not what it does now.
     #[test]
     fn identities() {
-        let text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 160\nGPU UUID: \t GPU-1\nVideo BIOS: \t 96\n";
+        let text =
+            "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 160\nGPU UUID: \t GPU-1\nVideo BIOS: \t 96\n";
         assert_eq!(identity(text), "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-1\n");
         assert_eq!(identity(""), "");
     }

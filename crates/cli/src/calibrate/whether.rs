@@ -39,7 +39,8 @@ pub fn decide(
 
 fn is_rank(variable: impl Fn(&str) -> Option<String>) -> bool {
     // A step of one task has a number, too.
-    let is_step = || variable("SLURM_PROCID").is_some() && variable("SLURM_STEP_NUM_TASKS").as_deref() != Some("1");
+    let is_step =
+        || variable("SLURM_PROCID").is_some() && variable("SLURM_STEP_NUM_TASKS").as_deref() != Some("1");
     RANKS.iter().any(|name| variable(name).is_some()) || is_step()
 }
 
@@ -94,7 +95,11 @@ mod tests {
     /// The simulator is measured only if somebody says so, and in a folder or not.
     #[test]
     fn simulator() {
-        let on = || Config { calibrate: Calibrate::On, cache: Cache::Folder(PathBuf::from("/c")), ..Config::default() };
+        let on = || Config {
+            calibrate: Calibrate::On,
+            cache: Cache::Folder(PathBuf::from("/c")),
+            ..Config::default()
+        };
         assert_eq!(of(Config::default(), true, &[], 8), Whether::No);
         assert_eq!(of(on(), true, &[], 0), Whether::Yes);
         assert_eq!(of(on(), false, &[], 2), Whether::Yes);

@@ -94,7 +94,8 @@ pub fn measure(
             multicast: windlass_transport::tuning::file::Multicast::No,
         })
     };
-    let all = effort.numbers.iter().flat_map(|ranks| Collective::ALL.map(|collective| key(*ranks, collective)));
+    let all =
+        effort.numbers.iter().flat_map(|ranks| Collective::ALL.map(|collective| key(*ranks, collective)));
     let keys = all.collect::<Result<Vec<Key>>>()?;
     forced.write_all(written::forced(&keys).as_bytes())?;
     let launch = Launch {

@@ -248,7 +248,8 @@ mod tests {
 
     /// Windlass begins sooner and has less bandwidth, so that both meet; by ranks, as measured and modelled.
     fn curves() -> Vec<Curves> {
-        let of = |(ranks, nccl, windlass)| Curves { ranks, nccl, windlass, noise: 0.0, loaded: 0.0, slow: 1.0 };
+        let of =
+            |(ranks, nccl, windlass)| Curves { ranks, nccl, windlass, noise: 0.0, loaded: 0.0, slow: 1.0 };
         [
             (2, (12.0, 250e3), (4.0, 240e3)),
             (2, (12.0, 250e3), (4.0, 290e3)),
@@ -291,7 +292,10 @@ mod tests {
                     let expected = place(curves.crossover(&grid(QUICK).sizes));
                     let limit = place(curves.search(&grid(QUICK), &mut random).0);
                     let ranks = curves.ranks;
-                    assert!((expected - 1..=expected + 1).contains(&limit), "{ranks}: {limit} for {expected}");
+                    assert!(
+                        (expected - 1..=expected + 1).contains(&limit),
+                        "{ranks}: {limit} for {expected}"
+                    );
                 }
             }
         }
@@ -375,7 +379,8 @@ mod tests {
         assert_eq!(usual.reduction(), SUM);
         assert_eq!(grid(QUICK).sizes_of(&USUAL[1]).last(), Some(&(64 << 20)));
         assert_eq!(grid(QUICK).sizes_of(&usual).last(), Some(&(256 << 20)));
-        let mut collectives: Vec<Collective> = USUAL.iter().chain(&OTHER).map(|task| task.collective).collect();
+        let mut collectives: Vec<Collective> =
+            USUAL.iter().chain(&OTHER).map(|task| task.collective).collect();
         collectives.sort();
         assert_eq!(collectives, Collective::ALL);
     }

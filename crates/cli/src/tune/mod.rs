@@ -93,7 +93,9 @@ pub fn run(options: &Options) -> Result<()> {
     let mut all: Vec<OfRanks> = Vec::new();
     for effort in &efforts {
         let ending = Ending::default();
-        let found = measure(&machine, &windlass, effort, ending, |ranks, done| eprintln!("{}", progress(ranks, done)))?;
+        let found = measure(&machine, &windlass, effort, ending, |ranks, done| {
+            eprintln!("{}", progress(ranks, done))
+        })?;
         for found in found {
             if !found.is_native {
                 bail!(
@@ -149,7 +151,9 @@ fn keeping(options: &Options, machine: &Machine, config: &Config) -> Result<Opti
         Ok(folder)
     });
     match prepared {
-        Ok(None) if options.out.is_none() => bail!("WINDLASS_CACHE=off: nothing would be kept; name a file with --out"),
+        Ok(None) if options.out.is_none() => {
+            bail!("WINDLASS_CACHE=off: nothing would be kept; name a file with --out")
+        }
         Ok(None) => Ok(None),
         Ok(Some(folder)) => {
             let lock = folder.lock()?.context("another process measures this machine's limits now")?;

@@ -10,7 +10,9 @@ use std::ffi::OsString;
 use windlass_base::config::Config;
 use windlass_base::config::nccl;
 use windlass_base::stats::limits::Source;
-use windlass_bootstrap::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, Token, Version, capability};
+use windlass_bootstrap::negotiated::{
+    Device, GRID_MAX, Member, NegotiatedConfig, Token, Version, capability,
+};
 use windlass_transport::tuning::agreed::{Brought, decide};
 use windlass_transport::tuning::cache::Circumstances;
 use windlass_transport::tuning::file::{Cell, Key, Multicast, Table};
@@ -26,7 +28,8 @@ pub fn run(machine: &Machine, config: &Config, numbers: &[usize]) -> Result<()> 
     let folder = Folder::of(config).unwrap_or_default();
     let file = config.tuning.as_deref().map(std::fs::read_to_string).transpose();
     let file = file.context("WINDLASS_TUNING cannot be read")?.unwrap_or_default();
-    let file = if file.is_empty() { Table::default() } else { Table::parse(&file).context("WINDLASS_TUNING")? };
+    let file =
+        if file.is_empty() { Table::default() } else { Table::parse(&file).context("WINDLASS_TUNING")? };
     let mut lines = vec![["ranks", "collective", "native up to", "from"].map(str::to_owned).to_vec()];
     for ranks in numbers {
         let place = places.get(ranks - 2).context("an answer for each number of ranks")?;
@@ -120,7 +123,13 @@ impl View<'_> {
     /// A source, of the cache with when and how it was measured.
     fn words(&self, collective: Collective, source: Source) -> String {
         let Place { capability, multiprocessors, .. } = *self.place;
-        let key = Key { collective, ranks: self.ranks, capability, multiprocessors, multicast: self.place.multicast() };
+        let key = Key {
+            collective,
+            ranks: self.ranks,
+            capability,
+            multiprocessors,
+            multicast: self.place.multicast(),
+        };
         let is_cell = |line: &&str| Cell::parse(line).is_ok_and(|cell| cell.key == key);
         match source {
             Source::Cache => {
@@ -148,11 +157,18 @@ mod tests {
         let line = |name: &str, limit: &str| {
             format!("{name} ranks 2 gpu 9.0/132 multicast no native_bytes_max {limit}")
         };
-        let kept = format!("windlass-tuning 1\n{} # {}, tune of 0.2.0\n", line("all_reduce", "1M"), date(std::time::UNIX_EPOCH));
+        let kept = format!(
+            "windlass-tuning 1\n{} # {}, tune of 0.2.0\n",
+            line("all_reduce", "1M"),
+            date(std::time::UNIX_EPOCH)
+        );
         let file = Table::parse(&format!("windlass-tuning 1\n{}\n", line("reduce", "none"))).unwrap();
         let view = View { ranks: 2, place: &place, version: 22809, file: &file, kept: Some(&kept) };
         let lines = view.lines();
-        assert_eq!(lines[0], ["2", "all_reduce", "1M", "cache: measured here 1970-01-01T00:00:00Z, tune of 0.2.0"]);
+        assert_eq!(
+            lines[0],
+            ["2", "all_reduce", "1M", "cache: measured here 1970-01-01T00:00:00Z, tune of 0.2.0"]
+        );
         assert_eq!(lines[1], ["2", "broadcast", "32M", "built in"]);
         assert_eq!(lines[2], ["2", "reduce", "none", "file"]);
         assert_eq!(lines[7], ["2", "other_all_reduce", "64K", "unmeasured"]);

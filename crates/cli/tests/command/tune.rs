@@ -4,26 +4,30 @@ use crate::{outcome, windlass};
 use windlass_transport::tuning::Collective;
 use windlass_transport::tuning::file::{Key, Multicast, Table};
 
-/// From measurements to a table, with progress on the way; ranks take the table that was written.
+/// From measurements to a table, with progress on the way; ranks take the table that was written. On the simulator the cache has the
+/// same only where it is named.
 #[test]
 fn writes_a_table() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("table");
-    let mut command = windlass(&["tune", "--sim", "--ranks", "2", "--sizes", "1K:64K:64", "--repeat", "3"]);
-    command.args(["--seconds", "0.02"]).arg("--out").arg(&file);
+    let mut command = windlass(&["tune", "--sim", "--ranks", "2", "--sizes", "1K:64K:64", "--repeat", "5"]);
+    command
+        .args(["--seconds", "0.02"])
+        .arg("--out")
+        .arg(&file)
+        .env("WINDLASS_CACHE", folder.path().join("cache"));
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");
     // Beyond what the built-in table has, too: all went to our kernels.
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(!text.contains("NCCL ran both"), "{text}");
-    assert!(told.contains("28/28") && told.contains(" left"), "{told}");
+    assert!(told.contains("tune: 2 ranks, 1. all_reduce float 1K graph: "), "{told}");
     assert!(text.contains("On the simulator") && text.contains("NCCL 2.28.9"), "{text}");
     // Unless something else is asked for.
     assert!(told.contains("beside 3 idle") && text.contains("# Beside 3 idle communicators"), "{told}{text}");
     let table = Table::parse(&text).unwrap();
-    let measured = || Collective::ALL.into_iter().filter(|collective| !collective.is_other());
-    assert_eq!(table.cells(), measured().count(), "{text}");
-    for collective in measured() {
+    assert_eq!(table.cells(), Collective::ALL.len(), "{text}");
+    for collective in Collective::ALL {
         let multicast = Multicast::No;
         let key = Key { collective, ranks: 2, capability: 90, multiprocessors: 32, multicast };
         assert!(matches!(table.get(&key), Some(None | Some(1024 | 65536))), "{text}");
@@ -31,9 +35,35 @@ fn writes_a_table() {
     let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--op", "all_reduce", "--sizes", "1K"]);
     command.args(["--mode", "eager", "--repeat", "1", "--seconds", "0.01"]);
     command.env("WINDLASS_TUNING", &file).env("WINDLASS_LOG", "info");
+    command.env("WINDLASS_CACHE", folder.path().join("cache"));
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");
-    assert!(told.contains(&format!("tuning table {}: 7 cells", file.display())), "{told}");
+    assert!(told.contains(&format!("tuning table {}: 10 cells", file.display())), "{told}");
+    assert!(told.contains("limits measured on this machine") && told.contains("txt: 10 cells"), "{told}");
+}
+
+/// What is kept is shown with when and how it was measured, other numbers of ranks as they are without; quick replaces what is there.
+#[test]
+fn shows() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |arguments: &[&str]| {
+        let mut command = windlass(&["tune", "--sim"]);
+        command.args(arguments).env("WINDLASS_CACHE", folder.path()).env("WINDLASS_SIM_DEVICES", "3");
+        let (code, printed, told) = outcome(command);
+        assert_eq!(code, Some(0), "{printed}{told}");
+        printed
+    };
+    let before = of(&["--show"]);
+    assert_eq!(before.lines().count(), 1 + 2 * Collective::ALL.len() + 1, "{before}");
+    assert!(!before.contains("measured here"), "{before}");
+    of(&["--ranks", "2", "--sizes", "1K", "--repeat", "5", "--seconds", "0.01"]);
+    let after = of(&["--show"]);
+    let measured = |of: &str| of.lines().filter(|line| line.contains("cache: measured here 20")).count();
+    assert_eq!(measured(&after), Collective::ALL.len(), "{after}");
+    assert!(after.contains(", tune of "), "{after}");
+    of(&["--ranks", "2", "--quick"]);
+    let quick = of(&["--show"]);
+    assert!(quick.contains(", tune --quick of ") && !quick.contains(", tune of "), "{quick}");
 }
 
 /// Limits of a table hold, both ways.
@@ -62,6 +92,7 @@ fn refuses() {
         (&["--ranks", "99", "--out", "/tmp/x"], 1, "expected 1 to"),
         (&["--ranks", "2", "--out", "/nowhere/at/all"], 1, "cannot write beside"),
         (&["--ranks", "2", "--out", "/tmp/x", "--beside", "65"], 2, "65 is not in 0..=64"),
+        (&["--show", "--quick"], 2, "cannot be used with"),
     ] {
         let mut command = windlass(&["tune", "--sim"]);
         command.args(arguments);

@@ -180,7 +180,9 @@ mod tests {
     /// New cells replace old ones of their key, with what stands above them; others stay as they are.
     #[test]
     fn merged() {
-        let line = |name: &str, limit: &str| format!("{name} ranks 2 gpu 9.0/132 multicast no native_bytes_max {limit}");
+        let line = |name: &str, limit: &str| {
+            format!("{name} ranks 2 gpu 9.0/132 multicast no native_bytes_max {limit}")
+        };
         let key = |collective| Key {
             collective,
             ranks: 2,
@@ -207,7 +209,10 @@ mod tests {
         ];
         assert_eq!(second.lines().collect::<Vec<_>>(), expected);
         assert_eq!(Table::parse(&second).unwrap().cells(), 3);
-        let long = (key(Collective::AllReduce), format!("#{}\n{}", "x".repeat(TEXT_BYTES_MAX), line("all_reduce", "1K")));
+        let long = (
+            key(Collective::AllReduce),
+            format!("#{}\n{}", "x".repeat(TEXT_BYTES_MAX), line("all_reduce", "1K")),
+        );
         assert_eq!(merge(&second, &[long]).lines().count(), 4);
         assert_eq!(Circumstances::of_lines(vec!["b 1".into(), "a 2".into()]).lines(), ["a 2", "b 1"]);
     }

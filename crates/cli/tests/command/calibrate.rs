@@ -1,0 +1,266 @@
+//! Holds that `windlass run` measures a machine once before its first command, and that nothing which goes wrong there keeps the command
+//! from running.
+
+use crate::{compile, outcome, simulated_nccl, windlass};
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A run on the simulator that measures, and ends with 7.
+fn run(cache: &Path, devices: &str) -> Command {
+    let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--", "sh", "-c", "echo ran; exit 7"]);
+    command.env("WINDLASS_CALIBRATE", "on").env("WINDLASS_CACHE", cache).env("WINDLASS_SIM_DEVICES", devices);
+    command
+}
+
+/// What it said on standard error; the command has run.
+fn told(command: Command) -> String {
+    let (code, printed, told) = outcome(command);
+    assert_eq!((code, &*printed), (Some(7), "ran\n"), "{told}");
+    told
+}
+
+fn files(folder: &Path, beginning: &str) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let is_such = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with(beginning);
+    all.filter(is_such).collect()
+}
+
+const MEASURED: &str = "windlass: measured this machine in ";
+
+/// The first run measures, says so, and keeps what it found for this user alone; the second does nothing of it, in no time.
+#[test]
+fn once() {
+    let place = tempfile::tempdir().unwrap();
+    let cache = place.path().join("windlass");
+    let first = told(run(&cache, "2"));
+    let lines: Vec<&str> = first.lines().collect();
+    assert!(lines[0].starts_with("windlass: measuring up to which sizes"), "{first}");
+    assert!(lines[1].starts_with(MEASURED) && lines[1].contains(" s: 2 ranks: all_reduce "), "{first}");
+    assert!(lines[1].ends_with(&format!("; kept in {}", cache.display())), "{first}");
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let cells = files(&cache, "cells-");
+    assert_eq!((cells.len(), files(&cache, "measured-").len(), files(&cache, ".").len()), (1, 1, 0));
+    assert_eq!((mode(&cache), mode(&cells[0])), (0o700, 0o600));
+    let least = |arguments: &[&str]| {
+        let once = || {
+            let began = Instant::now();
+            let mut command = run(&cache, "2");
+            if !arguments.is_empty() {
+                command = windlass(
+                    &[
+                        &["run"],
+                        arguments,
+                        &["--nccl", &simulated_nccl(), "--", "sh", "-c", "echo ran; exit 7"],
+                    ]
+                    .concat(),
+                );
+            }
+            assert_eq!(told(command), "");
+            began.elapsed()
+        };
+        (0..7).map(|_| once()).min().unwrap()
+    };
+    let (with, without) = (least(&[]), least(&["--no-calibrate"]));
+    assert!(with < without + Duration::from_millis(20), "{with:?}, without {without:?}");
+}
+
+/// Other devices are another machine; both are known then.
+#[test]
+fn for_each_machine() {
+    let place = tempfile::tempdir().unwrap();
+    for (devices, known) in [("2", 0), ("3", 1), ("2", 2), ("3", 2)] {
+        assert_eq!(files(place.path(), "measured-").len(), known);
+        assert_eq!(told(run(place.path(), devices)).contains(MEASURED), known < 2, "{devices}");
+    }
+    assert_eq!(files(place.path(), "cells-").len(), 2);
+}
+
+/// What is kept and cannot be read is measured again when it is time to, and replaced; what can be read stays.
+#[test]
+fn broken_caches() {
+    let place = tempfile::tempdir().unwrap();
+    told(run(place.path(), "2"));
+    let cells = files(place.path(), "cells-").remove(0);
+    let whole = std::fs::read_to_string(&cells).unwrap();
+    let again = || {
+        std::fs::remove_file(files(place.path(), "measured-").remove(0)).unwrap();
+        assert!(told(run(place.path(), "2")).contains(MEASURED));
+        std::fs::read_to_string(&cells).unwrap()
+    };
+    assert_eq!(again(), whole);
+    for broken in
+        [&whole[..whole.len() / 2], "", &whole.replace("windlass-cache 1", "windlass-cache 2"), "\0\u{7f}"]
+    {
+        std::fs::write(&cells, broken).unwrap();
+        let text = again();
+        assert!(
+            text.starts_with("windlass-cache 1\n") && text.lines().last().unwrap().starts_with("end "),
+            "{text}"
+        );
+    }
+}
+
+/// A folder that cannot be written, one that is none, no home at all, and a full disk: a line each, and the command runs.
+#[test]
+fn nowhere_to_keep() {
+    for cache in ["/proc/self", "/dev/null/windlass"] {
+        let told = told(run(Path::new(cache), "2"));
+        assert_eq!(told.lines().count(), 1, "{told}");
+        assert!(
+            told.contains("not measured, because they cannot be kept: cannot ") && told.contains(cache),
+            "{told}"
+        );
+    }
+    let mut homeless = run(Path::new("/x"), "2");
+    homeless.env_remove("WINDLASS_CACHE").env_remove("HOME").env_remove("XDG_CACHE_HOME");
+    let words = told(homeless);
+    assert!(words.contains("neither HOME nor XDG_CACHE_HOME is an absolute path"), "{words}");
+    let place = tempfile::tempdir().unwrap();
+    let full = run(place.path(), "2");
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""])
+        .arg(full.get_program())
+        .args(full.get_args());
+    shell.envs(full.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let words = told(shell);
+    assert!(words.contains("could not be measured") || words.contains("cannot write"), "{words}");
+    assert_eq!(files(place.path(), "cells-").len() + files(place.path(), "measured-").len(), 0);
+}
+
+/// While one measures another does not; nor does one of several ranks, or a run that is told not to.
+#[test]
+fn not_now() {
+    let place = tempfile::tempdir().unwrap();
+    let lock = File::create(place.path().join("lock")).unwrap();
+    lock.lock().unwrap();
+    let words = told(run(place.path(), "2"));
+    assert!(words.starts_with("windlass: another process measures this machine's limits now"), "{words}");
+    drop(lock);
+    for (name, value) in [
+        ("RANK", "1"),
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("WINDLASS_CALIBRATE", "off"),
+        ("WINDLASS_CALIBRATE", "auto"),
+        ("WINDLASS_COLLECTIVES", "off"),
+        ("WINDLASS_CACHE", "off"),
+    ] {
+        let mut command = run(place.path(), "2");
+        command.env(name, value);
+        assert_eq!(told(command), "", "{name}");
+    }
+    assert!(told(run(place.path(), "1")).contains("the command sees one GPU"));
+    assert_eq!(told(run(place.path(), "1")), "");
+}
+
+/// Starts a run that measures for seconds, and waits until all its ranks are there.
+fn measuring(cache: &Path) -> (Child, Vec<u32>) {
+    let mut command = run(cache, "8");
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let ranks = ranks_of(child.id());
+        if ranks.len() == 8 {
+            // Far enough that they wait for each other.
+            std::thread::sleep(Duration::from_millis(500));
+            return (child, ranks);
+        }
+        assert!(Instant::now() < deadline, "no ranks were started");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Child processes that are ranks.
+fn ranks_of(parent: u32) -> Vec<u32> {
+    let numbers = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_rank = |process: &u32| {
+        let read =
+            |name: &str| std::fs::read_to_string(format!("/proc/{process}/{name}")).unwrap_or_default();
+        read("cmdline").contains("limits-rank") && read("status").contains(&format!("\nPPid:\t{parent}\n"))
+    };
+    numbers.filter(is_rank).collect()
+}
+
+fn signal(process: u32, name: &str) {
+    assert!(
+        Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap().success()
+    );
+}
+
+/// How the command ended, and what was said.
+fn ended(child: Child) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+/// A rank that dies, or that hangs, costs a line and its time; the command runs, and the next run does not try again.
+#[test]
+fn ranks_that_fail() {
+    for (name, reason, most) in [("KILL", "ended with signal: 9", 5), ("STOP", "the time is over", 19)] {
+        let place = tempfile::tempdir().unwrap();
+        let began = Instant::now();
+        let (child, ranks) = measuring(place.path());
+        signal(ranks[3], name);
+        let (code, printed, words) = ended(child);
+        assert_eq!((code, &*printed), (Some(7), "ran\n"), "{words}");
+        assert!(words.contains("could not be measured: ") && words.contains(reason), "{words}");
+        assert!(words.contains("runs will not try again (`windlass tune` does)"), "{words}");
+        assert!(began.elapsed() < Duration::from_secs(most), "{name}: {:?}", began.elapsed());
+        assert!(ranks.iter().all(|rank| !Path::new(&format!("/proc/{rank}")).exists()), "{name}");
+        assert_eq!(told(run(place.path(), "8")), "");
+        assert_eq!(files(place.path(), "cells-").len(), 0);
+    }
+}
+
+/// Ctrl-C ends all ranks, and the command is not run; the next run measures.
+#[test]
+fn interrupted() {
+    let place = tempfile::tempdir().unwrap();
+    for (name, code) in [("INT", 130), ("TERM", 143)] {
+        let (child, ranks) = measuring(place.path());
+        signal(child.id(), name);
+        let (found, printed, words) = ended(child);
+        assert_eq!((found, &*printed), (Some(code), ""), "{words}");
+        assert!(ranks.iter().all(|rank| !Path::new(&format!("/proc/{rank}")).exists()), "{name}");
+        assert_eq!(files(place.path(), "measured-").len(), 0);
+    }
+}
+
+/// Devices that somebody uses are left alone, each time; idle ones are measured.
+#[test]
+fn busy_devices() {
+    let place = tempfile::tempdir().unwrap();
+    let source = r#"
+        #include <stdlib.h>
+        int nvmlInit_v2(void) { return 0; }
+        int nvmlShutdown(void) { return 0; }
+        int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { *device = (void *)1; return 0; }
+        int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory) { memory[2] = 600 << 20; return 0; }
+        int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) { rates[0] = 0; return 0; }
+        int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *processes) {
+          *count = getenv("BUSY") ? 1 : 0;
+          return 0;
+        }"#;
+    compile(source, &place.path().join("libnvidia-ml.so.1"), &["-shared", "-fPIC"]);
+    let run = |busy: bool| {
+        let mut command = run(&place.path().join("cache"), "2");
+        command.env("LD_LIBRARY_PATH", place.path());
+        if busy {
+            command.env("BUSY", "1");
+        }
+        told(command)
+    };
+    for _ in 0..2 {
+        let words = run(true);
+        assert_eq!(words.lines().count(), 1, "{words}");
+        assert!(words.contains("not measured: GPU 0 is in use (1 processes, 0.6 GiB, 0 % busy)"), "{words}");
+    }
+    assert!(run(false).contains(MEASURED));
+    assert_eq!(run(true), "");
+}
