@@ -61,7 +61,7 @@ pub struct Time {
 #[derive(Serialize, Deserialize)]
 pub enum Told {
     Group(Group),
-    Measured(usize, CellDone),
+    Measured(usize, Box<CellDone>),
 }
 
 /// A number of ranks that is measured.
@@ -259,7 +259,7 @@ impl Shared<'_> {
                 let next: Option<Cell> = channel.share_first(&next)?;
                 let Some(cell) = next else { break };
                 let done = bench.measure(channel, group.measured.len(), &cell)?;
-                self.tell(channel, &Told::Measured(group.ranks, done.clone()))?;
+                self.tell(channel, &Told::Measured(group.ranks, Box::new(done.clone())))?;
                 group.measured.push(done);
             }
         }

@@ -12,7 +12,7 @@ mod first_use;
 pub mod measurement;
 mod memory;
 pub mod operation;
-mod plot;
+pub mod plot;
 mod product;
 pub mod record;
 pub mod sizes;
@@ -252,7 +252,7 @@ fn wanted(options: &Options, is_simulated: bool) -> Result<Option<Wanted>> {
 }
 
 /// When, where and what.
-fn circumstances(machine: &Machine, results: &Results) -> (String, MachineFacts, Versions) {
+fn circumstances(machine: &Machine, nccl_version: i32) -> (String, MachineFacts, Versions) {
     let date = record::date(std::time::SystemTime::now());
     let facts = MachineFacts {
         gpu: machine.device_name().to_owned(),
@@ -260,8 +260,7 @@ fn circumstances(machine: &Machine, results: &Results) -> (String, MachineFacts,
         cuda: machine.gpus.cuda_version,
         simulated: machine.is_simulated(),
     };
-    let versions =
-        Versions { nccl: version_text(results.nccl_version), windlass: env!("CARGO_PKG_VERSION").into() };
+    let versions = Versions { nccl: version_text(nccl_version), windlass: env!("CARGO_PKG_VERSION").into() };
     (date, facts, versions)
 }
 
@@ -272,7 +271,7 @@ fn lines<T: Serialize>(
     results: &Results,
     found: &[T],
 ) -> Result<Vec<String>> {
-    let (date, machine, versions) = circumstances(machine, results);
+    let (date, machine, versions) = circumstances(machine, results.nccl_version);
     let line = |measured: &T| {
         let (date, machine, versions) = (date.clone(), machine.clone(), versions.clone());
         Ok(serde_json::to_string(&record::Line { date, machine, versions, ranks, measured })?)
@@ -280,35 +279,57 @@ fn lines<T: Serialize>(
     found.iter().map(line).collect()
 }
 
+/// What all records of a run have in common.
+pub struct Common {
+    date: String,
+    machine: MachineFacts,
+    versions: Versions,
+    pub ranks: usize,
+    pub memory: Memory,
+    pub company: Company,
+    pub repeat: u32,
+}
+
+impl Common {
+    pub fn of(machine: &Machine, nccl_version: i32, ranks: usize, repeat: u32, company: Company) -> Common {
+        let (date, machine, versions) = circumstances(machine, nccl_version);
+        Common { date, machine, versions, ranks, memory: Memory::Device, company, repeat }
+    }
+
+    pub fn record(&self, done: &CellDone, reduction: Reduction) -> Record {
+        Record {
+            date: self.date.clone(),
+            machine: self.machine.clone(),
+            versions: self.versions.clone(),
+            ranks: self.ranks,
+            op: done.cell.operation.name().to_owned(),
+            reduction: done.cell.operation.reduces().then(|| reduction.name.to_owned()),
+            element: done.cell.element.name.to_owned(),
+            bytes: done.bytes,
+            memory: self.memory,
+            company: self.company,
+            mode: done.cell.mode,
+            calls: done.calls,
+            repeat: self.repeat,
+            plain_us: done.plain.median,
+            plain_min_us: done.plain.min,
+            plain_max_us: done.plain.max,
+            windlass_us: done.windlass.median,
+            windlass_min_us: done.windlass.min,
+            windlass_max_us: done.windlass.max,
+            ratio: done.ratio(),
+            again: done.again,
+            plain_host_ns: done.plain_host_ns,
+            windlass_host_ns: done.windlass_host_ns,
+            plain_busy_part: done.plain_busy_part,
+            windlass_busy_part: done.windlass_busy_part,
+            path: done.path.clone(),
+        }
+    }
+}
+
 fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results) -> Vec<Record> {
-    let (date, facts, versions) = circumstances(machine, results);
-    let record = |done: &CellDone| Record {
-        date: date.clone(),
-        machine: facts.clone(),
-        versions: versions.clone(),
-        ranks,
-        op: done.cell.operation.name().to_owned(),
-        reduction: done.cell.operation.reduces().then(|| options.reduction.name.to_owned()),
-        element: done.cell.element.name.to_owned(),
-        bytes: done.bytes,
-        memory: options.memory,
-        company: options.company,
-        mode: done.cell.mode,
-        calls: done.calls,
-        repeat: options.repeat,
-        plain_us: done.plain.median,
-        plain_min_us: done.plain.min,
-        plain_max_us: done.plain.max,
-        windlass_us: done.windlass.median,
-        windlass_min_us: done.windlass.min,
-        windlass_max_us: done.windlass.max,
-        ratio: done.ratio(),
-        again: done.again,
-        plain_host_ns: done.plain_host_ns,
-        windlass_host_ns: done.windlass_host_ns,
-        plain_busy_part: done.plain_busy_part,
-        windlass_busy_part: done.windlass_busy_part,
-        path: done.path.clone(),
-    };
-    results.cells.iter().map(record).collect()
+    let common = Common::of(machine, results.nccl_version, ranks, options.repeat, options.company);
+    let common = Common { memory: options.memory, ..common };
+    results.cells.iter().map(|done| common.record(done, options.reduction)).collect()
 }

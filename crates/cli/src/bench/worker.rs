@@ -179,6 +179,9 @@ fn tell(channel: &mut Channel, job: &Job, done: &CellDone) -> Result<()> {
     if job.rank == 0 { channel.progress(serde_json::to_string(done)?) } else { Ok(()) }
 }
 
+/// Of one side: each rank's times, what calls cost the hosts, the least busy part.
+type Gathered = (Vec<Vec<f64>>, Option<HostTimes>, Option<f64>);
+
 /// What all measurements of a rank share.
 pub(super) struct Bench<'a> {
     pub job: &'a Job,
@@ -215,7 +218,7 @@ impl Bench<'_> {
         let before = counts_of(&windlass.nccl, self.dump)?;
         let [plain, through] = alternate(channel, [plain, windlass], work, calls, job.repeat)?;
         let after = counts_of(&windlass.nccl, self.dump)?;
-        let mut gathered = |timings: Vec<Timing>| -> Result<(Vec<Vec<f64>>, Option<HostTimes>, Option<f64>)> {
+        let mut gathered = |timings: Vec<Timing>| -> Result<Gathered> {
             let us: Vec<f64> = timings.iter().map(|timing| timing.us).collect();
             let parts: Vec<f64> = timings.iter().filter_map(busy_part).collect();
             let calls_ns: Vec<u32> = timings.into_iter().flat_map(|timing| timing.calls_ns).collect();

@@ -122,7 +122,7 @@ pub fn measure(
         Ok(Told::Group(group)) => groups.push(group),
         Ok(Told::Measured(ranks, done)) => {
             progress(ranks, &done);
-            measured.entry(ranks).or_default().push(done);
+            measured.entry(ranks).or_default().push(*done);
         }
         Err(error) => unreadable = Some(error),
     })?;

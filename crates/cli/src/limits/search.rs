@@ -99,10 +99,11 @@ impl Grid {
         let stride = self.stride.max(1);
         let mut coarse: Vec<usize> = (0..last).step_by(stride).collect();
         coarse.push(last);
+        let standing = |index: usize| self.standing(task, sizes[index], measured);
         let mut won: Option<usize> = None;
         let mut lost = sizes.len();
         for index in coarse {
-            match self.standing(task, sizes[index], measured) {
+            match standing(index) {
                 Standing::Unknown(cell) => return Step::Measure(cell),
                 Standing::NotOurs if index == 0 => return Step::NotOurs,
                 Standing::Won => won = Some(index),
@@ -114,7 +115,7 @@ impl Grid {
         }
         let Some(mut won) = won else { return Step::Found(None) };
         for index in won + 1..lost {
-            match self.standing(task, sizes[index], measured) {
+            match standing(index) {
                 Standing::Unknown(cell) => return Step::Measure(cell),
                 Standing::Won => won = index,
                 Standing::Lost | Standing::NotOurs => break,
@@ -122,7 +123,7 @@ impl Grid {
         }
         // Two that lose have nothing between them that wins.
         while won > 0 {
-            match self.standing(task, sizes[won - 1], measured) {
+            match standing(won - 1) {
                 Standing::Unknown(cell) => return Step::Measure(cell),
                 Standing::Won => break,
                 Standing::Lost | Standing::NotOurs => match won.checked_sub(2) {

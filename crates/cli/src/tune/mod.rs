@@ -6,13 +6,14 @@
 
 mod show;
 
-use crate::bench::CellDone;
-use crate::bench::adaptive::Effort;
+use crate::bench::adaptive::{Effort, Group};
 use crate::bench::company::{self, Company};
 use crate::bench::sizes::Sizes;
+use crate::bench::{CellDone, Common, plot};
 use crate::calibrate::stamp::Stamp;
+use crate::element::SUM;
 use crate::limits::measure::{OfRanks, measure, usual_sizes};
-use crate::limits::search::Grid;
+use crate::limits::search::{Grid, OTHER, Task, USUAL};
 use crate::limits::store::{Folder, Kept, Lock};
 use crate::limits::written::{self, Circumstances};
 use crate::machine::{Machine, MachineRequest};
@@ -44,6 +45,9 @@ pub struct Options {
     /// Nothing is measured: the limits that hold on this machine are printed, with where each comes from
     #[arg(long, conflicts_with_all = ["quick", "out", "sizes", "repeat", "seconds", "beside"])]
     show: bool,
+    /// The folder into which curves of what was measured are drawn, as SVG files, in a folder for each number of ranks
+    #[arg(long, value_name = "DIR", conflicts_with = "show")]
+    plot: Option<PathBuf>,
     /// The sizes of the larger buffer in bytes: FIRST:LAST:FACTOR, or a list separated by commas. K, M and G are powers of 1024 [default: 1K:256M:2; 1K:64K:2 on the simulator]
     #[arg(long)]
     sizes: Option<Sizes>,
@@ -110,6 +114,9 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     text::print(written::summary(&all))?;
+    if let Some(folder) = &options.plot {
+        all.iter().try_for_each(|found| draw(folder, &machine, &efforts[0], found))?;
+    }
     if let Some((folder, _)) = &kept {
         stamp(folder, &machine, &windlass, &all)?;
         text::print(format!("tune: kept in {}\n", folder.path().display()))?;
@@ -165,6 +172,24 @@ fn keeping(options: &Options, machine: &Machine, config: &Config) -> Result<Opti
         }
         Err(error) => Err(error.context("the limits cannot be kept")),
     }
+}
+
+/// Curves of one number of ranks; of a size that was measured again those of the last round.
+fn draw(folder: &Path, machine: &Machine, effort: &Effort, found: &OfRanks) -> Result<()> {
+    let Group { ranks, nccl_version, .. } = found.group;
+    let company = Company { beside: effort.beside, busy: 0 };
+    let common = Common::of(machine, nccl_version, ranks, effort.repeat as u32, company);
+    let is_last =
+        |at: usize| found.measured[at + 1..].iter().all(|later| later.cell != found.measured[at].cell);
+    let last = found.measured.iter().enumerate().filter(|(at, _)| is_last(*at)).map(|(_, done)| done);
+    let reduction = |done: &CellDone| {
+        USUAL.iter().chain(&OTHER).find(|task| task.owns(done)).map_or(SUM, Task::reduction)
+    };
+    let records: Vec<_> = last.map(|done| common.record(done, reduction(done))).collect();
+    for file in plot::draw(&folder.join(format!("ranks-{ranks}")), &records)? {
+        eprintln!("tune: wrote {}", file.display());
+    }
+    Ok(())
 }
 
 /// `windlass run` shall not measure what is better known now.

@@ -11,10 +11,10 @@ fn writes_a_table() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("table");
     let mut command = windlass(&["tune", "--sim", "--ranks", "2", "--sizes", "1K:64K:64", "--repeat", "5"]);
+    command.args(["--seconds", "0.02"]).arg("--out").arg(&file);
     command
-        .args(["--seconds", "0.02"])
-        .arg("--out")
-        .arg(&file)
+        .arg("--plot")
+        .arg(folder.path().join("curves"))
         .env("WINDLASS_CACHE", folder.path().join("cache"));
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");
@@ -25,6 +25,9 @@ fn writes_a_table() {
     assert!(text.contains("On the simulator") && text.contains("NCCL 2.28.9"), "{text}");
     // Unless something else is asked for.
     assert!(told.contains("beside 3 idle") && text.contains("# Beside 3 idle communicators"), "{told}{text}");
+    for curve in ["all_reduce-float-graph.svg", "all_reduce-int8-graph.svg"] {
+        assert!(folder.path().join("curves/ranks-2").join(curve).exists(), "{told}");
+    }
     let table = Table::parse(&text).unwrap();
     assert_eq!(table.cells(), Collective::ALL.len(), "{text}");
     for collective in Collective::ALL {
