@@ -5,7 +5,7 @@
 //! holds is [agreed](agreed).
 
 pub mod agreed;
-pub mod built_in;
+mod built_in;
 pub mod cache;
 pub mod file;
 
@@ -225,7 +225,7 @@ mod tests {
     use super::file::{Multicast, Table};
     use super::*;
     use proptest::prelude::*;
-    use windlass_bootstrap::negotiated::{Member, Token, Version};
+    use windlass_bootstrap::negotiated::{Device, Member, Token, Version};
 
     pub(super) fn negotiated(
         ranks: usize,

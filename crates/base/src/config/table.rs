@@ -138,7 +138,7 @@ options! {
 
         "WINDLASS_COLLECTIVES" was "WINDLASS_FAST" => collectives: Collectives = Collectives::Auto, by collectives;
         "auto, off", "auto",
-        "Windlass's kernels run small and middle collectives of peer groups of at most 8 ranks, on any pointers. auto: up to the sizes at which they were measured to be faster than NCCL, or 16 KiB on hardware that nobody measured. They are off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks need the same value, or none has them.";
+        "Windlass's kernels run small and middle collectives of peer groups of at most 8 ranks, on any pointers. auto: up to the limits of WINDLASS_TUNING, of WINDLASS_CACHE, or built in, in this order; 16 KiB on GPUs that nobody measured. They are off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks need the same value, or none has them.";
 
         "WINDLASS_BATCH" => batch: Batch = Batch::All, by batch;
         "all, small, off", "all",

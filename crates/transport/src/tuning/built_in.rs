@@ -12,7 +12,7 @@ pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
 
 /// The largest sizes by collective, and where each comes from.
-pub type BuiltIn = [(u64, Source); COLLECTIVES];
+pub(super) type BuiltIn = [(u64, Source); COLLECTIVES];
 
 /// A kind of GPU.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +66,7 @@ const fn model_bytes_max(collective: Collective) -> Option<u64> {
 }
 
 /// What holds for a communicator that [native collectives serve](super::serves) and no rank brings a cell for.
-pub fn limits(negotiated: &NegotiatedConfig) -> BuiltIn {
+pub(super) fn limits(negotiated: &NegotiatedConfig) -> BuiltIn {
     let is_known = negotiated.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
     Collective::ALL.map(|collective| match of_known(negotiated, collective) {
         Some(limit) if is_known => limit,
