@@ -33,6 +33,7 @@ pub(crate) const REGISTERED_BYTES_MIN: u64 = 8 << 20;
 pub(crate) fn is_candidate(call: &Shared, terms: &Terms) -> bool {
     call.function == Function::AllGather
         && call.bytes(terms.ranks) >= REGISTERED_BYTES_MIN
+        && terms.native.serve(Collective::RegisteredAllGather, call.bytes(terms.ranks))
         && !is_native(call, terms)
 }
 
@@ -126,11 +127,14 @@ mod tests {
     /// What ranks agree on is what may then be registered, and nothing else.
     #[test]
     fn large_all_gathers_are_candidates() {
+        let mut registers = SLOW;
+        registers.native.0[Collective::RegisteredAllGather as usize] = u64::MAX;
         for function in Function::ALL {
             for bytes in [0, REGISTERED_BYTES_MIN - 4, REGISTERED_BYTES_MIN, 1 << 40] {
                 let call = call(function, bytes as usize / 16, ncclFloat32);
                 let expected = function == Function::AllGather && bytes >= REGISTERED_BYTES_MIN;
-                assert_eq!(is_candidate(&call, &SLOW), expected, "{function:?} of {bytes} bytes");
+                assert_eq!(is_candidate(&call, &registers), expected, "{function:?} of {bytes} bytes");
+                assert!(!is_candidate(&call, &SLOW));
                 let registers = plan(&call, Standing::Registering(SLOW)) == Path::Registered;
                 assert_eq!(registers, function == Function::AllGather);
                 assert_ne!(plan(&call, Standing::PeerGroup(SLOW)), Path::Registered);

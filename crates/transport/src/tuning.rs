@@ -43,10 +43,12 @@ pub enum Collective {
     OtherReduce,
     /// Reduce-scatters of these.
     OtherReduceScatter,
+    /// No native collective: all-gathers that NCCL runs, whose buffers Windlass registers.
+    RegisteredAllGather,
 }
 
 /// How many there are.
-pub const COLLECTIVES: usize = 10;
+pub const COLLECTIVES: usize = 11;
 
 impl Collective {
     /// Which cell a function has. With a configuration of its own a call stays NCCL's. An all-to-all has none: NCCL makes it of sends
@@ -347,7 +349,7 @@ mod tests {
         fn foreseen(
             parts in proptest::collection::vec(0..u64::MAX, 1..9),
             scale in 0..64_u32,
-            limits in proptest::array::uniform10(prop_oneof![Just(0), any::<u32>()]),
+            limits in proptest::array::uniform11(prop_oneof![Just(0), any::<u32>()]),
             ranks in 2..9_usize,
         ) {
             let limits = Limits(limits.map(u64::from));

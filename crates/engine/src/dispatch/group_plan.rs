@@ -93,6 +93,7 @@ mod tests {
         (64 << 10) + 1,
         (64 << 10) + 1,
         (64 << 10) + 1,
+        0,
     ]);
     const TERMS: Terms = Terms { ranks: 4, native: NATIVE };
 
