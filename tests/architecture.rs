@@ -27,7 +27,7 @@ const LAYERS: &[(&str, &[Layer])] = &[
     (
         "transport",
         &[
-            (Together::No, &["heap", "p2p", "native"]),
+            (Together::No, &["circumstances", "heap", "p2p", "native"]),
             (Together::No, &["sequencer", "tuning"]),
             (Together::No, &["error"]),
         ],

@@ -60,12 +60,12 @@ with scratch() as folder:
     check_launcher("vllm/serve", folder, "vllm", ["a/model", "--port", "1"],
                    "windlass run -- vllm serve a/model --tensor-parallel-size 2 --disable-custom-all-reduce --compilation-config "
                    '{"pass_config": {"fuse_allreduce_rms": false}} --port 1',
-                   "NCCL_NVLS_ENABLE=0", "VLLM_ALLREDUCE_USE_FLASHINFER=0", "VLLM_ALLREDUCE_USE_SYMM_MEM=0",
+                   "VLLM_ALLREDUCE_USE_FLASHINFER=0", "VLLM_ALLREDUCE_USE_SYMM_MEM=0",
                    "WINDLASS_REPORT=text:windlass-%p.txt")
 
 TORCHRUN = ("windlass run -- torchrun --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint localhost:0 --local-ranks-filter 0 --role rank "
             "--tee 3 -m torchtitan.train")
-OF_TORCHTITAN = ["NCCL_NVLS_ENABLE=0", "PYTORCH_ALLOC_CONF=expandable_segments:True", "WINDLASS_REPORT=text:windlass-%p.txt"]
+OF_TORCHTITAN = ["PYTORCH_ALLOC_CONF=expandable_segments:True", "WINDLASS_REPORT=text:windlass-%p.txt"]
 
 with scratch() as folder:
     (folder / "new" / "torchtitan" / "models" / "llama3").mkdir(parents=True)

@@ -70,7 +70,7 @@ runs every row on the simulator, on devices with multicast, and makes this page 
 - Lazy: NCCL builds its part of a communicator of two ranks when an all-reduce needs it, beside a receive that waits. The next communicator of
   the same ranks reuses that part.
 - Native collectives are those that reach NCCL. vLLM and SGLang have all-reduces of their own, which come first and which Windlass does not see
-  ([vLLM](../examples/vllm/README.md)). With multicast, collectives above 16 KiB stay on NCCL ([sizes](collectives.md#what-runs-where)).
+  ([vLLM](../examples/vllm/README.md)). Up to which size: [limits](collectives.md#what-runs-where).
 
 | program | variables | send/recv | native collectives | lazy | memory pool | kept windows | registration |
 |---|---|---|---|---|---|---|---|

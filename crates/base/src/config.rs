@@ -3,6 +3,8 @@
 //! Options are those of the one [table](options); [`nccl`] has NCCL's own variables. Loading, logging and counting follow what the
 //! environment says at the first call, everything else what it says at the first id, init or `ncclMemAlloc`.
 
+mod cache;
+
 pub mod nccl;
 
 mod table;
@@ -109,6 +111,17 @@ pub enum Calibrate {
     /// Also on the simulator.
     On,
     Off,
+}
+
+impl Cache {
+    /// The folder. None where there is to be no cache, or no home is known.
+    pub fn folder(&self) -> Option<PathBuf> {
+        match self {
+            Cache::Off => None,
+            Cache::Folder(folder) => Some(folder.clone()),
+            Cache::Usual => cache::usual_folder(|name| std::env::var_os(name)),
+        }
+    }
 }
 
 static STARTUP: OnceCell<(Startup, Vec<String>)> = OnceCell::new();
@@ -306,6 +319,8 @@ mod tests {
             ("WINDLASS_COLLECTIVES", "off"),
             ("WINDLASS_BATCH", "small"),
             ("WINDLASS_TUNING", "/tmp/t"),
+            ("WINDLASS_CACHE", "/tmp/c"),
+            ("WINDLASS_CALIBRATE", "off"),
             ("WINDLASS_HANG_TIMEOUT", "3"),
         ]);
         let startup = Startup {
@@ -381,7 +396,7 @@ mod tests {
         for option in options() {
             let Parsed { startup, config, .. } =
                 read(&[("WINDLASS_LOG", "error"), (option.name, option.default)]);
-            let is_text = ["path", "text, json, text:path, json:path"].contains(&option.values);
+            let is_text = ["path", "path, off", "text, json, text:path, json:path"].contains(&option.values);
             assert!(
                 is_text || (startup, config) == Default::default(),
                 "{} is not {}",

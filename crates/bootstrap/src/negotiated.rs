@@ -194,6 +194,8 @@ pub mod capability {
     pub const LAUNCHES_ALONE: u64 = 16384;
     /// With multicast, NCCL of this rank's release runs rings of 2 to 4 ranks, as it does without.
     pub const RINGS_IN_FOURS: u64 = 32768;
+    /// This rank would register buffers also where that was not measured.
+    pub const REGISTERS_ANYWHERE: u64 = 65536;
     /// What every rank of a peer group must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }

@@ -4,7 +4,7 @@ use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSu
 
 use windlass_base::call::{Function, Shared};
 use windlass_base::path::Path;
-use windlass_transport::tuning::{Collective, Limits};
+use windlass_transport::tuning::{Collective, Limits, REGISTERED_BYTES_MIN};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,15 +24,13 @@ pub struct Terms {
     pub native: Limits,
 }
 
-/// Bytes of the larger buffer from which on NCCL is faster with registered ones (docs/registration.md).
-pub(crate) const REGISTERED_BYTES_MIN: u64 = 8 << 20;
-
 /// Whether ranks that may register agree on whether they do in this call, which is not captured: in graphs NCCL registers by
 /// itself. With a configuration the call stays NCCL's.
 #[inline]
 pub(crate) fn is_candidate(call: &Shared, terms: &Terms) -> bool {
     call.function == Function::AllGather
         && call.bytes(terms.ranks) >= REGISTERED_BYTES_MIN
+        && terms.native.serve(Collective::RegisteredAllGather, call.bytes(terms.ranks))
         && !is_native(call, terms)
 }
 
@@ -126,11 +124,14 @@ mod tests {
     /// What ranks agree on is what may then be registered, and nothing else.
     #[test]
     fn large_all_gathers_are_candidates() {
+        let mut registers = SLOW;
+        registers.native.0[Collective::RegisteredAllGather as usize] = u64::MAX;
         for function in Function::ALL {
             for bytes in [0, REGISTERED_BYTES_MIN - 4, REGISTERED_BYTES_MIN, 1 << 40] {
                 let call = call(function, bytes as usize / 16, ncclFloat32);
                 let expected = function == Function::AllGather && bytes >= REGISTERED_BYTES_MIN;
-                assert_eq!(is_candidate(&call, &SLOW), expected, "{function:?} of {bytes} bytes");
+                assert_eq!(is_candidate(&call, &registers), expected, "{function:?} of {bytes} bytes");
+                assert!(!is_candidate(&call, &SLOW));
                 let registers = plan(&call, Standing::Registering(SLOW)) == Path::Registered;
                 assert_eq!(registers, function == Function::AllGather);
                 assert_ne!(plan(&call, Standing::PeerGroup(SLOW)), Path::Registered);
@@ -146,10 +147,7 @@ mod tests {
             for function in Function::ALL {
                 let elements = |bytes| bytes / (call(function, 1, ncclInt8).bytes(4)) as usize;
                 for (bytes, within) in [(limit as usize, true), (limit as usize + 4, false)] {
-                    let reduces = call(function, 1, ncclInt8).operation.is_some();
                     let call = call(function, elements(bytes), ncclInt8);
-                    // Integers are summed by the kernel that was not timed.
-                    let within = within && (!reduces || bytes as u64 <= OTHER_BYTES_MAX);
                     let expected = within && Collective::of(function).is_some();
                     assert_eq!(plan(&call, Standing::PeerGroup(terms)) == Path::Native, expected, "{call:?}");
                     assert!(!expected || !is_candidate(&call, &terms));
@@ -161,7 +159,9 @@ mod tests {
     /// Operations of the program's own, and types that are not summed, are NCCL's; they may be moved.
     #[test]
     fn elements() {
-        let terms = Standing::PeerGroup(Terms { ranks: 4, native: Limits([1 << 20; COLLECTIVES]) });
+        let mut native = Limits([1 << 20; COLLECTIVES]);
+        native.0[Collective::OtherAllReduce as usize] = 64 << 10;
+        let terms = Standing::PeerGroup(Terms { ranks: 4, native });
         let reduce = |datatype, operation| Shared {
             operation: Some(operation),
             ..call(Function::AllReduce, 4, datatype)

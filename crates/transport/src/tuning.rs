@@ -5,7 +5,7 @@
 //! holds is [agreed](agreed).
 
 pub mod agreed;
-pub mod built_in;
+mod built_in;
 pub mod cache;
 pub mod file;
 
@@ -16,7 +16,7 @@ use windlass_base::call::Function;
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 
-pub use built_in::{OTHER_BYTES_MAX, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX};
+pub use built_in::{OTHER_BYTES_MAX, REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX};
 /// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
 /// of how groups are cut and ordered.
 const PROTOCOL: u64 = 9;
@@ -43,10 +43,12 @@ pub enum Collective {
     OtherReduce,
     /// Reduce-scatters of these.
     OtherReduceScatter,
+    /// No native collective: all-gathers that NCCL runs, whose buffers Windlass registers.
+    RegisteredAllGather,
 }
 
 /// How many there are.
-pub const COLLECTIVES: usize = 10;
+pub const COLLECTIVES: usize = 11;
 
 impl Collective {
     /// Which cell a function has. With a configuration of its own a call stays NCCL's. An all-to-all has none: NCCL makes it of sends
@@ -225,7 +227,7 @@ mod tests {
     use super::file::{Multicast, Table};
     use super::*;
     use proptest::prelude::*;
-    use windlass_bootstrap::negotiated::{Member, Token, Version};
+    use windlass_bootstrap::negotiated::{Device, Member, Token, Version};
 
     pub(super) fn negotiated(
         ranks: usize,
@@ -347,7 +349,7 @@ mod tests {
         fn foreseen(
             parts in proptest::collection::vec(0..u64::MAX, 1..9),
             scale in 0..64_u32,
-            limits in proptest::array::uniform10(prop_oneof![Just(0), any::<u32>()]),
+            limits in proptest::array::uniform11(prop_oneof![Just(0), any::<u32>()]),
             ranks in 2..9_usize,
         ) {
             let limits = Limits(limits.map(u64::from));

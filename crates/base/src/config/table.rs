@@ -134,11 +134,11 @@ options! {
 
         "WINDLASS_REGISTER" => register: Register = Register::Auto, by register;
         "auto, on, off", "auto",
-        "Windlass registers the buffers of all-gathers of 8 MiB and more with NCCL, where that is safe. It does so for eager calls in a peer group that NCCL runs. auto: on compute capability 9.0, without multicast, from NCCL 2.28 on, where it was measured to be faster. on: wherever NCCL can, from 2.19.3 on. off: never.";
+        "Windlass registers the buffers of all-gathers of 8 MiB and more with NCCL, where that is safe. It does so for eager calls in a peer group that NCCL runs. auto: from NCCL 2.28 on, where it was measured to be faster: on compute capability 9.0 without multicast, or by `windlass tune` on this machine. on: wherever NCCL can, from 2.19.3 on. off: never.";
 
         "WINDLASS_COLLECTIVES" was "WINDLASS_FAST" => collectives: Collectives = Collectives::Auto, by collectives;
         "auto, off", "auto",
-        "Windlass's kernels run small and middle collectives of peer groups of at most 8 ranks, on any pointers. auto: up to the sizes at which they were measured to be faster than NCCL, or 16 KiB on hardware that nobody measured. They are off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks need the same value, or none has them.";
+        "Windlass's kernels run small and middle collectives of peer groups of at most 8 ranks, on any pointers. auto: up to the limits of WINDLASS_TUNING, of WINDLASS_CACHE, or built in, in this order; 16 KiB on GPUs that nobody measured. They are off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks need the same value, or none has them.";
 
         "WINDLASS_BATCH" => batch: Batch = Batch::All, by batch;
         "all, small, off", "all",

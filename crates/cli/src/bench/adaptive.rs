@@ -8,7 +8,7 @@ use super::memory::Memory;
 use super::worker::{self, Bench, CellDone, join_one};
 use super::{Cell, batch::Side};
 use crate::gpu::{Buffer, Gpu};
-use crate::limits::search::{Grid, OTHER, Step, Task, USUAL};
+use crate::limits::search::{Grid, OTHER, REGISTERED, Step, Task, USUAL};
 use crate::nccl::Nccl;
 use crate::ranks::{self, Channel};
 use anyhow::{Context, Result, anyhow, bail};
@@ -45,8 +45,26 @@ pub struct Effort {
     pub batch_us: f64,
     /// Idle communicators beside the measured one.
     pub beside: u32,
+    pub what: What,
     /// From the start of the ranks on; nothing new is begun later. None: as long as it takes.
     pub time: Option<Time>,
+}
+
+/// Of which path limits are found: one hides the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum What {
+    Native,
+    Registered,
+}
+
+impl What {
+    /// What is measured first, and then.
+    pub fn tasks(self) -> [&'static [Task]; 2] {
+        match self {
+            What::Native => [&USUAL, &OTHER],
+            What::Registered => [&REGISTERED, &[]],
+        }
+    }
 }
 
 /// A bound on time, in seconds.
@@ -124,7 +142,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<()> {
     let shared = Shared { job: &job, gpu: &gpu, send, receive, dump: dump.path() };
     let mut groups: Vec<Members> = Vec::new();
     let mut deadline = None;
-    for (ranks, tasks) in turns(&job.effort.numbers) {
+    for (ranks, tasks) in turns(&job.effort.numbers, job.effort.what) {
         let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         if channel.share_first(&is_over)? {
             break;
@@ -157,14 +175,14 @@ fn deadline_of(effort: &Effort, began: Instant) -> Instant {
 }
 
 /// What is measured, in order: the first two numbers of ranks first, with other types before further numbers.
-fn turns(numbers: &[usize]) -> Vec<(usize, &'static [Task])> {
+fn turns(numbers: &[usize], what: What) -> Vec<(usize, &'static [Task])> {
     let (first, further) = numbers.split_at(numbers.len().min(2));
-    let both = |numbers: &[usize]| {
+    let in_turn = |numbers: &[usize]| -> Vec<_> {
         let of =
             |tasks: &'static [Task]| numbers.iter().map(move |ranks| (*ranks, tasks)).collect::<Vec<_>>();
-        [of(&USUAL), of(&OTHER)].concat()
+        what.tasks().into_iter().filter(|tasks| !tasks.is_empty()).flat_map(of).collect()
     };
-    [both(first), both(further)].concat()
+    [in_turn(first), in_turn(further)].concat()
 }
 
 /// Both sides of a number of ranks, and what was measured on them.
@@ -275,18 +293,26 @@ mod tests {
     #[test]
     fn order() {
         let order: Vec<(usize, usize)> =
-            turns(&[8, 2, 4]).into_iter().map(|(ranks, tasks)| (ranks, tasks.len())).collect();
+            turns(&[8, 2, 4], What::Native).into_iter().map(|(ranks, tasks)| (ranks, tasks.len())).collect();
         assert_eq!(order, [(8, 7), (2, 7), (8, 3), (2, 3), (4, 7), (4, 3)]);
-        assert_eq!(turns(&[2]).len(), 2);
-        assert!(turns(&[]).is_empty());
+        assert_eq!(turns(&[2], What::Native).len(), 2);
+        assert!(turns(&[], What::Native).is_empty());
+        assert_eq!(turns(&[4, 2], What::Registered).len(), 2);
     }
 
     /// Ranks that were long in coming have the least time from then on.
     #[test]
     fn time_left() {
         let grid = Grid { sizes: Vec::new(), stride: 1, again: 0 };
-        let effort =
-            |time| Effort { numbers: vec![], grid: grid.clone(), repeat: 5, batch_us: 1.0, beside: 0, time };
+        let effort = |time| Effort {
+            numbers: vec![],
+            grid: grid.clone(),
+            repeat: 5,
+            batch_us: 1.0,
+            beside: 0,
+            what: What::Native,
+            time,
+        };
         let began = Instant::now().checked_sub(Duration::from_secs(4)).unwrap();
         let left =
             |time| deadline_of(&effort(time), began).saturating_duration_since(Instant::now()).as_secs_f64();

@@ -1,10 +1,10 @@
 //! A run of ranks that find limits, and what it comes to.
 
-use super::search::{Grid, OTHER, Step, Task, USUAL};
+use super::search::{Grid, Step, Task};
 use super::written::{self, Tuned};
 use crate::LIMITS_RANK;
 use crate::bench::CellDone;
-use crate::bench::adaptive::{Effort, Group, Job, Time, Told};
+use crate::bench::adaptive::{Effort, Group, Job, Time, Told, What};
 use crate::machine::Machine;
 use crate::ranks::{self, Ending, Launch, Variable};
 use anyhow::{Context, Result};
@@ -34,6 +34,7 @@ const SILENCE: Duration = Duration::from_secs(120);
 /// What was found of a number of ranks.
 pub struct OfRanks {
     pub group: Group,
+    pub what: What,
     /// A limit for each collective that was measured to its end.
     pub tuned: Vec<Tuned>,
     /// Whether Windlass's kernels ran anything.
@@ -50,6 +51,7 @@ impl Effort {
             repeat: 5,
             batch_us: 400.0,
             beside: 0,
+            what: What::Native,
             time: Some(Time { all: 5.0, measuring_least: 2.0 }),
         }
     }
@@ -97,7 +99,13 @@ pub fn measure(
     let all =
         effort.numbers.iter().flat_map(|ranks| Collective::ALL.map(|collective| key(*ranks, collective)));
     let keys = all.collect::<Result<Vec<Key>>>()?;
-    forced.write_all(written::forced(&keys).as_bytes())?;
+    let others = match effort.what {
+        What::Native => Vec::new(),
+        What::Registered => {
+            effort.numbers.iter().map(|ranks| key(*ranks, Collective::AllGather)).collect::<Result<_>>()?
+        }
+    };
+    forced.write_all(written::forced(&keys, &others).as_bytes())?;
     let launch = Launch {
         subcommand: LIMITS_RANK,
         ranks,
@@ -133,7 +141,7 @@ pub fn measure(
         .into_iter()
         .map(|group| {
             let measured = measured.remove(&group.ranks).unwrap_or_default();
-            conclude(group, &effort.grid, measured)
+            conclude(group, effort.what, &effort.grid, measured)
         })
         .collect())
 }
@@ -152,7 +160,7 @@ fn environment(machine: &Machine, forced: &Path) -> Vec<Variable> {
 }
 
 /// The limits that follow; of tasks that were not measured to their end none does.
-fn conclude(group: Group, grid: &Grid, measured: Vec<CellDone>) -> OfRanks {
+fn conclude(group: Group, what: What, grid: &Grid, measured: Vec<CellDone>) -> OfRanks {
     let tuned = |task: &Task| {
         let Step::Found(limit) = grid.next(task, &measured) else { return None };
         let key = Key {
@@ -162,11 +170,11 @@ fn conclude(group: Group, grid: &Grid, measured: Vec<CellDone>) -> OfRanks {
             multiprocessors: group.place.multiprocessors,
             multicast: group.place.multicast(),
         };
-        Some(Tuned::of(key, limit, measured.iter().filter(|done| task.owns(done)).cloned().collect()))
+        Some(Tuned::of(task, key, limit, &measured))
     };
-    let tuned: Vec<Tuned> = USUAL.iter().chain(&OTHER).filter_map(tuned).collect();
+    let tuned: Vec<Tuned> = what.tasks().into_iter().flatten().filter_map(tuned).collect();
     let is_native = measured.iter().any(|done| done.path == "native");
-    OfRanks { group, tuned, is_native, measured }
+    OfRanks { group, what, tuned, is_native, measured }
 }
 
 #[cfg(test)]
@@ -174,6 +182,7 @@ mod tests {
     use super::*;
     use crate::bench::adaptive::Place;
     use crate::bench::tests::cell;
+    use crate::limits::search::USUAL;
 
     /// All first, then pairs, then the others.
     #[test]
@@ -197,7 +206,7 @@ mod tests {
         let Step::Measure(graph) = grid.next(&USUAL[0], &[]) else { panic!("nothing was measured") };
         let done = |asked| CellDone { cell: asked, ratios: vec![0.5; 5], ..cell(0.5) };
         let eager = crate::bench::Cell { mode: crate::bench::Mode::Eager, ..graph };
-        let of = |measured| conclude(group.clone(), &grid, measured);
+        let of = |measured| conclude(group.clone(), What::Native, &grid, measured);
         assert_eq!(of(vec![done(graph)]).tuned.len(), 0);
         let all = of(vec![done(graph), done(eager)]);
         assert_eq!(all.tuned.len(), 1);

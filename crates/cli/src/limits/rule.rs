@@ -25,9 +25,9 @@ pub enum Finding {
     NotOurs,
 }
 
-/// What all rounds of one measurement say together.
-pub fn finding<'a>(rounds: impl Iterator<Item = &'a CellDone> + Clone) -> Finding {
-    if rounds.clone().any(|done| done.path != "native") {
+/// What all rounds of one measurement say together, of calls that are Windlass's only by this path.
+pub fn finding<'a>(rounds: impl Iterator<Item = &'a CellDone> + Clone, path: &str) -> Finding {
+    if rounds.clone().any(|done| done.path != path) {
         return Finding::NotOurs;
     }
     of_pairs(rounds.flat_map(|done| done.ratios.iter().copied()).collect())

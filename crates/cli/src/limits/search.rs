@@ -9,10 +9,11 @@ use crate::bench::{Cell, CellDone, Mode};
 use crate::element::{Element, Reduction, SUM, element};
 use nccl_sys::types::{ncclFloat32, ncclInt8, ncclProd};
 use serde::{Deserialize, Serialize};
-use windlass_transport::tuning::Collective;
+use windlass_transport::tuning::file::NATIVE_BYTES_MAX;
+use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN};
 
 /// The modes in which a size must win. Graphs first: what loses there needs no eager batches.
-const MODES: [Mode; 2] = [Mode::Graph, Mode::Eager];
+const MODES: &[Mode] = &[Mode::Graph, Mode::Eager];
 
 /// One limit to find.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,6 +21,10 @@ pub struct Task {
     pub collective: Collective,
     pub operation: Operation,
 }
+
+/// All-gathers that NCCL runs with buffers that Windlass registers: measured apart, as native ones take their place.
+pub const REGISTERED: [Task; 1] =
+    [Task { collective: Collective::RegisteredAllGather, operation: Operation::AllGather }];
 
 /// Those of sums of short floats and of what only moves data, the most used first.
 pub const USUAL: [Task; 7] = [
@@ -51,6 +56,20 @@ impl Task {
     pub fn reduction(&self) -> Reduction {
         let product = crate::element::REDUCTIONS.iter().find(|reduction| reduction.code == ncclProd);
         product.copied().filter(|_| self.collective.is_other()).unwrap_or(SUM)
+    }
+
+    /// How Windlass runs its calls.
+    pub fn path(&self) -> &'static str {
+        if self.is_registered() { "registered" } else { "native" }
+    }
+
+    /// In graphs NCCL registers by itself.
+    fn modes(&self) -> &'static [Mode] {
+        if self.is_registered() { &[Mode::Eager] } else { MODES }
+    }
+
+    fn is_registered(&self) -> bool {
+        self.collective == Collective::RegisteredAllGather
     }
 
     fn cell(&self, bytes: u64, mode: Mode) -> Cell {
@@ -132,20 +151,28 @@ impl Grid {
                 },
             }
         }
-        Step::Found(Some(sizes[won]))
+        // What still wins at the largest size has no end that is known: registering costs a call nothing that grows with it.
+        let is_endless = task.is_registered() && won == last;
+        Step::Found(Some(if is_endless { NATIVE_BYTES_MAX } else { sizes[won] }))
     }
 
-    fn sizes_of(&self, task: &Task) -> &[u64] {
-        let most = if task.collective == Collective::AllGather { ALL_GATHER_BYTES_MAX } else { u64::MAX };
-        &self.sizes[..self.sizes.partition_point(|bytes| *bytes <= most)]
+    /// The sizes that make sense for a task.
+    pub fn sizes_of(&self, task: &Task) -> &[u64] {
+        let (least, most) = match task.collective {
+            Collective::AllGather => (0, ALL_GATHER_BYTES_MAX),
+            Collective::RegisteredAllGather => (REGISTERED_BYTES_MIN, u64::MAX),
+            _ => (0, u64::MAX),
+        };
+        let place = |bytes: u64| self.sizes.partition_point(|size| *size < bytes);
+        &self.sizes[place(least)..place(most.saturating_add(1))]
     }
 
     fn standing(&self, task: &Task, bytes: u64, measured: &[CellDone]) -> Standing {
-        for mode in MODES {
-            let cell = task.cell(bytes, mode);
+        for mode in task.modes() {
+            let cell = task.cell(bytes, *mode);
             let rounds = measured.iter().filter(|done| done.cell == cell);
             let count = rounds.clone().count();
-            match finding(rounds) {
+            match finding(rounds, task.path()) {
                 _ if count == 0 => return Standing::Unknown(cell),
                 Finding::Windlass => {}
                 Finding::Unclear if count <= self.again => return Standing::Unknown(cell),
@@ -370,6 +397,22 @@ mod tests {
         assert_eq!(grid.next(&USUAL[0], &[forwarded]), Step::NotOurs);
     }
 
+    /// Registered all-gathers must win eager, as such; where the largest does there is no end.
+    #[test]
+    fn registered() {
+        let (task, grid) = (REGISTERED[0], Grid { sizes: vec![8 << 20, 16 << 20], stride: 1, again: 0 });
+        let registered = |bytes, ratio| {
+            let cell = task.cell(bytes, Mode::Eager);
+            CellDone { path: "registered".into(), ..done(cell, ratio) }
+        };
+        let [small, large] = [(8 << 20, 0.9), (16 << 20, 0.9)].map(|(bytes, ratio)| registered(bytes, ratio));
+        assert_eq!(grid.next(&task, &[small.clone(), large]), Step::Found(Some(NATIVE_BYTES_MAX)));
+        assert_eq!(grid.next(&task, &[small.clone(), registered(16 << 20, 1.0)]), Step::Found(Some(8 << 20)));
+        assert_eq!(grid.next(&task, &[registered(8 << 20, 1.0)]), Step::Found(None));
+        let native = CellDone { path: "native".into(), ..small };
+        assert_eq!(grid.next(&task, &[native]), Step::NotOurs);
+    }
+
     /// Other types are measurements of their own, and all-gathers end where they are registered.
     #[test]
     fn tasks() {
@@ -380,8 +423,10 @@ mod tests {
         assert_eq!(usual.reduction(), SUM);
         assert_eq!(grid(QUICK).sizes_of(&USUAL[1]).last(), Some(&(64 << 20)));
         assert_eq!(grid(QUICK).sizes_of(&usual).last(), Some(&(256 << 20)));
+        let sizes = grid(QUICK).sizes_of(&REGISTERED[0]).to_vec();
+        assert_eq!((sizes.len(), sizes[0]), (6, 8 << 20));
         let mut collectives: Vec<Collective> =
-            USUAL.iter().chain(&OTHER).map(|task| task.collective).collect();
+            USUAL.iter().chain(&OTHER).chain(&REGISTERED).map(|task| task.collective).collect();
         collectives.sort();
         assert_eq!(collectives, Collective::ALL);
     }

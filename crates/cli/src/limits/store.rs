@@ -31,13 +31,10 @@ pub struct Lock(#[expect(dead_code)] File);
 impl Folder {
     /// As the options have it; none where there is to be none.
     pub fn of(config: &Config) -> Result<Option<Folder>> {
-        match &config.cache {
-            Cache::Off => Ok(None),
-            Cache::Folder(folder) => Ok(Some(Folder(std::path::absolute(folder)?))),
-            Cache::Usual => match cache::usual_folder(|name| std::env::var_os(name)) {
-                Some(folder) => Ok(Some(Folder(folder))),
-                None => bail!("neither HOME nor XDG_CACHE_HOME is an absolute path"),
-            },
+        match (&config.cache, config.cache.folder()) {
+            (Cache::Off, _) => Ok(None),
+            (_, Some(folder)) => Ok(Some(Folder(std::path::absolute(folder)?))),
+            (_, None) => bail!("neither HOME nor XDG_CACHE_HOME is an absolute path"),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::measure::OfRanks;
 use super::rule::{Finding, finding};
+use super::search::Task;
 use crate::bench::record::date;
 use crate::bench::{CellDone, Mode};
 use crate::built;
@@ -25,6 +26,8 @@ pub struct Circumstances {
 /// A cell, and the measurements that it stands on.
 pub struct Tuned {
     pub cell: Cell,
+    /// By which calls of it are Windlass's.
+    path: &'static str,
     measured: Vec<CellDone>,
 }
 
@@ -42,9 +45,10 @@ impl Circumstances {
 }
 
 impl Tuned {
-    pub fn of(key: Key, native_bytes_max: Option<u64>, mut measured: Vec<CellDone>) -> Tuned {
+    pub fn of(task: &Task, key: Key, native_bytes_max: Option<u64>, measured: &[CellDone]) -> Tuned {
+        let mut measured: Vec<CellDone> = measured.iter().filter(|done| task.owns(done)).cloned().collect();
         measured.sort_by_key(|done| (done.bytes, done.cell.mode.name()));
-        Tuned { cell: Cell { key, native_bytes_max }, measured }
+        Tuned { cell: Cell { key, native_bytes_max }, path: task.path(), measured }
     }
 
     /// `all_reduce up to 1M`.
@@ -57,15 +61,14 @@ impl Tuned {
     }
 }
 
-/// A table that sends everything of these cells to Windlass's kernels.
-pub fn forced(keys: &[Key]) -> String {
-    let all = |key: &Key| {
-        [Multicast::No, Multicast::Yes].map(|multicast| {
-            let cell = Cell { key: Key { multicast, ..*key }, native_bytes_max: Some(NATIVE_BYTES_MAX) };
-            format!("{cell}\n")
-        })
+/// A table that sends everything of some cells to Windlass, and nothing of others.
+pub fn forced(all: &[Key], nothing: &[Key]) -> String {
+    let lines = |keys: &[Key], native_bytes_max: Option<u64>| -> String {
+        let both = |key: &Key| [Multicast::No, Multicast::Yes].map(|multicast| Key { multicast, ..*key });
+        let cells = keys.iter().flat_map(both).map(|key| Cell { key, native_bytes_max });
+        cells.map(|cell| format!("{cell}\n")).collect()
     };
-    format!("{HEAD}\n{}", keys.iter().flat_map(all).collect::<String>())
+    format!("{HEAD}\n{}{}", lines(all, Some(NATIVE_BYTES_MAX)), lines(nothing, None))
 }
 
 /// The lines of one cell, with when and how it was measured behind it.
@@ -93,12 +96,12 @@ pub fn table(circumstances: &Circumstances, all: &[OfRanks]) -> String {
 }
 
 fn figures_of(tuned: &Tuned) -> String {
-    tuned.measured.iter().map(|done| format!("# {}\n", figures(done))).collect()
+    tuned.measured.iter().map(|done| format!("# {}\n", figures(done, tuned.path))).collect()
 }
 
 /// Of one round.
-fn figures(done: &CellDone) -> String {
-    let who = match finding(std::iter::once(done)) {
+fn figures(done: &CellDone, path: &str) -> String {
+    let who = match finding(std::iter::once(done), path) {
         Finding::Windlass => "windlass",
         Finding::Nccl => "NCCL",
         Finding::Unclear => "unclear",
@@ -133,6 +136,7 @@ mod tests {
     use super::*;
     use crate::bench::adaptive::Group;
     use crate::bench::tests::cell;
+    use crate::limits::search::USUAL;
     use windlass_transport::tuning::Collective;
     use windlass_transport::tuning::file::Table;
 
@@ -145,7 +149,8 @@ mod tests {
     };
 
     fn done(bytes: u64, ratio: f64) -> CellDone {
-        CellDone { bytes, ratios: vec![ratio; 5], ..cell(ratio) }
+        let cell = crate::bench::Cell { element: USUAL[0].element(), ..cell(ratio).cell };
+        CellDone { cell, bytes, ratios: vec![ratio; 5], ..crate::bench::tests::cell(ratio) }
     }
 
     fn found() -> [OfRanks; 1] {
@@ -153,8 +158,14 @@ mod tests {
             "circumstances": [], "capability": 90, "multiprocessors": 132, "multicast": false,
         });
         let group = Group { ranks: 4, place: serde_json::from_value(place).unwrap(), nccl_version: 22809 };
-        let tuned = Tuned::of(KEY, Some(1024), vec![done(2048, 1.2), done(1024, 0.5)]);
-        [OfRanks { group, tuned: vec![tuned], is_native: true, measured: Vec::new() }]
+        let tuned = Tuned::of(&USUAL[0], KEY, Some(1024), &[done(2048, 1.2), done(1024, 0.5)]);
+        [OfRanks {
+            group,
+            what: crate::bench::adaptive::What::Native,
+            tuned: vec![tuned],
+            is_native: true,
+            measured: Vec::new(),
+        }]
     }
 
     /// What is written is read, with its figures as comments.
@@ -187,12 +198,14 @@ mod tests {
         assert_eq!(Cell::parse(block.lines().last().unwrap()).unwrap().key, KEY);
     }
 
-    /// Everything goes to our kernels, with multicast or without.
+    /// All or nothing goes to Windlass, with multicast or without.
     #[test]
     fn all_forced() {
-        let table = Table::parse(&forced(&[KEY])).unwrap();
+        let other = Key { collective: Collective::Reduce, ..KEY };
+        let table = Table::parse(&forced(&[KEY], &[other])).unwrap();
         for multicast in [Multicast::No, Multicast::Yes] {
             assert_eq!(table.get(&Key { multicast, ..KEY }), Some(Some(NATIVE_BYTES_MAX)));
+            assert_eq!(table.get(&Key { multicast, ..other }), Some(None));
         }
     }
 }

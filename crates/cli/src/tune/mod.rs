@@ -6,14 +6,14 @@
 
 mod show;
 
-use crate::bench::adaptive::{Effort, Group};
+use crate::bench::adaptive::{Effort, Group, What};
 use crate::bench::company::{self, Company};
 use crate::bench::sizes::Sizes;
 use crate::bench::{CellDone, Common, plot};
 use crate::calibrate::stamp::Stamp;
 use crate::element::SUM;
 use crate::limits::measure::{OfRanks, measure, usual_sizes};
-use crate::limits::search::{Grid, OTHER, Task, USUAL};
+use crate::limits::search::{Grid, REGISTERED, Task};
 use crate::limits::store::{Folder, Kept, Lock};
 use crate::limits::written::{self, Circumstances};
 use crate::machine::{Machine, MachineRequest};
@@ -101,7 +101,7 @@ pub fn run(options: &Options) -> Result<()> {
             eprintln!("{}", progress(ranks, done))
         })?;
         for found in found {
-            if !found.is_native {
+            if found.what == What::Native && !found.is_native {
                 bail!(
                     "{} ranks: Windlass's kernels ran nothing (`windlass doctor` and WINDLASS_LOG=info say why)",
                     found.group.ranks
@@ -182,11 +182,16 @@ fn draw(folder: &Path, machine: &Machine, effort: &Effort, found: &OfRanks) -> R
     let is_last =
         |at: usize| found.measured[at + 1..].iter().all(|later| later.cell != found.measured[at].cell);
     let last = found.measured.iter().enumerate().filter(|(at, _)| is_last(*at)).map(|(_, done)| done);
+    let tasks = found.what.tasks();
     let reduction = |done: &CellDone| {
-        USUAL.iter().chain(&OTHER).find(|task| task.owns(done)).map_or(SUM, Task::reduction)
+        tasks.into_iter().flatten().find(|task| task.owns(done)).map_or(SUM, Task::reduction)
     };
     let records: Vec<_> = last.map(|done| common.record(done, reduction(done))).collect();
-    for file in plot::draw(&folder.join(format!("ranks-{ranks}")), &records)? {
+    let name = match found.what {
+        What::Native => format!("ranks-{ranks}"),
+        What::Registered => format!("ranks-{ranks}-registered"),
+    };
+    for file in plot::draw(&folder.join(name), &records)? {
         eprintln!("tune: wrote {}", file.display());
     }
     Ok(())
@@ -238,13 +243,20 @@ fn efforts(options: &Options, machine: &Machine, numbers: Vec<usize>) -> Vec<Eff
     let mut sizes = options.sizes.clone().map_or_else(|| usual_sizes(machine), |sizes| sizes.0);
     sizes.sort();
     sizes.dedup();
-    let effort = |ranks: usize| Effort {
+    let grid = Grid { sizes, stride: 1, again: AGAIN_MOST };
+    let effort = |ranks: usize, what: What| Effort {
         numbers: vec![ranks],
-        grid: Grid { sizes: sizes.clone(), stride: 1, again: AGAIN_MOST },
+        grid: grid.clone(),
+        what,
         repeat: options.repeat as usize,
         batch_us: options.seconds * 1e6 / f64::from(2 * options.repeat),
         beside: options.beside,
         time: None,
     };
-    numbers.into_iter().map(effort).collect()
+    let of = |ranks: usize| {
+        let registers = REGISTERED.iter().any(|task| !grid.sizes_of(task).is_empty());
+        let registered = registers.then(|| effort(ranks, What::Registered));
+        std::iter::once(effort(ranks, What::Native)).chain(registered)
+    };
+    numbers.into_iter().flat_map(of).collect()
 }

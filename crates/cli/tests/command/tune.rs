@@ -29,8 +29,10 @@ fn writes_a_table() {
         assert!(folder.path().join("curves/ranks-2").join(curve).exists(), "{told}");
     }
     let table = Table::parse(&text).unwrap();
-    assert_eq!(table.cells(), Collective::ALL.len(), "{text}");
-    for collective in Collective::ALL {
+    // Nothing is registered at sizes so small.
+    let measured = || Collective::ALL.into_iter().filter(|one| *one != Collective::RegisteredAllGather);
+    assert_eq!(table.cells(), measured().count(), "{text}");
+    for collective in measured() {
         let multicast = Multicast::No;
         let key = Key { collective, ranks: 2, capability: 90, multiprocessors: 32, multicast };
         assert!(matches!(table.get(&key), Some(None | Some(1024 | 65536))), "{text}");
@@ -62,7 +64,7 @@ fn shows() {
     of(&["--ranks", "2", "--sizes", "1K", "--repeat", "5", "--seconds", "0.01"]);
     let after = of(&["--show"]);
     let measured = |of: &str| of.lines().filter(|line| line.contains("cache: measured here 20")).count();
-    assert_eq!(measured(&after), Collective::ALL.len(), "{after}");
+    assert_eq!(measured(&after), Collective::ALL.len() - 1, "{after}");
     assert!(after.contains(", tune of "), "{after}");
     of(&["--ranks", "2", "--quick"]);
     let quick = of(&["--show"]);

@@ -81,8 +81,20 @@ mod tests {
     use windlass_transport::tuning::{COLLECTIVES, Limits};
 
     const MIB: usize = 1 << 20;
-    /// All-reduce, broadcast, reduce, all-gather, reduce-scatter, the last two of uneven sizes.
-    const NATIVE: Limits = Limits([16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 64 << 20]);
+    /// All-reduce, broadcast, reduce, all-gather, reduce-scatter, the last two of uneven sizes; reductions of other types.
+    const NATIVE: Limits = Limits([
+        16 << 20,
+        1 << 20,
+        1 << 20,
+        64 << 20,
+        64 << 20,
+        64 << 20,
+        64 << 20,
+        (64 << 10) + 1,
+        (64 << 10) + 1,
+        (64 << 10) + 1,
+        0,
+    ]);
     const TERMS: Terms = Terms { ranks: 4, native: NATIVE };
 
     fn broadcast(root: i32, count: usize) -> Shared {

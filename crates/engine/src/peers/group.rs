@@ -17,7 +17,7 @@ use windlass_transport::heap::{Heap, Region};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{Operation, P2p};
 use windlass_transport::sequencer::{Afterwards, Sequencer};
-use windlass_transport::tuning::{Limits, agreed};
+use windlass_transport::tuning::{Collective, Limits, agreed};
 
 use super::attempts::Attempts;
 use super::children::Lineage;
@@ -74,10 +74,11 @@ struct Features {
 impl Features {
     fn new(negotiated: &NegotiatedConfig, page: &Arc<SharedPage>, rank: u32, device: Ordinal) -> Features {
         let ranks = negotiated.members.len() as u32;
-        let registers = negotiated.registers().then(|| page.clone());
         check::say_who_does_not(negotiated, rank);
         let decided = agreed::decide(negotiated);
         tuned::say(&decided);
+        let pays = decided.limits.serve(Collective::RegisteredAllGather, 0);
+        let registers = (negotiated.registers() && pays).then(|| page.clone());
         Features {
             limits: decided.limits,
             limits_from: decided.source_bits(),

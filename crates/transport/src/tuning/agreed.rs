@@ -98,10 +98,6 @@ impl Decided {
 
 /// Decides, the same on every rank.
 pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
-    if !serves(negotiated) {
-        let sources = [Source::Unmeasured; COLLECTIVES];
-        return Decided { limits: Limits::NONE, sources, unlike: Vec::new() };
-    }
     let ranks = brought(negotiated);
     let built_in = built_in::limits(negotiated);
     let mut unlike = Vec::new();
@@ -116,12 +112,19 @@ pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
         // Tables of before say nothing of uneven ones, which were not to be larger than even ones.
         let of_even = || {
             let (source, even) = taken[collective.even()? as usize]?;
-            Some((source, Some(own).min(even)))
+            Some((source, own.min(even)))
         };
-        taken[collective as usize].or_else(of_even).unwrap_or((source, Some(own)))
+        taken[collective as usize].or_else(of_even).unwrap_or((source, own))
     });
     let most = most_of_few_blocks(negotiated.ctas_max());
-    let limits = decided.map(|(_, limit)| limit.map_or(0, |bytes| bytes.min(most).saturating_add(1)));
+    let is_served = serves(negotiated);
+    let limits = Collective::ALL.map(|collective| {
+        if !is_served && collective != Collective::RegisteredAllGather {
+            return 0;
+        }
+        let most = if collective == Collective::RegisteredAllGather { u64::MAX } else { most };
+        decided[collective as usize].1.map_or(0, |bytes| bytes.min(most).saturating_add(1))
+    });
     Decided { limits: Limits(limits), sources: decided.map(|(source, _)| source), unlike }
 }
 
@@ -290,7 +293,8 @@ mod tests {
         assert_eq!([1, 8, 31, 32].map(|ctas| of(ctas, 2) >> 10), [64, 512, 1984, 256 << 10]);
         assert_eq!(of(1, 3), 64 << 10);
         for without in [negotiated(9, NEEDED, 90, 132), negotiated(4, capability::NATIVE, 90, 132)] {
-            assert_eq!(decide(&without).limits, Limits::NONE);
+            let Limits([native @ .., _]) = decide(&without).limits;
+            assert_eq!(native, [0; COLLECTIVES - 1]);
         }
     }
 

@@ -4,6 +4,7 @@ use windlass_bootstrap::negotiated::bytes::Writer;
 use windlass_bootstrap::negotiated::{Device, NegotiatedConfig, capability};
 
 use super::agreed::Source;
+use super::file::NATIVE_BYTES_MAX;
 use super::{COLLECTIVES, Collective};
 
 /// Of cells that nobody measured, and for which no model speaks: LL wins anywhere.
@@ -11,11 +12,14 @@ pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 /// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
 
+/// Bytes of the larger buffer from which on NCCL is faster with registered ones (docs/registration.md).
+pub const REGISTERED_BYTES_MIN: u64 = 8 << 20;
+
 /// The releases that run rings of 2 to 4 ranks of 9.0 though they could use multicast: read in their cost models, 2.21.5 to 2.31.
 pub const RINGS_IN_FOURS: std::ops::Range<i32> = 22105..23200;
 
-/// The largest sizes by collective, and where each comes from.
-pub type BuiltIn = [(u64, Source); COLLECTIVES];
+/// The largest sizes by collective, if any is served, and where each comes from.
+pub(super) type BuiltIn = [(Option<u64>, Source); COLLECTIVES];
 
 /// A kind of GPU.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +37,9 @@ impl Gpu {
 
 /// The GPUs of the measured cells.
 const MEASURED: &[Gpu] = &[Gpu { capability: 90, multiprocessors_min: 114 }];
+
+/// Where registering buffers was measured.
+const REGISTERS_ON: u16 = 90;
 
 /// The cells of so many ranks.
 #[derive(Clone, Copy, Debug)]
@@ -69,13 +76,27 @@ const fn model_bytes_max(collective: Collective) -> Option<u64> {
 }
 
 /// What holds for a communicator that [native collectives serve](super::serves) and no rank brings a cell for.
-pub fn limits(negotiated: &NegotiatedConfig) -> BuiltIn {
+pub(super) fn limits(negotiated: &NegotiatedConfig) -> BuiltIn {
     let is_known = negotiated.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
     Collective::ALL.map(|collective| match of_known(negotiated, collective) {
-        Some(limit) if is_known => limit,
-        _ if collective.is_other() => (OTHER_BYTES_MAX, Source::Unmeasured),
-        _ => (UNMEASURED_BYTES_MAX, Source::Unmeasured),
+        _ if collective == Collective::RegisteredAllGather => registered(negotiated),
+        Some((bytes, source)) if is_known => (Some(bytes), source),
+        _ if collective.is_other() => (Some(OTHER_BYTES_MAX), Source::Unmeasured),
+        _ => (Some(UNMEASURED_BYTES_MAX), Source::Unmeasured),
     })
+}
+
+/// Registering buffers pays on 9.0 without multicast (docs/registration.md). Elsewhere only those who ask for it have it
+/// (`WINDLASS_REGISTER=on`, on every rank).
+fn registered(negotiated: &NegotiatedConfig) -> (Option<u64>, Source) {
+    let has = |bit| negotiated.capabilities & bit != 0;
+    let is_measured = !has(capability::MULTICAST)
+        && negotiated.members.iter().all(|member| member.device.capability == REGISTERS_ON);
+    match (is_measured, has(capability::REGISTERS_ANYWHERE)) {
+        (true, _) => (Some(NATIVE_BYTES_MAX), Source::BuiltIn),
+        (false, true) => (Some(NATIVE_BYTES_MAX), Source::Unmeasured),
+        (false, false) => (None, Source::Unmeasured),
+    }
 }
 
 /// The same on GPUs of the kind that was measured.
@@ -122,8 +143,14 @@ mod tests {
     use super::super::{NEEDED, agreed};
     use super::*;
 
+    /// Of what always has a limit.
+    fn of(negotiated: &NegotiatedConfig, collective: Collective) -> (u64, Source) {
+        let (bytes, source) = limits(negotiated)[collective as usize];
+        (bytes.unwrap(), source)
+    }
+
     fn all_reduce(negotiated: &NegotiatedConfig) -> (u64, Source) {
-        limits(negotiated)[Collective::AllReduce as usize]
+        of(negotiated, Collective::AllReduce)
     }
 
     /// A cell that was measured has its own limit; 3 ranks and 5 to 8 the model's; any other the small one.
@@ -133,18 +160,22 @@ mod tests {
         assert_eq!(all_reduce(&negotiated(4, NEEDED, 90, 114)), (16 << 20, Source::BuiltIn));
         for ranks in [3, 5, 6, 7, 8] {
             for multicast in [0, capability::MULTICAST] {
-                let of = limits(&negotiated(ranks, NEEDED | multicast, 90, 132));
-                let expected = [(256, 0), (1024, 1), (1024, 3), (1024, 4)];
-                for (kib, collective) in expected {
-                    assert_eq!(of[collective], (kib << 10, Source::Model), "{ranks} {collective}");
+                let negotiated = negotiated(ranks, NEEDED | multicast, 90, 132);
+                use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+                assert_eq!(of(&negotiated, AllReduce), (256 << 10, Source::Model));
+                for collective in [Broadcast, AllGather, ReduceScatter] {
+                    assert_eq!(of(&negotiated, collective), (1 << 20, Source::Model), "{ranks}");
                 }
-                assert_eq!(of[Collective::Reduce as usize], (UNMEASURED_BYTES_MAX, Source::Unmeasured));
+                assert_eq!(of(&negotiated, Reduce), (UNMEASURED_BYTES_MAX, Source::Unmeasured));
             }
         }
         for unmeasured in [negotiated(4, NEEDED, 90, 32), negotiated(4, NEEDED, 80, 132)] {
-            let of = limits(&unmeasured);
-            assert!(of[..MEASURED_COLLECTIVES].iter().all(|limit| *limit == (16 << 10, Source::Unmeasured)));
-            assert!(of[MEASURED_COLLECTIVES..].iter().all(|limit| *limit == (64 << 10, Source::Unmeasured)));
+            for collective in
+                Collective::ALL.into_iter().filter(|one| *one != Collective::RegisteredAllGather)
+            {
+                let kib = if collective.is_other() { 64 } else { 16 };
+                assert_eq!(of(&unmeasured, collective), (kib << 10, Source::Unmeasured));
+            }
         }
         let mut mixed = negotiated(4, NEEDED, 90, 132);
         mixed.members[3].device.capability = 100;
@@ -159,11 +190,11 @@ mod tests {
             limits(&negotiated(ranks, bits, 90, 132))
         };
         let without = |ranks| limits(&negotiated(ranks, NEEDED, 90, 132));
-        assert_eq!(of(2, true), without(2));
-        assert_eq!(of(4, true)[1..], without(4)[1..]);
-        assert_eq!(of(4, true)[0], (2 << 20, Source::BuiltIn));
+        assert_eq!(of(2, true)[..MEASURED_COLLECTIVES], without(2)[..MEASURED_COLLECTIVES]);
+        assert_eq!(of(4, true)[1..MEASURED_COLLECTIVES], without(4)[1..MEASURED_COLLECTIVES]);
+        assert_eq!(of(4, true)[0], (Some(2 << 20), Source::BuiltIn));
         for ranks in [2, 4] {
-            assert_eq!(of(ranks, false)[0], (16 << 10, Source::Unmeasured));
+            assert_eq!(of(ranks, false)[0], (Some(16 << 10), Source::Unmeasured));
         }
     }
 
@@ -172,9 +203,23 @@ mod tests {
     fn none_is_below_the_least() {
         for ranks in 2..=8 {
             let of = limits(&negotiated(ranks, NEEDED, 90, 132));
-            assert!(of.iter().all(|(bytes, _)| *bytes >= UNMEASURED_BYTES_MAX));
+            assert!(of.iter().all(|(bytes, _)| bytes.unwrap() >= UNMEASURED_BYTES_MAX));
         }
         let decided = agreed::decide(&negotiated(8, NEEDED, 90, 132));
         assert_eq!(decided.limits.0[0], (256 << 10) + 1);
+    }
+
+    /// Buffers are registered where that was measured, and where all ranks ask for it.
+    #[test]
+    fn who_registers() {
+        let of = |bits, gpu| {
+            limits(&negotiated(2, NEEDED | bits, gpu, 132))[Collective::RegisteredAllGather as usize]
+        };
+        let all = Some(NATIVE_BYTES_MAX);
+        assert_eq!(of(0, 90), (all, Source::BuiltIn));
+        for (bits, gpu) in [(0, 100), (capability::MULTICAST, 90)] {
+            assert_eq!(of(bits, gpu), (None, Source::Unmeasured));
+            assert_eq!(of(bits | capability::REGISTERS_ANYWHERE, gpu), (all, Source::Unmeasured));
+        }
     }
 }

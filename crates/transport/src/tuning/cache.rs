@@ -12,9 +12,6 @@
 //! All of the circumstances must be the reader's own. What follows them is a [table](super::file), which can be used as a file by itself. The
 //! last line is a checksum of all before it: a file that was cut off or changed is none.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-
 use super::file::{Cell, HEAD as HEAD_OF_TABLE, Key, TEXT_BYTES_MAX, Table};
 use windlass_bootstrap::negotiated::bytes::checksum;
 
@@ -61,13 +58,6 @@ impl Circumstances {
     pub fn lines(&self) -> &[String] {
         &self.lines
     }
-}
-
-/// The folder of the cache, by the environment: in `XDG_CACHE_HOME`, or in the home's `.cache`. None where neither is known.
-pub fn usual_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let path = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?;
-    Some(Path::join(&caches, "windlass"))
 }
 
 /// The text of a cache file from that of a [table](super::file).
@@ -215,18 +205,6 @@ mod tests {
         );
         assert_eq!(merge(&second, &[long]).lines().count(), 4);
         assert_eq!(Circumstances::of_lines(vec!["b 1".into(), "a 2".into()]).lines(), ["a 2", "b 1"]);
-    }
-
-    /// A relative path is none, as the specification of XDG has it.
-    #[test]
-    fn folders() {
-        let of = |xdg: Option<&str>, home: Option<&str>| {
-            usual_folder(|name| if name == "HOME" { home } else { xdg }.map(OsString::from))
-        };
-        assert_eq!(of(Some("/c"), Some("/h")), Some("/c/windlass".into()));
-        assert_eq!(of(Some("c"), Some("/h")), Some("/h/.cache/windlass".into()));
-        assert_eq!(of(None, Some("/h")), Some("/h/.cache/windlass".into()));
-        assert_eq!([of(None, None), of(Some(""), Some(""))], [None, None]);
     }
 
     proptest! {

@@ -248,6 +248,7 @@ impl Collective {
         Collective::OtherAllReduce,
         Collective::OtherReduce,
         Collective::OtherReduceScatter,
+        Collective::RegisteredAllGather,
     ];
 
     /// As tables name it.
@@ -263,12 +264,13 @@ impl Collective {
             Collective::OtherAllReduce => "other_all_reduce",
             Collective::OtherReduce => "other_reduce",
             Collective::OtherReduceScatter => "other_reduce_scatter",
+            Collective::RegisteredAllGather => "registered_all_gather",
         }
     }
 
     /// Whether it is for other types and operations than sums and averages of short floats.
     pub fn is_other(self) -> bool {
-        self >= Collective::OtherAllReduce
+        matches!(self, Collective::OtherAllReduce | Collective::OtherReduce | Collective::OtherReduceScatter)
     }
 }
 

@@ -14,7 +14,7 @@ use windlass_base::stats::segment;
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 use windlass_transport::native;
 use windlass_transport::sequencer::Graphs;
-use windlass_transport::tuning;
+use windlass_transport::tuning::{self, Collective, Limits};
 
 /// All that a rank decides from.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +69,7 @@ impl Basis<'_> {
             (self.ctas.policy == Policy::Default, capability::UNBOUND),
             (windows, capability::WINDOWS),
             (self.registration().is_ok(), capability::REGISTERS),
+            (self.options.register == Register::On, capability::REGISTERS_ANYWHERE),
             (!self.nccl.has(Effect::LaunchBarrier), capability::LAUNCHES_ALONE),
         ];
         bits.into_iter().filter(|(has, _)| *has).fold(batches, |all, (_, bit)| all | bit)
@@ -120,13 +121,13 @@ impl Basis<'_> {
         }
     }
 
-    /// Registration of buffers by itself is for devices, releases and settings that were measured; if asked for it is done wherever NCCL
-    /// can.
+    /// Registration of buffers by itself is for releases that were measured; if asked for it is done wherever NCCL can. Whether it pays on
+    /// the devices is a [limit](windlass_transport::tuning::Collective::RegisteredAllGather).
     fn registration(&self) -> Result<(), Lack> {
-        let (since, is_measured_only) = match self.options.register {
+        let since = match self.options.register {
             Register::Off => return Err(Lack::Option),
-            Register::On => (REGISTERS_SINCE, false),
-            Register::Auto => (PROFITS_SINCE, true),
+            Register::On => REGISTERS_SINCE,
+            Register::Auto => PROFITS_SINCE,
         };
         if self.nccl.has(Effect::NoCuMem) {
             Err(Lack::NoCuMem)
@@ -134,10 +135,6 @@ impl Basis<'_> {
             Err(Lack::Variable)
         } else if self.version < since {
             Err(Lack::Version)
-        } else if is_measured_only && self.has_multicast() {
-            Err(Lack::Multicast)
-        } else if is_measured_only && self.device.capability != 90 {
-            Err(Lack::Device)
         } else {
             Ok(())
         }
@@ -167,7 +164,7 @@ impl Basis<'_> {
 }
 
 /// What a communicator lacks by its negotiated config: for this rank's own reason, if it has one.
-pub(in crate::peers) fn of_all(negotiated: &NegotiatedConfig, own: Lacks) -> Lacks {
+pub(in crate::peers) fn of_all(negotiated: &NegotiatedConfig, limits: &Limits, own: Lacks) -> Lacks {
     let lack = |feature: Feature, has: bool, otherwise: Lack| match own.of(feature) {
         _ if has => Lack::Nothing,
         Lack::Nothing => otherwise,
@@ -175,10 +172,17 @@ pub(in crate::peers) fn of_all(negotiated: &NegotiatedConfig, own: Lacks) -> Lac
     };
     let unbuilt = if negotiated.is_lazy() { Lack::Lazy } else { Lack::OtherRank };
     let (native, windows) = (tuning::serves(negotiated), negotiated.keeps_windows());
+    let pays = limits.serve(Collective::RegisteredAllGather, 0);
+    let registration = if negotiated.registers() && !pays {
+        let has_multicast = negotiated.capabilities & capability::MULTICAST != 0;
+        if has_multicast { Lack::Multicast } else { Lack::Device }
+    } else {
+        lack(Feature::Registration, negotiated.registers(), unbuilt)
+    };
     Lacks::default()
         .with(Feature::Native, lack(Feature::Native, native, Lack::OtherRank))
         .with(Feature::Windows, lack(Feature::Windows, windows, Lack::OtherRank))
-        .with(Feature::Registration, lack(Feature::Registration, negotiated.registers(), unbuilt))
+        .with(Feature::Registration, registration)
 }
 
 #[cfg(test)]
@@ -221,7 +225,7 @@ mod tests {
         std::iter::once(effect).collect()
     }
 
-    /// Registering by itself is for devices, versions and settings that were measured; if asked for it is done wherever NCCL can.
+    /// Registering by itself is for versions and settings that were measured; if asked for it is done wherever NCCL can.
     #[test]
     fn who_registers() {
         let hopper = hopper();
@@ -234,16 +238,9 @@ mod tests {
         let at = |version| all(&|basis| Basis { version, ..basis }.registration().is_ok());
         assert_eq!([at(22800), at(22799)], [[true, true, false], [false, true, false]]);
         assert_eq!([at(21902), at(0)], [[false; 3]; 2]);
-        let on = |device: &device::Facts| all(&|basis| Basis { device, ..basis }.registration().is_ok());
-        assert_eq!(on(&device::Facts { capability: 100, ..hopper.clone() }), [false, true, false]);
-        let switched = device::Facts { multicast: true, ..hopper.clone() };
-        assert_eq!(on(&switched), [false, true, false]);
-        let with = |nccl: Settings, device: &device::Facts| {
-            all(&|basis| Basis { device, nccl: &nccl, ..basis }.registration().is_ok())
-        };
-        assert_eq!(with(set(Effect::NoMulticast), &switched), [true, true, false]);
-        assert_eq!(with(set(Effect::NoRegistration), &hopper), [false; 3]);
-        assert_eq!(with(set(Effect::NoCuMem), &hopper), [false; 3]);
+        let with = |nccl: Settings| all(&|basis| Basis { nccl: &nccl, ..basis }.registration().is_ok());
+        assert_eq!(with(set(Effect::NoRegistration)), [false; 3]);
+        assert_eq!(with(set(Effect::NoCuMem)), [false; 3]);
     }
 
     /// Windows are kept where NCCL makes none by itself.
@@ -321,7 +318,7 @@ mod tests {
                 ctas_max: 0,
                 members: Vec::new(),
             };
-            let lacks = of_all(&negotiated, basis.lacks());
+            let lacks = of_all(&negotiated, &Limits::NONE, basis.lacks());
             Feature::ALL.map(|feature| lacks.of(feature))
         };
         assert_eq!(of(0), [Lack::OtherRank, Lack::NoCuMem, Lack::NoCuMem]);

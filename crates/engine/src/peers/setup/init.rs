@@ -183,7 +183,7 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
     match outcome {
         InitOutcome::PeerGroup(peers) => {
             let own = peers.transports().map(|transports| transports.lacks).unwrap_or_default();
-            let lacks = capabilities::of_all(peers.negotiated(), own);
+            let lacks = capabilities::of_all(peers.negotiated(), peers.limits(), own);
             let serial = count::peer_group(counters, peer_group::YES, lacks);
             count::limits_from(counters, peers.limits_from());
             peers.checking().into_iter().for_each(|checking| checking.is_known_as(serial));

@@ -192,9 +192,11 @@ pub(in crate::peers) fn on(
         capability: device.capability.clamp(0, u16::MAX.into()) as u16,
         multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
     };
-    let cells = match basis.lacks().of(Feature::Native) {
-        Lack::Nothing => tuned::brought(ranks, &device, &of_device, basis.has_multicast()),
-        _ => Vec::new(),
+    let has = |feature| basis.lacks().of(feature) == Lack::Nothing;
+    let cells = if has(Feature::Native) || has(Feature::Registration) {
+        tuned::brought(ranks, &device, &of_device, basis.has_multicast())
+    } else {
+        Vec::new()
     };
     let facts = Facts {
         ranks,

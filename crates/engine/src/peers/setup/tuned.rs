@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use once_cell::sync::OnceCell;
 
-use windlass_base::config::{Cache, config};
+use windlass_base::config::config;
 use windlass_base::gpu::device::Facts;
 use windlass_base::gpu::library::Driver;
 use windlass_base::gpu::{self, Ordinal};
@@ -57,7 +57,7 @@ fn cached(ranks: usize, facts: &Facts, multicast: Multicast) -> Cells {
     let mut all = READ.lock().unwrap_or_else(PoisonError::into_inner);
     all.entry((facts.ordinal, ranks, multicast))
         .or_insert_with(|| {
-            let (folder, driver) = (cache_folder()?, gpu::driver().ok()?);
+            let (folder, driver) = (config().cache.folder()?, gpu::driver().ok()?);
             let circumstances = observe(driver, ranks, facts, multicast)?;
             let table = read_cached(&folder, &circumstances);
             Some(Arc::new((circumstances, table)))
@@ -69,15 +69,6 @@ fn observe(driver: &Driver, ranks: usize, facts: &Facts, multicast: Multicast) -
     let real = nccl_sys::open::opened()?;
     let version = super::capabilities::version();
     Some(circumstances::observe(driver, facts, ranks, multicast, Nccl { path: &real.path, version }))
-}
-
-/// None where there is to be no cache, or no home.
-fn cache_folder() -> Option<PathBuf> {
-    match &config().cache {
-        Cache::Off => None,
-        Cache::Folder(folder) => Some(folder.clone()),
-        Cache::Usual => cache::usual_folder(|name| std::env::var_os(name)),
-    }
 }
 
 fn read_cached(folder: &Path, circumstances: &Circumstances) -> Table {
