@@ -65,6 +65,14 @@ impl What {
             What::Registered => [&REGISTERED, &[]],
         }
     }
+
+    /// What is registered must be mapped a second time, which only such memory can be.
+    pub fn memory(self) -> Memory {
+        match self {
+            What::Native => Memory::Device,
+            What::Registered => Memory::Nccl,
+        }
+    }
 }
 
 /// A bound on time, in seconds.
@@ -137,7 +145,10 @@ fn rank(channel: &mut Channel, job: Job) -> Result<()> {
     let largest = job.effort.grid.sizes.last().copied().unwrap_or(0) as usize;
     // Sizes are rounded to whole elements of each rank, never up, but for the smallest.
     let bytes = largest + job.ranks * size_of::<f64>();
-    let (send, receive) = (gpu.buffer(bytes)?, gpu.buffer(bytes)?);
+    // The real library first: Windlass then forwards to the very library that is mapped.
+    let (_, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
+    let buffer = || job.effort.what.memory().buffer(&gpu, &windlass, bytes);
+    let (send, receive) = (buffer()?, buffer()?);
     let dump = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     let shared = Shared { job: &job, gpu: &gpu, send, receive, dump: dump.path() };
     let mut groups: Vec<Members> = Vec::new();
@@ -211,7 +222,7 @@ impl Shared<'_> {
             windlass: windlass.clone(),
             cells: Vec::new(),
             reduction: crate::element::SUM.name.into(),
-            memory: Memory::Device,
+            memory: effort.what.memory(),
             company: Company { beside: effort.beside, busy: 0 },
             repeat: effort.repeat,
             batch_us: effort.batch_us,
@@ -226,7 +237,6 @@ impl Shared<'_> {
     /// Makes the communicators, and tells under which circumstances; an error where ranks' differ.
     fn join(&self, channel: &mut Channel, ranks: usize) -> Result<Members> {
         let (job, bench) = (self.job, self.bench_job(ranks));
-        // The real library first: Windlass then forwards to the very library that is mapped.
         let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
         let nccl_version = plain.version();
         let place = Place::observe(job.rank, ranks, &job.plain, nccl_version)?;

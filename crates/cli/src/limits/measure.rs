@@ -109,7 +109,7 @@ pub fn measure(
     let launch = Launch {
         subcommand: LIMITS_RANK,
         ranks,
-        environment: environment(machine, forced.path()),
+        environment: environment(machine, effort.what, forced.path()),
         without: WITHOUT,
         silence: SILENCE,
         ending,
@@ -147,7 +147,7 @@ pub fn measure(
 }
 
 /// All sizes go to Windlass's kernels, whatever the user has set; nothing is read that was measured before.
-fn environment(machine: &Machine, forced: &Path) -> Vec<Variable> {
+fn environment(machine: &Machine, what: What, forced: &Path) -> Vec<Variable> {
     let set: [(&str, &OsStr); 5] = [
         ("WINDLASS_TUNING", forced.as_os_str()),
         ("WINDLASS_CACHE", "off".as_ref()),
@@ -155,7 +155,9 @@ fn environment(machine: &Machine, forced: &Path) -> Vec<Variable> {
         ("WINDLASS_PEER_GROUPS", "on".as_ref()),
         ("WINDLASS", "on".as_ref()),
     ];
-    let set = set.map(|(name, value)| (name.into(), value.to_owned()));
+    // Lazy communicators register nothing.
+    let eager: Option<(&str, &OsStr)> = (what == What::Registered).then(|| ("WINDLASS_LAZY", "off".as_ref()));
+    let set = set.into_iter().chain(eager).map(|(name, value)| (name.into(), value.to_owned()));
     machine.environment().into_iter().chain(set).collect()
 }
 
