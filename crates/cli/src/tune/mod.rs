@@ -178,8 +178,8 @@ fn keeping(options: &Options, machine: &Machine, config: &Config) -> Result<Opti
 fn draw(folder: &Path, machine: &Machine, effort: &Effort, found: &OfRanks) -> Result<()> {
     let Group { ranks, nccl_version, .. } = found.group;
     let company = Company { beside: effort.beside, busy: 0 };
-    let common = Common::of(machine, nccl_version, ranks, effort.repeat as u32, company);
-    let common = Common { memory: found.what.memory(), ..common };
+    let mut common = Common::of(machine, nccl_version, ranks, effort.repeat as u32, company);
+    common.memory = found.what.memory();
     let is_last =
         |at: usize| found.measured[at + 1..].iter().all(|later| later.cell != found.measured[at].cell);
     let last = found.measured.iter().enumerate().filter(|(at, _)| is_last(*at)).map(|(_, done)| done);

@@ -71,6 +71,21 @@ fn shows() {
     assert!(quick.contains(", tune --quick of ") && !quick.contains(", tune of "), "{quick}");
 }
 
+/// Large all-gathers are measured once more as NCCL runs them with registered buffers, if there are any so large.
+#[test]
+fn registered() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("table");
+    let mut command = windlass(&["tune", "--sim", "--ranks", "2", "--sizes", "8M", "--repeat", "5"]);
+    command.args(["--seconds", "0.01", "--beside", "0"]).arg("--out").arg(&file);
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, Some(0), "{printed}{told}");
+    assert!(told.lines().any(|line| line.contains("all_gather") && line.ends_with("(registered)")), "{told}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("\nregistered_all_gather ranks 2 gpu 9.0/32 "), "{text}");
+    assert_eq!(Table::parse(&text).unwrap().cells(), Collective::ALL.len(), "{text}");
+}
+
 /// Limits of a table hold, both ways.
 #[test]
 fn a_table_holds() {
