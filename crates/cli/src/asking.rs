@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 /// The hidden subcommand that answers.
 pub const SUBCOMMAND: &str = "ask";
 
-const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// For answers that somebody waits for.
+pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// What the CUDA driver says about this machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -67,8 +68,8 @@ pub struct Pair {
 }
 
 /// Asks the CUDA driver; `library_path` replaces `LD_LIBRARY_PATH` of the child.
-pub fn gpus(library_path: Option<&OsStr>) -> Result<Gpus> {
-    ask(&[OsString::from("gpus")], library_path.map(|path| ("LD_LIBRARY_PATH", path)))
+pub fn gpus(library_path: Option<&OsStr>, limit: Duration) -> Result<Gpus> {
+    ask_within(&[OsString::from("gpus")], library_path.map(|path| ("LD_LIBRARY_PATH", path)), limit)
 }
 
 /// Under which circumstances communicators of this many ranks at most would run with the NCCL at a path, from 2 ranks on.
@@ -101,12 +102,20 @@ pub enum Answer<T> {
 }
 
 fn ask<T: for<'de> Deserialize<'de>>(question: &[OsString], variable: Option<(&str, &OsStr)>) -> Result<T> {
+    ask_within(question, variable, TIME_LIMIT)
+}
+
+fn ask_within<T: for<'de> Deserialize<'de>>(
+    question: &[OsString],
+    variable: Option<(&str, &OsStr)>,
+    limit: Duration,
+) -> Result<T> {
     let mut command = Command::new(std::env::current_exe().context("cannot find this executable")?);
     command.arg(SUBCOMMAND).args(question).env_remove("LD_PRELOAD");
     if let Some((name, value)) = variable {
         command.env(name, value);
     }
-    let printed = output_within(command, TIME_LIMIT)?;
+    let printed = output_within(command, limit)?;
     // Libraries may print before the answer; the answer is the last line.
     let line = printed.lines().last().unwrap_or_default();
     match serde_json::from_str(line) {

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The flags that choose.
 #[derive(Args, Clone, Copy, Debug, Default)]
@@ -17,13 +18,16 @@ pub struct MachineRequest {
     /// Ranks run on GPUs; the command fails where there are none
     #[arg(long)]
     gpu: bool,
+    /// For the driver's answer; none: the usual one.
+    #[arg(skip)]
+    limit: Option<Duration>,
 }
 
 impl MachineRequest {
-    /// GPUs or nothing.
-    pub const GPUS: MachineRequest = MachineRequest { simulator: false, gpu: true };
-    /// The simulator.
-    pub const SIMULATOR: MachineRequest = MachineRequest { simulator: true, gpu: false };
+    /// The simulator, or GPUs and nothing else; the driver has to answer within a time.
+    pub fn within(limit: Duration, simulator: bool) -> MachineRequest {
+        MachineRequest { simulator, gpu: !simulator, limit: Some(limit) }
+    }
 }
 
 /// What was chosen.
@@ -67,10 +71,11 @@ impl Machine {
         named: Option<&Path>,
         nccl: impl FnOnce() -> Result<PathBuf>,
     ) -> Result<Self> {
+        let limit = request.limit.unwrap_or(asking::TIME_LIMIT);
         let asked = if request.simulator {
             Err(String::new())
         } else {
-            asking::gpus(None).map_err(|error| format!("{error:#}"))
+            asking::gpus(None, limit).map_err(|error| format!("{error:#}"))
         };
         match (choose(request, &asked), asked) {
             (Err(reason), _) => bail!("{reason}"),
@@ -83,7 +88,7 @@ impl Machine {
                     );
                 }
                 let simulator = SimulatorLibraries::lay_out()?;
-                let gpus = asking::gpus(Some(&simulator.library_path()))?;
+                let gpus = asking::gpus(Some(&simulator.library_path()), limit)?;
                 Ok(Self { gpus, nccl: simulator.nccl(), why, simulator: Some(simulator) })
             }
         }

@@ -134,6 +134,9 @@ impl Place {
     }
 }
 
+/// What the communicators of another number of ranks take to make: where less is left none are begun.
+const JOINING: Duration = Duration::from_secs(1);
+
 /// The hidden subcommand.
 pub fn work() -> Result<()> {
     ranks::work(rank)
@@ -154,7 +157,9 @@ fn rank(channel: &mut Channel, job: Job) -> Result<()> {
     let mut groups: Vec<Members> = Vec::new();
     let mut deadline = None;
     for (ranks, tasks) in turns(&job.effort.numbers, job.effort.what) {
-        let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let is_new = !groups.iter().any(|group| group.ranks == ranks);
+        let begins = if is_new { JOINING } else { Duration::ZERO };
+        let is_over = deadline.is_some_and(|deadline| Instant::now() + begins >= deadline);
         if channel.share_first(&is_over)? {
             break;
         }
@@ -162,7 +167,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<()> {
             continue;
         }
         channel.among(Some(ranks));
-        if !groups.iter().any(|group| group.ranks == ranks) {
+        if is_new {
             groups.push(shared.join(channel, ranks)?);
         }
         let group = groups.iter_mut().find(|group| group.ranks == ranks).context("a group that was made")?;

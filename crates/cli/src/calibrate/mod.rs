@@ -25,6 +25,9 @@ use windlass_base::config::{self, Parsed};
 /// From the first question to the driver on; then all children are killed.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
+/// For the driver's answer: a cold one takes seconds.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
 /// What the cells' lines call it.
 const HOW: &str = "run";
 
@@ -73,7 +76,7 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
         }
     };
     let interruption = Interruption::note().ok()?;
-    let request = if is_simulator { MachineRequest::SIMULATOR } else { MachineRequest::GPUS };
+    let request = MachineRequest::within(ANSWER_MAX, is_simulator);
     let told = Session { nccl, windlass, folder: &folder, request, interruption: &interruption }.run();
     if let Some(signal) = interruption.look() {
         return Some(128 + signal);
@@ -138,7 +141,7 @@ impl Session<'_> {
                 ));
             }
         }
-        let effort = Effort::quick(machine.gpus.devices.len(), &machine);
+        let effort = Effort::quick(machine.gpus.devices.len(), &machine).after(began.elapsed());
         if effort.numbers.is_empty() {
             return Told::Once("limits of this machine are not measured: the command sees one GPU".into());
         }

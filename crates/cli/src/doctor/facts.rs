@@ -132,7 +132,7 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     facts.build = windlass.as_ref().ok().and_then(|windlass| asking::build(&windlass.path).ok());
     let (windlass, problem) = split(windlass.map(|windlass| windlass.path));
     (facts.windlass, facts.windlass_problem) = (windlass, problem);
-    (facts.gpus, facts.gpus_problem) = split(asking::gpus(None));
+    (facts.gpus, facts.gpus_problem) = split(asking::gpus(None, asking::TIME_LIMIT));
     facts.allocator = environment.get(OsStr::new("LD_PRELOAD")).and_then(|value| allocator(value));
     facts.shared_memory = rustix::fs::statvfs("/dev/shm").ok().map(|room| SharedMemory {
         total_bytes: room.f_blocks * room.f_frsize,

@@ -8,6 +8,7 @@ use crate::bench::adaptive::{Effort, Group, Job, Time, Told, What};
 use crate::machine::Machine;
 use crate::ranks::{self, Ending, Launch, Variable};
 use anyhow::{Context, Result};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::Write;
@@ -55,16 +56,19 @@ impl Effort {
             time: Some(Time { all: 5.0, measuring_least: 2.0 }),
         }
     }
+
+    /// The same where so much of the time is over before the ranks start.
+    pub fn after(self, spent: Duration) -> Effort {
+        let left = |time: Time| Time { all: (time.all - spent.as_secs_f64()).max(0.0), ..time };
+        Effort { time: self.time.map(left), ..self }
+    }
 }
 
-/// All GPUs first, then pairs, then what is left, larger groups first.
+/// All GPUs first, then pairs, then what is left: powers of two, as jobs have them, and larger groups before smaller ones.
 fn quick_numbers(devices: usize) -> Vec<usize> {
     let most = devices.min(windlass_transport::native::RANKS_MAX);
-    let mut numbers: Vec<usize> = (2..=most).rev().collect();
-    if numbers.len() > 1 {
-        numbers.pop();
-        numbers.insert(1, 2);
-    }
+    let mut numbers: Vec<usize> = (2..=most).collect();
+    numbers.sort_by_key(|ranks| (*ranks != most, *ranks != 2, !ranks.is_power_of_two(), Reverse(*ranks)));
     numbers
 }
 
@@ -186,10 +190,10 @@ mod tests {
     use crate::bench::tests::cell;
     use crate::limits::search::USUAL;
 
-    /// All first, then pairs, then the others.
+    /// All first, then pairs, then four, then the others.
     #[test]
     fn numbers() {
-        assert_eq!(quick_numbers(8), [8, 2, 7, 6, 5, 4, 3]);
+        assert_eq!(quick_numbers(8), [8, 2, 4, 7, 6, 5, 3]);
         assert_eq!(quick_numbers(16)[..2], [8, 2]);
         assert_eq!(quick_numbers(3), [3, 2]);
         assert_eq!(quick_numbers(2), [2]);

@@ -160,13 +160,18 @@ fn not_now() {
 fn measuring(cache: &Path) -> (Child, Vec<u32>) {
     let mut command = run(cache, "8");
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let ranks = all_ranks_of(child.id());
+    // Far enough that they wait for each other.
+    std::thread::sleep(Duration::from_millis(500));
+    (child, ranks)
+}
+
+fn all_ranks_of(parent: u32) -> Vec<u32> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        let ranks = ranks_of(child.id());
+        let ranks = ranks_of(parent);
         if ranks.len() == 8 {
-            // Far enough that they wait for each other.
-            std::thread::sleep(Duration::from_millis(500));
-            return (child, ranks);
+            return ranks;
         }
         assert!(Instant::now() < deadline, "no ranks were started");
         std::thread::sleep(Duration::from_millis(5));
