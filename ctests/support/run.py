@@ -93,6 +93,7 @@ def environment(options):
         kept.setdefault("WINDLASS_SIM_DEVICES", str(max(4, int(ranks))))
     if options.windlass:
         kept["WINDLASS_NCCL"] = str(options.nccl)
+        kept["WINDLASS_CACHE"] = "off"  # the limits that tests expect, whatever was measured on this machine
         kept["WINDLASS_REPORT"] = f"json:{options.out}/report-%p.json"
     if options.windlass:
         kept["WINDLASS_PEER_GROUPS"] = "on" if options.peers else "off"

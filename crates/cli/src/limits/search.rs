@@ -315,7 +315,7 @@ mod tests {
         let mut random = Random(2);
         for base in curves() {
             for (noise, slow) in [(0.01, 1.0), (0.02, 1.0), (0.02, 1.3)] {
-                for _ in 0..200 {
+                for _ in 0..40 {
                     let curves = Curves { noise, slow, ..base };
                     let expected = place(curves.crossover(&grid(QUICK).sizes));
                     let limit = place(curves.search(&grid(QUICK), &mut random).0);
@@ -335,7 +335,7 @@ mod tests {
         let mut random = Random(3);
         for base in curves() {
             for (noise, loaded) in [(0.02, 0.1), (0.02, 0.5), (0.1, 0.0), (0.3, 0.3)] {
-                for _ in 0..200 {
+                for _ in 0..40 {
                     let curves = Curves { noise, loaded, ..base };
                     let expected = place(curves.crossover(&grid(QUICK).sizes));
                     let limit = place(curves.search(&grid(QUICK), &mut random).0);

@@ -76,7 +76,7 @@ fn shows() {
 fn registered() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("table");
-    let mut command = windlass(&["tune", "--sim", "--ranks", "2", "--sizes", "8M", "--repeat", "5"]);
+    let mut command = windlass(&["tune", "--sim", "--ranks", "2", "--sizes", "1K,8M", "--repeat", "5"]);
     command.args(["--seconds", "0.01", "--beside", "0"]).arg("--out").arg(&file);
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");
