@@ -27,7 +27,7 @@ fn main() {
     let exported = Kernel::all().map(|kernel| {
         let name = kernel.name();
         let launch = if kernel.runs_several() { "BatchLaunch" } else { "CollectiveLaunch" };
-        format!("kernel!({name}, {name}_params, windlass_host_{name}, {launch});\n")
+        format!("kernel!({name}, {name}_params, {name}_work, windlass_host_{name}, {launch});\n")
     });
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     std::fs::write(out.join("collectives.rs"), exported.collect::<String>()).expect("a list of exports");

@@ -213,7 +213,7 @@ impl Bench<'_> {
             receive_bytes: self.receive_bytes,
             product: self.product,
         };
-        let calls = batch_calls(channel, plain, windlass, &work, job.batch_us)?;
+        let calls = batch_calls(channel, plain, windlass, &work, job)?;
         // After the warming up, whose calls may take other paths.
         let before = counts_of(&windlass.nccl, self.dump)?;
         let [plain, through] = alternate(channel, [plain, windlass], work, calls, job.repeat)?;
@@ -278,7 +278,7 @@ fn batch_calls(
     plain: &Side,
     windlass: &Side,
     work: &Work,
-    batch_us: f64,
+    job: &Job,
 ) -> Result<usize> {
     for side in [plain, windlass] {
         for _ in 0..WARM_UP_CALLS {
@@ -287,9 +287,9 @@ fn batch_calls(
             side.synchronize()?;
         }
     }
-    let call_us = plain.estimate_us(work)?.max(windlass.estimate_us(work)?);
+    let call_us = plain.estimate_us(work, job.simulated)?.max(windlass.estimate_us(work, job.simulated)?);
     let slowest = channel.exchange(&call_us)?.into_iter().fold(0.0, f64::max);
-    Ok(batch::calls(work.mode, batch_us, slowest))
+    Ok(batch::calls(work.mode, job.batch_us, slowest))
 }
 
 /// Every repetition of the real library and of Windlass; who begins alternates.

@@ -86,6 +86,88 @@ fn registered() {
     assert_eq!(Table::parse(&text).unwrap().cells(), Collective::ALL.len(), "{text}");
 }
 
+/// What both sides take on the simulator's own clock: a latency, and 10^9 bytes a second.
+#[derive(Clone, Copy)]
+struct Rates {
+    nccl: (f64, f64),
+    windlass: (f64, f64),
+}
+
+impl Rates {
+    /// The last of the sizes up to which Windlass is never slower by more than a percent.
+    fn limit(self, sizes: &[u64]) -> Option<u64> {
+        let ns =
+            |(latency_us, bandwidth): (f64, f64), bytes: u64| latency_us * 1e3 + bytes as f64 / bandwidth;
+        let is_ours = |bytes: &u64| ns(self.windlass, *bytes) <= 1.01 * ns(self.nccl, *bytes);
+        sizes.iter().copied().take_while(is_ours).last()
+    }
+}
+
+/// As text for the clock, of all or of one collective.
+fn rates_of(operation: &str, Rates { nccl, windlass }: Rates) -> String {
+    format!("nccl{operation}={}:{},windlass{operation}={}:{}", nccl.0, nccl.1, windlass.0, windlass.1)
+}
+
+/// The table that is found for so many ranks with this clock.
+fn table_of(clock: &str, ranks: &str, sizes: &str) -> Table {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("table");
+    let mut command = windlass(&["tune", "--sim", "--ranks", ranks, "--sizes", sizes, "--repeat", "3"]);
+    command.args(["--seconds", "0.00001", "--beside", "0"]).arg("--out").arg(&file);
+    command.env("WINDLASS_SIM_CLOCK", clock);
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, Some(0), "{printed}{told}");
+    Table::parse(&std::fs::read_to_string(&file).unwrap()).unwrap()
+}
+
+fn found(table: &Table, collective: Collective, ranks: usize) -> Option<u64> {
+    let multicast = Multicast::No;
+    let key = Key { collective, ranks, capability: 90, multiprocessors: 32, multicast };
+    table.get(&key).expect("every collective has a cell")
+}
+
+/// With the simulator's own clock a crossover is known, and found: another one of each collective, none, and beyond all sizes.
+#[test]
+fn known_crossovers_are_found() {
+    let sizes: Vec<u64> = (10..=15).map(|power| 1 << power).collect();
+    let usual = Rates { nccl: (20.0, 100.0), windlass: (18.0, 2.0) };
+    let of = |collective| match collective {
+        Collective::AllReduce => Rates { windlass: (18.0, 4.0), ..usual },
+        Collective::Broadcast => Rates { windlass: (21.0, 500.0), ..usual },
+        Collective::Reduce => Rates { windlass: (1.0, 500.0), ..usual },
+        Collective::UnevenAllGather => Rates { windlass: (19.0, 2.0), ..usual },
+        Collective::UnevenReduceScatter => Rates { nccl: (25.0, 100.0), ..usual },
+        Collective::AllGather | Collective::ReduceScatter => usual,
+    };
+    let every =
+        Collective::ALL.map(|collective| rates_of(&format!(".{}", collective.name()), of(collective)));
+    let clock = [rates_of("", usual), every.join(",")].join(",");
+    let table = table_of(&clock, "2", "1K:32K:2");
+    let expected = Collective::ALL.map(|collective| of(collective).limit(&sizes));
+    assert_eq!(Collective::ALL.map(|collective| found(&table, collective, 2)), expected);
+    let [none, all] =
+        [None, Some(32 << 10)].map(|limit| expected.iter().filter(|found| **found == limit).count());
+    assert_eq!((none, all), (1, 1));
+}
+
+/// More ranks have crossovers of their own.
+#[test]
+fn crossovers_of_more_ranks_are_found() {
+    let sizes = [1, 4].map(|kib| kib << 10);
+    let usual = Rates { nccl: (20.0, 100.0), windlass: (18.5, 1.0) };
+    let of_eight = Rates { windlass: (5.0, 1000.0), ..usual };
+    let clock = [rates_of("", usual), rates_of("@8", of_eight)].join(",");
+    let table = table_of(&clock, "3,4,8", "1K:4K:4");
+    for (ranks, rates) in [(3, usual), (4, usual), (8, of_eight)] {
+        // Of 3 ranks the bytes of whole elements are some fewer.
+        let place = |limit: Option<u64>| sizes.iter().filter(|size| Some(**size - 64) <= limit).count();
+        for collective in Collective::ALL {
+            let found = found(&table, collective, ranks);
+            assert_eq!(place(found), place(rates.limit(&sizes)), "{collective:?} of {ranks}: {found:?}");
+        }
+    }
+}
+
 /// Limits of a table hold, both ways.
 #[test]
 fn a_table_holds() {

@@ -94,8 +94,8 @@ impl Context {
     pub fn submit(&self, lane: &Arc<Lane>, role: Role, operation: impl FnOnce() + Send + 'static) -> Marker {
         let order = lock(&self.order);
         let before: Vec<Marker> = match role {
-            Role::Legacy => order.pending(|role| role == Role::Blocking),
-            Role::Blocking => self.legacy.pending().into_iter().collect(),
+            Role::Legacy => order.markers(|role| role == Role::Blocking),
+            Role::Blocking => self.legacy.marker().into_iter().collect(),
             Role::NonBlocking => Vec::new(),
         };
         lane.submit(move || {
@@ -105,27 +105,23 @@ impl Context {
     }
 
     /// What the legacy stream would wait for: its own work and that of blocking streams.
-    pub fn pending_for_legacy(&self) -> Vec<Marker> {
-        let mut pending = lock(&self.order).pending(|role| role == Role::Blocking);
-        pending.extend(self.legacy.pending());
-        pending
-    }
-
-    pub fn pending(&self) -> Vec<Marker> {
-        let mut pending = lock(&self.order).pending(|_| true);
-        pending.extend(self.legacy.pending());
-        pending
+    pub fn markers_for_legacy(&self) -> Vec<Marker> {
+        let mut markers = lock(&self.order).markers(|role| role == Role::Blocking);
+        markers.extend(self.legacy.marker());
+        markers
     }
 
     pub fn synchronize(&self) {
-        self.pending().iter().for_each(Marker::wait);
+        let mut markers = lock(&self.order).markers(|_| true);
+        markers.extend(self.legacy.marker());
+        markers.iter().for_each(Marker::wait);
     }
 }
 
 impl Order {
-    fn pending(&self, wanted: impl Fn(Role) -> bool) -> Vec<Marker> {
+    fn markers(&self, wanted: impl Fn(Role) -> bool) -> Vec<Marker> {
         let lanes = self.lanes.iter().filter(|(role, _)| wanted(*role));
-        lanes.filter_map(|(_, lane)| lane.upgrade()?.pending()).collect()
+        lanes.filter_map(|(_, lane)| lane.upgrade()?.marker()).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Events: what was recorded last, in this process or, for interprocess events, in any.
 
 use crate::capture::Capture;
+use crate::clock;
 use crate::code::{
     CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY,
     Code,
@@ -9,7 +10,7 @@ use crate::context;
 use crate::device::Ordinal;
 use crate::mapping::{PAGE, Reservation, anonymous_file};
 use crate::simulator::simulator;
-use crate::sync::{Signal, lock};
+use crate::sync::{Moment, Signal, lock};
 use crate::table::Handle;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -157,11 +158,12 @@ impl Event {
 
     pub fn query(&self) -> Result<(), Code> {
         self.refuse_captured()?;
-        if self.latest().is_none_or(|recording| recording.is_complete()) {
-            Ok(())
-        } else {
-            Err(CUDA_ERROR_NOT_READY)
+        let Some(recording) = self.latest() else { return Ok(()) };
+        if !recording.is_complete() {
+            return Err(CUDA_ERROR_NOT_READY);
         }
+        recording.wait();
+        Ok(())
     }
 
     pub fn synchronize(&self) -> Result<(), Code> {
@@ -204,13 +206,22 @@ pub fn elapsed(start: &Event, end: &Event) -> Result<f32, Code> {
     }
     let moments = (local_moment(start)?, local_moment(end)?);
     match moments {
-        (Some(start), Some(end)) if end >= start => Ok((end - start).as_secs_f32() * 1e3),
-        (Some(start), Some(end)) => Ok(-(start - end).as_secs_f32() * 1e3),
+        (Some(start), Some(end)) => Ok(milliseconds(start, end)),
         _ => Err(CUDA_ERROR_NOT_READY),
     }
 }
 
-fn local_moment(event: &Event) -> Result<Option<std::time::Instant>, Code> {
+fn milliseconds(start: Moment, end: Moment) -> f32 {
+    if clock::is_modelled() {
+        return (end.modelled_ns as f64 - start.modelled_ns as f64) as f32 / 1e6;
+    }
+    match end.real.checked_duration_since(start.real) {
+        Some(duration) => duration.as_secs_f32() * 1e3,
+        None => -(start.real - end.real).as_secs_f32() * 1e3,
+    }
+}
+
+fn local_moment(event: &Event) -> Result<Option<Moment>, Code> {
     event.refuse_captured()?;
     match event.latest() {
         Some(Recording::Local(signal)) => Ok(signal.raised_at()),

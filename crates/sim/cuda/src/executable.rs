@@ -1,6 +1,7 @@
 //! Executable graphs: made of graphs, updated, and how they run.
 
 use crate::capture::{self, Capturing};
+use crate::clock;
 use crate::code::{
     CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NOT_SUPPORTED, Code,
@@ -16,7 +17,7 @@ use crate::table::Handle;
 use crate::user_object::Held;
 use crate::work::Work;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 
@@ -237,6 +238,8 @@ pub struct Flight {
     recordings: Vec<Option<Recording>>,
     followers: Vec<Vec<usize>>,
     open: Vec<AtomicUsize>,
+    /// The modelled time at which each step ended.
+    ended_ns: Vec<AtomicU64>,
 }
 
 impl Flight {
@@ -259,30 +262,40 @@ impl Flight {
             }
         }
         let open = steps.iter().map(|step| AtomicUsize::new(step.dependencies.len())).collect();
-        Flight { steps, recordings, followers, open }
+        let ended_ns = steps.iter().map(|_| AtomicU64::new(0)).collect();
+        Flight { steps, recordings, followers, open, ended_ns }
     }
 
+    /// Ends, by the modelled clock too, with the last step.
     pub fn run(&self) {
+        let begun_ns = clock::now();
         std::thread::scope(|scope| {
             let mut roots = (0..self.steps.len()).filter(|index| self.steps[*index].dependencies.is_empty());
             let first = roots.next();
             for root in roots {
-                scope.spawn(move || self.run_from(scope, root));
+                scope.spawn(move || self.run_from(scope, root, begun_ns));
             }
             if let Some(root) = first {
-                self.run_from(scope, root);
+                self.run_from(scope, root, begun_ns);
             }
         });
+        let ended_ns = self.ended_ns.iter().map(|ended| ended.load(Ordering::Relaxed)).max();
+        clock::set(ended_ns.unwrap_or(begun_ns));
     }
 
     /// Runs a step and goes on with what it makes ready; threads are made for branches only.
-    fn run_from<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, root: usize) {
+    fn run_from<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, root: usize, begun_ns: u64) {
         let mut next = Some(root);
         while let Some(index) = next.take() {
             let step = &self.steps[index];
+            let before =
+                step.dependencies.iter().map(|before| self.ended_ns[*before].load(Ordering::Relaxed));
+            clock::set(before.fold(begun_ns, u64::max));
             if step.enabled {
                 step.work.run(self.recordings[index].as_ref());
             }
+            // Read by followers, which the last of those before them makes ready, and at the end.
+            self.ended_ns[index].store(clock::now(), Ordering::Relaxed);
             for follower in &self.followers[index] {
                 let follower = *follower;
                 if self.open[follower].fetch_sub(1, Ordering::AcqRel) > 1 {
@@ -291,7 +304,7 @@ impl Flight {
                 if next.is_none() {
                     next = Some(follower);
                 } else {
-                    scope.spawn(move || self.run_from(scope, follower));
+                    scope.spawn(move || self.run_from(scope, follower, begun_ns));
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! The engine of a stream: a queue and the OS thread that works it off.
 
+use crate::clock;
 use crate::sync::{lock, wait};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,9 +16,12 @@ pub struct Lane {
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Operation>,
+    /// With the modelled time at which each was submitted: it begins no earlier.
+    waiting: VecDeque<(u64, Operation)>,
     submitted: u64,
     completed: u64,
+    /// The modelled time at which the last completed one ended.
+    reached_ns: u64,
     /// The thread starts with the first operation: many streams never get one.
     started: bool,
     closed: bool,
@@ -35,13 +39,18 @@ impl Marker {
         while queue.completed < self.position {
             queue = wait(&self.lane.changed, queue);
         }
+        clock::not_before(queue.reached_ns);
+    }
+
+    pub fn is_reached(&self) -> bool {
+        lock(&self.lane.queue).completed >= self.position
     }
 }
 
 impl Lane {
     pub fn submit(self: &Arc<Self>, operation: impl FnOnce() + Send + 'static) -> Marker {
         let mut queue = lock(&self.queue);
-        queue.waiting.push_back(Box::new(operation));
+        queue.waiting.push_back((clock::now(), Box::new(operation)));
         queue.submitted += 1;
         if !queue.started {
             queue.started = true;
@@ -55,10 +64,10 @@ impl Lane {
         Marker { lane: self.clone(), position: queue.submitted }
     }
 
-    /// Everything submitted so far, or nothing if all of it is done.
-    pub fn pending(self: &Arc<Self>) -> Option<Marker> {
-        let queue = lock(&self.queue);
-        (queue.completed < queue.submitted).then(|| Marker { lane: self.clone(), position: queue.submitted })
+    /// Everything submitted so far, whether it is done or not; none if there was nothing.
+    pub fn marker(self: &Arc<Self>) -> Option<Marker> {
+        let position = lock(&self.queue).submitted;
+        (position > 0).then(|| Marker { lane: self.clone(), position })
     }
 
     /// Lets the thread go once the queue is empty.
@@ -70,14 +79,16 @@ impl Lane {
     fn run(&self) {
         let mut queue = lock(&self.queue);
         loop {
-            if let Some(operation) = queue.waiting.pop_front() {
+            if let Some((submitted_ns, operation)) = queue.waiting.pop_front() {
                 drop(queue);
+                clock::not_before(submitted_ns);
                 if catch_unwind(AssertUnwindSafe(operation)).is_err() {
                     // A panic of ours must not leave everyone who waits for this stream hanging.
                     crate::report::line(format_args!("an operation panicked on its stream"));
                 }
                 queue = lock(&self.queue);
                 queue.completed += 1;
+                queue.reached_ns = clock::now();
                 self.changed.notify_all();
             } else if queue.closed {
                 return;

@@ -1,5 +1,6 @@
 //! Modules: shared objects whose functions stand for kernels. The crate's documentation says what one must export.
 
+use crate::clock::{self, RawWork};
 use crate::code::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NOT_FOUND, Code,
@@ -41,6 +42,7 @@ pub struct SimLaunch {
 pub const UNSAID: [u32; 3] = [0; 3];
 
 type Kernel = unsafe extern "C" fn(*const SimLaunch, *mut *mut c_void);
+type TellWork = unsafe extern "C" fn(*const *mut c_void, *mut RawWork);
 
 pub struct Module {
     pub handle: Handle,
@@ -63,6 +65,8 @@ pub struct Function {
     pub parameter_bytes: Vec<usize>,
     pub attributes: Mutex<BTreeMap<u32, i32>>,
     kernel: Kernel,
+    /// For the modelled clock.
+    tell_work: Option<TellWork>,
 }
 
 /// One kernel launch with its own copy of the parameters.
@@ -189,8 +193,10 @@ pub fn function(module: &Arc<Module>, name: &CStr) -> Result<Handle, Code> {
         return Ok(*handle);
     }
     let kernel = module.symbol(name).ok_or(CUDA_ERROR_NOT_FOUND)?;
-    let parameters = [name.to_bytes(), b"_params"].concat();
-    let parameters = CString::new(parameters).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    let beside = |suffix: &[u8]| {
+        CString::new([name.to_bytes(), suffix].concat()).map_err(|_| CUDA_ERROR_INVALID_VALUE)
+    };
+    let parameters = beside(b"_params")?;
     let Some(sizes) = module.symbol(&parameters) else {
         crate::report::line(format_args!("the module has {name:?} but lacks {parameters:?}"));
         return Err(CUDA_ERROR_NOT_FOUND);
@@ -198,6 +204,9 @@ pub fn function(module: &Arc<Module>, name: &CStr) -> Result<Handle, Code> {
     let parameter_bytes = read_sizes(sizes.cast_const().cast());
     // SAFETY: whoever exports the name beside its `_params` guarantees the kernel's signature.
     let kernel = unsafe { std::mem::transmute::<*mut c_void, Kernel>(kernel) };
+    let tell_work = module.symbol(&beside(b"_work")?);
+    // SAFETY: as of the kernel.
+    let tell_work = tell_work.map(|tell| unsafe { std::mem::transmute::<*mut c_void, TellWork>(tell) });
     let function = simulator()?.functions.insert(|handle| Function {
         handle,
         name: name.to_owned(),
@@ -205,6 +214,7 @@ pub fn function(module: &Arc<Module>, name: &CStr) -> Result<Handle, Code> {
         parameter_bytes,
         attributes: Mutex::default(),
         kernel,
+        tell_work,
     });
     functions.insert(name.to_owned(), function.handle);
     Ok(function.handle)
@@ -300,12 +310,22 @@ impl Launch {
         let shape = SimLaunch { cluster, ..self.shape };
         let mut pointers: Vec<*mut c_void> =
             self.parameters.iter().map(|parameter| parameter.as_ptr().cast_mut().cast()).collect();
+        // Before it runs: lists that it names may be written anew when it has ended.
+        let work = if clock::is_modelled() { self.work(&pointers) } else { None };
         stack::while_running(self.function.module.context, || {
             guard::forbidding_calls(|| {
                 // SAFETY: the kernel has this signature (see `function`), and every pointer leads to a parameter's copy.
                 unsafe { (self.function.kernel)(&shape, pointers.as_mut_ptr()) }
             });
         });
+        work.iter().for_each(|work| clock::pass(self.shape.device, work));
+    }
+
+    fn work(&self, parameters: &[*mut c_void]) -> Option<clock::Work> {
+        let mut work = RawWork::NONE;
+        // SAFETY: the function has this signature (see `function`), and every pointer leads to a parameter's copy.
+        unsafe { self.function.tell_work?(parameters.as_ptr(), &mut work) };
+        work.read()
     }
 }
 

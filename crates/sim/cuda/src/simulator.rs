@@ -15,7 +15,7 @@ use crate::stream::Stream;
 use crate::table::{Reuse, Table};
 use crate::user_object::UserObject;
 use crate::virtual_memory::{AddressSpace, Physical};
-use crate::{guard, leak};
+use crate::{clock, guard, leak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -73,6 +73,8 @@ pub fn start() -> Result<(), Code> {
     let multiprocessors = number_from_environment("WINDLASS_SIM_MULTIPROCESSORS").unwrap_or(32);
     let multiprocessors = multiprocessors.clamp(1, 1024) as i32;
     let capability = number_from_environment("WINDLASS_SIM_CAPABILITY").unwrap_or(90).clamp(50, 200) as i32;
+    // A clock that cannot be read is told of here, not at the first time that is asked for.
+    clock::is_modelled();
     let mut failed = false;
     SIMULATOR.get_or_init(|| {
         // SAFETY: both handlers are plain functions of this library, which is never unloaded once it has threads.

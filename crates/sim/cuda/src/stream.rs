@@ -97,10 +97,10 @@ impl Stream {
         lock(&self.capturing).is_some()
     }
 
-    fn pending(self: &Arc<Self>) -> Vec<Marker> {
+    fn markers(self: &Arc<Self>) -> Vec<Marker> {
         match self.role {
-            Role::Legacy => self.context.pending_for_legacy(),
-            _ => self.lane.pending().into_iter().collect(),
+            Role::Legacy => self.context.markers_for_legacy(),
+            _ => self.lane.marker().into_iter().collect(),
         }
     }
 
@@ -126,12 +126,17 @@ impl Stream {
 
     pub fn query(self: &Arc<Self>) -> Result<(), Code> {
         self.refuse_capturing()?;
-        if self.pending().is_empty() { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
+        let markers = self.markers();
+        if !markers.iter().all(Marker::is_reached) {
+            return Err(CUDA_ERROR_NOT_READY);
+        }
+        markers.iter().for_each(Marker::wait);
+        Ok(())
     }
 
     pub fn synchronize(self: &Arc<Self>) -> Result<(), Code> {
         self.refuse_capturing()?;
-        self.pending().iter().for_each(Marker::wait);
+        self.markers().iter().for_each(Marker::wait);
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! Locks that survive a panic elsewhere, and the one-shot signal that events and markers are made of.
 
+use crate::clock;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -16,24 +17,36 @@ pub fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<
 /// Raised once, at a time that is kept.
 #[derive(Default)]
 pub struct Signal {
-    raised: Mutex<Option<Instant>>,
+    raised: Mutex<Option<Moment>>,
     changed: Condvar,
+}
+
+#[derive(Clone, Copy)]
+pub struct Moment {
+    pub real: Instant,
+    /// The modelled time of whoever raised.
+    pub modelled_ns: u64,
 }
 
 impl Signal {
     pub fn raise(&self) {
-        lock(&self.raised).get_or_insert_with(Instant::now);
+        let now = || Moment { real: Instant::now(), modelled_ns: clock::now() };
+        lock(&self.raised).get_or_insert_with(now);
         self.changed.notify_all();
     }
 
-    pub fn raised_at(&self) -> Option<Instant> {
+    pub fn raised_at(&self) -> Option<Moment> {
         *lock(&self.raised)
     }
 
     pub fn wait(&self) {
         let mut raised = lock(&self.raised);
-        while raised.is_none() {
-            raised = wait(&self.changed, raised);
-        }
+        let moment = loop {
+            match *raised {
+                Some(moment) => break moment,
+                None => raised = wait(&self.changed, raised),
+            }
+        };
+        clock::not_before(moment.modelled_ns);
     }
 }

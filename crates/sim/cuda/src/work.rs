@@ -1,6 +1,8 @@
 //! What streams and graph nodes do, as plain data: the same description runs at once or is captured.
 
+use crate::clock;
 use crate::conditional::Branch;
+use crate::device::Ordinal;
 use crate::event::{Event, Recording};
 use crate::guard;
 use crate::mapping::PAGE;
@@ -27,6 +29,9 @@ pub enum Work {
     Device {
         function: HostFunction,
         data: usize,
+        device: Ordinal,
+        /// What it is, for the modelled clock.
+        work: Option<clock::Work>,
     },
     Memory(Vec<MemoryOperation>),
     RecordEvent(Arc<Event>),
@@ -211,6 +216,13 @@ fn word64(address: usize) -> &'static AtomicU64 {
     unsafe { &*(address as *const AtomicU64) }
 }
 
+fn call(function: HostFunction, data: usize) {
+    guard::forbidding_calls(|| {
+        // SAFETY: the application passed this function for being called with this pointer on another thread.
+        unsafe { function(data as *mut c_void) }
+    });
+}
+
 impl Work {
     /// `recording` is the one that an event operation begins or waits for, taken when the work was issued.
     pub fn run(&self, recording: Option<&Recording>) {
@@ -219,11 +231,10 @@ impl Work {
             Work::Kernel(launch) => launch.run(),
             Work::Copy(copy) => copy.run(),
             Work::Fill(fill) => fill.run(),
-            Work::Host { function, data } | Work::Device { function, data } => {
-                guard::forbidding_calls(|| {
-                    // SAFETY: the application passed this function for being called with this pointer on another thread.
-                    unsafe { function(*data as *mut c_void) }
-                })
+            Work::Host { function, data } => call(*function, *data),
+            Work::Device { function, data, device, work } => {
+                call(*function, *data);
+                work.iter().for_each(|work| clock::pass(*device, work));
             }
             Work::Memory(operations) => operations.iter().for_each(MemoryOperation::run),
             Work::RecordEvent(_) => recording.into_iter().for_each(Recording::complete),

@@ -3,7 +3,11 @@
 //!
 //! `WINDLASS_SIM_DELAY_RARITY`: one in so many steps of a kernel is followed by a random delay, 4096; 0: none is.
 
+mod work;
+
 use std::ffi::c_void;
+
+use work::{Parameter, SimWork};
 
 use windlass_kernels::collective::{BatchLaunch, CollectiveLaunch};
 use windlass_kernels::launch::Launch;
@@ -15,9 +19,9 @@ pub struct ParameterBytes<const N: usize> {
     bytes: [u32; N],
 }
 
-/// Exports the kernel and the bytes of its one parameter, by the names that the images have.
+/// Exports the kernel, the bytes of its one parameter, and what tells its work, by the names that the images have.
 macro_rules! kernel {
-    ($name:ident, $parameters:ident, $compiled:ident, $launch:ty) => {
+    ($name:ident, $parameters:ident, $work:ident, $compiled:ident, $launch:ty) => {
         /// Of the kernel.
         #[allow(non_upper_case_globals)]
         #[unsafe(no_mangle)]
@@ -38,10 +42,29 @@ macro_rules! kernel {
             // SAFETY: the caller's guarantee.
             unsafe { $compiled(launch, parameters) }
         }
+
+        /// Of the kernel.
+        ///
+        /// # Safety
+        /// As for the kernel.
+        #[allow(non_snake_case)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $work(parameters: *const *mut c_void, work: &mut SimWork) {
+            // SAFETY: the caller's guarantee.
+            let parameter = unsafe { &*parameters.read().cast::<$launch>() };
+            // SAFETY: the same: the kernel reads the lists.
+            *work = unsafe { parameter.work(stringify!($name)) }.into();
+        }
     };
 }
 
-kernel!(ncclWindlassMail, ncclWindlassMail_params, windlass_host_ncclWindlassMail, Launch);
+kernel!(
+    ncclWindlassMail,
+    ncclWindlassMail_params,
+    ncclWindlassMail_work,
+    windlass_host_ncclWindlassMail,
+    Launch
+);
 // One line for each of `windlass_kernels::collectives::Kernel`, by build.rs.
 include!(concat!(env!("OUT_DIR"), "/collectives.rs"));
 

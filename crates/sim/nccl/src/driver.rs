@@ -1,6 +1,7 @@
 //! The calls of the CUDA driver that the simulator makes, from `libcuda.so.1`.
 
 use crate::refusal::{Outcome, refuse};
+use crate::work::SimWork;
 use libc::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use libloading::os::unix::Library;
 use nccl_sys::*;
@@ -53,7 +54,7 @@ driver_calls! {
     capture_info = b"cuStreamGetCaptureInfo_v2\0": fn(Stream, *mut c_int, *mut u64, *mut usize, *mut *const usize, *mut usize);
     capture_dependencies = b"cuStreamUpdateCaptureDependencies\0": fn(Stream, *const usize, usize, c_uint);
     stream_wait = b"cuStreamWaitEvent\0": fn(Stream, usize, c_uint);
-    launch_kernel = b"simLaunch\0": fn(Stream, extern "C" fn(*mut c_void), *mut c_void);
+    launch_kernel = b"simLaunch\0": fn(Stream, extern "C" fn(*mut c_void), *mut c_void, *const SimWork);
     need_stack = b"simNeedStack\0": fn(usize);
     before_leaks = b"simBeforeLeaks\0": fn(extern "C" fn());
     keep_event = b"simKeepEvent\0": fn(usize);
@@ -254,10 +255,16 @@ impl Driver {
         check(code, "cuStreamUpdateCaptureDependencies")
     }
 
-    /// Runs `function(data)` on `stream`, after all that was enqueued before.
-    pub fn launch(&self, stream: Stream, function: extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
-        // SAFETY: the caller keeps `data` alive until the function has run (or for ever, if captured).
-        check(unsafe { (self.launch_kernel)(stream, function, data) }, "simLaunch")
+    /// Runs `function(data)`, which does `work`, on `stream`, after all that was enqueued before.
+    pub fn launch(
+        &self,
+        stream: Stream,
+        function: extern "C" fn(*mut c_void),
+        data: *mut c_void,
+        work: &SimWork,
+    ) -> Outcome {
+        // SAFETY: the caller keeps `data` alive until the function has run (or for ever, if captured); `work` is read at once.
+        check(unsafe { (self.launch_kernel)(stream, function, data, work) }, "simLaunch")
     }
 
     /// As launching a kernel with so many bytes of stack a thread: waits, if the device has to make room, for what runs there.

@@ -66,6 +66,7 @@ mod split;
 // Operations.
 mod operation;
 mod sorting;
+mod work;
 
 mod order;
 

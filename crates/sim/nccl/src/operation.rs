@@ -8,7 +8,9 @@ use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::registration::Use;
 use crate::segment::CallFacts;
 use crate::settings::settings;
-use crate::{agreement, arguments, collective, group, import, lookup, p2p, reentry, sorting, strict, window};
+use crate::{
+    agreement, arguments, collective, group, import, lookup, p2p, reentry, sorting, strict, window, work,
+};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -54,7 +56,7 @@ impl Kind {
         matches!(self, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter)
     }
 
-    fn is_message(self) -> bool {
+    pub fn is_message(self) -> bool {
         matches!(self, Kind::Send | Kind::Recv)
     }
 }
@@ -245,7 +247,8 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
             );
         }
     }
-    let texts: Vec<String> = queued.iter().map(|entry| entry.call.describe()).collect();
+    let calls: Vec<Call> = queued.iter().map(|entry| entry.call).collect();
+    let texts: Vec<String> = calls.iter().map(Call::describe).collect();
     let mut operation = Operation {
         communicator: communicator.clone(),
         collectives: Vec::new(),
@@ -301,7 +304,8 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     // A captured operation lives as long as the process: nobody tells when its last graph has gone.
     let data = Box::into_raw(Box::new(operation));
     let function = if captured { run_captured } else { run_eager };
-    if let Err(code) = driver.launch(streams[0], function, data.cast()) {
+    let work = work::of(&calls, communicator.ranks, registered == calls.len() as u64);
+    if let Err(code) = driver.launch(streams[0], function, data.cast(), &work.into()) {
         // SAFETY: the driver did not take it.
         drop(unsafe { Box::from_raw(data) });
         if !captured {

@@ -1,6 +1,7 @@
 //! Streams, host functions, memory operations, and capture.
 
 use crate::capture;
+use crate::clock::RawWork;
 use crate::code::{CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Code};
 use crate::event;
 use crate::ffi::{In, Out};
@@ -124,9 +125,12 @@ exports! {
         stream::issue(&stream::find(handle)?, Work::Host { function, data: data as usize }).map(drop)
     }
 
-    fn simLaunch(handle: Handle, function: Option<HostFunction>, data: *mut c_void) {
+    fn simLaunch(handle: Handle, function: Option<HostFunction>, data: *mut c_void, work: In<RawWork>) {
         let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        stream::issue(&stream::find(handle)?, Work::Device { function, data: data as usize }).map(drop)
+        let stream = stream::find(handle)?;
+        let work = if work.is_null() { None } else { work.get()?.read() };
+        let device = stream.context.device;
+        stream::issue(&stream, Work::Device { function, data: data as usize, device, work }).map(drop)
     }
 
     // Managed memory is visible everywhere, so there is nothing to attach.

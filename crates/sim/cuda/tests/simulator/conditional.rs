@@ -63,7 +63,7 @@ fn one_body_runs_or_none() {
         let counters = [const { AtomicU32::new(0) }; 2];
         for (body, counter) in conditional.bodies.iter().zip(&counters) {
             capture_to(stream, *body, || {
-                ok(simLaunch(stream, count, std::ptr::from_ref(counter).cast_mut().cast()));
+                ok(simLaunch(stream, count, std::ptr::from_ref(counter).cast_mut().cast(), std::ptr::null()));
             });
         }
         run(conditional.graph, stream);
@@ -88,7 +88,9 @@ fn a_loop_runs_until_device_code_ends_it() {
     let conditional = conditional(WHILE, 1, 1);
     LEFT.store(6, Ordering::SeqCst);
     CONDITION.store(conditional.condition, Ordering::SeqCst);
-    capture_to(stream, conditional.bodies[0], || ok(simLaunch(stream, count_down, std::ptr::null_mut())));
+    capture_to(stream, conditional.bodies[0], || {
+        ok(simLaunch(stream, count_down, std::ptr::null_mut(), std::ptr::null()))
+    });
     run(conditional.graph, stream);
     assert_eq!(LEFT.load(Ordering::SeqCst), 0);
     ok(cuStreamDestroy_v2(stream));

@@ -18,6 +18,16 @@ pub struct LaunchAttribute {
     pub value: [u32; 16],
 }
 
+/// `SimWork`.
+#[repr(C)]
+pub struct Work {
+    pub side: *const c_char,
+    pub operation: *const c_char,
+    pub bytes: u64,
+    pub ranks: u32,
+    pub reserved: u32,
+}
+
 /// `CUlaunchConfig`.
 #[repr(C)]
 pub struct LaunchConfiguration {
@@ -105,7 +115,7 @@ driver! {
     fn cuStreamGetId(stream: Handle, id: &mut u64);
     fn cuStreamWaitValue32_v2(stream: Handle, address: usize, value: u32, flags: u32);
     fn cuStreamWriteValue32_v2(stream: Handle, address: usize, value: u32, flags: u32);
-    fn simLaunch(stream: Handle, function: HostFunction, data: *mut c_void);
+    fn simLaunch(stream: Handle, function: HostFunction, data: *mut c_void, work: *const Work);
     fn simSetConditional(handle: u64, value: u32);
     fn cuLaunchHostFunc(stream: Handle, function: HostFunction, data: *mut c_void);
     fn cuEventCreate(event: &mut Handle, flags: u32);

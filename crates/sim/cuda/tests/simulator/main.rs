@@ -5,6 +5,7 @@
 mod driver;
 
 mod captures;
+mod clock;
 mod conditional;
 mod kernels;
 mod memory;
