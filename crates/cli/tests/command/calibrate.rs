@@ -67,6 +67,18 @@ fn once() {
     assert!(with < without + Duration::from_millis(20), "{with:?}, without {without:?}");
 }
 
+/// On the simulator's modelled clock the limit is known: 2 KiB, where 18.2 us and a byte a ns are at most 0.95 of NCCL's 22 us.
+#[test]
+fn finds_the_limit() {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = run(place.path(), "2");
+    command.env("WINDLASS_SIM_CLOCK", "nccl=22:100,windlass=18.2:1");
+    let words = told(command);
+    assert_eq!(words.matches(" up to 2K").count(), 7, "{words}");
+    let text = std::fs::read_to_string(files(place.path(), "cells-").remove(0)).unwrap();
+    assert_eq!(text.matches(" native_bytes_max 2K # ").count(), 10, "{text}");
+}
+
 /// Other devices are another machine; both are known then.
 #[test]
 fn for_each_machine() {
