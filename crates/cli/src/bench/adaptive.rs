@@ -7,6 +7,7 @@ use super::company::Company;
 use super::memory::Memory;
 use super::worker::{self, Bench, CellDone, join_one};
 use super::{Cell, batch::Side};
+use crate::element::SUM;
 use crate::gpu::{Buffer, Gpu};
 use crate::limits::search::{Grid, OTHER, REGISTERED, Step, Task, USUAL};
 use crate::nccl::Nccl;
@@ -226,7 +227,7 @@ impl Shared<'_> {
             plain: plain.clone(),
             windlass: windlass.clone(),
             cells: Vec::new(),
-            reduction: crate::element::SUM.name.into(),
+            reduction: SUM.name.into(),
             memory: effort.what.memory(),
             company: Company { beside: effort.beside, busy: 0 },
             repeat: effort.repeat,
@@ -273,11 +274,14 @@ impl Shared<'_> {
     ) -> Result<()> {
         let bench_job = self.bench_job(group.ranks);
         let sides = [&group.plain, &group.windlass];
-        for task in tasks.iter().filter(|task| task.operation.exists_in(&group.plain.nccl)) {
+        let looks = [self.job.effort.grid.clone(), self.job.effort.grid.second_look()];
+        let in_look = |grid| tasks.iter().map(move |task| (grid, task));
+        let tasks = looks.iter().flat_map(in_look);
+        for (grid, task) in tasks.filter(|(_, task)| task.operation.exists_in(&group.plain.nccl)) {
             let bench = Bench {
                 job: &bench_job,
                 sides,
-                reduction: task.reduction(),
+                reduction: SUM,
                 send: &self.send,
                 receive: &self.receive,
                 receive_bytes: 0,
@@ -285,7 +289,7 @@ impl Shared<'_> {
                 dump: self.dump,
             };
             loop {
-                let next = match self.job.effort.grid.next(task, &group.measured) {
+                let next = match grid.next(task, &group.measured) {
                     Step::Measure(cell) if Instant::now() < deadline => Some(cell),
                     _ => None,
                 };
@@ -318,7 +322,7 @@ mod tests {
     /// Ranks that were long in coming have the least time from then on.
     #[test]
     fn time_left() {
-        let grid = Grid { sizes: Vec::new(), stride: 1, again: 0 };
+        let grid = Grid::new(Vec::new(), 1, 0);
         let effort = |time| Effort {
             numbers: vec![],
             grid: grid.clone(),

@@ -1,6 +1,6 @@
 //! A run of ranks that find limits, and what it comes to.
 
-use super::search::{Grid, Step, Task};
+use super::search::{Grid, Task};
 use super::written::{self, Tuned};
 use crate::LIMITS_RANK;
 use crate::bench::CellDone;
@@ -48,7 +48,7 @@ impl Effort {
     pub fn quick(devices: usize, machine: &Machine) -> Effort {
         Effort {
             numbers: quick_numbers(devices),
-            grid: Grid { sizes: usual_sizes(machine), stride: 2, again: 2 },
+            grid: Grid::new(usual_sizes(machine), 2, 2),
             repeat: 5,
             batch_us: 400.0,
             beside: 0,
@@ -168,7 +168,7 @@ fn environment(machine: &Machine, what: What, forced: &Path) -> Vec<Variable> {
 /// The limits that follow; of tasks that were not measured to their end none does.
 fn conclude(group: Group, what: What, grid: &Grid, measured: Vec<CellDone>) -> OfRanks {
     let tuned = |task: &Task| {
-        let Step::Found(limit) = grid.next(task, &measured) else { return None };
+        let limit = grid.limit(task, &measured)?;
         let key = Key {
             collective: task.collective,
             ranks: group.ranks,
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::bench::adaptive::Place;
     use crate::bench::tests::cell;
-    use crate::limits::search::USUAL;
+    use crate::limits::search::{Step, USUAL};
 
     /// All first, then pairs, then four, then the others.
     #[test]
@@ -203,7 +203,7 @@ mod tests {
     /// What was not measured to its end has no limit; what is not ours has none either.
     #[test]
     fn conclusions() {
-        let grid = Grid { sizes: vec![1024], stride: 1, again: 0 };
+        let grid = Grid::new(vec![1024], 1, 0);
         let place: Place = serde_json::from_value(serde_json::json!({
             "circumstances": ["ranks 2"], "capability": 90, "multiprocessors": 132, "multicast": false,
         }))

@@ -6,8 +6,8 @@
 use super::rule::{Finding, finding};
 use crate::bench::operation::Operation;
 use crate::bench::{Cell, CellDone, Mode};
-use crate::element::{Element, Reduction, SUM, element};
-use nccl_sys::types::{ncclFloat32, ncclInt8, ncclProd};
+use crate::element::{Element, element};
+use nccl_sys::types::{ncclFloat32, ncclInt8};
 use serde::{Deserialize, Serialize};
 use windlass_transport::tuning::file::NATIVE_BYTES_MAX;
 use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN};
@@ -48,14 +48,10 @@ pub const OTHER: [Task; 3] = [
 const ALL_GATHER_BYTES_MAX: u64 = 64 << 20;
 
 impl Task {
-    /// Bytes are the type with the most arithmetic for each byte that moves.
+    /// Sums of bytes are what NCCL is fastest at, and where Windlass has the most arithmetic for each byte that moves: on 2 × H100 a
+    /// reduce-scatter of 256 KiB takes 1.28 of NCCL's time, 1.15 of 32-bit integers, 1.06 of products of bytes.
     pub fn element(&self) -> Element {
         element(if self.collective.is_other() { ncclInt8 } else { ncclFloat32 })
-    }
-
-    pub fn reduction(&self) -> Reduction {
-        let product = crate::element::REDUCTIONS.iter().find(|reduction| reduction.code == ncclProd);
-        product.copied().filter(|_| self.collective.is_other()).unwrap_or(SUM)
     }
 
     /// How Windlass runs its calls.
@@ -91,6 +87,8 @@ pub struct Grid {
     pub stride: usize,
     /// How often what is unclear is measured again.
     pub again: usize,
+    /// How often what NCCL wins is measured again.
+    pub lost_again: usize,
 }
 
 /// What is to be done for a limit.
@@ -110,7 +108,29 @@ enum Standing {
     NotOurs,
 }
 
+/// A second look at what has lost, after everything else was measured.
+const SECOND_LOOK: usize = 2;
+
 impl Grid {
+    /// Of the first look.
+    pub fn new(sizes: Vec<u64>, stride: usize, again: usize) -> Grid {
+        Grid { sizes, stride, again, lost_again: 0 }
+    }
+
+    /// Of a second look: what has lost may have lost to a moment's disturbance, which is over by then. All rounds count together.
+    pub fn second_look(&self) -> Grid {
+        Grid { again: self.again + SECOND_LOOK, lost_again: 1, ..self.clone() }
+    }
+
+    /// The limit of a task, by the second look where that came to its end.
+    pub fn limit(&self, task: &Task, measured: &[CellDone]) -> Option<Option<u64>> {
+        let found = |grid: &Grid| match grid.next(task, measured) {
+            Step::Found(limit) => Some(limit),
+            Step::Measure(_) | Step::NotOurs => None,
+        };
+        found(&self.second_look()).or_else(|| found(self))
+    }
+
     /// The next step of a task, by what was measured of it and of others.
     pub fn next(&self, task: &Task, measured: &[CellDone]) -> Step {
         let sizes = self.sizes_of(task);
@@ -176,6 +196,7 @@ impl Grid {
                 _ if count == 0 => return Standing::Unknown(cell),
                 Finding::Windlass => {}
                 Finding::Unclear if count <= self.again => return Standing::Unknown(cell),
+                Finding::Nccl if count <= self.lost_again => return Standing::Unknown(cell),
                 Finding::Unclear | Finding::Nccl => return Standing::Lost,
                 Finding::NotOurs => return Standing::NotOurs,
             }
@@ -193,7 +214,7 @@ mod tests {
     const ALL: usize = 1;
 
     fn grid(stride: usize) -> Grid {
-        Grid { sizes: (10..=28).map(|shift| 1 << shift).collect(), stride, again: 2 }
+        Grid::new((10..=28).map(|shift| 1 << shift).collect(), stride, 2)
     }
 
     /// Numbers that look random, the same in every run.
@@ -371,7 +392,7 @@ mod tests {
     /// The limit ends below the first that loses; what wins again above does not count, nor does what wins between two that lose.
     #[test]
     fn neighbours_agree() {
-        let small = Grid { sizes: vec![1, 2, 4, 8, 16], stride: 2, again: 0 };
+        let small = Grid::new(vec![1, 2, 4, 8, 16], 2, 0);
         let limit = |ratios: [f64; 5]| limit_of(&small, &ratios);
         assert_eq!(limit([0.5; 5]), (Some(16), vec![1, 4, 16, 8]));
         assert_eq!(limit([0.5, 0.5, 0.5, 1.0, 1.0]), (Some(4), vec![1, 4, 16, 8, 2]));
@@ -385,7 +406,7 @@ mod tests {
     /// What is unclear is measured again so many times, both rounds count together, and then it is lost.
     #[test]
     fn again_where_unclear() {
-        let grid = Grid { sizes: vec![1024], stride: 1, again: 1 };
+        let grid = Grid::new(vec![1024], 1, 1);
         let Step::Measure(asked) = grid.next(&USUAL[0], &[]) else { panic!("nothing was measured") };
         assert_eq!(asked.mode, Mode::Graph);
         let unclear = CellDone { ratios: vec![0.9, 0.9, 0.9, 0.9, 1.5], ..done(asked, 0.9) };
@@ -397,10 +418,40 @@ mod tests {
         assert_eq!(grid.next(&USUAL[0], &[forwarded]), Step::NotOurs);
     }
 
+    /// What a disturbance lost is won at the second look; what loses there again is NCCL's, after one more round.
+    #[test]
+    fn second_look() {
+        let grid = Grid::new(vec![1, 2, 4, 8, 16], 1, 2);
+        let all_but = |disturbed: usize, again: f64| {
+            let mut measured: Vec<CellDone> = Vec::new();
+            let mut rounds = 0;
+            for look in [grid.clone(), grid.second_look()] {
+                while let Step::Measure(cell) = look.next(&USUAL[0], &measured) {
+                    let is_disturbed = cell.bytes == grid.sizes[disturbed] && cell.mode == Mode::Graph;
+                    let first = !measured.iter().any(|done| done.cell == cell);
+                    let ratio = match (is_disturbed, first) {
+                        (true, true) => 1.5,
+                        (true, false) => again,
+                        _ => 0.6,
+                    };
+                    rounds += usize::from(is_disturbed);
+                    measured.push(done(cell, ratio));
+                }
+            }
+            (grid.limit(&USUAL[0], &measured), rounds)
+        };
+        assert_eq!(all_but(2, 0.6), (Some(Some(16)), 4));
+        assert_eq!(all_but(2, 1.4), (Some(Some(2)), 2));
+        // Without time for the second look the first one holds.
+        let first = USUAL[0].cell(1, Mode::Graph);
+        assert_eq!(grid.limit(&USUAL[0], &[done(first, 1.5)]), Some(None));
+        assert_eq!(grid.limit(&USUAL[0], &[]), None);
+    }
+
     /// Registered all-gathers must win eager, as such; where the largest does there is no end.
     #[test]
     fn registered() {
-        let (task, grid) = (REGISTERED[0], Grid { sizes: vec![8 << 20, 16 << 20], stride: 1, again: 0 });
+        let (task, grid) = (REGISTERED[0], Grid::new(vec![8 << 20, 16 << 20], 1, 0));
         let registered = |bytes, ratio| {
             let cell = task.cell(bytes, Mode::Eager);
             CellDone { path: "registered".into(), ..done(cell, ratio) }
@@ -418,9 +469,8 @@ mod tests {
     fn tasks() {
         let (usual, other) = (USUAL[0], OTHER[0]);
         let Step::Measure(asked) = grid(QUICK).next(&other, &[]) else { panic!("nothing was measured") };
-        assert_eq!((asked.element.name, other.reduction().name), ("int8", "prod"));
+        assert_eq!(asked.element.name, "int8");
         assert!(other.owns(&done(asked, 1.0)) && !usual.owns(&done(asked, 1.0)));
-        assert_eq!(usual.reduction(), SUM);
         assert_eq!(grid(QUICK).sizes_of(&USUAL[1]).last(), Some(&(64 << 20)));
         assert_eq!(grid(QUICK).sizes_of(&usual).last(), Some(&(256 << 20)));
         let sizes = grid(QUICK).sizes_of(&REGISTERED[0]).to_vec();

@@ -13,7 +13,7 @@ use crate::bench::{CellDone, Common, plot};
 use crate::calibrate::stamp::Stamp;
 use crate::element::SUM;
 use crate::limits::measure::{OfRanks, measure, usual_sizes};
-use crate::limits::search::{Grid, REGISTERED, Task};
+use crate::limits::search::{Grid, REGISTERED};
 use crate::limits::store::{Folder, Kept, Lock};
 use crate::limits::written::{self, Circumstances};
 use crate::machine::{Machine, MachineRequest};
@@ -183,11 +183,7 @@ fn draw(folder: &Path, machine: &Machine, effort: &Effort, found: &OfRanks) -> R
     let is_last =
         |at: usize| found.measured[at + 1..].iter().all(|later| later.cell != found.measured[at].cell);
     let last = found.measured.iter().enumerate().filter(|(at, _)| is_last(*at)).map(|(_, done)| done);
-    let tasks = found.what.tasks();
-    let reduction = |done: &CellDone| {
-        tasks.into_iter().flatten().find(|task| task.owns(done)).map_or(SUM, Task::reduction)
-    };
-    let records: Vec<_> = last.map(|done| common.record(done, reduction(done))).collect();
+    let records: Vec<_> = last.map(|done| common.record(done, SUM)).collect();
     let name = match found.what {
         What::Native => format!("ranks-{ranks}"),
         What::Registered => format!("ranks-{ranks}-registered"),
@@ -244,7 +240,7 @@ fn efforts(options: &Options, machine: &Machine, numbers: Vec<usize>) -> Vec<Eff
     let mut sizes = options.sizes.clone().map_or_else(|| usual_sizes(machine), |sizes| sizes.0);
     sizes.sort();
     sizes.dedup();
-    let grid = Grid { sizes, stride: 1, again: AGAIN_MOST };
+    let grid = Grid::new(sizes, 1, AGAIN_MOST);
     let effort = |ranks: usize, what: What| Effort {
         numbers: vec![ranks],
         grid: grid.clone(),
