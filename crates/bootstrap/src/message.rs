@@ -3,7 +3,9 @@
 //! A connection of a rank begins with a [`greeting`], one of NCCL's with its id's magic; whatever else connects is nobody's.
 
 use crate::negotiated::bytes::{Reader, Writer};
-use crate::negotiated::{ATTACHMENT_BYTES_MAX, NEGOTIATED_BYTES_MAX, NegotiatedConfig, Token};
+use crate::negotiated::{
+    ATTACHMENT_BYTES_MAX, CELLS_BYTES_MAX, NEGOTIATED_BYTES_MAX, NegotiatedConfig, Token,
+};
 
 use super::colors::{SplitMessage, Table};
 use super::facts::Facts;
@@ -16,7 +18,7 @@ pub const GREETING_BYTES: usize = 24;
 /// Bytes before a message's body.
 pub const HEADER_BYTES: usize = 6;
 /// A body from a rank is at most this long.
-pub const FROM_RANK_BYTES_MAX: usize = 256 + ATTACHMENT_BYTES_MAX;
+pub const FROM_RANK_BYTES_MAX: usize = 256 + CELLS_BYTES_MAX + ATTACHMENT_BYTES_MAX;
 /// A body from the host is at most this long.
 pub const FROM_HOST_BYTES_MAX: usize = NEGOTIATED_BYTES_MAX + WORDS_BYTES_MAX;
 

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ pub struct Launch<'a> {
     /// Variables for every rank, beside the inherited ones.
     pub environment: Vec<Variable>,
     /// Variables that no rank inherits.
-    pub without: &'static [&'static str],
+    pub without: fn(&str) -> bool,
     /// How long all ranks may say nothing before the run counts as stuck.
     pub silence: Duration,
     pub ending: Ending<'a>,
@@ -144,9 +144,23 @@ impl Drop for Ranks {
         }
         let deadline = Instant::now() + GONE;
         for rank in &mut self.running {
-            while matches!(rank.process.try_wait(), Ok(None)) && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            gone_until(&mut rank.process, deadline);
+        }
+    }
+}
+
+/// The end of a process that is about to end.
+fn gone(process: &mut Child) -> Option<ExitStatus> {
+    gone_until(process, Instant::now() + GONE)
+}
+
+fn gone_until(process: &mut Child, deadline: Instant) -> Option<ExitStatus> {
+    loop {
+        match process.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Err(_) => return None,
+            Ok(None) if Instant::now() >= deadline => return None,
+            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
 }
@@ -186,9 +200,9 @@ fn start(
     let (ours, theirs) = UnixStream::pair().context("socketpair")?;
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let mut command = Command::new(&executable);
-    launch.without.iter().for_each(|name| {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| (launch.without)(&name.to_string_lossy())) {
         command.env_remove(name);
-    });
+    }
     let process = command
         .arg(launch.subcommand)
         .envs(launch.environment.iter().chain(own).map(|(name, value)| (name, value)))
@@ -254,8 +268,11 @@ fn converse(
             }
             None if results[rank].is_some() => {}
             None => {
-                let status = ranks.running[rank].process.wait()?;
-                bail!("rank {rank} ended with {status} before it had finished");
+                // It has closed its channel, but a driver may keep what is left of it for ever.
+                match gone(&mut ranks.running[rank].process) {
+                    Some(status) => bail!("rank {rank} ended with {status} before it had finished"),
+                    None => bail!("rank {rank} left before it had finished"),
+                }
             }
         }
     }

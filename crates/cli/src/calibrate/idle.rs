@@ -35,6 +35,14 @@ pub fn judge(devices: &[Device], simulated: bool) -> Judgement {
     }
 }
 
+/// The first device that has processes.
+pub fn processes(devices: &[Device]) -> Option<String> {
+    devices.iter().enumerate().find_map(|(number, device)| {
+        let load = device.load.filter(|load| load.processes > 0)?;
+        Some(format!("GPU {number} had {} processes", load.processes))
+    })
+}
+
 fn is_in_use(load: &Load) -> bool {
     load.processes > 0 || load.memory_bytes > MEMORY_MAX || load.percent > PERCENT_MAX
 }
@@ -63,5 +71,7 @@ mod tests {
         assert_eq!(of([Some(idle), None]), Judgement::Unknown);
         assert!(matches!(of([Some(busy), None]), Judgement::InUse(_)));
         assert_eq!(judge(&[device(None)], true), Judgement::Idle);
+        assert_eq!(processes(&[device(None), device(Some(busy))]), Some("GPU 1 had 1 processes".into()));
+        assert_eq!(processes(&[device(Some(Load { percent: 90, ..idle }))]), None);
     }
 }

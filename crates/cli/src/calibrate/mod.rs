@@ -28,6 +28,12 @@ const TIME_MAX: Duration = Duration::from_secs(15);
 /// For the driver's answer: a cold one takes seconds.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
+/// Runs do not look again for so long whether GPUs are idle: to ask the driver takes a second or more.
+const WHILE_IN_USE: Duration = Duration::from_secs(15 * 60);
+
+/// Nor do they measure again for so long after that has failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(24 * 3600);
+
 /// What the cells' lines call it.
 const HOW: &str = "run";
 
@@ -89,7 +95,11 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
                 say(&line);
             }
         }
-        Told::EachTime(line) => say(&line),
+        Told::Later(by, line) => {
+            // Where that cannot be noted the next run tries again.
+            let _ = stamp.put_off(&folder, by, &line);
+            say(&line);
+        }
     }
     drop(lock);
     // A signal until here was for this process.
@@ -104,8 +114,8 @@ fn say(line: &str) {
 enum Told {
     /// With a stamp: later runs do not measure.
     Once(String),
-    /// Later runs try again.
-    EachTime(String),
+    /// Runs try again after so long.
+    Later(Duration, String),
 }
 
 struct Session<'a> {
@@ -120,9 +130,12 @@ impl Session<'_> {
     fn run(&self) -> Told {
         let began = Instant::now();
         let failed = |error: anyhow::Error| {
-            Told::Once(format!(
-                "limits of this machine could not be measured: {error:#}; {OTHERS_HOLD}, and runs will not try again (`windlass tune` does)"
-            ))
+            Told::Later(
+                AFTER_FAILURE,
+                format!(
+                    "limits of this machine could not be measured: {error:#}; {OTHERS_HOLD}, and runs try again in a day (`windlass tune` at once)"
+                ),
+            )
         };
         let machine = match self.machine() {
             Ok(machine) => machine,
@@ -131,9 +144,8 @@ impl Session<'_> {
         match idle::judge(&machine.gpus.devices, machine.is_simulated()) {
             idle::Judgement::Idle => {}
             idle::Judgement::InUse(why) => {
-                return Told::EachTime(format!(
-                    "limits of this machine are not measured: {why}; {OTHERS_HOLD}"
-                ));
+                let line = format!("limits of this machine are not measured: {why}; {OTHERS_HOLD}");
+                return Told::Later(WHILE_IN_USE, line);
             }
             idle::Judgement::Unknown => {
                 return Told::Once(format!(
@@ -150,10 +162,23 @@ impl Session<'_> {
         );
         let ending = Ending { deadline: Some(began + TIME_MAX), interruption: Some(self.interruption) };
         let found = measure(&machine, self.windlass, &effort, ending, |_, _| {});
+        if let Some(why) = self.disturbance(&machine) {
+            let line =
+                format!("what was measured of this machine is left out: {why} meanwhile; {OTHERS_HOLD}");
+            return Told::Later(WHILE_IN_USE, line);
+        }
         match found.and_then(|found| self.keep(&found).map(|()| found)) {
             Ok(found) => Told::Once(closing(&found, began.elapsed(), self.folder.path())),
             Err(error) => failed(error),
         }
+    }
+
+    /// Whether another process has come to the GPUs: its own have left by now.
+    fn disturbance(&self, measured: &Machine) -> Option<String> {
+        if measured.is_simulated() {
+            return None;
+        }
+        idle::processes(&self.machine().ok()?.gpus.devices)
     }
 
     fn machine(&self) -> Result<Machine> {

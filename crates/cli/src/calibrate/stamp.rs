@@ -6,10 +6,11 @@
 use crate::bench::record::date;
 use crate::built;
 use crate::limits::store::Folder;
+use anyhow::Result;
 use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use windlass_base::config::nccl;
 use windlass_bootstrap::negotiated::bytes::checksum;
 
@@ -48,14 +49,33 @@ impl Stamp {
         Stamp { name: format!("measured-{:016x}.txt", checksum(facts.as_bytes())), facts }
     }
 
+    /// Whether it is there for this user to read, or a time is that has not come.
     pub fn is_in(&self, folder: &Folder) -> bool {
-        folder.has(&self.name)
+        let later = || folder.text(&self.later()).is_some_and(|text| is_ahead(&text, SystemTime::now()));
+        folder.text(&self.name).is_some() || later()
+    }
+
+    /// Notes that runs shall not try again for so long.
+    pub fn put_off(&self, folder: &Folder, by: Duration, line: &str) -> Result<()> {
+        let until = SystemTime::now() + by;
+        let seconds = until.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        folder.write(&self.later(), &format!("{seconds} {}\n{}", date(until), self.text(line)))
+    }
+
+    fn later(&self) -> String {
+        format!("not-before-{}", self.name)
     }
 
     /// For people: when, what came of it, and by what it holds.
     pub fn text(&self, line: &str) -> String {
         format!("{} {line}\n\n{}\n", date(SystemTime::now()), self.facts)
     }
+}
+
+/// Whether a note's time, in seconds since 1970 as its first word, has yet to come. One that cannot be read is over.
+fn is_ahead(text: &str, now: SystemTime) -> bool {
+    let seconds = text.split_whitespace().next().and_then(|word| word.parse().ok());
+    seconds.is_some_and(|seconds| UNIX_EPOCH + Duration::from_secs(seconds) > now)
 }
 
 /// How many GPUs this machine has at most, as far as files say.

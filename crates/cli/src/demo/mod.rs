@@ -69,7 +69,7 @@ pub fn run(options: &Options) -> Result<bool> {
         subcommand: super::DEMO_RANK,
         ranks,
         environment: machine.environment(),
-        without: &[],
+        without: |_| false,
         silence: Duration::from_secs(120),
         ending: Ending::default(),
     };

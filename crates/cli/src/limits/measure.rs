@@ -17,17 +17,16 @@ use std::time::Duration;
 use windlass_transport::tuning::Collective;
 use windlass_transport::tuning::file::Key;
 
-/// Variables of the user's that would change what is measured, or say much: no limit depends on them.
-const WITHOUT: &[&str] = &[
-    "CUDA_LAUNCH_BLOCKING",
-    "LD_PRELOAD",
-    "NCCL_COMM_ID",
-    "NCCL_DEBUG",
-    "NCCL_DEBUG_FILE",
-    "NCCL_DEBUG_SUBSYS",
-    "WINDLASS_NVTX",
-    "WINDLASS_REPORT",
-];
+/// Whether a variable of the user's would change what is measured, or say much. Options of Windlass do, checks and traces above all, and
+/// tools that inject themselves; no limit may depend on them.
+fn is_left_out(name: &str) -> bool {
+    const KEPT: [&str; 2] = ["WINDLASS_LIBRARY", "WINDLASS_NCCL"];
+    let is_option =
+        name.starts_with("WINDLASS") && !name.starts_with("WINDLASS_SIM_") && !KEPT.contains(&name);
+    let is_tool = name.contains("_INJECTION") || name.starts_with("NSYS_");
+    let is_debug = name.starts_with("NCCL_DEBUG") || ["CUDA_LAUNCH_BLOCKING", "LD_PRELOAD"].contains(&name);
+    is_option || is_tool || is_debug || name == "NCCL_COMM_ID"
+}
 
 /// Ranks that say nothing for so long are stuck.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -114,7 +113,7 @@ pub fn measure(
         subcommand: LIMITS_RANK,
         ranks,
         environment: environment(machine, effort.what, forced.path()),
-        without: WITHOUT,
+        without: is_left_out,
         silence: SILENCE,
         ending,
     };

@@ -9,8 +9,20 @@ use crate::bench::CellDone;
 const FASTER_LEAST: f64 = 0.95;
 /// And the confidence bound at most this part.
 const SURELY_BELOW: f64 = 0.98;
+/// What Windlass runs anyway may take so much longer.
+const SLOWER_MOST: f64 = 1.02;
 /// Of the bound, one-sided: five pairs have it by their worst.
 const CONFIDENCE: f64 = 0.96;
+
+/// What a size must show to count for Windlass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standard {
+    /// That Windlass is faster, surely and by enough.
+    Faster,
+    /// That NCCL is not surely faster: where Windlass runs the collective anyway, and a call that it left to NCCL would take longer than NCCL
+    /// alone, as NCCL's work is then followed.
+    NotSlower,
+}
 
 /// Which of the two was faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,23 +38,27 @@ pub enum Finding {
 }
 
 /// What all rounds of one measurement say together, of calls that are Windlass's only by this path.
-pub fn finding<'a>(rounds: impl Iterator<Item = &'a CellDone> + Clone, path: &str) -> Finding {
+pub fn finding<'a>(
+    rounds: impl Iterator<Item = &'a CellDone> + Clone,
+    path: &str,
+    standard: Standard,
+) -> Finding {
     if rounds.clone().any(|done| done.path != path) {
         return Finding::NotOurs;
     }
-    of_pairs(rounds.flat_map(|done| done.ratios.iter().copied()).collect())
+    of_pairs(rounds.flat_map(|done| done.ratios.iter().copied()).collect(), standard)
 }
 
-fn of_pairs(mut ratios: Vec<f64>) -> Finding {
+fn of_pairs(mut ratios: Vec<f64>, standard: Standard) -> Finding {
     ratios.sort_by(f64::total_cmp);
     let is_usable = ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0);
     let Some((least, median, most)) = bounds(&ratios).filter(|_| is_usable) else { return Finding::Unclear };
-    if median <= FASTER_LEAST && most <= SURELY_BELOW {
-        Finding::Windlass
-    } else if least > FASTER_LEAST {
-        Finding::Nccl
-    } else {
-        Finding::Unclear
+    match standard {
+        Standard::NotSlower if least > SLOWER_MOST => Finding::Nccl,
+        Standard::NotSlower => Finding::Windlass,
+        Standard::Faster if median <= FASTER_LEAST && most <= SURELY_BELOW => Finding::Windlass,
+        Standard::Faster if least > FASTER_LEAST => Finding::Nccl,
+        Standard::Faster => Finding::Unclear,
     }
 }
 
@@ -85,7 +101,7 @@ mod tests {
     /// Enough and surely; all other things are NCCL's or not known.
     #[test]
     fn findings() {
-        let of = |ratios: &[f64]| of_pairs(ratios.to_vec());
+        let of = |ratios: &[f64]| of_pairs(ratios.to_vec(), Standard::Faster);
         assert_eq!(of(&[0.5; 5]), Finding::Windlass);
         assert_eq!(of(&[0.95; 5]), Finding::Windlass);
         assert_eq!(of(&[0.96; 5]), Finding::Nccl);
@@ -100,5 +116,16 @@ mod tests {
         let mut ten = [0.9; 10];
         ten[3] = 3.0;
         assert_eq!(of(&ten), Finding::Windlass);
+    }
+
+    /// What Windlass runs anyway stays unless NCCL is surely faster.
+    #[test]
+    fn not_slower() {
+        let of = |ratios: &[f64]| of_pairs(ratios.to_vec(), Standard::NotSlower);
+        assert_eq!(of(&[0.5; 5]), Finding::Windlass);
+        assert_eq!(of(&[1.01; 5]), Finding::Windlass);
+        assert_eq!(of(&[1.0, 1.5, 1.5, 1.5, 1.5]), Finding::Windlass);
+        assert_eq!(of(&[1.03; 5]), Finding::Nccl);
+        assert_eq!(of(&[1.0; 4]), Finding::Unclear);
     }
 }

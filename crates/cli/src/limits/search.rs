@@ -3,14 +3,14 @@
 //! A coarse grid of sizes first, from the smallest up to the first at which Windlass does not win; then the sizes between that one and the
 //! last that won; then the size below the limit, which must win too. What is unclear is measured again, and counts as lost if it stays so.
 
-use super::rule::{Finding, finding};
+use super::rule::{Finding, Standard, finding};
 use crate::bench::operation::Operation;
 use crate::bench::{Cell, CellDone, Mode};
 use crate::element::{Element, element};
 use nccl_sys::types::{ncclFloat32, ncclInt8};
 use serde::{Deserialize, Serialize};
 use windlass_transport::tuning::file::NATIVE_BYTES_MAX;
-use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN};
+use windlass_transport::tuning::{Collective, OTHER_BYTES_MAX, REGISTERED_BYTES_MIN, UNMEASURED_BYTES_MAX};
 
 /// The modes in which a size must win. Graphs first: what loses there needs no eager batches.
 const MODES: &[Mode] = &[Mode::Graph, Mode::Eager];
@@ -52,6 +52,12 @@ impl Task {
     /// reduce-scatter of 256 KiB takes 1.28 of NCCL's time, 1.15 of 32-bit integers, 1.06 of products of bytes.
     pub fn element(&self) -> Element {
         element(if self.collective.is_other() { ncclInt8 } else { ncclFloat32 })
+    }
+
+    /// What a size must show. Up to the limit of what nobody measured Windlass runs the collective anyway.
+    pub fn standard(&self, bytes: u64) -> Standard {
+        let usual = if self.collective.is_other() { OTHER_BYTES_MAX } else { UNMEASURED_BYTES_MAX };
+        if self.is_registered() || bytes > usual { Standard::Faster } else { Standard::NotSlower }
     }
 
     /// How Windlass runs its calls.
@@ -122,13 +128,15 @@ impl Grid {
         Grid { again: self.again + SECOND_LOOK, lost_again: 1, ..self.clone() }
     }
 
-    /// The limit of a task, by the second look where that came to its end.
+    /// The limit of a task by measurements in the order in which they were made: by the second look where that came to its end, else as the
+    /// first look found it.
     pub fn limit(&self, task: &Task, measured: &[CellDone]) -> Option<Option<u64>> {
-        let found = |grid: &Grid| match grid.next(task, measured) {
+        let found = |grid: &Grid, measured: &[CellDone]| match grid.next(task, measured) {
             Step::Found(limit) => Some(limit),
             Step::Measure(_) | Step::NotOurs => None,
         };
-        found(&self.second_look()).or_else(|| found(self))
+        let first = || (0..=measured.len()).find_map(|count| found(self, &measured[..count]));
+        found(&self.second_look(), measured).or_else(first)
     }
 
     /// The next step of a task, by what was measured of it and of others.
@@ -192,7 +200,7 @@ impl Grid {
             let cell = task.cell(bytes, *mode);
             let rounds = measured.iter().filter(|done| done.cell == cell);
             let count = rounds.clone().count();
-            match finding(rounds, task.path()) {
+            match finding(rounds, task.path(), task.standard(bytes)) {
                 _ if count == 0 => return Standing::Unknown(cell),
                 Finding::Windlass => {}
                 Finding::Unclear if count <= self.again => return Standing::Unknown(cell),
@@ -260,7 +268,8 @@ mod tests {
 
         /// The largest size of the grid up to which the rule holds without noise.
         fn crossover(&self, sizes: &[u64]) -> Option<u64> {
-            sizes.iter().copied().take_while(|bytes| self.ratio(*bytes) <= 0.95).last()
+            let most = |bytes: u64| if bytes <= UNMEASURED_BYTES_MAX { 1.02 } else { 0.95 };
+            sizes.iter().copied().take_while(|bytes| self.ratio(*bytes) <= most(*bytes)).last()
         }
 
         fn batch(&self, side: (f64, f64), bytes: u64, random: &mut Random) -> f64 {
@@ -350,7 +359,8 @@ mod tests {
         }
     }
 
-    /// Under a load the limit may be lower, and is never above by more than a step; so it is with heavy noise.
+    /// Under a load the limit may be lower, and is never above by more than a step, or than what Windlass runs anyway; so it is with heavy
+    /// noise.
     #[test]
     fn is_never_far_above() {
         let mut random = Random(3);
@@ -360,7 +370,8 @@ mod tests {
                     let curves = Curves { noise, loaded, ..base };
                     let expected = place(curves.crossover(&grid(QUICK).sizes));
                     let limit = place(curves.search(&grid(QUICK), &mut random).0);
-                    assert!(limit <= expected + 1, "{}: {limit} for {expected}", curves.ranks);
+                    let most = place(Some(UNMEASURED_BYTES_MAX)).max(expected + 1);
+                    assert!(limit <= most, "{}: {limit} for {expected}", curves.ranks);
                 }
             }
         }
@@ -389,11 +400,19 @@ mod tests {
         }
     }
 
+    /// Sizes at which Windlass must be faster.
+    fn mebibytes(sizes: &[u64]) -> Vec<u64> {
+        sizes.iter().map(|size| size << 20).collect()
+    }
+
     /// The limit ends below the first that loses; what wins again above does not count, nor does what wins between two that lose.
     #[test]
     fn neighbours_agree() {
-        let small = Grid::new(vec![1, 2, 4, 8, 16], 2, 0);
-        let limit = |ratios: [f64; 5]| limit_of(&small, &ratios);
+        let small = Grid::new(mebibytes(&[1, 2, 4, 8, 16]), 2, 0);
+        let limit = |ratios: [f64; 5]| {
+            let (limit, sizes) = limit_of(&small, &ratios);
+            (limit.map(|bytes| bytes >> 20), sizes.iter().map(|bytes| bytes >> 20).collect::<Vec<_>>())
+        };
         assert_eq!(limit([0.5; 5]), (Some(16), vec![1, 4, 16, 8]));
         assert_eq!(limit([0.5, 0.5, 0.5, 1.0, 1.0]), (Some(4), vec![1, 4, 16, 8, 2]));
         assert_eq!(limit([0.5, 0.5, 0.5, 0.5, 1.0]).0, Some(8));
@@ -403,10 +422,24 @@ mod tests {
         assert_eq!(limit_of(&Grid { sizes: vec![], ..small.clone() }, &[]).0, None);
     }
 
+    /// What Windlass runs anyway must not be slower; of other types that goes further.
+    #[test]
+    fn sizes_that_are_ours_anyway() {
+        let kib = |size: u64| size << 10;
+        for (task, of_all, beyond) in [(USUAL[0], 16, 32), (OTHER[0], 64, 128)] {
+            assert_eq!(task.standard(kib(of_all)), Standard::NotSlower);
+            assert_eq!(task.standard(kib(beyond)), Standard::Faster);
+        }
+        assert_eq!(REGISTERED[0].standard(1), Standard::Faster);
+        let grid = Grid::new([4, 16, 64].map(kib).to_vec(), 1, 0);
+        assert_eq!(limit_of(&grid, &[1.0, 1.01, 1.0]).0, Some(kib(16)));
+        assert_eq!(limit_of(&grid, &[1.0, 1.03, 0.5]).0, Some(kib(4)));
+    }
+
     /// What is unclear is measured again so many times, both rounds count together, and then it is lost.
     #[test]
     fn again_where_unclear() {
-        let grid = Grid::new(vec![1024], 1, 1);
+        let grid = Grid::new(mebibytes(&[1]), 1, 1);
         let Step::Measure(asked) = grid.next(&USUAL[0], &[]) else { panic!("nothing was measured") };
         assert_eq!(asked.mode, Mode::Graph);
         let unclear = CellDone { ratios: vec![0.9, 0.9, 0.9, 0.9, 1.5], ..done(asked, 0.9) };
@@ -421,12 +454,13 @@ mod tests {
     /// What a disturbance lost is won at the second look; what loses there again is NCCL's, after one more round.
     #[test]
     fn second_look() {
-        let grid = Grid::new(vec![1, 2, 4, 8, 16], 1, 2);
+        let grid = Grid::new(mebibytes(&[1, 2, 4, 8, 16]), 1, 2);
+        let task = &USUAL[0];
         let all_but = |disturbed: usize, again: f64| {
             let mut measured: Vec<CellDone> = Vec::new();
             let mut rounds = 0;
             for look in [grid.clone(), grid.second_look()] {
-                while let Step::Measure(cell) = look.next(&USUAL[0], &measured) {
+                while let Step::Measure(cell) = look.next(task, &measured) {
                     let is_disturbed = cell.bytes == grid.sizes[disturbed] && cell.mode == Mode::Graph;
                     let first = !measured.iter().any(|done| done.cell == cell);
                     let ratio = match (is_disturbed, first) {
@@ -436,16 +470,17 @@ mod tests {
                     };
                     rounds += usize::from(is_disturbed);
                     measured.push(done(cell, ratio));
+                    // Whenever the time ends after the first look, its limit stands.
+                    let is_first_over = (0..=measured.len())
+                        .any(|count| matches!(grid.next(task, &measured[..count]), Step::Found(_)));
+                    assert_eq!(grid.limit(task, &measured).is_some(), is_first_over);
                 }
             }
-            (grid.limit(&USUAL[0], &measured), rounds)
+            (grid.limit(task, &measured).flatten().map(|bytes| bytes >> 20), rounds)
         };
-        assert_eq!(all_but(2, 0.6), (Some(Some(16)), 4));
-        assert_eq!(all_but(2, 1.4), (Some(Some(2)), 2));
-        // Without time for the second look the first one holds.
-        let first = USUAL[0].cell(1, Mode::Graph);
-        assert_eq!(grid.limit(&USUAL[0], &[done(first, 1.5)]), Some(None));
-        assert_eq!(grid.limit(&USUAL[0], &[]), None);
+        assert_eq!(all_but(2, 0.6), (Some(16), 4));
+        assert_eq!(all_but(2, 1.4), (Some(2), 2));
+        assert_eq!(grid.limit(task, &[]), None);
     }
 
     /// Registered all-gathers must win eager, as such; where the largest does there is no end.

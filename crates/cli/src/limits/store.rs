@@ -63,9 +63,11 @@ impl Folder {
         }
     }
 
-    /// Whether a file is there.
-    pub fn has(&self, name: &str) -> bool {
-        self.0.join(name).exists()
+    /// What a file says, if it is there to be read.
+    pub fn text(&self, name: &str) -> Option<String> {
+        let mut text = String::new();
+        File::open(self.0.join(name)).ok()?.take(CACHE_BYTES_MAX as u64).read_to_string(&mut text).ok()?;
+        Some(text)
     }
 
     /// Writes a file in one step, readable for this user alone.
@@ -128,7 +130,7 @@ mod tests {
         assert_eq!((mode(folder.path()), mode(&folder.path().join("a"))), (0o700, 0o600));
         assert_eq!(std::fs::read_to_string(folder.path().join("a")).unwrap(), "two");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(folder.has("a") && !folder.has("b"));
+        assert!(folder.text("a").is_some() && folder.text("b").is_none());
     }
 
     /// One at a time; afterwards the next.

@@ -26,8 +26,8 @@ pub struct Circumstances {
 /// A cell, and the measurements that it stands on.
 pub struct Tuned {
     pub cell: Cell,
-    /// By which calls of it are Windlass's.
-    path: &'static str,
+    /// Whose cell it is.
+    task: Task,
     measured: Vec<CellDone>,
 }
 
@@ -48,7 +48,7 @@ impl Tuned {
     pub fn of(task: &Task, key: Key, native_bytes_max: Option<u64>, measured: &[CellDone]) -> Tuned {
         let mut measured: Vec<CellDone> = measured.iter().filter(|done| task.owns(done)).cloned().collect();
         measured.sort_by_key(|done| (done.bytes, done.cell.mode.name()));
-        Tuned { cell: Cell { key, native_bytes_max }, path: task.path(), measured }
+        Tuned { cell: Cell { key, native_bytes_max }, task: *task, measured }
     }
 
     /// `all_reduce up to 1M`.
@@ -88,7 +88,8 @@ pub fn table(circumstances: &Circumstances, all: &[OfRanks]) -> String {
         text += "# On the simulator: the figures say nothing.\n";
     }
     text += &format!("# Beside {beside} idle communicators of each side. ");
-    text += "Bytes of the larger buffer; us of a call, of fp32 or of int8 and products: NCCL alone, Windlass; who was faster.\n";
+    text +=
+        "Bytes of the larger buffer; us of a call, of fp32 or int8: NCCL alone, Windlass; who was faster.\n";
     for tuned in all.iter().flat_map(|found| &found.tuned) {
         text += &format!("\n{}{}\n", figures_of(tuned), tuned.cell);
     }
@@ -96,12 +97,12 @@ pub fn table(circumstances: &Circumstances, all: &[OfRanks]) -> String {
 }
 
 fn figures_of(tuned: &Tuned) -> String {
-    tuned.measured.iter().map(|done| format!("# {}\n", figures(done, tuned.path))).collect()
+    tuned.measured.iter().map(|done| format!("# {}\n", figures(done, &tuned.task))).collect()
 }
 
 /// Of one round.
-fn figures(done: &CellDone, path: &str) -> String {
-    let who = match finding(std::iter::once(done), path) {
+fn figures(done: &CellDone, task: &Task) -> String {
+    let who = match finding(std::iter::once(done), task.path(), task.standard(done.cell.bytes)) {
         Finding::Windlass => "windlass",
         Finding::Nccl => "NCCL",
         Finding::Unclear => "unclear",
@@ -113,7 +114,7 @@ fn figures(done: &CellDone, path: &str) -> String {
 
 /// What a user wants to see at once.
 pub fn summary(all: &[OfRanks]) -> String {
-    let mut lines = vec![["ranks", "collective", "native up to"].map(str::to_owned).to_vec()];
+    let mut lines = vec![["ranks", "collective", "up to"].map(str::to_owned).to_vec()];
     lines.extend(all.iter().flat_map(|found| &found.tuned).map(|Tuned { cell, .. }| {
         let most = cell.native_bytes_max.map_or_else(|| "none".to_owned(), text::size);
         vec![cell.key.ranks.to_string(), cell.key.collective.name().to_owned(), most]

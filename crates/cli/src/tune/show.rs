@@ -30,7 +30,7 @@ pub fn run(machine: &Machine, config: &Config, numbers: &[usize]) -> Result<()> 
     let file = file.context("WINDLASS_TUNING cannot be read")?.unwrap_or_default();
     let file =
         if file.is_empty() { Table::default() } else { Table::parse(&file).context("WINDLASS_TUNING")? };
-    let mut lines = vec![["ranks", "collective", "native up to", "from"].map(str::to_owned).to_vec()];
+    let mut lines = vec![["ranks", "collective", "up to", "from"].map(str::to_owned).to_vec()];
     for ranks in numbers {
         let place = places.get(ranks - 2).context("an answer for each number of ranks")?;
         let kept = folder.as_ref().and_then(|folder| folder.read(&place.circumstances()));

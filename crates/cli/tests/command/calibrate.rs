@@ -67,16 +67,17 @@ fn once() {
     assert!(with < without + Duration::from_millis(20), "{with:?}, without {without:?}");
 }
 
-/// On the simulator's modelled clock the limit is known: 2 KiB, where 18.2 us and a byte a ns are at most 0.95 of NCCL's 22 us.
+/// On the simulator's modelled clock the limit is known: 4 KiB, where 18.2 us and a byte a ns are at most 1.02 of NCCL's 22 us.
 #[test]
 fn finds_the_limit() {
     let place = tempfile::tempdir().unwrap();
     let mut command = run(place.path(), "2");
     command.env("WINDLASS_SIM_CLOCK", "nccl=22:100,windlass=18.2:1");
     let words = told(command);
-    assert_eq!(words.matches(" up to 2K").count(), 7, "{words}");
+    assert_eq!(words.matches(" up to 4K").count(), 7, "{words}");
     let text = std::fs::read_to_string(files(place.path(), "cells-").remove(0)).unwrap();
-    assert_eq!(text.matches(" native_bytes_max 2K # ").count(), 10, "{text}");
+    // Those of other types come last, and the time may be over by then.
+    assert!(text.matches(" native_bytes_max 4K # ").count() >= 7, "{text}");
 }
 
 /// Other devices are another machine; both are known then.
@@ -227,7 +228,7 @@ fn ranks_that_fail() {
         let (code, printed, words) = ended(child);
         assert_eq!((code, &*printed), (Some(7), "ran\n"), "{words}");
         assert!(words.contains("could not be measured: ") && words.contains(reason), "{words}");
-        assert!(words.contains("runs will not try again (`windlass tune` does)"), "{words}");
+        assert!(words.contains("runs try again in a day (`windlass tune` at once)"), "{words}");
         assert!(began.elapsed() < Duration::from_secs(most), "{name}: {:?}", began.elapsed());
         assert!(ranks.iter().all(|rank| !Path::new(&format!("/proc/{rank}")).exists()), "{name}");
         assert_eq!(told(run(place.path(), "8")), "");
@@ -249,7 +250,7 @@ fn interrupted() {
     }
 }
 
-/// Devices that somebody uses are left alone, each time; idle ones are measured.
+/// Devices that somebody uses are left alone, and not looked at again for a while; idle ones are measured.
 #[test]
 fn busy_devices() {
     let place = tempfile::tempdir().unwrap();
@@ -273,11 +274,16 @@ fn busy_devices() {
         }
         told(command)
     };
-    for _ in 0..2 {
-        let words = run(true);
-        assert_eq!(words.lines().count(), 1, "{words}");
-        assert!(words.contains("not measured: GPU 0 is in use (1 processes, 0.6 GiB, 0 % busy)"), "{words}");
-    }
+    let words = run(true);
+    assert_eq!(words.lines().count(), 1, "{words}");
+    assert!(words.contains("not measured: GPU 0 is in use (1 processes, 0.6 GiB, 0 % busy)"), "{words}");
+    // For a while nobody looks again.
+    assert_eq!(run(false), "");
+    let notes = files(&place.path().join("cache"), "not-before-");
+    assert_eq!(notes.len(), 1);
+    let late =
+        std::fs::read_to_string(&notes[0]).unwrap().replacen(|digit: char| digit.is_ascii_digit(), "", 2);
+    std::fs::write(&notes[0], late).unwrap();
     assert!(run(false).contains(MEASURED));
     assert_eq!(run(true), "");
 }

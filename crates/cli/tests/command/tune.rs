@@ -97,11 +97,12 @@ struct Rates {
 }
 
 impl Rates {
-    /// The last of the sizes up to which Windlass always takes at most 0.95 of NCCL's time.
-    fn limit(self, sizes: &[u64]) -> Option<u64> {
+    /// The last of the sizes up to which Windlass always takes at most 0.95 of NCCL's time, or 1.02 of it up to `anyway`.
+    fn limit(self, sizes: &[u64], anyway: u64) -> Option<u64> {
         let ns =
             |(latency_us, bandwidth): (f64, f64), bytes: u64| latency_us * 1e3 + bytes as f64 / bandwidth;
-        let is_ours = |bytes: &u64| ns(self.windlass, *bytes) <= 0.95 * ns(self.nccl, *bytes);
+        let most = |bytes: u64| if bytes <= anyway { 1.02 } else { 0.95 };
+        let is_ours = |bytes: &u64| ns(self.windlass, *bytes) <= most(*bytes) * ns(self.nccl, *bytes);
         sizes.iter().copied().take_while(is_ours).last()
     }
 }
@@ -148,7 +149,11 @@ fn known_crossovers_are_found() {
         of_clock.map(|collective| rates_of(&format!(".{}", collective.name()), of(collective))).collect();
     let clock = [rates_of("", usual), every.join(",")].join(",");
     let table = table_of(&clock, "2", "1K:32K:2");
-    let expected: Vec<_> = measured().map(|collective| of(collective).limit(&sizes)).collect();
+    let expected: Vec<_> = measured()
+        .map(|collective| {
+            of(collective).limit(&sizes, if collective.is_other() { 64 << 10 } else { 16 << 10 })
+        })
+        .collect();
     assert_eq!(measured().map(|collective| found(&table, collective, 2)).collect::<Vec<_>>(), expected);
     let [none, all] =
         [None, Some(32 << 10)].map(|limit| expected.iter().filter(|found| **found == limit).count());
@@ -166,7 +171,7 @@ fn crossovers_of_more_ranks_are_found() {
     for (ranks, rates) in [(3, usual), (4, usual), (8, of_eight)] {
         for collective in measured() {
             let found = found(&table, collective, ranks);
-            assert_eq!(found, rates.limit(&sizes), "{collective:?} of {ranks}");
+            assert_eq!(found, rates.limit(&sizes, 16 << 10), "{collective:?} of {ranks}");
         }
     }
 }

@@ -102,10 +102,14 @@ pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
     let built_in = built_in::limits(negotiated);
     let mut unlike = Vec::new();
     let taken = Collective::ALL.map(|collective| {
-        taken(&ranks, collective).unwrap_or_else(|words| {
+        let taken = taken(&ranks, collective).unwrap_or_else(|words| {
             unlike.push(words);
             None
-        })
+        });
+        // Who asks for registration everywhere has it also where it was measured not to pay.
+        let is_asked_for = collective == Collective::RegisteredAllGather
+            && negotiated.capabilities & capability::REGISTERS_ANYWHERE != 0;
+        taken.filter(|(source, _)| !is_asked_for || *source == Source::File)
     });
     let decided = Collective::ALL.map(|collective| {
         let (own, source) = built_in[collective as usize];
@@ -262,6 +266,21 @@ mod tests {
         let both = with(&pair(), [(&nothing, Some((&here, &cells))), (&file, Some((&here, &cells)))]);
         assert_eq!(both.limits.0[0], (2 << 20) + 1);
         assert_eq!([both.sources[0], both.sources[2]], [Source::File, Source::Cache]);
+    }
+
+    /// Registration that all ranks ask for is not ended by a measurement.
+    #[test]
+    fn registration() {
+        let nothing = Table::default();
+        let cells = table(&[&line("registered_all_gather", "none")]);
+        let here = circumstances(700);
+        let of = |bits| {
+            let base = negotiated(2, NEEDED | bits, DEVICE.0, DEVICE.1);
+            let rank = (&nothing, Some((&here, &cells)));
+            with(&base, [rank, rank]).limits.0[Collective::RegisteredAllGather as usize]
+        };
+        assert_eq!(of(0), 0);
+        assert!(of(capability::REGISTERS_ANYWHERE) > 1 << 30);
     }
 
     /// Nothing that is brought counts where GPUs or multicast are unlike, or a rank's words cannot be read.

@@ -123,6 +123,7 @@ fn of_known(negotiated: &NegotiatedConfig, collective: Collective) -> Option<(u6
 /// All that is built in, for what ranks compare.
 pub(super) fn put(writer: &mut Writer) {
     writer.u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(ALL_REDUCE_BYTES_MAX_OF_4_WITH_MULTICAST);
+    writer.u64(REGISTERED_BYTES_MIN).u16(REGISTERS_ON);
     for gpu in MEASURED {
         writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
     }

@@ -73,8 +73,10 @@ fn observe(driver: &Driver, ranks: usize, facts: &Facts, multicast: Multicast) -
 
 fn read_cached(folder: &Path, circumstances: &Circumstances) -> Table {
     let path = folder.join(circumstances.file_name());
-    let table = match std::fs::exists(&path) {
-        Ok(false) => return Table::default(),
+    let table = match std::fs::metadata(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Table::default(),
+        // A pipe would be waited for.
+        Ok(facts) if !facts.is_file() => Err("it is no regular file".to_owned()),
         _ => read(&path, CACHE_BYTES_MAX).and_then(|text| cache::parse(&text, circumstances)),
     };
     match table {
