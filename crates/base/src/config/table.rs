@@ -149,7 +149,7 @@ options! {
         "The file of a table that `windlass tune --out` wrote. The table sets up to which size Windlass runs each collective, and counts before the cache. One rank's file holds for all ranks. Where two ranks' files differ in a limit, the built-in limit holds.";
 
         "WINDLASS_CACHE" => cache: Cache = Cache::Usual, by cache;
-        "path, off", "windlass in $XDG_CACHE_HOME or ~/.cache",
+        "absolute path, off", "windlass in $XDG_CACHE_HOME or ~/.cache",
         "The folder of limits that `windlass run` and `windlass tune` measured on this machine. Processes read it at init. The file's name is a digest of GPU, driver, NCCL and NCCL's variables. Limits of other circumstances never count. off: none are kept or read.";
 
         "WINDLASS_CALIBRATE" => calibrate: Calibrate = Calibrate::Auto, by calibrate;

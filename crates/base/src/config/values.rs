@@ -61,12 +61,12 @@ pub(super) fn batch(text: &str) -> Option<Batch> {
     }
 }
 
-/// A path has a slash: what has none is a word that was misspelt.
+/// What is no absolute path is a word that was misspelt.
 pub(super) fn cache(text: &str) -> Option<Cache> {
     match switch(text) {
         Some(Switch::Off) => Some(Cache::Off),
         Some(Switch::On) => Some(Cache::Usual),
-        None => text.contains('/').then(|| Cache::Folder(text.into())),
+        None => text.starts_with('/').then(|| Cache::Folder(text.into())),
     }
 }
 
