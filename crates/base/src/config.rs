@@ -396,7 +396,8 @@ mod tests {
         for option in options() {
             let Parsed { startup, config, .. } =
                 read(&[("WINDLASS_LOG", "error"), (option.name, option.default)]);
-            let is_text = ["path", "absolute path, off", "text, json, text:path, json:path"].contains(&option.values);
+            let is_text =
+                ["path", "absolute path, off", "text, json, text:path, json:path"].contains(&option.values);
             assert!(
                 is_text || (startup, config) == Default::default(),
                 "{} is not {}",
