@@ -50,6 +50,10 @@ pub fn make_runs(options: &Options) -> Result<Made> {
     if decision.tell() {
         return Ok(Made::Refused(run::REFUSED));
     }
+    // Runs with Windlass shall have the limits that the user's own runs will have.
+    if run::calibrate(&decision.set).is_some() {
+        return Ok(Made::Interrupted);
+    }
     if std::env::var_os("WINDLASS_REPORT").is_some() {
         eprintln!(
             "windlass: warning: WINDLASS_REPORT is ignored: the counters of each run go into the folder of the logs"

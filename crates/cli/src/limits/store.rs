@@ -18,6 +18,9 @@ const LOCK: &str = "lock";
 #[derive(Clone, Debug)]
 pub struct Folder(PathBuf);
 
+/// A cell file is about so large: where there is no room for it, nothing is measured in vain.
+const ROOM_BYTES: usize = 16 << 10;
+
 /// What becomes of a cell that is kept already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
@@ -46,7 +49,8 @@ impl Folder {
     pub fn prepare(&self) -> Result<()> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.with_context(|| format!("cannot make {}", self.0.display()))?;
-        self.temporary().map(drop)
+        let room = self.temporary()?.write_all(&[b'\n'; ROOM_BYTES]);
+        room.with_context(|| format!("cannot write in {}", self.0.display()))
     }
 
     /// None while another process has it.

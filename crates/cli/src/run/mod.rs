@@ -68,7 +68,9 @@ pub fn run(options: &Options) -> Result<u8> {
         }
         return Ok(0);
     }
-    if let Some(code) = calibrate(options, &set) {
+    if !options.no_calibrate
+        && let Some(code) = calibrate(&set)
+    {
         return Ok(code);
     }
     let failure = Command::new(name).args(arguments).envs(set).exec();
@@ -77,10 +79,7 @@ pub fn run(options: &Options) -> Result<u8> {
 }
 
 /// Measures this machine if it is time to; answers the exit code of an interruption.
-fn calibrate(options: &Options, set: &[(&str, OsString)]) -> Option<u8> {
-    if options.no_calibrate {
-        return None;
-    }
+pub fn calibrate(set: &[(&str, OsString)]) -> Option<u8> {
     let (_, nccl) = set.iter().find(|(name, _)| *name == "WINDLASS_NCCL")?;
     calibrate::before_command(Path::new(nccl), &installation::windlass_library().ok()?)
 }
