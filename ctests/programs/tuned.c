@@ -1,5 +1,6 @@
-/* Holds: a tuning table that all ranks have decides what is native; where one rank has another, none, or one that cannot be
- * read, the built-in one holds on all of them, and nothing hangs. The argument says which: same, other, none or wrong. */
+/* Holds: ranks agree on limits cell by cell. A table that all ranks have decides what is native; so does one rank's where the other has
+ * none, or one that cannot be read. A cell that two ranks have unlike is the built-in one on both, other cells hold, and nothing hangs. The
+ * argument says which: same, other, none or wrong. */
 #include "../support/collective.h"
 #include "../support/tuning.h"
 
