@@ -43,6 +43,8 @@ class Communicator(TypedDict, total=False):
     nccl: str
     #: Of one with a peer group: what it lacks, and why.
     lacks: Dict[str, str]
+    #: Of one with native collectives: where the limits of their sizes come from, such as ``built in`` or ``cache``.
+    limits_from: List[str]
     #: Of one without: what would change that.
     change: str
     calls: List[Calls]
