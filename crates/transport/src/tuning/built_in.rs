@@ -64,9 +64,9 @@ const CELLS: &[Cells] = &[
 /// a limit that followed it would differ between them.
 const ALL_REDUCE_BYTES_MAX_OF_4_WITH_MULTICAST: u64 = 2 << 20;
 
-/// 3 ranks, and 5 to 8: where a pessimistic model of ours takes at most half of what others have published for NCCL with multicast on
-/// 8 × H100 and H200 (us, ours in the model / NCCL: all-reduce 128 KiB 7.4 / 20.3, 512 KiB 10 / 20.8; all-gather 2 MiB 12.3 / 20). NCCL
-/// without multicast is no faster there. Nothing is said of reduces, and of parts of uneven size.
+/// 3 ranks, and 5 to 8: a pessimistic model of ours against what others have published for NCCL with multicast on 8 × H100 and H200, in
+/// us: all-reduce 128 KiB 7.4 / 20.3, 512 KiB 10 / 20.8; all-gather 2 MiB 12.3 / 20.2. All-reduces end one step below where the factor is 2,
+/// the others at half of the smallest size that was published. Nothing is said of reduces, and of parts of uneven size.
 const fn model_bytes_max(collective: Collective) -> Option<u64> {
     match collective {
         Collective::AllReduce => Some(256 << 10),
