@@ -7,6 +7,7 @@ pub mod files;
 pub mod limits;
 mod named;
 pub mod peer_group;
+pub mod order;
 pub mod pool;
 pub mod registration;
 pub mod windows;

@@ -189,12 +189,23 @@ fn most_of_few_blocks(blocks: u32) -> u64 {
     }
 }
 
-/// Whether native collectives serve a communicator at all.
+/// Whether native collectives serve a communicator at all. A policy of blocks concerns the order of NCCL's sums, too, which fixed order
+/// has no use for.
 pub fn serves(negotiated: &NegotiatedConfig) -> bool {
-    negotiated.capabilities & NEEDED == NEEDED && negotiated.members.len() <= RANKS_MAX
+    let needed = if asks_for_fixed_order(negotiated) { capability::NATIVE } else { NEEDED };
+    negotiated.capabilities & needed == needed && negotiated.members.len() <= RANKS_MAX
 }
 
 const NEEDED: u64 = capability::NATIVE | capability::UNBOUND;
+
+/// Whether reductions that round are native at every size: then each folds the values of rank 0, 1 and so on.
+pub fn has_fixed_order(negotiated: &NegotiatedConfig) -> bool {
+    asks_for_fixed_order(negotiated) && serves(negotiated)
+}
+
+fn asks_for_fixed_order(negotiated: &NegotiatedConfig) -> bool {
+    negotiated.capabilities & capability::FIXED_ORDER != 0
+}
 
 /// Which kernel serves which size: the same on all ranks.
 pub fn kernels() -> Tuning {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use nccl_sys::{ncclResult_t, ncclSuccess};
 
 use crate::communicator::Communicator;
+use crate::forward::of_call;
 use crate::group::{self, Ours};
 use crate::peers::PeerGroup;
 use windlass_base::call::{Call, Function};
@@ -74,11 +75,15 @@ pub(super) fn batch<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks:
 /// None if an argument is such that NCCL refuses it, or would fault on it.
 fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
     let (shared, local) = (&call.shared, &call.local);
+    // A configuration says how NCCL is to run the call. One that is none it refuses.
+    if !local.config.is_null() && !of_call::is_one(local.config) {
+        return None;
+    }
     let root = || {
         let root = u32::try_from(shared.root?).ok()?;
         ((root as usize) < ranks).then_some(root)
     };
-    let kind = match shared.function {
+    let kind = match shared.function.plain() {
         Function::AllReduce => Kind::AllReduce,
         Function::Broadcast | Function::Bcast => Kind::Broadcast { root: root()? },
         Function::Reduce => Kind::Reduce { root: root()? },
@@ -121,6 +126,7 @@ mod tests {
             config: null(),
             communicator: null_mut(),
             stream: null_mut(),
+            scalar: None,
         };
         Call { shared, local }
     }
