@@ -105,9 +105,8 @@ impl Shared {
     /// Whether it is a reduction whose result depends on the order in which values are combined: one that rounds.
     pub fn rounds(&self) -> bool {
         let Some(operation) = self.operation else { return false };
-        let is_float =
-            [ncclFloat32, ncclBfloat16, ncclFloat16, ncclFloat64, ncclFloat8e4m3, ncclFloat8e5m2]
-                .contains(&self.datatype);
+        let is_float = [ncclFloat32, ncclBfloat16, ncclFloat16, ncclFloat64, ncclFloat8e4m3, ncclFloat8e5m2]
+            .contains(&self.datatype);
         is_float && operation != ncclMax && operation != ncclMin
     }
 
@@ -233,11 +232,16 @@ mod tests {
             let shared = Shared { function: Function::Reduce, count: 1, datatype, operation, root: Some(0) };
             shared.rounds()
         };
-        for datatype in [ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2] {
+        for datatype in [ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2]
+        {
             for operation in [ncclSum, ncclProd, ncclAvg, ncclRedOp_t(5), ncclRedOp_t(i32::MAX)] {
                 assert!(rounds(datatype, Some(operation)));
             }
-            assert!(!rounds(datatype, Some(ncclMax)) && !rounds(datatype, Some(ncclMin)) && !rounds(datatype, None));
+            assert!(
+                !rounds(datatype, Some(ncclMax))
+                    && !rounds(datatype, Some(ncclMin))
+                    && !rounds(datatype, None)
+            );
         }
         assert!(!rounds(ncclInt32, Some(ncclSum)) && !rounds(ncclDataType_t(12), Some(ncclSum)));
     }

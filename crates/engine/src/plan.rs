@@ -215,7 +215,8 @@ mod tests {
         };
         let terms = Terms { fixed_order: true, ..SLOW };
         let path = |call: &Shared| plan(call, Standing::PeerGroup(terms));
-        for function in [AllReduce, Reduce, ReduceScatter, AllReduceConfig, ReduceConfig, ReduceScatterConfig] {
+        for function in [AllReduce, Reduce, ReduceScatter, AllReduceConfig, ReduceConfig, ReduceScatterConfig]
+        {
             for count in [0, 1, 1 << 20, 1 << 40] {
                 for operation in [ncclSum, ncclAvg, ncclRedOp_t(9)].map(Some) {
                     for datatype in [ncclFloat16, ncclFloat32, ncclFloat8e4m3] {

@@ -140,7 +140,9 @@ pub fn why_not_native(counters: usize) -> String {
         peer_group::NOT_ASKED => "WINDLASS_PEER_GROUPS=off".into(),
         peer_group::YES => {
             let lacks = Lacks(place.lacks.load(Ordering::Relaxed)).words();
-            lacks.get(Feature::Native.name()).map_or("it is ending".into(), |why| format!("no native collectives: {why}"))
+            lacks
+                .get(Feature::Native.name())
+                .map_or("it is ending".into(), |why| format!("no native collectives: {why}"))
         }
         number => peer_group::text(number).into(),
     }

@@ -37,6 +37,9 @@ mod tests {
         assert_eq!(text("", 0), None);
         let line = text("fixed", 0).unwrap();
         assert_eq!(line, "order: fixed; every reduction that rounds ran in fixed order");
-        assert_eq!(text("fixed", 3).unwrap(), "order: fixed; 3 reductions that round were not in fixed order");
+        assert_eq!(
+            text("fixed", 3).unwrap(),
+            "order: fixed; 3 reductions that round were not in fixed order"
+        );
     }
 }

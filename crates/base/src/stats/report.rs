@@ -189,7 +189,13 @@ mod tests {
         );
         assert_eq!(table.lines().nth(1), Some("cached: 2 communicators of NCCL's, 3.0 MiB"));
         assert_eq!(table.lines().nth(2), Some("fused: 8 grouped collectives in 2 kernels"));
-        let lines = ["order: fixed; 4 reductions", "registration: ", "pool: ", "windows: ", "check: compared 5 calls, "];
+        let lines = [
+            "order: fixed; 4 reductions",
+            "registration: ",
+            "pool: ",
+            "windows: ",
+            "check: compared 5 calls, ",
+        ];
         for (line, begin) in table.lines().skip(3).zip(lines) {
             assert!(line.starts_with(begin), "{line}");
         }

@@ -85,7 +85,9 @@ fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
 mod tests {
     use super::*;
     use crate::plan::{Standing, may_be_fused, plan};
-    use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclRedOp_t, ncclSum};
+    use nccl_sys::{
+        ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclRedOp_t, ncclSum,
+    };
     use proptest::prelude::*;
     use windlass_base::call::Function;
     use windlass_base::path::Path;
@@ -278,7 +280,10 @@ mod tests {
         let own = Shared { operation: Some(ncclRedOp_t(5)), ..all_reduce(9) };
         let run = |calls: &[Shared], batches| steps(calls, &fixed, batches);
         assert_eq!(run(&[all_reduce(MIB); 9], Batches::None), (0..9).map(Alone).collect::<Vec<_>>());
-        assert_eq!(run(&[all_reduce(9), max, all_reduce(9)], Batches::All), [Batch(vec![0, 2]), Forwarded(1)]);
+        assert_eq!(
+            run(&[all_reduce(9), max, all_reduce(9)], Batches::All),
+            [Batch(vec![0, 2]), Forwarded(1)]
+        );
         assert_eq!(run(&[own; 5], Batches::All), (0..5).map(Alone).collect::<Vec<_>>());
         let lists: Vec<Shared> = (0..8).map(|place| reduce(place % 2, 64 * MIB)).collect();
         let expected: Vec<Step> = (0..4).map(|list| fused(2 * list..2 * list + 2)).collect();
