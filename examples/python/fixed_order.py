@@ -92,7 +92,7 @@ def run(model, requests, size, reduce, graphs=False):
 
 
 def fold(partial):
-    """What WINDLASS_ORDER=fixed promises of an all-reduce of a 16-bit float, made of a call that only moves."""
+    """What WINDLASS_ORDER=fixed guarantees of an all-reduce of a 16-bit float, made of a call that only moves."""
     parts = [torch.empty_like(partial) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, partial)
     total = parts[0].float()
