@@ -35,7 +35,7 @@ BATCH_INVARIANT = (
 SGLANG = "NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_GRAPH_REGISTER=0 CUDA_DEVICE_MAX_CONNECTIONS=8"
 
 ROWS = [
-    Row("vLLM 0.33.0; DeepSpeed 0.19.6; torchtitan 0.2.2; JAX 0.11.1", "", "they set no variable of NCCL's by themselves"),
+    Row("vLLM 0.33.0; DeepSpeed 0.19.6; torchtitan 0.3.0; JAX 0.11.1", "", "they set no variable of NCCL's by themselves"),
     Row("vLLM, `VLLM_BATCH_INVARIANT=1`", BATCH_INVARIANT + "NCCL_ALGO=ring,tree;allreduce:tree",
         "vllm/model_executor/determinism/batch_invariant.py"),
     Row("SGLang 0.5.23, more than one GPU", SGLANG, "sglang/srt/entrypoints/engine.py, arg_groups/parallel_hook.py"),
@@ -65,12 +65,14 @@ Programs set variables of NCCL's by themselves. This page says which parts of Wi
 runs every row on the simulator, on devices with multicast, and makes this page from the reports. [NCCL's variables](nccl-variables.md) says why.
 
 - A row has the variables that the program sets without any flag of the user's, or with the one flag that the row names. Versions and files
-  were read in August 2026.
+  were read in August 2026, vLLM, SGLang and torchtitan in November.
 - **yes** means that calls ran that way. Peer groups work in every row, and sends and receives run on Windlass's path.
 - Lazy: NCCL builds its part of a communicator of two ranks when an all-reduce needs it, beside a receive that waits. The next communicator of
   the same ranks reuses that part.
 - Native collectives are those that reach NCCL. vLLM and SGLang have all-reduces of their own, which come first and which Windlass does not see
   ([vLLM](../examples/vllm/README.md)). Up to which size: [limits](collectives.md#what-runs-where).
+- The rows are without `WINDLASS_ORDER`. With `fixed` or `strict` native collectives are on in all of them, and reductions that round run there at
+  every size, in one order: [reproducible results](reproducible-results.md#what-the-framework-must-do) has a row for each of these modes.
 
 | program | variables | send/recv | native collectives | lazy | memory pool | kept windows | registration |
 |---|---|---|---|---|---|---|---|
