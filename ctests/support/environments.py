@@ -87,12 +87,13 @@ def arguments():
     return parser.parse_args()
 
 
-def run(options, out, row, windlass):
+def run(options, out, row, windlass, in_order=False):
     """The digests of all ranks' results under a row's variables."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     command = [sys.executable, HERE / "run.py", "--out", out, "--nccl", options.nccl, "--cuda", options.cuda]
     variables = row.variables.split() + ["WINDLASS_SIM_MULTICAST=1"]
+    variables += ["WINDLASS_ORDER=strict"] * in_order
     variables += [f"CTESTS_LATE={row.late}"] * bool(row.late) + [f"CTESTS_LATER={row.later}"] * bool(row.later)
     if windlass:
         command += ["--windlass", options.windlass, "--peers", "yes", "--served", "p2p"]
@@ -144,11 +145,17 @@ def main():
         with_windlass = run(options, options.out / f"{number}", row, windlass=True)
         if alone != with_windlass:
             sys.exit(f"{row.who}: other results with Windlass\n{alone}\n{with_windlass}")
+        said = cells(options.out / str(number))
+        if said[1] != "yes":
+            # Another order would be refused.
+            in_order = run(options, options.out / f"{number}-in-order", row, windlass=True, in_order=True)
+            if alone != in_order or cells(options.out / f"{number}-in-order")[1] != "yes":
+                sys.exit(f"{row.who}: in fixed order\n{alone}\n{in_order}")
         variables = row.variables.split()
         shown = [f"`{variable}`" for variable in variables]
         shown += [f"`{row.late}` after the first call"] * bool(row.late) + [f"`{row.later}` after the first init"] * bool(row.later)
         who = f"{row.who} ({row.source})"
-        lines.append(f"| {who} | {' '.join(shown) or 'none'} | {' | '.join(cells(options.out / str(number)))} |\n")
+        lines.append(f"| {who} | {' '.join(shown) or 'none'} | {' | '.join(said)} |\n")
     page = HEAD + "".join(lines)
     if os.environ.get("WINDLASS_BLESS"):
         PAGE.write_text(page)
