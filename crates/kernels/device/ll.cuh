@@ -79,8 +79,10 @@ WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const
     if (scales<Reducer>(launch)) {
       const Reduction how = scaling(launch);
       WINDLASS_UNROLL
-      for (int rank = 0; rank < ranks_max; ++rank)
-        if (rank < (int)launch.ranks) x[rank] = scaled_word(x[rank], how);
+      for (int rank = 0; rank < ranks_max; rank += 2) {
+        const Vector both = scaled(Vector{x[rank], x[rank + 1]}, how);
+        x[rank] = both.x, x[rank + 1] = both.y;
+      }
     }
   }
   const uint64_t tag = launch.first_tag + count;

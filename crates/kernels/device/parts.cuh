@@ -108,7 +108,7 @@ WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[r
 template <int groups>
 WINDLASS_DEVICE void scale_packet(Vector (&packet)[groups], const Reduction& how) {
   WINDLASS_UNROLL
-  for (int group = 0; group < groups; ++group) packet[group] = Vector{scaled_word(packet[group].x, how), scaled_word(packet[group].y, how)};
+  for (int group = 0; group < groups; ++group) packet[group] = scaled(packet[group], how);
 }
 template <class Reducer, int groups>
 WINDLASS_DEVICE void scale_own(Vector (&own)[groups], const WindlassCollectiveLaunch& launch) {

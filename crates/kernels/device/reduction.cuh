@@ -172,25 +172,26 @@ WINDLASS_DEVICE uint64_t combine_words(uint32_t type, uint32_t by, uint64_t a, u
 
 // Floats of less than 32 bits: folded as 32-bit ones.
 WINDLASS_DEVICE bool is_widened(uint32_t type) { return type == type_half || type >= type_bfloat; }
+WINDLASS_DEVICE Float8 float8_of(uint32_t type) { return type == type_float8_e4m3 ? Float8::e4m3() : Float8::e5m2(); }
 // Four elements: of 8-bit floats from the low half.
 WINDLASS_DEVICE Quad wide_quad_of(uint32_t type, uint64_t x) {
   switch (type) {
     case type_half: return wide_quad<Half>(x);
     case type_bfloat: return wide_quad<Bfloat>(x);
-    case type_float8_e4m3: return wide_quad<Float8E4M3>(x);
-    default: return wide_quad<Float8E5M2>(x);
+    default: {
+      const Float8 format = float8_of(type);
+      return Quad{{format.wide(x, 0), format.wide(x, 1), format.wide(x, 2), format.wide(x, 3)}};
+    }
   }
-}
-template <class Element>
-WINDLASS_DEVICE uint64_t narrow_quad_of_8(const Quad& quad) {
-  return Element::narrow(quad.part[0]) | Element::narrow(quad.part[1]) << 8 | Element::narrow(quad.part[2]) << 16 | Element::narrow(quad.part[3]) << 24;
 }
 WINDLASS_DEVICE uint64_t narrow_quad_of(uint32_t type, const Quad& quad) {
   switch (type) {
     case type_half: return narrow_quad<Half>(quad);
     case type_bfloat: return narrow_quad<Bfloat>(quad);
-    case type_float8_e4m3: return narrow_quad_of_8<Float8E4M3>(quad);
-    default: return narrow_quad_of_8<Float8E5M2>(quad);
+    default: {
+      const Float8 format = float8_of(type);
+      return format.narrow(quad.part[0]) | format.narrow(quad.part[1]) << 8 | format.narrow(quad.part[2]) << 16 | format.narrow(quad.part[3]) << 24;
+    }
   }
 }
 
@@ -215,9 +216,10 @@ WINDLASS_DEVICE AnyFold any_entry(uint64_t x, const Reduction& how) {
   }
 }
 
-WINDLASS_DEVICE_FUNCTION AnyFold any_begin(uint64_t x, Reduction how) { return any_entry(x, how); }
-WINDLASS_DEVICE_FUNCTION AnyFold any_add(AnyFold fold, uint64_t x, Reduction how) {
+// One function for the first, too: every kernel has its own copy.
+WINDLASS_DEVICE_FUNCTION AnyFold any_add(AnyFold fold, uint64_t x, Reduction how, bool is_first) {
   const AnyFold next = any_entry(x, how);
+  if (is_first) return next;
   if (is_widened(how.type()))
     return AnyFold{combine_two_floats(how.by(), fold.first, next.first), combine_two_floats(how.by(), fold.second, next.second)};
   return AnyFold{combine_words(how.type(), how.by(), fold.first, next.first), 0};
@@ -240,62 +242,10 @@ WINDLASS_DEVICE_FUNCTION uint64_t any_end(AnyFold fold, Reduction how) {
 struct AnyReduction {
   static constexpr bool reduces = true, is_any = true;
   typedef AnyFold Fold;
-  static WINDLASS_DEVICE Fold begin(uint64_t x, const Reduction& how) { return any_begin(x, how); }
-  static WINDLASS_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) { fold = any_add(fold, x, how); }
+  static WINDLASS_DEVICE Fold begin(uint64_t x, const Reduction& how) { return any_add(AnyFold{0, 0}, x, how, true); }
+  static WINDLASS_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) { fold = any_add(fold, x, how, false); }
   static WINDLASS_DEVICE uint64_t end(const Fold& fold, const Reduction& how) { return any_end(fold, how); }
 };
-
-// A word's elements times the scalar, whose bits are how.scale's low ones.
-WINDLASS_DEVICE_FUNCTION uint64_t scaled_word(uint64_t x, Reduction how) {
-  const uint32_t type = how.type();
-  if (is_widened(type)) {
-    const float scalar = wide_quad_of(type, how.scale).part[0];
-    uint64_t all = 0;
-    WINDLASS_NO_UNROLL
-    for (uint32_t half = 0; half < 1 + (uint32_t)how.is_of_8(); ++half) {
-      Quad quad = wide_quad_of(type, x >> 32 * half);
-      WINDLASS_UNROLL
-      for (int at = 0; at < 4; ++at) quad.part[at] = multiply_floats(quad.part[at], scalar);
-      all |= narrow_quad_of(type, quad) << 32 * half;
-    }
-    return all;
-  }
-  uint64_t scalars = how.scale;
-  switch (type) {
-    case type_int8:
-    case type_uint8: scalars = (uint8_t)scalars * 0x0101010101010101ull; break;
-    case type_int32:
-    case type_uint32:
-    case type_float: scalars = (uint32_t)scalars * 0x100000001ull; break;
-    default: break;
-  }
-  return combine_words(type, by_product, x, scalars);
-}
-
-// This rank's own elements are to be multiplied before anything else.
-template <class Reducer>
-WINDLASS_DEVICE bool scales(const WindlassCollectiveLaunch& launch) {
-  return Reducer::is_any && WINDLASS_SELDOM(launch.reduction >> 8 == by_scaled_sum);
-}
-// With the scalar, which may lie in memory: then it is read each time, so that it keeps no register from what needs none.
-WINDLASS_DEVICE_FUNCTION uint64_t scalar_at(const char* at, uint32_t type) {
-  switch (type) {
-    case type_int8:
-    case type_uint8:
-    case type_float8_e4m3:
-    case type_float8_e5m2: return load_piece<uint8_t>(at);
-    case type_half:
-    case type_bfloat: return load_piece<uint16_t>(at);
-    case type_int32:
-    case type_uint32:
-    case type_float: return load_piece<uint32_t>(at);
-    default: return load_piece<uint64_t>(at);
-  }
-}
-WINDLASS_DEVICE Reduction scaling(const WindlassCollectiveLaunch& launch) {
-  const Reduction how{launch.reduction, launch.scale};
-  return launch.flags & WINDLASS_COLLECTIVE_SCALAR_AT ? Reduction{how.code, scalar_at(reinterpret_cast<const char*>(how.scale), how.type())} : how;
-}
 
 // One word of each rank.
 template <class Reducer, int ranks_max>
@@ -314,4 +264,59 @@ WINDLASS_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t r
   WINDLASS_NO_UNROLL
   for (uint32_t half = 0; half < 1 + (uint32_t)how.is_of_8(); ++half) all |= fold_words<Reducer>(x, ranks, how.of_half(half));
   return all;
+}
+
+// --- scaled sums: this rank's own elements are multiplied before anything else ----------------------------------------------
+template <class Reducer>
+WINDLASS_DEVICE bool scales(const WindlassCollectiveLaunch& launch) {
+  return Reducer::is_any && WINDLASS_SELDOM(launch.reduction >> 8 == by_scaled_sum);
+}
+
+// The scalar at every element's place of a word. If it lies in memory it is read each time, so that it keeps no register from what needs none.
+WINDLASS_DEVICE_FUNCTION uint64_t scalars_of(uint32_t type, uint64_t bits_or_address, bool is_address) {
+  const char* const at = reinterpret_cast<const char*>(bits_or_address);
+  switch (type) {
+    case type_int8:
+    case type_uint8:
+    case type_float8_e4m3:
+    case type_float8_e5m2: return (is_address ? load_piece<uint8_t>(at) : (uint8_t)bits_or_address) * 0x0101010101010101ull;
+    case type_half:
+    case type_bfloat: return (is_address ? load_piece<uint16_t>(at) : (uint16_t)bits_or_address) * 0x0001000100010001ull;
+    case type_int32:
+    case type_uint32:
+    case type_float: return (is_address ? load_piece<uint32_t>(at) : (uint32_t)bits_or_address) * 0x0000000100000001ull;
+    default: return is_address ? load_piece<uint64_t>(at) : bits_or_address;
+  }
+}
+// How to multiply: by `scale`, a word of scalars.
+WINDLASS_DEVICE Reduction scaling(const WindlassCollectiveLaunch& launch) {
+  const uint32_t type = launch.reduction & 0xff;
+  return Reduction{type | by_product << 8, scalars_of(type, launch.scale, launch.flags & WINDLASS_COLLECTIVE_SCALAR_AT)};
+}
+
+template <class Element>
+WINDLASS_DEVICE uint64_t multiply_quads(uint64_t a, uint64_t b) {
+  Quad quad = wide_quad<Element>(a);
+  WINDLASS_UNROLL
+  for (int at = 0; at < 4; ++at) quad.part[at] = multiply_floats(quad.part[at], Element::wide(b, at));
+  return narrow_quad<Element>(quad);
+}
+// Rounded once, to the elements' type. What is often scaled has code of its own, the rest is a product of two ranks.
+WINDLASS_DEVICE uint64_t scaled_word(uint64_t x, const Reduction& how) {
+  switch (how.type()) {
+    case type_half: return multiply_quads<Half>(x, how.scale);
+    case type_bfloat: return multiply_quads<Bfloat>(x, how.scale);
+    case type_float: return combine_two_floats(by_product, x, how.scale);
+    case type_double: return bits_of_double(multiply_doubles(double_of_bits(x), double_of_bits(how.scale)));
+    default: {
+      const uint64_t both[2] = {x, how.scale};
+      return reduce_words<AnyReduction>(both, 2, how);
+    }
+  }
+}
+WINDLASS_DEVICE_FUNCTION Vector scaled(Vector v, Reduction how) {
+  // One copy of the code.
+  WINDLASS_NO_UNROLL
+  for (int word = 0; word < 2; ++word) v = Vector{v.y, scaled_word(v.x, how)};
+  return v;
 }

@@ -41,9 +41,9 @@ struct Downward {
   static Fold begin(uint64_t x, const Reduction&) { return Fold{{x}, 1}; }
   static void add(Fold& fold, uint64_t x, const Reduction&) { fold.words[fold.ranks++] = x; }
   static uint64_t end(const Fold& fold, const Reduction& how) {
-    AnyFold all = any_begin(fold.words[fold.ranks - 1], how);
-    for (uint32_t rank = fold.ranks - 1; rank-- > 0;) all = any_add(all, fold.words[rank], how);
-    return any_end(all, how);
+    AnyFold all = AnyReduction::begin(fold.words[fold.ranks - 1], how);
+    for (uint32_t rank = fold.ranks - 1; rank-- > 0;) AnyReduction::add(all, fold.words[rank], how);
+    return AnyReduction::end(all, how);
   }
 };
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::{Kind, Reduction, Scalar};
 use super::reduction::SCALED_SUM;
+use super::{Kind, Reduction, Scalar};
 use crate::collective::RANKS_MAX;
 
 /// Why a collective cannot be arranged. All ranks get the same answer but for `Regions` and `Blocks`, which are found at

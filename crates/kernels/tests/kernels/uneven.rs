@@ -34,7 +34,8 @@ fn case(random: &mut Random) -> Case {
     let element = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
     let reduction = (random.below(2) == 0)
         .then(|| Reduction { datatype: random.below(12) as i32, operation: random.below(6) as i32 });
-    let scalar = [Scalar::Bits(random.below(1 << 60)), Scalar::At(random.below(1 << 60))][random.below(2) as usize];
+    let scalar =
+        [Scalar::Bits(random.below(1 << 60)), Scalar::At(random.below(1 << 60))][random.below(2) as usize];
     let scalar = reduction.is_some_and(|reduction| reduction.operation == 5).then_some(scalar);
     let packet = reduction.map_or(1, |reduction| element[reduction.datatype as usize]);
     let mut parts = [Part::default(); RANKS_MAX];

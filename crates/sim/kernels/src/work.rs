@@ -194,15 +194,7 @@ mod tests {
 
     fn collective(kind: Kind, count: u64) -> Collective {
         let reduction = Some(FLOAT_SUM);
-        Collective {
-            kind,
-            count,
-            element_bytes: 4,
-            reduction,
-            scalar: None,
-            send: 1 << 20,
-            receive: 2 << 20,
-        }
+        Collective { kind, count, element_bytes: 4, reduction, scalar: None, send: 1 << 20, receive: 2 << 20 }
     }
 
     fn geometry(rank: u32) -> Geometry {

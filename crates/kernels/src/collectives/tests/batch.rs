@@ -207,9 +207,11 @@ fn too_many_or_unlike() {
         let reduction = Some(Reduction { datatype: 0, operation: SCALED_SUM });
         Collective { reduction, scalar: Some(scalar), ..one }
     };
-    for (first, second) in
-        [(Scalar::Bits(2), Scalar::Bits(3)), (Scalar::Bits(2), Scalar::At(2)), (Scalar::At(8), Scalar::At(16))]
-    {
+    for (first, second) in [
+        (Scalar::Bits(2), Scalar::Bits(3)),
+        (Scalar::Bits(2), Scalar::At(2)),
+        (Scalar::At(8), Scalar::At(16)),
+    ] {
         let calls = [scaled(first), scaled(second)];
         assert!(matches!(refused(&calls), Refused::Batch { calls: 2, .. }), "{calls:?}");
     }
