@@ -13,6 +13,7 @@ WINDLASS_DEVICE bool reduce_and_send(From& shares, To& results) {
   for (; shares.has_step() && results.has_step(); ++shares.step, ++results.step) {
     Vector x[ranks_max][From::groups], result[1][From::groups];
     load_packet(shares, result[0], shares.source.send(me), shares.source.send_bytes(me));
+    scale_own<Reducer>(result[0], launch);
     spread(x, result[0]);
     if (!take_packet(shares, x, WINDLASS_WAITED_LL128_DATA)) return false;
     reduce_packet<Reducer>(result[0], x, launch);

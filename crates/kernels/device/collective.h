@@ -40,6 +40,8 @@ enum {
   WINDLASS_COLLECTIVE_SAME = 2,
   // Every rank sends every other one as many packets, over LL128: some may be empty.
   WINDLASS_COLLECTIVE_EVEN = 4,
+  // Of a scaled sum `scale` is the address of this rank's scalar, not its bits.
+  WINDLASS_COLLECTIVE_SCALAR_AT = 8,
 };
 
 // Added to what WindlassP2pReportEntry.waited_for says: the wire of a collective.
@@ -77,10 +79,11 @@ typedef struct WindlassCollectiveLaunch {
   uint32_t ring_slots;     // packets that a channel's ring holds; a power of two, at least 2
   uint32_t used_channels;  // the lesser of the rings' channels and of the packets of the largest connection: packet u goes by channel u modulo this
   uint32_t role_warps;     // warps of a block for each role
-  uint32_t reduction;      // NCCL's type | NCCL's operation << 8; kernels for one reduction look at the operation alone
+  uint32_t reduction;      // NCCL's type | NCCL's operation, or 5, the scaled sum, << 8; kernels for one reduction do not look at it
   uint32_t flags;          // WINDLASS_COLLECTIVE_*
   uint64_t packets;        // of the largest connection
-  uint64_t scale;          // average: bits of the float (double: of the double) that elements are multiplied by; of integers, the ranks
+  uint64_t scale;          // average: bits of the float (double: of the double) that elements are multiplied by; of integers, the ranks.
+                           // Scaled sum: bits, or address, of this rank's scalar, of the elements' type. Peers may have others
 } WindlassCollectiveLaunch;
 
 // One of several collectives that one kernel runs, each as it would be alone over the same wire. Ranks must have `bytes` and `first_packet`

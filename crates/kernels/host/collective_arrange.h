@@ -60,6 +60,8 @@ struct Request {
   uint32_t type, by;  // NCCL's, of a reduction
   uint32_t root;
   uint64_t send, receive;
+  uint64_t scalar = 0;  // of a scaled sum: its bits, or where it lies
+  bool scalar_at = false;
 };
 
 inline uint64_t scale_of(uint32_t type, uint32_t by, uint32_t ranks) {
@@ -111,7 +113,8 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   const bool reduces = request.kind == all_reduce || request.kind == reduce || request.kind == reduce_scatter;
   if (reduces) {
     launch.reduction = request.type | request.by << 8;
-    launch.scale = scale_of(request.type, request.by, ranks);
+    launch.scale = request.by == 5 ? request.scalar : scale_of(request.type, request.by, ranks);
+    if (request.scalar_at) launch.flags |= WINDLASS_COLLECTIVE_SCALAR_AT;
   }
   const auto sends = [&](uint32_t rank, uint64_t at, uint64_t bytes) { launch.send[rank] = at, launch.send_bytes[rank] = bytes; };
   const auto receives = [&](uint32_t rank, uint64_t at, uint64_t bytes) { launch.receive[rank] = at, launch.receive_bytes[rank] = bytes; };

@@ -1,7 +1,8 @@
 // What collectives must give, element by element, written apart from ../device/reduction.cuh: no code is shared with it.
-// Integers wrap; averages of them divide the wrapped sum towards zero. Floats are folded from rank 0's upward, those of 16 bits as
+// Integers wrap; averages of them divide the wrapped sum towards zero. Floats are folded from rank 0's upward, those of 8 and 16 bits as
 // 32-bit ones that are rounded once; averages multiply each element by 1/ranks first. Of maximum and minimum a NaN loses against
-// a number, and +0 is above -0. All NaNs of 16 and 32 bits that come of it are one, as on GPUs.
+// a number, and +0 is above -0. All NaNs of 8, 16 and 32 bits that come of it are one, as on GPUs. Of 8 bits what is too large is the largest
+// finite number. Of scaled sums each rank's element is multiplied by its scalar and rounded to the type first.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -9,12 +10,12 @@
 
 namespace reference {
 
-enum Type : uint32_t { int8, uint8, int32, uint32, int64, uint64, half, single, wide, brain };
-enum Operation : uint32_t { sum, product, maximum, minimum, average };
-constexpr uint32_t types = 10, operations = 5;
-constexpr uint32_t element_bytes[types] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-inline const char* const type_names[types] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "f16", "f32", "f64", "bf16"};
-inline const char* const operation_names[operations] = {"sum", "product", "maximum", "minimum", "average"};
+enum Type : uint32_t { int8, uint8, int32, uint32, int64, uint64, half, single, wide, brain, e4m3, e5m2 };
+enum Operation : uint32_t { sum, product, maximum, minimum, average, scaled_sum };
+constexpr uint32_t types = 12, operations = 6;
+constexpr uint32_t element_bytes[types] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+inline const char* const type_names[types] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "f16", "f32", "f64", "bf16", "e4m3", "e5m2"};
+inline const char* const operation_names[operations] = {"sum", "product", "maximum", "minimum", "average", "scaled sum"};
 
 inline bool is_float(uint32_t type) { return type >= half; }
 inline bool is_signed(uint32_t type) { return type == int8 || type == int32 || type == int64; }
@@ -22,36 +23,44 @@ inline bool is_signed(uint32_t type) { return type == int8 || type == int32 || t
 // A binary float of up to 16 bits: how many bits of it are the exponent's and the fraction's.
 struct Shape {
   int exponent_bits, fraction_bits;
+  bool has_infinity = true;  // else the highest exponent is of numbers, but for its highest fraction: NaN
+  bool saturates = false;    // what is too large is the largest finite number, not infinity
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+  int bits() const { return 1 + exponent_bits + fraction_bits; }
+  uint32_t infinity() const { return ((1u << exponent_bits) - 1) << fraction_bits; }
+  uint32_t largest() const { return has_infinity ? infinity() - 1 : (1u << (bits() - 1)) - 2; }
 };
-constexpr Shape half_shape{5, 10}, brain_shape{8, 7};
+constexpr Shape half_shape{5, 10}, brain_shape{8, 7}, e4m3_shape{4, 3, false, true}, e5m2_shape{5, 2, true, true};
+inline const Shape* shape_of(uint32_t type) {
+  return type == half ? &half_shape : type == brain ? &brain_shape : type == e4m3 ? &e4m3_shape : type == e5m2 ? &e5m2_shape : nullptr;
+}
 
 inline double decode(uint32_t bits, const Shape& shape) {
   const int top = (1 << shape.exponent_bits) - 1, exponent = (int)(bits >> shape.fraction_bits) & top;
   const int fraction = (int)bits & ((1 << shape.fraction_bits) - 1);
   double value;
-  if (exponent == top)
+  if (shape.has_infinity ? exponent == top : (bits & ((1u << (shape.bits() - 1)) - 1)) > shape.largest())
     value = fraction ? NAN : INFINITY;
   else if (exponent == 0)
     value = std::ldexp(fraction, 1 - shape.bias() - shape.fraction_bits);
   else
     value = std::ldexp(fraction + (1 << shape.fraction_bits), exponent - shape.bias() - shape.fraction_bits);
-  return bits >> 15 & 1 ? -value : value;
+  return bits >> (shape.bits() - 1) & 1 ? -value : value;
 }
 // To nearest, ties to even. Every NaN becomes the one that GPUs make.
 inline uint32_t encode(double value, const Shape& shape) {
-  if (std::isnan(value)) return 0x7fff;
-  const uint32_t sign = std::signbit(value) ? 0x8000 : 0;
-  const uint32_t infinity = ((1u << shape.exponent_bits) - 1) << shape.fraction_bits;
+  const uint32_t top = 1u << (shape.bits() - 1);
+  if (std::isnan(value)) return top - 1;
+  const uint32_t sign = std::signbit(value) ? top : 0, most = shape.saturates ? shape.largest() : shape.infinity();
   value = std::fabs(value);
-  if (std::isinf(value)) return sign | infinity;
+  if (std::isinf(value)) return sign | most;
   const int least = 1 - shape.bias();
   int exponent = value == 0 ? least : std::ilogb(value);
   if (exponent < least) exponent = least;
   // Exact: a power of two divides. 2^fraction_bits and more is a normal number, twice that the next exponent.
   const uint32_t steps = (uint32_t)std::nearbyint(std::ldexp(value, shape.fraction_bits - exponent));
   const uint32_t bits = ((uint32_t)(exponent - least) << shape.fraction_bits) + steps;
-  return sign | (bits < infinity ? bits : infinity);
+  return sign | (bits < most ? bits : most);
 }
 
 template <class To, class From>
@@ -64,7 +73,7 @@ To reinterpret(From from) {
 
 template <class Float>
 Float fold_floats(uint32_t by, Float a, Float b) {
-  if (by == sum || by == average) return a + b;
+  if (by == sum || by == average || by == scaled_sum) return a + b;
   if (by == product) return a * b;
   if (std::isnan(a)) return b;
   if (std::isnan(b)) return a;
@@ -107,12 +116,11 @@ uint64_t reduce_integers(uint32_t type, uint32_t by, uint32_t ranks, const Bits&
 // `bits(rank)`: the element of each rank. Bits beyond the element's width are not to be looked at.
 template <class Bits>
 uint64_t reduce(uint32_t type, uint32_t by, uint32_t ranks, const Bits& bits) {
+  if (const Shape* shape = shape_of(type)) {
+    const uint32_t mask = (1u << shape->bits()) - 1;
+    return encode(reduce_floats<float>(by, ranks, [&](uint32_t rank) { return (float)decode((uint32_t)bits(rank) & mask, *shape); }), *shape);
+  }
   switch (type) {
-    case half:
-    case brain: {
-      const Shape& shape = type == half ? half_shape : brain_shape;
-      return encode(reduce_floats<float>(by, ranks, [&](uint32_t rank) { return (float)decode((uint32_t)bits(rank) & 0xffff, shape); }), shape);
-    }
     case single: {
       const float all = reduce_floats<float>(by, ranks, [&](uint32_t rank) { return reinterpret<float>((uint32_t)bits(rank)); });
       return std::isnan(all) ? 0x7fffffff : reinterpret<uint32_t>(all);
@@ -125,12 +133,23 @@ uint64_t reduce(uint32_t type, uint32_t by, uint32_t ranks, const Bits& bits) {
 inline bool is_nan(uint32_t type, uint64_t bits) {
   if (type == single) return std::isnan(reinterpret<float>((uint32_t)bits));
   if (type == wide) return std::isnan(reinterpret<double>(bits));
-  return is_float(type) && std::isnan(decode((uint32_t)bits & 0xffff, type == half ? half_shape : brain_shape));
+  return is_float(type) && std::isnan(decode((uint32_t)bits, *shape_of(type)));
+}
+
+// An element times a scalar of its type.
+inline uint64_t scaled(uint32_t type, uint64_t element, uint64_t scalar) {
+  if (const Shape* shape = shape_of(type)) {
+    const uint32_t mask = (1u << shape->bits()) - 1;
+    return encode((float)decode((uint32_t)element & mask, *shape) * (float)decode((uint32_t)scalar & mask, *shape), *shape);
+  }
+  if (type == single) return reinterpret<uint32_t>(reinterpret<float>((uint32_t)element) * reinterpret<float>((uint32_t)scalar));
+  if (type == wide) return reinterpret<uint64_t>(reinterpret<double>(element) * reinterpret<double>(scalar));
+  return element * scalar;
 }
 
 // --- inputs: a function of seed, call, rank and place ---------------------------------------------------------------------
 
-enum Values { usual, special, like_tags };
+enum Values { usual, special, like_tags, spread };
 
 inline uint64_t mixed(uint64_t x) {
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -138,13 +157,21 @@ inline uint64_t mixed(uint64_t x) {
   return x ^ x >> 31;
 }
 
-// Elements of floats of about the same size, so that rounding depends on the order; or numbers that are none.
+// Elements of floats of about the same size, so that rounding depends on the order; or of any size; or numbers that are none.
 inline uint64_t float_bits(uint32_t type, Values values, uint64_t random) {
   const uint32_t width = 8 * element_bytes[type];
-  const int fraction_bits = type == half ? 10 : type == brain ? 7 : type == single ? 23 : 52;
+  const int fraction_bits = shape_of(type) ? shape_of(type)->fraction_bits : type == single ? 23 : 52;
   const uint64_t one = 1ull << fraction_bits, sign = random >> 63 << (width - 1);
   const uint64_t infinity = ((1ull << (width - 1)) - 1) & ~(one - 1), bias = (infinity >> (fraction_bits + 1));
   const uint64_t fraction = random & (one - 1), choice = random >> 56 & 15;
+  // Of 256 numbers any.
+  if (values == special && width == 8) return random & 0xff;
+  if (values == spread) {
+    // Half of them at both ends, and alike: there what cancels, and in which order, is seen in few bits.
+    const uint64_t most = bias - 1 < 30 ? bias - 1 : 30, at = random >> 52 & 0x3ff;
+    if (random >> 51 & 1) return sign | (at & 1 ? bias - most : bias + most) << fraction_bits;
+    return sign | (bias - most + at % (2 * most + 1)) << fraction_bits | fraction;
+  }
   if (values == special) switch (choice) {
       case 0: return sign | infinity | one >> 1;  // NaN
       case 1: return sign | infinity;
@@ -163,11 +190,21 @@ struct Inputs {
   uint64_t seed, first_tag;
   Values values;
   uint32_t type;
+  bool pooled = false;  // the same elements for all calls
+  uint64_t first = 0;   // of which the call's begin with this one
+  static uint64_t at_random(uint64_t seed, uint64_t index, uint32_t rank) {
+    return mixed(mixed(seed) + index * 0xd1342543de82ef95ull + rank * 0xaf251af3b0f025b5ull);
+  }
   uint64_t element(uint64_t call, uint32_t rank, uint64_t index) const {
-    const uint64_t random = mixed(mixed(seed ^ call * 0x9e3779b97f4a7c15ull) + index * 0xd1342543de82ef95ull + rank * 0xaf251af3b0f025b5ull);
+    const uint64_t random = at_random(seed ^ (pooled ? 0 : call * 0x9e3779b97f4a7c15ull), first + index, rank);
     if (values == like_tags) return first_tag + random % 256;
     if (is_float(type)) return float_bits(type, values, random);
     return values == special && (random >> 60) < 4 ? (random >> 59 & 1 ? ~0ull : 1ull << (8 * element_bytes[type] - 1)) : random;
+  }
+  // What a rank multiplies by; now and then by numbers that are none. Alike for calls that are one kernel, whatever their values.
+  uint64_t scalar(uint64_t which, uint32_t rank) const {
+    const uint64_t random = at_random(seed ^ ~which, 0, rank);
+    return is_float(type) ? float_bits(type, which % 8 ? usual : special, random) : random;
   }
 };
 

@@ -50,6 +50,7 @@ Call any_call(host::Random& random, Kind kind, const Choice& choice, uint32_t ra
   call.by = (uint32_t)random.below(reference::operations);
   call.root = (uint32_t)random.below(ranks);
   call.any_kernel = random.below(2);
+  call.scalars = random.next();
   call.in_place = random.below(2) && may_be_in_place(kind, choice);
   call.count = bytes / reference::element_bytes[call.type];
   if (random.below(2)) {
@@ -195,6 +196,147 @@ void special_values() {
   }
 }
 
+// Every 8-bit float to a float; and floats to them: every upper half with lower halves that decide ties, and some from everywhere.
+void convert(const Float8& format, const reference::Shape& shape) {
+  const auto bits_of = [](float value) { return std::isnan(value) ? 0x7fffffff : bits_of_float(value); };
+  for (uint32_t code = 0; code < 256; ++code)
+    for (uint32_t at = 0; at < 8; ++at) {
+      const float is = format.wide((uint64_t)code << 8 * at | ~(0xffull << 8 * at), at), right = (float)reference::decode(code, shape);
+      expect(bits_of(is) == bits_of(right), "code " + std::to_string(code) + " is " + std::to_string(is) + ", not " + std::to_string(right));
+      if (std::isfinite(right)) expect(format.narrow(is) == code, "code " + std::to_string(code) + " does not come back");
+    }
+  const auto back = [&](uint32_t bits) {
+    const float value = float_of_bits(bits);
+    const uint32_t is = format.narrow(value), right = reference::encode(value, shape);
+    expect(is == right, "the float of bits " + std::to_string(bits) + " is code " + std::to_string(is) + ", not " + std::to_string(right));
+  };
+  for (uint32_t upper = 0; upper < 1 << 16; ++upper)
+    for (uint32_t lower : {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff}) back(upper << 16 | lower);
+  for (uint64_t bits = world::seed % 4099; bits < 1ull << 32; bits += 4099) back((uint32_t)bits);
+}
+void float8() {
+  convert(Float8::e4m3(), reference::e4m3_shape);
+  convert(Float8::e5m2(), reference::e5m2_shape);
+  // And some by hand.
+  const struct { float value; uint32_t e4m3, e5m2; } known[] = {
+      {0.0f, 0, 0},        {-0.0f, 0x80, 0x80},   {1.0f, 0x38, 0x3c},       {-448.0f, 0xfe, 0xdf},  {449.0f, 0x7e, 0x5f},         {1e30f, 0x7e, 0x7b},
+      {INFINITY, 0x7e, 0x7b}, {-INFINITY, 0xfe, 0xfb}, {57344.0f, 0x7e, 0x7b}, {0x1p-9f, 1, 0x18},     {0x1p-10f, 0, 0x14},          {0x1.8p-9f, 2, 0x1a},
+      {0x1p-16f, 0, 1},    {0x1p-17f, 0, 0},      {0x1.8p-16f, 0, 2},       {NAN, 0x7f, 0x7f},      {1.0625f, 0x38, 0x3c},        {1.1875f, 0x3a, 0x3d},
+  };
+  for (const auto& one : known) {
+    expect(Float8::e4m3().narrow(one.value) == one.e4m3, "e4m3 of " + std::to_string(one.value) + " is " + std::to_string(Float8::e4m3().narrow(one.value)));
+    expect(Float8::e5m2().narrow(one.value) == one.e5m2, "e5m2 of " + std::to_string(one.value) + " is " + std::to_string(Float8::e5m2().narrow(one.value)));
+  }
+}
+
+// --- the same bits for every size -----------------------------------------------------------------------------------------------
+//
+// An element's result hangs on the ranks' elements alone: reduced by itself, or in any slice, at any offset and alignment, by whatever kind, way and
+// kernel, alone, in a batch or uneven, it has the same bits. No reference is asked: each element is compared with what it was before.
+
+constexpr uint32_t rounding_types[] = {reference::half, reference::single, reference::wide, reference::brain, reference::e4m3, reference::e5m2};
+constexpr Kind reductions[] = {collective::all_reduce, collective::reduce, collective::reduce_scatter};
+
+// A call on the pool's elements, `span` of them or a few less.
+Call on_pool(host::Random& random, world::Pool& pool, const Call& like, Kind kind, const Choice& choice, const Options& o, uint64_t span) {
+  Call call = any_call(random, kind, choice, o.ranks, 0);
+  call.type = like.type;
+  call.by = like.by;
+  call.scalars = like.scalars;
+  call.values = reference::spread;
+  call.pool = &pool;
+  const uint64_t width = reference::element_bytes[call.type], most = std::min(bytes_max(o, choice) / width, span);
+  call.count = kind == collective::reduce_scatter ? std::max<uint64_t>(1, most / o.ranks) : most;
+  const uint64_t used = kind == collective::reduce_scatter ? call.count * o.ranks : call.count;
+  call.first = random.below(pool.elements - used + 1);
+  return call;
+}
+std::vector<Call> calls_on_pool(host::Random& random, world::Pool& pool, uint32_t type, uint32_t by, const Options& o) {
+  Call like;
+  like.type = type;
+  like.by = by;
+  like.scalars = random.next();
+  std::vector<std::vector<Call>> parts;  // of calls that stay together
+  for (Kind kind : reductions)
+    for (const Choice& choice : choices_of(kind, o.ranks)) {
+      parts.push_back({on_pool(random, pool, like, kind, choice, o, 1)});
+      parts.push_back({on_pool(random, pool, like, kind, choice, o, 1 + random.below(pool.elements))});
+      std::vector<Call> several;
+      for (uint64_t left = 2 + random.below(3); left; --left) {
+        several.push_back(on_pool(random, pool, like, kind, choice, o, 1 + random.below(pool.elements / 4)));
+        several.back().any_kernel = several.front().any_kernel;
+      }
+      parts.push_back(several);
+    }
+  for (int i = 0; i < 2; ++i) {
+    Call call = on_pool(random, pool, like, collective::reduce_scatter, {collective::ll128, o.ranks <= 4 && random.below(2) ? 4u : 2u}, o, 1);
+    call.in_place = false;
+    std::vector<uint64_t> sizes(o.ranks);
+    for (uint64_t& size : sizes) size = random.below(3) == 0 ? 0 : random.below(pool.elements / o.ranks);
+    call.matrix.assign(o.ranks, sizes);
+    call.first = random.below(pool.elements / o.ranks);
+    uint64_t all = 0;
+    for (uint64_t size : sizes) all += size;
+    call.first = random.below(pool.elements - all + 1);
+    parts.push_back({call});
+  }
+  shuffle(parts, random);
+  std::vector<Call> calls;
+  for (const std::vector<Call>& part : parts) calls.insert(calls.end(), part.begin(), part.end());
+  return calls;
+}
+
+void same_bits() {
+  host::Random random{world::seed};
+  uint64_t compared = 0;
+  for (uint32_t ranks : {2, 3, 4, 5, 8}) {
+    Options o;
+    o.ranks = ranks;
+    o.channels = 8;
+    std::deque<world::Pool> pools;
+    std::vector<Call> calls;
+    for (uint32_t type : rounding_types)
+      for (uint32_t by = 0; by < reference::operations; ++by) {
+        world::Pool& pool = pools.emplace_back(by == reference::sum ? 6000 : 1200);
+        for (const Call& call : calls_on_pool(random, pool, type, by, o)) calls.push_back(call);
+      }
+    World world(o);
+    How how;
+    how.batches_of = 4;
+    how.batches_full = true;
+    world::run(world, calls, how);
+    for (const world::Pool& pool : pools) {
+      expect(pool.unlike == 0, pool.first_unlike);
+      compared += pool.compared;
+    }
+  }
+  std::printf("%llu elements compared\n", (unsigned long long)compared);
+  expect(compared > 1000000, "too few elements met again");
+}
+
+// And if larger ones were folded the other way round, the same calls would tell.
+void other_folds_are_found() {
+  host::Random random{world::seed};
+  for (uint32_t ranks : {3, 4, 5, 8})
+    for (uint32_t type : rounding_types)
+      for (uint32_t by : {reference::sum, reference::average}) {
+        if (type == reference::e4m3) continue;  // its sums fit a float, so no order is another
+        Options o;
+        o.ranks = ranks;
+        world::Pool pool(1200);
+        std::vector<Call> calls = calls_on_pool(random, pool, type, by, o);
+        Call large = on_pool(random, pool, calls[0], collective::all_reduce, {collective::two_phases, 2}, o, pool.elements);
+        calls.push_back(large);
+        for (Call& call : calls)
+          if (call.choice.family == collective::two_phases && call.count >= 300) call.folds_down = call.any_kernel = true;
+        World world(o);
+        How how;
+        how.batches_of = 4;
+        world::run(world, calls, how);
+        expect(pool.unlike > 0, large.name(ranks) + ": folded from the last rank down, and nobody saw it");
+      }
+}
+
 // Several calls one kernel, by LL and by LL128: more packets than channels and rings hold, kinds by turns, between single calls of every wire.
 void batches() {
   host::Random random{world::seed};
@@ -218,7 +360,7 @@ void batches() {
       for (uint64_t left = 1 + random.below(random.below(4) ? 20 : 90); left; --left) {
         const uint64_t which = by_ll ? random.below(2) : reduces && !in_shares;
         Call call = any_call(random, (reduces ? reductions : copies)[which], choice, o.ranks, 0);
-        if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel;
+        if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel, call.scalars = like.scalars;
         call.count = (random.below(4) ? random.below(600) : random.below(most + 1)) % (most + 1) / reference::element_bytes[call.type];
         call.values = reduces && random.below(8) == 0 ? reference::special : reference::usual;
         calls.push_back(call);
@@ -607,6 +749,9 @@ const struct {
     {"exhaustive", exhaustive, 2000},
     {"sizes", sizes, 500},
     {"special_values", special_values, 2000},
+    {"float8", float8, 2000},
+    {"same_bits", same_bits, 2000},
+    {"other_folds_are_found", other_folds_are_found, 2000},
     {"batches", batches, 2000},
     {"mixed", mixed, 200},
     {"one_way_lapped", one_way_lapped, 200},

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <string>
 
 namespace world {
@@ -29,6 +30,22 @@ inline void expect(bool condition, const std::string& what) {
   if (!condition) fail(what);
 }
 inline uint64_t address_of(const void* at) { return reinterpret_cast<uint64_t>(at); }
+
+// Wrong on purpose: folds from the last rank's down.
+struct Downward {
+  static constexpr bool reduces = true, is_any = true;
+  struct Fold {
+    uint64_t words[WINDLASS_COLLECTIVE_RANKS_MAX];
+    uint32_t ranks;
+  };
+  static Fold begin(uint64_t x, const Reduction&) { return Fold{{x}, 1}; }
+  static void add(Fold& fold, uint64_t x, const Reduction&) { fold.words[fold.ranks++] = x; }
+  static uint64_t end(const Fold& fold, const Reduction& how) {
+    AnyFold all = AnyReduction::begin(fold.words[fold.ranks - 1], how);
+    for (uint32_t rank = fold.ranks - 1; rank-- > 0;) AnyReduction::add(all, fold.words[rank], how);
+    return AnyReduction::end(all, how);
+  }
+};
 
 // --- kernels ------------------------------------------------------------------------------------------------------------------
 
@@ -51,6 +68,7 @@ inline const Kernel kernels[] = {
     // Not on GPUs: so every type and operation goes every way here.
     WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
     WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
+    WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(WORLD_KERNEL, Down, Downward, , false)
 };
 
 inline const BatchKernel batch_kernels[] = {WINDLASS_BATCH_KERNELS(WORLD_KERNEL)};
@@ -111,6 +129,35 @@ struct Buffer {
   void expects(uint64_t at, uint64_t element, uint32_t width) { std::memcpy(&right[first + at], &element, width); }
 };
 
+// --- elements that many calls reduce --------------------------------------------------------------------------------------------
+
+// What each element of a pool was reduced to, by whichever call came first; all others must find the same.
+struct Pool {
+  const uint64_t elements;
+  std::mutex lock;
+  std::vector<uint64_t> bits;
+  std::vector<std::string> found_by;  // empty: by none yet
+  uint64_t compared = 0, unlike = 0;
+  std::string first_unlike;
+
+  explicit Pool(uint64_t elements) : elements(elements), bits(elements), found_by(elements) {}
+  // Under the lock.
+  void tell(uint64_t element, uint64_t found, const std::string& by) {
+    if (found_by[element].empty()) {
+      bits[element] = found;
+      found_by[element] = by;
+      return;
+    }
+    ++compared;
+    if (bits[element] == found || unlike++) return;
+    char text[100];
+    std::snprintf(text, sizeof text, "element %llu is %llx, but ", (unsigned long long)element, (unsigned long long)found);
+    first_unlike = text + ("by " + found_by[element]);
+    std::snprintf(text, sizeof text, " %llx, by ", (unsigned long long)bits[element]);
+    first_unlike += text + by;
+  }
+};
+
 // --- what is called -----------------------------------------------------------------------------------------------------------
 
 struct Call {
@@ -122,6 +169,11 @@ struct Call {
   bool in_place = false;
   bool any_kernel = false;  // of what could have one of its own, too
   uint32_t send_offset = 0, receive_offset = 0;  // of rank 0; other ranks have others
+  uint64_t scalars = 0;  // which ones a scaled sum multiplies by: each rank has its own
+  // Not null: a reduction of a pool's elements from `first` on. What it makes of them is compared there, not with the reference.
+  Pool* pool = nullptr;
+  uint64_t first = 0;
+  bool folds_down = false;  // wrongly
   // Not empty: [from][to] elements, by hand. A reduction adds [from][to], alike for every `from`.
   std::vector<std::vector<uint64_t>> matrix;
 
@@ -130,8 +182,10 @@ struct Call {
     return std::string(collective::kind_names[kind]) + " of " + std::to_string(count) + " " + reference::type_names[type] +
            (reduces(kind) ? std::string(" ") + reference::operation_names[by] : "") + " root " + std::to_string(root) + ", " + families[choice.family] + " " +
            std::to_string(choice.groups) + ", " + std::to_string(ranks) + " ranks" + (in_place ? ", in place" : "") + (matrix.empty() ? "" : ", uneven") +
-           ", offsets " + std::to_string(send_offset) + " " + std::to_string(receive_offset);
+           ", offsets " + std::to_string(send_offset) + " " + std::to_string(receive_offset) + (pool ? ", from element " + std::to_string(first) : "") +
+           (any_kernel ? ", any kernel" : "");
   }
+  const char* reducer() const { return !reduces(kind) ? "Copy" : folds_down ? "Downward" : reducer_for(type, by, any_kernel); }
 };
 
 struct Options {
@@ -234,6 +288,15 @@ struct Rank {
   const uint32_t me;
   host::Random random;
   Buffer out, in;
+  // Where this rank's scalar lies if it is given by its address, bytes around it that are none of its.
+  alignas(8) uint8_t scalar_memory[24] = {};
+  // Of a call on a pool: which element comes where.
+  struct Taken {
+    bool is_in_out;
+    uint64_t at, element;
+  };
+  std::vector<Taken> taken = {};
+  uint64_t kernel = 0;  // the call that it runs, or the first of several
 
   uint32_t ranks() const { return world.options.ranks; }
 
@@ -248,6 +311,7 @@ struct Rank {
       const uint32_t blocks = !how.blocks_of_rank.empty() ? how.blocks_of_rank[me] : how.grid_by_rank ? own_blocks : 1 + (uint32_t)(how.grids_alike ? of_call : random).below(how.blocks_max);
       const uint32_t warps = how.grid_by_rank ? own_warps : 1 + (uint32_t)random.below(how.role_warps_max);
       next = index + batch_length(calls, index, how);
+      kernel = index;
       if (how.turn) how.turn(me, launches++);
       if (how.batches_of > 1 && goes_in_batches(calls[index]))
         batch(calls, index, next, blocks, warps);
@@ -257,7 +321,7 @@ struct Rank {
   }
 
   const BatchKernel* batch_kernel(const Call& call, bool straight) const {
-    return batch_kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(), straight);
+    return batch_kernel_for(call.choice, call.reducer(), ranks(), straight);
   }
   // LL all that it is for; LL128 what the product gives them.
   bool goes_in_batches(const Call& call) const {
@@ -279,7 +343,7 @@ struct Rank {
     for (; length < wanted && first + length < calls.size(); ++length) {
       const Call& call = calls[first + length];
       const bool alike = call.choice.family == family && call.choice.groups == calls[first].choice.groups && goes_in_batches(call) && reduces(call.kind) == reduces(calls[first].kind) &&
-                         (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel));
+                         (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel && call.scalars == calls[first].scalars));
       packets += (call.count * reference::element_bytes[call.type] + WINDLASS_LL_PAYLOAD_BYTES - 1) / WINDLASS_LL_PAYLOAD_BYTES;
       if (length && (!alike || (family == collective::ll && packets > WINDLASS_BATCH_ENTRIES) || length == WINDLASS_BATCH_CALLS_MAX)) break;
     }
@@ -290,6 +354,7 @@ struct Rank {
   void batch(const std::vector<Call>& calls, size_t first, size_t last, uint32_t blocks, uint32_t role_warps) {
     struct Buffers {
       Buffer out, in;
+      std::vector<Taken> taken;
     };
     std::vector<Buffers> buffers;
     WindlassBatchLaunch batch;
@@ -310,7 +375,7 @@ struct Rank {
                                     (uint32_t)(calls[index].count * reference::element_bytes[calls[index].type]),
                                     packets};
       packets += (uint32_t)launch.packets;
-      buffers.push_back({std::move(out), std::move(in)});
+      buffers.push_back({std::move(out), std::move(in), std::move(taken)});
     }
     batch.count = (uint32_t)(last - first);
     batch.launch.packets = packets;
@@ -330,21 +395,22 @@ struct Rank {
     for (size_t index = first; index < last; ++index) {
       out = std::move(buffers[index - first].out);
       in = std::move(buffers[index - first].in);
+      taken = std::move(buffers[index - first].taken);
       compare(calls[index]);
     }
   }
 
   void call(const Call& call, uint64_t index, uint32_t blocks, uint32_t role_warps) {
     WindlassCollectiveLaunch launch = prepare(call, index);
-    const Kernel& kernel = kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(),
-                                      collective::straight(launch, call.choice) && !call.any_kernel);
+    const Kernel& kernel = kernel_for(call.choice, call.reducer(), ranks(), collective::straight(launch, call.choice) && !call.any_kernel);
     world.launch(launch, kernel, call.choice.family, blocks, role_warps, random.next());
     if (!world.aborted()) compare(call);
   }
 
   // Buffers, and what is to become of them.
   WindlassCollectiveLaunch prepare(const Call& call, uint64_t index) {
-    const reference::Inputs inputs{world::seed, world.options.first_tag, call.values, call.type};
+    const reference::Inputs inputs{world::seed, world.options.first_tag, call.values, call.type, call.pool != nullptr, call.first};
+    taken.clear();
     const uint32_t width = reference::element_bytes[call.type], step = reduces(call.kind) ? width : 1;
     WindlassCollectiveLaunch launch;
     // Each rank's pointers lie differently.
@@ -356,9 +422,36 @@ struct Rank {
     return launch;
   }
 
+  // This rank's scalar, as the kernel's first call gives it.
+  struct Scalar {
+    uint64_t bits_or_address;
+    bool is_address;
+  };
+  Scalar scalar_of(const Call& call, const reference::Inputs& inputs) {
+    if (!reduces(call.kind) || call.by != reference::scaled_sum) return {0, false};
+    const uint64_t bits = inputs.scalar(call.scalars, me);
+    if (reference::mixed(seed ^ kernel << 8 ^ me) % 2) return {bits, false};
+    const uint32_t width = reference::element_bytes[call.type];
+    std::memset(scalar_memory, 0xa5, sizeof scalar_memory);
+    uint8_t* const at = scalar_memory + (8 + kernel * width % 8);
+    std::memcpy(at, &bits, width);
+    return {address_of(at), true};
+  }
+
   // Compares what lies in the buffers.
   void compare(const Call& call) {
     const uint32_t width = reference::element_bytes[call.type];
+    if (call.pool) {
+      const std::string name = call.name(ranks());
+      const std::lock_guard<std::mutex> guard(call.pool->lock);
+      for (const Taken& one : taken) {
+        Buffer& buffer = one.is_in_out ? out : in;
+        uint64_t bits = 0;
+        std::memcpy(&bits, &buffer.bytes[buffer.first + one.at], width);
+        buffer.expects(one.at, bits, width);
+        call.pool->tell(one.element, bits, name);
+      }
+    }
     check(out, call, "sent");
     check(in, call, "received");
     ++calls_made;
@@ -374,7 +467,16 @@ struct Rank {
   }
 
   uint64_t reduced(const Call& call, uint64_t index, const reference::Inputs& inputs, uint64_t place) const {
-    return reference::reduce(call.type, call.by, ranks(), [&](uint32_t rank) { return inputs.element(index, rank, place); });
+    return reference::reduce(call.type, call.by, ranks(), [&](uint32_t rank) {
+      const uint64_t element = inputs.element(index, rank, place);
+      return call.by == reference::scaled_sum ? reference::scaled(call.type, element, inputs.scalar(call.scalars, rank)) : element;
+    });
+  }
+  void expect_reduced(Buffer& target, uint64_t at, const Call& call, uint64_t index, const reference::Inputs& inputs, uint64_t place) {
+    if (call.pool)
+      taken.push_back({&target == &out, at, call.first + place});
+    else
+      target.expects(at, reduced(call, index, inputs, place), reference::element_bytes[call.type]);
   }
 
   // Buffers as NCCL has them: in place they are one.
@@ -396,18 +498,22 @@ struct Rank {
     in.right = in.bytes;
     for (uint64_t at = 0; at < receive_count; ++at) {
       const uint32_t part = (uint32_t)(at / count);
+      if (reduces(call.kind)) {
+        expect_reduced(target, target_at + at * width, call, index, inputs, call.kind == reduce_scatter ? me * count + at : at);
+        continue;
+      }
       uint64_t element = 0;
       switch (call.kind) {
-        case all_reduce:
-        case reduce: element = reduced(call, index, inputs, at); break;
-        case reduce_scatter: element = reduced(call, index, inputs, me * count + at); break;
         case broadcast: element = inputs.element(index, call.root, at); break;
         case all_gather: element = inputs.element(index, part, at % count); break;
         case all_to_all: element = inputs.element(index, part, me * count + at % count); break;
+        default: break;
       }
       target.expects(target_at + at * width, element, width);
     }
-    launch = arrange({call.kind, count, width, call.type, call.by, call.root, source.address() + source_at, target.address() + target_at}, world.geometry(me), call.choice);
+    const Scalar scalar = scalar_of(call, inputs);
+    launch = arrange({call.kind, count, width, call.type, call.by, call.root, source.address() + source_at, target.address() + target_at, scalar.bits_or_address, scalar.is_address},
+                     world.geometry(me), call.choice);
   }
 
   // Launches as all-gather-v, reduce-scatter-v and the like make them: what goes from each rank to each has a size of its own.
@@ -433,7 +539,8 @@ struct Rank {
       return at;
     };
     // What all of a kind need (types, tags, wires, channels) as for an even call; then all sizes and places by hand.
-    launch = arrange({reducing ? reduce_scatter : all_to_all, largest, width, call.type, call.by, 0, 0, 0}, world.geometry(me), call.choice);
+    const Scalar scalar = scalar_of(call, inputs);
+    launch = arrange({reducing ? reduce_scatter : all_to_all, largest, width, call.type, call.by, 0, 0, 0, scalar.bits_or_address, scalar.is_address}, world.geometry(me), call.choice);
     launch.flags &= ~WINDLASS_COLLECTIVE_EVEN;
     if (same) launch.flags |= WINDLASS_COLLECTIVE_SAME;
     for (uint32_t rank = 0; rank < ranks(); ++rank) {
@@ -447,12 +554,12 @@ struct Rank {
     finish(launch, call.choice, world.geometry(me), largest * width);
     // As the product arranges them, where it has such ones.
     if (call.choice.family == ll128 && (same || reducing)) {
-      UnevenRequest request{reducing, call.type, call.by, {}, same ? out.address() : in.address()};
+      UnevenRequest request{reducing, call.type, call.by, {}, same ? out.address() : in.address(), scalar.bits_or_address, scalar.is_address};
       for (uint32_t rank = 0; rank < ranks(); ++rank)
         request.parts[rank] = same ? UnevenPart{launch.receive[rank], launch.receive_bytes[rank]} : UnevenPart{launch.send[rank], launch.send_bytes[rank]};
       launch = collective::arrange_uneven(request, world.geometry(me), call.choice.groups);
     }
-    for (uint64_t at = 0; reducing && at < matrix[me][me]; ++at) in.expects(at * width, reduced(call, index, inputs, part_at(0) + at), width);
+    for (uint64_t at = 0; reducing && at < matrix[me][me]; ++at) expect_reduced(in, at * width, call, index, inputs, part_at(0) + at);
   }
 
   void check(const Buffer& buffer, const Call& call, const char* what) const {

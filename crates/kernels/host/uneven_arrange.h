@@ -14,18 +14,20 @@ struct UnevenRequest {
   uint32_t type, by;  // NCCL's, if it reduces
   UnevenPart parts[WINDLASS_COLLECTIVE_RANKS_MAX];  // where each rank's comes to; of a reduction what goes into each rank's result
   uint64_t own;                                     // what this rank gives; of a reduction where its result goes
+  uint64_t scalar = 0;                              // as in Request
+  bool scalar_at = false;
 };
 
 // All but regions, control, report and the block's shape.
 inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, const Geometry& geometry, uint32_t groups) {
   // Types, tags, wires and channels as of an even one of nothing.
   const Kind like = request.reduces ? reduce_scatter : all_gather;
-  WindlassCollectiveLaunch launch = arrange({like, 0, 1, request.type, request.by, 0, 0, 0}, geometry, {ll128, groups});
+  WindlassCollectiveLaunch launch = arrange({like, 0, 1, request.type, request.by, 0, 0, 0, request.scalar, request.scalar_at}, geometry, {ll128, groups});
   const uint32_t me = geometry.rank;
   const uint64_t own_bytes = request.parts[me].bytes;
   uint64_t largest = 0;
   bool is_even = true;
-  launch.flags = request.reduces ? 0 : WINDLASS_COLLECTIVE_SAME;
+  launch.flags = request.reduces ? launch.flags & WINDLASS_COLLECTIVE_SCALAR_AT : (uint32_t)WINDLASS_COLLECTIVE_SAME;
   for (uint32_t rank = 0; rank < geometry.ranks; ++rank) {
     const UnevenPart& part = request.parts[rank];
     launch.send[rank] = request.reduces ? part.address : request.own;

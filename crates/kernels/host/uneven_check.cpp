@@ -6,12 +6,12 @@
 
 int main() {
   struct {
-    uint64_t first_tag, rank, ranks, channels, slots, groups, reduces, type, by, own;
+    uint64_t first_tag, rank, ranks, channels, slots, groups, reduces, type, by, scalar, scalar_at, own;
     collective::UnevenPart parts[WINDLASS_COLLECTIVE_RANKS_MAX];
   } asked;
   while (std::fread(&asked, sizeof asked, 1, stdin) == 1) {
     const collective::Geometry geometry{asked.first_tag, (uint32_t)asked.rank, (uint32_t)asked.ranks, (uint32_t)asked.channels, (uint32_t)asked.slots};
-    collective::UnevenRequest request{asked.reduces != 0, (uint32_t)asked.type, (uint32_t)asked.by, {}, asked.own};
+    collective::UnevenRequest request{asked.reduces != 0, (uint32_t)asked.type, (uint32_t)asked.by, {}, asked.own, asked.scalar, asked.scalar_at != 0};
     std::memcpy(request.parts, asked.parts, sizeof asked.parts);
     const WindlassCollectiveLaunch launch = collective::arrange_uneven(request, geometry, (uint32_t)asked.groups);
     std::fwrite(&launch, sizeof launch, 1, stdout);

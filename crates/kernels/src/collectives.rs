@@ -20,7 +20,7 @@ pub use batch::{arrange_batch, batch_bytes_max, packets};
 pub use geometry::{Geometry, Layout};
 pub use grid::{Limits, Shape};
 pub use kernel::Kernel;
-pub use reduction::Reduction;
+pub use reduction::{Reduction, Scalar};
 pub use refused::Refused;
 pub use tuning::{Crossover, Tuning};
 pub use uneven::{Part, Uneven, arrange_uneven};
@@ -59,7 +59,7 @@ impl Kind {
     }
 }
 
-/// One collective as this rank calls it. All but `send` and `receive` is equal on all ranks.
+/// One collective as this rank calls it. All but `send`, `receive` and which scalar is equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
     /// Which.
@@ -71,6 +71,8 @@ pub struct Collective {
     pub element_bytes: u32,
     /// Of the kinds that reduce; others ignore it.
     pub reduction: Option<Reduction>,
+    /// Of a scaled sum, and of nothing else that reduces: this rank's own.
+    pub scalar: Option<Scalar>,
     /// The buffer that is read, of any alignment; read on the root alone of a broadcast.
     pub send: u64,
     /// The buffer that is written, of any alignment; written on the root alone of a reduce.
@@ -106,7 +108,7 @@ pub fn arrange(
     *launch = blank(geometry, regions);
     launch.wires = layout.wires(family);
     if let Some(reduction) = collective.reduction.filter(|_| reducer != Reducer::Copy) {
-        (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
+        reduction.tell(collective.scalar, launch);
     }
     let largest_connection_bytes = buffers::write(collective, family, launch);
     launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
@@ -174,7 +176,7 @@ impl Collective {
         match self.kind {
             Kind::AllReduce | Kind::Reduce { .. } | Kind::ReduceScatter => {
                 let reduction = self.reduction.ok_or(Refused::NoReduction { kind: self.kind })?;
-                let element_bytes = reduction.element_bytes()?;
+                let element_bytes = reduction.element_bytes(self.scalar)?;
                 if element_bytes != self.element_bytes {
                     let (element_bytes, datatype) = (self.element_bytes, reduction.datatype);
                     return Err(Refused::ElementBytes { element_bytes, datatype });

@@ -20,7 +20,7 @@ use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arr
 
 pub use device_resources::{Kernels, NativeDeviceResources};
 pub use windlass_kernels::collectives::{
-    Collective, Geometry, Kind, Layout, Limits, Part, Reduction, Tuning, Uneven,
+    Collective, Geometry, Kind, Layout, Limits, Part, Reduction, Scalar, Tuning, Uneven,
 };
 
 use calls::Parameter;
@@ -93,7 +93,8 @@ impl Native {
     /// Refuses at init what could not be arranged later: that depends on no call.
     fn try_one(&self) -> Result<(), TransportError> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
-        let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
+        let (reduction, scalar) = (None, None);
+        let one = Collective { kind, count, element_bytes, reduction, scalar, send: 1, receive: 1 };
         let Native { geometry, layout, regions, tuning, limits, .. } = self;
         arrange(&one, geometry, layout, regions, tuning, limits, &mut CollectiveLaunch::default())
             .map(drop)

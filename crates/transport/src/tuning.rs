@@ -19,7 +19,7 @@ use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 pub use built_in::{OTHER_BYTES_MAX, REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX};
 /// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
 /// of how groups are cut and ordered.
-const PROTOCOL: u64 = 9;
+const PROTOCOL: u64 = 10;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 

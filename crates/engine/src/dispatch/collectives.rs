@@ -48,9 +48,9 @@ pub(super) fn alone(call: &Call, rank: u32, ranks: usize) -> Option<Task> {
 
 /// Broadcasts, or reduces, of a group with a root each, as one; none where NCCL would have refused one.
 pub(super) fn fused<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
-    let mut uneven = Uneven { reduction: None, parts: [Part::default(); RANKS_MAX], own: 0 };
+    let mut uneven = Uneven { reduction: None, scalar: None, parts: [Part::default(); RANKS_MAX], own: 0 };
     for call in calls {
-        let Collective { kind, count, element_bytes, reduction, send, receive } =
+        let Collective { kind, count, element_bytes, reduction, send, receive, .. } =
             collective_of(call, rank, ranks)?;
         let (root, part, own) = match kind {
             Kind::Broadcast { root } => (root, receive, send),
@@ -104,6 +104,7 @@ fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
         element_bytes: shared.datatype.size_bytes()? as u32,
         reduction: operation
             .map(|operation| Reduction { datatype: shared.datatype.0, operation: operation.0 }),
+        scalar: None,
         send: local.send as u64,
         receive: local.receive as u64,
     })

@@ -26,7 +26,8 @@ pub fn packets(connection_bytes: u64) -> u64 {
 
 /// As [`arrange`](super::arrange), for at most [`BATCH_CALLS_MAX`] collectives in which every rank sends every other one as much. Ranks
 /// must have them in the same order. Small ones may be of several kinds, if all move bytes, or all reduce in the same way; others are
-/// all-reduces alone, all-gathers, or reduce-scatters, of at most [`batch_bytes_max`].
+/// all-reduces alone, all-gathers, or reduce-scatters, of at most [`batch_bytes_max`]. Scaled sums must have one scalar, on each rank its own:
+/// who forms a batch of them must know that they have on all ranks.
 ///
 /// # Errors
 /// See [`Refused`]. Then, as with nothing to do, nobody may launch what `batch` holds.
@@ -61,7 +62,7 @@ pub fn arrange_batch(
     launch.wires = layout.wires(family);
     launch.flags = COLLECTIVE_EVEN;
     if let Some(reduction) = first.reduction.filter(|_| reducer != Reducer::Copy) {
-        (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
+        reduction.tell(first.scalar, &mut launch);
     }
     launch.packets = all_packets;
     // At most `channels`, so it fits.
@@ -98,7 +99,8 @@ fn together(
     let (mut may_be_ll, mut may_be_ll128) = (true, true);
     for collective in collectives {
         let is_alike = collective.reducer(ranks)? == reducer
-            && (reducer == Reducer::Copy || collective.reduction == first.reduction);
+            && (reducer == Reducer::Copy
+                || (collective.reduction, collective.scalar) == (first.reduction, first.scalar));
         let bytes = collective.total_bytes(ranks)?;
         may_be_ll &=
             is_alike && collective.kind.is_even() && bytes <= tuning.crossover(collective.kind).ll_bytes_max;

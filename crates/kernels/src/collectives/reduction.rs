@@ -2,14 +2,26 @@
 
 use super::Refused;
 use super::kernel::Reducer;
+use crate::collective::{COLLECTIVE_SCALAR_AT, CollectiveLaunch};
 
 /// What a collective that reduces makes of its elements, in NCCL's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reduction {
-    /// `ncclDataType_t`: 0 (int8) to 9 (bfloat16).
+    /// `ncclDataType_t`: 0 (int8) to 11 (float8e5m2).
     pub datatype: i32,
-    /// `ncclRedOp_t`: 0 (sum) to 4 (average).
+    /// `ncclRedOp_t`: 0 (sum) to 4 (average); or 5, a number of ours: a sum of what each rank has multiplied by its own [`Scalar`], as
+    /// the operations of `ncclRedOpCreatePreMulSum`.
     pub operation: i32,
+}
+
+/// What this rank multiplies its elements by: of their type. Peers may have another one, and give it otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scalar {
+    /// Its bits, the low ones: as many as an element has.
+    Bits(u64),
+    /// Where it lies, aligned as its type: any address that the device reads. It is read when the kernel runs, and must not change before the
+    /// kernel has ended.
+    At(u64),
 }
 
 // ncclDataType_t and ncclRedOp_t, as far as they matter here.
@@ -19,13 +31,23 @@ pub(super) const FLOAT64: i32 = 8;
 pub(super) const BFLOAT16: i32 = 9;
 pub(super) const SUM: i32 = 0;
 pub(super) const AVERAGE: i32 = 4;
-pub(super) const ELEMENT_BYTES: [u32; 10] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2];
+pub(super) const SCALED_SUM: i32 = 5;
+pub(super) const FLOAT8_E4M3: i32 = 10;
+pub(super) const FLOAT8_E5M2: i32 = 11;
+pub(super) const ELEMENT_BYTES: [u32; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
 
 impl Reduction {
-    /// Bytes of an element of the type, if we reduce it so.
-    pub(super) fn element_bytes(self) -> Result<u32, Refused> {
+    /// Bytes of an element of the type, if we reduce it so, with such a scalar or none.
+    pub(super) fn element_bytes(self, scalar: Option<Scalar>) -> Result<u32, Refused> {
         let of_type = usize::try_from(self.datatype).ok().and_then(|datatype| ELEMENT_BYTES.get(datatype));
-        of_type.filter(|_| (SUM..=AVERAGE).contains(&self.operation)).copied().ok_or(Refused::Reduction(self))
+        let of_type = of_type.filter(|_| (SUM..=SCALED_SUM).contains(&self.operation));
+        match of_type {
+            None => Err(Refused::Reduction(self)),
+            Some(_) if scalar.is_some() != (self.operation == SCALED_SUM) => {
+                Err(Refused::Scalar { reduction: self, scalar })
+            }
+            Some(element_bytes) => Ok(*element_bytes),
+        }
     }
 
     pub(super) fn reducer(self) -> Reducer {
@@ -37,13 +59,21 @@ impl Reduction {
         }
     }
 
-    pub(super) fn word(self) -> u32 {
-        // Both were found in range.
-        self.datatype as u32 | (self.operation as u32) << 8
+    /// Tells the kernel; both numbers were found in range.
+    pub(super) fn tell(self, scalar: Option<Scalar>, launch: &mut CollectiveLaunch) {
+        launch.reduction = self.datatype as u32 | (self.operation as u32) << 8;
+        launch.scale = match scalar {
+            None => self.scale(launch.ranks),
+            Some(Scalar::Bits(bits)) => bits,
+            Some(Scalar::At(address)) => {
+                launch.flags |= COLLECTIVE_SCALAR_AT;
+                address
+            }
+        };
     }
 
     /// What elements are multiplied by, as NCCL does: before they are summed. Of integers the ranks, to divide by.
-    pub(super) fn scale(self, ranks: u32) -> u64 {
+    fn scale(self, ranks: u32) -> u64 {
         let factor = match self.operation {
             SUM => 1.0,
             AVERAGE => 1.0 / f64::from(ranks),
@@ -51,7 +81,7 @@ impl Reduction {
         };
         match self.datatype {
             FLOAT64 => factor.to_bits(),
-            FLOAT16 | FLOAT32 | BFLOAT16 => u64::from((factor as f32).to_bits()),
+            FLOAT16 | FLOAT32 | BFLOAT16 | FLOAT8_E4M3 | FLOAT8_E5M2 => u64::from((factor as f32).to_bits()),
             _ if self.operation == AVERAGE => u64::from(ranks),
             _ => 0,
         }

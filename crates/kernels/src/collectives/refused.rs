@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use super::{Kind, Reduction};
+use super::reduction::SCALED_SUM;
+use super::{Kind, Reduction, Scalar};
 use crate::collective::RANKS_MAX;
 
 /// Why a collective cannot be arranged. All ranks get the same answer but for `Regions` and `Blocks`, which are found at
-/// init. The fields are the values at fault.
+/// init, and for what hangs on scalars, which are each rank's own. The fields are the values at fault.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
@@ -26,6 +27,8 @@ pub enum Refused {
     NoReduction { kind: Kind },
     /// A type or an operation that we do not reduce.
     Reduction(Reduction),
+    /// A scaled sum without a scalar, or a scalar for what has none.
+    Scalar { reduction: Reduction, scalar: Option<Scalar> },
     /// Elements of another size than their type's.
     ElementBytes { element_bytes: u32, datatype: i32 },
     /// More bytes than there are addresses.
@@ -48,6 +51,15 @@ impl fmt::Display for Refused {
             Refused::NoReduction { kind } => write!(f, "{kind:?} without a reduction"),
             Refused::Reduction(Reduction { datatype, operation }) => {
                 write!(f, "operation {operation} of type {datatype}")
+            }
+            Refused::Scalar { reduction: Reduction { datatype, operation }, scalar: None } => {
+                write!(f, "operation {operation} of type {datatype} without the scalar that it multiplies by")
+            }
+            Refused::Scalar { reduction: Reduction { datatype, operation }, scalar: Some(scalar) } => {
+                write!(
+                    f,
+                    "{scalar:?} for operation {operation} of type {datatype}: only {SCALED_SUM} has a scalar"
+                )
             }
             Refused::ElementBytes { element_bytes, datatype } => {
                 write!(f, "elements of {element_bytes} bytes for type {datatype}")

@@ -5,11 +5,13 @@ mod uneven;
 use std::collections::BTreeSet;
 
 use super::kernel::Family;
-use super::reduction::{AVERAGE, BFLOAT16, ELEMENT_BYTES, FLOAT16, FLOAT32, FLOAT64, SUM};
+use super::reduction::{
+    AVERAGE, BFLOAT16, ELEMENT_BYTES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FLOAT64, SCALED_SUM, SUM,
+};
 use super::*;
 use crate::collective::{
-    CHANNEL_BYTES, COLLECTIVE_EVEN, COLLECTIVE_SAME, LL_COUNT_BYTES, LL_SLOT_BYTES, LL_SLOTS,
-    LL128_SLOT_BYTES, RANKS_MAX, WAITED_RESULT_DATA,
+    CHANNEL_BYTES, COLLECTIVE_EVEN, COLLECTIVE_SAME, COLLECTIVE_SCALAR_AT, LL_COUNT_BYTES, LL_SLOT_BYTES,
+    LL_SLOTS, LL128_SLOT_BYTES, RANKS_MAX, WAITED_RESULT_DATA,
 };
 
 const INT8_SUM: Reduction = Reduction { datatype: 0, operation: SUM };
@@ -40,7 +42,8 @@ fn tunings() -> [Tuning; 4] {
 }
 
 fn collective(kind: Kind, count: u64) -> Collective {
-    Collective { kind, count, element_bytes: 1, reduction: Some(INT8_SUM), send: SEND, receive: RECEIVE }
+    let reduction = Some(INT8_SUM);
+    Collective { kind, count, element_bytes: 1, reduction, scalar: None, send: SEND, receive: RECEIVE }
 }
 
 fn regions(ranks: u32) -> Vec<u64> {
@@ -180,10 +183,11 @@ fn kernels_are_told_apart() {
         let loaded: Vec<Kernel> = Kernel::all_for(ranks).collect();
         for (kind, tuning) in kinds(ranks).into_iter().flat_map(|kind| tunings().map(|tuning| (kind, tuning)))
         {
-            for (datatype, operation) in (0..10).flat_map(|datatype| (0..5).map(move |op| (datatype, op))) {
+            for (datatype, operation) in (0..12).flat_map(|datatype| (0..6).map(move |op| (datatype, op))) {
                 let call = Collective {
                     element_bytes: ELEMENT_BYTES[datatype as usize],
                     reduction: Some(Reduction { datatype, operation }),
+                    scalar: (operation == SCALED_SUM).then_some(Scalar::Bits(3)),
                     ..collective(kind, 1000)
                 };
                 let geometry = Geometry::recommended(4, ranks, 0, 1);
@@ -226,7 +230,32 @@ fn reductions_are_told() {
     assert_eq!(told(FLOAT32, 2, 2), ("ncclWindlass_LL_Any_2", 0));
     assert_eq!(told(4, AVERAGE, 7), ("ncclWindlass_LL_Any_8", 7));
     assert_eq!(told(4, SUM, 7), ("ncclWindlass_LL_Any_8", 0));
+    assert_eq!(told(FLOAT8_E4M3, AVERAGE, 3), ("ncclWindlass_LL_Any_4", third));
+    assert_eq!(told(FLOAT8_E5M2, SUM, 2), ("ncclWindlass_LL_Any_2", 0x3f80_0000));
     assert_eq!(WAITED_RESULT_DATA, 10);
+}
+
+/// A scaled sum has this rank's scalar, by its bits or by its address, alone, uneven and in a batch; and one kernel for all types.
+#[test]
+fn scalars_are_told() {
+    let reduction = Some(Reduction { datatype: FLOAT32, operation: SCALED_SUM });
+    let (geometry, tuning) = (Geometry::recommended(32, 3, 1, 1), Tuning::default());
+    let limits = Limits { blocks_max: 32, clusters: true };
+    let answer = |scalar| {
+        let of = collective(Kind::ReduceScatter, 100);
+        let call = Collective { element_bytes: 4, reduction, scalar, ..of };
+        let parts = [Part { address: SEND, bytes: 8 }; 3];
+        let mut uneven = Uneven { reduction, scalar, parts: Default::default(), own: RECEIVE };
+        uneven.parts[..3].copy_from_slice(&parts);
+        let all = [
+            arranged(&call, &geometry, &tuning, &limits).launch,
+            uneven::answer(&uneven, &geometry, &tuning).unwrap().unwrap().1,
+            batch::answer(&[call, call], &geometry).unwrap().unwrap().1.launch,
+        ];
+        all.map(|launch| (launch.reduction, launch.scale, launch.flags & COLLECTIVE_SCALAR_AT))
+    };
+    assert_eq!(answer(Some(Scalar::Bits(0x4040_0000))), [(7 | 5 << 8, 0x4040_0000, 0); 3]);
+    assert_eq!(answer(Some(Scalar::At(0x1234_5678_9abc))), [(7 | 5 << 8, 0x1234_5678_9abc, 8); 3]);
 }
 
 /// What cannot be done is refused with its values; what there is nothing of is nothing.
@@ -262,11 +291,22 @@ fn nonsense_is_refused() {
     let rooted = collective(Kind::Broadcast { root: 4 }, 0);
     assert_eq!(of(rooted), Err(Refused::Root { root: 4, ranks: 4 }));
     assert!(matches!(of(Collective { reduction: None, ..all_reduce }), Err(Refused::NoReduction { .. })));
-    for (datatype, operation) in [(10, 0), (-1, 0), (0, 5), (0, -1)] {
+    for (datatype, operation) in [(12, 0), (-1, 0), (0, 6), (0, -1)] {
         let reduction = Reduction { datatype, operation };
         let call = Collective { reduction: Some(reduction), ..all_reduce };
         assert_eq!(of(call), Err(Refused::Reduction(reduction)));
     }
+    let scaled = Reduction { datatype: 0, operation: SCALED_SUM };
+    for (reduction, scalar, told) in [
+        (scaled, None, "operation 5 of type 0 without the scalar that it multiplies by"),
+        (INT8_SUM, Some(Scalar::At(8)), "At(8) for operation 0 of type 0: only 5 has a scalar"),
+    ] {
+        let refused = of(Collective { reduction: Some(reduction), scalar, ..all_reduce }).unwrap_err();
+        assert_eq!(refused, Refused::Scalar { reduction, scalar });
+        assert_eq!(refused.to_string(), told);
+    }
+    // As their reduction, what only moves does not look at it.
+    assert!(of(Collective { scalar: Some(Scalar::Bits(1)), ..collective(Kind::AllGather, 5) }).is_ok());
     let wide = Collective { element_bytes: 4, ..all_reduce };
     assert_eq!(of(wide), Err(Refused::ElementBytes { element_bytes: 4, datatype: 0 }));
     let huge = Collective { element_bytes: 8, ..collective(Kind::AllGather, u64::MAX / 16) };

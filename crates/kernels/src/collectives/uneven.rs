@@ -1,7 +1,7 @@
 //! Collectives whose ranks have parts of sizes of their own: all-gather-v and reduce-scatter-v.
 
 use super::kernel::{Family, Kernel, Reducer, Straight};
-use super::{Geometry, Kind, Layout, Limits, Reduction, Refused, Shape, Tuning, blank, ranks_of};
+use super::{Geometry, Kind, Layout, Limits, Reduction, Refused, Scalar, Shape, Tuning, blank, ranks_of};
 use crate::collective::{COLLECTIVE_EVEN, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
 
 /// What one rank contributes, or gets, and where.
@@ -13,13 +13,15 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// An all-gather-v or a reduce-scatter-v, as this rank calls it. All but addresses is equal on all ranks.
+/// An all-gather-v or a reduce-scatter-v, as this rank calls it. All but addresses and which scalar is equal on all ranks.
 ///
 /// Parts lie anywhere, apart from each other or side by side; this rank's own may be where `own` is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uneven {
     /// None: an all-gather-v, else a reduce-scatter-v, and what it makes of the elements.
     pub reduction: Option<Reduction>,
+    /// Of a scaled sum, and of nothing else that reduces: this rank's own.
+    pub scalar: Option<Scalar>,
     /// By rank; those beyond the communicator's ranks are none. Of an all-gather-v where each rank's part comes to, of a
     /// reduce-scatter-v what goes into each rank's result.
     pub parts: [Part; RANKS_MAX],
@@ -53,7 +55,7 @@ pub fn arrange_uneven(
     *launch = blank(geometry, regions);
     launch.wires = [layout.ll128, Default::default()];
     if let Some(reduction) = uneven.reduction {
-        (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
+        reduction.tell(uneven.scalar, launch);
     }
     let largest_connection_bytes = uneven.write(launch);
     launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
@@ -74,7 +76,7 @@ pub fn arrange_uneven(
 impl Uneven {
     fn reducer(&self) -> Result<Reducer, Refused> {
         let Some(reduction) = self.reduction else { return Ok(Reducer::Copy) };
-        let element_bytes = reduction.element_bytes()?;
+        let element_bytes = reduction.element_bytes(self.scalar)?;
         match self.parts.iter().find(|part| !part.bytes.is_multiple_of(element_bytes.into())) {
             Some(part) => Err(Refused::Count { count: part.bytes, element_bytes }),
             None => Ok(reduction.reducer()),

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use windlass_kernels::collective::{CollectiveLaunch, RANKS_MAX};
 use windlass_kernels::collectives::{
-    Crossover, Geometry, Layout, Limits, Part, Reduction, Tuning, Uneven, arrange_uneven,
+    Crossover, Geometry, Layout, Limits, Part, Reduction, Scalar, Tuning, Uneven, arrange_uneven,
 };
 
 struct Random(u64);
@@ -31,9 +31,12 @@ struct Case {
 
 fn case(random: &mut Random) -> Case {
     let ranks = 2 + random.below(7) as u32;
-    let element = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2];
+    let element = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
     let reduction = (random.below(2) == 0)
-        .then(|| Reduction { datatype: random.below(10) as i32, operation: random.below(5) as i32 });
+        .then(|| Reduction { datatype: random.below(12) as i32, operation: random.below(6) as i32 });
+    let scalar =
+        [Scalar::Bits(random.below(1 << 60)), Scalar::At(random.below(1 << 60))][random.below(2) as usize];
+    let scalar = reduction.is_some_and(|reduction| reduction.operation == 5).then_some(scalar);
     let packet = reduction.map_or(1, |reduction| element[reduction.datatype as usize]);
     let mut parts = [Part::default(); RANKS_MAX];
     for part in parts.iter_mut().take(ranks as usize) {
@@ -49,7 +52,7 @@ fn case(random: &mut Random) -> Case {
         slots: 2 << random.below(3),
     };
     let groups = if ranks > 4 { 2 } else { 2 + 2 * random.below(2) };
-    Case { uneven: Uneven { reduction, parts, own: random.below(1 << 48) }, geometry, groups }
+    Case { uneven: Uneven { reduction, scalar, parts, own: random.below(1 << 48) }, geometry, groups }
 }
 
 fn question(case: &Case) -> Vec<u8> {
@@ -60,7 +63,13 @@ fn question(case: &Case) -> Vec<u8> {
     let small = [rank, ranks, channels, slots].map(u64::from);
     let reduction = [u64::from(uneven.reduction.is_some()), datatype as u64, operation as u64];
     let parts = uneven.parts.iter().flat_map(|part| [part.address, part.bytes]);
-    let numbers = [first_tag].into_iter().chain(small).chain([*groups]).chain(reduction).chain([uneven.own]);
+    let scalar = match uneven.scalar {
+        None => [0, 0],
+        Some(Scalar::Bits(bits)) => [bits, 0],
+        Some(Scalar::At(address)) => [address, 1],
+    };
+    let numbers = [first_tag].into_iter().chain(small).chain([*groups]).chain(reduction);
+    let numbers = numbers.chain(scalar).chain([uneven.own]);
     numbers.chain(parts).flat_map(u64::to_le_bytes).collect()
 }
 

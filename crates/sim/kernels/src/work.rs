@@ -194,7 +194,7 @@ mod tests {
 
     fn collective(kind: Kind, count: u64) -> Collective {
         let reduction = Some(FLOAT_SUM);
-        Collective { kind, count, element_bytes: 4, reduction, send: 1 << 20, receive: 2 << 20 }
+        Collective { kind, count, element_bytes: 4, reduction, scalar: None, send: 1 << 20, receive: 2 << 20 }
     }
 
     fn geometry(rank: u32) -> Geometry {
@@ -238,7 +238,7 @@ mod tests {
     fn uneven() {
         let of = |reduction, bytes: [u64; 3]| {
             let (geometry, mut launch) = (geometry(2), CollectiveLaunch::default());
-            let mut uneven = Uneven { reduction, parts: Default::default(), own: 1 << 20 };
+            let mut uneven = Uneven { reduction, scalar: None, parts: Default::default(), own: 1 << 20 };
             for (part, bytes) in uneven.parts.iter_mut().zip(bytes) {
                 *part = Part { address: 2 << 20, bytes };
             }

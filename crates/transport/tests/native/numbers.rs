@@ -91,6 +91,7 @@ impl Part {
             count: count as u64,
             element_bytes: 4,
             reduction: reduces.then_some(SUM),
+            scalar: None,
             send: input.address,
             receive: output.address,
         });

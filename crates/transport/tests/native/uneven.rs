@@ -116,7 +116,7 @@ impl Side {
             parts[rank] = Part { address, bytes };
         }
         let reduction = shape.reduces.then_some(Reduction { datatype: 2, operation: 0 });
-        let task = Task::Fused(Uneven { reduction, parts, own: memory.address + own as u64 });
+        let task = Task::Fused(Uneven { reduction, scalar: None, parts, own: memory.address + own as u64 });
         Side { task, memory, before, after }
     }
 

@@ -18,7 +18,7 @@ fn answer_with(
 }
 
 /// Of all sizes by LL, as long as they fit.
-fn answer(
+pub(super) fn answer(
     collectives: &[Collective],
     geometry: &Geometry,
 ) -> Result<Option<(Shape, Box<BatchLaunch>)>, Refused> {
@@ -202,6 +202,18 @@ fn too_many_or_unlike() {
     ];
     for (other, bytes) in unlike {
         assert_eq!(refused(&[one, other]), Refused::Batch { calls: 2, bytes });
+    }
+    let scaled = |scalar| {
+        let reduction = Some(Reduction { datatype: 0, operation: SCALED_SUM });
+        Collective { reduction, scalar: Some(scalar), ..one }
+    };
+    for (first, second) in [
+        (Scalar::Bits(2), Scalar::Bits(3)),
+        (Scalar::Bits(2), Scalar::At(2)),
+        (Scalar::At(8), Scalar::At(16)),
+    ] {
+        let calls = [scaled(first), scaled(second)];
+        assert!(matches!(refused(&calls), Refused::Batch { calls: 2, .. }), "{calls:?}");
     }
     let endless = Collective { count: u64::MAX, element_bytes: 1, ..one };
     assert!(matches!(refused(&[one, endless]), Refused::Batch { .. }));

@@ -15,7 +15,7 @@ fn parts(base: u64, sizes: &[u64]) -> [Part; RANKS_MAX] {
     parts
 }
 
-fn answer(
+pub(super) fn answer(
     uneven: &Uneven,
     geometry: &Geometry,
     tuning: &Tuning,
@@ -40,7 +40,7 @@ fn even_parts_are_the_even_collective() {
             for (rank, part) in (0..u64::from(ranks)).zip(&mut parts) {
                 *part = Part { address: base + rank * count, bytes: count };
             }
-            let uneven = Uneven { reduction: reduces.then_some(INT8_SUM), parts, own };
+            let uneven = Uneven { reduction: reduces.then_some(INT8_SUM), scalar: None, parts, own };
             for tuning in &tunings()[1..] {
                 let (shape, launch) = answer(&uneven, &geometry, tuning).unwrap().unwrap();
                 let even = arranged(&collective(kind, count), &geometry, tuning, &LIMITS);
@@ -59,7 +59,8 @@ fn ranks_agree() {
         for reduction in [None, Some(INT8_SUM)] {
             let of = |rank: u32| {
                 let geometry = Geometry::recommended(32, 4, rank, 1);
-                let uneven = Uneven { reduction, parts: parts(SEND + u64::from(rank), sizes), own: RECEIVE };
+                let parts = parts(SEND + u64::from(rank), sizes);
+                let uneven = Uneven { reduction, scalar: None, parts, own: RECEIVE };
                 answer(&uneven, &geometry, &tuning).unwrap().unwrap()
             };
             let all: Vec<(Shape, CollectiveLaunch)> = (0..4).map(of).collect();
@@ -88,7 +89,8 @@ fn ranks_agree() {
 fn nonsense_is_refused() {
     let geometry = Geometry::recommended(32, 4, 1, 1);
     let of = |reduction, sizes: &[u64]| {
-        answer(&Uneven { reduction, parts: parts(SEND, sizes), own: RECEIVE }, &geometry, &Tuning::default())
+        let uneven = Uneven { reduction, scalar: None, parts: parts(SEND, sizes), own: RECEIVE };
+        answer(&uneven, &geometry, &Tuning::default())
     };
     assert_eq!(of(None, &[0; 4]), Ok(None));
     assert_eq!(of(Some(INT8_SUM), &[]), Ok(None));
@@ -97,6 +99,8 @@ fn nonsense_is_refused() {
     assert_eq!(of(None, &[u64::MAX, 1]), count(1, 1));
     let floats = Some(Reduction { datatype: FLOAT32, operation: SUM });
     assert_eq!(of(floats, &[4, 6]), count(6, 4));
+    let scaled = Reduction { datatype: FLOAT32, operation: SCALED_SUM };
+    assert_eq!(of(Some(scaled), &[4]), Err(Refused::Scalar { reduction: scaled, scalar: None }));
     let unknown = Reduction { datatype: 77, operation: SUM };
     assert_eq!(of(Some(unknown), &[4]), Err(Refused::Reduction(unknown)));
 }
