@@ -15,6 +15,7 @@ mod group;
 mod growing;
 mod health;
 mod ids;
+mod operators;
 mod registry;
 mod requests;
 mod setup;

@@ -106,7 +106,8 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let inside = group::enter(|| communicator.pass());
     check::tell(call, communicator);
     let terms = communicator.terms();
-    let course = match plan(&call.shared, Standing::PeerGroup(terms)) {
+    let path = plan(&call.shared, Standing::PeerGroup(terms));
+    let course = match path {
         Path::P2p => messages::serves(call, communicator).map(Course::P2p),
         // Many of a group are NCCL's. What has no elements is not held.
         Path::Native if group::is_open() && call.shared.count > 0 => {
@@ -120,6 +121,8 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     };
     let course = match course {
         Some(course) => course,
+        // NCCL refuses it.
+        None if path == Path::Native => forwarded(call, communicator, &terms, false),
         None => match fixed_order::to_nccl(call, communicator) {
             Ok(()) => forwarded(call, communicator, &terms, false),
             Err(code) => Course::Refused(code),

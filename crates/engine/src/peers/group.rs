@@ -23,6 +23,7 @@ use super::attempts::Attempts;
 use super::children::Lineage;
 use super::growing::Growing;
 use super::ids::Ids;
+use super::operators::Operators;
 use super::requests::Others;
 use crate::background::{process_exit, worker};
 use crate::features::check;
@@ -51,6 +52,7 @@ pub struct PeerGroup {
     /// With which NCCL's communicators are made later.
     ids: Ids,
     attempts: Attempts,
+    operators: Operators,
     configuration: OnceCell<configuration::Kept>,
     /// Zeros at first; all ranks write to it.
     page: Arc<SharedPage>,
@@ -119,6 +121,7 @@ impl PeerGroup {
             others,
             features,
             lineage,
+            operators: Operators::default(),
             configuration: OnceCell::new(),
             page,
         }))
@@ -137,6 +140,11 @@ impl PeerGroup {
     /// Memory that all ranks share, zeros at first. Kept by whoever holds it, also beyond the peer group.
     pub fn shared_page(&self) -> &Arc<SharedPage> {
         &self.page
+    }
+
+    /// What the program's own reductions multiply by.
+    pub fn operators(&self) -> &Operators {
+        &self.operators
     }
 
     /// Notes the communicator's configuration, once.
