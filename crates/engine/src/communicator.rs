@@ -13,13 +13,12 @@ use nccl_sys::{cudaStream_t, ncclComm_t};
 
 use crate::lazy::LazyCommunicator;
 use crate::peers::{self, InitOutcome, ParentOnNccl, PeerGroup};
-use crate::plan::Terms;
 use windlass_base::gate::{Gate, Passed};
 use windlass_base::gpu::stream::{Capture, Place};
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::outcome::FallbackReason;
-use windlass_transport::tuning::{self, COLLECTIVES, Limits};
+use windlass_transport::tuning::{COLLECTIVES, Limits, Terms};
 
 use table::CHANGING;
 pub(crate) use table::{find, insert, remove};
@@ -148,11 +147,10 @@ impl Communicator {
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
         self.follows.store(false, Ordering::Relaxed);
         self.has_run.store(false, Ordering::Relaxed);
-        let native = kept.peer_group().map_or(Limits::NONE, |peer_group| *peer_group.limits());
-        let members = kept.peer_group().map_or(0, |peer_group| peer_group.negotiated().members.len());
-        self.members.store(members, Ordering::Relaxed);
+        let without = Terms { ranks: 0, native: Limits::NONE, fixed_order: false };
+        let Terms { ranks, native, fixed_order } = kept.peer_group().map_or(without, |own| own.terms());
+        self.members.store(ranks, Ordering::Relaxed);
         self.native.iter().zip(native.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
-        let fixed_order = kept.peer_group().is_some_and(|own| tuning::has_fixed_order(own.negotiated()));
         self.fixed_order.store(fixed_order, Ordering::Relaxed);
         self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);
         let registering = kept.peer_group().and_then(|peer_group| peer_group.registering());

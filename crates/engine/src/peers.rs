@@ -15,9 +15,9 @@ mod group;
 mod growing;
 mod health;
 mod ids;
-mod operators;
 mod registry;
 mod requests;
+mod scalars;
 mod setup;
 mod shutdown;
 

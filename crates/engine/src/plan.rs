@@ -4,7 +4,8 @@ use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSu
 
 use windlass_base::call::{Function, Shared};
 use windlass_base::path::Path;
-use windlass_transport::tuning::{Collective, Limits, REGISTERED_BYTES_MIN};
+pub(crate) use windlass_transport::tuning::Terms;
+use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,17 +14,6 @@ pub(crate) enum Standing {
     PeerGroup(Terms),
     /// The same, and they have agreed to have NCCL use registered buffers in this call.
     Registering(Terms),
-}
-
-/// What the negotiated config of a communicator with a peer group says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Terms {
-    /// How many ranks it has.
-    pub ranks: usize,
-    /// What native collectives serve.
-    pub native: Limits,
-    /// Whether reductions that round are native at every size.
-    pub fixed_order: bool,
 }
 
 /// Whether ranks that may register agree on whether they do in this call, which is not captured: in graphs NCCL registers by
@@ -114,7 +104,7 @@ mod tests {
     use super::*;
     use nccl_sys::{ncclDataType_t, ncclFloat8e4m3, ncclMax, ncclRedOp_t};
     use proptest::prelude::*;
-    use windlass_transport::tuning::COLLECTIVES;
+    use windlass_transport::tuning::{COLLECTIVES, Limits};
 
     const SLOW: Terms = Terms { ranks: 4, native: Limits::NONE, fixed_order: false };
 

@@ -52,7 +52,7 @@ fn look_at(process: u32, segment: &Path, seen: &mut Seen) -> Option<Running> {
     let opened = counted.as_ref().map(|counted| &counted.nccl_path);
     let mut files = code(&maps);
     // The sort is stable: all others stay in the order of addresses.
-    files.sort_by_key(|mapping| !opened.is_some_and(|opened| mapping.path == Path::new(opened)));
+    files.sort_by_key(|mapping| opened.is_none_or(|opened| mapping.path != Path::new(opened)));
     let mut exports = |mapping: &Mapping| {
         let identity = (mapping.device.clone(), mapping.inode);
         *seen.entry(identity).or_insert_with(|| mapping.exports(&folder))

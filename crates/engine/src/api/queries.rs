@@ -25,7 +25,6 @@ use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
-use windlass_transport::tuning;
 
 use super::handles::{ended, enter_by};
 use super::windows;
@@ -299,7 +298,7 @@ fn create_operator(
     let note = || {
         let peer_group = in_fixed_order(handle)?;
         let scalar = operators::scalar(scalar, datatype, residence)?;
-        peer_group.operators().made(operators::made(place), datatype, scalar);
+        peer_group.scalars().made(operators::made(place), datatype, scalar);
         Some(())
     };
     if result == ncclSuccess {
@@ -311,7 +310,7 @@ fn create_operator(
 /// The peer group of a communicator whose reductions are in fixed order.
 fn in_fixed_order(handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
     let communicator = communicator::find(handle).filter(|known| known.has_peer_group())?;
-    communicator.peer_group(handle).filter(|own| tuning::has_fixed_order(own.negotiated()))
+    communicator.peer_group(handle).filter(|own| own.terms().fixed_order)
 }
 
 /// Ends a reduction.
@@ -324,7 +323,7 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
         None if lazy::is_ours(handle) => ended(handle),
         None => {
             if let Some(peer_group) = in_fixed_order(handle) {
-                peer_group.operators().ended(operation);
+                peer_group.scalars().ended(operation);
             }
             operators::destroy(operation, handle)
         }

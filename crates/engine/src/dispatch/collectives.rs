@@ -47,7 +47,7 @@ fn scalar_of(
 ) -> Option<Scalar> {
     match communicator.lazy(call.local.communicator) {
         Some(lazy) => lazy.operators().scalar(operation, call.shared.datatype),
-        None => peer_group.operators().scalar(operation, call.shared.datatype),
+        None => peer_group.scalars().of(operation, call.shared.datatype),
     }
 }
 

@@ -18,7 +18,6 @@ use windlass_base::path::Path;
 use windlass_base::stats::count;
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{self, Operation};
-use windlass_transport::tuning;
 
 use super::batching::Batches;
 use super::group_order::Nccls;
@@ -93,11 +92,7 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.peer_group, peer_group));
         let own: Vec<(usize, &Held)> = own.collect();
         let negotiated = peer_group.negotiated();
-        let terms = Terms {
-            ranks: negotiated.members.len(),
-            native: *peer_group.limits(),
-            fixed_order: tuning::has_fixed_order(negotiated),
-        };
+        let terms = peer_group.terms();
         let batches = Batches::of(negotiated.capabilities);
         let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.first() else { continue };

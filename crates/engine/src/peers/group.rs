@@ -17,14 +17,14 @@ use windlass_transport::heap::{Heap, Region};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{Operation, P2p};
 use windlass_transport::sequencer::{Afterwards, Sequencer};
-use windlass_transport::tuning::{Collective, Limits, agreed};
+use windlass_transport::tuning::{Collective, Limits, Terms, agreed};
 
 use super::attempts::Attempts;
 use super::children::Lineage;
 use super::growing::Growing;
 use super::ids::Ids;
-use super::operators::Operators;
 use super::requests::Others;
+use super::scalars::Scalars;
 use crate::background::{process_exit, worker};
 use crate::features::check;
 use crate::features::check::Checking;
@@ -52,7 +52,7 @@ pub struct PeerGroup {
     /// With which NCCL's communicators are made later.
     ids: Ids,
     attempts: Attempts,
-    operators: Operators,
+    scalars: Scalars,
     configuration: OnceCell<configuration::Kept>,
     /// Zeros at first; all ranks write to it.
     page: Arc<SharedPage>,
@@ -121,7 +121,7 @@ impl PeerGroup {
             others,
             features,
             lineage,
-            operators: Operators::default(),
+            scalars: Scalars::default(),
             configuration: OnceCell::new(),
             page,
         }))
@@ -137,14 +137,19 @@ impl PeerGroup {
         self.others.rank()
     }
 
+    /// What decides the path of a call.
+    pub fn terms(&self) -> Terms {
+        Terms::of(self.negotiated(), self.features.limits)
+    }
+
     /// Memory that all ranks share, zeros at first. Kept by whoever holds it, also beyond the peer group.
     pub fn shared_page(&self) -> &Arc<SharedPage> {
         &self.page
     }
 
     /// What the program's own reductions multiply by.
-    pub fn operators(&self) -> &Operators {
-        &self.operators
+    pub fn scalars(&self) -> &Scalars {
+        &self.scalars
     }
 
     /// Notes the communicator's configuration, once.

@@ -10,9 +10,9 @@ use windlass_base::call::Scalar;
 
 /// By NCCL's numbers.
 #[derive(Debug, Default)]
-pub struct Operators(Mutex<BTreeMap<i32, (ncclDataType_t, Scalar)>>);
+pub struct Scalars(Mutex<BTreeMap<i32, (ncclDataType_t, Scalar)>>);
 
-impl Operators {
+impl Scalars {
     /// NCCL has made one.
     pub fn made(&self, operation: ncclRedOp_t, datatype: ncclDataType_t, scalar: Scalar) {
         self.lock().insert(operation.0, (datatype, scalar));
@@ -24,7 +24,7 @@ impl Operators {
     }
 
     /// What one multiplies by, if it is for this type.
-    pub fn scalar(&self, operation: ncclRedOp_t, datatype: ncclDataType_t) -> Option<Scalar> {
+    pub fn of(&self, operation: ncclRedOp_t, datatype: ncclDataType_t) -> Option<Scalar> {
         let (own, scalar) = *self.lock().get(&operation.0)?;
         (own == datatype).then_some(scalar)
     }
@@ -42,12 +42,12 @@ mod tests {
     /// One is known from when it is made to when it ends, for its type alone.
     #[test]
     fn lives() {
-        let (operators, one) = (Operators::default(), ncclRedOp_t(77));
-        assert_eq!(operators.scalar(one, ncclFloat32), None);
-        operators.made(one, ncclFloat32, Scalar::OnDevice(8));
-        assert_eq!(operators.scalar(one, ncclFloat32), Some(Scalar::OnDevice(8)));
-        assert_eq!(operators.scalar(one, ncclFloat16), None);
-        operators.ended(one);
-        assert_eq!(operators.scalar(one, ncclFloat32), None);
+        let (scalars, one) = (Scalars::default(), ncclRedOp_t(77));
+        assert_eq!(scalars.of(one, ncclFloat32), None);
+        scalars.made(one, ncclFloat32, Scalar::OnDevice(8));
+        assert_eq!(scalars.of(one, ncclFloat32), Some(Scalar::OnDevice(8)));
+        assert_eq!(scalars.of(one, ncclFloat16), None);
+        scalars.ended(one);
+        assert_eq!(scalars.of(one, ncclFloat32), None);
     }
 }
