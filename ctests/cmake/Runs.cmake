@@ -9,6 +9,14 @@ set(BUILD "${CMAKE_CURRENT_BINARY_DIR}")
 file(GLOB EXPORT_LISTS CONFIGURE_DEPENDS "${ROOT}/abi/exports/*.txt")
 string(REPLACE ";" " " EXPORT_LISTS "${EXPORT_LISTS}")
 
+# Limits that were measured before, which runs with the word measured-limits find.
+set(MEASURED_LIMITS "${CMAKE_CURRENT_BINARY_DIR}/limits")
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.measured_limits COMMAND "${CMAKE_CURRENT_SOURCE_DIR}/support/measured_limits.sh" "${WINDLASS_LIBRARY_DIR}/libnccl.so.2"
+           "${MEASURED_LIMITS}")
+  set_tests_properties(sim.measured_limits PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2 FIXTURES_SETUP measured_limits)
+endif()
+
 # Whether runs on MACHINE are wanted, with Windlass or without.
 function(is_wanted machine is_without result)
   set(sim "${SIM_DIR}")
@@ -49,6 +57,9 @@ function(add_run machine program run seconds options)
       set(processors 1)
     elseif(word STREQUAL "may-skip")
       list(APPEND properties SKIP_RETURN_CODE 77)
+    elseif(word STREQUAL "measured-limits")
+      list(APPEND command --set "WINDLASS_CACHE=${MEASURED_LIMITS}")
+      list(APPEND properties FIXTURES_REQUIRED measured_limits)
     elseif(word MATCHES "^[A-Z][A-Z0-9_]*=")
       list(APPEND command --set "${word}")
     else()
