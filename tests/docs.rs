@@ -1,13 +1,10 @@
-//! Pages say what is: every file that they name exists, none has a word that was given up, and sentences are short.
+//! Pages say what is: every file that they name exists, none has a word that was given up, and sentences are short. That links lead
+//! somewhere, and that every page is in the list, `scripts/site` holds.
 
 #[path = "pages/c_interface.rs"]
 mod c_interface;
 #[path = "pages/compatibility.rs"]
 mod compatibility;
-#[path = "pages/links.rs"]
-mod links;
-#[path = "pages/site.rs"]
-mod site;
 #[path = "pages/troubleshooting.rs"]
 mod troubleshooting;
 

@@ -2,7 +2,7 @@
 """Runs one test program over the real library (or its simulator), on NCCL alone or through Windlass.
 
     run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--unordered CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
-           [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
+           [--reused] [--limits SOURCES]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --peers
@@ -11,7 +11,8 @@ semicolons; without it they do not. Then strictness about leaks holds for the si
 the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --unordered so many reductions that were not in fixed order; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --unbuilt they
 must say of just as many communicators as the program stated (support/team.h) that NCCL never built them; of a program
 that states nothing, that some were lazy (then the first of a device may be, too: WINDLASS_FIRST_LAUNCH_GUARD is off); with
---reused, of just as many as it stated that an ended one's was used again, of none where WINDLASS_CACHE_MAX is 0.
+--reused, of just as many as it stated that an ended one's was used again, of none where WINDLASS_CACHE_MAX is 0. With --limits they
+must say just what is in SOURCES of where the limits of native collectives come from, in the form of --peers.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def main():
                  options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
                  options.unordered is not None and not unordered(options),
                  options.lazy and not lazy(options), options.unbuilt and not unbuilt(options),
-                 options.reused and not reused(options)]
+                 options.reused and not reused(options), options.limits and not limits(options)]
         sys.exit(1 if any(wrong) else 0)
 
 
@@ -66,6 +67,7 @@ def read_options():
     arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: unbuilt, built, reused, apart by commas")
     arguments.add_argument("--unbuilt", action="store_true", help="how many communicators NCCL never builds is stated by the program")
     arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is stated by the program")
+    arguments.add_argument("--limits", metavar="SOURCES", help="what reports must say of where limits of native collectives come from, as 'built in,cache'; with a ? what they may say")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
     arguments.add_argument("--hosts", action="store_true", help="the first half of the ranks on another host than the others, as the network has it; status 77 where that takes more rights")
     arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the simulated libcuda.so.1")
@@ -176,9 +178,7 @@ def met(options):
                 text = communicator.get("peer_group", "")
                 said[text] = said.get(text, 0) + 1
     print(f"peer groups: {said}", file=sys.stderr)
-    expected = options.peers.split(";")
-    needed = {text for text in expected if not text.endswith("?")}
-    is_right = needed <= set(said) <= {text.removesuffix("?") for text in expected}
+    is_right = is_as_expected(said, options.peers)
     if not is_right:
         # A line for each communicator that has none.
         for path in options.out.glob("log-*.txt"):
@@ -258,6 +258,25 @@ def reused(options):
         seen += sum(communicator.get("nccl") == "reused" for communicator in report["communicators"])
     print(f"reused: {seen}, expected {expected}; {cached} cached at the end", file=sys.stderr)
     return seen == expected and (cached > 0) == (expected > 0)
+
+
+def limits(options):
+    """Whether the reports say just what was expected of where limits come from; prints how many say what."""
+    said = {}
+    for path in options.out.glob("report-*.json"):
+        for communicator in json.loads(path.read_text())["communicators"]:
+            sources = ",".join(communicator.get("limits_from", []))
+            if sources:
+                said[sources] = said.get(sources, 0) + 1
+    print(f"limits from: {said}", file=sys.stderr)
+    return is_as_expected(said, options.limits)
+
+
+def is_as_expected(said, expected):
+    """Whether all that had to be said was, and nothing but what might be: parts with a ?."""
+    parts = expected.split(";")
+    needed = {text for text in parts if not text.endswith("?")}
+    return needed <= set(said) <= {text.removesuffix("?") for text in parts}
 
 
 def unbuilt(options):

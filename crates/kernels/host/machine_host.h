@@ -25,6 +25,7 @@
 #pragma once
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
@@ -185,6 +186,20 @@ struct Fiber {
   bool done = true;
 };
 
+// Before the next look at what a warp waits for. Longer the longer it has waited, and the more warps wait: hundreds of them, each of
+// which looks a thousand times a second, else leave nobody the time to help them.
+inline void wait_a_while(uint32_t polls) {
+  static std::atomic<uint32_t> waiting{0};
+  if (polls < 8) {
+    sched_yield();
+    return;
+  }
+  const uint32_t share = 1 + waiting.fetch_add(1, std::memory_order_relaxed) / 16;
+  const uint32_t microseconds = (HOST_TSAN ? 300u : 30u) << std::min(polls / 8 - 1, 5u);
+  std::this_thread::sleep_for(std::chrono::microseconds(std::min(microseconds * share, 10000u)));
+  waiting.fetch_sub(1, std::memory_order_relaxed);
+}
+
 // A thread of this host that runs warps, one after the other.
 struct Warp {
   Fiber fibers[32];
@@ -324,11 +339,7 @@ struct Warp {
     const bool first = lane == 0;
     yield();
     if (!first) return;
-    if (++idle < 8)
-      sched_yield();
-    else
-      // Longer the longer it waits: hundreds of warps that wait for a peer else leave nobody the time to help them.
-      std::this_thread::sleep_for(std::chrono::microseconds((HOST_TSAN ? 300 : 30) * (idle < 64 ? 1 : idle < 512 ? 4 : 32)));
+    wait_a_while(++idle);
   }
   HOST_QUIET void moved() {
     idle = 0;
@@ -538,7 +549,7 @@ inline void sync_block() {
       block.arrived = 0;
       block.generation.fetch_add(1);
     } else {
-      while (block.generation.load() == before) sched_yield();
+      for (uint32_t polls = 1; block.generation.load() == before; ++polls) host::wait_a_while(polls);
     }
   }
   sync_warp();

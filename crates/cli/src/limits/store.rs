@@ -172,7 +172,7 @@ mod tests {
         let text = cache::text(&here, table);
         folder.write(&here.file_name(), &text).unwrap();
         assert_eq!(folder.read(&here).as_deref(), Some(table));
-        for broken in [&text[..text.len() / 2], "windlass-cache 9\n", ""] {
+        for broken in [&text[..text.len() / 2], "windlass-cache 9\n", "", "\0\u{7f}"] {
             folder.write(&here.file_name(), broken).unwrap();
             assert_eq!(folder.read(&here), None);
         }
