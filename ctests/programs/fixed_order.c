@@ -27,7 +27,7 @@ enum { TYPES_COUNT = sizeof TYPES / sizeof TYPES[0] };
 
 static bool expects_differences;
 static uint64_t seed;
-static size_t elements(void) { return on_gpus() ? (size_t)5 << 20 | 11 : 20011; }
+static size_t elements(void) { return on_gpus() ? (size_t)5 << 20 | 11 : 9011; }
 
 /* The nearest value of the type, halfway cases to the even one. */
 static double rounded(const struct type* type, double value) {
