@@ -37,7 +37,7 @@ typedef struct windlassStats_t {
   uint64_t poolHits;
   // Those for which NCCL made one.
   uint64_t poolMisses;
-  // Reductions that round and that NCCL ran, though `WINDLASS_ORDER` asks for fixed order.
+  // Where `WINDLASS_ORDER` asks for fixed order: reductions that round and that NCCL ran, or that were refused.
   uint64_t notInFixedOrder;
 } windlassStats_t;
 

@@ -13,7 +13,7 @@ use nccl_sys::{
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::process;
-use windlass_base::stats::{segment, snapshot::Snapshot};
+use windlass_base::stats::{self, segment, snapshot::Snapshot};
 use windlass_engine::api::uneven::{self, Asked, Lists};
 use windlass_engine::api::{disable, memory};
 
@@ -48,7 +48,7 @@ pub struct windlassStats_t {
     pub poolHits: u64,
     /// Those for which NCCL made one.
     pub poolMisses: u64,
-    /// Reductions that round and that NCCL ran, though `WINDLASS_ORDER` asks for fixed order.
+    /// Where `WINDLASS_ORDER` asks for fixed order: reductions that round and that NCCL ran, or that were refused.
     pub notInFixedOrder: u64,
 }
 
@@ -161,7 +161,7 @@ fn count() -> windlassStats_t {
         poolBytes: pooled("bytes"),
         poolHits: pooled("hits"),
         poolMisses: pooled("misses"),
-        notInFixedOrder: snapshot.not_in_fixed_order(),
+        notInFixedOrder: snapshot.ordered().1,
     }
 }
 
@@ -312,6 +312,7 @@ pub extern "C" fn windlassDisable() -> ncclResult_t {
         let ready = disable::before();
         if ready == ncclSuccess {
             slots::forward_everything();
+            stats::count::switched_off();
         }
         ready
     })

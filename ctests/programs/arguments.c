@@ -57,6 +57,7 @@ static void wrong_values(struct rank* self, ncclComm_t communicator) {
   ANSWERS(ncclCommSplit(communicator, 0, 0, NULL, NULL), ncclInvalidArgument);
   ANSWERS(ncclAllReduce(buffer, buffer, 4, no_type, ncclSum, communicator, stream), ncclInvalidArgument);
   ANSWERS(ncclAllReduce(buffer, buffer, 4, ncclFloat, no_op, communicator, stream), ncclInvalidArgument);
+  ANSWERS(ncclAllReduce(buffer, buffer, 4, ncclFloat, (ncclRedOp_t)-1, communicator, stream), ncclInvalidArgument);
   ANSWERS(ncclAllReduce(buffer, buffer, 4, ncclFloat, ncclSum, NULL, stream), ncclInvalidArgument);
   ANSWERS(ncclReduce(buffer, buffer, 4, ncclFloat, ncclSum, ranks, communicator, stream), ncclInvalidArgument);
   ANSWERS(ncclReduce(buffer, buffer, 4, ncclFloat, ncclSum, -1, communicator, stream), ncclInvalidArgument);

@@ -45,7 +45,9 @@ class Communicator(TypedDict, total=False):
     lacks: Dict[str, str]
     #: Of one with native collectives: where the limits of their sizes come from, such as ``built in`` or ``cache``.
     limits_from: List[str]
-    #: Where fixed order is asked for: reductions that round and that NCCL ran; absent where there were none.
+    #: Where fixed order is asked for: reductions that round, in it, and not (NCCL ran them, or they were refused); absent where
+    #: there were none.
+    in_fixed_order: int
     not_in_fixed_order: int
     #: Of one without: what would change that.
     change: str

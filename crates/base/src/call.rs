@@ -107,7 +107,8 @@ impl Shared {
         let Some(operation) = self.operation else { return false };
         let is_float = [ncclFloat32, ncclBfloat16, ncclFloat16, ncclFloat64, ncclFloat8e4m3, ncclFloat8e5m2]
             .contains(&self.datatype);
-        is_float && operation != ncclMax && operation != ncclMin
+        // Below 0 there is none, which is NCCL's to say.
+        is_float && operation.0 >= 0 && operation != ncclMax && operation != ncclMin
     }
 
     /// Whether the program made its operation: which number that has is each rank's own affair.
@@ -243,6 +244,7 @@ mod tests {
                     && !rounds(datatype, None)
             );
         }
+        assert!(!rounds(ncclFloat32, Some(ncclRedOp_t(-1))));
         assert!(!rounds(ncclInt32, Some(ncclSum)) && !rounds(ncclDataType_t(12), Some(ncclSum)));
     }
 

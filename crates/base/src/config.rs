@@ -160,10 +160,17 @@ pub fn config() -> &'static Config {
     CONFIG.get_or_init(|| {
         let parsed = parse(std::env::vars_os());
         let all = parsed.complaints.iter().chain(&parsed.renamed);
-        let new = all.filter(|complaint| !complaints().contains(complaint));
-        new.for_each(|complaint| ::log::warn!("{complaint}"));
+        say(all.filter(|complaint| !complaints().contains(complaint)));
         parsed.config
     })
+}
+
+/// Logs complaints. Whoever asks for one order of sums must hear that there is none.
+pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
+    complaints.for_each(|complaint| match complaint.starts_with("WINDLASS_ORDER ") {
+        true => ::log::error!("{complaint}"),
+        false => ::log::warn!("{complaint}"),
+    });
 }
 
 /// All options of an environment.
@@ -206,8 +213,8 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
             complaints.push(format!("{name} is \"{text}\", expected one of: {}", option.values));
         }
     }
-    // Its warnings are what it is for.
-    if config.check == Switch::On && !says_log {
+    // Its warnings are what it is for; and who asks for fixed order is to hear where it is not.
+    if (config.check == Switch::On || config.order != Order::Auto) && !says_log {
         startup.log = ::log::LevelFilter::Warn;
     }
     Parsed { startup, config, complaints, renamed }
@@ -273,12 +280,15 @@ mod tests {
         );
     }
 
-    /// Who checks reads warnings, unless the log is set.
+    /// Who checks, or asks for fixed order, reads warnings, unless the log is set.
     #[test]
     fn checks_are_heard() {
         let heard = |pairs: &[(&str, &str)]| read(pairs).startup.log;
         let (check, off) = (("WINDLASS_CHECK", "on"), ("WINDLASS_LOG", "off"));
         assert_eq!(heard(&[check]), ::log::LevelFilter::Warn);
+        for order in [("WINDLASS_ORDER", "fixed"), ("WINDLASS_ORDER", "strict")] {
+            assert_eq!(heard(&[order]), ::log::LevelFilter::Warn);
+        }
         assert_eq!(heard(&[check, off]), ::log::LevelFilter::Off);
         assert_eq!(heard(&[off, check]), ::log::LevelFilter::Off);
         assert_eq!(heard(&[("WINDLASS_CHECK", "0")]), Startup::default().log);

@@ -14,8 +14,7 @@ use std::sync::{Mutex, Once, PoisonError};
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
 
-use crate::config::nccl;
-use crate::config::{Form, Report, Switch, complaints, config, expand_file_name, startup};
+use crate::config::{self, Form, Report, Switch, complaints, config, expand_file_name, nccl, startup};
 use crate::stats::files::{FOLDER, Held};
 use crate::stats::{order, segment};
 use crate::stats::{report, snapshot::Snapshot};
@@ -38,7 +37,7 @@ pub fn first_call() {
     FIRST_CALL.call_once(|| {
         log::start(startup());
         annotate::start(startup());
-        complaints().iter().for_each(|complaint| ::log::warn!("{complaint}"));
+        config::say(complaints().iter());
         slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
     });
 }
@@ -136,7 +135,10 @@ fn describe_process() {
     let Some(library) = open::opened() else { return };
     segment::write_text(&segment.nccl_path, library.path.as_os_str().as_encoded_bytes());
     segment.nccl_version.store(know_version(), Ordering::Relaxed);
-    segment.order.store(order::number(config().order), Ordering::Relaxed);
+    // What is forked from one with communicators only forwards.
+    if segment.forked_from.load(Ordering::Relaxed) == 0 {
+        segment.order.store(order::number(config().order), Ordering::Relaxed);
+    }
 }
 
 /// The real library's version code, 0 if unknown; from now on NCCL's variables are taken as that release takes them. NCCL reads none for

@@ -77,16 +77,16 @@ pub fn call(call: &Call) -> ncclResult_t {
 /// Finds the communicator; one without a peer group is all that is counted here, and costs a call as little as can be.
 #[inline]
 fn find(call: &Call) -> Standing {
-    let Some(communicator) = communicator::find(call.local.communicator) else { return Standing::Unseen };
+    let found = communicator::find(call.local.communicator);
+    let Some(communicator) = found.or_else(|| fixed_order::see(call)) else { return Standing::Unseen };
     if !communicator.is_known() {
         learn(call, communicator);
     }
     if communicator.has_peer_group() {
         return Standing::InPeerGroup(communicator);
     }
-    let _range = count(call, communicator, Path::Forward);
     match fixed_order::to_nccl(call, communicator) {
-        Ok(()) => Standing::OnNccl { _range },
+        Ok(()) => Standing::OnNccl { _range: count(call, communicator, Path::Forward) },
         Err(code) => Standing::Refused(code),
     }
 }
@@ -110,8 +110,6 @@ fn first_sight(call: &Call, result: ncclResult_t) {
         Some(identity) => {
             let communicator = communicator::insert(call.local.communicator, identity);
             communicator.count_as_child();
-            // It has run.
-            let _ = fixed_order::to_nccl(call, communicator);
             (communicator.counters(), communicator.ranks())
         }
         None => (count::UNKNOWN, 0),

@@ -142,7 +142,7 @@ options! {
 
         "WINDLASS_ORDER" => order: Order = Order::Auto, by order;
         "auto, fixed, strict", "auto",
-        "The order in which all-reduces, reduces and reduce-scatters combine the ranks' values, if their operation rounds: sums, averages and products of floats. fixed: rank 0's value first, then rank 1's, and so on, by native collectives at every size. An element's result then depends on the ranks' values of that element alone. NCCL_ALGO, NCCL_PROTO and CTA policies no longer switch native collectives off. What cannot be served goes to NCCL with one warning for each communicator, and is counted. strict: such a call returns ncclInvalidUsage instead. auto: the order changes with the size. All ranks need the same value; fixed and strict may be mixed.";
+        "The order in which all-reduces, reduces and reduce-scatters combine the ranks' values, if their operation rounds: sums, averages, products and pre-multiplied sums of floats. fixed: rank 0's value first, then rank 1's, and so on, by native collectives at every size. An element's result then depends on the ranks' values of that element alone. NCCL_ALGO, NCCL_PROTO and CTA policies no longer switch native collectives off. What cannot be served goes to NCCL with one warning for each communicator, and is counted. strict: such a call returns ncclInvalidUsage instead. auto: the order changes with the size. All ranks need the same value: a rank whose call is refused leaves the others waiting. fixed and strict raise WINDLASS_LOG to warn, unless that is set.";
 
         "WINDLASS_BATCH" => batch: Batch = Batch::All, by batch;
         "all, small, off", "all",

@@ -10,6 +10,7 @@ use crate::call::Function;
 use crate::path::Path;
 use crate::stats::check::Checked;
 use crate::stats::features::{Feature, Lacks};
+use crate::stats::order;
 use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
@@ -130,28 +131,45 @@ pub fn limits_from(counters: usize, bits: u32) {
     }
 }
 
-/// Why a communicator's reductions are NCCL's, in words.
+/// Why a communicator's reductions are NCCL's, in words, with what would change that.
 pub fn why_not_native(counters: usize) -> String {
     if counters == UNKNOWN {
         return "it is one of too many for a reason to be kept".into();
     }
     let place = &segment::current().communicators[counters];
-    match place.peer_group.load(Ordering::Relaxed) {
-        peer_group::NOT_ASKED => "WINDLASS_PEER_GROUPS=off".into(),
-        peer_group::YES => {
+    let number = place.peer_group.load(Ordering::Relaxed);
+    match (number, peer_group::change(number)) {
+        (peer_group::NOT_ASKED, _) => "WINDLASS_PEER_GROUPS=off".into(),
+        (peer_group::YES, _) => {
             let lacks = Lacks(place.lacks.load(Ordering::Relaxed)).words();
-            lacks
-                .get(Feature::Native.name())
-                .map_or("it is ending".into(), |why| format!("no native collectives: {why}"))
+            let native = lacks.get(Feature::Native.name());
+            native.map_or("it is ending, or the call has more bytes than there are addresses".into(), |why| {
+                format!("no native collectives: {why}")
+            })
         }
-        number => peer_group::text(number).into(),
+        (_, "") => peer_group::text(number).into(),
+        (_, change) => format!("{} ({change})", peer_group::text(number)),
     }
 }
 
-/// Counts a reduction that rounds and that NCCL runs, though fixed order was asked for.
-pub fn not_in_fixed_order(counters: usize) {
+/// From now on nothing is seen.
+pub fn switched_off() {
+    segment::current().order.fetch_or(order::SWITCHED_OFF, Ordering::Relaxed);
+}
+
+/// The number of a communicator in this process; 0 if it has none.
+pub fn serial(counters: usize) -> u64 {
+    match counters {
+        UNKNOWN => 0,
+        _ => segment::current().communicators[counters].serial.load(Ordering::Relaxed),
+    }
+}
+
+/// Counts a reduction that rounds, where fixed order is asked for: whether it runs in it.
+pub fn ordered(counters: usize, is_fixed: bool) {
     if let Some(communicator) = segment::current().communicators.get(counters) {
-        communicator.not_in_fixed_order.fetch_add(1, Ordering::Relaxed);
+        let count = if is_fixed { &communicator.in_fixed_order } else { &communicator.not_in_fixed_order };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -228,8 +246,13 @@ fn forget(place: &Communicator, into: &Communicator) {
         sum.calls.fetch_add(cell.calls.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         sum.bytes.fetch_add(cell.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
-    let lost = place.not_in_fixed_order.swap(0, Ordering::Relaxed);
-    into.not_in_fixed_order.fetch_add(lost, Ordering::Relaxed);
+    let orders = [
+        (&place.in_fixed_order, &into.in_fixed_order),
+        (&place.not_in_fixed_order, &into.not_in_fixed_order),
+    ];
+    for (count, sum) in orders {
+        sum.fetch_add(count.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]

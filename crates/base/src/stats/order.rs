@@ -7,22 +7,38 @@ pub fn number(order: Order) -> u64 {
     order as u64
 }
 
-/// `fixed` or `strict`; empty where the order is NCCL's or Windlass's affair.
+/// Added where Windlass was switched off later.
+pub const SWITCHED_OFF: u64 = 16;
+
+/// `fixed` or `strict`, with when that ended; empty where the order is NCCL's or Windlass's affair.
 pub fn name(number: u64) -> &'static str {
-    [(Order::Fixed, "fixed"), (Order::Strict, "strict")]
-        .iter()
-        .find(|(order, _)| self::number(*order) == number)
-        .map_or("", |(_, name)| name)
+    const FIXED: u64 = Order::Fixed as u64;
+    const STRICT: u64 = Order::Strict as u64;
+    const FIXED_ONCE: u64 = FIXED | SWITCHED_OFF;
+    const STRICT_ONCE: u64 = STRICT | SWITCHED_OFF;
+    match number {
+        FIXED => "fixed",
+        STRICT => "strict",
+        FIXED_ONCE => "fixed until windlassDisable",
+        STRICT_ONCE => "strict until windlassDisable",
+        _ => "",
+    }
 }
 
-/// One line for people, without its end: whether all was in fixed order; none where that is not asked for.
-pub fn text(order: &str, lost: u64) -> Option<String> {
-    match (order, lost) {
-        ("", _) => None,
-        (_, 0) => Some(format!("order: {order}; every reduction that rounds ran in fixed order")),
-        (_, 1) => Some(format!("order: {order}; 1 reduction that rounds was not in fixed order")),
-        _ => Some(format!("order: {order}; {lost} reductions that round were not in fixed order")),
-    }
+/// One line for people, without its end: how many reductions that round were in fixed order, and how many not; none where that is not
+/// asked for.
+pub fn text(order: &str, (kept, lost): (u64, u64)) -> Option<String> {
+    let all = kept.saturating_add(lost);
+    let what = match (order, kept, lost) {
+        ("", ..) => return None,
+        (_, 0, 0) => "no reduction that rounds so far".to_owned(),
+        (_, _, 0) => format!("all {all} reductions that round were in fixed order"),
+        (order, ..) if order.starts_with("strict") => {
+            format!("{lost} of {all} reductions that round were refused")
+        }
+        _ => format!("{lost} of {all} reductions that round were not in fixed order"),
+    };
+    Some(format!("order: {order}; {what}"))
 }
 
 #[cfg(test)]
@@ -34,12 +50,19 @@ mod tests {
     fn lines() {
         let names = [Order::Auto, Order::Fixed, Order::Strict].map(|order| name(number(order)));
         assert_eq!((names, name(77)), (["", "fixed", "strict"], ""));
-        assert_eq!(text("", 0), None);
-        let line = text("fixed", 0).unwrap();
-        assert_eq!(line, "order: fixed; every reduction that rounds ran in fixed order");
+        assert_eq!(name(number(Order::Strict) | SWITCHED_OFF), "strict until windlassDisable");
+        assert_eq!(name(number(Order::Auto) | SWITCHED_OFF), "");
+        assert_eq!(text("", (0, 0)), None);
+        let lines = [("fixed", (0, 0)), ("fixed", (7, 0)), ("fixed", (7, 3)), ("strict", (0, 1))];
+        let lines = lines.map(|(order, counts)| text(order, counts).unwrap());
         assert_eq!(
-            text("fixed", 3).unwrap(),
-            "order: fixed; 3 reductions that round were not in fixed order"
+            lines,
+            [
+                "order: fixed; no reduction that rounds so far",
+                "order: fixed; all 7 reductions that round were in fixed order",
+                "order: fixed; 3 of 10 reductions that round were not in fixed order",
+                "order: strict; 1 of 1 reductions that round were refused",
+            ]
         );
     }
 }

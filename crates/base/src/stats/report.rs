@@ -39,8 +39,7 @@ pub fn text(snapshot: &Snapshot) -> String {
         let _ = writeln!(out, "fused: {calls} grouped collectives in {kernels} kernels");
     }
     let lines = [
-        // Of a forked child nothing is counted.
-        order::text(&snapshot.order, snapshot.not_in_fixed_order()).filter(|_| snapshot.forked_from == 0),
+        order::text(&snapshot.order, snapshot.ordered()),
         registration::text(&snapshot.registrations, size),
         pool::text(&snapshot.pool, size),
         windows::text(&snapshot.windows),
@@ -76,7 +75,11 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
         _ => format!("communicator {serial}: rank {rank} of {ranks}, device {device}, {state}\n"),
     };
     let lost = counts.not_in_fixed_order;
-    let order = (lost > 0).then(|| format!("not in fixed order: {lost} reductions"));
+    let order = (lost > 0).then(|| {
+        let reductions = if lost == 1 { "reduction" } else { "reductions" };
+        let without = if counts.peer_group.is_empty() { " (WINDLASS_PEER_GROUPS=off)" } else { "" };
+        format!("not in fixed order: {lost} {reductions}{without}")
+    });
     for line in [standing(counts), nccl(&counts.nccl), order].into_iter().flatten() {
         let _ = writeln!(out, "  {line}");
     }
@@ -172,6 +175,7 @@ mod tests {
                 nccl: String::new(),
                 lacks: BTreeMap::new(),
                 limits_from: Vec::new(),
+                in_fixed_order: 6,
                 not_in_fixed_order: 4,
                 change: String::new(),
                 calls: vec![calls],
@@ -190,7 +194,7 @@ mod tests {
         assert_eq!(table.lines().nth(1), Some("cached: 2 communicators of NCCL's, 3.0 MiB"));
         assert_eq!(table.lines().nth(2), Some("fused: 8 grouped collectives in 2 kernels"));
         let lines = [
-            "order: fixed; 4 reductions",
+            "order: fixed; 4 of 10 reductions that round",
             "registration: ",
             "pool: ",
             "windows: ",
@@ -201,7 +205,7 @@ mod tests {
         }
         let ends = |line: &str| line.chars().count();
         let calls = table.lines().find(|line| line.starts_with("ncclAllReduce")).unwrap();
-        assert!(table.contains("\n  not in fixed order: 4 reductions\n"));
+        assert!(table.contains("\n  not in fixed order: 4 reductions (WINDLASS_PEER_GROUPS=off)\n"));
         let last = table.lines().last().unwrap();
         assert_eq!(last.split_whitespace().collect::<Vec<_>>().join(" "), "ncclAllReduce forward 3 3.0 MiB");
         // Calls stand under calls.

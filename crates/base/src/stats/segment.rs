@@ -114,7 +114,9 @@ pub struct Communicator {
     pub lacks: AtomicU32,
     /// Of one with native collectives, where its limits come from: bits of [`crate::stats::limits::Source`].
     pub limits_from: AtomicU32,
-    /// Reductions that round and that NCCL ran, though fixed order was asked for.
+    /// Where fixed order is asked for: reductions that round and that ran in it.
+    pub in_fixed_order: AtomicU64,
+    /// Those that NCCL ran, or that were refused.
     pub not_in_fixed_order: AtomicU64,
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],

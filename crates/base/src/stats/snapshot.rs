@@ -97,7 +97,10 @@ pub struct CommunicatorCounts {
     /// Of one with native collectives: where its limits come from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits_from: Vec<String>,
-    /// Where fixed order is asked for: reductions that round and that NCCL ran.
+    /// Where fixed order is asked for: reductions that round and that ran in it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub in_fixed_order: u64,
+    /// Those that NCCL ran, or that were refused.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub not_in_fixed_order: u64,
     /// Of one without: what would change that; empty where nothing is known.
@@ -157,10 +160,11 @@ impl Snapshot {
         }
     }
 
-    /// Reductions that round and that NCCL ran though fixed order was asked for, over all communicators.
-    pub fn not_in_fixed_order(&self) -> u64 {
-        let counts = self.communicators.iter().map(|communicator| communicator.not_in_fixed_order);
-        counts.fold(0, u64::saturating_add)
+    /// Where fixed order is asked for: reductions that round, over all communicators, in it and not.
+    pub fn ordered(&self) -> (u64, u64) {
+        self.communicators.iter().fold((0, 0), |(kept, lost): (u64, u64), one| {
+            (kept.saturating_add(one.in_fixed_order), lost.saturating_add(one.not_in_fixed_order))
+        })
     }
 
     /// Calls and bytes by path, over all communicators.
@@ -210,6 +214,7 @@ impl CommunicatorCounts {
             nccl: peer_group::nccl(counters.nccl.load(Ordering::Relaxed)).into(),
             lacks: Lacks(counters.lacks.load(Ordering::Relaxed)).words(),
             limits_from: limits::names(counters.limits_from.load(Ordering::Relaxed)),
+            in_fixed_order: counters.in_fixed_order.load(Ordering::Relaxed),
             not_in_fixed_order: counters.not_in_fixed_order.load(Ordering::Relaxed),
             change: peer_group::change(number).into(),
             calls,

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use windlass_base::config::nccl::{self, Found};
-use windlass_base::config::{Collectives, Config, Switch};
+use windlass_base::config::nccl::{self, Effect, Found};
+use windlass_base::config::{Collectives, Parsed, Switch};
 use windlass_base::stats::order;
 
 /// Variables that decide what is loaded.
@@ -49,9 +49,9 @@ pub struct Facts {
     pub renamed_options: Vec<String>,
     /// `WINDLASS_HEAP_MAX`.
     pub heap_bytes_max: u64,
-    /// `WINDLASS_ORDER`, where it asks for fixed order, and the option that is in its way.
+    /// `WINDLASS_ORDER`, where it asks for fixed order, and what is set that is in its way.
     pub order: Option<&'static str>,
-    pub against_order: Option<&'static str>,
+    pub against_order: Option<String>,
     /// Programs of this user that run over Windlass.
     pub processes: Vec<Running>,
 }
@@ -148,18 +148,39 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     facts.variables = OF_LOADERS.iter().filter_map(set).collect();
     let version = facts.nccl.as_ref().and_then(|nccl| nccl.version).unwrap_or_default();
     nccl::note_version(version);
-    facts.nccl_variables = nccl::found(version).into_iter().map(NcclVariable::from).collect();
+    let found = nccl::found(version);
     let parsed = windlass_base::config::parse(environment.into_iter());
-    (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
     facts.order = Some(order::name(order::number(parsed.config.order))).filter(|name| !name.is_empty());
-    facts.against_order = match &parsed.config {
-        Config { peer_groups: Switch::Off, .. } => Some("WINDLASS_PEER_GROUPS=off"),
-        Config { collectives: Collectives::Off, .. } => Some("WINDLASS_COLLECTIVES=off"),
-        _ => None,
-    };
+    facts.against_order = against_order(&parsed, &found);
+    (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
+    facts.nccl_variables = found.into_iter().map(NcclVariable::from).collect();
+    if facts.order.is_some() {
+        // What was chosen for the order of NCCL's sums concerns native collectives no more.
+        let chosen = facts.nccl_variables.iter_mut();
+        let chosen = chosen.filter(|variable| variable.effect == Effect::Algorithms.to_string());
+        chosen.for_each(|variable| variable.effect = Effect::NoWindows.to_string());
+    }
     facts.renamed_options = parsed.renamed;
     facts.processes = running::look();
     facts
+}
+
+/// What is set that leaves no communicator to native collectives.
+fn against_order(parsed: &Parsed, found: &[Found]) -> Option<String> {
+    use Effect::{ImplicitOrder, NoPeerAccess, NonBlocking, UnseenValues};
+    let (startup, config) = (&parsed.startup, &parsed.config);
+    let options = [
+        (startup.windlass == Switch::Off, "WINDLASS=off"),
+        (config.peer_groups == Switch::Off, "WINDLASS_PEER_GROUPS=off"),
+        (config.collectives == Collectives::Off, "WINDLASS_COLLECTIVES=off"),
+    ];
+    let option = options.into_iter().find(|(is_set, _)| *is_set).map(|(_, option)| option.to_owned());
+    let variable = || {
+        let against = [NoPeerAccess, NonBlocking, ImplicitOrder, UnseenValues];
+        let found = found.iter().find(|found| against.contains(&found.effect))?;
+        Some(format!("{}={}", found.variable.name, found.value))
+    };
+    option.or_else(variable)
 }
 
 fn split<T>(result: anyhow::Result<T>) -> (Option<T>, Option<String>) {

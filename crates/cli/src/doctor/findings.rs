@@ -67,11 +67,11 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
 /// Whether what is asked of the order of sums can be had.
 fn in_order(facts: &Facts, findings: &mut Findings) {
     let Some(order) = facts.order else { return };
-    let without = if order == "strict" { "others are refused" } else { "others are left to NCCL" };
-    match facts.against_order {
-        Some(option) => findings.limited(format!("WINDLASS_ORDER={order} has no effect with {option}: no reduction is in fixed order")),
+    let lost = if order == "strict" { "refused" } else { "left to NCCL" };
+    match &facts.against_order {
+        Some(cause) => findings.limited(format!("WINDLASS_ORDER={order}, but {cause}: every reduction that rounds is {lost}")),
         None => findings.good(format!(
-            "WINDLASS_ORDER={order}: reductions that round run in fixed order, in communicators of at most {} ranks with a peer group; {without}",
+            "WINDLASS_ORDER={order}: reductions that round run in fixed order, in communicators of at most {} ranks with a peer group; others are {lost}",
             windlass_transport::native::RANKS_MAX
         )),
     }
@@ -79,10 +79,10 @@ fn in_order(facts: &Facts, findings: &mut Findings) {
 
 /// What a program that runs says of it.
 fn order_of(running: &Running, findings: &mut Findings) {
-    let Running { process, command, order, not_in_fixed_order, .. } = running;
-    let Some(line) = order::text(order, *not_in_fixed_order) else { return };
+    let Running { process, command, order, ordered, .. } = running;
+    let Some(line) = order::text(order, *ordered) else { return };
     let what = format!("process {process} ({command}): {line}");
-    if *not_in_fixed_order > 0 { findings.limited(what) } else { findings.good(what) }
+    if ordered.1 > 0 { findings.limited(what) } else { findings.good(what) }
 }
 
 /// How many communicators of all GPUs may have a peer group at once.
@@ -367,18 +367,25 @@ mod tests {
                 set("NCCL_CUMEM_ENABLE", "0"),
                 "NCCL_CUMEM_ENABLE=0: the memory pool, kept windows and registration are off",
             ),
-            (set("NCCL_ALGO", "Ring"), "NCCL_ALGO=Ring: native collectives (unless WINDLASS_ORDER is fixed)"),
+            (
+                set("NCCL_ALGO", "Ring"),
+                "NCCL_ALGO=Ring: native collectives (unless WINDLASS_ORDER is fixed or strict)",
+            ),
             (Facts { option_complaints: vec!["WINDLASS_LGO is unknown".into()], ..good() }, "WINDLASS_LGO"),
             (
-                Facts { order: Some("strict"), against_order: Some("WINDLASS_COLLECTIVES=off"), ..good() },
-                "WINDLASS_ORDER=strict has no effect with WINDLASS_COLLECTIVES=off",
+                Facts {
+                    order: Some("strict"),
+                    against_order: Some("WINDLASS_COLLECTIVES=off".into()),
+                    ..good()
+                },
+                "WINDLASS_ORDER=strict, but WINDLASS_COLLECTIVES=off: every reduction that rounds is refused",
             ),
             (
                 Facts {
-                    processes: vec![Running { order: "fixed".into(), not_in_fixed_order: 2, ..running(&[]) }],
+                    processes: vec![Running { order: "fixed".into(), ordered: (1, 2), ..running(&[]) }],
                     ..good()
                 },
-                "order: fixed; 2 reductions that round were not in fixed order",
+                "order: fixed; 2 of 3 reductions that round were not in fixed order",
             ),
             (Facts { heap_bytes_max: 16 << 20, ..good() }, "room for 0 communicators of 2 ranks"),
             (

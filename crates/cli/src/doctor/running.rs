@@ -25,9 +25,10 @@ pub struct Running {
     pub command: String,
     /// Every real NCCL that is mapped, the one that Windlass opened first. More than one is trouble.
     pub nccl: Vec<PathBuf>,
-    /// `fixed` or `strict` where it asks for fixed order, else empty; and how many reductions were not.
+    /// `fixed` or `strict` where it asks for fixed order, else empty.
     pub order: String,
-    pub not_in_fixed_order: u64,
+    /// Its reductions that round, in that order and not.
+    pub ordered: (u64, u64),
 }
 
 /// What was found of files, by device and inode: many processes map the same.
@@ -58,9 +59,9 @@ fn look_at(process: u32, segment: &Path, seen: &mut Seen) -> Option<Running> {
         *seen.entry(identity).or_insert_with(|| mapping.exports(&folder))
     };
     let judged: Vec<_> = files.iter().map(|mapping| (*mapping, exports(mapping))).collect();
-    let not_in_fixed_order = counted.as_ref().map_or(0, Snapshot::not_in_fixed_order);
+    let ordered = counted.as_ref().map_or((0, 0), Snapshot::ordered);
     let order = counted.map_or_else(String::new, |counted| counted.order);
-    Some(Running { process, command: command(&folder), nccl: real(&judged), order, not_in_fixed_order })
+    Some(Running { process, command: command(&folder), nccl: real(&judged), order, ordered })
 }
 
 /// The real NCCLs. A file that cannot be read (deleted) is judged by its name, unless it may be Windlass itself.

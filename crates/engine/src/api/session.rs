@@ -138,7 +138,8 @@ fn all(init: &InitCall) -> Step {
     let devices = init.devices_asked().unwrap_or_default();
     let are_lazy =
         peers::would_be_lazy(devices.len()) && devices.iter().all(|device| first_launch::is_guarded(*device));
-    if group::is_open() || !are_lazy {
+    // Of none NCCL says what is wrong.
+    if group::is_open() || devices.is_empty() || !are_lazy {
         return Step::All;
     }
     let outcomes = peers::all_here(&devices, Laziness::AsConfigured);

@@ -3,11 +3,14 @@
 
 use nccl_sys::{ncclInvalidUsage, ncclResult_t};
 
-use crate::communicator::Communicator;
+use crate::communicator::{self, Communicator};
+use crate::forward::known;
 use crate::group::{self, Awaited};
-use windlass_base::call::Call;
+use crate::plan::{Terms, is_in_fixed_order};
+use windlass_base::call::{Call, Shared};
 use windlass_base::config::{Order, config};
 use windlass_base::error::refuse;
+use windlass_base::process;
 use windlass_base::stats::count;
 
 /// NCCL is to run a call. An error: it must not, as the program wants fixed order or nothing.
@@ -16,16 +19,48 @@ pub(super) fn to_nccl(call: &Call, communicator: &Communicator) -> Result<(), nc
     if communicator.order_is_asked_for() && call.shared.rounds() { lost(call, communicator) } else { Ok(()) }
 }
 
+/// The first call of a handle that we have not seen: where fixed order is asked for its communicator is entered before it runs.
+#[cold]
+pub(super) fn see(call: &Call) -> Option<&'static Communicator> {
+    if !call.shared.rounds() || config().order == Order::Auto {
+        return None;
+    }
+    let handle = call.local.communicator;
+    let identity = known::identity(handle)?;
+    process::first_communicator();
+    let communicator = communicator::insert(handle, identity);
+    communicator.count_as_child();
+    Some(communicator)
+}
+
+/// Native collectives run a call: in fixed order, where that is asked for.
+#[inline]
+pub(super) fn kept(call: &Shared, counters: usize, terms: &Terms) {
+    if is_in_fixed_order(call, terms) && call.count > 0 {
+        count::ordered(counters, true);
+    }
+}
+
 /// What has no elements has no order, and nor has what one rank alone reduces.
 #[cold]
 fn lost(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
-    if call.shared.count == 0 || communicator.ranks() == 1 {
+    // Not known yet of what a group is to make.
+    let ranks = match communicator.ranks() {
+        0 => known::identity(call.local.communicator).map_or(0, |identity| identity.ranks),
+        ranks => ranks as i32,
+    };
+    if call.shared.count == 0 || ranks == 1 {
         return Ok(());
     }
-    let reason = count::why_not_native(communicator.counters());
+    let counters = communicator.counters();
+    count::ordered(counters, false);
+    let (reason, serial) = (count::why_not_native(counters), count::serial(counters));
     if config().order == Order::Strict {
+        // It runs on no path.
+        count::function(call.shared.function.entry());
         let why = format_args!(
-            "{:?}: WINDLASS_ORDER=strict, but its communicator cannot reduce in fixed order: {reason}",
+            "{:?}: WINDLASS_ORDER=strict, and communicator {serial} cannot reduce in fixed order: {reason}; \
+             with WINDLASS_ORDER=fixed NCCL runs it",
             call.shared.function.entry()
         );
         let code = refuse(ncclInvalidUsage, why);
@@ -35,13 +70,8 @@ fn lost(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
         }
         return Err(code);
     }
-    count::not_in_fixed_order(communicator.counters());
     if communicator.says_order() {
-        log::warn!(
-            "reductions of communicator {:p} ({} ranks) are not in fixed order: {reason}",
-            call.local.communicator,
-            communicator.ranks()
-        );
+        log::warn!("reductions of communicator {serial} ({ranks} ranks) are not in fixed order: {reason}");
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ use super::group_order::Nccls;
 use super::group_part::Part;
 use super::group_plan;
 use super::group_step::Step;
-use super::{collectives, common_order, route};
+use super::{collectives, common_order, fixed_order, route};
 
 /// Decides, at the outermost end, before NCCL closes the group: what NCCL is to run after all it gets now, communicator by
 /// communicator in the order of their first such calls, each one's in the order that [all ranks have](common_order). What it refuses of
@@ -198,6 +198,9 @@ impl Sorted {
         let count = |call: &Call, path| {
             let (function, bytes) = (call.shared.function, call.shared.bytes(terms.ranks));
             count::call(communicator.counters(), function, path, bytes);
+            if path == Path::Native {
+                fixed_order::kept(&call.shared, communicator.counters(), terms);
+            }
         };
         for step in &self.steps {
             match step {

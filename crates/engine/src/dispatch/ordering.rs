@@ -158,19 +158,42 @@ pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
 }
 
 /// Runs the parts of these places. The first that fails is the answer; the others run all the same, as their peers wait.
+///
+/// One thread may bring several ranks, and a launch waits where the driver has a thousand of them ahead: so none is further ahead of the
+/// others than a round.
 pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
     let mut answer = ncclSuccess;
-    for part in places.iter().filter_map(|place| parts.get(*place)) {
-        let Part { communicator, peer_group, tasks, operations, stream, others, .. } = part;
-        let result = guard::call(|| match tasks {
-            Ok(tasks) => run(*communicator, peer_group, tasks, operations, *stream, others),
-            Err(code) => *code,
-        });
+    let mut run_one = |part: &Part, round: usize| {
+        let result = guard::call(|| run_round(part, round));
         if answer == ncclSuccess {
             answer = result;
         }
+    };
+    let parts = || places.iter().filter_map(|place| parts.get(*place));
+    for round in 0..parts().map(rounds).max().unwrap_or_default() {
+        parts().filter(|part| round < rounds(part)).for_each(|part| run_one(part, round));
     }
     answer
+}
+
+/// Kernels of one communicator that are launched before the next one's.
+const ROUND: usize = 256;
+
+fn rounds(part: &Part) -> usize {
+    part.tasks.as_ref().map_or(1, |tasks| tasks.len().div_ceil(ROUND).max(1))
+}
+
+/// Messages come after all collectives.
+fn run_round(part: &Part, round: usize) -> ncclResult_t {
+    let Part { communicator, peer_group, tasks, operations, stream, others, .. } = part;
+    match tasks {
+        Ok(tasks) => {
+            let of_round = tasks.chunks(ROUND).nth(round).unwrap_or_default();
+            let operations = if round + 1 == rounds(part) { &operations[..] } else { &[] };
+            run(*communicator, peer_group, of_round, operations, *stream, others)
+        }
+        Err(code) => *code,
+    }
 }
 
 /// Runs them now.

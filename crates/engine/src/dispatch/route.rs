@@ -129,10 +129,14 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
         },
     };
     let path = match &course {
-        Course::Forward | Course::Lazy | Course::Refused(_) => Path::Forward,
+        Course::Forward | Course::Lazy => Path::Forward,
         Course::P2p(_) => Path::P2p,
-        Course::Native(_) => Path::Native,
+        Course::Native(_) => {
+            fixed_order::kept(&call.shared, communicator.counters(), &terms);
+            Path::Native
+        }
         Course::Taken(taken) => taken.path(),
+        Course::Refused(_) => return Decided { course, _range: None, _inside: inside },
         // Counted when it is known.
         Course::Perhaps(_) => {
             let range = annotate::range(call.shared.function);
