@@ -37,6 +37,8 @@ typedef struct windlassStats_t {
   uint64_t poolHits;
   // Those for which NCCL made one.
   uint64_t poolMisses;
+  // Reductions that round and that NCCL ran, though `WINDLASS_ORDER` asks for fixed order.
+  uint64_t notInFixedOrder;
 } windlassStats_t;
 
 #ifdef __cplusplus

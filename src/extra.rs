@@ -48,6 +48,8 @@ pub struct windlassStats_t {
     pub poolHits: u64,
     /// Those for which NCCL made one.
     pub poolMisses: u64,
+    /// Reductions that round and that NCCL ran, though `WINDLASS_ORDER` asks for fixed order.
+    pub notInFixedOrder: u64,
 }
 
 /// The version of Windlass: 10000 * major + 100 * minor + patch. (`ncclGetVersion` gives the real NCCL's.)
@@ -159,6 +161,7 @@ fn count() -> windlassStats_t {
         poolBytes: pooled("bytes"),
         poolHits: pooled("hits"),
         poolMisses: pooled("misses"),
+        notInFixedOrder: snapshot.not_in_fixed_order(),
     }
 }
 

@@ -30,7 +30,7 @@ fn shared(function: Function, count: usize, datatype: ncclDataType_t) -> Shared 
 }
 
 fn local(communicator: ncclComm_t, stream: cudaStream_t, send: *const c_void, receive: *mut c_void) -> Local {
-    Local { send, receive, peer: None, config: null(), communicator, stream }
+    Local { send, receive, peer: None, config: null(), communicator, stream, scalar: None }
 }
 
 /// A row for each collective: the plain function and the one with a configuration, and what it has besides buffers,

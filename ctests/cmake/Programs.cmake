@@ -58,7 +58,12 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.configured_calls.peers COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
            "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.configured_calls.peers"
            --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --peers yes --unbuilt --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:configured_calls>)
-  set_tests_properties(sim.configured_calls.peers PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
+  # In fixed order native collectives run them.
+  add_test(NAME sim.configured_calls.in_order COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
+           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.configured_calls.in_order"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --peers yes --served native --unordered 0 --set WINDLASS_ORDER=strict
+           -- $<TARGET_FILE:configured_calls>)
+  set_tests_properties(sim.configured_calls.peers sim.configured_calls.in_order PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
 endif()
 
 # One-sided calls came with NCCL 2.29.2.

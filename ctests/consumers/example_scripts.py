@@ -53,6 +53,7 @@ def check_launcher(path, folder, needed, words, expected, *variables):
 
 check_python("ddp.py", "PyTorch is missing", "--steps")
 check_python("decode.py", "PyTorch is missing", "--layers")
+check_python("fixed_order.py", "PyTorch is missing", "--layers", "--hidden", "--tokens", "--requests", "--expect-differences")
 check_python("mem_pool.py", "PyTorch is missing", "--rounds")
 check_python("jax_psum.py", "JAX is missing", "--rounds", "--count", "--ranks")
 

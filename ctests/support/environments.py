@@ -35,7 +35,7 @@ BATCH_INVARIANT = (
 SGLANG = "NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_GRAPH_REGISTER=0 CUDA_DEVICE_MAX_CONNECTIONS=8"
 
 ROWS = [
-    Row("vLLM 0.33.0; DeepSpeed 0.19.6; torchtitan 0.2.2; JAX 0.11.1", "", "they set no variable of NCCL's by themselves"),
+    Row("vLLM 0.33.0; DeepSpeed 0.19.6; torchtitan 0.3.0; JAX 0.11.1", "", "they set no variable of NCCL's by themselves"),
     Row("vLLM, `VLLM_BATCH_INVARIANT=1`", BATCH_INVARIANT + "NCCL_ALGO=ring,tree;allreduce:tree",
         "vllm/model_executor/determinism/batch_invariant.py"),
     Row("SGLang 0.5.23, more than one GPU", SGLANG, "sglang/srt/entrypoints/engine.py, arg_groups/parallel_hook.py"),
@@ -65,12 +65,14 @@ Programs set variables of NCCL's by themselves. This page says which parts of Wi
 runs every row on the simulator, on devices with multicast, and makes this page from the reports. [NCCL's variables](nccl-variables.md) says why.
 
 - A row has the variables that the program sets without any flag of the user's, or with the one flag that the row names. Versions and files
-  were read in August 2026.
+  were read in August 2026, vLLM, SGLang and torchtitan in November.
 - **yes** means that calls ran that way. Peer groups work in every row, and sends and receives run on Windlass's path.
 - Lazy: NCCL builds its part of a communicator of two ranks when an all-reduce needs it, beside a receive that waits. The next communicator of
   the same ranks reuses that part.
 - Native collectives are those that reach NCCL. vLLM and SGLang have all-reduces of their own, which come first and which Windlass does not see
   ([vLLM](../examples/vllm/README.md)). Up to which size: [limits](collectives.md#what-runs-where).
+- The rows are without `WINDLASS_ORDER`. With `fixed` or `strict` native collectives are on in all of them, and reductions that round run there at
+  every size, in one order: [reproducible results](reproducible-results.md#what-the-framework-must-do) has a row for each of these modes.
 
 | program | variables | send/recv | native collectives | lazy | memory pool | kept windows | registration |
 |---|---|---|---|---|---|---|---|
@@ -85,12 +87,13 @@ def arguments():
     return parser.parse_args()
 
 
-def run(options, out, row, windlass):
+def run(options, out, row, windlass, in_order=False):
     """The digests of all ranks' results under a row's variables."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     command = [sys.executable, HERE / "run.py", "--out", out, "--nccl", options.nccl, "--cuda", options.cuda]
     variables = row.variables.split() + ["WINDLASS_SIM_MULTICAST=1"]
+    variables += ["WINDLASS_ORDER=strict"] * in_order
     variables += [f"CTESTS_LATE={row.late}"] * bool(row.late) + [f"CTESTS_LATER={row.later}"] * bool(row.later)
     if windlass:
         command += ["--windlass", options.windlass, "--peers", "yes", "--served", "p2p"]
@@ -142,11 +145,17 @@ def main():
         with_windlass = run(options, options.out / f"{number}", row, windlass=True)
         if alone != with_windlass:
             sys.exit(f"{row.who}: other results with Windlass\n{alone}\n{with_windlass}")
+        said = cells(options.out / str(number))
+        if said[1] != "yes":
+            # Another order would be refused.
+            in_order = run(options, options.out / f"{number}-in-order", row, windlass=True, in_order=True)
+            if alone != in_order or cells(options.out / f"{number}-in-order")[1] != "yes":
+                sys.exit(f"{row.who}: in fixed order\n{alone}\n{in_order}")
         variables = row.variables.split()
         shown = [f"`{variable}`" for variable in variables]
         shown += [f"`{row.late}` after the first call"] * bool(row.late) + [f"`{row.later}` after the first init"] * bool(row.later)
         who = f"{row.who} ({row.source})"
-        lines.append(f"| {who} | {' '.join(shown) or 'none'} | {' | '.join(cells(options.out / str(number)))} |\n")
+        lines.append(f"| {who} | {' '.join(shown) or 'none'} | {' | '.join(said)} |\n")
     page = HEAD + "".join(lines)
     if os.environ.get("WINDLASS_BLESS"):
         PAGE.write_text(page)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its simulator), on NCCL alone or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--unordered CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
            [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --peers
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the simulator of libcuda, too. With --served
-the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --unbuilt they
+the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --unordered so many reductions that were not in fixed order; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --unbuilt they
 must say of just as many communicators as the program stated (support/team.h) that NCCL never built them; of a program
 that states nothing, that some were lazy (then the first of a device may be, too: WINDLASS_FIRST_LAUNCH_GUARD is off); with
 --reused, of just as many as it stated that an ended one's was used again, of none where WINDLASS_CACHE_MAX is 0.
@@ -46,6 +46,7 @@ def main():
     if options.windlass:
         wrong = [uncounted(options.out), options.peers and not met(options), options.served and not served(options),
                  options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
+                 options.unordered is not None and not unordered(options),
                  options.lazy and not lazy(options), options.unbuilt and not unbuilt(options),
                  options.reused and not reused(options)]
         sys.exit(1 if any(wrong) else 0)
@@ -60,6 +61,7 @@ def read_options():
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
     arguments.add_argument("--most", metavar="PATH=CALLS", help="a path on which no more calls may have run")
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
+    arguments.add_argument("--unordered", metavar="CALLS", type=int, help="how many reductions must not have been in fixed order")
     arguments.add_argument("--logged", metavar="TEXT", help="what a line of a log must have")
     arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: unbuilt, built, reused, apart by commas")
     arguments.add_argument("--unbuilt", action="store_true", help="how many communicators NCCL never builds is stated by the program")
@@ -213,6 +215,14 @@ def logged(options):
     lines = [line for path in options.out.glob("log-*.txt") for line in path.read_text().splitlines() if options.logged in line]
     print(f"logged: {len(lines)} lines, {lines[:1]}", file=sys.stderr)
     return bool(lines)
+
+
+def unordered(options):
+    """Whether the reports count just as many reductions that were not in fixed order; prints how many."""
+    reports = [json.loads(path.read_text()) for path in options.out.glob("report-*.json")]
+    seen = sum(communicator.get("not_in_fixed_order", 0) for report in reports for communicator in report["communicators"])
+    print(f"not in fixed order: {seen} calls, {options.unordered} expected", file=sys.stderr)
+    return seen == options.unordered
 
 
 def calls_by_path(options):

@@ -45,6 +45,8 @@ class Communicator(TypedDict, total=False):
     lacks: Dict[str, str]
     #: Of one with native collectives: where the limits of their sizes come from, such as ``built in`` or ``cache``.
     limits_from: List[str]
+    #: Where fixed order is asked for: reductions that round and that NCCL ran; absent where there were none.
+    not_in_fixed_order: int
     #: Of one without: what would change that.
     change: str
     calls: List[Calls]
@@ -69,6 +71,8 @@ class Stats(TypedDict, total=False):
     #: NCCL's communicators that are cached behind ended lazy ones, and bytes of device memory that they keep.
     cached: int
     cached_bytes: int
+    #: ``fixed`` or ``strict``; absent where no fixed order is asked for.
+    order: str
     #: Kernels of Windlass that ran several collectives of a group each, and how many these ran.
     fused_kernels: int
     fused_calls: int

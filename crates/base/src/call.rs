@@ -3,7 +3,10 @@
 //! It has two parts. [`Shared`] is equal on every rank that takes part (for a send and its receive: on both
 //! sides), and only it may decide how the call runs. [`Local`] is this rank's own.
 
-use nccl_sys::{Entry, cudaStream_t, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t};
+use nccl_sys::{
+    Entry, cudaStream_t, ncclBfloat16, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclFloat8e4m3,
+    ncclFloat8e5m2, ncclFloat16, ncclFloat32, ncclFloat64, ncclMax, ncclMin, ncclNumOps, ncclRedOp_t,
+};
 use std::ffi::{c_int, c_void};
 
 /// The functions that move data, in the order in which they are counted.
@@ -65,6 +68,17 @@ pub struct Local {
     pub communicator: ncclComm_t,
     /// The stream in whose order the call runs.
     pub stream: cudaStream_t,
+    /// What this rank's values are multiplied by, of a reduction that was made for that. Known once the call is looked at.
+    pub scalar: Option<Scalar>,
+}
+
+/// The factor of a reduction by `ncclRedOpCreatePreMulSum`, of the type of the elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scalar {
+    /// Its bytes.
+    Here([u8; 8]),
+    /// Where it lies on the device when calls run.
+    OnDevice(usize),
 }
 
 /// A call.
@@ -84,6 +98,21 @@ impl Shared {
         let blocks = if BY_RANK[self.function as usize] { ranks } else { 1 };
         let element = self.datatype.size_bytes().unwrap_or(0);
         (self.count as u64).saturating_mul((element * blocks) as u64)
+    }
+}
+
+impl Shared {
+    /// Whether it is a reduction whose result depends on the order in which values are combined: one that rounds.
+    pub fn rounds(&self) -> bool {
+        let Some(operation) = self.operation else { return false };
+        let is_float = [ncclFloat32, ncclBfloat16, ncclFloat16, ncclFloat64, ncclFloat8e4m3, ncclFloat8e5m2]
+            .contains(&self.datatype);
+        is_float && operation != ncclMax && operation != ncclMin
+    }
+
+    /// Whether the program made its operation: which number that has is each rank's own affair.
+    pub fn has_own_operation(&self) -> bool {
+        self.operation.is_some_and(|operation| operation.0 >= ncclNumOps.0)
     }
 }
 
@@ -135,6 +164,22 @@ impl Function {
         Function::Recv,
     ];
 
+    /// The function that does the same without a configuration.
+    pub fn plain(self) -> Function {
+        use Function::*;
+        match self {
+            AllReduceConfig => AllReduce,
+            BroadcastConfig => Broadcast,
+            ReduceConfig => Reduce,
+            AllGatherConfig => AllGather,
+            ReduceScatterConfig => ReduceScatter,
+            AlltoAllConfig => AlltoAll,
+            GatherConfig => Gather,
+            ScatterConfig => Scatter,
+            plain => plain,
+        }
+    }
+
     /// Its entry point.
     pub fn entry(self) -> Entry {
         match self {
@@ -177,6 +222,37 @@ mod tests {
         assert_eq!(shared(Function::Send, 10).bytes(4), 40);
         assert_eq!(shared(Function::AllGather, usize::MAX).bytes(8), u64::MAX);
         assert_eq!(Shared { datatype: ncclDataType_t(77), ..shared(Function::Send, 10) }.bytes(4), 0);
+    }
+
+    /// What rounds: sums, products and averages of floats, and what the program made.
+    #[test]
+    fn who_rounds() {
+        use nccl_sys::{ncclAvg, ncclInt32, ncclProd, ncclSum};
+        let rounds = |datatype, operation| {
+            let shared = Shared { function: Function::Reduce, count: 1, datatype, operation, root: Some(0) };
+            shared.rounds()
+        };
+        for datatype in [ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2]
+        {
+            for operation in [ncclSum, ncclProd, ncclAvg, ncclRedOp_t(5), ncclRedOp_t(i32::MAX)] {
+                assert!(rounds(datatype, Some(operation)));
+            }
+            assert!(
+                !rounds(datatype, Some(ncclMax))
+                    && !rounds(datatype, Some(ncclMin))
+                    && !rounds(datatype, None)
+            );
+        }
+        assert!(!rounds(ncclInt32, Some(ncclSum)) && !rounds(ncclDataType_t(12), Some(ncclSum)));
+    }
+
+    /// The plain function of each has its name.
+    #[test]
+    fn plain_functions() {
+        for function in Function::ALL {
+            let (name, plain) = (format!("{function:?}"), format!("{:?}", function.plain()));
+            assert_eq!(name.trim_end_matches("Config"), plain);
+        }
     }
 
     /// The list of all functions is in counting order, and each is counted under its own entry point.

@@ -94,6 +94,16 @@ pub enum Collectives {
     Off,
 }
 
+/// In which order reductions that round fold the ranks' values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Order {
+    Auto,
+    Fixed,
+    /// And what cannot be is refused.
+    Strict,
+}
+
 /// Where the cache of measured limits is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -317,6 +327,7 @@ mod tests {
             ("WINDLASS_WINDOWS", "off"),
             ("WINDLASS_CHECK", "1"),
             ("WINDLASS_COLLECTIVES", "off"),
+            ("WINDLASS_ORDER", "strict"),
             ("WINDLASS_BATCH", "small"),
             ("WINDLASS_TUNING", "/tmp/t"),
             ("WINDLASS_CACHE", "/tmp/c"),
@@ -341,6 +352,7 @@ mod tests {
             pool_bytes_max: 3 << 20,
             register: Register::On,
             collectives: Collectives::Off,
+            order: Order::Strict,
             batch: Batch::Small,
             tuning: Some("/tmp/t".into()),
             cache: Cache::Folder("/tmp/c".into()),

@@ -15,9 +15,9 @@ use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
 
 use crate::config::nccl;
-use crate::config::{Form, Report, Switch, complaints, expand_file_name, startup};
+use crate::config::{Form, Report, Switch, complaints, config, expand_file_name, startup};
 use crate::stats::files::{FOLDER, Held};
-use crate::stats::segment;
+use crate::stats::{order, segment};
 use crate::stats::{report, snapshot::Snapshot};
 use crate::{annotate, descriptor, guard, log};
 
@@ -136,6 +136,7 @@ fn describe_process() {
     let Some(library) = open::opened() else { return };
     segment::write_text(&segment.nccl_path, library.path.as_os_str().as_encoded_bytes());
     segment.nccl_version.store(know_version(), Ordering::Relaxed);
+    segment.order.store(order::number(config().order), Ordering::Relaxed);
 }
 
 /// The real library's version code, 0 if unknown; from now on NCCL's variables are taken as that release takes them. NCCL reads none for

@@ -6,6 +6,7 @@ pub mod features;
 pub mod files;
 pub mod limits;
 mod named;
+pub mod order;
 pub mod peer_group;
 pub mod pool;
 pub mod registration;

@@ -30,6 +30,8 @@ pub fn conflict<'a>(
             Some(FallbackReason::SameDevice { rank, other })
         } else if is_tied(facts, newcomer) {
             Some(FallbackReason::LaunchBarrier { rank, other })
+        } else if (facts.capabilities ^ newcomer.capabilities) & capability::FIXED_ORDER != 0 {
+            Some(FallbackReason::OtherOrder { rank, other })
         } else if facts.options != newcomer.options {
             Some(FallbackReason::OtherOptions { rank, other })
         } else {

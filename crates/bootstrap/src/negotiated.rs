@@ -196,6 +196,8 @@ pub mod capability {
     pub const RINGS_IN_FOURS: u64 = 32768;
     /// This rank would register buffers also where that was not measured.
     pub const REGISTERS_ANYWHERE: u64 = 65536;
+    /// This rank would have reductions that round in the order of ranks, at every size: all ranks must say the same.
+    pub const FIXED_ORDER: u64 = 131_072;
     /// What every rank of a peer group must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }

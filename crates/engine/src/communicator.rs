@@ -18,7 +18,7 @@ use windlass_base::gpu::stream::{Capture, Place};
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::outcome::FallbackReason;
-use windlass_transport::tuning::{COLLECTIVES, Limits};
+use windlass_transport::tuning::{COLLECTIVES, Limits, Terms};
 
 use table::CHANGING;
 pub(crate) use table::{find, insert, remove};
@@ -63,6 +63,11 @@ pub struct Communicator {
     /// Ranks of its peer group, and what native collectives serve, as [`Limits`]: written before `has_peer_group`.
     members: AtomicUsize,
     native: [AtomicU64; COLLECTIVES],
+    /// Whether its reductions that round are native at every size.
+    fixed_order: AtomicBool,
+    /// Whether this process asks for that, and whether it was said that it cannot be.
+    order_is_asked_for: AtomicBool,
+    order_is_said: AtomicBool,
     /// Whether a thread of ours may be in NCCL's communicator, too: then calls pass the gate.
     has_gate: AtomicBool,
     gate: Gate,
@@ -107,6 +112,9 @@ impl Communicator {
             has_run: AtomicBool::new(false),
             members: AtomicUsize::new(0),
             native: [const { AtomicU64::new(0) }; COLLECTIVES],
+            fixed_order: AtomicBool::new(false),
+            order_is_asked_for: AtomicBool::new(false),
+            order_is_said: AtomicBool::new(false),
             has_gate: AtomicBool::new(false),
             gate: Gate::new(),
             has_windows: AtomicBool::new(false),
@@ -139,10 +147,11 @@ impl Communicator {
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
         self.follows.store(false, Ordering::Relaxed);
         self.has_run.store(false, Ordering::Relaxed);
-        let native = kept.peer_group().map_or(Limits::NONE, |peer_group| *peer_group.limits());
-        let members = kept.peer_group().map_or(0, |peer_group| peer_group.negotiated().members.len());
-        self.members.store(members, Ordering::Relaxed);
+        let without = Terms { ranks: 0, native: Limits::NONE, fixed_order: false };
+        let Terms { ranks, native, fixed_order } = kept.peer_group().map_or(without, |own| own.terms());
+        self.members.store(ranks, Ordering::Relaxed);
         self.native.iter().zip(native.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
+        self.fixed_order.store(fixed_order, Ordering::Relaxed);
         self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);
         let registering = kept.peer_group().and_then(|peer_group| peer_group.registering());
         let windows = kept.peer_group().and_then(|peer_group| peer_group.windows());
@@ -162,11 +171,25 @@ impl Communicator {
         self.has_peer_group.load(Ordering::Acquire)
     }
 
-    /// How many ranks its peer group has, and what native collectives serve of it; while it has one.
+    /// What its ranks have agreed on; while it has a peer group.
     #[inline]
-    pub fn terms(&self) -> (usize, Limits) {
-        let native = Limits(std::array::from_fn(|index| self.native[index].load(Ordering::Relaxed)));
-        (self.members.load(Ordering::Relaxed), native)
+    pub fn terms(&self) -> Terms {
+        Terms {
+            ranks: self.members.load(Ordering::Relaxed),
+            native: Limits(std::array::from_fn(|index| self.native[index].load(Ordering::Relaxed))),
+            fixed_order: self.fixed_order.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether the program asks for fixed order.
+    #[inline]
+    pub fn order_is_asked_for(&self) -> bool {
+        self.order_is_asked_for.load(Ordering::Relaxed)
+    }
+
+    /// Whether nobody has said yet that it cannot be had.
+    pub fn says_order(&self) -> bool {
+        !self.order_is_said.swap(true, Ordering::Relaxed)
     }
 
     /// To be held while NCCL runs anything of this communicator.

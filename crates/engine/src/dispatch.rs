@@ -30,6 +30,8 @@ mod window_guard;
 
 mod check;
 
+mod fixed_order;
+
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator};
@@ -50,6 +52,8 @@ enum Standing {
     OnNccl { _range: Option<annotate::Range> },
     /// To be decided: the communicator has a peer group.
     InPeerGroup(&'static Communicator),
+    /// Nobody's.
+    Refused(ncclResult_t),
 }
 
 /// Runs a call.
@@ -60,6 +64,7 @@ pub fn call(call: &Call) -> ncclResult_t {
         |standing| match standing {
             Standing::Unseen | Standing::OnNccl { .. } => forward::forward(call),
             Standing::InPeerGroup(communicator) => route::call(call, communicator),
+            Standing::Refused(code) => *code,
         },
         |standing, result| {
             if matches!(standing, Standing::Unseen) {
@@ -79,7 +84,11 @@ fn find(call: &Call) -> Standing {
     if communicator.has_peer_group() {
         return Standing::InPeerGroup(communicator);
     }
-    Standing::OnNccl { _range: count(call, communicator, Path::Forward) }
+    let _range = count(call, communicator, Path::Forward);
+    match fixed_order::to_nccl(call, communicator) {
+        Ok(()) => Standing::OnNccl { _range },
+        Err(code) => Standing::Refused(code),
+    }
 }
 
 /// Counts a call, and shows it to a profiler until what this answers is dropped.
@@ -101,6 +110,8 @@ fn first_sight(call: &Call, result: ncclResult_t) {
         Some(identity) => {
             let communicator = communicator::insert(call.local.communicator, identity);
             communicator.count_as_child();
+            // It has run.
+            let _ = fixed_order::to_nccl(call, communicator);
             (communicator.counters(), communicator.ranks())
         }
         None => (count::UNKNOWN, 0),

@@ -17,6 +17,7 @@ mod health;
 mod ids;
 mod registry;
 mod requests;
+mod scalars;
 mod setup;
 mod shutdown;
 

@@ -4,7 +4,8 @@ use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSu
 
 use windlass_base::call::{Function, Shared};
 use windlass_base::path::Path;
-use windlass_transport::tuning::{Collective, Limits, REGISTERED_BYTES_MIN};
+pub(crate) use windlass_transport::tuning::Terms;
+use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,15 +14,6 @@ pub(crate) enum Standing {
     PeerGroup(Terms),
     /// The same, and they have agreed to have NCCL use registered buffers in this call.
     Registering(Terms),
-}
-
-/// What the negotiated config of a communicator with a peer group says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Terms {
-    /// How many ranks it has.
-    pub ranks: usize,
-    /// What native collectives serve.
-    pub native: Limits,
 }
 
 /// Whether ranks that may register agree on whether they do in this call, which is not captured: in graphs NCCL registers by
@@ -54,10 +46,22 @@ pub(crate) fn plan(call: &Shared, standing: Standing) -> Path {
 /// Whether native collectives serve a call: one of theirs, of a size that they have, on elements that they know.
 #[inline]
 fn is_native(call: &Shared, terms: &Terms) -> bool {
+    if is_in_fixed_order(call, terms) {
+        return true;
+    }
     let Some(collective) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
     terms.native.serve(collective, bytes) && serves_elements(call, collective, bytes, terms)
 }
+
+/// Whether a call is native because its result must not depend on its size: also with a configuration, and with an operation that the
+/// program made. More bytes than there are addresses are for NCCL to refuse.
+#[inline]
+pub(crate) fn is_in_fixed_order(call: &Shared, terms: &Terms) -> bool {
+    terms.fixed_order && call.rounds() && call.bytes(terms.ranks) <= ADDRESSES
+}
+
+const ADDRESSES: u64 = 1 << 62;
 
 /// Whether one kernel serves these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
 /// operation, each with a root of its own.
@@ -67,6 +71,9 @@ pub(crate) fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clo
     };
     let bytes = calls.clone().map(|call| call.bytes(terms.ranks));
     let total = bytes.clone().fold(0, u64::saturating_add);
+    if calls.clone().all(|call| is_in_fixed_order(call, terms)) {
+        return total <= ADDRESSES;
+    }
     terms.native.serve_fused(each, bytes, terms.ranks)
         && calls.clone().all(|call| serves_elements(call, each, total, terms))
 }
@@ -97,9 +104,9 @@ mod tests {
     use super::*;
     use nccl_sys::{ncclDataType_t, ncclFloat8e4m3, ncclMax, ncclRedOp_t};
     use proptest::prelude::*;
-    use windlass_transport::tuning::COLLECTIVES;
+    use windlass_transport::tuning::{COLLECTIVES, Limits};
 
-    const SLOW: Terms = Terms { ranks: 4, native: Limits::NONE };
+    const SLOW: Terms = Terms { ranks: 4, native: Limits::NONE, fixed_order: false };
 
     fn call(function: Function, count: usize, datatype: ncclDataType_t) -> Shared {
         use Function::{AllReduce, Reduce, ReduceScatter};
@@ -143,7 +150,7 @@ mod tests {
     #[test]
     fn up_to_the_limit() {
         for limit in [0, 1, 1 << 14, 64 << 20] {
-            let terms = Terms { ranks: 4, native: Limits([limit + 1; COLLECTIVES]) };
+            let terms = Terms { native: Limits([limit + 1; COLLECTIVES]), ..SLOW };
             for function in Function::ALL {
                 let elements = |bytes| bytes / (call(function, 1, ncclInt8).bytes(4)) as usize;
                 for (bytes, within) in [(limit as usize, true), (limit as usize + 4, false)] {
@@ -161,7 +168,7 @@ mod tests {
     fn elements() {
         let mut native = Limits([1 << 20; COLLECTIVES]);
         native.0[Collective::OtherAllReduce as usize] = 64 << 10;
-        let terms = Standing::PeerGroup(Terms { ranks: 4, native });
+        let terms = Standing::PeerGroup(Terms { native, ..SLOW });
         let reduce = |datatype, operation| Shared {
             operation: Some(operation),
             ..call(Function::AllReduce, 4, datatype)
@@ -188,6 +195,43 @@ mod tests {
         assert_eq!(plan(&many(ncclFloat32, ncclMax), terms), Path::Forward);
     }
 
+    /// In fixed order what rounds is native at every size, with a configuration and an operation of the program's too; what does not round
+    /// goes its usual way.
+    #[test]
+    fn fixed_order() {
+        use Function::{
+            AllGather, AllReduce, AllReduceConfig, Broadcast, Reduce, ReduceConfig, ReduceScatter,
+            ReduceScatterConfig,
+        };
+        let terms = Terms { fixed_order: true, ..SLOW };
+        let path = |call: &Shared| plan(call, Standing::PeerGroup(terms));
+        for function in [AllReduce, Reduce, ReduceScatter, AllReduceConfig, ReduceConfig, ReduceScatterConfig]
+        {
+            for count in [0, 1, 1 << 20, 1 << 40] {
+                for operation in [ncclSum, ncclAvg, ncclRedOp_t(9)].map(Some) {
+                    for datatype in [ncclFloat16, ncclFloat32, ncclFloat8e4m3] {
+                        let call = Shared { operation, ..call(function, count, datatype) };
+                        assert_eq!(path(&call), Path::Native, "{call:?}");
+                        assert_eq!(plan(&call, Standing::PeerGroup(SLOW)), Path::Forward);
+                    }
+                }
+                let others = [(ncclFloat32, ncclMax), (ncclInt8, ncclSum), (ncclInt8, ncclRedOp_t(9))];
+                for (datatype, operation) in others {
+                    let call = Shared { operation: Some(operation), ..call(function, count, datatype) };
+                    assert_eq!(path(&call), Path::Forward, "{call:?}");
+                }
+            }
+            let endless = Shared { operation: Some(ncclSum), ..call(function, usize::MAX, ncclFloat16) };
+            assert_eq!(path(&endless), Path::Forward);
+        }
+        for function in [AllGather, Broadcast] {
+            assert_eq!(path(&call(function, 1, ncclFloat32)), Path::Forward);
+        }
+        let reduce = |count| call(Reduce, count, ncclFloat32);
+        assert!(are_native_fused([reduce(1), reduce(1 << 40)].iter(), &terms));
+        assert!(!are_native_fused([reduce(1 << 59), reduce(1 << 59), reduce(1 << 59)].iter(), &terms));
+    }
+
     proptest! {
         /// Larger calls never come back to a path that smaller ones have left, so one number tells where.
         #[test]
@@ -197,7 +241,7 @@ mod tests {
             limits in any::<[u32; COLLECTIVES]>(),
             ranks in 2..17_usize,
         ) {
-            let standing = Standing::PeerGroup(Terms { ranks, native: Limits(limits.map(u64::from)) });
+            let standing = Standing::PeerGroup(Terms { ranks, native: Limits(limits.map(u64::from)), fixed_order: false });
             let native = |count| plan(&call(Function::ALL[function], count, ncclFloat32), standing) == Path::Native;
             let (small, large) = (counts.0.min(counts.1), counts.0.max(counts.1));
             prop_assert!(native(small) || !native(large));

@@ -20,7 +20,7 @@ pub use batch::{arrange_batch, batch_bytes_max, packets};
 pub use geometry::{Geometry, Layout};
 pub use grid::{Limits, Shape};
 pub use kernel::Kernel;
-pub use reduction::{Reduction, Scalar};
+pub use reduction::{Reduction, SCALED_SUM, Scalar};
 pub use refused::Refused;
 pub use tuning::{Crossover, Tuning};
 pub use uneven::{Part, Uneven, arrange_uneven};

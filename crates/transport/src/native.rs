@@ -20,7 +20,7 @@ use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arr
 
 pub use device_resources::{Kernels, NativeDeviceResources};
 pub use windlass_kernels::collectives::{
-    Collective, Geometry, Kind, Layout, Limits, Part, Reduction, Scalar, Tuning, Uneven,
+    Collective, Geometry, Kind, Layout, Limits, Part, Reduction, SCALED_SUM, Scalar, Tuning, Uneven,
 };
 
 use calls::Parameter;

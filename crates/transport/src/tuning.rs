@@ -189,12 +189,37 @@ fn most_of_few_blocks(blocks: u32) -> u64 {
     }
 }
 
-/// Whether native collectives serve a communicator at all.
+/// What decides the path of a communicator's calls, by its negotiated config.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// How many ranks it has.
+    pub ranks: usize,
+    /// What native collectives serve.
+    pub native: Limits,
+    /// Whether reductions that round are native at every size: then each folds the values of rank 0, 1 and so on.
+    pub fixed_order: bool,
+}
+
+impl Terms {
+    /// With the limits that hold for it.
+    pub fn of(negotiated: &NegotiatedConfig, native: Limits) -> Terms {
+        let fixed_order = asks_for_fixed_order(negotiated) && serves(negotiated);
+        Terms { ranks: negotiated.members.len(), native, fixed_order }
+    }
+}
+
+/// Whether native collectives serve a communicator at all. A policy of blocks concerns the order of NCCL's sums, too, which fixed order
+/// has no use for.
 pub fn serves(negotiated: &NegotiatedConfig) -> bool {
-    negotiated.capabilities & NEEDED == NEEDED && negotiated.members.len() <= RANKS_MAX
+    let needed = if asks_for_fixed_order(negotiated) { capability::NATIVE } else { NEEDED };
+    negotiated.capabilities & needed == needed && negotiated.members.len() <= RANKS_MAX
 }
 
 const NEEDED: u64 = capability::NATIVE | capability::UNBOUND;
+
+fn asks_for_fixed_order(negotiated: &NegotiatedConfig) -> bool {
+    negotiated.capabilities & capability::FIXED_ORDER != 0
+}
 
 /// Which kernel serves which size: the same on all ranks.
 pub fn kernels() -> Tuning {

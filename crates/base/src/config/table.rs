@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::values::{
-    batch, bytes, bytes_or_none, cache, calibrate, collectives, lazy, level, number, path, pool, register,
-    report, seconds, switch, windows,
+    batch, bytes, bytes_or_none, cache, calibrate, collectives, lazy, level, number, order, path, pool,
+    register, report, seconds, switch, windows,
 };
-use super::{Batch, Cache, Calibrate, Collectives, Lazy, Register, Report, Switch, Windows};
+use super::{Batch, Cache, Calibrate, Collectives, Lazy, Order, Register, Report, Switch, Windows};
 
 /// What people read of an option.
 #[derive(Debug)]
@@ -138,7 +138,11 @@ options! {
 
         "WINDLASS_COLLECTIVES" was "WINDLASS_FAST" => collectives: Collectives = Collectives::Auto, by collectives;
         "auto, off", "auto",
-        "Windlass's kernels run small and middle collectives of peer groups of at most 8 ranks, on any pointers. auto: up to the limits of WINDLASS_TUNING, of WINDLASS_CACHE, or built in, in this order; 16 KiB on GPUs that nobody measured. They are off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks need the same value, or none has them.";
+        "Windlass's kernels run small and middle collectives of peer groups of at most 8 ranks, on any pointers. auto: up to the limits of WINDLASS_TUNING, of WINDLASS_CACHE, or built in, in this order; 16 KiB on GPUs that nobody measured. They are off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, unless WINDLASS_ORDER is fixed. All ranks need the same value, or none has them.";
+
+        "WINDLASS_ORDER" => order: Order = Order::Auto, by order;
+        "auto, fixed, strict", "auto",
+        "The order in which all-reduces, reduces and reduce-scatters combine the ranks' values, if their operation rounds: sums, averages and products of floats. fixed: rank 0's value first, then rank 1's, and so on, by native collectives at every size. An element's result then depends on the ranks' values of that element alone. NCCL_ALGO, NCCL_PROTO and CTA policies no longer switch native collectives off. What cannot be served goes to NCCL with one warning for each communicator, and is counted. strict: such a call returns ncclInvalidUsage instead. auto: the order changes with the size. All ranks need the same value; fixed and strict may be mixed.";
 
         "WINDLASS_BATCH" => batch: Batch = Batch::All, by batch;
         "all, small, off", "all",

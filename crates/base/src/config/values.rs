@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Batch, Cache, Calibrate, Collectives, Form, Lazy, Register, Report, Switch, Windows};
+use super::{Batch, Cache, Calibrate, Collectives, Form, Lazy, Order, Register, Report, Switch, Windows};
 
 /// As C's `strtoll` with base 0 reads it: `0x10`, `010` and `1 # why` are numbers, words are 0.
 pub(super) fn number_as_in_c(text: &str) -> i64 {
@@ -50,6 +50,15 @@ pub(super) fn collectives(text: &str) -> Option<Collectives> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Collectives::Auto),
         _ => on_or_off(text, Collectives::Auto, Collectives::Off),
+    }
+}
+
+pub(super) fn order(text: &str) -> Option<Order> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Some(Order::Auto),
+        "fixed" => Some(Order::Fixed),
+        "strict" => Some(Order::Strict),
+        _ => None,
     }
 }
 

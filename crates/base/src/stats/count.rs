@@ -9,7 +9,7 @@ use nccl_sys::Entry;
 use crate::call::Function;
 use crate::path::Path;
 use crate::stats::check::Checked;
-use crate::stats::features::Lacks;
+use crate::stats::features::{Feature, Lacks};
 use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
@@ -130,6 +130,31 @@ pub fn limits_from(counters: usize, bits: u32) {
     }
 }
 
+/// Why a communicator's reductions are NCCL's, in words.
+pub fn why_not_native(counters: usize) -> String {
+    if counters == UNKNOWN {
+        return "it is one of too many for a reason to be kept".into();
+    }
+    let place = &segment::current().communicators[counters];
+    match place.peer_group.load(Ordering::Relaxed) {
+        peer_group::NOT_ASKED => "WINDLASS_PEER_GROUPS=off".into(),
+        peer_group::YES => {
+            let lacks = Lacks(place.lacks.load(Ordering::Relaxed)).words();
+            lacks
+                .get(Feature::Native.name())
+                .map_or("it is ending".into(), |why| format!("no native collectives: {why}"))
+        }
+        number => peer_group::text(number).into(),
+    }
+}
+
+/// Counts a reduction that rounds and that NCCL runs, though fixed order was asked for.
+pub fn not_in_fixed_order(counters: usize) {
+    if let Some(communicator) = segment::current().communicators.get(counters) {
+        communicator.not_in_fixed_order.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Notes what of NCCL stands behind a communicator, by a number of [`crate::stats::peer_group`].
 pub fn nccl(counters: usize, number: u32) {
     if counters != UNKNOWN {
@@ -203,6 +228,8 @@ fn forget(place: &Communicator, into: &Communicator) {
         sum.calls.fetch_add(cell.calls.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         sum.bytes.fetch_add(cell.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
+    let lost = place.not_in_fixed_order.swap(0, Ordering::Relaxed);
+    into.not_in_fixed_order.fetch_add(lost, Ordering::Relaxed);
 }
 
 #[cfg(test)]

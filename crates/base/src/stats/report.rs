@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::stats::snapshot::{CallCounts, CommunicatorCounts, Snapshot};
-use crate::stats::{check, features, pool, registration, windows};
+use crate::stats::{check, features, order, pool, registration, windows};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
@@ -39,6 +39,8 @@ pub fn text(snapshot: &Snapshot) -> String {
         let _ = writeln!(out, "fused: {calls} grouped collectives in {kernels} kernels");
     }
     let lines = [
+        // Of a forked child nothing is counted.
+        order::text(&snapshot.order, snapshot.not_in_fixed_order()).filter(|_| snapshot.forked_from == 0),
         registration::text(&snapshot.registrations, size),
         pool::text(&snapshot.pool, size),
         windows::text(&snapshot.windows),
@@ -73,7 +75,9 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
         0 => "communicators unknown, or ended long ago\n".to_owned(),
         _ => format!("communicator {serial}: rank {rank} of {ranks}, device {device}, {state}\n"),
     };
-    for line in [standing(counts), nccl(&counts.nccl)].into_iter().flatten() {
+    let lost = counts.not_in_fixed_order;
+    let order = (lost > 0).then(|| format!("not in fixed order: {lost} reductions"));
+    for line in [standing(counts), nccl(&counts.nccl), order].into_iter().flatten() {
         let _ = writeln!(out, "  {line}");
     }
     for CallCounts { function, path, calls, bytes } in &counts.calls {
@@ -150,6 +154,7 @@ mod tests {
             communicators_made: 1,
             cached: 2,
             cached_bytes: 3 << 20,
+            order: "fixed".into(),
             fused_kernels: 2,
             fused_calls: 8,
             registrations: [("registered".to_owned(), 12)].into(),
@@ -167,6 +172,7 @@ mod tests {
                 nccl: String::new(),
                 lacks: BTreeMap::new(),
                 limits_from: Vec::new(),
+                not_in_fixed_order: 4,
                 change: String::new(),
                 calls: vec![calls],
             }],
@@ -183,12 +189,19 @@ mod tests {
         );
         assert_eq!(table.lines().nth(1), Some("cached: 2 communicators of NCCL's, 3.0 MiB"));
         assert_eq!(table.lines().nth(2), Some("fused: 8 grouped collectives in 2 kernels"));
-        let lines = ["registration: ", "pool: ", "windows: ", "check: compared 5 calls, "];
+        let lines = [
+            "order: fixed; 4 reductions",
+            "registration: ",
+            "pool: ",
+            "windows: ",
+            "check: compared 5 calls, ",
+        ];
         for (line, begin) in table.lines().skip(3).zip(lines) {
             assert!(line.starts_with(begin), "{line}");
         }
         let ends = |line: &str| line.chars().count();
         let calls = table.lines().find(|line| line.starts_with("ncclAllReduce")).unwrap();
+        assert!(table.contains("\n  not in fixed order: 4 reductions\n"));
         let last = table.lines().last().unwrap();
         assert_eq!(last.split_whitespace().collect::<Vec<_>>().join(" "), "ncclAllReduce forward 3 3.0 MiB");
         // Calls stand under calls.

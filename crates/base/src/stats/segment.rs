@@ -64,6 +64,8 @@ pub struct Segment {
     pub nccl_path: [AtomicU8; 256],
     /// The program's file name, zero-padded.
     pub program: [AtomicU8; 64],
+    /// Whether fixed order is asked for: a number of [`crate::stats::order`].
+    pub order: AtomicU64,
     /// Communicators made so far.
     pub communicators_made: AtomicU64,
     /// NCCL's communicators that are cached.
@@ -112,6 +114,8 @@ pub struct Communicator {
     pub lacks: AtomicU32,
     /// Of one with native collectives, where its limits come from: bits of [`crate::stats::limits::Source`].
     pub limits_from: AtomicU32,
+    /// Reductions that round and that NCCL ran, though fixed order was asked for.
+    pub not_in_fixed_order: AtomicU64,
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],
 }

@@ -12,6 +12,7 @@ use crate::stats::check::Checked;
 use crate::stats::count::UNKNOWN;
 use crate::stats::features::Lacks;
 use crate::stats::limits;
+use crate::stats::order;
 use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
@@ -44,6 +45,9 @@ pub struct Snapshot {
     /// Bytes of device memory that these keep, as far as is known.
     #[serde(default)]
     pub cached_bytes: u64,
+    /// `fixed` or `strict`; empty where no fixed order is asked for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub order: String,
     /// Kernels of ours that ran several collectives of a group each.
     #[serde(default)]
     pub fused_kernels: u64,
@@ -93,6 +97,9 @@ pub struct CommunicatorCounts {
     /// Of one with native collectives: where its limits come from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits_from: Vec<String>,
+    /// Where fixed order is asked for: reductions that round and that NCCL ran.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub not_in_fixed_order: u64,
     /// Of one without: what would change that; empty where nothing is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub change: String,
@@ -117,6 +124,10 @@ fn is_none(process: &u32) -> bool {
     *process == 0
 }
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 impl Snapshot {
     /// Reads a segment.
     pub fn of(segment: &Segment) -> Snapshot {
@@ -134,6 +145,7 @@ impl Snapshot {
             communicators_made: segment.communicators_made.load(Ordering::Relaxed),
             cached: segment.cached.load(Ordering::Relaxed),
             cached_bytes: segment.cached_bytes.load(Ordering::Relaxed),
+            order: order::name(segment.order.load(Ordering::Relaxed)).into(),
             fused_kernels: segment.fused_kernels.load(Ordering::Relaxed),
             fused_calls: segment.fused_calls.load(Ordering::Relaxed),
             registrations: named(&Registered::NAMES, &segment.registrations),
@@ -143,6 +155,12 @@ impl Snapshot {
             functions: functions(segment, &communicators),
             communicators,
         }
+    }
+
+    /// Reductions that round and that NCCL ran though fixed order was asked for, over all communicators.
+    pub fn not_in_fixed_order(&self) -> u64 {
+        let counts = self.communicators.iter().map(|communicator| communicator.not_in_fixed_order);
+        counts.fold(0, u64::saturating_add)
     }
 
     /// Calls and bytes by path, over all communicators.
@@ -192,6 +210,7 @@ impl CommunicatorCounts {
             nccl: peer_group::nccl(counters.nccl.load(Ordering::Relaxed)).into(),
             lacks: Lacks(counters.lacks.load(Ordering::Relaxed)).words(),
             limits_from: limits::names(counters.limits_from.load(Ordering::Relaxed)),
+            not_in_fixed_order: counters.not_in_fixed_order.load(Ordering::Relaxed),
             change: peer_group::change(number).into(),
             calls,
         })

@@ -259,6 +259,7 @@ fn circumstances(machine: &Machine, nccl_version: i32) -> (String, MachineFacts,
         driver: machine.gpus.driver.clone(),
         cuda: machine.gpus.cuda_version,
         simulated: machine.is_simulated(),
+        variables: record::variables(std::env::vars_os()),
     };
     let versions = Versions { nccl: version_text(nccl_version), windlass: env!("CARGO_PKG_VERSION").into() };
     (date, facts, versions)

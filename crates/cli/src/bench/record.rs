@@ -6,6 +6,8 @@ use super::memory::Memory;
 use super::statistics::{HostTimes, geometric_mean};
 use crate::text;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// One line of the JSON file. Times are microseconds of one call.
@@ -74,6 +76,16 @@ pub struct MachineFacts {
     /// As `cuDriverGetVersion` gives it.
     pub cuda: i32,
     pub simulated: bool,
+    /// NCCL's variables that were set, and WINDLASS_ORDER.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub variables: BTreeMap<String, String>,
+}
+
+/// Of an environment, what a measurement depends on and its line does not say otherwise.
+pub fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
+    all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
+        .filter(|(name, _)| name.starts_with("NCCL_") || name == "WINDLASS_ORDER")
+        .collect()
 }
 
 /// What was measured.
@@ -198,6 +210,14 @@ pub mod tests {
         assert_eq!(at(0), "1970-01-01T00:00:00Z");
         assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
         assert_eq!(at(1_767_225_599), "2025-12-31T23:59:59Z");
+    }
+
+    /// A line tells under which of NCCL's variables it was measured.
+    #[test]
+    fn told_variables() {
+        let all = ["NCCL_ALGO", "WINDLASS_ORDER", "WINDLASS_LOG", "PATH"];
+        let told = variables(all.iter().map(|name| (OsString::from(name), OsString::from("x"))));
+        assert_eq!(told.into_keys().collect::<Vec<_>>(), ["NCCL_ALGO", "WINDLASS_ORDER"]);
     }
 
     /// The table names sizes as the command line does and shows the path.

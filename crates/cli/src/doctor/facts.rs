@@ -13,6 +13,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use windlass_base::config::nccl::{self, Found};
+use windlass_base::config::{Collectives, Config, Switch};
+use windlass_base::stats::order;
 
 /// Variables that decide what is loaded.
 const OF_LOADERS: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH"];
@@ -47,6 +49,9 @@ pub struct Facts {
     pub renamed_options: Vec<String>,
     /// `WINDLASS_HEAP_MAX`.
     pub heap_bytes_max: u64,
+    /// `WINDLASS_ORDER`, where it asks for fixed order, and the option that is in its way.
+    pub order: Option<&'static str>,
+    pub against_order: Option<&'static str>,
     /// Programs of this user that run over Windlass.
     pub processes: Vec<Running>,
 }
@@ -146,6 +151,12 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     facts.nccl_variables = nccl::found(version).into_iter().map(NcclVariable::from).collect();
     let parsed = windlass_base::config::parse(environment.into_iter());
     (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
+    facts.order = Some(order::name(order::number(parsed.config.order))).filter(|name| !name.is_empty());
+    facts.against_order = match &parsed.config {
+        Config { peer_groups: Switch::Off, .. } => Some("WINDLASS_PEER_GROUPS=off"),
+        Config { collectives: Collectives::Off, .. } => Some("WINDLASS_COLLECTIVES=off"),
+        _ => None,
+    };
     facts.renamed_options = parsed.renamed;
     facts.processes = running::look();
     facts

@@ -6,6 +6,7 @@ use crate::asking::{Gpus, Pair};
 use crate::nccl::version_text;
 use serde::Serialize;
 use std::fmt::Display;
+use windlass_base::stats::order;
 
 /// How bad it is, least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -56,9 +57,32 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     if let Some(gpus) = &facts.gpus {
         room(gpus.devices.len(), facts.heap_bytes_max, &mut findings);
     }
+    in_order(facts, &mut findings);
     surroundings(facts, &mut findings);
     facts.processes.iter().for_each(|running| second_nccl(running, &mut findings));
+    facts.processes.iter().for_each(|running| order_of(running, &mut findings));
     findings.0
+}
+
+/// Whether what is asked of the order of sums can be had.
+fn in_order(facts: &Facts, findings: &mut Findings) {
+    let Some(order) = facts.order else { return };
+    let without = if order == "strict" { "others are refused" } else { "others are left to NCCL" };
+    match facts.against_order {
+        Some(option) => findings.limited(format!("WINDLASS_ORDER={order} has no effect with {option}: no reduction is in fixed order")),
+        None => findings.good(format!(
+            "WINDLASS_ORDER={order}: reductions that round run in fixed order, in communicators of at most {} ranks with a peer group; {without}",
+            windlass_transport::native::RANKS_MAX
+        )),
+    }
+}
+
+/// What a program that runs says of it.
+fn order_of(running: &Running, findings: &mut Findings) {
+    let Running { process, command, order, not_in_fixed_order, .. } = running;
+    let Some(line) = order::text(order, *not_in_fixed_order) else { return };
+    let what = format!("process {process} ({command}): {line}");
+    if *not_in_fixed_order > 0 { findings.limited(what) } else { findings.good(what) }
 }
 
 /// How many communicators of all GPUs may have a peer group at once.
@@ -219,7 +243,7 @@ fn surroundings(facts: &Facts, findings: &mut Findings) {
 
 /// Handles of lazy communicators are ours: another NCCL answers ncclInvalidArgument to them, and calls into it pass us by.
 fn second_nccl(running: &Running, findings: &mut Findings) {
-    let Running { process, command, nccl } = running;
+    let Running { process, command, nccl, .. } = running;
     let [first, others @ ..] = &nccl[..] else { return };
     if others.is_empty() {
         return;
@@ -278,7 +302,7 @@ mod tests {
 
     fn running(nccl: &[&str]) -> Running {
         let nccl = nccl.iter().map(std::path::PathBuf::from).collect();
-        Running { process: 7, command: "python3 train.py".into(), nccl }
+        Running { process: 7, command: "python3 train.py".into(), nccl, ..Running::default() }
     }
 
     /// A machine as it should be.
@@ -343,8 +367,19 @@ mod tests {
                 set("NCCL_CUMEM_ENABLE", "0"),
                 "NCCL_CUMEM_ENABLE=0: the memory pool, kept windows and registration are off",
             ),
-            (set("NCCL_ALGO", "Ring"), "NCCL_ALGO=Ring: native collectives and kept windows are off"),
+            (set("NCCL_ALGO", "Ring"), "NCCL_ALGO=Ring: native collectives (unless WINDLASS_ORDER is fixed)"),
             (Facts { option_complaints: vec!["WINDLASS_LGO is unknown".into()], ..good() }, "WINDLASS_LGO"),
+            (
+                Facts { order: Some("strict"), against_order: Some("WINDLASS_COLLECTIVES=off"), ..good() },
+                "WINDLASS_ORDER=strict has no effect with WINDLASS_COLLECTIVES=off",
+            ),
+            (
+                Facts {
+                    processes: vec![Running { order: "fixed".into(), not_in_fixed_order: 2, ..running(&[]) }],
+                    ..good()
+                },
+                "order: fixed; 2 reductions that round were not in fixed order",
+            ),
             (Facts { heap_bytes_max: 16 << 20, ..good() }, "room for 0 communicators of 2 ranks"),
             (
                 Facts { processes: vec![running(&["/a/libnccl.so.2", "/b/libnccl.so.2"])], ..good() },

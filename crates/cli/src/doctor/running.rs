@@ -25,6 +25,9 @@ pub struct Running {
     pub command: String,
     /// Every real NCCL that is mapped, the one that Windlass opened first. More than one is trouble.
     pub nccl: Vec<PathBuf>,
+    /// `fixed` or `strict` where it asks for fixed order, else empty; and how many reductions were not.
+    pub order: String,
+    pub not_in_fixed_order: u64,
 }
 
 /// What was found of files, by device and inode: many processes map the same.
@@ -45,16 +48,19 @@ fn look_at(process: u32, segment: &Path, seen: &mut Seen) -> Option<Running> {
     let folder = PathBuf::from(format!("/proc/{process}"));
     let maps = parse(&std::fs::read(folder.join("maps")).ok()?);
     maps.iter().find(|mapping| mapping.path.file_name() == segment.file_name())?;
-    let opened = segment::open(segment).map(|segment| Snapshot::of(segment).nccl_path);
+    let counted = segment::open(segment).map(Snapshot::of).ok();
+    let opened = counted.as_ref().map(|counted| &counted.nccl_path);
     let mut files = code(&maps);
     // The sort is stable: all others stay in the order of addresses.
-    files.sort_by_key(|mapping| !opened.as_ref().is_ok_and(|opened| mapping.path == Path::new(opened)));
+    files.sort_by_key(|mapping| opened.is_none_or(|opened| mapping.path != Path::new(opened)));
     let mut exports = |mapping: &Mapping| {
         let identity = (mapping.device.clone(), mapping.inode);
         *seen.entry(identity).or_insert_with(|| mapping.exports(&folder))
     };
     let judged: Vec<_> = files.iter().map(|mapping| (*mapping, exports(mapping))).collect();
-    Some(Running { process, command: command(&folder), nccl: real(&judged) })
+    let not_in_fixed_order = counted.as_ref().map_or(0, Snapshot::not_in_fixed_order);
+    let order = counted.map_or_else(String::new, |counted| counted.order);
+    Some(Running { process, command: command(&folder), nccl: real(&judged), order, not_in_fixed_order })
 }
 
 /// The real NCCLs. A file that cannot be read (deleted) is judged by its name, unless it may be Windlass itself.

@@ -151,10 +151,11 @@ pub fn measure(
 
 /// All sizes go to Windlass's kernels, whatever the user has set; nothing is read that was measured before.
 fn environment(machine: &Machine, what: What, forced: &Path) -> Vec<Variable> {
-    let set: [(&str, &OsStr); 5] = [
+    let set: [(&str, &OsStr); 6] = [
         ("WINDLASS_TUNING", forced.as_os_str()),
         ("WINDLASS_CACHE", "off".as_ref()),
         ("WINDLASS_COLLECTIVES", "auto".as_ref()),
+        ("WINDLASS_ORDER", "auto".as_ref()),
         ("WINDLASS_PEER_GROUPS", "on".as_ref()),
         ("WINDLASS", "on".as_ref()),
     ];

@@ -20,6 +20,7 @@ use crate::forward::queries::OneSided;
 use crate::forward::{operators, queries, registration};
 use crate::group::{self, LazyWork, Work};
 use crate::lazy::{self, LazyCommunicator, Unfit};
+use crate::peers::PeerGroup;
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::range::Range;
@@ -270,7 +271,7 @@ pub fn operator(
         lazy_of(handle)
     };
     let answer = |lazy: &Option<Arc<LazyCommunicator>>| match lazy {
-        None => operators::create_for(place, scalar, datatype, residence, handle),
+        None => create_operator(place, scalar, datatype, residence, handle),
         Some(lazy) => guard::call(|| {
             if place.is_null() || scalar.is_null() {
                 let why = format_args!("ncclRedOpCreatePreMulSum: op or scalar is null");
@@ -285,6 +286,33 @@ pub fn operator(
     guard::around(before, answer, |_, _| ())
 }
 
+/// NCCL makes it; native collectives may have to know it, too.
+fn create_operator(
+    place: *mut ncclRedOp_t,
+    scalar: *mut c_void,
+    datatype: ncclDataType_t,
+    residence: ncclScalarResidence_t,
+    handle: ncclComm_t,
+) -> ncclResult_t {
+    let result = operators::create_for(place, scalar, datatype, residence, handle);
+    let note = || {
+        let peer_group = in_fixed_order(handle)?;
+        let scalar = operators::scalar(scalar, datatype, residence)?;
+        peer_group.scalars().made(operators::made(place), datatype, scalar);
+        Some(())
+    };
+    if result == ncclSuccess {
+        guard::or_else(|| None, note);
+    }
+    result
+}
+
+/// The peer group of a communicator whose reductions are in fixed order.
+fn in_fixed_order(handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
+    let communicator = communicator::find(handle).filter(|known| known.has_peer_group())?;
+    communicator.peer_group(handle).filter(|own| own.terms().fixed_order)
+}
+
 /// Ends a reduction.
 pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t {
     let before = || {
@@ -293,7 +321,12 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
     };
     let answer = |lazy: &Option<Arc<LazyCommunicator>>| match lazy {
         None if lazy::is_ours(handle) => ended(handle),
-        None => operators::destroy(operation, handle),
+        None => {
+            if let Some(peer_group) = in_fixed_order(handle) {
+                peer_group.scalars().ended(operation);
+            }
+            operators::destroy(operation, handle)
+        }
         Some(lazy) => lazy.operators().destroy(operation, lazy.real()),
     };
     guard::around(before, answer, |_, _| ())

@@ -184,7 +184,7 @@ impl Asked {
         let config = std::ptr::null();
         Ok(Call {
             shared: Shared { function, count, datatype, operation, root },
-            local: Local { send, receive, peer: None, config, communicator, stream },
+            local: Local { send, receive, peer: None, config, communicator, stream, scalar: None },
         })
     }
 }

@@ -16,6 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use nccl_sys::ncclComm_t;
 
 use crate::features::recycling::alive;
+use windlass_base::config::{Order, config};
 use windlass_base::stats::count::{self, Identity};
 
 use super::{Communicator, Kept};
@@ -76,6 +77,8 @@ pub(crate) fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communi
         spare.records.pop().unwrap_or_else(|| Box::leak(Box::new(Communicator::unused())));
     communicator.counters.store(counters, Ordering::Relaxed);
     communicator.identify(identity);
+    communicator.order_is_asked_for.store(config().order != Order::Auto, Ordering::Relaxed);
+    communicator.order_is_said.store(false, Ordering::Relaxed);
     communicator.handle.store(handle as usize, Ordering::Relaxed);
     let grown = match table() {
         Some(table) if table.has_room() => table,

@@ -118,8 +118,12 @@ impl Open {
 }
 
 impl Candidate {
-    /// None of what has a root: these are fused into one collective, or rare.
+    /// None of what has a root: these are fused into one collective, or rare. None by an operation that the program made: whether two are
+    /// the same one no rank knows of the others.
     fn of(place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
+        if call.has_own_operation() {
+            return None;
+        }
         let (tuning, collective) = (tuning::kernels(), Collective::of(call.function)?);
         let (kind, work, crossover) = match call.function {
             Function::AllReduce => {
@@ -160,7 +164,7 @@ mod tests {
     use windlass_transport::native::{Geometry, Layout, Task};
     use windlass_transport::tuning::{COLLECTIVES, Limits};
 
-    const TERMS: Terms = Terms { ranks: 4, native: Limits([1 << 30; COLLECTIVES]) };
+    const TERMS: Terms = Terms { ranks: 4, native: Limits([1 << 30; COLLECTIVES]), fixed_order: false };
 
     fn call(function: Function, count: usize) -> Shared {
         let operation = (function != Function::AllGather).then_some(ncclSum);
@@ -352,6 +356,7 @@ mod tests {
             config: null(),
             communicator: null_mut(),
             stream: null_mut(),
+            scalar: None,
         };
         Call { shared, local }
     }

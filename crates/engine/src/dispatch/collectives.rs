@@ -1,15 +1,19 @@
 //! Collectives that run within a peer group: looked at when they are called, run at once or at the end of their group. What NCCL
 //! would refuse goes to NCCL, which says why.
 
+use std::ptr::null;
 use std::sync::Arc;
 
-use nccl_sys::{ncclResult_t, ncclSuccess};
+use nccl_sys::{ncclRedOp_t, ncclResult_t, ncclSuccess};
 
 use crate::communicator::Communicator;
+use crate::forward::of_call;
 use crate::group::{self, Ours};
 use crate::peers::PeerGroup;
-use windlass_base::call::{Call, Function};
-use windlass_transport::native::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
+use windlass_base::call::{Call, Function, Local, Scalar};
+use windlass_transport::native::{
+    self, Collective, Kind, Part, RANKS_MAX, Reduction, SCALED_SUM, Task, Uneven,
+};
 
 use super::ordering::{self, stream_of};
 
@@ -17,23 +21,46 @@ use super::ordering::{self, stream_of};
 pub struct Served {
     peer_group: Arc<PeerGroup>,
     collective: Collective,
+    scalar: Option<Scalar>,
 }
 
 /// The peer group that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Served> {
     let peer_group = ordering::peer_group_of(call, communicator)?;
-    let collective = collective_of(call, peer_group.rank(), peer_group.negotiated().members.len())?;
-    Some(Served { peer_group, collective })
+    let scalar = match call.shared.operation {
+        Some(operation) if call.shared.has_own_operation() => {
+            Some(scalar_of(operation, call, communicator, &peer_group)?)
+        }
+        _ => None,
+    };
+    let call = Call { local: Local { scalar, ..call.local }, ..*call };
+    let collective = collective_of(&call, peer_group.rank(), peer_group.negotiated().members.len())?;
+    Some(Served { peer_group, collective, scalar })
+}
+
+/// What the program's own operation multiplies by. None of one that there is not, or is for another type.
+fn scalar_of(
+    operation: ncclRedOp_t,
+    call: &Call,
+    communicator: &Communicator,
+    peer_group: &PeerGroup,
+) -> Option<Scalar> {
+    match communicator.lazy(call.local.communicator) {
+        Some(lazy) => lazy.operators().scalar(operation, call.shared.datatype),
+        None => peer_group.scalars().of(operation, call.shared.datatype),
+    }
 }
 
 /// Runs a call, or holds it till its group ends.
-pub fn take(call: &Call, Served { peer_group, collective }: &Served) -> ncclResult_t {
+pub fn take(call: &Call, Served { peer_group, collective, scalar }: &Served) -> ncclResult_t {
     // NCCL drops it, too.
     if collective.count == 0 {
         return ncclSuccess;
     }
     if group::is_open() {
-        ordering::hold(call, peer_group, std::iter::once(Ours::Collective(*call)));
+        // The program may end its operation, and its configuration, before the group.
+        let held = Call { local: Local { scalar: *scalar, config: null(), ..call.local }, ..*call };
+        ordering::hold(call, peer_group, std::iter::once(Ours::Collective(held)));
         return ncclSuccess;
     }
     let one = [Task::One(*collective)];
@@ -74,11 +101,15 @@ pub(super) fn batch<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks:
 /// None if an argument is such that NCCL refuses it, or would fault on it.
 fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
     let (shared, local) = (&call.shared, &call.local);
+    // A configuration says how NCCL is to run the call. One that is none it refuses.
+    if !local.config.is_null() && !of_call::is_one(local.config) {
+        return None;
+    }
     let root = || {
         let root = u32::try_from(shared.root?).ok()?;
         ((root as usize) < ranks).then_some(root)
     };
-    let kind = match shared.function {
+    let kind = match shared.function.plain() {
         Function::AllReduce => Kind::AllReduce,
         Function::Broadcast | Function::Bcast => Kind::Broadcast { root: root()? },
         Function::Reduce => Kind::Reduce { root: root()? },
@@ -92,14 +123,22 @@ fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
     if is_missing && shared.count > 0 {
         return None;
     }
-    let operation = shared.operation;
+    // Who has no scalar for it does not know it.
+    if shared.has_own_operation() && local.scalar.is_none() {
+        return None;
+    }
+    let number = |operation: ncclRedOp_t| if shared.has_own_operation() { SCALED_SUM } else { operation.0 };
     Some(Collective {
         kind,
         count: shared.count as u64,
         element_bytes: shared.datatype.size_bytes()? as u32,
-        reduction: operation
-            .map(|operation| Reduction { datatype: shared.datatype.0, operation: operation.0 }),
-        scalar: None,
+        reduction: shared
+            .operation
+            .map(|operation| Reduction { datatype: shared.datatype.0, operation: number(operation) }),
+        scalar: local.scalar.map(|scalar| match scalar {
+            Scalar::Here(bytes) => native::Scalar::Bits(u64::from_le_bytes(bytes)),
+            Scalar::OnDevice(address) => native::Scalar::At(address as u64),
+        }),
         send: local.send as u64,
         receive: local.receive as u64,
     })
@@ -109,8 +148,8 @@ fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
 mod tests {
     use super::*;
     use nccl_sys::{ncclDataType_t, ncclFloat32, ncclSum};
-    use std::ptr::{null, null_mut, without_provenance_mut};
-    use windlass_base::call::{Local, Shared};
+    use std::ptr::{null_mut, without_provenance_mut};
+    use windlass_base::call::Shared;
 
     fn call(function: Function, root: Option<i32>, send: usize, receive: usize) -> Call {
         let operation = matches!(function, Function::AllReduce | Function::Reduce).then_some(ncclSum);
@@ -122,6 +161,7 @@ mod tests {
             config: null(),
             communicator: null_mut(),
             stream: null_mut(),
+            scalar: None,
         };
         Call { shared, local }
     }

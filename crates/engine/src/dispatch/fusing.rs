@@ -44,7 +44,8 @@ fn are_fused(calls: &[Shared], run: &[usize], terms: &Terms) -> bool {
 /// The first calls, as many as one kernel can run, at least one: alike but for roots and counts, with a root each.
 fn run_of(calls: &[Shared]) -> &[Shared] {
     let Some((first, others)) = calls.split_first() else { return calls };
-    if Collective::of(first.function).and_then(Collective::fused).is_none() {
+    // Whether two operations that the program made are the same one no rank knows of the others.
+    if first.has_own_operation() || Collective::of(first.function).and_then(Collective::fused).is_none() {
         return &calls[..1];
     }
     let mut length = 1;

@@ -1,4 +1,4 @@
-//! What becomes of one communicator's part of a group: which collectives one kernel runs, which are NCCL's. [`fusing`] finds those that
+//! What becomes of one communicator's part of a group: which collectives one kernel runs, which are NCCL's. What is in fixed order never is. [`fusing`] finds those that
 //! are fused into one collective, [`batching`] those that run beside each other. Pure, and a function of what all ranks share; pointers,
 //! streams and what is in place cannot be passed in.
 //!
@@ -17,7 +17,7 @@
 
 use windlass_kernels::collective::BATCH_CALLS_MAX;
 
-use crate::plan::Terms;
+use crate::plan::{Terms, is_in_fixed_order};
 use windlass_base::call::Shared;
 use windlass_transport::tuning;
 
@@ -31,8 +31,11 @@ pub(super) fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<St
     let single = few_lists(fusing::kernels(calls, terms), calls, terms);
     let batched = batching::batched(&single, calls, terms, batches);
     let bytes_of = |place: &usize| calls[*place].bytes(terms.ranks);
+    let stays = |place: &usize| is_in_fixed_order(&calls[*place], terms);
     let separate = || {
         batched.iter().filter_map(|step| match step {
+            Step::Alone(place) if stays(place) => None,
+            Step::Batch(run) if run.iter().all(stays) => None,
             Step::Alone(place) => Some(bytes_of(place)),
             // NCCL takes longer for so many calls than a kernel does.
             Step::Batch(run) if run.len() == BATCH_CALLS_MAX => None,
@@ -43,17 +46,25 @@ pub(super) fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<St
     if tuning::serve_separate(separate().count(), separate().min().unwrap_or_default()) {
         return batched;
     }
+    // What must stay goes together as it would by itself.
+    let (kept, single): (Vec<Step>, Vec<Step>) = single.into_iter().partition(|step| match step {
+        Step::Alone(place) => stays(place),
+        _ => false,
+    });
     let course = |step| match step {
         Step::Alone(place) => Step::Forwarded(place),
         other => other,
     };
-    single.into_iter().map(course).collect()
+    let rest = single.into_iter().map(course);
+    rest.chain(batching::batched(&kept, calls, terms, batches)).collect()
 }
 
 /// Kernels of calls with a root each are ours if they are few: as with those that run one call each.
 fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
+    let stays = |run: &Vec<usize>| is_in_fixed_order(&calls[run[0]], terms);
     let lists = || {
         steps.iter().filter_map(|step| match step {
+            Step::Fused(run) if stays(run) => None,
             Step::Fused(run) => Some(run),
             Step::Alone(_) | Step::Batch(_) | Step::Forwarded(_) => None,
         })
@@ -64,7 +75,7 @@ fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
         return steps;
     }
     let course = |step| match step {
-        Step::Fused(run) => run.into_iter().map(Step::Forwarded).collect(),
+        Step::Fused(run) if !stays(&run) => run.into_iter().map(Step::Forwarded).collect(),
         other => vec![other],
     };
     steps.into_iter().flat_map(course).collect()
@@ -74,7 +85,9 @@ fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
 mod tests {
     use super::*;
     use crate::plan::{Standing, may_be_fused, plan};
-    use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclSum};
+    use nccl_sys::{
+        ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclRedOp_t, ncclSum,
+    };
     use proptest::prelude::*;
     use windlass_base::call::Function;
     use windlass_base::path::Path;
@@ -95,7 +108,7 @@ mod tests {
         (64 << 10) + 1,
         0,
     ]);
-    const TERMS: Terms = Terms { ranks: 4, native: NATIVE };
+    const TERMS: Terms = Terms { ranks: 4, native: NATIVE, fixed_order: false };
 
     fn broadcast(root: i32, count: usize) -> Shared {
         Shared { function: Function::Broadcast, count, datatype: ncclInt8, operation: None, root: Some(root) }
@@ -256,6 +269,33 @@ mod tests {
         assert_eq!(steps(&[small, max, small, min], &TERMS, Batches::All), [0, 1, 2, 3].map(Forwarded));
     }
 
+    /// In fixed order what rounds is never NCCL's, in however many kernels; what does not round is judged as ever. Operations that the
+    /// program made have a kernel each.
+    #[test]
+    fn fixed_order() {
+        use Step::{Alone, Batch, Forwarded};
+        let fixed = Terms { fixed_order: true, native: Limits::NONE, ..TERMS };
+        let all_reduce = |count| Shared { function: Function::AllReduce, root: None, ..reduce(0, count) };
+        let max = Shared { operation: Some(ncclMax), ..all_reduce(9) };
+        let own = Shared { operation: Some(ncclRedOp_t(5)), ..all_reduce(9) };
+        let run = |calls: &[Shared], batches| steps(calls, &fixed, batches);
+        assert_eq!(run(&[all_reduce(MIB); 9], Batches::None), (0..9).map(Alone).collect::<Vec<_>>());
+        assert_eq!(
+            run(&[all_reduce(9), max, all_reduce(9)], Batches::All),
+            [Batch(vec![0, 2]), Forwarded(1)]
+        );
+        assert_eq!(run(&[own; 5], Batches::All), (0..5).map(Alone).collect::<Vec<_>>());
+        let lists: Vec<Shared> = (0..8).map(|place| reduce(place % 2, 64 * MIB)).collect();
+        let expected: Vec<Step> = (0..4).map(|list| fused(2 * list..2 * list + 2)).collect();
+        assert_eq!(run(&lists, Batches::All), expected);
+        let of_own: Vec<Shared> =
+            (0..4).map(|root| Shared { operation: own.operation, ..reduce(root, 9) }).collect();
+        assert_eq!(run(&of_own, Batches::All), (0..4).map(Alone).collect::<Vec<_>>());
+        let lists_of_max: Vec<Shared> =
+            lists.iter().map(|call| Shared { operation: max.operation, ..*call }).collect();
+        assert_eq!(run(&lists_of_max, Batches::All), (0..8).map(Forwarded).collect::<Vec<_>>());
+    }
+
     fn any_call() -> impl Strategy<Value = Shared> {
         let functions = prop_oneof![
             4 => Just(Function::Broadcast),
@@ -289,7 +329,7 @@ mod tests {
             shift in 0..32_u32,
             batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
         ) {
-            let terms = Terms { ranks: 4, native: Limits(limits.map(|limit| u64::from(limit >> shift))) };
+            let terms = Terms { native: Limits(limits.map(|limit| u64::from(limit >> shift))), ..TERMS };
             let (mut places, mut alone, mut lists) = (Vec::new(), 0, 0);
             for step in steps(&calls, &terms, batches) {
                 if let Step::Batch(run) = &step {

@@ -9,7 +9,7 @@ use crate::communicator;
 use crate::group::{self, Awaited, Held, Ours};
 use crate::peers::PeerGroup;
 use crate::plan::Terms;
-use nccl_sys::{ncclInternalError, ncclResult_t};
+use nccl_sys::{ncclInternalError, ncclNumOps, ncclResult_t};
 use windlass_base::call::{Call, Shared};
 use windlass_base::error::{panicked, refuse};
 use windlass_base::gpu::StreamHandle;
@@ -92,7 +92,7 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.peer_group, peer_group));
         let own: Vec<(usize, &Held)> = own.collect();
         let negotiated = peer_group.negotiated();
-        let terms = Terms { ranks: negotiated.members.len(), native: *peer_group.limits() };
+        let terms = peer_group.terms();
         let batches = Batches::of(negotiated.capabilities);
         let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.first() else { continue };
@@ -160,7 +160,7 @@ impl Sorted {
             match what {
                 Ours::Collective(call) => {
                     called.push((place, call));
-                    shared.push(call.shared);
+                    shared.push(common(call.shared));
                 }
                 Ours::Message(operation) => sorted.operations.push(operation),
             }
@@ -229,6 +229,13 @@ impl Sorted {
     }
 }
 
+/// A call as it is taken, the same on every rank: without a configuration, and by one number for all operations that the program made, as
+/// those are each rank's own.
+fn common(call: Shared) -> Shared {
+    let operation = if call.has_own_operation() { Some(ncclNumOps) } else { call.operation };
+    Shared { function: call.function.plain(), operation, ..call }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,7 +247,7 @@ mod tests {
     use windlass_transport::p2p::Direction;
     use windlass_transport::tuning::{COLLECTIVES, Limits};
 
-    const TERMS: Terms = Terms { ranks: 4, native: Limits([1000; COLLECTIVES]) };
+    const TERMS: Terms = Terms { ranks: 4, native: Limits([1000; COLLECTIVES]), fixed_order: false };
 
     fn collective(function: Function, count: usize, root: Option<i32>) -> Ours {
         let operation = (function == Function::AllReduce).then_some(ncclSum);
@@ -253,6 +260,7 @@ mod tests {
                 config: null(),
                 communicator: null_mut(),
                 stream: null_mut(),
+                scalar: None,
             },
         })
     }
@@ -339,7 +347,7 @@ mod tests {
             limit in prop_oneof![Just(64_u64 << 20), Just(1 << 20), Just(16 << 10)],
             batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
         ) {
-            let terms = Terms { ranks: 4, native: Limits([limit; COLLECTIVES]) };
+            let terms = Terms { native: Limits([limit; COLLECTIVES]), ..TERMS };
             let [one, other] = [one, other].map(|order| run_in(&order, &calls, &terms, batches));
             prop_assert_eq!(one, other);
         }

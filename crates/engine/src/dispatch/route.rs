@@ -19,7 +19,7 @@ use windlass_base::path::Path;
 use super::collectives::{self, Served};
 use super::ordering::Lane;
 use super::registration::{self, Taken};
-use super::{check, count, lazy_calls, messages, ordering, window_guard};
+use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_guard};
 
 /// What is decided of a call before it runs.
 struct Decided {
@@ -41,6 +41,8 @@ enum Course {
     Perhaps(Served),
     /// NCCL, which may have to build the communicator first.
     Lazy,
+    /// Nobody.
+    Refused(ncclResult_t),
     /// NCCL, as all ranks have decided. Few calls are: what every call carries stays small.
     Taken(Box<Taken>),
 }
@@ -58,9 +60,11 @@ pub(super) fn call(call: &Call, communicator: &'static Communicator) -> ncclResu
             }
             Course::Lazy => lazy_calls::call(call),
             Course::Taken(taken) => registration::run(call, taken),
+            Course::Refused(code) => *code,
         },
         |decided, result| {
-            if !matches!(decided.course, Course::P2p(_) | Course::Native(_) | Course::Perhaps(_)) {
+            use Course::{Native, P2p, Perhaps, Refused};
+            if !matches!(decided.course, P2p(_) | Native(_) | Perhaps(_) | Refused(_)) {
                 ordering::after_forward(Lane::of(call), communicator, result);
             }
         },
@@ -72,7 +76,7 @@ pub(super) fn call(call: &Call, communicator: &'static Communicator) -> ncclResu
 pub(super) fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
     let handle = call.local.communicator;
     let decide = || match communicator::find(handle) {
-        Some(communicator) => Ok(forwarded(call, communicator, &terms_of(communicator), is_ordered)),
+        Some(communicator) => Ok(forwarded(call, communicator, &communicator.terms(), is_ordered)),
         // Another thread has ended it: NCCL would look into what it has freed.
         None => {
             let why = format_args!("communicator {handle:p} has been destroyed within a group");
@@ -101,8 +105,9 @@ pub(super) fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
 fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let inside = group::enter(|| communicator.pass());
     check::tell(call, communicator);
-    let terms = terms_of(communicator);
-    let course = match plan(&call.shared, Standing::PeerGroup(terms)) {
+    let terms = communicator.terms();
+    let path = plan(&call.shared, Standing::PeerGroup(terms));
+    let course = match path {
         Path::P2p => messages::serves(call, communicator).map(Course::P2p),
         // Many of a group are NCCL's. What has no elements is not held.
         Path::Native if group::is_open() && call.shared.count > 0 => {
@@ -114,9 +119,17 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
         }
         Path::Forward | Path::Registered => None,
     };
-    let course = course.unwrap_or_else(|| forwarded(call, communicator, &terms, false));
+    let course = match course {
+        Some(course) => course,
+        // NCCL refuses it.
+        None if path == Path::Native => forwarded(call, communicator, &terms, false),
+        None => match fixed_order::to_nccl(call, communicator) {
+            Ok(()) => forwarded(call, communicator, &terms, false),
+            Err(code) => Course::Refused(code),
+        },
+    };
     let path = match &course {
-        Course::Forward | Course::Lazy => Path::Forward,
+        Course::Forward | Course::Lazy | Course::Refused(_) => Path::Forward,
         Course::P2p(_) => Path::P2p,
         Course::Native(_) => Path::Native,
         Course::Taken(taken) => taken.path(),
@@ -127,11 +140,6 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
         }
     };
     Decided { course, _range: count(call, communicator, path), _inside: inside }
-}
-
-fn terms_of(communicator: &Communicator) -> Terms {
-    let (ranks, native) = communicator.terms();
-    Terms { ranks, native }
 }
 
 /// Whether a call that is NCCL's by itself may be ours beside others of its group.

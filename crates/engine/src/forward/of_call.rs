@@ -12,6 +12,12 @@ const KNOWN_BYTES: usize = size_of::<ncclCollConfig_t>();
 /// A configuration has at least its own beginning.
 const LEAST_BYTES: usize = offset_of!(ncclCollConfig_t, ext);
 
+/// Whether it begins as a configuration does.
+pub fn is_one(config: *const ncclCollConfig_t) -> bool {
+    // SAFETY: the application's own configuration, which begins with its size and a magic.
+    unsafe { (&raw const (*config).magic).read() == NCCL_API_MAGIC }
+}
+
 /// A copy of the application's own, with a copy of its text.
 pub struct OfCall {
     config: Box<ncclCollConfig_t>,

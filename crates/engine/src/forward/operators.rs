@@ -7,31 +7,23 @@ use std::ffi::c_void;
 
 use nccl_sys::{
     ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate,
-    ncclSuccess, real,
+    ncclScalarResidence_t, ncclSuccess, real,
 };
+use windlass_base::call::Scalar;
 
-/// The factor of a reduction.
-#[derive(Clone, Copy, Debug)]
-pub enum Scalar {
-    /// Its bytes.
-    Here([u8; 8]),
-    /// Where it lies on the device when calls run.
-    OnDevice(usize),
-}
-
-impl Scalar {
-    /// Reads one of so many bytes, at most 8, from the host.
-    pub fn read(place: *const c_void, bytes: usize) -> Scalar {
-        let mut scalar = [0; 8];
-        // SAFETY: by ncclRedOpCreatePreMulSum's contract an element lies there; it has at most 8 bytes.
-        unsafe { std::ptr::copy_nonoverlapping(place.cast::<u8>(), scalar.as_mut_ptr(), bytes.min(8)) };
-        Scalar::Here(scalar)
+/// What one multiplies by, read now if it lies on the host. None of a type that nobody knows.
+pub fn scalar(
+    place: *mut c_void,
+    datatype: ncclDataType_t,
+    residence: ncclScalarResidence_t,
+) -> Option<Scalar> {
+    if residence != ncclScalarHostImmediate {
+        return Some(Scalar::OnDevice(place as usize));
     }
-
-    /// One that lies on the device.
-    pub fn on_device(place: *mut c_void) -> Scalar {
-        Scalar::OnDevice(place as usize)
-    }
+    let (mut scalar, bytes) = ([0; 8], datatype.size_bytes()?);
+    // SAFETY: by ncclRedOpCreatePreMulSum's contract an element lies there; it has at most 8 bytes.
+    unsafe { std::ptr::copy_nonoverlapping(place.cast::<u8>(), scalar.as_mut_ptr(), bytes.min(8)) };
+    Some(Scalar::Here(scalar))
 }
 
 /// Makes one.
@@ -62,9 +54,15 @@ pub fn create_for(
     place: *mut ncclRedOp_t,
     scalar: *mut c_void,
     datatype: ncclDataType_t,
-    residence: nccl_sys::ncclScalarResidence_t,
+    residence: ncclScalarResidence_t,
     communicator: ncclComm_t,
 ) -> ncclResult_t {
     // SAFETY: the application's own arguments; the library is open.
     unsafe { real::ncclRedOpCreatePreMulSum(place, scalar, datatype, residence, communicator) }
+}
+
+/// The number that NCCL has just given one.
+pub fn made(place: *const ncclRedOp_t) -> ncclRedOp_t {
+    // SAFETY: NCCL has written it.
+    unsafe { place.read() }
 }

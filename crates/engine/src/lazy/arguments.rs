@@ -60,6 +60,7 @@ mod tests {
             config: null(),
             communicator,
             stream: null_mut(),
+            scalar: None,
         };
         Call { shared, local }
     }

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{
     ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclNumOps, ncclRedOp_t,
-    ncclResult_t, ncclScalarHostImmediate, ncclScalarResidence_t, ncclSuccess,
+    ncclResult_t, ncclScalarResidence_t, ncclSuccess,
 };
 
-use crate::forward::operators::{self, Scalar};
+use crate::forward::operators;
+use windlass_base::call::Scalar;
 use windlass_base::error::refuse;
 
 /// Numbers that no operator of NCCL's is likely to have.
@@ -39,14 +40,9 @@ impl Operators {
         datatype: ncclDataType_t,
         residence: ncclScalarResidence_t,
     ) -> Result<ncclRedOp_t, ncclResult_t> {
-        let scalar = if residence == ncclScalarHostImmediate {
-            let Some(bytes) = datatype.size_bytes() else {
-                let why = format_args!("data type {}, expected one of NCCL's", datatype.0);
-                return Err(refuse(ncclInternalError, why));
-            };
-            Scalar::read(scalar, bytes)
-        } else {
-            Scalar::on_device(scalar)
+        let Some(scalar) = operators::scalar(scalar, datatype, residence) else {
+            let why = format_args!("data type {}, expected one of NCCL's", datatype.0);
+            return Err(refuse(ncclInternalError, why));
         };
         let operator =
             Arc::new(Operator { scalar, datatype, real: Mutex::new(None), ended: AtomicBool::new(false) });
@@ -79,6 +75,11 @@ impl Operators {
     /// The type that an operator was made with; none if there is no such one.
     pub fn datatype(&self, operation: ncclRedOp_t) -> Option<ncclDataType_t> {
         Some(self.get(operation)?.datatype)
+    }
+
+    /// What one multiplies by, if it is for this type.
+    pub fn scalar(&self, operation: ncclRedOp_t, datatype: ncclDataType_t) -> Option<Scalar> {
+        self.get(operation).filter(|operator| operator.datatype == datatype).map(|operator| operator.scalar)
     }
 
     /// One of ours; none is NCCL's own, or nobody's.

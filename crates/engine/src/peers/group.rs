@@ -17,13 +17,14 @@ use windlass_transport::heap::{Heap, Region};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{Operation, P2p};
 use windlass_transport::sequencer::{Afterwards, Sequencer};
-use windlass_transport::tuning::{Collective, Limits, agreed};
+use windlass_transport::tuning::{Collective, Limits, Terms, agreed};
 
 use super::attempts::Attempts;
 use super::children::Lineage;
 use super::growing::Growing;
 use super::ids::Ids;
 use super::requests::Others;
+use super::scalars::Scalars;
 use crate::background::{process_exit, worker};
 use crate::features::check;
 use crate::features::check::Checking;
@@ -51,6 +52,7 @@ pub struct PeerGroup {
     /// With which NCCL's communicators are made later.
     ids: Ids,
     attempts: Attempts,
+    scalars: Scalars,
     configuration: OnceCell<configuration::Kept>,
     /// Zeros at first; all ranks write to it.
     page: Arc<SharedPage>,
@@ -119,6 +121,7 @@ impl PeerGroup {
             others,
             features,
             lineage,
+            scalars: Scalars::default(),
             configuration: OnceCell::new(),
             page,
         }))
@@ -134,9 +137,19 @@ impl PeerGroup {
         self.others.rank()
     }
 
+    /// What decides the path of a call.
+    pub fn terms(&self) -> Terms {
+        Terms::of(self.negotiated(), self.features.limits)
+    }
+
     /// Memory that all ranks share, zeros at first. Kept by whoever holds it, also beyond the peer group.
     pub fn shared_page(&self) -> &Arc<SharedPage> {
         &self.page
+    }
+
+    /// What the program's own reductions multiply by.
+    pub fn scalars(&self) -> &Scalars {
+        &self.scalars
     }
 
     /// Notes the communicator's configuration, once.

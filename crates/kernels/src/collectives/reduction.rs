@@ -31,7 +31,8 @@ pub(super) const FLOAT64: i32 = 8;
 pub(super) const BFLOAT16: i32 = 9;
 pub(super) const SUM: i32 = 0;
 pub(super) const AVERAGE: i32 = 4;
-pub(super) const SCALED_SUM: i32 = 5;
+/// The operation of a [`Reduction`] that has a [`Scalar`].
+pub const SCALED_SUM: i32 = 5;
 pub(super) const FLOAT8_E4M3: i32 = 10;
 pub(super) const FLOAT8_E5M2: i32 = 11;
 pub(super) const ELEMENT_BYTES: [u32; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];

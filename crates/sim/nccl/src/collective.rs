@@ -7,6 +7,7 @@ use crate::communicator::Communicator;
 use crate::operation::{Collective, Kind};
 use crate::reduce;
 use crate::segment::{CallFacts, Left, SLOT_BYTES, Segment};
+use crate::settings::settings;
 use crate::{agreement, strict};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -175,7 +176,11 @@ unsafe fn fold(
     let segment = communicator.segment();
     // SAFETY: offsets lie in the slots by contract.
     let source = |peer| unsafe { segment.slot(peer, round).add(offset).cast_const() };
-    let sources: Vec<*const u8> = (0..communicator.ranks).map(source).collect();
+    let mut sources: Vec<*const u8> = (0..communicator.ranks).map(source).collect();
+    if settings().folds_in_rings {
+        // A ring's last step for a share is its owner's.
+        sources.rotate_left((communicator.rank + 1) % communicator.ranks);
+    }
     let how = collective.recipe.as_ref().expect("reductions have a recipe").fold;
     // SAFETY: by contract.
     unsafe { reduce::fold(collective.call.datatype, how, target, &sources, count) };

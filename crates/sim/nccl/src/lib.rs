@@ -22,6 +22,7 @@
 //! - `NCCL_CUMEM_ENABLE=0`: memory is that of cudaMalloc, as in NCCL.
 //! - `WINDLASS_SIM_NCCL_VERSION`: which release this says it is, 22809. From 22602 on a group's communicators run in the order of
 //!   their ids' hashes, before in the order of their first calls, both as in NCCL.
+//! - `WINDLASS_SIM_NCCL_RINGS=1`: sums begin with another rank in each share of a call, as in NCCL's rings; else with rank 0 always.
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
 //!
 //! Ranks go to the root of their id as NCCL's do, byte for byte (`root.rs`): to a socket of the process that made the id, which takes

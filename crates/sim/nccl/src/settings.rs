@@ -30,6 +30,8 @@ pub struct Settings {
     pub addresses: Vec<Ipv4Addr>,
     /// `NCCL_GRAPH_MIXING_SUPPORT`, default 1: whether graphs are ordered against other graphs and eager operations.
     pub mixes_graphs: bool,
+    /// `WINDLASS_SIM_NCCL_RINGS`, default 0: whether the order of a sum depends on the size of the call, as that of rings does.
+    pub folds_in_rings: bool,
     /// `WINDLASS_SIM_NCCL_VERSION`, default 22809: which release this is in `ncclGetVersion`, in the order of a group's communicators
     /// and in that of its collectives.
     pub version: i32,
@@ -50,6 +52,7 @@ pub fn settings() -> &'static Settings {
         kept_registrations: numbers("WINDLASS_SIM_KEPT_REGISTRATIONS"),
         addresses: addresses(),
         mixes_graphs: number("NCCL_GRAPH_MIXING_SUPPORT", 1) != 0,
+        folds_in_rings: number("WINDLASS_SIM_NCCL_RINGS", 0) != 0,
         version: number("WINDLASS_SIM_NCCL_VERSION", 22_809) as i32,
     })
 }

@@ -75,7 +75,7 @@ impl fmt::Display for Effect {
             }
             Effect::Blocking => "communicators with blocking = 0 can have peer groups, too",
             Effect::LaunchBarrier => "peer groups are off for communicators with several ranks in one process",
-            Effect::Algorithms => "native collectives and kept windows are off",
+            Effect::Algorithms => "native collectives (unless WINDLASS_ORDER is fixed) and kept windows are off",
             Effect::NoCuMem => "the memory pool, kept windows and registration are off",
             Effect::NoWindows => "kept windows are off",
             Effect::NoRegistration => "registration is off",

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::forward::init::{Ctas, Policy};
 use windlass_base::config::nccl::{Effect, Settings};
-use windlass_base::config::{Batch, Collectives, Config, Register, Windows};
+use windlass_base::config::{Batch, Collectives, Config, Order, Register, Windows};
 use windlass_base::gpu::device;
 use windlass_base::stats::features::{Feature, Lack, Lacks};
 use windlass_base::stats::segment;
@@ -71,6 +71,7 @@ impl Basis<'_> {
             (self.registration().is_ok(), capability::REGISTERS),
             (self.options.register == Register::On, capability::REGISTERS_ANYWHERE),
             (!self.nccl.has(Effect::LaunchBarrier), capability::LAUNCHES_ALONE),
+            (self.has_fixed_order(), capability::FIXED_ORDER),
         ];
         bits.into_iter().filter(|(has, _)| *has).fold(batches, |all, (_, bit)| all | bit)
     }
@@ -81,11 +82,17 @@ impl Basis<'_> {
             Policy::Default => Ok(()),
             Policy::Own => Err(Lack::Variable),
         };
+        let of_native = if self.has_fixed_order() { Ok(()) } else { policy };
         let lack = |own: Result<(), Lack>| own.err().unwrap_or_default();
         Lacks::default()
-            .with(Feature::Native, lack(self.native().and(policy)))
+            .with(Feature::Native, lack(self.native().and(of_native)))
             .with(Feature::Windows, lack(self.windows().and(policy)))
             .with(Feature::Registration, lack(self.registration()))
+    }
+
+    /// Whether NCCL's order of sums is not wanted, and so not what was chosen for it.
+    fn has_fixed_order(&self) -> bool {
+        self.options.order != Order::Auto
     }
 
     /// Native collectives, where the kernels load, the options let them and nobody asks NCCL to go by something else.
@@ -94,7 +101,7 @@ impl Basis<'_> {
             Err(Lack::Option)
         } else if self.ranks as usize > native::RANKS_MAX {
             Err(Lack::ManyRanks)
-        } else if self.nccl.has(Effect::Algorithms) {
+        } else if self.nccl.has(Effect::Algorithms) && !self.has_fixed_order() {
             Err(Lack::Variable)
         } else if !self.has_kernels {
             Err(Lack::Device)
@@ -276,6 +283,24 @@ mod tests {
         assert_eq!(Basis { ranks: 9, ..plain }.native(), Err(Lack::ManyRanks));
         let off = Config { collectives: Collectives::Off, ..Config::default() };
         assert_eq!(Basis { options: &off, ..plain }.native(), Err(Lack::Option));
+    }
+
+    /// In fixed order what is said of NCCL's order does not count; what is said of native collectives does.
+    #[test]
+    fn who_has_fixed_order() {
+        let hopper = hopper();
+        let own = Ctas { policy: Policy::Own, ..Ctas::UNSAID };
+        for (order, has) in [(Order::Auto, false), (Order::Fixed, true), (Order::Strict, true)] {
+            let options = Config { order, ..Config::default() };
+            let plain = basis(&options, &hopper);
+            let chosen = Basis { nccl: &set(Effect::Algorithms), ctas: own, ..plain };
+            assert_eq!(plain.capabilities() & capability::FIXED_ORDER != 0, has);
+            assert_eq!(chosen.capabilities() & capability::NATIVE != 0, has);
+            assert_eq!(chosen.lacks().of(Feature::Native) == Lack::Nothing, has);
+            assert_eq!(chosen.lacks().of(Feature::Windows), Lack::Variable);
+            let off = Config { collectives: Collectives::Off, ..options.clone() };
+            assert_eq!(Basis { options: &off, ..plain }.native(), Err(Lack::Option));
+        }
     }
 
     /// The variable counts for more than a configuration, both ways.

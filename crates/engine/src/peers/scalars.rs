@@ -1,0 +1,53 @@
+//! What the program's own reductions multiply by (`ncclRedOpCreatePreMulSum`), of a communicator whose reductions NCCL makes: in fixed order
+//! native collectives run them, too. Those of a lazy communicator are [its own](crate::lazy::operators).
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nccl_sys::{ncclDataType_t, ncclRedOp_t};
+
+use windlass_base::call::Scalar;
+
+/// By NCCL's numbers.
+#[derive(Debug, Default)]
+pub struct Scalars(Mutex<BTreeMap<i32, (ncclDataType_t, Scalar)>>);
+
+impl Scalars {
+    /// NCCL has made one.
+    pub fn made(&self, operation: ncclRedOp_t, datatype: ncclDataType_t, scalar: Scalar) {
+        self.lock().insert(operation.0, (datatype, scalar));
+    }
+
+    /// The program has ended one. Calls that were made keep what they have read.
+    pub fn ended(&self, operation: ncclRedOp_t) {
+        self.lock().remove(&operation.0);
+    }
+
+    /// What one multiplies by, if it is for this type.
+    pub fn of(&self, operation: ncclRedOp_t, datatype: ncclDataType_t) -> Option<Scalar> {
+        let (own, scalar) = *self.lock().get(&operation.0)?;
+        (own == datatype).then_some(scalar)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<i32, (ncclDataType_t, Scalar)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nccl_sys::{ncclFloat16, ncclFloat32};
+
+    /// One is known from when it is made to when it ends, for its type alone.
+    #[test]
+    fn lives() {
+        let (scalars, one) = (Scalars::default(), ncclRedOp_t(77));
+        assert_eq!(scalars.of(one, ncclFloat32), None);
+        scalars.made(one, ncclFloat32, Scalar::OnDevice(8));
+        assert_eq!(scalars.of(one, ncclFloat32), Some(Scalar::OnDevice(8)));
+        assert_eq!(scalars.of(one, ncclFloat16), None);
+        scalars.ended(one);
+        assert_eq!(scalars.of(one, ncclFloat32), None);
+    }
+}
