@@ -127,6 +127,8 @@ void exhaustive() {
       for (const Choice& choice : choices_of(kind, ranks))
         for (uint32_t type = 0; type < reference::types; ++type)
           for (uint32_t by = 0; by < (world::reduces(kind) ? reference::operations : 1); ++by) {
+            // One of the ways is theirs.
+            if (world::reduces(kind) && collective::is_ordered(type, by) && choice != collective::ordered_choice(kind)) continue;
             Call call = any_call(random, kind, choice, ranks, 0);
             call.type = type;
             call.by = by;
@@ -359,7 +361,7 @@ void batches() {
       for (uint64_t left = 1 + random.below(random.below(4) ? 20 : 90); left; --left) {
         const uint64_t which = by_ll ? random.below(2) : reduces && !in_shares;
         Call call = any_call(random, (reduces ? reductions : copies)[which], choice, o.ranks, 0);
-        if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel, call.scalars = like.scalars;
+        if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel;
         call.count = (random.below(4) ? random.below(600) : random.below(most + 1)) % (most + 1) / reference::element_bytes[call.type];
         call.values = reduces && random.below(8) == 0 ? reference::special : reference::usual;
         calls.push_back(call);
