@@ -261,7 +261,9 @@ mod tests {
             Shared { function, count: 1, datatype, operation, root: None }.reduces_alone()
         };
         for datatype in [ncclFloat8e4m3, ncclFloat8e5m2] {
-            assert!(alone(datatype, Some(ncclSum)) && alone(datatype, Some(ncclMax)) && !alone(datatype, None));
+            assert!(
+                alone(datatype, Some(ncclSum)) && alone(datatype, Some(ncclMax)) && !alone(datatype, None)
+            );
         }
         assert!(!alone(ncclFloat32, Some(ncclSum)) && !alone(ncclInt32, None));
         assert!(alone(ncclFloat32, Some(ncclRedOp_t(5))) && alone(ncclInt32, Some(ncclRedOp_t(i32::MAX))));

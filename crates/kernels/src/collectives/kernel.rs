@@ -142,14 +142,8 @@ impl Straight {
 }
 
 const RANKS: [u32; 3] = [2, 4, 8];
-const REDUCERS: [Reducer; 6] = [
-    Reducer::Copy,
-    Reducer::SumF32,
-    Reducer::SumF16,
-    Reducer::SumBf16,
-    Reducer::Any,
-    Reducer::Ordered,
-];
+const REDUCERS: [Reducer; 6] =
+    [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any, Reducer::Ordered];
 const FAMILIES: [Family; 10] = [
     Family::Ll,
     Family::Ll128x2,

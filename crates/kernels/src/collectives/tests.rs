@@ -254,7 +254,8 @@ fn ordered_go_one_way() {
             let scalar = (operation == SCALED_SUM).then_some(Scalar::Bits(3));
             for count in [1, 16, 100_000, 64 << 20] {
                 let name = |kind| {
-                    let call = Collective { kind, count, element_bytes, reduction, scalar, ..collective(kind, 0) };
+                    let call =
+                        Collective { kind, count, element_bytes, reduction, scalar, ..collective(kind, 0) };
                     arranged(&call, &geometry, &tuning, &limits).shape.kernel.name()
                 };
                 let in_two_phases = format!("ncclWindlass_AllReduce_Ordered_{of_ranks}");
