@@ -115,6 +115,12 @@ impl Shared {
     pub fn has_own_operation(&self) -> bool {
         self.operation.is_some_and(|operation| operation.0 >= ncclNumOps.0)
     }
+
+    /// Whether its reduction has kernels for one call alone, none for several: of floats of 8 bits, or by an operation that the program made.
+    pub fn reduces_alone(&self) -> bool {
+        let is_of_8_bits = [ncclFloat8e4m3, ncclFloat8e5m2].contains(&self.datatype);
+        self.operation.is_some() && is_of_8_bits || self.has_own_operation()
+    }
 }
 
 /// Functions whose larger buffer holds `count` elements of every rank.
@@ -246,6 +252,23 @@ mod tests {
         }
         assert!(!rounds(ncclFloat32, Some(ncclRedOp_t(-1))));
         assert!(!rounds(ncclInt32, Some(ncclSum)) && !rounds(ncclDataType_t(12), Some(ncclSum)));
+    }
+
+    /// What only moves has kernels for several, of whatever type.
+    #[test]
+    fn who_reduces_alone() {
+        use nccl_sys::{ncclInt32, ncclSum};
+        let alone = |datatype, operation| {
+            let function = Function::AllReduce;
+            Shared { function, count: 1, datatype, operation, root: None }.reduces_alone()
+        };
+        for datatype in [ncclFloat8e4m3, ncclFloat8e5m2] {
+            assert!(
+                alone(datatype, Some(ncclSum)) && alone(datatype, Some(ncclMax)) && !alone(datatype, None)
+            );
+        }
+        assert!(!alone(ncclFloat32, Some(ncclSum)) && !alone(ncclInt32, None));
+        assert!(alone(ncclFloat32, Some(ncclRedOp_t(5))) && alone(ncclInt32, Some(ncclRedOp_t(i32::MAX))));
     }
 
     /// The plain function of each has its name.

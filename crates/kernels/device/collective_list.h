@@ -65,10 +65,18 @@
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
 
+// Of what fixed order alone brings here, one way of each kind: it is seldom, and each kernel is in every image.
+#define WINDLASS_ORDERED_KERNELS(X)                                                    \
+  X(ncclWindlass_LL128x2_Ordered_2, ll128, OrderedReduction, 2, 2, 512, false)         \
+  X(ncclWindlass_LL128x2_Ordered_4, ll128, OrderedReduction, 4, 2, 512, false)         \
+  X(ncclWindlass_LL128x2_Ordered_8, ll128, OrderedReduction, 8, 2, 512, false)         \
+  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, Ordered, OrderedReduction, , false)
+
 // Those that run one collective.
 #define WINDLASS_SINGLE_KERNELS(X)                  \
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, _whole, true)  \
-  WINDLASS_COLLECTIVE_KERNELS_FOR(X, , false)
+  WINDLASS_COLLECTIVE_KERNELS_FOR(X, , false)       \
+  WINDLASS_ORDERED_KERNELS(X)
 
 // Those that run several small ones.
 #define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                \

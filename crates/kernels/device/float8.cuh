@@ -5,7 +5,7 @@
 #pragma once
 #include "machine.cuh"
 
-// Both formats are values of one type, not types: so every kernel that looks at the type as it goes has one copy of the code.
+// Both formats are values of one type, not types: so a kernel has one copy of the code for both.
 struct Float8 {
   uint32_t fraction_bits;
   uint32_t largest;  // the code of the largest finite one; above it are NaNs, and 0x7c, infinity, if that is above it

@@ -75,16 +75,6 @@ WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const
     x[rank] = 0;
     if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(part.send(rank), left);
   }
-  if constexpr (Reducer::is_any) {
-    if (scales<Reducer>(launch)) {
-      const Reduction how = scaling(launch);
-      WINDLASS_UNROLL
-      for (int rank = 0; rank < ranks_max; rank += 2) {
-        const Vector both = scaled(Vector{x[rank], x[rank + 1]}, how);
-        x[rank] = both.x, x[rank + 1] = both.y;
-      }
-    }
-  }
   const uint64_t tag = launch.first_tag + count;
   // Where a source's LL pair lies in any region.
   const uint64_t in_slot = launch.wires[0].rings + (channel * WINDLASS_LL_SLOTS + (uint32_t)count % WINDLASS_LL_SLOTS) * WINDLASS_LL_SLOT_BYTES + 16 * lane_index();

@@ -4,7 +4,7 @@
 #include "bytes.cuh"
 #include "ll128.cuh"
 #include "simple.cuh"
-#include "reduction.cuh"
+#include "ordered.cuh"
 
 // The first `vectors` bytes, whole vectors, by pieces as wide as the address allows: all in flight at once, as every wait costs as much
 // as the wire does for a packet.
@@ -104,19 +104,6 @@ WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[r
   }
 }
 
-// Of a scaled sum this rank's own packets are multiplied before anything else, so that all ranks fold the same.
-template <int groups>
-WINDLASS_DEVICE void scale_packet(Vector (&packet)[groups], const Reduction& how) {
-  WINDLASS_UNROLL
-  for (int group = 0; group < groups; ++group) packet[group] = scaled(packet[group], how);
-}
-template <class Reducer, int groups>
-WINDLASS_DEVICE void scale_own(Vector (&own)[groups], const WindlassCollectiveLaunch& launch) {
-  if constexpr (Reducer::is_any) {
-    if (scales<Reducer>(launch)) scale_packet(own, scaling(launch));
-  }
-}
-
 // Sends its part to each rank. What a rank keeps itself is copied beside that, if data only moves.
 template <class Reducer, int ranks_max, class Way>
 WINDLASS_DEVICE bool send_parts(Way& way) {
@@ -137,13 +124,10 @@ WINDLASS_DEVICE bool send_parts(Way& way) {
       load_packet(way, own, way.source.send(me), way.source.send_bytes(me));
       store_packet(way, own, way.source.receive(me), way.source.receive_bytes(me));
     }
-    if constexpr (Reducer::is_any) {
-      if (scales<Reducer>(launch)) {
-        const Reduction how = scaling(launch);
-        WINDLASS_UNROLL
-        for (int distance = 1; distance < ranks_max; ++distance)
-          if (distance < (int)launch.ranks && way.moves(way.peer(distance))) scale_packet(out[distance - 1], how);
-      }
+    if constexpr (scales<Reducer>) {
+      WINDLASS_UNROLL
+      for (int distance = 1; distance < ranks_max; ++distance)
+        if (distance < (int)launch.ranks && way.moves(way.peer(distance))) scale_own<Reducer>(out[distance - 1], launch);
     }
     if (!put_packet<ranks_max>(way, out, WINDLASS_WAITED_LL128_CREDIT)) return false;
   }

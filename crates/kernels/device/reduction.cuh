@@ -1,42 +1,36 @@
 // Sums and the like over 8 bytes of each rank, from rank 0's upward, so that every rank gets the same bits.
 //
-// A reducer folds words (64 bits, whole elements): begin(first), add(each next), end. 16-bit and 8-bit floats are kept as 32-bit ones until
+// A reducer folds words (64 bits, whole elements): begin(first), add(each next), end. 16-bit floats are kept as 32-bit ones until
 // the end and rounded once. Divergence: NCCL rounds at each step; ours is nearer to the exact sum.
 // Averages as NCCL makes them: elements of floats are multiplied by 1/ranks first, sums of integers wrap and are then divided
 // towards zero.
-// Of a scaled sum each rank multiplies its own elements by its own scalar, rounded to their type, before they are sent and before they are
-// folded (scaled_word); the fold is a sum's.
 #pragma once
 #include "collective.h"
-#include "float8.cuh"
 #include "machine.cuh"
 
 // NCCL's numbers.
 enum ReducedType : uint32_t {
   type_int8, type_uint8, type_int32, type_uint32, type_int64, type_uint64, type_half, type_float, type_double, type_bfloat, type_float8_e4m3, type_float8_e5m2
 };
-// The last one is ours: NCCL numbers from there what its users make.
+// The last one is ours: NCCL numbers from there what its users make. It and floats of 8 bits are ordered.cuh's alone.
 enum ReducedBy : uint32_t { by_sum, by_product, by_max, by_min, by_average, by_scaled_sum };
 
 struct Reduction {
-  uint32_t code;   // WindlassCollectiveLaunch.reduction; while 8-bit floats are folded, | which half of the word << 16
+  uint32_t code;   // WindlassCollectiveLaunch.reduction
   uint64_t scale;  // WindlassCollectiveLaunch.scale
 
   WINDLASS_DEVICE uint32_t type() const { return code & 0xff; }
-  WINDLASS_DEVICE uint32_t by() const { return code >> 8 & 0xff; }
-  WINDLASS_DEVICE bool is_of_8() const { return type() >= type_float8_e4m3; }
-  WINDLASS_DEVICE uint32_t half() const { return code >> 16; }
-  WINDLASS_DEVICE Reduction of_half(uint32_t half) const { return Reduction{code | half << 16, scale}; }
+  WINDLASS_DEVICE uint32_t by() const { return code >> 8; }
 };
 
 // Nothing is reduced: data only moves.
 struct Copy {
-  static constexpr bool reduces = false, is_any = false;
+  static constexpr bool reduces = false;
 };
 
 // Sums of floats. Each element times the scale, which is 1 unless it is an average; that changes no bit but a signaling NaN's.
 struct SumF32 {
-  static constexpr bool reduces = true, is_any = false;
+  static constexpr bool reduces = true;
   struct Fold {
     float low, high;
   };
@@ -81,7 +75,7 @@ WINDLASS_DEVICE uint64_t narrow_quad(const Quad& quad) {
 
 template <class Element>
 struct SumOf16 {
-  static constexpr bool reduces = true, is_any = false;
+  static constexpr bool reduces = true;
   typedef Quad Fold;
   static WINDLASS_DEVICE Fold begin(uint64_t x, const Reduction& how) {
     Quad fold = wide_quad<Element>(x);
@@ -100,7 +94,7 @@ typedef SumOf16<Half> SumF16;
 typedef SumOf16<Bfloat> SumBf16;
 
 // --- every other type and operation: looked at as it goes, by functions of their own ---------------------------------------
-// Of 16-bit floats both words hold wide elements, of 8-bit ones those of one half of a word, of others the first one all.
+// Of 16-bit floats both words hold wide elements, of others the first one all.
 struct AnyFold {
   uint64_t first, second;
 };
@@ -170,41 +164,14 @@ WINDLASS_DEVICE uint64_t combine_words(uint32_t type, uint32_t by, uint64_t a, u
   }
 }
 
-// Floats of less than 32 bits: folded as 32-bit ones.
-WINDLASS_DEVICE bool is_widened(uint32_t type) { return type == type_half || type >= type_bfloat; }
-WINDLASS_DEVICE Float8 float8_of(uint32_t type) { return type == type_float8_e4m3 ? Float8::e4m3() : Float8::e5m2(); }
-// Four elements: of 8-bit floats from the low half.
-WINDLASS_DEVICE Quad wide_quad_of(uint32_t type, uint64_t x) {
-  switch (type) {
-    case type_half: return wide_quad<Half>(x);
-    case type_bfloat: return wide_quad<Bfloat>(x);
-    default: {
-      const Float8 format = float8_of(type);
-      return Quad{{format.wide(x, 0), format.wide(x, 1), format.wide(x, 2), format.wide(x, 3)}};
-    }
-  }
-}
-WINDLASS_DEVICE uint64_t narrow_quad_of(uint32_t type, const Quad& quad) {
-  switch (type) {
-    case type_half: return narrow_quad<Half>(quad);
-    case type_bfloat: return narrow_quad<Bfloat>(quad);
-    default: {
-      const Float8 format = float8_of(type);
-      return format.narrow(quad.part[0]) | format.narrow(quad.part[1]) << 8 | format.narrow(quad.part[2]) << 16 | format.narrow(quad.part[3]) << 24;
-    }
-  }
-}
-
-// What comes into the fold: elements of floats are scaled if they are summed, but of a scaled sum, whose own are already.
+// What comes into the fold: elements of floats are scaled if they are summed.
 WINDLASS_DEVICE AnyFold any_entry(uint64_t x, const Reduction& how) {
   const bool sums = how.by() == by_sum || how.by() == by_average;
   const float scale = sums ? float_of_bits((uint32_t)how.scale) : 1.0f;
   switch (how.type()) {
     case type_half:
-    case type_bfloat:
-    case type_float8_e4m3:
-    case type_float8_e5m2: {
-      const Quad quad = wide_quad_of(how.type(), x >> 32 * how.half());
+    case type_bfloat: {
+      const Quad quad = how.type() == type_half ? wide_quad<Half>(x) : wide_quad<Bfloat>(x);
       return AnyFold{two_floats(multiply_floats(quad.part[0], scale), multiply_floats(quad.part[1], scale)),
                      two_floats(multiply_floats(quad.part[2], scale), multiply_floats(quad.part[3], scale))};
     }
@@ -215,18 +182,19 @@ WINDLASS_DEVICE AnyFold any_entry(uint64_t x, const Reduction& how) {
     default: return AnyFold{x, 0};
   }
 }
+WINDLASS_DEVICE bool is_of_16(uint32_t type) { return type == type_half || type == type_bfloat; }
 
-// One function for the first, too: every kernel has its own copy.
-WINDLASS_DEVICE_FUNCTION AnyFold any_add(AnyFold fold, uint64_t x, Reduction how, bool is_first) {
+WINDLASS_DEVICE_FUNCTION AnyFold any_begin(uint64_t x, Reduction how) { return any_entry(x, how); }
+WINDLASS_DEVICE_FUNCTION AnyFold any_add(AnyFold fold, uint64_t x, Reduction how) {
   const AnyFold next = any_entry(x, how);
-  if (is_first) return next;
-  if (is_widened(how.type()))
+  if (is_of_16(how.type()))
     return AnyFold{combine_two_floats(how.by(), fold.first, next.first), combine_two_floats(how.by(), fold.second, next.second)};
   return AnyFold{combine_words(how.type(), how.by(), fold.first, next.first), 0};
 }
 WINDLASS_DEVICE_FUNCTION uint64_t any_end(AnyFold fold, Reduction how) {
-  if (is_widened(how.type()))
-    return narrow_quad_of(how.type(), Quad{{float_at(fold.first, 0), float_at(fold.first, 1), float_at(fold.second, 0), float_at(fold.second, 1)}}) << 32 * how.half();
+  const Quad quad{{float_at(fold.first, 0), float_at(fold.first, 1), float_at(fold.second, 0), float_at(fold.second, 1)}};
+  if (how.type() == type_half) return narrow_quad<Half>(quad);
+  if (how.type() == type_bfloat) return narrow_quad<Bfloat>(quad);
   if (how.by() != by_average) return fold.first;
   switch (how.type()) {
     case type_int8: return divide_integers<int8_t>(fold.first, how.scale);
@@ -240,83 +208,19 @@ WINDLASS_DEVICE_FUNCTION uint64_t any_end(AnyFold fold, Reduction how) {
 }
 
 struct AnyReduction {
-  static constexpr bool reduces = true, is_any = true;
+  static constexpr bool reduces = true;
   typedef AnyFold Fold;
-  static WINDLASS_DEVICE Fold begin(uint64_t x, const Reduction& how) { return any_add(AnyFold{0, 0}, x, how, true); }
-  static WINDLASS_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) { fold = any_add(fold, x, how, false); }
+  static WINDLASS_DEVICE Fold begin(uint64_t x, const Reduction& how) { return any_begin(x, how); }
+  static WINDLASS_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) { fold = any_add(fold, x, how); }
   static WINDLASS_DEVICE uint64_t end(const Fold& fold, const Reduction& how) { return any_end(fold, how); }
 };
 
 // One word of each rank.
 template <class Reducer, int ranks_max>
-WINDLASS_DEVICE uint64_t fold_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
+WINDLASS_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
   typename Reducer::Fold fold = Reducer::begin(x[0], how);
   WINDLASS_UNROLL
   for (int rank = 1; rank < ranks_max; ++rank)
     if (rank < (int)ranks) Reducer::add(fold, x[rank], how);
   return Reducer::end(fold, how);
-}
-template <class Reducer, int ranks_max>
-WINDLASS_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
-  if constexpr (!Reducer::is_any) return fold_words<Reducer>(x, ranks, how);
-  // A fold has room for four wide elements.
-  uint64_t all = 0;
-  WINDLASS_NO_UNROLL
-  for (uint32_t half = 0; half < 1 + (uint32_t)how.is_of_8(); ++half) all |= fold_words<Reducer>(x, ranks, how.of_half(half));
-  return all;
-}
-
-// --- scaled sums: this rank's own elements are multiplied before anything else ----------------------------------------------
-template <class Reducer>
-WINDLASS_DEVICE bool scales(const WindlassCollectiveLaunch& launch) {
-  return Reducer::is_any && WINDLASS_SELDOM(launch.reduction >> 8 == by_scaled_sum);
-}
-
-// The scalar at every element's place of a word. If it lies in memory it is read each time, so that it keeps no register from what needs none.
-WINDLASS_DEVICE_FUNCTION uint64_t scalars_of(uint32_t type, uint64_t bits_or_address, bool is_address) {
-  const char* const at = reinterpret_cast<const char*>(bits_or_address);
-  switch (type) {
-    case type_int8:
-    case type_uint8:
-    case type_float8_e4m3:
-    case type_float8_e5m2: return (is_address ? load_piece<uint8_t>(at) : (uint8_t)bits_or_address) * 0x0101010101010101ull;
-    case type_half:
-    case type_bfloat: return (is_address ? load_piece<uint16_t>(at) : (uint16_t)bits_or_address) * 0x0001000100010001ull;
-    case type_int32:
-    case type_uint32:
-    case type_float: return (is_address ? load_piece<uint32_t>(at) : (uint32_t)bits_or_address) * 0x0000000100000001ull;
-    default: return is_address ? load_piece<uint64_t>(at) : bits_or_address;
-  }
-}
-// How to multiply: by `scale`, a word of scalars.
-WINDLASS_DEVICE Reduction scaling(const WindlassCollectiveLaunch& launch) {
-  const uint32_t type = launch.reduction & 0xff;
-  return Reduction{type | by_product << 8, scalars_of(type, launch.scale, launch.flags & WINDLASS_COLLECTIVE_SCALAR_AT)};
-}
-
-template <class Element>
-WINDLASS_DEVICE uint64_t multiply_quads(uint64_t a, uint64_t b) {
-  Quad quad = wide_quad<Element>(a);
-  WINDLASS_UNROLL
-  for (int at = 0; at < 4; ++at) quad.part[at] = multiply_floats(quad.part[at], Element::wide(b, at));
-  return narrow_quad<Element>(quad);
-}
-// Rounded once, to the elements' type. What is often scaled has code of its own, the rest is a product of two ranks.
-WINDLASS_DEVICE uint64_t scaled_word(uint64_t x, const Reduction& how) {
-  switch (how.type()) {
-    case type_half: return multiply_quads<Half>(x, how.scale);
-    case type_bfloat: return multiply_quads<Bfloat>(x, how.scale);
-    case type_float: return combine_two_floats(by_product, x, how.scale);
-    case type_double: return bits_of_double(multiply_doubles(double_of_bits(x), double_of_bits(how.scale)));
-    default: {
-      const uint64_t both[2] = {x, how.scale};
-      return reduce_words<AnyReduction>(both, 2, how);
-    }
-  }
-}
-WINDLASS_DEVICE_FUNCTION Vector scaled(Vector v, Reduction how) {
-  // One copy of the code.
-  WINDLASS_NO_UNROLL
-  for (int word = 0; word < 2; ++word) v = Vector{v.y, scaled_word(v.x, how)};
-  return v;
 }

@@ -40,7 +40,12 @@ inline bool is_simple(Family family) { return family == simple || family == simp
 struct Choice {
   Family family;
   uint32_t groups;  // of LL128
+  bool operator!=(const Choice& other) const { return family != other.family || groups != other.groups; }
 };
+
+// What has kernels of its own (../device/ordered.cuh), and their one way for each kind.
+inline bool is_ordered(uint32_t type, uint32_t by) { return type >= 10 || by == 5; }
+inline Choice ordered_choice(Kind kind) { return {kind == all_reduce ? two_phases : ll128, 2}; }
 
 // LL is for what every rank sends every other one, a packet a channel.
 inline bool goes_by_ll(Kind kind, uint64_t connection_bytes, uint32_t channels) {

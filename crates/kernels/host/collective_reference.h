@@ -201,7 +201,7 @@ struct Inputs {
     if (is_float(type)) return float_bits(type, values, random);
     return values == special && (random >> 60) < 4 ? (random >> 59 & 1 ? ~0ull : 1ull << (8 * element_bytes[type] - 1)) : random;
   }
-  // What a rank multiplies by; now and then by numbers that are none. Alike for calls that are one kernel, whatever their values.
+  // What a rank multiplies by; now and then by numbers that are none.
   uint64_t scalar(uint64_t which, uint32_t rank) const {
     const uint64_t random = at_random(seed ^ ~which, 0, rank);
     return is_float(type) ? float_bits(type, which % 8 ? usual : special, random) : random;

@@ -127,6 +127,8 @@ void exhaustive() {
       for (const Choice& choice : choices_of(kind, ranks))
         for (uint32_t type = 0; type < reference::types; ++type)
           for (uint32_t by = 0; by < (world::reduces(kind) ? reference::operations : 1); ++by) {
+            // One of the ways is theirs.
+            if (world::reduces(kind) && collective::is_ordered(type, by) && choice != collective::ordered_choice(kind)) continue;
             Call call = any_call(random, kind, choice, ranks, 0);
             call.type = type;
             call.by = by;
@@ -260,10 +262,10 @@ std::vector<Call> calls_on_pool(host::Random& random, world::Pool& pool, uint32_
   for (Kind kind : reductions)
     for (const Choice& choice : choices_of(kind, o.ranks)) {
       parts.push_back({on_pool(random, pool, like, kind, choice, o, 1)});
-      parts.push_back({on_pool(random, pool, like, kind, choice, o, 1 + random.below(pool.elements))});
+      // One kernel, where there is one for several.
       std::vector<Call> several;
-      for (uint64_t left = 2 + random.below(3); left; --left) {
-        several.push_back(on_pool(random, pool, like, kind, choice, o, 1 + random.below(pool.elements / 4)));
+      for (uint64_t left = 1 + random.below(3); left; --left) {
+        several.push_back(on_pool(random, pool, like, kind, choice, o, 1 + random.below(pool.elements)));
         several.back().any_kernel = several.front().any_kernel;
       }
       parts.push_back(several);
@@ -274,7 +276,6 @@ std::vector<Call> calls_on_pool(host::Random& random, world::Pool& pool, uint32_
     std::vector<uint64_t> sizes(o.ranks);
     for (uint64_t& size : sizes) size = random.below(3) == 0 ? 0 : random.below(pool.elements / o.ranks);
     call.matrix.assign(o.ranks, sizes);
-    call.first = random.below(pool.elements / o.ranks);
     uint64_t all = 0;
     for (uint64_t size : sizes) all += size;
     call.first = random.below(pool.elements - all + 1);
@@ -297,7 +298,7 @@ void same_bits() {
     std::vector<Call> calls;
     for (uint32_t type : rounding_types)
       for (uint32_t by = 0; by < reference::operations; ++by) {
-        world::Pool& pool = pools.emplace_back(by == reference::sum ? 6000 : 1200);
+        world::Pool& pool = pools.emplace_back(by == reference::sum ? 4000 : 600);
         for (const Call& call : calls_on_pool(random, pool, type, by, o)) calls.push_back(call);
       }
     World world(o);
@@ -360,7 +361,7 @@ void batches() {
       for (uint64_t left = 1 + random.below(random.below(4) ? 20 : 90); left; --left) {
         const uint64_t which = by_ll ? random.below(2) : reduces && !in_shares;
         Call call = any_call(random, (reduces ? reductions : copies)[which], choice, o.ranks, 0);
-        if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel, call.scalars = like.scalars;
+        if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel;
         call.count = (random.below(4) ? random.below(600) : random.below(most + 1)) % (most + 1) / reference::element_bytes[call.type];
         call.values = reduces && random.below(8) == 0 ? reference::special : reference::usual;
         calls.push_back(call);

@@ -33,17 +33,19 @@ inline uint64_t address_of(const void* at) { return reinterpret_cast<uint64_t>(a
 
 // Wrong on purpose: folds from the last rank's down.
 struct Downward {
-  static constexpr bool reduces = true, is_any = true;
+  static constexpr bool reduces = true;
   struct Fold {
     uint64_t words[WINDLASS_COLLECTIVE_RANKS_MAX];
     uint32_t ranks;
   };
   static Fold begin(uint64_t x, const Reduction&) { return Fold{{x}, 1}; }
   static void add(Fold& fold, uint64_t x, const Reduction&) { fold.words[fold.ranks++] = x; }
-  static uint64_t end(const Fold& fold, const Reduction& how) {
-    AnyFold all = AnyReduction::begin(fold.words[fold.ranks - 1], how);
-    for (uint32_t rank = fold.ranks - 1; rank-- > 0;) AnyReduction::add(all, fold.words[rank], how);
-    return AnyReduction::end(all, how);
+  static uint64_t end(const Fold& fold, const Reduction& how) { return is_of_8(how.type()) ? folded<OrderedReduction>(fold, how) : folded<AnyReduction>(fold, how); }
+  template <class Reducer>
+  static uint64_t folded(const Fold& fold, const Reduction& how) {
+    typename Reducer::Fold all = Reducer::begin(fold.words[fold.ranks - 1], how);
+    for (uint32_t rank = fold.ranks - 1; rank-- > 0;) Reducer::add(all, fold.words[rank], how);
+    return Reducer::end(all, how);
   }
 };
 
@@ -95,6 +97,7 @@ inline bool reduces(collective::Kind kind) {
 }
 // `any`: the kernel for all types, also where there is one for this.
 inline const char* reducer_for(uint32_t type, uint32_t by, bool any) {
+  if (collective::is_ordered(type, by)) return "OrderedReduction";
   if (!any && (by == reference::sum || by == reference::average)) {
     if (type == reference::single) return "SumF32";
     if (type == reference::half) return "SumF16";
@@ -184,6 +187,12 @@ struct Call {
            std::to_string(choice.groups) + ", " + std::to_string(ranks) + " ranks" + (in_place ? ", in place" : "") + (matrix.empty() ? "" : ", uneven") +
            ", offsets " + std::to_string(send_offset) + " " + std::to_string(receive_offset) + (pool ? ", from element " + std::to_string(first) : "") +
            (any_kernel ? ", any kernel" : "");
+  }
+  // The same, by the way that there are kernels for.
+  Call by_its_kernels() const {
+    Call call = *this;
+    if (reduces(kind) && collective::is_ordered(type, by)) call.choice = collective::ordered_choice(kind), call.any_kernel = true;
+    return call;
   }
   const char* reducer() const { return !reduces(kind) ? "Copy" : folds_down ? "Downward" : reducer_for(type, by, any_kernel); }
 };
@@ -296,11 +305,12 @@ struct Rank {
     uint64_t at, element;
   };
   std::vector<Taken> taken = {};
-  uint64_t kernel = 0;  // the call that it runs, or the first of several
 
   uint32_t ranks() const { return world.options.ranks; }
 
-  void run(const std::vector<Call>& calls, const How& how) {
+  void run(const std::vector<Call>& asked, const How& how) {
+    std::vector<Call> calls;
+    for (const Call& call : asked) calls.push_back(call.by_its_kernels());
     const uint32_t own_blocks = me == 0 ? 1 : 1 + (uint32_t)random.below(how.blocks_max), own_warps = me == 0 ? 1 : 1 + (uint32_t)random.below(how.role_warps_max);
     size_t next = 0, launches = 0;
     for (size_t index = 0; index < calls.size() && !world.aborted(); index = next) {
@@ -311,7 +321,6 @@ struct Rank {
       const uint32_t blocks = !how.blocks_of_rank.empty() ? how.blocks_of_rank[me] : how.grid_by_rank ? own_blocks : 1 + (uint32_t)(how.grids_alike ? of_call : random).below(how.blocks_max);
       const uint32_t warps = how.grid_by_rank ? own_warps : 1 + (uint32_t)random.below(how.role_warps_max);
       next = index + batch_length(calls, index, how);
-      kernel = index;
       if (how.turn) how.turn(me, launches++);
       if (how.batches_of > 1 && goes_in_batches(calls[index]))
         batch(calls, index, next, blocks, warps);
@@ -343,7 +352,7 @@ struct Rank {
     for (; length < wanted && first + length < calls.size(); ++length) {
       const Call& call = calls[first + length];
       const bool alike = call.choice.family == family && call.choice.groups == calls[first].choice.groups && goes_in_batches(call) && reduces(call.kind) == reduces(calls[first].kind) &&
-                         (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel && call.scalars == calls[first].scalars));
+                         (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel));
       packets += (call.count * reference::element_bytes[call.type] + WINDLASS_LL_PAYLOAD_BYTES - 1) / WINDLASS_LL_PAYLOAD_BYTES;
       if (length && (!alike || (family == collective::ll && packets > WINDLASS_BATCH_ENTRIES) || length == WINDLASS_BATCH_CALLS_MAX)) break;
     }
@@ -422,18 +431,18 @@ struct Rank {
     return launch;
   }
 
-  // This rank's scalar, as the kernel's first call gives it.
+  // This rank's scalar, as it gives it.
   struct Scalar {
     uint64_t bits_or_address;
     bool is_address;
   };
-  Scalar scalar_of(const Call& call, const reference::Inputs& inputs) {
+  Scalar scalar_of(const Call& call, uint64_t index, const reference::Inputs& inputs) {
     if (!reduces(call.kind) || call.by != reference::scaled_sum) return {0, false};
     const uint64_t bits = inputs.scalar(call.scalars, me);
-    if (reference::mixed(seed ^ kernel << 8 ^ me) % 2) return {bits, false};
+    if (reference::mixed(seed ^ index << 8 ^ me) % 2) return {bits, false};
     const uint32_t width = reference::element_bytes[call.type];
     std::memset(scalar_memory, 0xa5, sizeof scalar_memory);
-    uint8_t* const at = scalar_memory + (8 + kernel * width % 8);
+    uint8_t* const at = scalar_memory + (8 + index * width % 8);
     std::memcpy(at, &bits, width);
     return {address_of(at), true};
   }
@@ -511,7 +520,7 @@ struct Rank {
       }
       target.expects(target_at + at * width, element, width);
     }
-    const Scalar scalar = scalar_of(call, inputs);
+    const Scalar scalar = scalar_of(call, index, inputs);
     launch = arrange({call.kind, count, width, call.type, call.by, call.root, source.address() + source_at, target.address() + target_at, scalar.bits_or_address, scalar.is_address},
                      world.geometry(me), call.choice);
   }
@@ -539,7 +548,7 @@ struct Rank {
       return at;
     };
     // What all of a kind need (types, tags, wires, channels) as for an even call; then all sizes and places by hand.
-    const Scalar scalar = scalar_of(call, inputs);
+    const Scalar scalar = scalar_of(call, index, inputs);
     launch = arrange({reducing ? reduce_scatter : all_to_all, largest, width, call.type, call.by, 0, 0, 0, scalar.bits_or_address, scalar.is_address}, world.geometry(me), call.choice);
     launch.flags &= ~WINDLASS_COLLECTIVE_EVEN;
     if (same) launch.flags |= WINDLASS_COLLECTIVE_SAME;

@@ -117,7 +117,8 @@ pub fn arrange(
     if collective.kind.is_even() {
         launch.flags |= COLLECTIVE_EVEN;
     }
-    let straight = Straight::of(collective.kind.is_even() && launch.is_whole(family.vector_bytes()));
+    let is_whole = reducer.has_straight() && launch.is_whole(family.vector_bytes());
+    let straight = Straight::of(collective.kind.is_even() && is_whole);
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let limits = limits.modest(collective.kind, ranks, total_bytes);
     let shape = Shape::of(kernel, launch.used_channels, total_bytes, &limits);

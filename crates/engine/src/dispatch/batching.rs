@@ -118,10 +118,9 @@ impl Open {
 }
 
 impl Candidate {
-    /// None of what has a root: these are fused into one collective, or rare. None by an operation that the program made: whether two are
-    /// the same one no rank knows of the others.
+    /// None of what has a root: these are fused into one collective, or rare. None of what has no kernels for several.
     fn of(place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
-        if call.has_own_operation() {
+        if call.reduces_alone() {
             return None;
         }
         let (tuning, collective) = (tuning::kernels(), Collective::of(call.function)?);
@@ -155,7 +154,7 @@ impl Candidate {
 mod tests {
     use super::*;
     use crate::dispatch::collectives;
-    use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
+    use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat8e4m3, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
     use std::ptr::{null, null_mut, without_provenance_mut};
     use windlass_base::call::{Call, Local};
@@ -196,6 +195,10 @@ mod tests {
         let expected = [Step::Batch(vec![0, 2, 5]), Step::Batch(vec![1, 4]), Step::Alone(3)];
         assert_eq!(alone(&calls), expected);
         assert_eq!(alone(&[]), []);
+        // Reductions of floats of 8 bits have no kernel for several.
+        let of_8_bits = |function| Shared { datatype: ncclFloat8e4m3, ..call(function, 9) };
+        let calls = [AllReduce, AllGather, AllReduce, AllGather].map(of_8_bits);
+        assert_eq!(alone(&calls), [Step::Alone(0), Step::Batch(vec![1, 3]), Step::Alone(2)]);
     }
 
     /// A full one is followed by another; beside what is not small, or where there is no room for packets of LL, each kind has its own.
@@ -322,7 +325,8 @@ mod tests {
         let functions = prop::sample::select(vec![AllGather, AllReduce, ReduceScatter]);
         let counts = prop_oneof![6 => 0..3000_usize, 3 => 0..100_000_usize, 1 => 0..9_000_000_usize];
         // Mostly alike, so that kernels fill.
-        let datatypes = prop_oneof![6 => Just(ncclFloat32), 1 => Just(ncclInt8), 1 => Just(ncclBfloat16)];
+        let others = prop::sample::select(vec![ncclInt8, ncclBfloat16, ncclFloat8e4m3]);
+        let datatypes = prop_oneof![6 => Just(ncclFloat32), 2 => others];
         let operations = prop_oneof![6 => Just(ncclSum), 1 => Just(ncclMax), 1 => Just(ncclAvg)];
         (functions, counts, datatypes, operations).prop_map(|(function, count, datatype, operation)| Shared {
             datatype,

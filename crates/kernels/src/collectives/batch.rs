@@ -26,8 +26,8 @@ pub fn packets(connection_bytes: u64) -> u64 {
 
 /// As [`arrange`](super::arrange), for at most [`BATCH_CALLS_MAX`] collectives in which every rank sends every other one as much. Ranks
 /// must have them in the same order. Small ones may be of several kinds, if all move bytes, or all reduce in the same way; others are
-/// all-reduces alone, all-gathers, or reduce-scatters, of at most [`batch_bytes_max`]. Scaled sums must have one scalar, on each rank its own:
-/// who forms a batch of them must know that they have on all ranks.
+/// all-reduces alone, all-gathers, or reduce-scatters, of at most [`batch_bytes_max`]. Floats of 8 bits and
+/// scaled sums have no kernels for several.
 ///
 /// # Errors
 /// See [`Refused`]. Then, as with nothing to do, nobody may launch what `batch` holds.
@@ -62,7 +62,7 @@ pub fn arrange_batch(
     launch.wires = layout.wires(family);
     launch.flags = COLLECTIVE_EVEN;
     if let Some(reduction) = first.reduction.filter(|_| reducer != Reducer::Copy) {
-        reduction.tell(first.scalar, &mut launch);
+        reduction.tell(None, &mut launch);
     }
     launch.packets = all_packets;
     // At most `channels`, so it fits.
@@ -99,8 +99,7 @@ fn together(
     let (mut may_be_ll, mut may_be_ll128) = (true, true);
     for collective in collectives {
         let is_alike = collective.reducer(ranks)? == reducer
-            && (reducer == Reducer::Copy
-                || (collective.reduction, collective.scalar) == (first.reduction, first.scalar));
+            && (reducer == Reducer::Copy || collective.reduction == first.reduction);
         let bytes = collective.total_bytes(ranks)?;
         may_be_ll &=
             is_alike && collective.kind.is_even() && bytes <= tuning.crossover(collective.kind).ll_bytes_max;
@@ -116,7 +115,7 @@ fn together(
         None
     };
     let calls = collectives.len();
-    let family = family.filter(|_| calls <= BATCH_CALLS_MAX);
+    let family = family.filter(|_| calls <= BATCH_CALLS_MAX && reducer != Reducer::Ordered);
     let family = family.ok_or(Refused::Batch { calls, bytes: total_bytes })?;
     Ok(Together { reducer, total_bytes, family })
 }

@@ -98,6 +98,15 @@ pub(super) enum Reducer {
     SumF16,
     SumBf16,
     Any,
+    /// Only what order makes native: floats of 8 bits, and scaled sums of every type.
+    Ordered,
+}
+
+impl Reducer {
+    /// Whether there are kernels for what is whole alone.
+    pub(super) fn has_straight(self) -> bool {
+        self != Reducer::Ordered
+    }
 }
 
 /// Whether there are kernels of Simple packets: for sums of floats among few ranks, which alone are large enough.
@@ -133,8 +142,8 @@ impl Straight {
 }
 
 const RANKS: [u32; 3] = [2, 4, 8];
-const REDUCERS: [Reducer; 5] =
-    [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any];
+const REDUCERS: [Reducer; 6] =
+    [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any, Reducer::Ordered];
 const FAMILIES: [Family; 10] = [
     Family::Ll,
     Family::Ll128x2,
@@ -173,9 +182,9 @@ macro_rules! names {
         ]
     };
 }
-/// By reducer, family, ranks and straightness; also of the few that do not exist.
+/// By reducer, family, ranks and straightness; also of those that do not exist.
 const NAMES: [[[[&str; STRAIGHT.len()]; RANKS.len()]; FAMILIES.len()]; REDUCERS.len()] =
-    names!("Copy" "SumF32" "SumF16" "SumBf16" "Any");
+    names!("Copy" "SumF32" "SumF16" "SumBf16" "Any" "Ordered");
 
 impl Kernel {
     /// More than the greatest [`index`](Kernel::index): the length of a table of kernels.
@@ -203,14 +212,16 @@ impl Kernel {
 
     fn exists(self) -> bool {
         let is_of_family = match self.family {
+            Family::Ll128x2 | Family::AllReduce if self.reducer == Reducer::Ordered => true,
+            _ if self.reducer == Reducer::Ordered => false,
             Family::AllReduce | Family::BatchAllReduce => self.reducer != Reducer::Copy,
             Family::Ll128x4 | Family::BatchLl128x4 => self.ranks < 8,
             Family::BatchLl128x2 => self.ranks == 8,
             Family::Simple | Family::SimpleAllReduce => can_post(self.reducer, self.ranks),
             Family::Ll | Family::Ll128x2 | Family::BatchLl => true,
         };
-        let is_straight = self.straight == Straight::Whole;
-        RANKS.contains(&self.ranks) && is_of_family && (!is_straight || self.family.has_straight())
+        let has_straight = self.family.has_straight() && self.reducer.has_straight();
+        RANKS.contains(&self.ranks) && is_of_family && (self.is_for_any() || has_straight)
     }
 
     /// Its name in the images.

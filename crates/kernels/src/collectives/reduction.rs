@@ -53,6 +53,7 @@ impl Reduction {
 
     pub(super) fn reducer(self) -> Reducer {
         match (self.operation, self.datatype) {
+            (SCALED_SUM, _) | (_, FLOAT8_E4M3 | FLOAT8_E5M2) => Reducer::Ordered,
             (SUM | AVERAGE, FLOAT32) => Reducer::SumF32,
             (SUM | AVERAGE, FLOAT16) => Reducer::SumF16,
             (SUM | AVERAGE, BFLOAT16) => Reducer::SumBf16,

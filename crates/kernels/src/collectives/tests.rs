@@ -176,7 +176,7 @@ fn wires_do_not_overlap() {
 fn kernels_are_told_apart() {
     let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
     let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
-    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (185, 185, 185));
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (191, 191, 191));
     assert!(indices.iter().all(|index| *index < Kernel::INDICES));
     assert_eq!(Kernel::all_for(9).count(), 0);
     for ranks in 2..=8 {
@@ -194,7 +194,7 @@ fn kernels_are_told_apart() {
                 let limits = Limits { blocks_max: 4, clusters: true };
                 let kernel = arranged(&call, &geometry, &tuning, &limits).shape.kernel;
                 assert!(loaded.contains(&kernel), "{kernel:?}");
-                if kind.is_even() {
+                if kind.is_even() && (kind == Kind::AllGather || !is_ordered(datatype, operation)) {
                     let kernels = batch::kernels_of(&call, &geometry);
                     assert_eq!(kernels.len(), 2);
                     for kernel in kernels {
@@ -230,12 +230,49 @@ fn reductions_are_told() {
     assert_eq!(told(FLOAT32, 2, 2), ("ncclWindlass_LL_Any_2", 0));
     assert_eq!(told(4, AVERAGE, 7), ("ncclWindlass_LL_Any_8", 7));
     assert_eq!(told(4, SUM, 7), ("ncclWindlass_LL_Any_8", 0));
-    assert_eq!(told(FLOAT8_E4M3, AVERAGE, 3), ("ncclWindlass_LL_Any_4", third));
-    assert_eq!(told(FLOAT8_E5M2, SUM, 2), ("ncclWindlass_LL_Any_2", 0x3f80_0000));
+    assert_eq!(told(FLOAT8_E4M3, AVERAGE, 3), ("ncclWindlass_LL128x2_Ordered_4", third));
+    assert_eq!(told(FLOAT8_E5M2, SUM, 2), ("ncclWindlass_LL128x2_Ordered_2", 0x3f80_0000));
+    assert_eq!(told(FLOAT8_E5M2, 2, 8), ("ncclWindlass_LL128x2_Ordered_8", 0));
     assert_eq!(WAITED_RESULT_DATA, 10);
 }
 
-/// A scaled sum has this rank's scalar, by its bits or by its address, alone, uneven and in a batch; and one kernel for all types.
+/// Only order makes these native: they have kernels of their own, one way of each kind.
+fn is_ordered(datatype: i32, operation: i32) -> bool {
+    operation == SCALED_SUM || [FLOAT8_E4M3, FLOAT8_E5M2].contains(&datatype)
+}
+
+/// Whatever the tuning, the size and where buffers lie.
+#[test]
+fn ordered_go_one_way() {
+    let limits = Limits { blocks_max: 4, clusters: true };
+    for (ranks, tuning) in (2..=8).flat_map(|ranks| tunings().map(|tuning| (ranks, tuning))) {
+        let geometry = Geometry::recommended(4, ranks, 0, 1);
+        let of_ranks = ranks.next_power_of_two();
+        for (datatype, operation) in [(0, SCALED_SUM), (FLOAT32, SCALED_SUM), (FLOAT8_E5M2, 2)] {
+            let element_bytes = ELEMENT_BYTES[datatype as usize];
+            let reduction = Some(Reduction { datatype, operation });
+            let scalar = (operation == SCALED_SUM).then_some(Scalar::Bits(3));
+            for count in [1, 16, 100_000, 64 << 20] {
+                let name = |kind| {
+                    let call =
+                        Collective { kind, count, element_bytes, reduction, scalar, ..collective(kind, 0) };
+                    arranged(&call, &geometry, &tuning, &limits).shape.kernel.name()
+                };
+                let in_two_phases = format!("ncclWindlass_AllReduce_Ordered_{of_ranks}");
+                assert_eq!(name(Kind::AllReduce), in_two_phases);
+                let in_one = format!("ncclWindlass_LL128x2_Ordered_{of_ranks}");
+                assert_eq!([name(Kind::Reduce { root: 1 }), name(Kind::ReduceScatter)], [&*in_one; 2]);
+                let bytes = count * u64::from(element_bytes);
+                let mut uneven = Uneven { reduction, scalar, parts: Default::default(), own: RECEIVE };
+                uneven.parts[..ranks as usize].fill(Part { address: SEND, bytes });
+                let (shape, _) = uneven::answer(&uneven, &geometry, &tuning).unwrap().unwrap();
+                assert_eq!(shape.kernel.name(), in_one);
+            }
+        }
+    }
+}
+
+/// A scaled sum has this rank's scalar, by its bits or by its address, alone and uneven; and one kernel for all types.
 #[test]
 fn scalars_are_told() {
     let reduction = Some(Reduction { datatype: FLOAT32, operation: SCALED_SUM });
@@ -250,12 +287,11 @@ fn scalars_are_told() {
         let all = [
             arranged(&call, &geometry, &tuning, &limits).launch,
             uneven::answer(&uneven, &geometry, &tuning).unwrap().unwrap().1,
-            batch::answer(&[call, call], &geometry).unwrap().unwrap().1.launch,
         ];
         all.map(|launch| (launch.reduction, launch.scale, launch.flags & COLLECTIVE_SCALAR_AT))
     };
-    assert_eq!(answer(Some(Scalar::Bits(0x4040_0000))), [(7 | 5 << 8, 0x4040_0000, 0); 3]);
-    assert_eq!(answer(Some(Scalar::At(0x1234_5678_9abc))), [(7 | 5 << 8, 0x1234_5678_9abc, 8); 3]);
+    assert_eq!(answer(Some(Scalar::Bits(0x4040_0000))), [(7 | 5 << 8, 0x4040_0000, 0); 2]);
+    assert_eq!(answer(Some(Scalar::At(0x1234_5678_9abc))), [(7 | 5 << 8, 0x1234_5678_9abc, 8); 2]);
 }
 
 /// What cannot be done is refused with its values; what there is nothing of is nothing.

@@ -76,6 +76,9 @@ impl Tuning {
         let crossover = self.crossover(kind);
         let is_simple = total_bytes >= crossover.simple_bytes_min && can_post(reducer, geometry.ranks);
         match kind {
+            // One way of each kind has kernels.
+            Kind::AllReduce if reducer == Reducer::Ordered => Family::AllReduce,
+            _ if reducer == Reducer::Ordered => Family::Ll128x2,
             _ if kind.is_even()
                 && total_bytes <= crossover.ll_bytes_max
                 && connection_bytes <= geometry.ll_bytes_max() =>

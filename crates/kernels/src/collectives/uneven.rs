@@ -50,7 +50,7 @@ pub fn arrange_uneven(
     if total_bytes == 0 {
         return Ok(None);
     }
-    let family = uneven.family(total_bytes, geometry, tuning);
+    let family = uneven.family(reducer, total_bytes, geometry, tuning);
 
     *launch = blank(geometry, regions);
     launch.wires = [layout.ll128, Default::default()];
@@ -65,7 +65,8 @@ pub fn arrange_uneven(
     if is_even {
         launch.flags |= COLLECTIVE_EVEN;
     }
-    let straight = Straight::of(is_even && launch.is_whole(family.vector_bytes()));
+    let is_whole = reducer.has_straight() && launch.is_whole(family.vector_bytes());
+    let straight = Straight::of(is_even && is_whole);
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let limits = limits.modest(uneven.even_kind(), ranks, total_bytes);
     let shape = Shape::of(kernel, launch.used_channels, total_bytes, &limits);
@@ -107,8 +108,10 @@ impl Uneven {
     }
 
     /// As the even one of as many bytes, over LL128.
-    fn family(&self, total_bytes: u64, geometry: &Geometry, tuning: &Tuning) -> Family {
-        match tuning.family(self.even_kind(), Reducer::Copy, total_bytes, total_bytes, geometry) {
+    fn family(&self, reducer: Reducer, total_bytes: u64, geometry: &Geometry, tuning: &Tuning) -> Family {
+        // None goes by Simple packets.
+        let reducer = if reducer == Reducer::Ordered { reducer } else { Reducer::Copy };
+        match tuning.family(self.even_kind(), reducer, total_bytes, total_bytes, geometry) {
             ll128 @ (Family::Ll128x2 | Family::Ll128x4) => ll128,
             _ => Family::Ll128x2,
         }

@@ -51,7 +51,9 @@ fn case(random: &mut Random) -> Case {
         channels: 1 << random.below(9),
         slots: 2 << random.below(3),
     };
-    let groups = if ranks > 4 { 2 } else { 2 + 2 * random.below(2) };
+    // Floats of 8 bits and scaled sums have kernels of two alone.
+    let is_ordered = reduction.is_some_and(|reduction| reduction.datatype >= 10 || reduction.operation == 5);
+    let groups = if ranks > 4 || is_ordered { 2 } else { 2 + 2 * random.below(2) };
     Case { uneven: Uneven { reduction, scalar, parts, own: random.below(1 << 48) }, geometry, groups }
 }
 

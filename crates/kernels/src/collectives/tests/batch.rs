@@ -18,7 +18,7 @@ fn answer_with(
 }
 
 /// Of all sizes by LL, as long as they fit.
-pub(super) fn answer(
+fn answer(
     collectives: &[Collective],
     geometry: &Geometry,
 ) -> Result<Option<(Shape, Box<BatchLaunch>)>, Refused> {
@@ -203,18 +203,18 @@ fn too_many_or_unlike() {
     for (other, bytes) in unlike {
         assert_eq!(refused(&[one, other]), Refused::Batch { calls: 2, bytes });
     }
-    let scaled = |scalar| {
-        let reduction = Some(Reduction { datatype: 0, operation: SCALED_SUM });
-        Collective { reduction, scalar: Some(scalar), ..one }
-    };
-    for (first, second) in [
-        (Scalar::Bits(2), Scalar::Bits(3)),
-        (Scalar::Bits(2), Scalar::At(2)),
-        (Scalar::At(8), Scalar::At(16)),
-    ] {
-        let calls = [scaled(first), scaled(second)];
-        assert!(matches!(refused(&calls), Refused::Batch { calls: 2, .. }), "{calls:?}");
+    // What has no kernels for several; there is none for one of them, either.
+    let scaled = Reduction { datatype: 0, operation: SCALED_SUM };
+    let scaled = Collective { reduction: Some(scaled), scalar: Some(Scalar::Bits(2)), ..one };
+    let of_8_bits = Reduction { datatype: FLOAT8_E4M3, operation: SUM };
+    let of_8_bits = Collective { reduction: Some(of_8_bits), ..one };
+    for call in [scaled, of_8_bits] {
+        assert_eq!(refused(&[call, call]), Refused::Batch { calls: 2, bytes: 2 });
+        let large = Collective { count: 1 << 20, ..call };
+        assert_eq!(refused(&[large]), Refused::Batch { calls: 1, bytes: 1 << 20 });
     }
+    let moved = Collective { kind: Kind::AllGather, ..scaled };
+    assert!(answer(&[moved, moved], &geometry(2)).unwrap().is_some(), "what only moves does not look at it");
     let endless = Collective { count: u64::MAX, element_bytes: 1, ..one };
     assert!(matches!(refused(&[one, endless]), Refused::Batch { .. }));
 }
