@@ -1,10 +1,11 @@
 //! The engine of a stream: a queue and the OS thread that works it off.
 
 use crate::clock;
+use crate::simulator::number_from_environment;
 use crate::sync::{lock, wait};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 type Operation = Box<dyn FnOnce() + Send>;
 
@@ -25,6 +26,12 @@ struct Queue {
     /// The thread starts with the first operation: many streams never get one.
     started: bool,
     closed: bool,
+}
+
+/// `WINDLASS_SIM_QUEUE`: how much a stream holds before whoever submits more waits.
+fn ahead_max() -> usize {
+    static MAX: OnceLock<usize> = OnceLock::new();
+    *MAX.get_or_init(|| number_from_environment("WINDLASS_SIM_QUEUE").map_or(usize::MAX, |max| max.max(1)))
 }
 
 /// A point in a lane: everything submitted before it.
@@ -50,6 +57,9 @@ impl Marker {
 impl Lane {
     pub fn submit(self: &Arc<Self>, operation: impl FnOnce() + Send + 'static) -> Marker {
         let mut queue = lock(&self.queue);
+        while queue.waiting.len() >= ahead_max() {
+            queue = wait(&self.changed, queue);
+        }
         queue.waiting.push_back((clock::now(), Box::new(operation)));
         queue.submitted += 1;
         if !queue.started {

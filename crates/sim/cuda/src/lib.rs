@@ -15,6 +15,7 @@
 //! - `WINDLASS_SIM_CAPABILITY`: compute capability, 90 for 9.0, which it is; there are no clusters before.
 //! - `WINDLASS_SIM_NVLINK=0`: devices reach each other as over PCIe, without native atomics.
 //! - `WINDLASS_SIM_MULTICAST=1`: devices say that they have multicast objects, and have none. Only for what follows from saying so.
+//! - `WINDLASS_SIM_QUEUE`: how many operations a stream holds before who submits more waits, as a GPU's driver does at about 1024; without end.
 //! - `WINDLASS_SIM_CLOCK`: what work takes by the times of events, below; without it they are real times.
 //! - `WINDLASS_SIM_STRICT=1`: what was never released is listed at exit as `sim-cuda: leak: COUNT KIND`, and the exit
 //!   status becomes 86.

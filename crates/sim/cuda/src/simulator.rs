@@ -103,7 +103,7 @@ extern "C" fn report_leaks() {
     leak::at_exit();
 }
 
-fn number_from_environment(name: &str) -> Option<usize> {
+pub fn number_from_environment(name: &str) -> Option<usize> {
     let text = std::env::var(name).ok()?;
     let number = text.trim().parse().ok();
     if number.is_none() {
