@@ -2,6 +2,8 @@
  * `strict`) is refused, alone and in a group; what has only one order runs as ever: integers, maxima, what moves, nothing, one rank. */
 #include "../support/harness.h"
 
+#include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { COUNT = 1000, BYTES = 8 * COUNT };
@@ -24,6 +26,16 @@ static void all(struct rank* self) {
   NCCL(ncclGroupStart());
   CODE(ncclAllReduce(buffer, buffer, COUNT, ncclBfloat16, ncclSum, communicator, stream), lost);
   CODE(ncclGroupEnd(), lost);
+  /* Of one that Windlass did not see made, the first call too. */
+  ncclComm_t unseen = NULL;
+  if (getenv("NCCL_P2P_DISABLE")) {
+    void* real = dlopen(getenv("WINDLASS_NCCL"), RTLD_NOW);
+    ncclResult_t (*split)(ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*) = NULL;
+    *(void**)&split = real ? dlsym(real, "ncclCommSplit") : NULL;
+    CHECK(split != NULL);
+    if (split) EQUAL(split(communicator, 0, self->rank, &unseen, NULL), ncclSuccess);
+    CODE(ncclAllReduce(buffer, buffer, COUNT, ncclFloat, ncclSum, unseen, stream), lost);
+  }
   /* Those that do not. */
   NCCL(ncclAllReduce(buffer, buffer, COUNT, ncclInt32, ncclSum, communicator, stream));
   NCCL(ncclAllReduce(buffer, buffer, COUNT, ncclFloat, ncclMax, communicator, stream));
@@ -35,6 +47,7 @@ static void all(struct rank* self) {
   NCCL(ncclCommGetAsyncError(communicator, &state));
   EQUAL(state, ncclSuccess);
   device_free(buffer);
+  if (unseen) NCCL(ncclCommDestroy(unseen));
   NCCL(ncclCommDestroy(alone));
   NCCL(ncclCommDestroy(communicator));
 }
