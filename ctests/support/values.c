@@ -159,10 +159,61 @@ static void accumulate(double* result, double* size, const double* input, size_t
   }
 }
 
+/* The nearest value of a 16-bit type, halfway cases to the even one. */
+static double rounded(const struct format* format, float value) {
+  int exponent, least = 1 - format->bias;
+  frexpf(value, &exponent);
+  double step = ldexp(1, (exponent - 1 < least ? least : exponent - 1) - format->mantissa_bits);
+  return format->bytes == 2 ? nearbyint(value / step) * step : value;
+}
+
+/* The fold from rank 0 upward that WINDLASS_ORDER=fixed promises, in floats and rounded to the type once; in doubles for doubles. */
+static void fold(double* result, const struct reduction* reduction, const struct format* format, size_t first, size_t count) {
+  double input[BLOCK];
+  volatile float reciprocal = 1.0f / (float)reduction->ranks;
+  for (int rank = 0; rank < reduction->ranks; rank++) {
+    decode(input, reduction->inputs[rank], first, count, reduction->type);
+    for (size_t i = 0; i < count; i++) {
+      /* Volatile: no product and sum become one operation. */
+      volatile double value = input[i];
+      if (reduction->op == ncclAvg) value = format->bytes == 8 ? input[i] * (1.0 / reduction->ranks) : (float)input[i] * reciprocal;
+      if (rank == 0) {
+        result[i] = value;
+      } else if (format->bytes == 8) {
+        result[i] = reduction->op == ncclProd ? result[i] * value : result[i] + value;
+      } else {
+        volatile float step = reduction->op == ncclProd ? (float)result[i] * (float)value : (float)result[i] + (float)value;
+        result[i] = step;
+      }
+    }
+  }
+  for (size_t i = 0; format->bytes == 2 && i < count; i++) result[i] = rounded(format, (float)result[i]);
+}
+
+static bool is_in_fixed_order(void) {
+  const char* order = getenv("WINDLASS_ORDER");
+  return order && strcmp(order, "auto") != 0;
+}
+
+/* Real values in fixed order, to the bit: they are never zero. */
+static size_t folds(const struct reduction* reduction, const struct format* format, const void* seen) {
+  double wanted[BLOCK], other[BLOCK];
+  for (size_t first = 0; first < reduction->count; first += BLOCK) {
+    size_t count = reduction->count - first < BLOCK ? reduction->count - first : BLOCK;
+    fold(wanted, reduction, format, first, count);
+    decode(other, seen, first, count, reduction->type);
+    for (size_t i = 0; i < count; i++) {
+      if (wanted[i] != other[i]) return first + i;
+    }
+  }
+  return reduction->count;
+}
+
 static size_t floats(const struct reduction* reduction, const void* seen) {
   const struct format* format = format_of(reduction->type);
   bool chooses = reduction->op == ncclMax || reduction->op == ncclMin, averages = reduction->op == ncclAvg;
   bool is_exact = !reduction->real && !(averages && (reduction->ranks & (reduction->ranks - 1)));
+  if (!chooses && reduction->real && is_in_fixed_order()) return folds(reduction, format, seen);
   /* As many roundings as ranks, one more of an average's factor; as many again in the reference's own doubles. */
   double roundings = chooses || is_exact ? 0 : (reduction->ranks + 2) * (format->bytes == 8 ? 2 : 1) * format->unit;
   double smallest = roundings > 0 ? reduction->ranks * format->smallest : 0, divisor = averages ? reduction->ranks : 1;

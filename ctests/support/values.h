@@ -3,7 +3,8 @@
  * A rank has a pool of bytes for each kind of value. Calls read from anywhere in a pool, so nothing is uploaded for a call, and
  * the reference reads the other ranks' pools. Integers are any bits. Floats are of two kinds: exact ones, whose sums, products and
  * averages over 2, 4 or 8 ranks have no rounding in any order, among them zeros of both signs; and real ones, whose results may differ from the exact
- * one by what the roundings of ranks' additions, in the type itself and in any order, can come to. */
+ * one by what the roundings of ranks' additions, in the type itself and in any order, can come to. Under WINDLASS_ORDER=fixed or strict
+ * reductions of real ones must be the fold in rank order, to the bit. */
 #ifndef WINDLASS_CTESTS_VALUES_H
 #define WINDLASS_CTESTS_VALUES_H
 
