@@ -1,9 +1,14 @@
 // All-reduce in two phases, packet by packet: some warps send every rank its share, some reduce this rank's share and send the result,
 // some take the others' results. In place too: a share is overwritten by its result only after that was made of it.
+//
+// A reduce in two phases is the same with one rank that gets results, the root. It has no share, so that its links carry the buffer once.
 #pragma once
 #include "parts.cuh"
 
 constexpr int result_groups = 2;
+
+// The rank that gets results, plus 1; 0: all do.
+WINDLASS_DEVICE uint32_t root_of(const WindlassCollectiveLaunch& launch) { return launch.flags >> WINDLASS_COLLECTIVE_ROOT_SHIFT; }
 
 // Reduces this rank's share and sends the result to all.
 template <class Reducer, int ranks_max, class From, class To>
@@ -38,30 +43,31 @@ WINDLASS_DEVICE bool take_results(From& results) {
   return true;
 }
 
-// See run_ll128. Always even: shares may differ, packets are sent empty then.
+// See run_ll128. All-reduces are even: shares may differ, packets are sent empty then. Reduces are not: a connection's bytes count.
 template <class Reducer, int ranks_max, bool straight, class Source>
 WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
   const Source source(parameter);
   const WindlassCollectiveLaunch& launch = source.launch();
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
-  const uint32_t warp = warp_index(), role_warps = launch.role_warps;
+  const uint32_t warp = warp_index(), role_warps = launch.role_warps, place = lane_index() % 8;
   if (warp < role_warps) {
     for (Channels channels(launch, warp); channels.next < channels.last; channels.next += channels.stride) {
-      Ll128Sender<result_groups, straight, Source> shares(source, launch.wires[0], channels.next, 0);
+      Ll128Sender<result_groups, straight, Source> shares(source, launch.wires[0], channels.next, launch.send_bytes[place]);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
       shares.end();
     }
   } else if (warp < 2 * role_warps) {
     for (Channels channels(launch, warp - role_warps); channels.next < channels.last; channels.next += channels.stride) {
-      Ll128Receiver<result_groups, straight, Source> shares(source, launch.wires[0], channels.next, 0);
-      Ll128Sender<result_groups, straight, Source> results(source, launch.wires[1], channels.next, 0);
+      const uint64_t share = launch.send_bytes[launch.rank];
+      Ll128Receiver<result_groups, straight, Source> shares(source, launch.wires[0], channels.next, share);
+      Ll128Sender<result_groups, straight, Source> results(source, launch.wires[1], channels.next, place + 1 == root_of(launch) ? share : 0);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
       shares.end();
       results.end();
     }
   } else {
     for (Channels channels(launch, warp - 2 * role_warps); channels.next < channels.last; channels.next += channels.stride) {
-      Ll128Receiver<result_groups, straight, Source> results(source, launch.wires[1], channels.next, 0);
+      Ll128Receiver<result_groups, straight, Source> results(source, launch.wires[1], channels.next, launch.receive_bytes[place]);
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }

@@ -42,12 +42,14 @@ enum {
   WINDLASS_COLLECTIVE_EVEN = 4,
   // Of a scaled sum `scale` is the address of this rank's scalar, not its bits.
   WINDLASS_COLLECTIVE_SCALAR_AT = 8,
+  // From this bit on: of a reduce in two phases the root, plus 1.
+  WINDLASS_COLLECTIVE_ROOT_SHIFT = 4,
 };
 
 // Added to what WindlassP2pReportEntry.waited_for says: the wire of a collective.
 enum {
   WINDLASS_WAITED_LL_DATA = 6,
-  WINDLASS_WAITED_LL128_CREDIT = 7,  // phase 0, the only one but of all-reduce
+  WINDLASS_WAITED_LL128_CREDIT = 7,  // phase 0, often the only one
   WINDLASS_WAITED_LL128_DATA = 8,
   WINDLASS_WAITED_RESULT_CREDIT = 9,  // phase 1
   WINDLASS_WAITED_RESULT_DATA = 10,
@@ -62,10 +64,10 @@ typedef struct WindlassWire {
 
 // The kernels' one parameter. What ranks must have alike: ranks, first_tag, wires, channels_log2, ring_slots, used_channels, packets, the flag EVEN,
 // and the bytes of each connection: send_bytes[p] here is receive_bytes[me] on rank p; of a reduction, what every rank contributes to
-// a result has as many bytes as the result.
+// a result has as many bytes as the result. Of a reduce in two phases send_bytes are the shares on all ranks, and receive_bytes, too, on the root alone.
 typedef struct WindlassCollectiveLaunch {
   uint64_t regions[WINDLASS_COLLECTIVE_RANKS_MAX];  // where the part for collectives of each rank's region begins
-  WindlassWire wires[2];                           // the second: of the second phase of an all-reduce
+  WindlassWire wires[2];                           // the second: of the second phase, if there are two
   uint64_t control;                                // address of the abort word (32 bits), in any device-visible memory
   uint64_t report;                                 // address of a WindlassP2pReport in device memory, or 0
   uint64_t first_tag;                              // tag of packet 0 of every channel; 0 is no tag

@@ -58,9 +58,53 @@ WINDLASS_DEVICE Vector load_input(const char* from) {
 WINDLASS_DEVICE void store_output(char* to, Vector v) {
   asm volatile("st.global.v2.u64 [%0],{%1,%2};" ::"l"(to), "l"(v.x), "l"(v.y) : "memory");
 }
+// Not by a C++ volatile: in a loop with such a load the compiler puts YIELD, and of threads that have yielded no other waits at the end of
+// a branch. So the warp stayed parted after the last bytes of a buffer, and its lines were moved in parts (README.md, "The warp must be together").
 template <class Piece>
 WINDLASS_DEVICE Piece load_piece(const char* from) {
-  return *reinterpret_cast<const volatile Piece*>(from);
+  if constexpr (sizeof(Piece) == 8) {
+    uint64_t piece;
+    asm volatile("ld.global.L1::no_allocate.u64 %0,[%1];" : "=l"(piece) : "l"(from));
+    return (Piece)piece;
+  } else {
+    uint32_t piece;
+    if constexpr (sizeof(Piece) == 4) asm volatile("ld.global.L1::no_allocate.u32 %0,[%1];" : "=r"(piece) : "l"(from));
+    if constexpr (sizeof(Piece) == 2) asm volatile("ld.global.L1::no_allocate.u16 %0,[%1];" : "=r"(piece) : "l"(from));
+    if constexpr (sizeof(Piece) == 1) asm volatile("ld.global.L1::no_allocate.u8 %0,[%1];" : "=r"(piece) : "l"(from));
+    return (Piece)piece;
+  }
+}
+// A vector by pieces of 4 or of 2 bytes.
+template <class Piece>
+WINDLASS_DEVICE Vector load_vector_by(const char* from) {
+  Vector v;
+  if constexpr (sizeof(Piece) == 4)
+    asm volatile(
+        "{.reg .b32 p<4>;\n\t"
+        "ld.global.L1::no_allocate.u32 p0,[%2];\n\t"
+        "ld.global.L1::no_allocate.u32 p1,[%2+4];\n\t"
+        "ld.global.L1::no_allocate.u32 p2,[%2+8];\n\t"
+        "ld.global.L1::no_allocate.u32 p3,[%2+12];\n\t"
+        "mov.b64 %0,{p0,p1};\n\t"
+        "mov.b64 %1,{p2,p3};}"
+        : "=l"(v.x), "=l"(v.y)
+        : "l"(from));
+  else
+    asm volatile(
+        "{.reg .b16 p<8>;\n\t"
+        "ld.global.L1::no_allocate.b16 p0,[%2];\n\t"
+        "ld.global.L1::no_allocate.b16 p1,[%2+2];\n\t"
+        "ld.global.L1::no_allocate.b16 p2,[%2+4];\n\t"
+        "ld.global.L1::no_allocate.b16 p3,[%2+6];\n\t"
+        "ld.global.L1::no_allocate.b16 p4,[%2+8];\n\t"
+        "ld.global.L1::no_allocate.b16 p5,[%2+10];\n\t"
+        "ld.global.L1::no_allocate.b16 p6,[%2+12];\n\t"
+        "ld.global.L1::no_allocate.b16 p7,[%2+14];\n\t"
+        "mov.b64 %0,{p0,p1,p2,p3};\n\t"
+        "mov.b64 %1,{p4,p5,p6,p7};}"
+        : "=l"(v.x), "=l"(v.y)
+        : "l"(from));
+  return v;
 }
 template <class Piece>
 WINDLASS_DEVICE void store_piece(char* to, Piece piece) {

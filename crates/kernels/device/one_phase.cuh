@@ -1,4 +1,4 @@
-// The collectives of one phase, all but all-reduce: who is sent something receives it, and reduces it if that is asked.
+// The collectives of one phase, all but all-reduces and large reduces: who is sent something receives it, and reduces it if that is asked.
 #pragma once
 #include "parts.cuh"
 

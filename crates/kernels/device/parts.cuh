@@ -12,7 +12,7 @@ template <class Format, class Piece>
 WINDLASS_DEVICE void load_vectors(Vector (&packet)[Format::groups], const char* from, uint32_t vectors) {
   WINDLASS_UNROLL
   for (int group = 0; group < Format::groups; ++group)
-    if (Format::holds(group) && Format::offset(group) < vectors) packet[group] = load_pieces<Piece>(from + Format::offset(group), 16);
+    if (Format::holds(group) && Format::offset(group) < vectors) packet[group] = load_vector_by<Piece>(from + Format::offset(group));
 }
 template <class Format, class Piece>
 WINDLASS_DEVICE void store_vectors(const Vector (&packet)[Format::groups], char* to, uint32_t vectors) {
@@ -30,7 +30,7 @@ WINDLASS_DEVICE void load_rest(Vector (&packet)[Format::groups], const char* fro
     const uint32_t at = Format::offset(group);
     if (!Format::holds(group) || at < vectors || at >= part) continue;
     const bool even = (uint64_t)from % 2 == 0;
-    const Vector v = part - at >= 16 && even ? load_pieces<uint16_t>(from + at, 16) : load_bytes(from + at, part - at);
+    const Vector v = part - at >= 16 && even ? load_vector_by<uint16_t>(from + at) : load_bytes(from + at, part - at);
     WINDLASS_UNROLL
     for (int place = 0; place < Format::groups; ++place) {
       choose(packet[place].x, v.x, place == group);

@@ -43,9 +43,11 @@ struct Choice {
   bool operator!=(const Choice& other) const { return family != other.family || groups != other.groups; }
 };
 
-// What has kernels of its own (../device/ordered.cuh), and their one way for each kind.
+// What has kernels of its own (../device/ordered.cuh), and their ways for each kind: of a reduce two, in one phase and in two.
 inline bool is_ordered(uint32_t type, uint32_t by) { return type >= 10 || by == 5; }
-inline Choice ordered_choice(Kind kind) { return {kind == all_reduce ? two_phases : ll128, 2}; }
+inline Choice ordered_choice(Kind kind, const Choice& like) {
+  return {kind == all_reduce || (kind == reduce && like.family == two_phases) ? two_phases : ll128, 2};
+}
 
 // LL is for what every rank sends every other one, a packet a channel.
 inline bool goes_by_ll(Kind kind, uint64_t connection_bytes, uint32_t channels) {
@@ -151,6 +153,20 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
       }
       break;
     case reduce:
+      if (choice.family == two_phases) {
+        // Shares as of an all-reduce of all ranks but the root.
+        const uint64_t share = ((bytes + ranks - 2) / (ranks - 1) + 15) / 16 * 16;
+        largest = share < bytes ? share : bytes;
+        launch.flags |= (request.root + 1) << WINDLASS_COLLECTIVE_ROOT_SHIFT;
+        for (uint32_t rank = 0, index = 0; rank < ranks; ++rank) {
+          if (rank == request.root) continue;
+          const uint64_t from = index * share < bytes ? index * share : bytes, left = bytes - from;
+          ++index;
+          sends(rank, request.send + from, left < share ? left : share);
+          if (me == request.root) receives(rank, request.receive + from, left < share ? left : share);
+        }
+        break;
+      }
       sends(request.root, request.send, bytes);
       if (me == request.root) receives(me, request.receive, bytes);
       break;

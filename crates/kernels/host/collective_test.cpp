@@ -27,7 +27,7 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
   std::vector<Choice> choices = {{collective::ll128, 2}};
   if (collective::goes_by_ll(kind, 0, 0)) choices.push_back({collective::ll, 2});
   if (ranks <= 4) choices.push_back({collective::ll128, 4});
-  if (kind == collective::all_reduce) choices.push_back({collective::two_phases, 2});
+  if (kind == collective::all_reduce || kind == collective::reduce) choices.push_back({collective::two_phases, 2});
   // Kernels for large reductions.
   if (ranks <= 4 && kind == collective::all_reduce) choices.push_back({collective::simple_two_phases, 4});
   if (ranks <= 4 && kind == collective::reduce_scatter) choices.push_back({collective::simple, 4});
@@ -128,7 +128,7 @@ void exhaustive() {
         for (uint32_t type = 0; type < reference::types; ++type)
           for (uint32_t by = 0; by < (world::reduces(kind) ? reference::operations : 1); ++by) {
             // One of the ways is theirs.
-            if (world::reduces(kind) && collective::is_ordered(type, by) && choice != collective::ordered_choice(kind)) continue;
+            if (world::reduces(kind) && collective::is_ordered(type, by) && choice != collective::ordered_choice(kind, choice)) continue;
             Call call = any_call(random, kind, choice, ranks, 0);
             call.type = type;
             call.by = by;
@@ -411,14 +411,15 @@ void one_way_lapped() {
       World world(o);
       std::vector<Call> calls;
       for (int i = 0; i < (HOST_TSAN ? 4 : 40); ++i) {
-        const Choice choice = one_of(random, choices_of(collective::reduce, o.ranks));
+        const Choice choice = one_of(random, choices_of(root_slow ? collective::reduce : collective::broadcast, o.ranks));
         for (uint64_t k = random.below(6); k < 6; ++k) {
           Call call = any_call(random, root_slow ? collective::reduce : collective::broadcast, choice, o.ranks, random.below(ring_bytes(o, choice)));
           call.root = 0;
           calls.push_back(call);
         }
         // Both ways then, on the same wire: little, so that it goes by proof.
-        if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, choice, o.ranks, random.below(ring_bytes(o, choice) / 2)));
+        const Choice both_ways = choice.family == collective::two_phases ? Choice{collective::ll128, 2} : choice;
+        if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, both_ways, o.ranks, random.below(ring_bytes(o, both_ways) / 2)));
         // And what shares nothing with them.
         if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, {collective::ll, 2}, o.ranks, random.below(1000)));
       }

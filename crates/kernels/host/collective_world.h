@@ -191,7 +191,7 @@ struct Call {
   // The same, by the way that there are kernels for.
   Call by_its_kernels() const {
     Call call = *this;
-    if (reduces(kind) && collective::is_ordered(type, by)) call.choice = collective::ordered_choice(kind), call.any_kernel = true;
+    if (reduces(kind) && collective::is_ordered(type, by)) call.choice = collective::ordered_choice(kind, call.choice), call.any_kernel = true;
     return call;
   }
   const char* reducer() const { return !reduces(kind) ? "Copy" : folds_down ? "Downward" : reducer_for(type, by, any_kernel); }
@@ -335,7 +335,7 @@ struct Rank {
   // LL all that it is for; LL128 what the product gives them.
   bool goes_in_batches(const Call& call) const {
     const collective::Family family = call.choice.family;
-    const bool fits = family == collective::ll || family == collective::two_phases ||
+    const bool fits = family == collective::ll || (family == collective::two_phases && call.kind == collective::all_reduce) ||
                       (family == collective::ll128 && (call.kind == collective::all_gather || call.kind == collective::reduce_scatter));
     return fits && call.matrix.empty() && batch_kernel(call, false);
   }

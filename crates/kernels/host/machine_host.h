@@ -574,6 +574,14 @@ inline Piece load_piece(const char* from) {
   return *reinterpret_cast<const Piece*>(from);
 }
 template <class Piece>
+inline Vector load_vector_by(const char* from) {
+  Piece pieces[16 / sizeof(Piece)];
+  for (uint32_t at = 0; at < 16 / sizeof(Piece); ++at) pieces[at] = load_piece<Piece>(from + at * sizeof(Piece));
+  Vector v;
+  std::memcpy(&v, pieces, sizeof v);
+  return v;
+}
+template <class Piece>
 inline void store_piece(char* to, Piece piece) {
   host::current->part();
   if (reinterpret_cast<uint64_t>(to) % sizeof(Piece)) std::abort();

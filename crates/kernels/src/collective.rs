@@ -31,6 +31,8 @@ pub const COLLECTIVE_SAME: u32 = 2;
 pub const COLLECTIVE_EVEN: u32 = 4;
 /// Of a scaled sum `scale` is the address of this rank's scalar, not its bits.
 pub const COLLECTIVE_SCALAR_AT: u32 = 8;
+/// From this bit on: of a reduce in two phases the root, plus 1.
+pub const COLLECTIVE_ROOT_SHIFT: u32 = 4;
 
 /// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of the p2p transport.
 pub const WAITED_LL_DATA: u32 = 6;

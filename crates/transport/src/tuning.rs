@@ -19,7 +19,7 @@ use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 pub use built_in::{OTHER_BYTES_MAX, REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX};
 /// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
 /// of how groups are cut and ordered.
-const PROTOCOL: u64 = 10;
+const PROTOCOL: u64 = 11;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 
@@ -240,8 +240,8 @@ pub fn hash() -> u64 {
     built_in::put(&mut writer);
     let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter } = kernels();
     for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter] {
-        let Crossover { ll_bytes_max, two_groups_bytes_max, simple_bytes_min } = crossover;
-        writer.u64(ll_bytes_max).u64(two_groups_bytes_max).u64(simple_bytes_min);
+        let Crossover { ll_bytes_max, two_groups_bytes_max, large_bytes_min } = crossover;
+        writer.u64(ll_bytes_max).u64(two_groups_bytes_max).u64(large_bytes_min);
     }
     checksum(&writer.finish())
 }

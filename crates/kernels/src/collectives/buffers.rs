@@ -2,13 +2,13 @@
 
 use super::kernel::Family;
 use super::{Collective, Kind};
-use crate::collective::{COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
+use crate::collective::{COLLECTIVE_ROOT_SHIFT, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
 
 /// Shares of an all-reduce begin at multiples of this, counted from the beginning of the buffer: no element is cut, and a
 /// vector that a thread loads lies in one share.
 const SHARE_ALIGNMENT: u64 = 16;
 
-/// Of an all-reduce in two phases of so many bytes: those of the first rank's share, the largest, if there are as many.
+/// Of a call in two phases of so many bytes, which as many ranks reduce: those of the first share, the largest, if there are as many.
 pub(super) fn share(bytes: u64, ranks: u32) -> u64 {
     bytes.div_ceil(ranks.into()).next_multiple_of(SHARE_ALIGNMENT)
 }
@@ -29,6 +29,20 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
                 let length = share.min(bytes - at);
                 launch.set_send(rank, send.wrapping_add(at), length);
                 launch.set_receive(rank, receive.wrapping_add(at), length);
+            }
+            return share.min(bytes);
+        }
+        Kind::Reduce { root } if family.has_shares() => {
+            let share = share(bytes, launch.ranks - 1);
+            launch.flags |= (root + 1) << COLLECTIVE_ROOT_SHIFT;
+            // The root has none.
+            for (index, rank) in (0..ranks).filter(|rank| *rank != root as usize).enumerate() {
+                let at = (index as u64 * share).min(bytes);
+                let length = share.min(bytes - at);
+                launch.set_send(rank, send.wrapping_add(at), length);
+                if me == root as usize {
+                    launch.set_receive(rank, receive.wrapping_add(at), length);
+                }
             }
             return share.min(bytes);
         }

@@ -66,7 +66,7 @@ pub struct Layout {
     pub ll: Wire,
     /// Packets of 960 or 1920 bytes.
     pub ll128: Wire,
-    /// As `ll128`, for the second phase of an all-reduce.
+    /// As `ll128`, for the second phase, where there are two.
     pub results: Wire,
     /// Of the whole part. Zeroed before any peer may write.
     pub bytes: u64,

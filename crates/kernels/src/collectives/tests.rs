@@ -26,11 +26,11 @@ fn kinds(ranks: u32) -> Vec<Kind> {
     [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter].into_iter().chain(rooted).collect()
 }
 
-/// Every kind by LL, by LL128 packets of two groups, of four, by Simple.
+/// Every kind by LL, by LL128 packets of two groups, of four, by Simple; a reduce also in two phases.
 fn tunings() -> [Tuning; 4] {
     let of = [(u64::MAX, 0, u64::MAX), (0, u64::MAX, u64::MAX), (0, 0, u64::MAX), (0, 0, 0)];
-    of.map(|(ll_bytes_max, two_groups_bytes_max, simple_bytes_min)| {
-        let every = Crossover { ll_bytes_max, two_groups_bytes_max, simple_bytes_min };
+    of.map(|(ll_bytes_max, two_groups_bytes_max, large_bytes_min)| {
+        let every = Crossover { ll_bytes_max, two_groups_bytes_max, large_bytes_min };
         Tuning {
             all_reduce: every,
             broadcast: every,
@@ -144,6 +144,9 @@ fn sizes_choose_kernels() {
     assert_eq!(told(Kind::Broadcast { root: 0 }, 64 * kib, 2).0, "LL128x2_Copy_2");
     assert_eq!(told(Kind::Broadcast { root: 1 }, 513 * kib, 2).0, "LL128x4_Copy_2");
     assert_eq!(told(Kind::Reduce { root: 1 }, 65 * kib, 2).0, "LL128x4_SumF32_2");
+    let reduce = |bytes, ranks| told(Kind::Reduce { root: 1 }, bytes, ranks).0;
+    assert_eq!([reduce(64 * mib, 2), reduce(1535 * kib, 4)], ["LL128x4_SumF32_2", "LL128x4_SumF32_4"]);
+    assert_eq!([reduce(3 * mib, 3), reduce(512 * kib, 8)], ["AllReduce_SumF32_4", "AllReduce_SumF32_8"]);
 }
 
 /// Wires lie beside each other and are as large as what they hold; a region stays within what the design allows.
@@ -261,7 +264,9 @@ fn ordered_go_one_way() {
                 let in_two_phases = format!("ncclWindlass_AllReduce_Ordered_{of_ranks}");
                 assert_eq!(name(Kind::AllReduce), in_two_phases);
                 let in_one = format!("ncclWindlass_LL128x2_Ordered_{of_ranks}");
-                assert_eq!([name(Kind::Reduce { root: 1 }), name(Kind::ReduceScatter)], [&*in_one; 2]);
+                assert_eq!(name(Kind::ReduceScatter), in_one);
+                let phases = if tuning.reduce.large_bytes_min == 0 { &in_two_phases } else { &in_one };
+                assert_eq!(name(Kind::Reduce { root: 1 }), phases);
                 let bytes = count * u64::from(element_bytes);
                 let mut uneven = Uneven { reduction, scalar, parts: Default::default(), own: RECEIVE };
                 uneven.parts[..ranks as usize].fill(Part { address: SEND, bytes });

@@ -51,13 +51,13 @@ fn digest_is_fresh() {
     );
 }
 
-/// What the library carries for all GPUs stays small: it is packed.
+/// What the library carries for all GPUs stays small: it is packed. (4 MiB until user bytes were loaded by assembly: the code is as long, but packs less well.)
 #[test]
 fn output_is_packed() {
     let folder = host::crate_folder().join("compiled");
     let bytes: u64 =
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
-    assert!(bytes < 4 << 20, "crates/kernels/compiled has {bytes} bytes");
+    assert!(bytes < 17 << 18, "crates/kernels/compiled has {bytes} bytes");
 }
 
 /// Every image has its kernels, PTX names the oldest version and target that it guarantees, and every GPU since sm_80

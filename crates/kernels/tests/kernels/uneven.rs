@@ -94,7 +94,7 @@ fn answer(case: &Case) -> Option<Vec<u8>> {
     let layout = Layout::of(geometry);
     let regions: Vec<u64> = (1..=u64::from(geometry.ranks)).map(|rank| rank << 40).collect();
     let two_groups_bytes_max = if *groups == 2 { u64::MAX } else { 0 };
-    let crossover = Crossover { ll_bytes_max: 0, two_groups_bytes_max, simple_bytes_min: u64::MAX };
+    let crossover = Crossover { ll_bytes_max: 0, two_groups_bytes_max, large_bytes_min: u64::MAX };
     let tuning = Tuning { all_gather: crossover, reduce_scatter: crossover, ..Tuning::default() };
     let limits = Limits { blocks_max: 32, clusters: true };
     let mut launch = CollectiveLaunch::default();

@@ -1,6 +1,8 @@
 //! What a launch is, for the modelled clock of the simulated driver: told from the kernel's parameter alone. Pure.
 
-use windlass_kernels::collective::{BatchLaunch, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
+use windlass_kernels::collective::{
+    BatchLaunch, COLLECTIVE_ROOT_SHIFT, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX,
+};
 use windlass_kernels::launch::{BLOCKS_SHIFT, CONNECTION_WORDS, Launch, Operation};
 
 use std::ffi::{CStr, c_char};
@@ -52,7 +54,7 @@ fn copies(kernel: &str) -> bool {
     kernel.contains("_Copy_")
 }
 
-/// In two phases, for which there are kernels of their own.
+/// All-reduces in two phases, whose kernels run reduces in two phases, too.
 fn is_all_reduce(kernel: &str) -> bool {
     kernel.contains("AllReduce")
 }
@@ -69,7 +71,9 @@ fn gathered(launch: &CollectiveLaunch) -> (&'static CStr, u64) {
 /// Likewise of what goes to each rank; where all get the same it is an all-reduce in one phase.
 fn reduced(launch: &CollectiveLaunch, kernel: &str) -> (&'static CStr, u64) {
     if is_all_reduce(kernel) {
-        return (c"all_reduce", launch.send_bytes.iter().sum());
+        let is_rooted = launch.flags >> COLLECTIVE_ROOT_SHIFT != 0;
+        let operation = if is_rooted { c"reduce" } else { c"all_reduce" };
+        return (operation, launch.send_bytes.iter().sum());
     }
     if launch.flags & COLLECTIVE_SAME != 0 {
         return (c"all_reduce", launch.send_bytes[0]);
@@ -178,10 +182,10 @@ mod tests {
         (Kind::ReduceScatter, c"reduce_scatter", RANKS as u64),
     ];
 
-    /// All by LL, by LL128, by Simple.
+    /// All by LL, by LL128, by Simple, or in two phases.
     fn tunings() -> [Tuning; 3] {
-        [(u64::MAX, u64::MAX), (0, u64::MAX), (0, 0)].map(|(ll_bytes_max, simple_bytes_min)| {
-            let every = Crossover { ll_bytes_max, two_groups_bytes_max: 0, simple_bytes_min };
+        [(u64::MAX, u64::MAX), (0, u64::MAX), (0, 0)].map(|(ll_bytes_max, large_bytes_min)| {
+            let every = Crossover { ll_bytes_max, two_groups_bytes_max: 0, large_bytes_min };
             Tuning {
                 all_reduce: every,
                 broadcast: every,

@@ -1,6 +1,7 @@
 //! What the kernels make of the launches of all ranks, against the collectives by their definition.
 
 use super::*;
+use crate::collective::COLLECTIVE_ROOT_SHIFT;
 
 /// All ranks' launches, each with other limits.
 fn everyone(
@@ -42,6 +43,12 @@ fn assert_agreed(all: &[Arranged]) {
             )
         };
         assert_eq!(shared(launch), shared(&first.launch));
+        if root_of(launch).is_some() {
+            assert_eq!((launch.send_bytes, launch.flags), (first.launch.send_bytes, first.launch.flags));
+            let gotten = if root_of(launch) == Some(me) { launch.send_bytes } else { [0; RANKS_MAX] };
+            assert_eq!(launch.receive_bytes, gotten, "results of {me}");
+            continue;
+        }
         for (peer, Arranged { launch: theirs, .. }) in all.iter().enumerate() {
             let expected = theirs.receive_bytes[if reduces { peer } else { me }];
             assert_eq!(launch.send_bytes[peer], expected, "from {me} to {peer}");
@@ -52,6 +59,11 @@ fn assert_agreed(all: &[Arranged]) {
             assert!(packets.min(1 << launch.channels_log2) <= launch.used_channels.into());
         }
     }
+}
+
+/// Of a reduce in two phases.
+fn root_of(launch: &CollectiveLaunch) -> Option<usize> {
+    (launch.flags >> COLLECTIVE_ROOT_SHIFT).checked_sub(1).map(|root| root as usize)
 }
 
 impl CollectiveLaunch {
@@ -84,6 +96,18 @@ impl Memory {
 fn run(all: &[Arranged], memories: &mut [Memory]) {
     let reduces = all[0].launch.reduction_of_kernel(all[0].shape.kernel);
     let mut before = memories.to_vec();
+    if let Some(root) = root_of(&all[0].launch) {
+        let launch = &all[root].launch;
+        for (rank, bytes) in launch.send_bytes.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0) {
+            let mut result = vec![0u8; bytes as usize];
+            for (peer, Arranged { launch: theirs, .. }) in all.iter().enumerate() {
+                let sent = before[peer].at(theirs.send[rank], bytes);
+                result.iter_mut().zip(sent).for_each(|(sum, term)| *sum = sum.wrapping_add(*term));
+            }
+            memories[root].at(launch.receive[rank], bytes).copy_from_slice(&result);
+        }
+        return;
+    }
     for (me, Arranged { launch, .. }) in all.iter().enumerate() {
         if reduces && launch.receive_bytes[me] > 0 {
             memories[me].at(launch.receive[me], launch.receive_bytes[me]).fill(0);
