@@ -1,8 +1,8 @@
-"""Collectives and messages of six process groups of the same two ranks, a stream each, which the ranks issue in opposite orders while
+"""Collectives and messages of six process groups of the same ranks, a stream each, which even and odd ranks issue in opposite orders while
 both GPUs are full: each needs its peer's, so what a library keeps from running for the others' sake may hang.
 
 Run one process a GPU (`torchrun --nproc-per-node 2 torch_opposite_orders.py`). In each round a product fills the GPU, all streams wait
-for it, and then every group gets one call, from the first group on rank 0 and from the last on rank 1. Rank 0 prints a JSON line at the
+for it, and then every group gets one call, from the first group on even ranks and from the last on odd ones. Rank 0 prints a JSON line at the
 end: rounds, seconds, how many results were checked. Where nothing moves for a minute a rank says at which round and ends itself.
 PROCESS_GROUPS: 6 unless said otherwise. ROUNDS: 10000, of which every LARGE_EVERY-th (4) is of 16 MiB. GRAPH_ROUNDS (0): so many replays, after these, of a
 graph of a small round and one of a large round in turn. CHECK_EVERY: rounds between two of known values (500). STILL_SECONDS (60).
@@ -67,9 +67,9 @@ class Lane:
             return [dist.all_gather_into_tensor(whole, share, group=self.group, async_op=True)]
         if kind == "reduce_scatter":
             return [dist.reduce_scatter_tensor(share, whole, group=self.group, async_op=True)]
-        peer = 1 - dist.get_rank()
-        return dist.batch_isend_irecv([dist.P2POp(dist.isend, whole, peer, group=self.group),
-                                       dist.P2POp(dist.irecv, self.share[: whole.numel()], peer, group=self.group)])
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        return dist.batch_isend_irecv([dist.P2POp(dist.isend, whole, (rank + 1) % ranks, group=self.group),
+                                       dist.P2POp(dist.irecv, self.share[: whole.numel()], (rank - 1) % ranks, group=self.group)])
 
     def fill(self, size, key):
         """Whatever the kind reads, and what it shall replace."""
@@ -87,7 +87,7 @@ class Lane:
             return all(bool((piece == seen).all()) for piece, seen in zip(whole.chunk(len(ranks)), values))
         if kind == "reduce_scatter":
             return bool((share == sum(values)).all())
-        return bool((self.share[: whole.numel()] == values[1 - dist.get_rank()]).all())
+        return bool((self.share[: whole.numel()] == values[dist.get_rank() - 1]).all())
 
 
 def value(rank, place, key):
@@ -96,7 +96,7 @@ def value(rank, place, key):
 
 
 def calls_of(round_number, large_every):
-    """Kind and bytes for each group: the same on both ranks."""
+    """Kind and bytes for each group: the same on all ranks."""
     size = LARGE if round_number % large_every == large_every - 1 else SMALL[round_number % len(SMALL)]
     return [(KINDS[(place + round_number // len(SMALL)) % len(KINDS)], size) for place in range(GROUPS)]
 
@@ -112,12 +112,12 @@ class Product:
 
 
 def issue_round(lanes, product, calls):
-    """From the first group on rank 0, from the last on rank 1. PyTorch has each group's calls on a stream of that group's own, which
+    """From the first group on even ranks, from the last on odd ones. PyTorch has each group's calls on a stream of that group's own, which
     waits for the stream that is current at the call: that is the lane's, and so no group waits for another."""
     product.run()
     begun = torch.cuda.Event()
     begun.record()
-    order = lanes if dist.get_rank() == 0 else lanes[::-1]
+    order = lanes[::-1] if dist.get_rank() % 2 else lanes
     works = []
     for lane in order:
         lane.stream.wait_event(begun)
@@ -184,8 +184,8 @@ def main():
     torch.cuda.set_device(local)
     watch = Watch(number("STILL_SECONDS", 60))
     dist.init_process_group("nccl", device_id=torch.device("cuda", local))
-    if dist.get_world_size() != 2:
-        sys.exit("of two ranks")
+    if dist.get_world_size() < 2:
+        sys.exit("of two ranks or more")
     lanes, product = [Lane(place) for place in range(GROUPS)], Product()
     for kind in KINDS:  # connections are made group by group, in one order
         for size in (*SMALL, LARGE):
