@@ -167,7 +167,7 @@ static double rounded(const struct format* format, float value) {
   return format->bytes == 2 ? nearbyint(value / step) * step : value;
 }
 
-/* The fold from rank 0 upward that WINDLASS_ORDER=fixed promises, in floats and rounded to the type once; in doubles for doubles. */
+/* The fold from rank 0 upward that WINDLASS_ORDER=fixed guarantees, in floats and rounded to the type once; in doubles for doubles. */
 static void fold(double* result, const struct reduction* reduction, const struct format* format, size_t first, size_t count) {
   double input[BLOCK];
   volatile float reciprocal = 1.0f / (float)reduction->ranks;
