@@ -10,7 +10,7 @@ with all-gathers and a fold over the ranks in their place, nothing may differ.
 
 Did it work? Rank 0 prints "logits same: True" and the status is 0. The report at the end says:
 
-    order: fixed; all 1204 reductions that round were in fixed order
+    order: fixed; all 792 reductions that round were in fixed order
 
 Over NCCL alone (WINDLASS=off) logits differ, if there are more than 2 ranks: a sum of two values has only one order. With
 --expect-differences the status is 0 if they differ. Equal digests of two runs mean equal logits.

@@ -159,7 +159,7 @@ Windlass takes the place of NCCL {first} to {last}. It loads whatever release th
 
 - **Names.** A test compares the exported names with those of {}.
 - **Headers.** Constants and layouts were compared with the headers of {}.
-- **Runs on GPUs.** NCCL 2.28.9 and 2.30.7, on H100 and H200. Other releases were not run on GPUs.
+- **Runs on GPUs.** NCCL 2.28.3 (one program), 2.28.9 and 2.30.7, on H100 and H200. Other releases were not run on GPUs.
 - **A newer NCCL** may have functions that Windlass lacks. The loader does not find them in Windlass. `windlass run` refuses such a release, and `windlass doctor` says so.
 - **An older NCCL** lacks functions of this list. They answer `ncclInvalidUsage`, as the log says once (`WINDLASS_LOG=warn`). `ncclGetVersion` gives the version of the real NCCL.
 
