@@ -88,6 +88,12 @@ fn images_are_what_they_say() {
             assert!(code.ends_with(b"\0"), "{} has no end", image.name);
             if image.name.starts_with("compute") {
                 assert_eq!(text.find('\0'), Some(text.len() - 1), "{} ends early", image.name);
+                // Loads of bytes as volatile ones part a warp (README.md, "The warp must be together"). PTX alone tells: a driver compiles it.
+                for narrow in
+                    ["ld.volatile.u8", "ld.volatile.u16", "ld.volatile.global.u8", "ld.volatile.global.u16"]
+                {
+                    assert!(!text.contains(narrow), "{} has {narrow}", image.name);
+                }
             }
         }
         assert_eq!(Vec::from_iter(seen), ["compute_80", "compute_90", "sm_100", "sm_80", "sm_90"]);
