@@ -30,8 +30,7 @@ struct Channel {
   uint32_t packets, ranks;
   Source source;
 
-  // There are no more packets than channels in use, or all channels are in use; so a shift divides.
-  WINDLASS_DEVICE uint32_t packets_of(uint64_t packets) const { return packets > channel ? ((uint32_t)(packets - channel - 1) >> launch.channels_log2) + 1 : 0; }
+  WINDLASS_DEVICE uint32_t packets_of(uint64_t packets) const { return packets > channel ? (uint32_t)(packets - channel - 1) / launch.used_channels + 1 : 0; }
   // `bytes`: what moves between this rank and rank place().
   WINDLASS_DEVICE Channel(const Source& source, const WindlassWire& wire, uint32_t channel, uint64_t bytes)
       : launch(source.launch()), wire(wire), channel(channel), source(source) {

@@ -79,7 +79,7 @@ typedef struct WindlassCollectiveLaunch {
   uint32_t ranks;
   uint32_t channels_log2;  // of the channels that each wire's rings have
   uint32_t ring_slots;     // packets that a channel's ring holds; a power of two, at least 2
-  uint32_t used_channels;  // the lesser of the rings' channels and of the packets of the largest connection: packet u goes by channel u modulo this
+  uint32_t used_channels;  // no more than the rings' channels, nor than the packets of the largest connection: packet u goes by channel u modulo this
   uint32_t role_warps;     // warps of a block for each role
   uint32_t reduction;      // NCCL's type | NCCL's operation, or 5, the scaled sum, << 8; kernels for one reduction do not look at it
   uint32_t flags;          // WINDLASS_COLLECTIVE_*

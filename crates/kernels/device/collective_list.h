@@ -32,10 +32,10 @@
   X(ncclWindlass_LL_##R##_2##suffix, ll, reducer, 2, 0, 512, straight)                 \
   X(ncclWindlass_LL_##R##_4##suffix, ll, reducer, 4, 0, 512, straight)                 \
   X(ncclWindlass_LL_##R##_8##suffix, ll, reducer, 8, 0, 512, straight)                 \
-  X(ncclWindlass_LL128x2_##R##_2##suffix, ll128, reducer, 2, 2, 512, straight)         \
+  X(ncclWindlass_LL128x2_##R##_2##suffix, ll128, reducer, 2, 2, 640, straight)         \
   X(ncclWindlass_LL128x2_##R##_4##suffix, ll128, reducer, 4, 2, 512, straight)         \
   X(ncclWindlass_LL128x2_##R##_8##suffix, ll128, reducer, 8, 2, 512, straight)         \
-  X(ncclWindlass_LL128x4_##R##_2##suffix, ll128, reducer, 2, 4, 512, straight)         \
+  X(ncclWindlass_LL128x4_##R##_2##suffix, ll128, reducer, 2, 4, 640, straight)         \
   X(ncclWindlass_LL128x4_##R##_4##suffix, ll128, reducer, 4, 4, 512, straight)
 
 // 8 warps of each of three roles; of 8 ranks 5, as a warp holds a line of each.
@@ -44,11 +44,12 @@
   X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)  \
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
 
-// Reductions of large buffers. A warp of each role less, as packets are larger; and the signal warp.
+// Reductions of large buffers: as many warps of each role as were fastest with 24 blocks, and the signal warp. With more of them the kernels spill,
+// or a reduce-scatter of 2 ranks takes 4 % longer.
 #define WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, R, reducer, suffix, straight)                              \
   X(ncclWindlass_Simple_##R##_2##suffix, simple, reducer, 2, 4, 544, straight)                              \
   X(ncclWindlass_Simple_##R##_4##suffix, simple, reducer, 4, 4, 544, straight)                              \
-  X(ncclWindlass_SimpleAllReduce_##R##_2##suffix, simple_all_reduce, reducer, 2, 4, 416, straight)          \
+  X(ncclWindlass_SimpleAllReduce_##R##_2##suffix, simple_all_reduce, reducer, 2, 4, 608, straight)          \
   X(ncclWindlass_SimpleAllReduce_##R##_4##suffix, simple_all_reduce, reducer, 4, 4, 416, straight)
 
 #define WINDLASS_COLLECTIVE_KERNELS_FOR(X, suffix, straight)                           \
@@ -67,7 +68,7 @@
 
 // Of what fixed order alone brings here, one way of each kind: it is seldom, and each kernel is in every image.
 #define WINDLASS_ORDERED_KERNELS(X)                                                    \
-  X(ncclWindlass_LL128x2_Ordered_2, ll128, OrderedReduction, 2, 2, 512, false)         \
+  X(ncclWindlass_LL128x2_Ordered_2, ll128, OrderedReduction, 2, 2, 640, false)         \
   X(ncclWindlass_LL128x2_Ordered_4, ll128, OrderedReduction, 4, 2, 512, false)         \
   X(ncclWindlass_LL128x2_Ordered_8, ll128, OrderedReduction, 8, 2, 512, false)         \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, Ordered, OrderedReduction, , false)
@@ -92,7 +93,7 @@
 
 // Larger ones. None is straight: fetching instructions is little of what they take, and each kernel is in every image.
 #define WINDLASS_LARGER_BATCH_KERNELS_OF(X, R, reducer)                       \
-  X(ncclWindlass_LL128Batch_##R##_2, batch_ll128, reducer, 2, 4, 512, false)  \
+  X(ncclWindlass_LL128Batch_##R##_2, batch_ll128, reducer, 2, 4, 640, false)  \
   X(ncclWindlass_LL128Batch_##R##_4, batch_ll128, reducer, 4, 4, 512, false)  \
   X(ncclWindlass_LL128Batch_##R##_8, batch_ll128, reducer, 8, 2, 512, false)
 #define WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, R, reducer)                            \

@@ -51,8 +51,8 @@ struct P2pLoad {
 
 // The virtual block of channel 0 from `sender` to `receiver`.
 inline uint32_t p2p_first_block(uint32_t sender, uint32_t receiver, uint32_t ranks, uint32_t blocks) {
-  const uint32_t ahead = (receiver % ranks + ranks - sender % ranks) % ranks;
-  return ahead * std::max(1u, blocks / ranks) % blocks;
+  const uint32_t between = (receiver % ranks + ranks - sender % ranks - 1) % ranks;
+  return between * std::max(1u, blocks / std::max(1u, ranks - 1)) % blocks;
 }
 
 // The virtual blocks over which a message by LL128 goes: whole clusters, or all.

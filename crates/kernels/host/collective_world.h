@@ -388,7 +388,7 @@ struct Rank {
     }
     batch.count = (uint32_t)(last - first);
     batch.launch.packets = packets;
-    batch.launch.used_channels = std::min(packets, world.options.channels);
+    batch.launch.used_channels = fewer_channels(std::min(packets, world.options.channels), first);
     // The list as short as it may be, now and then: then several calls share an entry.
     while (packets > (uint32_t)WINDLASS_BATCH_ENTRIES << batch.packets_log2) ++batch.packets_log2;
     if (family != collective::ll) batch.packets_log2 += seed % 4;
@@ -411,9 +411,16 @@ struct Rank {
 
   void call(const Call& call, uint64_t index, uint32_t blocks, uint32_t role_warps) {
     WindlassCollectiveLaunch launch = prepare(call, index);
+    if (call.choice.family != collective::ll) launch.used_channels = fewer_channels(launch.used_channels, index);
     const Kernel& kernel = kernel_for(call.choice, call.reducer(), ranks(), collective::straight(launch, call.choice) && !call.any_kernel);
     world.launch(launch, kernel, call.choice.family, blocks, role_warps, random.next());
     if (!world.aborted()) compare(call);
+  }
+
+  // Half of the calls use some of the channels that they could, the same on all ranks: grids serve whole rounds of their warps' channels.
+  static uint32_t fewer_channels(uint32_t channels, uint64_t index) {
+    const uint64_t any = reference::mixed(seed ^ (index + 1) << 20);
+    return channels > 1 && any % 2 ? 1 + (uint32_t)(any / 2 % channels) : channels;
   }
 
   // Buffers, and what is to become of them.

@@ -13,7 +13,8 @@ int main() {
     const collective::Geometry geometry{asked.first_tag, (uint32_t)asked.rank, (uint32_t)asked.ranks, (uint32_t)asked.channels, (uint32_t)asked.slots};
     collective::UnevenRequest request{asked.reduces != 0, (uint32_t)asked.type, (uint32_t)asked.by, {}, asked.own, asked.scalar, asked.scalar_at != 0};
     std::memcpy(request.parts, asked.parts, sizeof asked.parts);
-    const WindlassCollectiveLaunch launch = collective::arrange_uneven(request, geometry, (uint32_t)asked.groups);
+    WindlassCollectiveLaunch launch = collective::arrange_uneven(request, geometry, (uint32_t)asked.groups);
+    launch.used_channels = 0;  // C++ has no grids to fill
     std::fwrite(&launch, sizeof launch, 1, stdout);
   }
 }

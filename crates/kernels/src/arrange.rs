@@ -319,8 +319,9 @@ fn add(
 /// The virtual block that serves channel 0 from the first of the ranks to the second. Pairs as far apart share it, so that a rank's
 /// messages to all others, and from them, spread over all blocks.
 fn first_block([sender, receiver]: [u32; 2], ranks: u32, blocks: u32) -> u16 {
-    let ahead = (receiver % ranks + ranks - sender % ranks) % ranks;
-    (ahead * (blocks / ranks).max(1) % blocks) as u16
+    let between = (receiver % ranks + ranks - sender % ranks - 1) % ranks;
+    let each = blocks / ranks.saturating_sub(1).max(1);
+    (between * each.max(1) % blocks) as u16
 }
 
 /// Channels that each virtual block serves: sends, then receives.

@@ -1,7 +1,7 @@
 //! From a collective to a launch: pure decisions about kernels, buffers, channels, blocks and warps.
 //!
 //! What peers must decide alike (the kernel, `used_channels`, the bytes of each connection, the grid) follows from the collective, the
-//! [`Geometry`], the [`Limits`] and the [`Tuning`], which all ranks share. Warps are this rank's own affair.
+//! [`Geometry`], the [`Limits`] and the [`Tuning`], which all ranks share; not from where its buffers lie.
 
 mod batch;
 mod buffers;
@@ -112,8 +112,6 @@ pub fn arrange(
     }
     let largest_connection_bytes = buffers::write(collective, family, launch);
     launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
-    // At most `channels`, so it fits.
-    launch.used_channels = launch.packets.min(u64::from(geometry.channels)) as u32;
     if collective.kind.is_even() {
         launch.flags |= COLLECTIVE_EVEN;
     }
@@ -121,8 +119,8 @@ pub fn arrange(
     let straight = Straight::of(collective.kind.is_even() && is_whole);
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let limits = limits.modest(collective.kind, ranks, total_bytes);
-    let shape = Shape::of(kernel, launch.used_channels, total_bytes, &limits);
-    launch.role_warps = shape.role_warps;
+    let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
+    shape.tell(launch);
     Ok(Some(shape))
 }
 

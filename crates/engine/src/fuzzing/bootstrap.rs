@@ -8,7 +8,7 @@ use windlass_bootstrap::local_rendezvous::{self, Roster, RosterCourse};
 use windlass_bootstrap::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
-use windlass_bootstrap::negotiated::{NEGOTIATED_BYTES_MAX, RANKS_MAX};
+use windlass_bootstrap::negotiated::{GRID_MAX, NEGOTIATED_BYTES_MAX, RANKS_MAX};
 use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
 use windlass_bootstrap::participation::{Participation, Stage, WithoutHost};
 use windlass_bootstrap::round::Round;
@@ -132,7 +132,7 @@ pub(super) fn participant(input: &[u8]) {
                 negotiated.encode().len() <= NEGOTIATED_BYTES_MAX && negotiated.members.len() <= RANKS_MAX
             );
             let _ = (negotiated.ctas_max(), negotiated.has_clusters(), negotiated.descriptor_sockets());
-            assert!((1..=32).contains(&negotiated.grid_max()));
+            assert!((1..=GRID_MAX).contains(&negotiated.grid_max()));
             peers::common_offer(negotiated);
             agreed::decide(negotiated);
         }

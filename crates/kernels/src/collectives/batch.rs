@@ -65,8 +65,6 @@ pub fn arrange_batch(
         reduction.tell(None, &mut launch);
     }
     launch.packets = all_packets;
-    // At most `channels`, so it fits.
-    launch.used_channels = all_packets.min(u64::from(geometry.channels)) as u32;
     let is_whole = family.has_straight() && bits.is_multiple_of(family.vector_bytes());
     let kernel = Kernel::of(family, reducer, ranks, Straight::of(is_whole));
     let limits = match family {
@@ -74,8 +72,8 @@ pub fn arrange_batch(
         // NCCL's kernel for a group is as wide; with a single collective's 16 blocks 16 MiB of all-gathers took 1.5 times as long.
         _ => *limits,
     };
-    let shape = Shape::of(kernel, launch.used_channels, total_bytes, &limits);
-    launch.role_warps = shape.role_warps;
+    let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
+    shape.tell(&mut launch);
     batch.launch = launch;
     Ok(Some(shape))
 }

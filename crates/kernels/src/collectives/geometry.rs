@@ -22,7 +22,7 @@ pub struct Geometry {
     pub slots: u32,
 }
 
-/// Channels for each block: as many as a block has senders at full size.
+/// Channels for each block at least: as many as a block has senders at full size.
 const CHANNELS_A_BLOCK: u32 = 8;
 const BLOCKS_MAX: u32 = 32;
 /// With 4 slots large collectives of 2 ranks took up to a quarter longer; for more than 4 ranks there is no room for 8.
@@ -30,11 +30,10 @@ const SLOTS: u32 = 8;
 const SLOTS_OF_MANY: u32 = 4;
 
 impl Geometry {
-    /// For grids of at most this many blocks (equal on all ranks: the least of their limits). With 32 of them a region has
+    /// For grids of at most this many blocks (equal on all ranks: the least of their limits). With more than 16 of them a region has
     /// 17, 33 and 34 MiB for 2, 4 and 8 ranks.
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
-        // The largest power of two that is not more.
-        let channels = CHANNELS_A_BLOCK << blocks_max.clamp(1, BLOCKS_MAX).ilog2();
+        let channels = CHANNELS_A_BLOCK * blocks_max.clamp(1, BLOCKS_MAX).next_power_of_two();
         let slots = if ranks <= 4 { SLOTS } else { SLOTS_OF_MANY };
         Geometry { first_tag, rank, ranks, channels, slots }
     }

@@ -1,9 +1,10 @@
 //! How many blocks and warps serve the channels: channel `l` is served by block `l % blocks`, and each warp goes through its channels in
 //! increasing order. The grid is equal on all ranks, so that a block waits for blocks of its own number alone.
 
-use super::Kind;
 use super::kernel::{Family, Kernel};
 use super::refused::Refused;
+use super::{Geometry, Kind};
+use crate::collective::CollectiveLaunch;
 
 /// What the ranks agreed on for all grids: equal on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub struct Shape {
     pub threads: u32,
     /// Warps of a block for each role: what the launch says.
     pub role_warps: u32,
+    /// Channels that are used, the first ones: what the launch says.
+    pub used_channels: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
     /// Blocks of a cluster; 1: launch without the attribute.
@@ -70,20 +73,43 @@ const BESIDE_PRODUCTS: [(u64, u32); 2] = [(64 << 10, 8), (16 << 20, 16)];
 const BESIDE_PRODUCTS_BYTES_MAX_OF_MORE: u64 = 1 << 20;
 
 impl Shape {
-    pub(super) fn of(kernel: Kernel, used_channels: u32, total_bytes: u64, limits: &Limits) -> Shape {
+    /// `packets`: of the largest connection.
+    pub(super) fn of(
+        kernel: Kernel,
+        packets: u64,
+        geometry: &Geometry,
+        total_bytes: u64,
+        limits: &Limits,
+    ) -> Shape {
+        // At most `channels`, so it fits.
+        let channels = packets.min(u64::from(geometry.channels)) as u32;
         let family = kernel.family();
         // LL128 blocks spread over as many multiprocessors as they can: that is what their time depends on.
         let role_warps_first =
             if matches!(family, Family::Ll | Family::BatchLl) { LL_WARPS_FIRST } else { 1 };
-        let wanted = used_channels.div_ceil(role_warps_first).min(limits.blocks_max);
+        let wanted = channels.div_ceil(role_warps_first).min(limits.blocks_max);
         let (blocks, cluster) = if limits.clusters && wanted > 2 && limits.blocks_max >= CLUSTER {
             (wanted.div_ceil(CLUSTER).min(limits.blocks_max / CLUSTER) * CLUSTER, CLUSTER)
         } else {
             (wanted, 1)
         };
-        let role_warps = used_channels.div_ceil(blocks).min(kernel.role_warps_max());
+        let role_warps = channels.div_ceil(blocks).min(kernel.role_warps_max());
+        let used_channels = evenly(family, channels, blocks * role_warps);
         let threads = 32 * family.warps(role_warps);
         let early = total_bytes <= EARLY_BYTES_MAX;
-        Shape { kernel, blocks, threads, role_warps, shared_bytes: family.shared_bytes(), cluster, early }
+        let shared_bytes = family.shared_bytes();
+        Shape { kernel, blocks, threads, role_warps, used_channels, shared_bytes, cluster, early }
     }
+
+    /// What the launch says of it.
+    pub(super) fn tell(&self, launch: &mut CollectiveLaunch) {
+        (launch.used_channels, launch.role_warps) = (self.used_channels, self.role_warps);
+    }
+}
+
+/// Of so many channels, those of whole rounds of the warps: a warp serves its channels one after the other, so one with a channel more
+/// than the others would be the last. A channel of a single call over LL has one packet, so they are as many as packets.
+fn evenly(family: Family, channels: u32, warps: u32) -> u32 {
+    let rounds = channels / warps;
+    if rounds == 0 || family == Family::Ll { channels } else { rounds * warps }
 }

@@ -241,7 +241,9 @@ impl Kernel {
         match (self.family, self.ranks) {
             (Family::AllReduce | Family::BatchAllReduce, 2 | 4) => 768,
             (Family::Simple, _) => 544,
+            (Family::SimpleAllReduce, 2) => 608,
             (Family::SimpleAllReduce, _) => 416,
+            (Family::Ll128x2 | Family::Ll128x4 | Family::BatchLl128x4, 2) => 640,
             _ => 512,
         }
     }

@@ -18,7 +18,7 @@ const INT8_SUM: Reduction = Reduction { datatype: 0, operation: SUM };
 /// Where the buffers of every rank lie.
 const SEND: u64 = 0x10_0000;
 const RECEIVE: u64 = 0x90_0000;
-const BLOCKS: [u32; 9] = [1, 2, 3, 4, 5, 7, 8, 31, 32];
+const BLOCKS: [u32; 10] = [1, 2, 3, 4, 5, 7, 8, 24, 31, 32];
 
 fn kinds(ranks: u32) -> Vec<Kind> {
     let rooted =
@@ -89,11 +89,12 @@ fn grids_keep_their_limits() {
                     assert!((1..=geometry.channels).contains(&launch.used_channels));
                     let warps = shape.blocks * launch.role_warps;
                     let full = shape.kernel.role_warps_max() == launch.role_warps;
-                    assert!(
-                        warps >= launch.used_channels || full,
-                        "{shape:?} for {} channels",
-                        launch.used_channels
-                    );
+                    assert!(warps >= launch.used_channels || full, "{shape:?}");
+                    // No warp has a channel more than the others, and where there are packets none is idle.
+                    let channels = launch.packets.min(geometry.channels.into()) as u32;
+                    let is_even = launch.used_channels.is_multiple_of(warps);
+                    assert!(is_even || warps > channels || family == Family::Ll, "{shape:?}");
+                    assert!(launch.used_channels > channels.saturating_sub(warps), "{shape:?}");
                     let parts = match kind {
                         Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => 1,
                         _ => u64::from(ranks),
@@ -115,8 +116,8 @@ fn sizes_choose_kernels() {
         let whole = matches!(kind, Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. });
         let count = total_bytes / 4 / if whole { 1 } else { u64::from(ranks) };
         let call = Collective { element_bytes: 4, reduction: f32_sum, ..collective(kind, count) };
-        let geometry = Geometry::recommended(32, ranks, 0, 1);
-        let limits = Limits { blocks_max: 32, clusters: true };
+        let geometry = Geometry::recommended(24, ranks, 0, 1);
+        let limits = Limits { blocks_max: 24, clusters: true };
         let Arranged { shape, launch } = arranged(&call, &geometry, &Tuning::default(), &limits);
         let name = shape.kernel.name().strip_prefix("ncclWindlass_").unwrap().trim_end_matches("_whole");
         (name, launch.used_channels, shape.blocks, shape.threads)
@@ -124,21 +125,21 @@ fn sizes_choose_kernels() {
     let (kib, mib) = (1 << 10, 1 << 20);
     assert_eq!(told(Kind::AllReduce, kib, 4), ("LL_SumF32_4", 4, 1, 128));
     assert_eq!(told(Kind::AllReduce, 16 * kib, 4), ("LL_SumF32_4", 64, 8, 256));
-    assert_eq!(told(Kind::AllReduce, 64 * kib, 4), ("LL_SumF32_4", 256, 32, 256));
+    assert_eq!(told(Kind::AllReduce, 64 * kib, 4), ("LL_SumF32_4", 256, 24, 352));
     assert_eq!(told(Kind::AllReduce, 64 * kib + 4, 4), ("AllReduce_SumF32_4", 18, 20, 96));
-    assert_eq!(told(Kind::AllReduce, 4 * mib, 4), ("AllReduce_SumF32_4", 256, 32, 768));
-    assert_eq!(told(Kind::AllReduce, 16 * mib, 8), ("AllReduce_SumF32_8", 256, 32, 480));
-    assert_eq!(told(Kind::AllReduce, 16 * mib, 4), ("SimpleAllReduce_SumF32_4", 256, 32, 416));
-    assert_eq!(told(Kind::ReduceScatter, 64 * mib, 2), ("Simple_SumF32_2", 256, 32, 544));
+    assert_eq!(told(Kind::AllReduce, 4 * mib, 4), ("AllReduce_SumF32_4", 192, 24, 768));
+    assert_eq!(told(Kind::AllReduce, 16 * mib, 8), ("AllReduce_SumF32_8", 240, 24, 480));
+    assert_eq!(told(Kind::AllReduce, 16 * mib, 4), ("SimpleAllReduce_SumF32_4", 192, 24, 416));
+    assert_eq!(told(Kind::ReduceScatter, 64 * mib, 2), ("Simple_SumF32_2", 192, 24, 544));
     assert_eq!(told(Kind::AllGather, 128 * kib, 4), ("LL_Copy_4", 128, 16, 256));
     assert_eq!(told(Kind::AllGather, 256 * kib, 4), ("LL128x2_Copy_4", 69, 16, 320));
     assert_eq!(told(Kind::AllGather, 512 * kib, 4), ("LL128x4_Copy_4", 69, 16, 320));
-    assert_eq!(told(Kind::AllGather, mib, 4), ("LL128x4_Copy_4", 137, 16, 512));
-    assert_eq!(told(Kind::AllGather, mib, 5), ("LL128x2_Copy_8", 219, 16, 512));
-    assert_eq!(told(Kind::AllGather, mib + 64, 4).2, 32);
+    assert_eq!(told(Kind::AllGather, mib, 4), ("LL128x4_Copy_4", 128, 16, 512));
+    assert_eq!(told(Kind::AllGather, mib, 5), ("LL128x2_Copy_8", 128, 16, 512));
+    assert_eq!(told(Kind::AllGather, mib + 64, 4).2, 24);
     assert_eq!(told(Kind::AllGather, 64 * kib, 2), ("LL_Copy_2", 128, 8, 512));
-    assert_eq!([mib, 16 * mib, 17 * mib].map(|bytes| told(Kind::ReduceScatter, bytes, 2).2), [16, 16, 32]);
-    assert_eq!(told(Kind::AllReduce, mib, 2).2, 32);
+    assert_eq!([mib, 16 * mib, 17 * mib].map(|bytes| told(Kind::ReduceScatter, bytes, 2).2), [16, 16, 24]);
+    assert_eq!(told(Kind::AllReduce, mib, 2).2, 24);
     assert_eq!(told(Kind::ReduceScatter, 128 * kib, 3).0, "LL_SumF32_4");
     assert_eq!(told(Kind::ReduceScatter, 4 * mib, 2).0, "LL128x4_SumF32_2");
     assert_eq!(told(Kind::Broadcast { root: 0 }, 64 * kib, 2).0, "LL128x2_Copy_2");
@@ -147,6 +148,26 @@ fn sizes_choose_kernels() {
     let reduce = |bytes, ranks| told(Kind::Reduce { root: 1 }, bytes, ranks).0;
     assert_eq!([reduce(64 * mib, 2), reduce(1535 * kib, 4)], ["LL128x4_SumF32_2", "LL128x4_SumF32_4"]);
     assert_eq!([reduce(3 * mib, 3), reduce(512 * kib, 8)], ["AllReduce_SumF32_4", "AllReduce_SumF32_8"]);
+}
+
+/// Whatever lies where on a rank, all have the same packets on the same channels, in the same grid.
+#[test]
+fn alignment_is_nobodys_affair() {
+    for (ranks, kind) in (2..=8).flat_map(|ranks| kinds(ranks).into_iter().map(move |kind| (ranks, kind))) {
+        for bytes in (0..27).map(|log| 1u64 << log) {
+            let geometry = Geometry::recommended(24, ranks, 0, 1);
+            let limits = Limits { blocks_max: 24, clusters: true };
+            let agreed = |by: u64| {
+                let even = collective(kind, bytes);
+                let call = Collective { send: even.send + by, receive: even.receive + by, ..even };
+                let Arranged { shape, launch } = arranged(&call, &geometry, &Tuning::default(), &limits);
+                let Shape { blocks, role_warps, used_channels, cluster, .. } = shape;
+                assert_eq!((launch.used_channels, launch.role_warps), (used_channels, role_warps));
+                (blocks, cluster, used_channels, role_warps, launch.packets)
+            };
+            assert_eq!(agreed(0), agreed(1), "{kind:?} of {ranks}");
+        }
+    }
 }
 
 /// Wires lie beside each other and are as large as what they hold; a region stays within what the design allows.

@@ -39,7 +39,7 @@ const NEVER: u64 = u64::MAX;
 const TWO_PHASES_BYTES_MIN: u64 = 3 << 20;
 
 impl Default for Tuning {
-    /// Measured on 2 × H200 with 32 blocks; from 4 × H200 only that Simple packets pay there sooner
+    /// Measured on 2 × H200 with grids of 32 blocks; from 4 × H200 only that Simple packets pay there sooner
     /// (`docs/measurements/2026-11-22-collectives`).
     fn default() -> Self {
         let crossover = |ll_bytes_max, two_groups_bytes_max, large_bytes_min| Crossover {

@@ -59,8 +59,6 @@ pub fn arrange_uneven(
     }
     let largest_connection_bytes = uneven.write(launch);
     launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
-    // At most `channels`, so it fits.
-    launch.used_channels = launch.packets.min(u64::from(geometry.channels)) as u32;
     let is_even = uneven.is_even(ranks);
     if is_even {
         launch.flags |= COLLECTIVE_EVEN;
@@ -69,8 +67,8 @@ pub fn arrange_uneven(
     let straight = Straight::of(is_even && is_whole);
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let limits = limits.modest(uneven.even_kind(), ranks, total_bytes);
-    let shape = Shape::of(kernel, launch.used_channels, total_bytes, &limits);
-    launch.role_warps = shape.role_warps;
+    let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
+    shape.tell(launch);
     Ok(Some(shape))
 }
 

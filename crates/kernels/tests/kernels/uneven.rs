@@ -81,7 +81,7 @@ fn told(launch: &CollectiveLaunch, layout: &Layout) -> Vec<u8> {
     let wires = [l.wires[0], layout.results].into_iter().flat_map(|wire| [wire.rings, wire.channels]);
     let front = [0; RANKS_MAX].into_iter().chain(wires).chain([0, 0, l.first_tag]);
     let buffers = [l.send, l.send_bytes, l.receive, l.receive_bytes].into_iter().flatten();
-    let small = [l.rank, l.ranks, l.channels_log2, l.ring_slots, l.used_channels, 0, l.reduction, l.flags];
+    let small = [l.rank, l.ranks, l.channels_log2, l.ring_slots, 0, 0, l.reduction, l.flags];
     let mut bytes: Vec<u8> = front.chain(buffers).flat_map(u64::to_le_bytes).collect();
     bytes.extend(small.into_iter().flat_map(u32::to_le_bytes));
     bytes.extend([l.packets, l.scale].into_iter().flat_map(u64::to_le_bytes));

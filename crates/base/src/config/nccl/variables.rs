@@ -174,7 +174,7 @@ pub const VARIABLES: &[Variable] = &[
         example: "8",
         read: Moment::FirstInit,
         since: 0,
-        why: "It limits the blocks of NCCL's kernels, and so of Windlass's. Below 32, native collectives serve up to 64 KiB for each block.",
+        why: "It limits the blocks of NCCL's kernels, and so of Windlass's. Below 24, native collectives serve up to 64 KiB for each block.",
         set_by: "vLLM with expert balancing over DeepGEMM (8)",
         effect: |text| u32::try_from(number(text)).ok().filter(|most| *most > 0).map(Effect::MaxCtas),
     },

@@ -3,7 +3,7 @@
 use super::*;
 use crate::collective::COLLECTIVE_ROOT_SHIFT;
 
-/// All ranks' launches, each with other limits.
+/// All ranks' launches, under limits that follow from nothing.
 fn everyone(
     of: impl Fn(usize) -> Collective,
     ranks: u32,
@@ -13,8 +13,10 @@ fn everyone(
     (0..ranks as usize)
         .map(|rank| {
             let geometry = Geometry::recommended(channels_for, ranks, rank as u32, 1 << 20);
-            let limits =
-                Limits { blocks_max: BLOCKS[(rank * 5 + 3) % BLOCKS.len()], clusters: rank % 3 != 0 };
+            let limits = Limits {
+                blocks_max: BLOCKS[(ranks + channels_for) as usize * 5 % BLOCKS.len()],
+                clusters: ranks % 3 != 0,
+            };
             arranged(&of(rank), &geometry, tuning, &limits)
         })
         .collect()
@@ -56,7 +58,7 @@ fn assert_agreed(all: &[Arranged]) {
                 assert_eq!(launch.receive_bytes[me], theirs.receive_bytes[me], "result of {me} to {peer}");
             }
             let packets = launch.send_bytes[peer].div_ceil(shape.kernel.family().packet_bytes());
-            assert!(packets.min(1 << launch.channels_log2) <= launch.used_channels.into());
+            assert!(packets <= launch.packets && launch.used_channels <= 1 << launch.channels_log2);
         }
     }
 }
