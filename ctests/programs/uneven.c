@@ -17,10 +17,18 @@ static const size_t SIZES[][3] = {{1, 0, 0},       {5, 7, 961},    {240, 241, 0}
 enum { SIZES_COUNT = sizeof SIZES / sizeof *SIZES };
 
 static struct uneven uneven_of(const struct rank* self, bool reduces, const size_t (*sizes)[3], uint64_t key) {
-  struct uneven u = {.reduces = reduces, .type = reduces ? ncclInt32 : ncclInt8, .op = ncclSum,
+  struct uneven u = {.reduces = reduces, .type = reduces ? ncclFloat32 : ncclInt8, .op = ncclSum,
                      .rank = self->rank, .ranks = self->ranks, .key = key};
   for (int rank = 0; rank < self->ranks; rank++) u.counts[rank] = (*sizes)[((size_t)rank + key) % 3];
   return u;
+}
+
+/* Reduces of other types and operations are NCCL's, unless limits were measured. */
+static bool is_native(const struct uneven* u) {
+  const char* cache = getenv("WINDLASS_CACHE");
+  if (cache && strcmp(cache, "off") != 0) return true;
+  bool is_short_float = u->type == ncclFloat16 || u->type == ncclFloat32 || u->type == ncclBfloat16;
+  return !u->reduces || (is_short_float && u->op == ncclSum);
 }
 
 /* Runs them one after the other, nobody waiting between, and verifies all; each that has several parts is one kernel. */
@@ -28,7 +36,7 @@ static void run_all(struct rank* self, ncclComm_t communicator, struct uneven* l
   int kernels = 0, calls = 0;
   for (int i = 0; i < count; i++) {
     uneven_prepare(&list[i]);
-    int parts = uneven_parts(&list[i]);
+    int parts = is_native(&list[i]) ? uneven_parts(&list[i]) : 0;
     kernels += parts > 1;
     calls += parts > 1 ? parts : 0;
   }
@@ -169,27 +177,23 @@ static void captured(struct rank* self, ncclComm_t communicator) {
   for (int i = 0; i <= CAPTURED; i++) uneven_release(&list[i]);
 }
 
-/* Parts above the limit of a single call: together within theirs; or too unlike; or a single one. Where nothing is measured, all is
- * NCCL's. */
+/* Parts above the limit of a single call: together within theirs; or too unlike, then NCCL runs the small ones, too; or a single one. Where
+ * nothing is measured, all is NCCL's. */
 static void large(struct rank* self, ncclComm_t communicator) {
   static const size_t sizes[][3] = {{1200 * KIB, 900 * KIB, 1100 * KIB}, {5000 * KIB, 10, 4000}, {6000 * KIB, 0, 0}};
   for (size_t number = 0; number < sizeof sizes / sizeof *sizes; number++) {
     for (int reduces = 0; reduces < 2; reduces++) {
       struct uneven u = uneven_of(self, reduces, &sizes[number], 3 * (200 + number));
-      if (reduces) {
-        u.type = ncclFloat32;
-        for (int rank = 0; rank < self->ranks; rank++) u.counts[rank] /= 4;
-      }
+      for (int rank = 0; reduces && rank < self->ranks; rank++) u.counts[rank] /= 4;
       uneven_prepare(&u);
       together(self);
       struct fused then = fused_now();
       uneven_launch(&u, communicator, self->stream);
       wait_for(self->stream);
-      /* Of the second what is small is one kernel, where there is more than one; of two ranks all, as their limits are higher. */
+      /* Of two ranks the second is ours, too, as their limits are higher. */
       bool measured = getenv("WINDLASS_SIM_MULTIPROCESSORS") || on_gpus();
       bool all = measured && (number == 0 || (number == 1 && self->ranks == 2));
-      int calls = all ? self->ranks : number == 1 && self->ranks > 2 ? 2 : 0;
-      fused_since(self, &then, calls > 0, calls);
+      fused_since(self, &then, all, all ? self->ranks : 0);
       together(self);
       uneven_verify(&u, self);
       uneven_release(&u);

@@ -16,10 +16,10 @@ use windlass_base::call::Function;
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 
-pub use built_in::{OTHER_BYTES_MAX, REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX};
+pub use built_in::{REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX, unmeasured_bytes_max};
 /// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
 /// of how groups are cut and ordered.
-const PROTOCOL: u64 = 11;
+const PROTOCOL: u64 = 12;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 
@@ -141,10 +141,10 @@ impl Limits {
     /// its own.
     ///
     /// Those that are served each by itself are, as one kernel takes no longer than several. Others have a limit for all parts
-    /// together, measured in shares as 5 to 7 on 2 ranks. The more uneven they are the more time goes by the largest part, which its
-    /// root's wires carry alone, while NCCL spreads it over all rings: so what makes that more than an even share may be as much as a
-    /// single one has at its limit, where that was measured. Where no single one is served, none are together: a table that says so
-    /// of broadcasts means all of them.
+    /// together, measured in shares as 2n + 1, 2n + 3 … 4n - 1 of n ranks. The more uneven they are the more time goes by the largest part, which
+    /// its root's wires carry alone, while NCCL spreads it over all rings. So parts are served that are no more uneven than the measured
+    /// ones, or where what makes the largest more than an even share is no more than a single one has at its limit. Where no single one is served,
+    /// none are together: a table that says so of broadcasts means all of them.
     pub fn serve_fused(
         &self,
         each: Collective,
@@ -153,26 +153,18 @@ impl Limits {
     ) -> bool {
         let total = bytes.clone().fold(0, u64::saturating_add);
         let largest = bytes.max().unwrap_or_default();
-        let uneven = (ranks as u64).saturating_mul(largest).saturating_sub(total);
+        let n = ranks as u64;
+        // As many times the largest part as there are ranks, less all parts: (n - 1) / 3n of all in the measured shares, which are of
+        // whole elements.
+        let uneven = n.saturating_mul(largest).saturating_sub(total);
+        let as_measured = uneven.saturating_sub(8 * n).saturating_mul(3 * n) <= total.saturating_mul(n - 1);
+        let alone = self.0[each as usize].saturating_sub(1);
         let serves = |fused| {
-            self.serve(fused, total) && self.serve(each, 0) && uneven <= self.uneven_bytes_max(each, ranks)
+            self.serve(fused, total)
+                && self.serve(each, 0)
+                && (as_measured || uneven <= alone.saturating_mul(n - 1))
         };
         each.fused().is_some_and(|fused| self.serve(each, largest) || serves(fused))
-    }
-
-    /// Whether there are others, known later, with which one kernel would serve a broadcast or reduce of so many bytes.
-    #[inline]
-    pub fn may_serve_fused(&self, each: Collective, bytes: u64, ranks: usize) -> bool {
-        let Some(fused) = each.fused() else { return false };
-        let uneven = self.uneven_bytes_max(each, ranks);
-        let least = (ranks as u64).saturating_mul(bytes).saturating_sub(uneven).max(bytes);
-        self.serve(each, bytes) || self.serve(each, 0) && self.serve(fused, least)
-    }
-
-    /// As many times the largest part as there are ranks, less all parts.
-    fn uneven_bytes_max(&self, each: Collective, ranks: usize) -> u64 {
-        let alone = self.0[each as usize].saturating_sub(1);
-        alone.saturating_mul(ranks.saturating_sub(1) as u64)
     }
 }
 
@@ -297,11 +289,12 @@ mod tests {
     /// Even parts end where uneven ones do, or where each is NCCL's by itself; a single one ends where broadcasts do.
     #[test]
     fn fused() {
+        const KIB: u64 = 1 << 10;
         const MIB: u64 = 1 << 20;
-        for (ranks, ends) in [(2, [(32, 64), (16, 32)]), (4, [(1, 64), (1, 16)])] {
+        for (ranks, ends) in [(2, [(32 << 10, 256), (16 << 10, 32)]), (4, [(512, 256), (2048, 64)])] {
             let limits = decide(&negotiated(ranks, NEEDED, 90, 132)).limits;
             for (each, (alone, whole)) in [Collective::Broadcast, Collective::Reduce].into_iter().zip(ends) {
-                let (alone, whole) = (alone * MIB, whole * MIB);
+                let (alone, whole) = (alone * KIB, whole * MIB);
                 let serve = |parts: &[u64]| limits.serve_fused(each, parts.iter().copied(), ranks);
                 let even = |total: u64| vec![total / ranks as u64; ranks];
                 assert!(serve(&even(4096)) && serve(&even(whole)) && !serve(&even(whole + 4)));
@@ -311,35 +304,39 @@ mod tests {
                 assert_eq!(serve(&larger), alone + 4 * MIB <= limits.0[each.fused().unwrap() as usize]);
                 larger[0] += 1;
                 assert!(!serve(&larger));
-                assert!(!limits.may_serve_fused(each, whole, ranks));
             }
             assert!(!limits.serve_fused(Collective::AllReduce, [1, 1].into_iter(), ranks));
-            assert!(!limits.may_serve_fused(Collective::AllGather, 1, ranks));
         }
         for each in [Collective::Broadcast, Collective::Reduce] {
-            assert!(!Limits::NONE.may_serve_fused(each, 0, 4));
             assert!(!Limits::NONE.serve_fused(each, [0, 0].into_iter(), 4));
         }
     }
 
-    /// In shares of 5 to 7 all-gathers of 2 ranks win to 64 MB, reduce-scatters to 16 and not at 64; what is ours each by itself is one
+    /// In shares of 5 to 7 all-gathers of 2 ranks win at every size, reduce-scatters to 32 MiB and not at 64; what is ours each by itself is one
     /// kernel rather than several.
     #[test]
     fn uneven() {
         const MIB: u64 = 1 << 20;
         let limits = decide(&negotiated(2, NEEDED, 90, 132)).limits;
-        let serve = |each, parts: [u64; 2]| {
-            let is_served = limits.serve_fused(each, parts.into_iter(), 2);
-            assert!(!is_served || parts.iter().all(|part| limits.may_serve_fused(each, *part, 2)));
-            is_served
-        };
+        let serve = |each, parts: [u64; 2]| limits.serve_fused(each, parts.into_iter(), 2);
         let shares = |total: u64| [total * 5 / 12, total * 7 / 12];
         for total in [1, 4, 8, 16, 64] {
             assert!(serve(Collective::Broadcast, shares(total * MIB)), "{total} MB");
             assert_eq!(serve(Collective::Reduce, shares(total * MIB)), total < 64, "{total} MB");
         }
         assert!(serve(Collective::Reduce, [16 * MIB; 2]) && !serve(Collective::Reduce, [17 * MIB; 2]));
-        assert!(serve(Collective::Reduce, [16 * MIB, MIB]) && !serve(Collective::Reduce, [17 * MIB, MIB]));
+        assert!(serve(Collective::Reduce, [16 * MIB, MIB]) && !serve(Collective::Reduce, [24 * MIB, MIB]));
+        // Of more ranks, too, shares as they were measured have the limit of all parts.
+        for ranks in [3, 4_usize] {
+            let limits = decide(&negotiated(ranks, NEEDED, 90, 132)).limits;
+            let places = 0..ranks as u64;
+            let shares = places
+                .map(|at| (256 * MIB * (2 * (ranks as u64 + at) + 1)).div_ceil(3 * (ranks * ranks) as u64));
+            let shares: Vec<u64> = shares.map(|bytes| bytes / 4 * 4).collect();
+            assert!(limits.serve_fused(Collective::Broadcast, shares.iter().copied(), ranks), "{shares:?}");
+            let more = shares.iter().enumerate().map(|(at, bytes)| if at == 0 { bytes / 2 } else { *bytes });
+            assert!(!limits.serve_fused(Collective::Broadcast, more, ranks));
+        }
     }
 
     /// Limits of a table hold for what runs together, too; where it has none for single ones, none run together.
@@ -355,12 +352,7 @@ mod tests {
             member.cells = Brought::of(4, &member.device, Multicast::No, &table, None).encode();
         }
         let limits = decide(&negotiated).limits;
-        let serve = |each, parts: [u64; 4]| {
-            let is_served = limits.serve_fused(each, parts.into_iter(), 4);
-            let is_foreseen = parts.iter().all(|part| limits.may_serve_fused(each, *part, 4));
-            assert!(is_foreseen || !is_served);
-            is_served
-        };
+        let serve = |each, parts: [u64; 4]| limits.serve_fused(each, parts.into_iter(), 4);
         assert!(serve(Collective::Broadcast, [4096; 4]) && !serve(Collective::Broadcast, [4097; 4]));
         assert!(
             serve(Collective::Broadcast, [1024, 0, 0, 0]) && !serve(Collective::Broadcast, [1025, 0, 0, 0])
@@ -369,9 +361,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is served with others was foreseen when it was called alone, and nothing overflows.
+        /// What is served with others has a limit by itself, too, and nothing overflows.
         #[test]
-        fn foreseen(
+        fn fused_have_limits_alone(
             parts in proptest::collection::vec(0..u64::MAX, 1..9),
             scale in 0..64_u32,
             limits in proptest::array::uniform11(prop_oneof![Just(0), any::<u32>()]),
@@ -379,11 +371,8 @@ mod tests {
         ) {
             let limits = Limits(limits.map(u64::from));
             let parts: Vec<u64> = parts.into_iter().take(ranks).map(|bytes| bytes >> scale).collect();
-            if limits.serve_fused(Collective::Broadcast, parts.iter().copied(), ranks) {
-                for bytes in parts {
-                    prop_assert!(limits.may_serve_fused(Collective::Broadcast, bytes, ranks));
-                }
-            }
+            let is_served = limits.serve_fused(Collective::Broadcast, parts.iter().copied(), ranks);
+            prop_assert!(!is_served || limits.serve(Collective::Broadcast, 0));
         }
     }
 }

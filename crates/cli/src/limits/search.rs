@@ -10,7 +10,7 @@ use crate::element::{Element, element};
 use nccl_sys::types::{ncclFloat32, ncclInt8};
 use serde::{Deserialize, Serialize};
 use windlass_transport::tuning::file::NATIVE_BYTES_MAX;
-use windlass_transport::tuning::{Collective, OTHER_BYTES_MAX, REGISTERED_BYTES_MIN, UNMEASURED_BYTES_MAX};
+use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN, unmeasured_bytes_max};
 
 /// The modes in which a size must win. Graphs first: what loses there needs no eager batches.
 const MODES: &[Mode] = &[Mode::Graph, Mode::Eager];
@@ -56,8 +56,8 @@ impl Task {
 
     /// What a size must show. Up to the limit of what nobody measured Windlass runs the collective anyway.
     pub fn standard(&self, bytes: u64) -> Standard {
-        let usual = if self.collective.is_other() { OTHER_BYTES_MAX } else { UNMEASURED_BYTES_MAX };
-        if self.is_registered() || bytes > usual { Standard::Faster } else { Standard::NotSlower }
+        let is_ours = unmeasured_bytes_max(self.collective).is_some_and(|usual| bytes <= usual);
+        if is_ours { Standard::NotSlower } else { Standard::Faster }
     }
 
     /// How Windlass runs its calls.
@@ -217,6 +217,7 @@ impl Grid {
 mod tests {
     use super::*;
     use crate::bench::tests::cell;
+    use windlass_transport::tuning::UNMEASURED_BYTES_MAX;
 
     const QUICK: usize = 2;
     const ALL: usize = 1;
@@ -430,7 +431,9 @@ mod tests {
             assert_eq!(task.standard(kib(of_all)), Standard::NotSlower);
             assert_eq!(task.standard(kib(beyond)), Standard::Faster);
         }
-        assert_eq!(REGISTERED[0].standard(1), Standard::Faster);
+        for task in [REGISTERED[0], OTHER[2]] {
+            assert_eq!(task.standard(1), Standard::Faster);
+        }
         let grid = Grid::new([4, 16, 64].map(kib).to_vec(), 1, 0);
         assert_eq!(limit_of(&grid, &[1.0, 1.01, 1.0]).0, Some(kib(16)));
         assert_eq!(limit_of(&grid, &[1.0, 1.03, 0.5]).0, Some(kib(4)));

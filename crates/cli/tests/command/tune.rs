@@ -1,8 +1,8 @@
 //! Holds that `windlass tune` measures, writes a table that is one, and that ranks go by it.
 
 use crate::{outcome, windlass};
-use windlass_transport::tuning::Collective;
 use windlass_transport::tuning::file::{Key, Multicast, Table};
+use windlass_transport::tuning::{Collective, unmeasured_bytes_max};
 
 /// What has a cell where nothing is so large that it is registered.
 fn measured() -> impl Iterator<Item = Collective> {
@@ -150,9 +150,7 @@ fn known_crossovers_are_found() {
     let clock = [rates_of("", usual), every.join(",")].join(",");
     let table = table_of(&clock, "2", "1K:32K:2");
     let expected: Vec<_> = measured()
-        .map(|collective| {
-            of(collective).limit(&sizes, if collective.is_other() { 64 << 10 } else { 16 << 10 })
-        })
+        .map(|collective| of(collective).limit(&sizes, unmeasured_bytes_max(collective).unwrap_or(0)))
         .collect();
     assert_eq!(measured().map(|collective| found(&table, collective, 2)).collect::<Vec<_>>(), expected);
     let [none, all] =
@@ -171,7 +169,8 @@ fn crossovers_of_more_ranks_are_found() {
     for (ranks, rates) in [(3, usual), (4, usual), (8, of_eight)] {
         for collective in measured() {
             let found = found(&table, collective, ranks);
-            assert_eq!(found, rates.limit(&sizes, 16 << 10), "{collective:?} of {ranks}");
+            let usual = unmeasured_bytes_max(collective).unwrap_or(0);
+            assert_eq!(found, rates.limit(&sizes, usual), "{collective:?} of {ranks}");
         }
     }
 }

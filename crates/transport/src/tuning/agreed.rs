@@ -309,7 +309,7 @@ mod tests {
             let limited = NegotiatedConfig { ctas_max, ..negotiated(ranks, NEEDED, 90, 132) };
             decide(&limited).limits.0[0] - 1
         };
-        assert_eq!([1, 8, 31, 32].map(|ctas| of(ctas, 2) >> 10), [64, 512, 1984, 256 << 10]);
+        assert_eq!([1, 8, 23, 24].map(|ctas| of(ctas, 2) >> 10), [64, 512, 1472, 256 << 10]);
         assert_eq!(of(1, 3), 64 << 10);
         for without in [negotiated(9, NEEDED, 90, 132), negotiated(4, capability::NATIVE, 90, 132)] {
             let Limits([native @ .., _]) = decide(&without).limits;
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(limit_with(&both), (2 << 20) + 1);
         assert_eq!(limit_with(&[("reduce_scatter", "1M")]), (1 << 20) + 1);
         assert_eq!(limit_with(&[("reduce_scatter", "none")]), 0);
-        assert_eq!(limit_with(&[("reduce_scatter", "1G")]), (16 << 20) + 1);
-        assert_eq!(limit_with(&[("all_gather", "none")]), (16 << 20) + 1);
+        assert_eq!(limit_with(&[("reduce_scatter", "1G")]), (32 << 20) + 1);
+        assert_eq!(limit_with(&[("all_gather", "none")]), (32 << 20) + 1);
     }
 }

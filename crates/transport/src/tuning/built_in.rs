@@ -9,8 +9,19 @@ use super::{COLLECTIVES, Collective};
 
 /// Of cells that nobody measured, and for which no model speaks: LL wins anywhere.
 pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
-/// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
-pub const OTHER_BYTES_MAX: u64 = 64 << 10;
+/// Of reductions whose kernel looks at type and operation as it goes: up to here arithmetic hardly counts.
+const OTHER_BYTES_MAX: u64 = 64 << 10;
+
+/// Up to which size Windlass serves a collective whose cell nobody measured, and for which no model speaks; none: not at all. A reduce of other
+/// types is as slow as its arithmetic from the first byte on: one of 1 KiB of int8 takes 1.06, 1.45 and 1.67 of NCCL's time with 2, 3 and 4
+/// ranks (docs/measurements/2026-11-26-grids).
+pub fn unmeasured_bytes_max(collective: Collective) -> Option<u64> {
+    match collective {
+        Collective::OtherReduce | Collective::RegisteredAllGather => None,
+        _ if collective.is_other() => Some(OTHER_BYTES_MAX),
+        _ => Some(UNMEASURED_BYTES_MAX),
+    }
+}
 
 /// Bytes of the larger buffer from which on NCCL is faster with registered ones (docs/registration.md).
 pub const REGISTERED_BYTES_MIN: u64 = 8 << 20;
@@ -51,20 +62,20 @@ struct Cells {
 
 const MEASURED_COLLECTIVES: usize = Collective::OtherAllReduce as usize;
 
-/// Measured on H200 without multicast (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower.
-/// Uneven ones were on 2 ranks alone; those of 4 are no larger.
+/// What `windlass tune` found on H100 without multicast (docs/measurements/2026-11-26-grids).
 const CELLS: &[Cells] = &[
-    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20, 64 << 20, 16 << 20] },
-    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 16 << 20] },
+    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20, 256 << 20, 32 << 20] },
+    Cells { ranks: 3, bytes_max: [64 << 20, 2 << 20, 2 << 20, 64 << 20, 256 << 20, 256 << 20, 32 << 20] },
+    Cells { ranks: 4, bytes_max: [32 << 20, 512 << 10, 2 << 20, 32 << 20, 256 << 20, 256 << 20, 64 << 20] },
 ];
 
-/// The largest all-reduce of 4 ranks with multicast that has a measured cell's limit. NCCL runs rings there, but with buffers that the
-/// application has registered it takes multicast. This moves 1.25 bytes for each byte where ours moves 1.5, and begins later: by the
-/// constants of NCCL's own model they meet between 2 and 3 MiB. With 2 ranks multicast moves more than ours. Ranks register by themselves, so
-/// a limit that followed it would differ between them.
-const ALL_REDUCE_BYTES_MAX_OF_4_WITH_MULTICAST: u64 = 2 << 20;
+/// The largest all-reduce of 3 or 4 ranks with multicast that has a measured cell's limit. NCCL runs rings there, but with buffers that the
+/// application has registered it takes multicast. Of 4 ranks this moves 1.25 bytes for each byte where ours moves 1.5, and begins later: by the
+/// constants of NCCL's own model they meet between 2 and 3 MiB. Of 3 ranks both move 1.33, of 2 multicast moves more than ours. Ranks register by
+/// themselves, so a limit that followed it would differ between them.
+const ALL_REDUCE_BYTES_MAX_WITH_MULTICAST: u64 = 2 << 20;
 
-/// 3 ranks, and 5 to 8: a pessimistic model of ours against what others have published for NCCL with multicast on 8 × H100 and H200, in
+/// 5 to 8 ranks: a pessimistic model of ours against what others have published for NCCL with multicast on 8 × H100 and H200, in
 /// us: all-reduce 128 KiB 7.4 / 20.3, 512 KiB 10 / 20.8; all-gather 2 MiB 12.3 / 20.2. All-reduces end one step below where the factor is 2,
 /// the others at half of the smallest size that was published. Nothing is said of reduces, and of parts of uneven size.
 const fn model_bytes_max(collective: Collective) -> Option<u64> {
@@ -81,8 +92,7 @@ pub(super) fn limits(negotiated: &NegotiatedConfig) -> BuiltIn {
     Collective::ALL.map(|collective| match of_known(negotiated, collective) {
         _ if collective == Collective::RegisteredAllGather => registered(negotiated),
         Some((bytes, source)) if is_known => (Some(bytes), source),
-        _ if collective.is_other() => (Some(OTHER_BYTES_MAX), Source::Unmeasured),
-        _ => (Some(UNMEASURED_BYTES_MAX), Source::Unmeasured),
+        _ => (unmeasured_bytes_max(collective), Source::Unmeasured),
     })
 }
 
@@ -110,19 +120,19 @@ fn of_known(negotiated: &NegotiatedConfig, collective: Collective) -> Option<(u6
         Some(bytes) if !multicast => Some((bytes, Source::BuiltIn)),
         // Where NCCL runs what it runs without multicast.
         Some(bytes) if has(capability::RINGS_IN_FOURS) => {
-            let is_bounded = ranks == 4 && collective == Collective::AllReduce;
-            let most = if is_bounded { ALL_REDUCE_BYTES_MAX_OF_4_WITH_MULTICAST } else { u64::MAX };
+            let is_bounded = ranks > 2 && collective == Collective::AllReduce;
+            let most = if is_bounded { ALL_REDUCE_BYTES_MAX_WITH_MULTICAST } else { u64::MAX };
             Some((bytes.min(most), Source::BuiltIn))
         }
         // Elsewhere it may run multicast already, and was timed by nobody.
-        _ if ranks == 2 || ranks == 4 => None,
+        Some(_) => None,
         _ => model_bytes_max(collective).map(|bytes| (bytes, Source::Model)),
     }
 }
 
 /// All that is built in, for what ranks compare.
 pub(super) fn put(writer: &mut Writer) {
-    writer.u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(ALL_REDUCE_BYTES_MAX_OF_4_WITH_MULTICAST);
+    writer.u64(ALL_REDUCE_BYTES_MAX_WITH_MULTICAST);
     writer.u64(REGISTERED_BYTES_MIN).u16(REGISTERS_ON);
     for gpu in MEASURED {
         writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
@@ -134,7 +144,9 @@ pub(super) fn put(writer: &mut Writer) {
         });
     }
     for collective in Collective::ALL {
-        writer.u64(model_bytes_max(collective).unwrap_or(0));
+        for bytes in [model_bytes_max(collective), unmeasured_bytes_max(collective)] {
+            writer.u64(bytes.map_or(0, |bytes| bytes + 1));
+        }
     }
 }
 
@@ -154,12 +166,12 @@ mod tests {
         of(negotiated, Collective::AllReduce)
     }
 
-    /// A cell that was measured has its own limit; 3 ranks and 5 to 8 the model's; any other the small one.
+    /// A cell that was measured has its own limit; 5 to 8 ranks the model's; any other the small one.
     #[test]
     fn cells() {
         assert_eq!(all_reduce(&negotiated(2, NEEDED, 90, 132)), (256 << 20, Source::BuiltIn));
-        assert_eq!(all_reduce(&negotiated(4, NEEDED, 90, 114)), (16 << 20, Source::BuiltIn));
-        for ranks in [3, 5, 6, 7, 8] {
+        assert_eq!(all_reduce(&negotiated(4, NEEDED, 90, 114)), (32 << 20, Source::BuiltIn));
+        for ranks in 5..=8 {
             for multicast in [0, capability::MULTICAST] {
                 let negotiated = negotiated(ranks, NEEDED | multicast, 90, 132);
                 use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
@@ -171,11 +183,10 @@ mod tests {
             }
         }
         for unmeasured in [negotiated(4, NEEDED, 90, 32), negotiated(4, NEEDED, 80, 132)] {
-            for collective in
-                Collective::ALL.into_iter().filter(|one| *one != Collective::RegisteredAllGather)
-            {
-                let kib = if collective.is_other() { 64 } else { 16 };
-                assert_eq!(of(&unmeasured, collective), (kib << 10, Source::Unmeasured));
+            let native = |one: &Collective| *one != Collective::RegisteredAllGather;
+            for collective in Collective::ALL.into_iter().filter(native) {
+                let expected = (unmeasured_bytes_max(collective), Source::Unmeasured);
+                assert_eq!(limits(&unmeasured)[collective as usize], expected);
             }
         }
         let mut mixed = negotiated(4, NEEDED, 90, 132);
@@ -183,7 +194,8 @@ mod tests {
         assert_eq!(all_reduce(&mixed), (16 << 10, Source::Unmeasured));
     }
 
-    /// With multicast 2 and 4 ranks have the measured cells where NCCL's release is known to run rings; large all-reduces of 4 have not.
+    /// With multicast 2 to 4 ranks have the measured cells where NCCL's release is known to run rings; large all-reduces of 3 and 4 have not.
+    /// Elsewhere they have the small one.
     #[test]
     fn with_multicast() {
         let of = |ranks, rings| {
@@ -192,19 +204,23 @@ mod tests {
         };
         let without = |ranks| limits(&negotiated(ranks, NEEDED, 90, 132));
         assert_eq!(of(2, true)[..MEASURED_COLLECTIVES], without(2)[..MEASURED_COLLECTIVES]);
-        assert_eq!(of(4, true)[1..MEASURED_COLLECTIVES], without(4)[1..MEASURED_COLLECTIVES]);
-        assert_eq!(of(4, true)[0], (Some(2 << 20), Source::BuiltIn));
-        for ranks in [2, 4] {
+        for ranks in [3, 4] {
+            assert_eq!(of(ranks, true)[1..MEASURED_COLLECTIVES], without(ranks)[1..MEASURED_COLLECTIVES]);
+            assert_eq!(of(ranks, true)[0], (Some(2 << 20), Source::BuiltIn));
+        }
+        for ranks in [2, 3, 4] {
             assert_eq!(of(ranks, false)[0], (Some(16 << 10), Source::Unmeasured));
         }
     }
 
-    /// No cell is below what holds for all others.
+    /// No cell is below what holds for all others, but that of reduces that were slower at any size.
     #[test]
     fn none_is_below_the_least() {
         for ranks in 2..=8 {
             let of = limits(&negotiated(ranks, NEEDED, 90, 132));
-            assert!(of.iter().all(|(bytes, _)| bytes.unwrap() >= UNMEASURED_BYTES_MAX));
+            let none: Vec<usize> = (0..of.len()).filter(|cell| of[*cell].0.is_none()).collect();
+            assert_eq!(none, [Collective::OtherReduce as usize]);
+            assert!(of.iter().all(|(bytes, _)| bytes.unwrap_or(u64::MAX) >= UNMEASURED_BYTES_MAX));
         }
         let decided = agreed::decide(&negotiated(8, NEEDED, 90, 132));
         assert_eq!(decided.limits.0[0], (256 << 10) + 1);
