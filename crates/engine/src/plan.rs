@@ -78,12 +78,15 @@ pub(crate) fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clo
         && calls.clone().all(|call| serves_elements(call, each, total, terms))
 }
 
-/// Whether a call that a group holds could be one of those: then what becomes of it is known when the group ends.
+/// Whether a call of a group could be one of those, beside others that come later: then the group's end says who runs it. `at_any_size`: also
+/// if it is too large for that, so that the end sees all calls of a run.
 #[inline]
-pub(crate) fn may_be_fused(call: &Shared, terms: &Terms) -> bool {
+pub(crate) fn may_be_fused(call: &Shared, at_any_size: bool, terms: &Terms) -> bool {
     let Some(each) = Collective::of(call.function) else { return false };
-    let bytes = call.bytes(terms.ranks);
-    terms.native.may_serve_fused(each, bytes, terms.ranks) && serves_elements(call, each, bytes, terms)
+    let Some(fused) = each.fused() else { return false };
+    terms.native.serve(each, 0)
+        && serves_elements(call, each, 0, terms)
+        && (at_any_size || terms.native.serve(fused, call.bytes(terms.ranks)))
 }
 
 /// Whether native collectives serve a call's elements, in so many bytes. What only moves may be of any type. Sums and averages of short

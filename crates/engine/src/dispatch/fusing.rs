@@ -15,30 +15,20 @@ pub(super) fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     while from < calls.len() {
         let run = from..from + run_of(&calls[from..]).len();
         from = run.end;
-        let is_ours = |place: &usize| plan(&calls[*place], Standing::PeerGroup(*terms)) == Path::Native;
         if run.len() == 1 {
             let place = run.start;
-            steps.push(if is_ours(&place) { Step::Alone(place) } else { Step::Forwarded(place) });
+            let path = plan(&calls[place], Standing::PeerGroup(*terms));
+            steps.push(if path == Path::Native { Step::Alone(place) } else { Step::Forwarded(place) });
             continue;
         }
-        let run: Vec<usize> = run.collect();
-        if are_fused(calls, &run, terms) {
-            steps.push(Step::Fused(run));
-            continue;
-        }
-        // What is NCCL's by itself goes there; the rest is a smaller one.
-        let (ours, nccls): (Vec<usize>, Vec<usize>) = run.into_iter().partition(is_ours);
-        steps.extend(nccls.into_iter().map(Step::Forwarded));
-        match are_fused(calls, &ours, terms) {
-            true => steps.push(Step::Fused(ours)),
-            false => steps.extend(ours.into_iter().map(Step::Alone)),
+        if are_native_fused(calls[run.clone()].iter(), terms) {
+            steps.push(Step::Fused(run.collect()));
+        } else {
+            // All are NCCL's, which runs them in one kernel. A part of ours would be one more.
+            steps.extend(run.map(Step::Forwarded));
         }
     }
     steps
-}
-
-fn are_fused(calls: &[Shared], run: &[usize], terms: &Terms) -> bool {
-    run.len() > 1 && are_native_fused(run.iter().map(|place| &calls[*place]), terms)
 }
 
 /// The first calls, as many as one kernel can run, at least one: alike but for roots and counts, with a root each.

@@ -438,7 +438,7 @@ mod tests {
     fn nccls_is_taken_out() {
         let broadcast = |root, count| collective(Function::Broadcast, count, Some(root));
         let calls = [
-            (broadcast(0, 5000), StreamHandle(1)),
+            (broadcast(0, 30), StreamHandle(1)),
             (ours(true, 7), StreamHandle(2)),
             (broadcast(2, 10), StreamHandle(3)),
             (broadcast(1, 20), StreamHandle(2)),
@@ -447,13 +447,13 @@ mod tests {
         ];
         let sorted = Sorted::of(calls.into_iter(), &TERMS, Batches::All);
         let forwarded: Vec<usize> = sorted.forwarded().map(|call| call.shared.count).collect();
-        assert_eq!(forwarded, [5000, 6000]);
-        assert_eq!(sorted.are_ours, [false, true, true, true, true, false]);
-        assert_eq!(sorted.streams, [2, 3, 4].map(StreamHandle));
+        assert_eq!(forwarded, [6000]);
+        assert_eq!(sorted.are_ours, [true, true, true, true, true, false]);
+        assert_eq!(sorted.streams, [1, 2, 3, 4].map(StreamHandle));
         assert_eq!(counts(&sorted), [u64::MAX, 7]);
         assert_eq!(sorted.operations.len(), 1);
         let Task::Fused(uneven) = &sorted.tasks(0, 4).unwrap()[0] else { panic!("not one") };
-        assert_eq!(uneven.parts.map(|part| part.bytes)[..4], [0, 20, 10, 0]);
+        assert_eq!(uneven.parts.map(|part| part.bytes)[..4], [30, 20, 10, 0]);
         let Ours::Collective(call) = collective(Function::AllGather, 1, None) else { unreachable!() };
         assert_eq!(
             collectives::alone(&call, 0, 4)

@@ -114,7 +114,7 @@ fn follow(communicator: &Communicator, peer_group: &PeerGroup, stream: StreamHan
 }
 
 /// Known since the first communicator was asked for.
-fn order() -> Order {
+pub(super) fn order() -> Order {
     Order::of_release(segment::current().nccl_version.load(Ordering::Relaxed))
 }
 

@@ -17,6 +17,7 @@ use windlass_base::guard;
 use windlass_base::path::Path;
 
 use super::collectives::{self, Served};
+use super::group_order::Order;
 use super::ordering::Lane;
 use super::registration::{self, Taken};
 use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_guard};
@@ -146,9 +147,10 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     Decided { course, _range: count(call, communicator, path), _inside: inside }
 }
 
-/// Whether a call that is NCCL's by itself may be ours beside others of its group.
+/// Whether a call that is NCCL's by itself waits for its group's end, as it may be ours beside others. Before 2.26 NCCL then runs it behind
+/// what other communicators have in the group (see [`group_planning::plan`](super::group_planning::plan)): large ones do not wait there.
 fn may_be_held(call: &Call, terms: &Terms) -> bool {
-    group::is_open() && may_be_fused(&call.shared, terms)
+    group::is_open() && may_be_fused(&call.shared, ordering::order() == Order::Names, terms)
 }
 
 fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {
