@@ -728,6 +728,7 @@ void communicators_share_gpus() {
 void unlike_grids_hang() {
   Options o;
   o.channels = 16;
+  o.often_fewer_channels = false;  // so that all blocks have something to do
   residency::Gpus gpus(12, 4, {4, 4});
   World world(o);
   world.gpus = &gpus;

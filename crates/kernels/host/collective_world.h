@@ -199,6 +199,7 @@ struct Call {
 
 struct Options {
   uint32_t ranks = 2, channels = 4, slots = 4;
+  bool often_fewer_channels = true;
   uint64_t first_tag = 1;
   uint64_t first_count = 0;  // packets that every channel is said to have carried already
 };
@@ -418,9 +419,9 @@ struct Rank {
   }
 
   // Half of the calls use some of the channels that they could, the same on all ranks: grids serve whole rounds of their warps' channels.
-  static uint32_t fewer_channels(uint32_t channels, uint64_t index) {
+  uint32_t fewer_channels(uint32_t channels, uint64_t index) const {
     const uint64_t any = reference::mixed(seed ^ (index + 1) << 20);
-    return channels > 1 && any % 2 ? 1 + (uint32_t)(any / 2 % channels) : channels;
+    return world.options.often_fewer_channels && channels > 1 && any % 2 ? 1 + (uint32_t)(any / 2 % channels) : channels;
   }
 
   // Buffers, and what is to become of them.
