@@ -15,7 +15,7 @@ fn everyone(
             let geometry = Geometry::recommended(channels_for, ranks, rank as u32, 1 << 20);
             let limits = Limits {
                 blocks_max: BLOCKS[(ranks + channels_for) as usize * 5 % BLOCKS.len()],
-                clusters: ranks % 3 != 0,
+                clusters: !ranks.is_multiple_of(3),
             };
             arranged(&of(rank), &geometry, tuning, &limits)
         })
