@@ -131,6 +131,24 @@ mod tests {
         }
     }
 
+    /// A broadcast or reduce waits for its group's end if native collectives serve any; a large one only where that cannot move it behind
+    /// another communicator's calls.
+    #[test]
+    fn what_waits_for_the_end_of_its_group() {
+        let mut terms = SLOW;
+        for collective in [Collective::Broadcast, Collective::UnevenAllGather] {
+            terms.native.0[collective as usize] = 1 << 20;
+        }
+        let waits = |function, count, at_any_size| {
+            may_be_fused(&call(function, count, ncclInt8), at_any_size, &terms)
+        };
+        for at_any_size in [false, true] {
+            assert!(waits(Function::Broadcast, 1, at_any_size));
+            assert_eq!(waits(Function::Broadcast, 1 << 30, at_any_size), at_any_size);
+            assert!(!waits(Function::Reduce, 1, at_any_size) && !waits(Function::AllGather, 1, at_any_size));
+        }
+    }
+
     /// What ranks agree on is what may then be registered, and nothing else.
     #[test]
     fn large_all_gathers_are_candidates() {

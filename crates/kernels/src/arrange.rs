@@ -504,6 +504,21 @@ mod tests {
         }
     }
 
+    /// What a rank sends to the others begins as far apart as can be: each peer's part of the blocks is its own. Both sides find the same.
+    #[test]
+    fn peers_share_the_blocks_evenly() {
+        for (ranks, blocks) in [(2, 24), (3, 24), (4, 24), (4, 32), (7, 24), (8, 24)] {
+            let each = blocks / (ranks - 1);
+            for rank in 0..ranks {
+                let peers = (1..ranks).map(|distance| (rank + distance) % ranks);
+                let begins: Vec<u32> =
+                    peers.map(|peer| first_block([rank, peer], ranks, blocks).into()).collect();
+                let expected: Vec<u32> = (0..ranks - 1).map(|place| place * each).collect();
+                assert_eq!(begins, expected, "rank {rank} of {ranks}");
+            }
+        }
+    }
+
     /// The grid has no more blocks than there are virtual ones, in whole clusters where these fit.
     #[test]
     fn grids_keep_to_the_limit() {
