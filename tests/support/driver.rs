@@ -47,6 +47,7 @@ application_calls! {
     fn cuCtxSetCurrent(context: usize);
     fn cuCtxCreate_v2(context: &mut usize, flags: u32, device: i32);
     fn cuCtxDestroy_v2(context: usize);
+    fn cuDevicePrimaryCtxRelease_v2(device: i32);
     fn cuDevicePrimaryCtxReset_v2(device: i32);
     fn cuMemAlloc_v2(address: &mut u64, bytes: usize);
     fn cuMemFree_v2(address: u64);
@@ -168,7 +169,7 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
-        // SAFETY: gives back what `of` retained.
-        unsafe { (self.driver.calls.cuDevicePrimaryCtxRelease_v2)(self.device) };
+        // What `of` retained.
+        let _ = cuDevicePrimaryCtxRelease_v2(self.device);
     }
 }

@@ -1,6 +1,8 @@
 //! The context that our own work of a device lives in, and being in it for a while.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::{Mutex, PoisonError};
 
 use crate::gpu::capture::Relaxed;
 use crate::gpu::device::Ordinal;
@@ -18,21 +20,17 @@ pub struct Context {
 /// Where our streams, events and modules of a device live: its primary context, which we retain, where the
 /// application uses it (all that use CUDA's runtime do). Otherwise the application's own context, if one of this
 /// device is current: making a primary context beside it would cost hundreds of megabytes. That one must outlive us.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Home {
     /// The driver.
     pub driver: &'static Driver,
     /// The device.
     pub device: Ordinal,
     context: Context,
-    kind: Kind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Primary,
-    Borrowed,
-}
+/// The primary contexts that we have retained, of each device the last.
+static RETAINED: Mutex<BTreeMap<Ordinal, Context>> = Mutex::new(BTreeMap::new());
 
 /// Our context is current on this thread and its capture mode relaxed; both come back after.
 #[derive(Debug)]
@@ -59,15 +57,9 @@ impl Home {
         if active == 0
             && let Some(context) = driver.current_context_of(device)?
         {
-            return Ok(Home { driver, device, context: driver.context(context)?, kind: Kind::Borrowed });
+            return Ok(Home { driver, device, context: driver.context(context)? });
         }
-        let mut handle = 0;
-        // SAFETY: the output is a local; dropping gives this reference back.
-        let code = unsafe { (driver.calls.cuDevicePrimaryCtxRetain)(&mut handle, device) };
-        driver.check("cuDevicePrimaryCtxRetain", code, || format!("device {device}"))?;
-        let mut home = Home { driver, device, context: Context { handle, id: 0 }, kind: Kind::Primary };
-        home.context = driver.context(handle)?;
-        Ok(home)
+        Ok(Home { driver, device, context: driver.primary_context(device)? })
     }
 
     /// The context: what is made in it is to be used no more once it [is gone](Driver::is_there).
@@ -155,6 +147,22 @@ impl Driver {
         code == SUCCESS && active != 0
     }
 
+    /// The device's primary context, made if there is none. It is retained once and never given back, as CUDA's runtime does below NCCL:
+    /// between a look at the context and the release the application may have reset it, and then the reference would be another's.
+    fn primary_context(&self, device: Ordinal) -> Result<Context, Failure> {
+        let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = retained.get(&device).filter(|context| self.is_there(**context)) {
+            return Ok(*context);
+        }
+        let mut handle = 0;
+        // SAFETY: the output is a local.
+        let code = unsafe { (self.calls.cuDevicePrimaryCtxRetain)(&mut handle, device) };
+        self.check("cuDevicePrimaryCtxRetain", code, || format!("device {device}"))?;
+        let context = self.context(handle)?;
+        retained.insert(device, context);
+        Ok(context)
+    }
+
     fn current_context_of(&self, device: Ordinal) -> Result<Option<usize>, Failure> {
         if self.current_device()? != Some(device) {
             return Ok(None);
@@ -163,18 +171,6 @@ impl Driver {
         // SAFETY: the output is a local.
         self.check("cuCtxGetCurrent", unsafe { (self.calls.cuCtxGetCurrent)(&mut context) }, String::new)?;
         Ok(Some(context))
-    }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        // A reset takes all references: one given back then would be that of somebody who came later.
-        if self.kind == Kind::Borrowed || self.driver.is_in_forked_child() || !self.is_there() {
-            return;
-        }
-        // SAFETY: gives back the one reference that `of` took.
-        let code = unsafe { (self.driver.calls.cuDevicePrimaryCtxRelease_v2)(self.device) };
-        self.driver.note("cuDevicePrimaryCtxRelease_v2", code, || format!("device {}", self.device));
     }
 }
 

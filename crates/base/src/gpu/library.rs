@@ -54,7 +54,6 @@ calls! {
     fn cuDeviceTotalMem_v2(*mut usize, c_int);
     fn cuDeviceGetP2PAttribute(*mut c_int, c_uint, c_int, c_int);
     fn cuDevicePrimaryCtxRetain(*mut usize, c_int);
-    fn cuDevicePrimaryCtxRelease_v2(c_int);
     fn cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int);
     fn cuCtxGetCurrent(*mut usize);
     fn cuCtxGetDevice(*mut c_int);

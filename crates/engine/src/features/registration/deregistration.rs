@@ -197,7 +197,7 @@ impl Remains {
 
 impl Drop for Remains {
     fn drop(&mut self) {
-        let home = self.0.home.clone();
+        let home = self.0.home;
         let Ok(_entered) = home.enter() else { return };
         self.0.cache.close().for_each(drop);
         self.0.staging.free();

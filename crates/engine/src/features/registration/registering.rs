@@ -87,7 +87,7 @@ impl Registering {
         device: Ordinal,
     ) -> Option<Arc<Registering>> {
         let driver = gpu::driver().ok()?;
-        let home = Arc::new(Home::of(driver, device).ok()?);
+        let home = Home::of(driver, device).ok()?;
         let state = State::new(home);
         let size_max = state.staging.size_max(ranks);
         let registering = Arc::new(Registering {
@@ -151,7 +151,7 @@ impl Registering {
     /// For the end of it all: what is left here is empty.
     pub(crate) fn take_state(&mut self) -> State {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let empty = State::new(state.home.clone());
+        let empty = State::new(state.home);
         std::mem::replace(state, empty)
     }
 
@@ -269,7 +269,7 @@ impl Registering {
         state: &mut State,
         act: impl FnOnce(&mut State) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let home = state.home.clone();
+        let home = state.home;
         let _current = home.be_current().inspect_err(|_| state.is_lost = true)?;
         act(state)
     }

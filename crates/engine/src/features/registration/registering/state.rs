@@ -1,7 +1,5 @@
 //! What a rank has of a communicator that registers, and how far its registered calls are.
 
-use std::sync::Arc;
-
 use crate::features::registration::agreed::Number;
 use crate::features::registration::aliases::Alias;
 use crate::features::registration::cache::{Cache, Limits, Use};
@@ -29,7 +27,7 @@ pub enum End {
 /// What this rank has of it.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub home: Arc<Home>,
+    pub home: Home,
     /// NCCL's communicator, once it was asked for something.
     pub real: Option<usize>,
     pub cache: Cache<Alias>,
@@ -64,7 +62,7 @@ pub(crate) enum Progress {
 }
 
 impl State {
-    pub(crate) fn new(home: Arc<Home>) -> State {
+    pub(crate) fn new(home: Home) -> State {
         let limits = Limits { entries_max: ENTRIES_MAX, bytes_max: u64::MAX, refused_max: REFUSED_MAX };
         State {
             home,
