@@ -32,6 +32,8 @@ pub fn conflict<'a>(
             Some(FallbackReason::LaunchBarrier { rank, other })
         } else if (facts.capabilities ^ newcomer.capabilities) & capability::FIXED_ORDER != 0 {
             Some(FallbackReason::OtherOrder { rank, other })
+        } else if facts.nccl != newcomer.nccl {
+            Some(FallbackReason::OtherNccl { rank, other })
         } else if facts.options != newcomer.options {
             Some(FallbackReason::OtherOptions { rank, other })
         } else {

@@ -74,6 +74,8 @@ pub struct Facts {
     pub ranks: u32,
     /// Its version of Windlass.
     pub version: Version,
+    /// The version code of its NCCL. Unlike ones group calls unlike, and NCCL refuses them: a lazy communicator would not ask it.
+    pub nccl: i32,
     /// Where it runs.
     pub place: Place,
     /// What its device and driver can do, [`crate::negotiated::capability`] bits.
@@ -90,7 +92,7 @@ impl Facts {
     pub(super) fn put(&self, writer: &mut Writer) {
         writer.u32(self.ranks);
         self.version.put(writer);
-        writer.token(self.place.host).u64(self.place.network);
+        writer.u32(self.nccl as u32).token(self.place.host).u64(self.place.network);
         writer.u64(self.capabilities).u64(self.options).u32(self.ctas_max);
         self.member.put(writer);
     }
@@ -99,6 +101,7 @@ impl Facts {
         Some(Facts {
             ranks: reader.u32()?,
             version: Version::take(reader)?,
+            nccl: reader.u32()? as i32,
             place: Place { host: reader.token()?, network: reader.u64()? },
             capabilities: reader.u64()?,
             options: reader.u64()?,

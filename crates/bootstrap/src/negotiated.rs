@@ -203,7 +203,7 @@ pub mod capability {
 }
 
 /// Of negotiated configs, and of what a rank reports before there is one: the id tag says it, too.
-pub const LAYOUT: u16 = 11;
+pub const LAYOUT: u16 = 12;
 
 impl NegotiatedConfig {
     /// The bytes that every rank gets.

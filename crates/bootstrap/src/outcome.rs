@@ -102,6 +102,7 @@ coded! {
         23 LaunchBarrier(rank: number, other: number) = "NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process",
         24 UnseenValues = "NCCL may take variables from a plugin",
         25 OtherOrder(rank: number, other: number) = "ranks have unlike values of WINDLASS_ORDER",
+        26 OtherNccl(rank: number, other: number) = "ranks have unlike releases of NCCL",
     }
 }
 

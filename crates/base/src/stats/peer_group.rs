@@ -22,7 +22,7 @@ pub fn nccl(number: u32) -> &'static str {
 }
 
 /// What the numbers above [`ON_NCCL`] mean, from 1; and what would change it, where something would.
-const REASONS: [(&str, &str); 25] = [
+const REASONS: [(&str, &str); 26] = [
     ("WINDLASS=off is set", "unset it"),
     ("it has one rank", ""),
     ("it has more than 16 ranks", "smaller communicators split from it can have peer groups"),
@@ -57,6 +57,7 @@ const REASONS: [(&str, &str); 25] = [
     ("NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process", "unset it, or run a process for each rank"),
     ("NCCL may take variables from a plugin", "NCCL_ENV_PLUGIN=none ends that"),
     ("ranks have unlike values of WINDLASS_ORDER", "set the same on all ranks"),
+    ("ranks have unlike releases of NCCL", "install one release"),
 ];
 
 fn reason(number: u32) -> Option<&'static (&'static str, &'static str)> {

@@ -203,7 +203,8 @@ fn stop_ends_preparing() {
 #[test]
 fn conflicts() {
     type Change = fn(&mut Facts);
-    let changes: [(Change, FallbackReason); 5] = [
+    let changes: [(Change, FallbackReason); 6] = [
+        (|facts| facts.nccl = 22510, FallbackReason::OtherNccl { rank: 1, other: 0 }),
         (|facts| facts.options = 6, FallbackReason::OtherOptions { rank: 1, other: 0 }),
         (|facts| facts.place.host.0[0] = 9, FallbackReason::OtherHost { rank: 1, other: 0 }),
         (|facts| facts.place.network = 9, FallbackReason::OtherNetwork { rank: 1, other: 0 }),

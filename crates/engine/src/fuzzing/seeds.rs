@@ -41,6 +41,7 @@ pub(super) fn facts(rank: u32, ranks: u32) -> Facts {
     Facts {
         ranks,
         version: Version::THIS,
+        nccl: 22809,
         place: Place { host: TOKEN, network: 5 },
         capabilities: CAPABILITIES,
         options: 3,

@@ -201,6 +201,7 @@ pub(in crate::peers) fn on(
     let facts = Facts {
         ranks,
         version: Version::THIS,
+        nccl: capabilities::version(),
         place: place::here(nccl.host()).map_err(no_identity)?,
         capabilities: capabilities(&device)
             | laziness.capability(ranks)
