@@ -136,7 +136,7 @@ void exhaustive() {
               all_variants(call, ranks, calls);
               continue;
             }
-            for (uint32_t sample = 0; sample < 40 / ranks; ++sample) {
+            for (uint32_t sample = 0; sample < 16 / ranks; ++sample) {
               Call one = any_call(random, kind, choice, ranks, 0);
               one.type = type;
               one.by = by;
@@ -559,6 +559,7 @@ void abort_in_the_middle() {
     uint32_t waited_for;
     uint64_t sequence;
     uint32_t batch = 1;  // the rank that never comes makes the first of so many
+    uint32_t root = 0;
   };
   const Case cases[] = {
       {collective::all_gather, {collective::ll, 2}, WINDLASS_WAITED_LL_DATA, 0},
@@ -569,6 +570,8 @@ void abort_in_the_middle() {
       {collective::all_to_all, {collective::ll128, 2}, WINDLASS_WAITED_LL128_DATA, 0},
       {collective::broadcast, {collective::ll128, 4}, WINDLASS_WAITED_LL128_CREDIT, 4},
       {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LL128_DATA, 0},
+      // The root itself waits for results of all, whoever they wait for.
+      {collective::reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LL128_DATA, 0, 1, 2},
       {collective::all_reduce, {collective::simple_two_phases, 4}, WINDLASS_WAITED_LL128_DATA, 0},
   };
   for (const Case& one : cases) {
@@ -580,7 +583,7 @@ void abort_in_the_middle() {
     call.kind = one.kind;
     call.choice = one.choice;
     call.count = std::min(2 * ring_bytes(o, one.choice), bytes_max(o, one.choice)) / 4;
-    call.root = 0;
+    call.root = one.root;
     // The others complete a first call with the one that then never comes.
     Call before = call;
     before.kind = collective::all_gather;

@@ -21,7 +21,7 @@ scenarios!(plain:
 
 // Those that reach every order of accesses; the rest would take minutes.
 scenarios!(sanitized:
-    sizes sizes_ordinary one_way both_ways five_ranks groups_cut counts_32
+    sizes sizes_ordinary both_ways five_ranks
     grow_stalled grow_before_use grow_eight_deep grow_in_traffic grow_in_traffic_ordinary random few_resident
     shared_gpus);
 
