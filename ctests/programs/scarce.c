@@ -5,7 +5,7 @@
  * All later ones fail on rank 1 only, as rank 0 makes the id, and NCCL's ranks come to Windlass in its process.
  *
  * Arguments: a part (init, split, destroy, few, all), and the steps between the calls that fail: alone, and with all later ones; 0 for none.
- * A rank and a call after these run that alone, of the part. */
+ * A rank and a call after these run that alone, of the part; one more word, with that rank as the last that comes. */
 #include "../support/harness.h"
 #include "../support/scarce.h"
 
@@ -35,6 +35,8 @@ struct want {
   const char* part;
   int rank, first;
   bool and_later;
+  /* It begins its init when the others wait for it: their connections have what it would need. */
+  bool comes_last;
 };
 
 static bool (*begin_want)(int, bool);
@@ -109,6 +111,7 @@ static void body(const struct want* want, int rank) {
     lacks_no_more(want, rank);
     _exit(0);
   }
+  if (want->comes_last && rank == want->rank) usleep(300000);
   ncclResult_t code = ncclCommInitRank(&world, RANKS, shared->id, rank);
   if (is_init) lacks_no_more(want, rank);
   if (!all_have(0, RANKS, rank, code)) _exit(is_init || has_all_calls ? 0 : 1);
@@ -190,7 +193,7 @@ int main(int count, char** arguments) {
   static const char* const parts[] = {"init", "split", "destroy"};
   int steps[2] = {count > 2 ? atoi(arguments[2]) : 1, count > 3 ? atoi(arguments[3]) : 1};
   if (count > 5) {
-    struct want want = {arguments[1], atoi(arguments[4]), atoi(arguments[5]), steps[1] > 0};
+    struct want want = {arguments[1], atoi(arguments[4]), atoi(arguments[5]), steps[1] > 0, count > 6};
     run(&want);
     return finish();
   }
@@ -199,7 +202,7 @@ int main(int count, char** arguments) {
     int calls[2] = {60, 60};
     for (int rank = 0; rank < 2; rank++) {
       for (int later = 0; later < (rank ? 2 : 1); later++) {
-        struct want want = {parts[part], rank, 1, later};
+        struct want want = {parts[part], rank, 1, later, false};
         /* What is tried again is a call each time: so no more than there are where nothing is lacking. */
         while (steps[later] && want.first < (later ? calls[rank] + 1 : 400) && run(&want)) want.first += steps[later];
         if (!later) calls[rank] = want.first - 1;
@@ -211,7 +214,11 @@ int main(int count, char** arguments) {
   }
   static const int limits[] = {18, 22, 26, 30, 34, 38, 42, 46};
   for (int few = 0; few < 8; few++) {
-    struct want want = {"few", few % 2, limits[few], false};
+    struct want want = {"few", few % 2, limits[few], false, false};
+    if (is_chosen(count, arguments, "few")) run(&want);
+  }
+  for (int limit = 14; limit <= 20; limit++) {
+    struct want want = {"few", 0, limit, false, true};
     if (is_chosen(count, arguments, "few")) run(&want);
   }
   return finish();
