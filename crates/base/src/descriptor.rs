@@ -68,6 +68,11 @@ pub fn is_want(error: Errno) -> bool {
     matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
 }
 
+/// How many are missing of the reserve: they are taken as soon as they are free.
+pub fn missing_of_reserve() -> usize {
+    RESERVED.iter().filter(|place| place.load(Ordering::Relaxed) < 0).count()
+}
+
 /// Opens what is missing of the reserve. Whether it is whole.
 pub fn fill_reserve() -> bool {
     RESERVED.iter().all(|place| {

@@ -130,7 +130,7 @@ impl Agreement {
             }
             Event::NonWindlass => Vec::new(),
             Event::Absent(failure) => self.without(SessionOutcome::Failed(failure)),
-            Event::Said(_, FromRank::Decline(outcome)) => self.without(outcome),
+            Event::Said(connection, FromRank::Decline(outcome)) => self.decline(connection, outcome),
             Event::Left(connection) => self.left(connection),
             Event::Said(connection, FromRank::Report(facts)) => self.report(connection, *facts),
             Event::Said(connection, FromRank::Confirm) => self.confirm(connection),
@@ -166,6 +166,16 @@ impl Agreement {
     /// Somebody will not come. Where all have reported, that is none of them.
     fn without(&mut self, outcome: SessionOutcome) -> Vec<ToRank> {
         if self.phase == Phase::Arriving { self.end(outcome) } else { Vec::new() }
+    }
+
+    /// A rank says that it will not come, and may wait to hear where the others go.
+    fn decline(&mut self, connection: ConnectionId, outcome: SessionOutcome) -> Vec<ToRank> {
+        let mut answers = self.without(outcome.clone());
+        // Where all have reported it is none of them, and goes its own way.
+        let of_all = self.outcome().filter(|of_all| **of_all != SessionOutcome::PeerGroup);
+        let heard = of_all.cloned().unwrap_or(outcome);
+        answers.push(ToRank { to: connection, message: FromHost::Outcome(heard) });
+        answers
     }
 
     fn gather(&mut self, connection: ConnectionId, facts: Facts) -> Vec<ToRank> {

@@ -1,4 +1,5 @@
-//! The caller's side of a round before a split: a rank that has said its message and waits for all others'.
+//! The caller's side where a rank has one message for its host and waits for one answer: in a round before a split, and where
+//! it [declines](super::Bootstrap::decline_at_port) to come.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -9,22 +10,29 @@ use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
 use super::waiter::{Need, Waiter};
 
+/// What the host says.
+#[derive(Clone, Debug)]
+enum HostAnswer {
+    Table(Table),
+    Outcome(SessionOutcome),
+}
+
 /// What the background thread and the waiting caller share.
 #[derive(Debug, Default)]
 struct Hearing {
     /// Held for a store; no lock is taken while it is held.
-    answer: Mutex<Option<Result<Table, Failure>>>,
+    answer: Mutex<Option<HostAnswer>>,
     changed: Condvar,
 }
 
 impl Hearing {
     /// The first answer stays.
-    fn answer(&self, answer: Result<Table, Failure>) {
+    fn answer(&self, answer: HostAnswer) {
         self.lock().get_or_insert(answer);
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Table, Failure>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<HostAnswer>> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -32,23 +40,21 @@ impl Hearing {
 impl Waiter for Hearing {
     fn heard(&self, message: FromHost) -> Need {
         self.answer(match message {
-            FromHost::Table(table) => Ok(table),
-            FromHost::Outcome(SessionOutcome::Failed(failure)) => Err(failure),
-            _ => Err(Failure::Unreadable),
+            FromHost::Table(table) => HostAnswer::Table(table),
+            FromHost::Outcome(outcome) => HostAnswer::Outcome(outcome),
+            FromHost::Prepare(_) | FromHost::Stop => {
+                HostAnswer::Outcome(SessionOutcome::Failed(Failure::Unreadable))
+            }
         });
         Need::Nothing
     }
 
     fn lost(&self, failure: Failure) {
-        self.answer(Err(failure));
+        self.end(SessionOutcome::Failed(failure));
     }
 
     fn end(&self, outcome: SessionOutcome) {
-        self.answer(Err(match outcome {
-            SessionOutcome::Failed(failure) => failure,
-            // There is no round at a port.
-            _ => Failure::HostLost,
-        }));
+        self.answer(HostAnswer::Outcome(outcome));
     }
 
     fn declines_elsewhere(&self) -> bool {
@@ -60,7 +66,7 @@ impl Waiter for Hearing {
     }
 }
 
-/// A rank in a round; its message has gone out, or goes when the process listener has room.
+/// A rank that waits for its answer; its message has gone out, or goes as soon as it can.
 #[derive(Debug)]
 pub struct Inquiry {
     hearing: Arc<Hearing>,
@@ -83,8 +89,28 @@ impl Inquiry {
         Canceller::new(self.hearing.clone(), self.key, self.shared.clone())
     }
 
-    /// Waits until all have spoken or one cannot any more: as long as it takes, on the caller's thread.
+    /// In a round: waits until all have spoken or one cannot any more, as long as it takes, on the caller's thread.
     pub fn wait(self) -> Result<Table, Failure> {
+        match self.answer() {
+            HostAnswer::Table(table) => Ok(table),
+            HostAnswer::Outcome(SessionOutcome::Failed(failure)) => Err(failure),
+            // There is no round at a port.
+            HostAnswer::Outcome(SessionOutcome::PeerGroup | SessionOutcome::OnNccl(_)) => {
+                Err(Failure::Unreadable)
+            }
+        }
+    }
+
+    /// Of a rank that has declined: waits for its host. Well if all go to NCCL.
+    pub(super) fn wait_declined(self) -> Result<(), Failure> {
+        match self.answer() {
+            HostAnswer::Outcome(SessionOutcome::OnNccl(_)) => Ok(()),
+            HostAnswer::Outcome(SessionOutcome::Failed(failure)) => Err(failure),
+            HostAnswer::Outcome(SessionOutcome::PeerGroup) | HostAnswer::Table(_) => Err(Failure::Unreadable),
+        }
+    }
+
+    fn answer(&self) -> HostAnswer {
         let mut answer = self.hearing.lock();
         loop {
             if let Some(answer) = answer.clone() {

@@ -18,7 +18,7 @@
 //!
 //! `ncclGetUniqueId`: [`Bootstrap::host`] with a [spare id](Bootstrap::spare_id), or with one that NCCL makes (not with
 //! one of NCCL_COMM_ID or of `ncclCommGetUniqueId`, which grow a communicator: those stay as they are).
-//! `ncclCommInitRank`: [`facts::fallback_reason`], or [`Bootstrap::join`] with all ranks that this caller brings to the
+//! `ncclCommInitRank`: [`facts::fallback_reason`], [`Bootstrap::decline_at_port`], or [`Bootstrap::join`] with all ranks that this caller brings to the
 //! session, then [`complete_all`] over all sessions of the group with what there is to prepare; [`Participant::cancellers`] first,
 //! for `ncclCommAbort`. On NCCL means the real init with the same id, which the relay serves, as it does beside a peer group.
 //! `ncclCommInitAll`: [`decision::decide`], without a session. After a fork: [`process`], which begins afresh.
@@ -106,7 +106,7 @@ use descriptors::DescriptorSocket;
 use facts::Facts;
 use id_tag::{Id, IdTag};
 use message::FromRank;
-use outcome::SessionOutcome;
+use outcome::{Failure, FallbackReason, SessionOutcome};
 use participation::WithoutHost;
 use process_listener::ProcessListener;
 use reactor::Reactor;
@@ -232,18 +232,29 @@ impl Bootstrap {
     }
 
     /// Joins the session of an id with the ranks that the caller brings: their reports go out now. Never
-    /// waits. An error means that no report has gone out; the caller goes to NCCL.
+    /// waits. An error means that no report has gone out; the caller
+    /// [declines](Bootstrap::decline_at_port).
     pub fn join(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Participant> {
         let id_tag = IdTag::decode(id).ok_or_else(|| io::Error::other("the id has no tag of Windlass"))?;
         let address = id_tag::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
         let greeting = message::greeting(id_tag.token);
-        let joined = self.bring(Host::Port(address), id_tag.token, &greeting, facts, WithoutHost::Fails);
-        joined.inspect_err(|error| {
-            // If this process hosts, it could not take NCCL's ranks in either: they would wait.
-            if is_want(error) {
-                self.shared.send(Command::Retire(id_tag.token));
-            }
-        })
+        self.bring(Host::Port(address), id_tag.token, &greeting, facts, WithoutHost::Fails)
+    }
+
+    /// A rank that cannot report to the session of an id says so there, and hears whether all go to NCCL or fail. It does not go to NCCL
+    /// unheard: lacking descriptors it may fail there, and the others would wait for it here; or they fail here, as its
+    /// host has none for NCCL's ranks, and it would wait for them there. Waits for the host's thread.
+    pub fn decline_at_port(&self, id: &Id, reason: FallbackReason) -> Result<(), Failure> {
+        let Some((id_tag, address)) = IdTag::decode(id).zip(id_tag::address(id)) else { return Ok(()) };
+        let outcome = match descriptor::are_free(limits::OF_A_RANK_OF_NCCL) {
+            true => SessionOutcome::OnNccl(reason),
+            false => SessionOutcome::Failed(Failure::Short),
+        };
+        let mut words = message::greeting(id_tag.token).to_vec();
+        words.extend(FromRank::Decline(outcome).encode());
+        let inquiry = Inquiry::new(self.shared.clone());
+        self.shared.send(Command::Join(Host::Port(address), vec![inquiry.reporting(words)]));
+        inquiry.wait_declined()
     }
 
     /// Brings ranks to the session with this token, at this host, where they say this first: their reports go out now.

@@ -1,5 +1,8 @@
 //! What bounds the bootstrap of a process: whatever can grow has a limit.
 
+/// Descriptors that a rank of NCCL's opens first.
+pub(crate) const OF_A_RANK_OF_NCCL: usize = 2;
+
 /// What bounds the bootstrap of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {

@@ -31,7 +31,7 @@ pub enum FromRank {
     Confirm,
     /// I could not prepare.
     Refuse(String),
-    /// Instead of a report, in a session that is not at the port of an id: I shall not come, and this is how it ends.
+    /// Instead of a report: I shall not come, and this is how it ends.
     Decline(SessionOutcome),
     /// In a round before a split.
     Split {

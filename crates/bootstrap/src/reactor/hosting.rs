@@ -15,6 +15,7 @@ use crate::commands::NewSession;
 use crate::connection::{self, Connection, Line};
 use crate::counts::Counts;
 use crate::id_tag;
+use crate::limits::OF_A_RANK_OF_NCCL;
 use crate::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GREETING_BYTES};
 use crate::negotiated::Token;
 use crate::outcome::Failure;
@@ -22,8 +23,8 @@ use windlass_base::descriptor;
 use windlass_base::stats::segment;
 
 /// Descriptors that this process needs before its ranks may go to NCCL. Three relay a connection to NCCL's root: both ends here, and
-/// the root's own. Two are for what a rank of NCCL's in this process opens first.
-const OF_A_RELAY: usize = 5;
+/// the root's own.
+const OF_A_RELAY: usize = 3 + OF_A_RANK_OF_NCCL;
 /// The newest release whose bootstrap was read (2.30.7).
 const BOOTSTRAP_READ_UP_TO: i32 = 23007;
 /// Sessions looked at, at each new one, for whether NCCL's root is gone. With 256 open ones a dead one stays open for 16
@@ -297,7 +298,9 @@ impl Sessions {
             let undecided = session.agreement.outcome().is_none();
             if undecided && session.root().is_some() {
                 // Those who are there go once the outcome is known. Twice: one that was missing just now is there.
-                let needed = OF_A_RELAY.saturating_sub(session.present);
+                // By a reserve that was given up for them no room came to be.
+                let needed = OF_A_RELAY + descriptor::missing_of_reserve();
+                let needed = needed.saturating_sub(session.present);
                 session.agreement.has_room((0..2).any(|_| descriptor::are_free(needed)));
             }
             let answers = session.agreement.step(event);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use windlass_bootstrap::agreement::{Agreement, ConnectionId, Event};
+use windlass_bootstrap::agreement::{Agreement, ConnectionId, Event, ToRank};
 use windlass_bootstrap::decision;
 use windlass_bootstrap::message::{FromHost, FromRank};
 use windlass_bootstrap::negotiated::Token;
@@ -360,9 +360,9 @@ fn absent() {
     assert_eq!(host.step(Event::Said(ConnectionId(2), report(1, 2))).len(), 2);
     assert_eq!(host.missing(), None);
     assert!(host.step(Event::Absent(lost.clone())).is_empty());
-    assert!(
-        host.step(Event::Said(ConnectionId(3), FromRank::Decline(SessionOutcome::Failed(lost)))).is_empty()
-    );
+    let declined = SessionOutcome::Failed(lost);
+    let answers = host.step(Event::Said(ConnectionId(3), FromRank::Decline(declined.clone())));
+    assert_eq!(answers, [ToRank { to: ConnectionId(3), message: FromHost::Outcome(declined) }]);
     assert_eq!(host.outcome(), None);
     // No message says that there is a peer group.
     let bytes = FromRank::Decline(SessionOutcome::PeerGroup).encode();
@@ -386,7 +386,7 @@ fn report(rank: u32, ranks: u32) -> FromRank {
 /// Claims that cannot be true: all hear the same failure. After the outcome only the newcomer does.
 #[test]
 fn impossible_claims() {
-    let told = |answers: &[windlass_bootstrap::agreement::ToRank]| -> Vec<(u64, SessionOutcome)> {
+    let told = |answers: &[ToRank]| -> Vec<(u64, SessionOutcome)> {
         answers
             .iter()
             .filter_map(|answer| match &answer.message {

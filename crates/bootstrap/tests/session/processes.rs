@@ -283,6 +283,36 @@ fn take_descriptors(hosted: &Hosted) -> Vec<std::net::TcpListener> {
     std::iter::from_fn(|| hosted.root.try_clone().ok()).collect()
 }
 
+/// A rank that cannot report, as an opening of its own failed, goes where the others go: to NCCL, or nowhere, where no
+/// descriptor is left to host NCCL's ranks. (It went to NCCL unheard, and waited there for those that failed here.)
+#[test]
+fn declines_at_a_port() {
+    let reason = FallbackReason::NoIdentity { words: "no descriptor".into() };
+    for is_short in [false, true] {
+        let hosted = hosted();
+        let waits = hosted.bootstrap.join(&hosted.id, vec![facts(1, 3)]).unwrap();
+        let mut all = if is_short { take_descriptors(&hosted) } else { Vec::new() };
+        // With those of the reserve there are four, for both ends of both ranks' connections.
+        all.truncate(all.len().saturating_sub(2));
+        let declined = hosted.bootstrap.decline_at_port(&hosted.id, reason.clone());
+        let heard = waits.complete(ready).remove(0);
+        match is_short {
+            false => {
+                assert_eq!(declined, Ok(()));
+                assert!(matches!(&heard, Outcome::OnNccl(of_all) if *of_all == reason), "{heard:?}");
+            }
+            true => {
+                assert_eq!(declined, Err(Failure::Short));
+                assert!(matches!(heard, Outcome::Failed(Failure::Short)), "{heard:?}");
+            }
+        }
+        drop(all);
+        // It came late, and hears the same.
+        let late = hosted.bootstrap.decline_at_port(&hosted.id, reason.clone());
+        assert_eq!(late.is_err(), is_short, "{late:?}");
+    }
+}
+
 /// The same at a host-local rendezvous: who connected is let in when there is one, or goes without.
 #[test]
 fn no_descriptors_left_at_a_local_rendezvous() {

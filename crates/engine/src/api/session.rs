@@ -104,7 +104,7 @@ fn begin(init: &InitCall) -> Step {
     let taken = take(&request, device, &configuration);
     let outcome = match peers::ask(&InitRequest { device, cached: taken.tokens(), ..request }) {
         Ok(asked) => peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Child)),
-        Err(reason) => InitOutcome::OnNccl(reason),
+        Err(outcome) => outcome,
     };
     let mut parent_on_nccl = None;
     match &outcome {
@@ -309,28 +309,26 @@ pub(super) fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
         return rest;
     }
     let together = peers::is_one_session(requested.iter().map(|(_, request)| request));
-    let (mut handles, mut asked) = (Vec::new(), Vec::new());
+    let (mut handles, mut asked, mut over) = (Vec::new(), Vec::new(), Vec::new());
     for (handle, request) in requested {
         let Some(communicator) = communicator::find(handle) else { continue };
         // What of its configuration is its children's, only NCCL knows.
         let parent_on_nccl = ParentOnNccl::of_request(&request, Configuration::Unknown);
-        match if together { peers::ask(&request) } else { Err(FallbackReason::Grouped) } {
+        let grouped = || Err(InitOutcome::OnNccl(FallbackReason::Grouped));
+        match if together { peers::ask(&request) } else { grouped() } {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
                 handles.push((handle, parent_on_nccl));
                 asked.push(one);
             }
-            Err(reason) => {
-                settle(handle, communicator, InitOutcome::OnNccl(reason));
-                keep_parent_on_nccl(handle, communicator, parent_on_nccl);
-            }
+            Err(outcome) => over.push(((handle, parent_on_nccl), outcome)),
         }
     }
-    if asked.is_empty() {
-        return rest;
+    if !asked.is_empty() {
+        over.extend(handles.into_iter().zip(peers::complete(asked)));
     }
-    for ((handle, parent_on_nccl), outcome) in handles.into_iter().zip(peers::complete(asked)) {
+    for ((handle, parent_on_nccl), outcome) in over {
         if let InitOutcome::Failed(failure) = &outcome {
             let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
             if !matches!(rest.first(), Some(Awaited::Failed(_))) {

@@ -45,12 +45,16 @@ pub fn device_now() -> Option<i32> {
 }
 
 /// Begins a rank's init with the request's device, or this thread's current one. Waits for no other rank, but a moment
-/// for what has just ended on this one; the reason says that NCCL does it alone.
-pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
-    let id_tag = request.check()?;
+/// for what has just ended on this one; and for its host, where it cannot take part. An error is its outcome.
+pub fn ask(request: &InitRequest) -> Result<Asked, InitOutcome> {
+    let id_tag = request.check().map_err(InitOutcome::OnNccl)?;
     at_exit::at_exit_too();
     // Room that is over must not keep an init from having any.
     settle();
+    report(request, id_tag.token).map_err(|reason| decline(request, reason))
+}
+
+fn report(request: &InitRequest, token: Token) -> Result<Asked, FallbackReason> {
     let (ranks, ctas, laziness) = (request.ranks as u32, request.ctas, request.laziness);
     let (heap, share, mut facts) = match request.device {
         Some(device) => request::on(device, ranks, ctas, laziness)?,
@@ -63,7 +67,22 @@ pub fn ask(request: &InitRequest) -> Result<Asked, FallbackReason> {
     let participant = bootstrap().and_then(|bootstrap| bootstrap.join(&request.id, vec![facts]));
     let (until, local_entry) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
-    Ok(Asked { participant, token: id_tag.token, rank, heap, share, until, local_entry })
+    Ok(Asked { participant, token, rank, heap, share, until, local_entry })
+}
+
+/// This rank cannot take part, and its session hears of it.
+fn decline(request: &InitRequest, reason: FallbackReason) -> InitOutcome {
+    let reason = match reason {
+        FallbackReason::Refused { words, .. } => FallbackReason::Refused { rank: request.rank as u32, words },
+        reason => reason,
+    };
+    match bootstrap().map(|bootstrap| bootstrap.decline_at_port(&request.id, reason.clone())) {
+        Ok(Err(failure)) => {
+            log::info!("a rank could not take part: {reason}");
+            InitOutcome::Failed(failure)
+        }
+        Ok(Ok(())) | Err(_) => InitOutcome::OnNccl(reason),
+    }
 }
 
 /// Waits for all others, prepares and confirms: as long as it takes.
