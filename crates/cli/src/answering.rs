@@ -19,6 +19,8 @@ use sys::CUdevice_attribute_enum as Attribute;
 pub enum Question {
     /// Devices and pairs of devices.
     Gpus,
+    /// Who uses the devices at these PCI buses.
+    Loads { buses: Vec<String> },
     /// Circumstances of communicators of 2 to so many ranks, with the NCCL library at a path.
     Places { ranks: usize, path: PathBuf },
     /// The version of the NCCL library at a path.
@@ -31,6 +33,7 @@ pub enum Question {
 pub fn answer(question: Question) -> Result<()> {
     match question {
         Question::Gpus => print(gpus()),
+        Question::Loads { buses } => print(Ok(loads(&buses))),
         Question::Places { ranks, path } => print(places(ranks, &path)),
         Question::Version { path } => print(Nccl::open(&path).map(|nccl| nccl.version())),
         Question::Build { path } => print(build(&path)),
@@ -111,6 +114,7 @@ fn describe(device: sys::CUdevice, nvml: Option<&Nvml>) -> Result<Device> {
         // SAFETY: the device is valid. A driver too old for an attribute answers an error: not supported.
         unsafe { result::device::get_attribute(device, attribute) }.unwrap_or(0)
     };
+    let bus = bus_id(device);
     Ok(Device {
         name: result::device::get_name(device).context("cuDeviceGetName")?,
         // SAFETY: the device is valid.
@@ -125,8 +129,14 @@ fn describe(device: sys::CUdevice, nvml: Option<&Nvml>) -> Result<Device> {
             != 0,
         fabric_handles: attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0,
         multicast: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED) != 0,
-        load: nvml.and_then(|nvml| load(nvml, &bus_id(device)?)),
+        load: nvml.and_then(|nvml| load(nvml, bus.as_deref()?)),
+        bus,
     })
+}
+
+fn loads(buses: &[String]) -> Vec<Option<Load>> {
+    let nvml = Nvml::open();
+    buses.iter().map(|bus| nvml.as_ref().and_then(|nvml| load(nvml, bus))).collect()
 }
 
 /// None where NVML does not say all of it.

@@ -32,6 +32,9 @@ pub struct Gpus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Device {
     pub name: String,
+    /// Its PCI bus, by which NVML knows it.
+    #[serde(default)]
+    pub bus: Option<String>,
     pub memory_bytes: u64,
     pub compute_capability: (i32, i32),
     pub multiprocessors: i32,
@@ -70,6 +73,12 @@ pub struct Pair {
 /// Asks the CUDA driver; `library_path` replaces `LD_LIBRARY_PATH` of the child.
 pub fn gpus(library_path: Option<&OsStr>, limit: Duration) -> Result<Gpus> {
     ask_within(&[OsString::from("gpus")], library_path.map(|path| ("LD_LIBRARY_PATH", path)), limit)
+}
+
+/// Asks NVML who uses these devices now: the driver, which takes a second and more to answer, is not asked.
+pub fn loads(devices: &[Device], limit: Duration) -> Result<Vec<Option<Load>>> {
+    let buses = devices.iter().map(|device| device.bus.clone().unwrap_or_default().into());
+    ask_within(&std::iter::once("loads".into()).chain(buses).collect::<Vec<OsString>>(), None, limit)
 }
 
 /// Under which circumstances communicators of this many ranks at most would run with the NCCL at a path, from 2 ranks on.

@@ -36,9 +36,9 @@ pub fn judge(devices: &[Device], simulated: bool) -> Judgement {
 }
 
 /// The first device that has processes.
-pub fn processes(devices: &[Device]) -> Option<String> {
-    devices.iter().enumerate().find_map(|(number, device)| {
-        let load = device.load.filter(|load| load.processes > 0)?;
+pub fn processes(loads: &[Option<Load>]) -> Option<String> {
+    loads.iter().enumerate().find_map(|(number, load)| {
+        let load = load.filter(|load| load.processes > 0)?;
         Some(format!("GPU {number} had {} processes", load.processes))
     })
 }
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(of([Some(idle), None]), Judgement::Unknown);
         assert!(matches!(of([Some(busy), None]), Judgement::InUse(_)));
         assert_eq!(judge(&[device(None)], true), Judgement::Idle);
-        assert_eq!(processes(&[device(None), device(Some(busy))]), Some("GPU 1 had 1 processes".into()));
-        assert_eq!(processes(&[device(Some(Load { percent: 90, ..idle }))]), None);
+        assert_eq!(processes(&[None, Some(busy)]), Some("GPU 1 had 1 processes".into()));
+        assert_eq!(processes(&[Some(Load { percent: 90, ..idle })]), None);
     }
 }

@@ -7,6 +7,7 @@ mod idle;
 pub mod stamp;
 mod whether;
 
+use crate::asking;
 use crate::bench::adaptive::Effort;
 use crate::installation;
 use crate::interruption::Interruption;
@@ -175,10 +176,7 @@ impl Session<'_> {
 
     /// Whether another process has come to the GPUs: its own have left by now.
     fn disturbance(&self, measured: &Machine) -> Option<String> {
-        if measured.is_simulated() {
-            return None;
-        }
-        idle::processes(&self.machine().ok()?.gpus.devices)
+        idle::processes(&asking::loads(&measured.gpus.devices, ANSWER_MAX).ok()?)
     }
 
     fn machine(&self) -> Result<Machine> {

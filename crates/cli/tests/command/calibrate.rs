@@ -251,22 +251,47 @@ fn interrupted() {
     }
 }
 
-/// Devices that somebody uses are left alone, and not looked at again for a while; idle ones are measured.
-#[test]
-fn busy_devices() {
-    let place = tempfile::tempdir().unwrap();
+/// An NVML that tells of a process on each device: with BUSY always; with LATER, the path of a file, to all but the first that ask.
+fn lay_out_nvml(folder: &Path) {
     let source = r#"
+        #include <fcntl.h>
         #include <stdlib.h>
+        #include <unistd.h>
+        static int is_first;
         int nvmlInit_v2(void) { return 0; }
         int nvmlShutdown(void) { return 0; }
         int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { *device = (void *)1; return 0; }
         int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory) { memory[2] = 600 << 20; return 0; }
         int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) { rates[0] = 0; return 0; }
         int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *processes) {
-          *count = getenv("BUSY") ? 1 : 0;
+          const char *later = getenv("LATER");
+          if (later && access(later, F_OK)) is_first = close(open(later, O_CREAT, 0600)) == 0;
+          *count = getenv("BUSY") || (later && !is_first);
           return 0;
         }"#;
-    compile(source, &place.path().join("libnvidia-ml.so.1"), &["-shared", "-fPIC"]);
+    compile(source, &folder.join("libnvidia-ml.so.1"), &["-shared", "-fPIC"]);
+}
+
+/// What is measured while another process comes to a device is not kept.
+#[test]
+fn disturbed() {
+    let place = tempfile::tempdir().unwrap();
+    lay_out_nvml(place.path());
+    let mut command = run(&place.path().join("cache"), "2");
+    command.env("LD_LIBRARY_PATH", place.path()).env("LATER", place.path().join("asked"));
+    let words = told(command);
+    assert!(
+        words.contains("what was measured of this machine is left out: GPU 0 had 1 processes meanwhile"),
+        "{words}"
+    );
+    assert_eq!(files(&place.path().join("cache"), "cells-").len(), 0);
+}
+
+/// Devices that somebody uses are left alone, and not looked at again for a while; idle ones are measured.
+#[test]
+fn busy_devices() {
+    let place = tempfile::tempdir().unwrap();
+    lay_out_nvml(place.path());
     let run = |busy: bool| {
         let mut command = run(&place.path().join("cache"), "2");
         command.env("LD_LIBRARY_PATH", place.path());
