@@ -246,7 +246,12 @@ impl Bootstrap {
     /// host has none for NCCL's ranks, and it would wait for them there. Waits for the host's thread.
     pub fn decline_at_port(&self, id: &Id, reason: FallbackReason) -> Result<(), Failure> {
         let Some((id_tag, address)) = IdTag::decode(id).zip(id_tag::address(id)) else { return Ok(()) };
-        let outcome = match descriptor::are_free(limits::OF_A_RANK_OF_NCCL) {
+        // More than once: the bootstrap thread may be counting them just now, which takes them for microseconds.
+        let are_free = (0..3).any(|tried| {
+            std::thread::sleep(Duration::from_millis(tried));
+            descriptor::are_free(limits::OF_A_RANK_OF_NCCL)
+        });
+        let outcome = match are_free {
             true => SessionOutcome::OnNccl(reason),
             false => SessionOutcome::Failed(Failure::Short),
         };

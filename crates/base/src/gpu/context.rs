@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::gpu::capture::Relaxed;
 use crate::gpu::device::Ordinal;
@@ -32,6 +32,11 @@ pub struct Home {
 /// The primary contexts that we have retained, of each device the last.
 static RETAINED: Mutex<BTreeMap<Ordinal, Context>> = Mutex::new(BTreeMap::new());
 
+/// Not held across calls of the driver.
+fn retained() -> MutexGuard<'static, BTreeMap<Ordinal, Context>> {
+    RETAINED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Our context is current on this thread and its capture mode relaxed; both come back after.
 #[derive(Debug)]
 pub struct Entered<'home> {
@@ -60,6 +65,13 @@ impl Home {
             return Ok(Home { driver, device, context: driver.context(context)? });
         }
         Ok(Home { driver, device, context: driver.primary_context(device)? })
+    }
+
+    /// The device's primary context, if there is one: for what is done only where the application has one. One that was reset a moment ago
+    /// is not made again.
+    pub fn if_primary(driver: &'static Driver, device: Ordinal) -> Option<Home> {
+        let known = driver.retained_context(device).map(|context| Home { driver, device, context });
+        known.or_else(|| driver.has_primary_context(device).then(|| Home::of(driver, device).ok())?)
     }
 
     /// The context: what is made in it is to be used no more once it [is gone](Driver::is_there).
@@ -150,17 +162,22 @@ impl Driver {
     /// The device's primary context, made if there is none. It is retained once and never given back, as CUDA's runtime does below NCCL:
     /// between a look at the context and the release the application may have reset it, and then the reference would be another's.
     fn primary_context(&self, device: Ordinal) -> Result<Context, Failure> {
-        let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(context) = retained.get(&device).filter(|context| self.is_there(**context)) {
-            return Ok(*context);
+        if let Some(context) = self.retained_context(device) {
+            return Ok(context);
         }
         let mut handle = 0;
         // SAFETY: the output is a local.
         let code = unsafe { (self.calls.cuDevicePrimaryCtxRetain)(&mut handle, device) };
         self.check("cuDevicePrimaryCtxRetain", code, || format!("device {device}"))?;
         let context = self.context(handle)?;
-        retained.insert(device, context);
+        retained().insert(device, context);
         Ok(context)
+    }
+
+    /// The primary context that was retained last, if it has not gone since.
+    fn retained_context(&self, device: Ordinal) -> Option<Context> {
+        let context = retained().get(&device).copied();
+        context.filter(|context| self.is_there(*context))
     }
 
     fn current_context_of(&self, device: Ordinal) -> Result<Option<usize>, Failure> {

@@ -156,8 +156,7 @@ impl World {
                 self.non_windlass_pending += 1;
                 rank.participation.end(SessionOutcome::OnNccl(FallbackReason::NonBlocking));
             } else if let Some(outcome) = declining(rank.behavior) {
-                rank.to_host.push_back(FromRank::Decline(outcome.clone()));
-                rank.participation.end(outcome);
+                rank.to_host.push_back(FromRank::Decline(outcome));
             } else {
                 rank.to_host.push_back(FromRank::Report(Box::new(rank.participation.facts().clone())));
             }

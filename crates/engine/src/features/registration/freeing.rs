@@ -78,8 +78,7 @@ pub(crate) fn is_short_on(device: Ordinal) -> bool {
 
 /// Nothing of a program that has no primary context there: one would be made.
 pub(crate) fn home_of(device: Ordinal) -> Option<Home> {
-    let driver = gpu::driver().ok().filter(|driver| driver.has_primary_context(device))?;
-    Home::of(driver, device).ok()
+    Home::if_primary(gpu::driver().ok()?, device)
 }
 
 #[cfg(test)]

@@ -72,11 +72,19 @@ fn report(request: &InitRequest, token: Token) -> Result<Asked, FallbackReason> 
 
 /// This rank cannot take part, and its session hears of it.
 fn decline(request: &InitRequest, reason: FallbackReason) -> InitOutcome {
-    let reason = match reason {
-        FallbackReason::Refused { words, .. } => FallbackReason::Refused { rank: request.rank as u32, words },
-        reason => reason,
+    let rank = request.rank as u32;
+    let (reason, said) = match reason {
+        FallbackReason::Refused { words, .. } => {
+            let reason = FallbackReason::Refused { rank, words };
+            (reason.clone(), reason)
+        }
+        // To others "this rank" is another.
+        reason => {
+            let said = FallbackReason::Refused { rank, words: reason.to_string() };
+            (reason, said)
+        }
     };
-    match bootstrap().map(|bootstrap| bootstrap.decline_at_port(&request.id, reason.clone())) {
+    match bootstrap().map(|bootstrap| bootstrap.decline_at_port(&request.id, said)) {
         Ok(Err(failure)) => {
             log::info!("a rank could not take part: {reason}");
             InitOutcome::Failed(failure)

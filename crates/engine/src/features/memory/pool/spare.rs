@@ -52,10 +52,7 @@ fn lock() -> MutexGuard<'static, Vec<Said>> {
 
 /// Of a program that has no primary context there: one would be made.
 fn room_on(driver: &'static Driver, device: Ordinal) -> Option<Room> {
-    if !driver.has_primary_context(device) {
-        return None;
-    }
-    let home = Home::of(driver, device).ok()?;
+    let home = Home::if_primary(driver, device)?;
     let _entered = home.enter().ok()?;
     driver.room().ok()
 }
