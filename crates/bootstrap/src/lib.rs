@@ -8,9 +8,9 @@
 //!
 //! NCCL's own connections come to the same port. They begin with the id's magic and go byte for byte to NCCL's root
 //! (`relay`). Such a connection before the outcome proves that a rank has no Windlass or went to NCCL, so all ranks go
-//! there. Any other connection is dropped and proves nothing: port scanners and health checks come to every port. (Only
-//! from an NCCL newer than those that were read is it relayed, too.) NCCL's root drops such a connection as well, or is
-//! ended by it (before 2.27.3), or waits for its first bytes for ever.
+//! there. Any other connection proves nothing and is dropped: port scanners and health checks come to every port.
+//! NCCL's root drops it, too, or is ended by it (before 2.27.3), or waits for its first bytes for ever. Only with an
+//! NCCL newer than the releases whose bootstrap was read is it relayed.
 //!
 //! **One port per id.** NCCL's protocol names the id in its first eight bytes, so one port could serve all ids. But a
 //! port per id needs no table of ids, and closes with NCCL's root: a rank that comes too late is refused, as by NCCL. A
