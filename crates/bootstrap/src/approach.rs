@@ -65,7 +65,7 @@ pub(crate) fn next(host: HostAt, hindrance: Hindrance) -> Next {
         (HostAt::ProcessListener, Hindrance::Unreached { .. }) => Next::Fail(Failure::HostLost),
         // The rank had tried to reach a session of this process, which has been refused meanwhile.
         (HostAt::Port, Hindrance::Short(_)) => Next::Fail(Failure::Short),
-        // NCCL could do no better in this process.
+        // NCCL would lack the same resource in this process.
         (HostAt::OwnPort | HostAt::ProcessListener, Hindrance::Short(Want::Later)) => Next::TryAgain,
         (HostAt::OwnPort, Hindrance::Short(Want::Refused)) => Next::FailWithSession(Failure::Short),
         (HostAt::ProcessListener, Hindrance::Short(Want::Refused)) => Next::FailAndWithdraw(Failure::Short),

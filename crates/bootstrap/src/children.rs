@@ -44,12 +44,12 @@ pub const GREETING_BYTES: usize = 8 + 3 * 16 + 4;
 pub enum Making {
     /// A split of a parent, after `count` others.
     Split {
-        /// How many.
+        /// How many splits came before.
         count: u32,
     },
     /// A shrink of a parent that leaves out these ranks, after `count` that left out the same.
     Shrink {
-        /// How many.
+        /// How many such shrinks came before.
         count: u32,
         /// In order, each once.
         excluded: Vec<u32>,

@@ -54,7 +54,7 @@ pub struct SplitMessage {
     pub color: Option<i32>,
     /// Orders the ranks of one color.
     pub key: i32,
-    /// What it wants of NCCL.
+    /// Whether it wants a lazy communicator.
     pub vote: LazyVote,
     /// The state of the rank's parent.
     pub parent: Parent,
@@ -71,17 +71,17 @@ pub enum Course {
     Nccl,
     /// The rank's new communicator is lazy.
     Lazy {
-        /// Its rank there.
+        /// The rank's number in the new communicator.
         rank: u32,
         /// The places of its ranks in the table, in the order of the new ranks. If all ranks of the parent make the
         /// call, these are their ranks in the parent.
         ranks: Vec<u32>,
-        /// What others need.
+        /// What ranks of other new communicators need.
         others: Others,
     },
     /// NCCL makes the rank's communicator without the parent, by an id of its first rank.
     Apart {
-        /// Its rank there.
+        /// The rank's number in the new communicator.
         rank: u32,
         /// The places of its ranks, as in [`Course::Lazy`].
         ranks: Vec<u32>,
@@ -112,7 +112,7 @@ impl Table {
         self.0.len()
     }
 
-    /// What the rank in a place does next.
+    /// What the rank with this place does next.
     pub fn course(&self, rank: u32) -> Course {
         let nccl = self.needs_nccl();
         let is_shared = self.is_parent_shared();
@@ -457,7 +457,7 @@ mod tests {
         assert_eq!(table([Unbuildable, Built, Built], hurried).course(2), Course::Torn);
         assert_eq!(table([Lazy, Built, Lazy], hurried).course(0), Course::Torn);
         assert_eq!(table([Lazy; 3], hurried).course(0), Course::Nccl);
-        // A lazy communicator needs nobody's parent.
+        // A lazy communicator does not need the parent.
         let lazy = Course::Lazy { rank: 2, ranks: vec![0, 1, 2], others: Others::Nothing };
         assert_eq!(table([Built, Lazy, Built], [LazyVote::Always; 3]).course(2), lazy);
     }

@@ -71,7 +71,7 @@ pub(crate) struct Reporting {
 /// A call that makes communicators from another, as the rank whose process hosts their sessions sees it.
 #[derive(Debug)]
 pub(crate) struct Expected {
-    /// Its name.
+    /// The call's name.
     pub call: Token,
     /// The ranks that make it, one bit each.
     pub ranks: u64,

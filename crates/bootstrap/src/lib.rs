@@ -180,7 +180,7 @@ impl Bootstrap {
         let secret =
             process_listener.as_ref().map_or(children::NOBODY, |process_listener| process_listener.secret);
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        // The reactor is made in its thread, to which it belongs.
+        // The reactor is made in its thread, since its parts cannot be sent to another.
         let thread =
             thread::spawn("windlass", move || match Reactor::new(for_thread, limits, process_listener) {
                 Ok(reactor) => {

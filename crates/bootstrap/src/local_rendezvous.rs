@@ -73,7 +73,7 @@ pub fn who(greeting: &[u8], name: Token) -> Option<u32> {
 pub enum RosterMessage {
     /// NCCL has made the communicator, of so many ranks.
     Ask {
-        /// How many.
+        /// The ranks of the communicator.
         ranks: u32,
     },
     /// The rank has asked, and does not come to the session, if there is one.
@@ -185,14 +185,14 @@ pub enum RosterCourse {
         /// At the first question: the places that the session expects from now on, one bit each.
         expected: Option<u64>,
     },
-    /// Not all are.
+    /// Not all ranks are in the roster.
     Apart,
 }
 
 /// Why a rank that the session waits for does not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// It said so.
+    /// Its rank said that it does not come.
     Declines,
     /// Its process has died, as far as can be seen.
     Dies,
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(other.ask(1, 2), Some(RosterCourse::Meet { place: 0, expected: Some(0b11) }));
         assert_eq!(other.ask(2, 3), Some(RosterCourse::Apart));
         assert_eq!(other.left(2, Some(RosterMessage::Leave)), Some((1, Missing::Declines)));
-        // Too many for a peer group, and too many at all.
+        // Too many ranks for a peer group, and too many for a roster.
         let (mut large, many) = (Roster::default(), RANKS_MAX as u32 + 1);
         assert!((0..many).all(|rank| large.enter(rank.into(), rank)));
         assert_eq!(large.ask(3, many), Some(RosterCourse::Apart));

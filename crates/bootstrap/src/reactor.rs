@@ -37,7 +37,7 @@ use super::process_listener::ProcessListener;
 /// at a root that was about to close.
 const RETRY_MS: u64 = 100;
 
-/// The thread's state. Each part has methods of its own and is handed the parts below it.
+/// The thread's state. Each part has methods of its own and gets the parts below it as arguments.
 #[derive(Debug)]
 pub(crate) struct Reactor {
     sockets: Sockets,

@@ -162,7 +162,7 @@ impl Sessions {
             if session.newcomers.len() > sockets.limits.newcomers_max
                 && let Some(oldest) = session.newcomers.pop_front()
             {
-                // It has been silent for longest; nothing honest connects in order to say nothing.
+                // The oldest has been silent for longest. No rank connects and stays silent.
                 sockets.endpoints.remove(&oldest);
                 Counts::up(&sockets.shared.counts.turned_away);
             }
