@@ -1,7 +1,7 @@
-//! The host's side of a session as a pure machine: events in, answers out, no clock and no sockets.
+//! The host's side of a session as a pure state machine: events in, answers out, no clock and no sockets.
 //!
-//! One machine decides once; all that ranks hear are copies of that decision. The argument why no two ranks ever act
-//! on different outcomes stands in [`super`].
+//! One machine decides once, and all ranks hear copies of that decision. [`super`] says why no two ranks ever act on
+//! different outcomes.
 
 use crate::negotiated::{RANKS_MAX, Token, capability};
 
@@ -17,22 +17,22 @@ pub struct ConnectionId(pub u64);
 /// What happens to a session.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A rank says something.
+    /// A rank sent a message.
     Said(ConnectionId, FromRank),
-    /// A rank's connection is gone.
+    /// A rank's connection has closed.
     Left(ConnectionId),
-    /// Someone connected who is not one of us.
+    /// A rank without Windlass, or one that went to NCCL, connected.
     NonWindlass,
-    /// A rank that has not reported never will.
+    /// A rank that has not reported will never report.
     Absent(Failure),
 }
 
 /// A message for one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToRank {
-    /// Whose.
+    /// The rank's connection.
     pub to: ConnectionId,
-    /// What.
+    /// The message.
     pub message: FromHost,
 }
 
@@ -55,30 +55,30 @@ enum Stance {
 enum Phase {
     Arriving,
     Preparing,
-    /// A rank could not prepare, for this reason; the others stop, and speak.
+    /// A rank could not prepare, for this reason. The other ranks stop preparing, and each still confirms or refuses.
     Stopping(FallbackReason),
     Over(SessionOutcome),
 }
 
-/// A session.
+/// The state of a session.
 #[derive(Debug)]
 pub struct Agreement {
     comm: Token,
-    /// The process that hosts.
+    /// The process that hosts the session.
     host: Token,
-    /// Whether NCCL's ranks can come where it hosts.
+    /// Whether the host has the descriptors that NCCL's ranks need there.
     has_room: bool,
     phase: Phase,
-    /// How many ranks there are, once one has said so.
+    /// The communicator's ranks, as the first report says.
     ranks: Option<u32>,
-    /// At most one a rank.
+    /// The ranks that have reported, each once.
     present: Vec<Present>,
     /// The negotiated config's capabilities, once there is one.
     capabilities: u64,
 }
 
 impl Agreement {
-    /// A session to which nobody has come, at this process; its negotiated config will bear this name.
+    /// A session without reports, hosted by the process `host`. `comm` will be the token of its negotiated config.
     pub fn new(comm: Token, host: Token) -> Agreement {
         Agreement {
             comm,
@@ -91,7 +91,7 @@ impl Agreement {
         }
     }
 
-    /// How it ended, if it has.
+    /// The outcome, once there is one.
     pub fn outcome(&self) -> Option<&SessionOutcome> {
         match &self.phase {
             Phase::Over(outcome) => Some(outcome),
@@ -99,17 +99,17 @@ impl Agreement {
         }
     }
 
-    /// Whether it ended in a peer group whose ranks go to NCCL later only, and with another id.
+    /// Whether it ended in a peer group whose ranks go to NCCL only later, and with another id.
     pub fn is_lazy(&self) -> bool {
         self.outcome() == Some(&SessionOutcome::PeerGroup) && self.capabilities & capability::LAZY != 0
     }
 
-    /// How many ranks there are, if any has come.
+    /// The communicator's ranks, once one has reported.
     pub fn ranks(&self) -> Option<u32> {
         self.ranks
     }
 
-    /// How many ranks have not reported yet; nothing where that is not known or not waited for.
+    /// How many ranks have not reported yet. None before the first report, and after the last one or the outcome.
     pub fn missing(&self) -> Option<u32> {
         match self.phase {
             Phase::Arriving => Some(self.ranks?.saturating_sub(self.present.len() as u32)),
@@ -117,12 +117,13 @@ impl Agreement {
         }
     }
 
-    /// From now on NCCL's ranks can come where it hosts, or not: then there is a peer group or no communicator.
+    /// Sets whether the host has the descriptors that NCCL's ranks need there. Without them the session ends in a peer
+    /// group or fails, never on NCCL.
     pub fn has_room(&mut self, has_room: bool) {
         self.has_room = has_room;
     }
 
-    /// One step. Answers go out in this order.
+    /// Handles one event. The answers must be sent in this order.
     pub fn step(&mut self, event: Event) -> Vec<ToRank> {
         match event {
             Event::NonWindlass if self.outcome().is_none() => {
@@ -135,7 +136,7 @@ impl Agreement {
             Event::Said(connection, FromRank::Report(facts)) => self.report(connection, *facts),
             Event::Said(connection, FromRank::Confirm) => self.confirm(connection),
             Event::Said(connection, FromRank::Refuse(words)) => self.refuse(connection, words),
-            // Of another kind of talk.
+            // This message belongs to a round, not to a session.
             Event::Said(connection, FromRank::Split { .. }) => match self.of_connection(connection) {
                 Some(Present { facts, .. }) => {
                     let rank = facts.member.rank;
@@ -152,7 +153,7 @@ impl Agreement {
             return self.disorder(rank);
         }
         match &self.phase {
-            // Whoever comes after a peer group's outcome has a number that is taken.
+            // After the outcome *peer group* every rank number is taken.
             Phase::Over(SessionOutcome::PeerGroup) | Phase::Preparing | Phase::Stopping(_) => {
                 self.refuse_newcomer(connection, Failure::Duplicate { rank })
             }
@@ -163,15 +164,15 @@ impl Agreement {
         }
     }
 
-    /// Somebody will not come. Where all have reported, that is none of them.
+    /// A rank will not report. If all ranks have reported, it is none of them.
     fn without(&mut self, outcome: SessionOutcome) -> Vec<ToRank> {
         if self.phase == Phase::Arriving { self.end(outcome) } else { Vec::new() }
     }
 
-    /// A rank says that it will not come, and may wait to hear where the others go.
+    /// A rank declines. Its answer says where the others go.
     fn decline(&mut self, connection: ConnectionId, outcome: SessionOutcome) -> Vec<ToRank> {
         let mut answers = self.without(outcome.clone());
-        // Where all have reported it is none of them, and goes its own way.
+        // If all ranks have reported, the declining one is none of them and gets the outcome that it named.
         let of_all = self.outcome().filter(|of_all| **of_all != SessionOutcome::PeerGroup);
         let heard = of_all.cloned().unwrap_or(outcome);
         answers.push(ToRank { to: connection, message: FromHost::Outcome(heard) });
@@ -209,7 +210,7 @@ impl Agreement {
     fn confirm(&mut self, connection: ConnectionId) -> Vec<ToRank> {
         let (may_speak, over) = (self.is_preparing(), self.outcome().is_some());
         match self.of_connection(connection) {
-            // Its confirmation crossed the outcome, or it never reported and was told so.
+            // The confirmation crossed the outcome on the wire, or this rank never reported and was told so.
             _ if over => Vec::new(),
             Some(present) if may_speak && present.stance == Stance::Here => {
                 present.stance = Stance::Confirmed;
@@ -223,8 +224,8 @@ impl Agreement {
         }
     }
 
-    /// A refusal is a rank's own message; it may also be what it makes of a peer's death. So the outcome waits until all
-    /// have spoken: whoever died never does, and is seen to have left.
+    /// A rank may refuse because a peer has died. So the outcome waits until all ranks have confirmed or refused: a
+    /// dead rank does neither, and its connection closes.
     fn refuse(&mut self, connection: ConnectionId, words: String) -> Vec<ToRank> {
         let over = self.outcome().is_some();
         let Some(present) = self.of_connection(connection).filter(|_| !over) else { return Vec::new() };
@@ -260,7 +261,7 @@ impl Agreement {
         }
     }
 
-    /// Before the outcome whoever leaves is lost, however it leaves. After it the host is needed no more.
+    /// A rank that leaves before the outcome is lost, whatever the reason. After the outcome it needs the host no more.
     fn left(&mut self, connection: ConnectionId) -> Vec<ToRank> {
         let Some(present) = self.of_connection(connection) else { return Vec::new() };
         let rank = present.facts.member.rank;
@@ -283,8 +284,8 @@ impl Agreement {
         }
     }
 
-    /// A rank with a claim that cannot be true holds the token all the same, so this is an error of the program, and
-    /// all ranks hear of it while there is no outcome yet.
+    /// A report that cannot be true still showed the token, so this is an error of the program. All ranks hear of it
+    /// while there is no outcome yet.
     fn refuse_newcomer(&mut self, connection: ConnectionId, failure: Failure) -> Vec<ToRank> {
         let outcome = SessionOutcome::Failed(failure);
         let mut answers = if self.outcome().is_none() { self.end(outcome.clone()) } else { Vec::new() };
@@ -307,7 +308,7 @@ impl Agreement {
 
     fn tell(&self, message: &FromHost, whom: impl Fn(Stance) -> bool) -> Vec<ToRank> {
         let mut there: Vec<&Present> = self.present.iter().filter(|present| whom(present.stance)).collect();
-        // The host's own last: its process may be gone as soon as they have heard.
+        // The host's own rank comes last: its process may end as soon as that rank has heard.
         there.sort_by_key(|present| present.facts.member.process == self.host);
         there.into_iter().map(|present| ToRank { to: present.connection, message: message.clone() }).collect()
     }

@@ -1,4 +1,4 @@
-//! What becomes of a rank that does not get to the host of its session or round, or loses it, as a pure table.
+//! What happens to a rank that cannot reach the host of its session or round, or loses it: a pure table.
 
 use super::outcome::{Failure, FallbackReason, SessionOutcome, bounded};
 use super::waiter::Waiter;
@@ -6,7 +6,7 @@ use super::waiter::Waiter;
 /// Where the host is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostAt {
-    /// At the port of an id, in another process as far as this one knows.
+    /// At the port of an id, in another process as far as this process knows.
     Port,
     /// At the port of an id whose session this process hosts.
     OwnPort,
@@ -14,58 +14,58 @@ pub(crate) enum HostAt {
     ProcessListener,
 }
 
-/// Whether something that could not be done is tried again.
+/// Whether an attempt that failed for want of a resource is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// It may pass.
+    /// The want may pass.
     Later,
-    /// It has not passed for too long.
+    /// The want has lasted too long.
     Refused,
 }
 
-/// What came between the rank and its host.
+/// Why a rank has no host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Hindrance {
-    /// Nobody is there, as far as the rank can see. It has said nothing.
+    /// The host cannot be reached, as far as the rank can see. The rank has said nothing.
     Unreached {
-        /// What was seen.
+        /// The error, in words.
         words: String,
     },
-    /// It could not be tried, as something is wanting. It has said nothing.
+    /// This process lacked a resource (a descriptor) to try. The rank has said nothing.
     Short(Want),
-    /// The connection ended before the host had said all.
+    /// The connection ended before the host had sent its last message.
     Ended,
-    /// The host said what cannot be read.
+    /// The host sent a message that cannot be read.
     Unreadable,
 }
 
-/// What follows.
+/// What the rank does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It is tried again soon.
+    /// It tries again soon.
     TryAgain,
-    /// Nobody has heard of the rank, so it may go to NCCL: whose root is there, or is not, for it too.
+    /// The host has not heard of the rank, so the rank may go to NCCL. NCCL's root decides what happens there.
     GoToNccl {
-        /// Why.
+        /// The reason.
         words: String,
     },
     /// The rank fails.
     Fail(Failure),
-    /// The rank fails, and its session, which is hosted here: others who come would find nobody.
+    /// The rank fails, and so does its session, which this process hosts: other ranks that come would find no host.
     FailWithSession(Failure),
-    /// The rank fails, and its host must hear that it does not come: it is told so as soon as it can be.
+    /// The rank fails, and its host is told, as soon as possible, that it does not come.
     FailAndWithdraw(Failure),
 }
 
-/// What follows for a rank whose host is there.
+/// What a rank does after this hindrance on the way to a host at this place.
 pub(crate) fn next(host: HostAt, hindrance: Hindrance) -> Next {
     match (host, hindrance) {
         (HostAt::Port | HostAt::OwnPort, Hindrance::Unreached { words }) => Next::GoToNccl { words },
-        // Behind a process listener there is no root of NCCL's.
+        // A process listener has no root of NCCL's behind it.
         (HostAt::ProcessListener, Hindrance::Unreached { .. }) => Next::Fail(Failure::HostLost),
-        // The rank had tried to come to a session here, which was refused meanwhile.
+        // The rank had tried to reach a session of this process, which has been refused meanwhile.
         (HostAt::Port, Hindrance::Short(_)) => Next::Fail(Failure::Short),
-        // NCCL could do no better in this process.
+        // NCCL would lack the same resource in this process.
         (HostAt::OwnPort | HostAt::ProcessListener, Hindrance::Short(Want::Later)) => Next::TryAgain,
         (HostAt::OwnPort, Hindrance::Short(Want::Refused)) => Next::FailWithSession(Failure::Short),
         (HostAt::ProcessListener, Hindrance::Short(Want::Refused)) => Next::FailAndWithdraw(Failure::Short),
@@ -74,7 +74,7 @@ pub(crate) fn next(host: HostAt, hindrance: Hindrance) -> Next {
     }
 }
 
-/// The rank hears of it what concerns itself.
+/// Tells the waiting rank the part that concerns it.
 pub(crate) fn tell(waiter: &dyn Waiter, next: &Next) {
     match next {
         Next::TryAgain => {}
@@ -97,7 +97,7 @@ mod tests {
         Hindrance::Unreached { words: "refused".into() }
     }
 
-    /// Only a rank of which nobody has heard, and whose id has a root of NCCL's behind it, goes there by itself.
+    /// Only a rank that has said nothing, and whose id has a root of NCCL's behind it, goes to NCCL by itself.
     #[test]
     fn goes_to_nccl() {
         let hindrances = [
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(next(HostAt::ProcessListener, unreached()), Next::Fail(Failure::HostLost));
     }
 
-    /// What is wanting is waited for, and then others are told who wait for the rank, or for its session.
+    /// A want is waited for. Then the rank's session fails, or the host hears that the rank does not come.
     #[test]
     fn waits_for_what_is_wanting() {
         let (later, refused) = (Hindrance::Short(Want::Later), Hindrance::Short(Want::Refused));
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    /// Wherever the host was, who has spoken to it and loses it fails.
+    /// A rank that has spoken to its host and loses it fails, wherever the host was.
     #[test]
     fn loses_its_host() {
         for host in EVERYWHERE {

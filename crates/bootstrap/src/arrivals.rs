@@ -1,16 +1,18 @@
-//! Who has come to the process listener for a communicator that is made from another, or for the round before it, as pure data: when nobody can
-//! come any more, those who are still waited for will never be there.
+//! Which ranks have come to the process listener for a child communicator, or for the round before it: pure data.
+//!
+//! If no rank can come any more, those that are still waited for never will.
 
 use crate::negotiated::Token;
 
-/// A call, as its host sees it. Ranks are those of the parent, or of a [host-local rendezvous](super::local_rendezvous) the places in its roster.
+/// A call, as its host sees it. Ranks are those of the parent, or the places in the roster of a [host-local
+/// rendezvous](super::local_rendezvous).
 #[derive(Debug, Default)]
 pub struct Arrivals {
     /// The ranks of the parent that make the call, one bit each, once the host's own rank has said so.
     expected: Option<u64>,
     spoken: u64,
     dead: u64,
-    /// The communicator that somebody has come for; none in a round.
+    /// The communicator for which a rank has come; none in a round.
     child: Option<Token>,
 }
 
@@ -20,12 +22,13 @@ impl Arrivals {
         self.expected = Some(ranks);
     }
 
-    /// Somebody comes for the communicator of this name. False: others have come for another, which no rank of ours does.
+    /// A rank comes for the communicator of this name. False if others have come for another one, which no rank of
+    /// Windlass does.
     pub fn comes_for(&mut self, child: Token) -> bool {
         *self.child.get_or_insert(child) == child
     }
 
-    /// A rank of the parent has said what it has to.
+    /// A rank has sent its message.
     pub fn spoke(&mut self, rank: u32) {
         self.spoken |= bit(rank);
     }
@@ -35,28 +38,28 @@ impl Arrivals {
         self.dead |= bit(rank);
     }
 
-    /// How many can still come; nothing as long as that is not known.
+    /// How many ranks can still come. None before the host's own rank has made the call.
     pub fn coming(&self) -> Option<u32> {
         Some((self.expected? & !self.spoken & !self.dead).count_ones())
     }
 
-    /// The first rank that will not come.
+    /// The first rank that died before its message.
     pub fn lost(&self) -> Option<u32> {
         let absent = self.dead & !self.spoken;
         (absent != 0).then(|| absent.trailing_zeros())
     }
 
-    /// The first rank that will not come, or else the first of all.
+    /// The first rank that died before its message, or else rank 0.
     pub fn absent(&self) -> u32 {
         self.lost().unwrap_or(0)
     }
 
-    /// Whether nobody comes any more.
+    /// Whether no rank can come any more.
     pub fn is_over(&self) -> bool {
         self.coming() == Some(0)
     }
 
-    /// The communicator for which somebody has come.
+    /// The communicator for which a rank has come.
     pub fn child(&self) -> Option<Token> {
         self.child
     }
@@ -72,7 +75,7 @@ mod tests {
 
     const CHILD: Token = Token([1; 16]);
 
-    /// Until the host's rank is there nothing is known; a rank that came and died counts once.
+    /// Before the host's rank comes the number is not known. A rank that came and died counts once.
     #[test]
     fn counts_down() {
         let mut arrivals = Arrivals::default();
@@ -93,7 +96,7 @@ mod tests {
         assert_eq!(arrivals.child(), Some(CHILD));
     }
 
-    /// Of a shrink the excluded are never waited for, whatever is heard of them.
+    /// The excluded ranks of a shrink are never waited for, even if they die.
     #[test]
     fn excluded() {
         let mut arrivals = Arrivals::default();

@@ -1,4 +1,4 @@
-//! What ends a rank's wait from another thread.
+//! A handle that ends a rank's wait from another thread, for `ncclCommAbort`.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl Canceller {
         Canceller { waiter, key, shared }
     }
 
-    /// The rank fails with [`Failure::Aborted`] at once, unless its session is over; its peers hear that it left.
+    /// Makes the rank fail with [`Failure::Aborted`] at once, unless its session is over. Its peers hear that it left.
     pub fn abort(&self) {
         self.waiter.end(SessionOutcome::Failed(Failure::Aborted));
         if self.waiter.is_over() {

@@ -1,25 +1,27 @@
-//! How the ranks of communicators that are made from another by a split or shrink find each other, where they have met before.
+//! How the ranks of child communicators (by split or shrink) find each other, and the names and greetings that they
+//! use.
 //!
-//! There is no id with a port in it. But the parent's negotiated config says where each rank's process has its **process listener**, a Unix
-//! socket that the background thread listens at for as long as the process lives.
+//! There is no id with a port in it. But the parent's negotiated config names the **process listener** of each rank's
+//! process: a Unix socket at which the background thread listens for as long as the process lives.
 //!
-//! **Rounds.** Before a call whose communicators may be lazy all ranks that make it say at one process listener where they
-//! go and what they want ([`super::colors`]), and hear what all said: at the process listener of rank 0 for a split, in which all take part, of the
-//! lowest survivor for a shrink. A rank that cannot wait only says that it goes to NCCL. One whose process dies before its message, or
-//! that withdraws it, ends the round for all; one that dies after it does not. Whoever hosts hears the answer last, so that it may
-//! be gone then.
+//! **Rounds.** Before a call whose communicators may be lazy, all ranks that make it say at one process listener where
+//! they go and what they want ([`super::colors`]), and hear the messages of all. For a split, in which all ranks take
+//! part, that is rank 0's process listener; for a shrink, the lowest survivor's. A rank that cannot wait only says that
+//! it goes to NCCL. A rank whose process dies before its message, or that withdraws it, ends the round for all; after
+//! its message it does not. The host hears the answer last, so its process may end then.
 //!
-//! **Lazy communicators.** All their ranks know each other from the round. They meet at the process listener of their own first rank: a rank of the
-//! parent that is not in one has nothing to do with it, and may have ended. Each says one thing there: it
-//! [reports](super::message::FromRank::Report), or [declines](super::message::FromRank::Decline). The host sees those die that have not come
-//! yet by their pidfds. So a session whose missing ranks cannot come any more [ends](super::arrivals), and nothing is timed.
+//! **Lazy communicators.** Their ranks know each other from the round, and meet at the process listener of their own
+//! first rank. Other ranks of the parent are not needed, and may have ended. Each rank sends one message: it
+//! [reports](super::message::FromRank::Report) or [declines](super::message::FromRank::Decline). The host sees by
+//! pidfds whether a process dies before its rank has come. So a session whose missing ranks cannot come
+//! [ends](super::arrivals), and nothing is timed.
 //!
-//! **Those that NCCL makes** have a [roster](super::local_rendezvous).
+//! **Communicators that NCCL makes** have a [roster](super::local_rendezvous).
 //!
-//! The rules of [`super`] hold but for two. There is no root of NCCL's behind a process listener, so that no rank goes to NCCL
-//! without a message: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
-//! finds no process listener fails, as those do who lose it, unless they come from a roster, where NCCL's communicator is
-//! there whatever becomes of the host.
+//! The rules of [`super`] hold but for two. First, no root of NCCL's is behind a process listener, so no rank goes to
+//! NCCL without a message: it declines, and tries to for as long as the host's process lives. Second, the host's
+//! process has a rank of the communicator: a rank that finds no process listener, or loses it, fails. A rank that comes
+//! from a roster does not fail so, since NCCL's communicator exists whatever happens to the host.
 
 use rustix::net::SocketAddrUnix;
 use sha2::{Digest, Sha256};
@@ -30,7 +32,7 @@ use crate::negotiated::bytes::{Reader, Writer};
 use super::message::FromRank;
 use super::outcome::{Failure, SessionOutcome};
 
-/// The name of no communicator.
+/// A token that names nothing.
 pub const NOBODY: Token = Token([0; 16]);
 /// The first bytes of a connection to a process listener.
 pub const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x02";
@@ -40,14 +42,14 @@ pub const GREETING_BYTES: usize = 8 + 3 * 16 + 4;
 /// A call that makes communicators from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Making {
-    /// So many splits of this parent came before.
+    /// A split of a parent, after `count` others.
     Split {
-        /// How many.
+        /// How many splits came before.
         count: u32,
     },
-    /// A shrink that leaves out these ranks of this parent, which so many like it came before.
+    /// A shrink of a parent that leaves out these ranks, after `count` that left out the same.
     Shrink {
-        /// How many.
+        /// How many such shrinks came before.
         count: u32,
         /// In order, each once.
         excluded: Vec<u32>,
@@ -55,7 +57,7 @@ pub enum Making {
 }
 
 impl Making {
-    /// The name of this call on the parent with this token.
+    /// The name of this call on the parent with this token, the same on every rank.
     pub fn name(&self, parent: Token) -> Token {
         let mut words = Writer::default();
         words.token(parent);
@@ -81,22 +83,23 @@ pub fn child(call: Token, color: i32) -> Token {
     digest(b"windlass child", &words.finish())
 }
 
-/// The name of the round in which the ranks that make this call tell each other what they want of it.
+/// The name of the round before this call.
 pub fn round(call: Token) -> Token {
     digest(b"windlass round", &call.0)
 }
 
-/// What the negotiated config of a communicator bears as its token.
+/// The token in the negotiated config of the communicator with this name.
 pub fn comm_token(child: Token) -> Token {
     digest(b"windlass birth", &child.0)
 }
 
-/// Where a process listener listens, by what opens it: the name can be seen by everyone on the host, and opens nothing.
+/// The abstract address of the process listener with this secret. Everyone on the host can see the address, but only
+/// the secret opens the listener.
 pub fn address(process_listener: Token) -> rustix::io::Result<SocketAddrUnix> {
     local_address("lobby", process_listener)
 }
 
-/// The abstract name of a socket of ours, of what kind and by its secret.
+/// The abstract address of a socket of this kind, from its secret.
 pub(super) fn local_address(kind: &str, secret: Token) -> rustix::io::Result<SocketAddrUnix> {
     let name = u128::from_be_bytes(digest(format!("windlass {kind}").as_bytes(), &secret.0).0);
     SocketAddrUnix::new_abstract_name(format!("windlass-{kind}-{name:032x}").as_bytes())
@@ -109,21 +112,22 @@ pub(super) fn digest(what: &[u8], words: &[u8]) -> Token {
     Token(token)
 }
 
-/// What a connection to a process listener begins with.
+/// Where a rank is invited to: the contents of its greeting at a process listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invitation {
-    /// Opens the process listener of the host.
+    /// The secret of the host's process listener.
     pub process_listener: Token,
-    /// The name by which its ranks are waited for: the [`child`]'s own, its roster's, or before a round [`Making::name`].
+    /// The name under which the host waits for its ranks: the [`child`]'s own, its roster's, or before a round
+    /// [`Making::name`].
     pub call: Token,
-    /// [`child`]; of a message in the round before the call, [`round`].
+    /// The [`child`]'s name, or the [`round`]'s for a message in a round.
     pub child: Token,
-    /// Who speaks, by its rank in the parent.
+    /// The rank of the sender in the parent.
     pub rank: u32,
 }
 
 impl Invitation {
-    /// To the round before the same call.
+    /// The invitation to the round before the same call.
     pub fn to_round(self) -> Invitation {
         Invitation { child: round(self.call), ..self }
     }
@@ -141,8 +145,8 @@ impl Invitation {
     }
 }
 
-/// Of a greeting at a process listener, and whatever follows it: which process listener, and the words of a rank that does not come after all.
-/// It would be waited for.
+/// From words that begin with a greeting at a process listener: which listener, and the words by which that rank
+/// declines. The host would wait for a rank that stays silent. None if the words begin otherwise.
 pub fn withdrawal(words: &[u8]) -> Option<(Token, Vec<u8>)> {
     let greeting = words.get(..GREETING_BYTES).filter(|greeting| greeting.starts_with(&GREETING_MAGIC))?;
     let process_listener = Reader::new(&greeting[8..]).token()?;
@@ -153,18 +157,18 @@ pub fn withdrawal(words: &[u8]) -> Option<(Token, Vec<u8>)> {
     Some((process_listener, [greeting, &absent].concat()))
 }
 
-/// Who came to a process listener.
+/// Who connected to a process listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visitor {
     /// More bytes are needed.
     Unclear,
-    /// A rank of a communicator in which this process has one, too.
+    /// A rank that knows the secret of this process listener.
     Invited(Invitation),
     /// Anyone else.
     Unknown,
 }
 
-/// Tells who came; the first byte that no greeting has there decides.
+/// Tells who connected. The first byte that no greeting has there decides.
 pub fn identify(bytes: &[u8], process_listener: Token) -> Visitor {
     let mut known = GREETING_MAGIC.to_vec();
     known.extend(process_listener.0);
@@ -192,7 +196,7 @@ mod tests {
 
     const PARENT: Token = Token([7; 16]);
 
-    /// Calls, their communicators and tokens all have names of their own, the same on every rank.
+    /// Calls, rounds, their communicators and tokens all have different names, the same on every rank.
     #[test]
     fn names_differ() {
         let shrink = |count, excluded: &[u32]| Making::Shrink { count, excluded: excluded.to_vec() };
@@ -220,8 +224,8 @@ mod tests {
         assert_eq!(calls[3].name(PARENT), shrink(1, &[1]).name(PARENT));
     }
 
-    /// A greeting is read back; cut, it is unclear; with a wrong byte before the call's name, or an impossible rank, it is
-    /// an unknown connection's.
+    /// A whole greeting is read, a cut one is unclear. One with a wrong byte before the call's name, or with an
+    /// impossible rank, is an unknown connection's.
     #[test]
     fn greetings() {
         let process_listener = Token([3; 16]);

@@ -1,25 +1,26 @@
-//! Who of a communicator goes where in a split, or in a shrink, where all have one color, and which of the new ones are lazy: pure, from what all ranks say, and
-//! so the same on every rank.
+//! Decides which new communicator each rank joins in a split or shrink, and which of these are lazy. Pure functions of
+//! the messages of all ranks, so the result is the same on every rank. In a shrink all ranks have one color.
 //!
-//! NCCL's split is a call of all ranks of the parent, whatever their color. So it is skipped only if nobody needs it, and
-//! where somebody does, ranks of lazy communicators make it, too: without a color.
+//! NCCL's split is a call of all ranks of the parent, whatever their color. It is skipped only if no rank needs it. If
+//! one does, ranks of lazy communicators make the call, too: without a color.
 //!
-//! It is a call on the parent, which NCCL must have built on all of these ranks or be about to build with all of them. Where
-//! that failed on some only, or where ranks do not come that it takes, no rank makes the call: what it was to make is made by ids.
+//! It is a call on the parent. NCCL must have built the parent on all of these ranks, or be about to build it with all
+//! of them. If that failed on some ranks only, or needs ranks that do not come, no rank makes the call. The new
+//! communicators are made by ids then.
 
 use crate::negotiated::RANKS_MAX;
 use crate::negotiated::bytes::{Reader, Writer};
 
-/// What a rank wants of NCCL.
+/// Whether a rank wants its new communicator lazy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LazyVote {
-    /// It goes to NCCL without waiting for the others: NCCL makes all.
+    /// The rank goes to NCCL without waiting for the others, so NCCL makes all new communicators.
     InNccl,
-    /// NCCL makes this rank's.
+    /// NCCL must make this rank's communicator.
     No,
-    /// A lazy communicator would do for two ranks.
+    /// The rank accepts a lazy communicator of two ranks.
     InPair,
-    /// A lazy communicator would do for any number.
+    /// The rank accepts a lazy communicator of any size.
     Always,
 }
 
@@ -33,85 +34,85 @@ impl LazyVote {
     }
 }
 
-/// How a rank's parent stands with NCCL.
+/// Whether NCCL has built a rank's parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parent {
     /// NCCL has built it.
     Built,
-    /// It has not, and can: all ranks that this takes make the call.
+    /// NCCL has not built it and can: all ranks that this takes make the call.
     Lazy,
-    /// It has, but not on all ranks, as this rank was told.
+    /// NCCL has built it, but not on all ranks, as this rank was told.
     Lost,
-    /// It has not on all ranks, and cannot: some do not make the call.
+    /// NCCL has not built it on all ranks and cannot: some do not make the call.
     Unbuildable,
 }
 
-/// What a rank says before a split or shrink.
+/// A rank's message before a split or shrink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitMessage {
-    /// None: it will be in no new communicator.
+    /// None if the rank will be in no new communicator.
     pub color: Option<i32>,
-    /// Orders the ranks of a color.
+    /// Orders the ranks of one color.
     pub key: i32,
-    /// What it wants of NCCL.
+    /// Whether it wants a lazy communicator.
     pub vote: LazyVote,
-    /// What it has of the parent.
+    /// The state of the rank's parent.
     pub parent: Parent,
 }
 
-/// What all ranks that make the call said, in the order of the parent.
+/// The messages of all ranks that make the call, in the order of the parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table(Vec<SplitMessage>);
 
 /// What a rank does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Course {
-    /// It makes NCCL's split, as it was asked for.
+    /// The rank makes NCCL's split as the program called it.
     Nccl,
-    /// Its communicator is lazy.
+    /// The rank's new communicator is lazy.
     Lazy {
-        /// Its rank there.
+        /// The rank's number in the new communicator.
         rank: u32,
-        /// Their places in the table, in the order of the new ranks; where all ranks of the parent make the call, these are
-        /// their ranks there.
+        /// The places of its ranks in the table, in the order of the new ranks. If all ranks of the parent make the
+        /// call, these are their ranks in the parent.
         ranks: Vec<u32>,
-        /// What others need.
+        /// What ranks of other new communicators need.
         others: Others,
     },
-    /// NCCL makes its communicator without the parent, by an id of its first rank.
+    /// NCCL makes the rank's communicator without the parent, by an id of its first rank.
     Apart {
-        /// Its rank there.
+        /// The rank's number in the new communicator.
         rank: u32,
-        /// Their places, as above.
+        /// The places of its ranks, as in [`Course::Lazy`].
         ranks: Vec<u32>,
     },
-    /// It is in no new communicator, and nobody needs a call of the parent.
+    /// The rank is in no new communicator, and no rank needs a call on the parent.
     Nothing,
-    /// A rank that cannot wait is in NCCL with the parent, where this one cannot come.
+    /// A rank that cannot wait is in NCCL's call on the parent, which this rank cannot make.
     Torn,
 }
 
-/// What ranks need that are in another communicator.
+/// What ranks of other new communicators need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Others {
     /// Nothing.
     Nothing,
-    /// NCCL's split, of all: this rank makes it without a color.
+    /// NCCL's split, which all ranks make: this rank without a color.
     Nccl,
 }
 
 impl Table {
-    /// All messages, by their places.
+    /// All messages, in the order of their places.
     pub fn new(messages: Vec<SplitMessage>) -> Table {
         Table(messages)
     }
 
-    /// How many said something.
+    /// How many ranks sent a message.
     pub fn ranks(&self) -> usize {
         self.0.len()
     }
 
-    /// What the rank in a place does next.
+    /// What the rank with this place does next.
     pub fn course(&self, rank: u32) -> Course {
         let nccl = self.needs_nccl();
         let is_shared = self.is_parent_shared();
@@ -126,7 +127,7 @@ impl Table {
             },
             _ if nccl && is_shared => Course::Nccl,
             _ if self.is_torn() => Course::Torn,
-            // Of a shrink all are in one, also those that did not say so because they did not wait.
+            // A shrink has all ranks in one communicator, also those that did not say so because they did not wait.
             Some(_) if self.is_shrink_without_parent() => {
                 Course::Apart { rank, ranks: (0..self.ranks() as u32).collect() }
             }
@@ -135,7 +136,7 @@ impl Table {
         }
     }
 
-    /// Whether all make NCCL's call, if any does: it has built the parent on all ranks, or will with all.
+    /// Whether all ranks can make NCCL's call: NCCL has built the parent on all of them, or will with all.
     fn is_parent_shared(&self) -> bool {
         let first = self.0.first().map(|message| message.parent);
         matches!(first, Some(Parent::Built | Parent::Lazy))
@@ -146,7 +147,8 @@ impl Table {
         self.0.iter().any(|message| message.parent == Parent::Unbuildable)
     }
 
-    /// Who does not wait makes a shrink without the parent where this is not built, and NCCL's call otherwise.
+    /// A rank that does not wait makes a shrink without the parent if the parent cannot be built, and NCCL's call
+    /// otherwise.
     fn is_torn(&self) -> bool {
         let in_nccl = |message: &SplitMessage| {
             message.vote == LazyVote::InNccl && message.parent != Parent::Unbuildable
@@ -163,7 +165,7 @@ impl Table {
         self.0.iter().any(|message| message.vote == LazyVote::InNccl)
     }
 
-    /// NCCL's own order: by key, then by the rank in the parent.
+    /// The ranks of a color in NCCL's order: by key, then by the rank in the parent.
     fn ordered(&self, color: i32) -> Vec<u32> {
         let of_color = (0..).zip(&self.0).filter(|(_, message)| message.color == Some(color));
         let mut ranks: Vec<(i32, u32)> = of_color.map(|(rank, message)| (message.key, rank)).collect();
@@ -260,14 +262,14 @@ mod tests {
         proptest::collection::vec(message, 1..=RANKS_MAX)
     }
 
-    /// The same, of a parent that NCCL has built on some ranks only.
+    /// The same messages, with a parent that NCCL has built on some ranks only.
     fn messages_of_any_parent() -> impl Strategy<Value = Vec<SplitMessage>> {
         let unbuilt = prop_oneof![Just(Parent::Lazy), Just(Parent::Lost), Just(Parent::Unbuildable)];
         let built = proptest::collection::vec(any::<bool>(), RANKS_MAX);
         (messages(), built, unbuilt).prop_map(|(mut messages, built, unbuilt)| {
             for (message, built) in messages.iter_mut().zip(built) {
                 message.parent = if built { Parent::Built } else { unbuilt };
-                // A shrink has one color; who does not wait says none.
+                // A shrink has one color. A rank that does not wait names none.
                 if unbuilt == Parent::Unbuildable {
                     message.color = if message.vote == LazyVote::InNccl { None } else { Some(0) };
                     message.key = 0;
@@ -291,8 +293,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every rank finds a course that fits all others': lazy communicators have the same ranks on all of them, in NCCL's order,
-        /// each once; and NCCL's split is made by all or by none.
+        /// Every rank's course fits all others'. Lazy communicators have the same ranks on all of them, in NCCL's
+        /// order, each once. NCCL's split is made by all ranks or by none.
         #[test]
         fn courses_fit(messages in messages()) {
             let table = Table::new(messages.clone());
@@ -323,8 +325,9 @@ mod tests {
             }
         }
 
-        /// The same where the parent is built on some ranks only: then nobody makes NCCL's call but who did not wait; and who
-        /// is in a communicator without the parent is in the same as all others of it, or all that wait hear that they cannot.
+        /// The same if the parent is built on some ranks only. Then no rank makes NCCL's call but those that did not
+        /// wait. A rank of a communicator without the parent agrees with all others of it, or all that wait hear that
+        /// they cannot.
         #[test]
         fn courses_fit_without_a_parent(messages in messages_of_any_parent()) {
             let table = Table::new(messages.clone());
@@ -351,7 +354,8 @@ mod tests {
             }
         }
 
-        /// Nobody goes to NCCL without a reason: somebody cannot wait, is alone, or does not want a lazy communicator of that size.
+        /// Ranks go to NCCL only with a reason: one cannot wait, is alone, or does not want a lazy communicator of that
+        /// size.
         #[test]
         fn nccl_has_a_reason(messages in messages()) {
             let table = Table::new(messages.clone());
@@ -368,7 +372,7 @@ mod tests {
             prop_assert_eq!((0..messages.len() as u32).any(|rank| table.course(rank) == Course::Nccl), needed);
         }
 
-        /// What is said is read back; cut, or with more behind it, it is nothing.
+        /// A table is read back. One that is cut, or has more bytes behind it, is none.
         #[test]
         fn read_back(messages in messages()) {
             let table = Table::new(messages);
@@ -409,20 +413,20 @@ mod tests {
         let pairs = LazyVote::InPair;
         let two_pairs = Table::new([0, 1, 0, 1].map(|color| message(Some(color), pairs)).to_vec());
         assert_eq!(two_pairs.course(2), lazy_course(1, &[0, 2], Others::Nothing));
-        // One pair, the others in none.
+        // One pair; the other rank is in no new communicator.
         let one = Table::new(vec![message(None, pairs), message(Some(5), pairs), message(Some(5), pairs)]);
         assert_eq!(
             [one.course(0), one.course(1)],
             [Course::Nothing, lazy_course(0, &[1, 2], Others::Nothing)]
         );
-        // A pair beside three, who are not lazy.
+        // A pair beside three ranks that are not lazy.
         let mixed = Table::new([0, 1, 1, 1, 0].map(|color| message(Some(color), pairs)).to_vec());
         assert_eq!([mixed.course(1), mixed.course(4)], [Course::Nccl, lazy_course(1, &[0, 4], Others::Nccl)]);
         let all_in_none = Table::new(vec![message(None, LazyVote::No); 3]);
         assert_eq!(all_in_none.course(0), Course::Nothing);
         let alone = Table::new(vec![message(Some(0), LazyVote::Always), message(None, LazyVote::Always)]);
         assert_eq!([alone.course(0), alone.course(1)], [Course::Nccl, Course::Nccl]);
-        // One in no new communicator cannot wait.
+        // A rank in no new communicator cannot wait.
         let hurried = Table::new(vec![
             message(Some(0), pairs),
             message(Some(0), pairs),
@@ -447,13 +451,13 @@ mod tests {
         assert_eq!(table([Lost; 3], wait).course(0), apart(0));
         assert_eq!(table([Unbuildable; 3], wait).course(2), apart(2));
         assert_eq!(table([Built, Unbuildable, Built], wait).course(0), apart(0));
-        // Who does not wait is in it, too, unless it is in NCCL.
+        // A rank that does not wait is in it, too, unless it is in NCCL.
         let hurried = [LazyVote::No, LazyVote::InNccl, LazyVote::No];
         assert_eq!(table([Built, Unbuildable, Built], hurried).course(2), apart(2));
         assert_eq!(table([Unbuildable, Built, Built], hurried).course(2), Course::Torn);
         assert_eq!(table([Lazy, Built, Lazy], hurried).course(0), Course::Torn);
         assert_eq!(table([Lazy; 3], hurried).course(0), Course::Nccl);
-        // A lazy communicator needs nobody's parent.
+        // A lazy communicator does not need the parent.
         let lazy = Course::Lazy { rank: 2, ranks: vec![0, 1, 2], others: Others::Nothing };
         assert_eq!(table([Built, Lazy, Built], [LazyVote::Always; 3]).course(2), lazy);
     }

@@ -1,4 +1,4 @@
-//! What callers ask of the background thread, and what both share.
+//! The commands that callers send to the background thread, and the state that both share.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,39 +16,39 @@ use super::spare::{Room, Spares};
 use super::waiter::Waiter;
 use windlass_base::descriptor::Ours;
 
-/// Wakes the thread; the numbers behind it belong to callers.
+/// The key of the flag that wakes the thread. The keys after it belong to callers.
 pub(crate) const WAKE: u64 = 0;
 
-/// What callers ask of the thread.
+/// A command to the background thread.
 #[derive(Debug)]
 pub(crate) enum Command {
     Open(NewSession),
-    /// There are too many sessions: look whether some can go.
+    /// There are too many sessions: retire those that can go.
     Sweep,
     Retire(Token),
     Join(Host, Vec<Reporting>),
-    /// A rank of ours is the host's in this call.
+    /// The host's own rank makes this call.
     Expect(Expected),
-    /// This process keeps the host-local rendezvous of this name.
+    /// This process keeps the host-local rendezvous of this name, with this listener.
     LocalRendezvous(Token, Ours),
-    /// Something is to be said at a process listener by a rank that does not wait for an answer.
+    /// A message to a process listener, from a rank that does not wait for an answer.
     Tell(Token, Vec<u8>),
     Say(u64, Vec<u8>),
     Leave(u64),
     End,
 }
 
-/// Where a session is.
+/// Where the host of a session is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Host {
     /// At the port of an id.
     Port(SocketAddr),
-    /// At the process listener that this opens.
+    /// At the process listener with this secret.
     ProcessListener(Token),
 }
 
 impl Host {
-    /// Of what kind that is. Whose port it is, is not asked.
+    /// The kind of place. A port counts as another process's.
     pub(crate) fn at(&self) -> HostAt {
         match self {
             Host::Port(_) => HostAt::Port,
@@ -57,21 +57,21 @@ impl Host {
     }
 }
 
-/// A rank that goes to a session, or to a round.
+/// A rank to be connected to the host of its session or round.
 #[derive(Debug)]
 pub(crate) struct Reporting {
-    /// Of its connection.
+    /// The key of its connection.
     pub key: u64,
-    /// Who waits.
+    /// Hears what happens.
     pub waiter: Arc<dyn Waiter>,
-    /// Its greeting, and its report or word.
+    /// Its greeting and its message, to be sent.
     pub words: Vec<u8>,
 }
 
-/// A call that makes communicators from another, as seen by the rank whose process hosts their sessions.
+/// A call that makes communicators from another, as the rank whose process hosts their sessions sees it.
 #[derive(Debug)]
 pub(crate) struct Expected {
-    /// Its name.
+    /// The call's name.
     pub call: Token,
     /// The ranks that make it, one bit each.
     pub ranks: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Expected {
 pub(crate) struct NewSession {
     pub token: Token,
     pub comm: Token,
-    /// As NCCL made it.
+    /// The id as NCCL made it.
     pub id: Id,
     pub listener: Ours,
     pub root: SocketAddr,
@@ -93,7 +93,8 @@ pub(crate) struct NewSession {
 /// What callers and the thread share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// None once the thread is gone. Held for a push or a swap; comes after the lock of a participant's ranks and before none.
+    /// None once the thread has ended. Held for a push or a swap. Taken after the lock of a participant's ranks; no
+    /// lock is taken while it is held.
     commands: Mutex<Option<Vec<Command>>>,
     pub wake: Flag,
     next_key: AtomicU64,
@@ -112,14 +113,14 @@ impl Shared {
         })
     }
 
-    /// Keeps an id that nobody uses.
+    /// Keeps an id that no rank uses.
     pub(crate) fn spare(&self, id: Id) {
         if self.spares.put(id) == Room::Full {
             Counts::up(&self.counts.ids_dropped);
         }
     }
 
-    /// For a connection of a caller.
+    /// A new key for a connection of a caller.
     pub(crate) fn new_key(&self) -> u64 {
         self.next_key.fetch_add(1, Ordering::Relaxed)
     }
@@ -135,16 +136,16 @@ impl Shared {
         }
     }
 
-    /// What has been asked since the last time.
+    /// The commands since the last call.
     pub(crate) fn take(&self) -> Vec<Command> {
         self.wake.lower();
         self.commands().as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// The thread ends: what comes from now on is lost at once.
+    /// At the end of the thread: commands that were not handled, and all later ones, are lost.
     pub(crate) fn close(&self) {
         let late = self.commands().take();
-        // The lock is not held any more: ranks' locks come before it.
+        // The lock is no longer held: ranks' locks come before it.
         late.into_iter().flatten().for_each(lost);
     }
 
@@ -153,8 +154,8 @@ impl Shared {
     }
 }
 
-/// Without the thread nobody has heard of these ranks. At a process listener they are waited for as long as their process lives: so the
-/// caller says there that they do not come.
+/// Handles a command without the thread. No host has heard of these ranks. At a process listener a rank is waited for
+/// while its process lives, so the caller says there that it does not come.
 fn lost(command: Command) {
     match command {
         Command::Join(host, reports) => {

@@ -1,4 +1,4 @@
-//! A connection that carries messages, without ever waiting.
+//! Connections that carry messages without ever waiting, and the system calls that open, accept and check sockets.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use super::message::{Front, front};
 use super::poll::Watched;
 use windlass_base::descriptor::{self, Ours};
 
-/// Whether the other side may still say something.
+/// Whether the other side may still send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum Line {
@@ -21,18 +21,18 @@ pub(crate) enum Line {
     Closed,
 }
 
-/// A connection with what came and is not read, and what is said and not sent.
+/// A connection with its unread input and its unsent output.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// The socket.
     pub watched: Watched,
-    /// What came, at most the limit of the last [`Connection::fill`].
+    /// Received bytes, at most the limit of the last [`Connection::fill`].
     pub input: Vec<u8>,
     output: Vec<u8>,
     last: Option<Last>,
 }
 
-/// The last words of a connection.
+/// The state of a connection's last message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     Queued,
@@ -40,12 +40,12 @@ enum Last {
 }
 
 impl Connection {
-    /// A connection over which nothing has gone.
+    /// A new connection.
     pub(crate) fn new(watched: Watched) -> Connection {
         Connection { watched, input: Vec::new(), output: Vec::new(), last: None }
     }
 
-    /// Reads what is there, until `limit` bytes lie in `input`.
+    /// Reads what has arrived, until `input` holds `limit` bytes.
     pub(crate) fn fill(&mut self, limit: usize) -> Line {
         let mut chunk = [0u8; 16 * 1024];
         while self.input.len() < limit {
@@ -61,8 +61,8 @@ impl Connection {
         Line::Open
     }
 
-    /// Reads what is there and takes the whole messages. What is oversized or cannot be read closes the line, and is
-    /// told; messages before it count.
+    /// Reads what has arrived, and takes the whole messages. A message that is too long or cannot be read closes the
+    /// connection; the text describes it. The messages before it count.
     pub(crate) fn messages<M>(
         &mut self,
         body_limit: usize,
@@ -91,14 +91,14 @@ impl Connection {
                     },
                 }
             }
-            // A flood is read in turns with everyone else.
+            // The rest of a flood is read after other sockets had their turn.
             if line == Line::Closed || !filled || messages.len() >= 16 {
                 return (messages, line, None);
             }
         }
     }
 
-    /// Says something; it goes out as far as the socket takes it.
+    /// Queues bytes, and sends as many as the socket takes.
     pub(crate) fn say(&mut self, bytes: &[u8]) -> Line {
         if self.last.is_none() {
             self.output.extend_from_slice(bytes);
@@ -106,8 +106,8 @@ impl Connection {
         self.flush()
     }
 
-    /// After this nothing is said. The line stays open until the other side closes: closing first could destroy what
-    /// it has not read.
+    /// Queues the last message. The connection stays open until the other side closes: closing first could destroy
+    /// bytes that it has not read.
     pub(crate) fn last_message(&mut self, bytes: &[u8]) -> Line {
         if self.last.is_none() {
             self.output.extend_from_slice(bytes);
@@ -116,7 +116,7 @@ impl Connection {
         self.flush()
     }
 
-    /// Sends what the socket takes.
+    /// Sends as many queued bytes as the socket takes.
     pub(crate) fn flush(&mut self) -> Line {
         while !self.output.is_empty() {
             match net::send(&self.watched, &self.output, SendFlags::NOSIGNAL) {
@@ -142,7 +142,7 @@ impl Connection {
     }
 }
 
-/// Connects to the process listener of a process of this host, at once or not at all.
+/// Connects to a Unix socket of this host, at once or not at all.
 pub(crate) fn connect_locally(process_listener: &SocketAddrUnix) -> rustix::io::Result<Ours> {
     let socket = local_socket()?;
     net::connect(&socket, process_listener)?;
@@ -162,7 +162,7 @@ fn local_socket() -> rustix::io::Result<Ours> {
     Ours::new(net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// Takes a connection that is waiting at a process listener.
+/// Accepts a connection at a Unix socket.
 pub(crate) fn accept_locally(listener: &Watched) -> rustix::io::Result<Ours> {
     Ours::new(net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
@@ -173,7 +173,7 @@ fn socket(address: &SocketAddr) -> rustix::io::Result<Ours> {
     Ours::new(net::socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// Begins to connect; the socket is writable when that has ended, and [`outcome`] says how.
+/// Begins to connect. The socket is writable when the connect has ended, and [`outcome`] returns its result.
 pub(crate) fn connect(address: &SocketAddr) -> rustix::io::Result<Ours> {
     let socket = socket(address)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
@@ -184,18 +184,18 @@ pub(crate) fn connect(address: &SocketAddr) -> rustix::io::Result<Ours> {
     }
 }
 
-/// A host that vanished without a message is found dead by the kernel's clock, as any connection's peer is. A rank that waits
-/// for the others says nothing for as long as they load: firewalls forget such a connection after minutes, and neither
-/// side would hear of it for hours.
+/// Sets keepalive: the kernel finds out by its clock that the other side has vanished. A rank that waits for others
+/// sends nothing for as long as they load. Firewalls forget such a connection after minutes, and neither side would
+/// notice for hours.
 fn keep_alive(socket: impl AsFd + Copy) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(socket, true)?;
-    // Where the kernel has no such times its own will do.
+    // Without these socket options the kernel's own times will do.
     let _ = Keepalive::of(socket).and_then(|of_host| of_host.asking_sooner().apply(socket));
     Ok(())
 }
 
-/// When the kernel asks whether the other side of a silent connection is there, and how often in vain before it counts as
-/// dead.
+/// The kernel's keepalive: when it probes a silent connection, how often again, and after how many probes in vain it
+/// counts as dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Keepalive {
     idle_s: u64,
@@ -204,15 +204,15 @@ struct Keepalive {
 }
 
 impl Keepalive {
-    /// Below a minute, which is the limit of the strictest firewalls that are met.
+    /// Below a minute, the limit of the strictest known firewalls.
     const IDLE_MAX_S: u64 = 45;
-    /// Asking again more often would only be noise.
+    /// Probing again more often would be useless traffic.
     const INTERVAL_MIN_S: u64 = 15;
-    /// The kernel takes no more.
+    /// The kernel accepts no more.
     const INTERVAL_MAX_S: u64 = 32767;
     const PROBES_MAX: u32 = 127;
 
-    /// Of a new socket: the host's (`net.ipv4.tcp_keepalive_*`).
+    /// The times of a new socket, which are the host's (`net.ipv4.tcp_keepalive_*`).
     fn of(socket: impl AsFd + Copy) -> rustix::io::Result<Keepalive> {
         Ok(Keepalive {
             idle_s: sockopt::tcp_keepidle(socket)?.as_secs(),
@@ -221,12 +221,12 @@ impl Keepalive {
         })
     }
 
-    /// How long after its last word the other side counts as dead.
+    /// Seconds after the last input until the other side counts as dead.
     fn found_dead_s(&self) -> u64 {
         self.idle_s + self.interval_s * u64::from(self.probes)
     }
 
-    /// Asks soon enough for firewalls, and still finds nobody dead before the host's times would: a host that cannot be
+    /// Probes soon enough for firewalls, but counts nobody dead before the host's times would. So a host that cannot be
     /// reached for an hour ends no session that it would not have ended.
     fn asking_sooner(self) -> Keepalive {
         if self.idle_s <= Keepalive::IDLE_MAX_S {
@@ -242,15 +242,15 @@ impl Keepalive {
 
     fn apply(self, socket: impl AsFd + Copy) -> rustix::io::Result<()> {
         let seconds = std::time::Duration::from_secs;
-        // How often first: nobody is to be found dead between two of these calls.
+        // The number of probes first, so that the connection cannot count as dead between two of these calls.
         sockopt::set_tcp_keepcnt(socket, self.probes)?;
         sockopt::set_tcp_keepintvl(socket, seconds(self.interval_s))?;
         sockopt::set_tcp_keepidle(socket, seconds(self.idle_s))
     }
 }
 
-/// Whether a socket could not be had or connected for want of something that there may be later: descriptors, ports,
-/// memory, room in the wait.
+/// Whether an open or connect failed for want of what may be there later: descriptors, ports, memory, room in the epoll
+/// set.
 pub(crate) fn is_lack(error: Errno) -> bool {
     const LACKS: [Errno; 7] = [
         Errno::MFILE,
@@ -264,17 +264,17 @@ pub(crate) fn is_lack(error: Errno) -> bool {
     LACKS.contains(&error)
 }
 
-/// Whether there are so many descriptors, and one more for NCCL's root.
+/// Checks that so many descriptors are free, and one more for NCCL's root.
 pub(crate) fn free_for_root(ours: usize) -> rustix::io::Result<()> {
     if descriptor::are_free(ours + 1) { Ok(()) } else { Err(Errno::MFILE) }
 }
 
-/// How a connect ended.
+/// The result of a connect that has ended.
 pub(crate) fn outcome(socket: &Watched) -> rustix::io::Result<()> {
     sockopt::socket_error(socket)?
 }
 
-/// Listens on a free port of the address's interface, and says on which.
+/// Listens on a free port of the address's interface. Also returns the port.
 pub(crate) fn listen(address: &SocketAddr) -> rustix::io::Result<(Ours, u16)> {
     let socket = socket(address)?;
     let mut any_port = *address;
@@ -285,7 +285,7 @@ pub(crate) fn listen(address: &SocketAddr) -> rustix::io::Result<(Ours, u16)> {
     Ok((socket, bound.port()))
 }
 
-/// Takes a connection that is waiting.
+/// Accepts a connection at a port.
 pub(crate) fn accept(listener: &Watched) -> rustix::io::Result<Ours> {
     let accepted = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     sockopt::set_tcp_nodelay(&accepted, true)?;
@@ -293,8 +293,8 @@ pub(crate) fn accept(listener: &Watched) -> rustix::io::Result<Ours> {
     Ours::new(accepted)
 }
 
-/// Whether nobody listens there: the address can be bound, which disturbs no listener as a connection would. Anything
-/// unclear counts as somebody.
+/// Whether no socket listens at this address: it can be bound. A bind disturbs no listener, as a connection would.
+/// False if that cannot be told.
 pub(crate) fn is_free(address: &SocketAddr) -> bool {
     let Ok(socket) = socket(address) else { return false };
     // Connections that have just ended do not count.
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
     use crate::poll::Poll;
 
-    /// Both ends of a silent connection are asked for before a firewall with a limit of a minute forgets it, and are found
+    /// Both ends of a silent connection are probed before a firewall with a limit of a minute forgets it, and count as
     /// dead no sooner than by the host's own times.
     #[test]
     fn silent_connections_are_kept() {
@@ -325,7 +325,7 @@ mod tests {
         }
     }
 
-    /// Linux's own times; shorter ones, which somebody has set; such as need not be changed; the longest there are.
+    /// Linux's own times; shorter ones; times that need no change; the longest.
     #[test]
     fn kept_as_long_as_by_the_host() {
         let times = |idle_s, interval_s, probes| Keepalive { idle_s, interval_s, probes };

@@ -1,4 +1,4 @@
-//! What the bootstrap of this process has and has done.
+//! Counters of the bootstrap of this process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use super::outcome::SessionOutcome;
 /// Counters; relaxed, for reports and tests.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Sessions that take ranks now.
+    /// Sessions whose ports are open now.
     pub sessions_open: AtomicU64,
     /// Sessions opened so far.
     pub sessions: AtomicU64,
@@ -25,19 +25,19 @@ pub struct Counts {
     pub rounds_failed: AtomicU64,
     /// Calls that were forgotten before all of their ranks had come, because there were too many.
     pub calls_forgotten: AtomicU64,
-    /// Ids that NCCL made, nobody used and were given out again.
+    /// Spare ids that were given out again.
     pub ids_recycled: AtomicU64,
-    /// Ids that nobody uses and that were not kept, because there were too many.
+    /// Spare ids that were not kept, because there were too many.
     pub ids_dropped: AtomicU64,
     /// Connections relayed to NCCL's roots.
     pub relays: AtomicU64,
-    /// Of these, those that ended out of order.
+    /// Connections of NCCL's that broke, or did not reach its root.
     pub relays_broken: AtomicU64,
     /// Bytes relayed, both ways, by connections that have ended.
     pub relayed_bytes: AtomicU64,
     /// Connections closed because they said nothing, had a wrong token, or were too many.
     pub turned_away: AtomicU64,
-    /// Times that no descriptor was left to accept a connection with, or to relay one.
+    /// Times that an operation failed for want of a descriptor or another resource.
     pub starved: AtomicU64,
     /// Connections of ranks closed because a message was oversized or made no sense.
     pub unreadable: AtomicU64,

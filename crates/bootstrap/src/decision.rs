@@ -1,14 +1,14 @@
-//! What follows from what the ranks reported.
+//! Decides from the ranks' reports whether there can be a peer group, and makes its negotiated config. Pure functions.
 //!
-//! Every conflict is a fact of two ranks that no later report can mend, so a session ends on NCCL at the first one seen,
-//! without waiting for the rest.
+//! A conflict is a fact of one or two ranks that no later report can change, so a session ends on NCCL at the first
+//! conflict, without waiting for the rest.
 
 use crate::negotiated::{NegotiatedConfig, Token, Version, capability};
 
 use super::facts::Facts;
 use super::outcome::FallbackReason;
 
-/// Why a newcomer and those who are there cannot form a peer group.
+/// Why a rank that reports now cannot form a peer group with those that have reported.
 pub fn conflict<'a>(
     newcomer: &Facts,
     mut present: impl Iterator<Item = &'a Facts>,
@@ -42,13 +42,14 @@ pub fn conflict<'a>(
     })
 }
 
-/// Whether launches of one of these ranks may wait for the other's: a copy that orders NCCL's work before ours must not.
+/// Whether launches of one of these ranks may wait for the other's. The copy that orders NCCL's work before ours must
+/// not wait so.
 fn is_tied(one: &Facts, other: &Facts) -> bool {
     let alone = one.capabilities & other.capabilities & capability::LAUNCHES_ALONE != 0;
     one.member.process == other.member.process && !alone
 }
 
-/// Decides for ranks that are all in one hand, in order, as those of `ncclCommInitAll` are: no session is needed.
+/// Decides without a session for ranks of one caller, in order, as `ncclCommInitAll` has them.
 pub fn decide(comm: Token, all: &[Facts]) -> Result<NegotiatedConfig, FallbackReason> {
     match all.iter().enumerate().find_map(|(index, facts)| conflict(facts, all[..index].iter())) {
         Some(reason) => Err(reason),
@@ -56,7 +57,7 @@ pub fn decide(comm: Token, all: &[Facts]) -> Result<NegotiatedConfig, FallbackRe
     }
 }
 
-/// The negotiated config of ranks that are all there, in order, without conflict.
+/// The negotiated config of all ranks, in order, which have no conflict.
 pub fn negotiated<'a>(comm: Token, facts: impl Iterator<Item = &'a Facts>) -> NegotiatedConfig {
     let mut negotiated = NegotiatedConfig {
         comm,
@@ -77,7 +78,7 @@ pub fn negotiated<'a>(comm: Token, facts: impl Iterator<Item = &'a Facts>) -> Ne
     negotiated
 }
 
-/// 0 is no limit.
+/// The lesser of two limits, of which 0 is no limit.
 fn lesser_limit(one: u32, other: u32) -> u32 {
     match (one, other) {
         (0, limit) | (limit, 0) => limit,

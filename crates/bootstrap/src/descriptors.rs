@@ -1,13 +1,13 @@
-//! File descriptors between the processes of a session, over Unix sockets.
+//! Passes file descriptors between the processes of a session, over Unix sockets, on the thread of the caller.
 //!
-//! Each participant has a [`DescriptorSocket`] with a random abstract name that its ranks report; it is open before they do,
-//! so a descriptor socket that refuses is not late but in another network namespace (abstract names belong to one), and the rank
-//! refuses to prepare. Process-id namespaces and file systems do not matter. The name can be seen by anyone on the
-//! host, so it proves nothing: a connection counts when it begins with the session's token.
+//! Each participant has a [`DescriptorSocket`] with a random abstract name, which its ranks report. It is open before
+//! they report. So a descriptor socket that refuses is not late but in another network namespace (abstract names belong
+//! to one), and the rank refuses to prepare. Process-id namespaces and file systems do not matter. Everyone on the host
+//! can see the name, so it proves nothing: a connection counts only if it begins with the session's token.
 //!
-//! Every participant sends each other one a [`Parcel`]: a connection each way, in packets, so that a message and its
-//! descriptors stay together. Received descriptors are close-on-exec. All sizes are bounded; nothing is timed, and
-//! the session's end ([`Flag`]) stops it.
+//! Every participant sends each other one a [`Parcel`] over a connection of its own, in packets (`SOCK_SEQPACKET`), so
+//! that a message and its descriptors stay together. Received descriptors are close-on-exec. All sizes are bounded. No
+//! wait is timed; the session's end ([`Flag`]) stops it.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -27,41 +27,41 @@ use super::place;
 use super::poll::Flag;
 use windlass_base::descriptor::Ours;
 
-/// Descriptors in one parcel.
+/// The most descriptors of one parcel.
 pub const DESCRIPTORS_MAX: usize = 1024;
-/// Bytes in one parcel.
+/// The most bytes of one parcel.
 pub const PAYLOAD_BYTES_MAX: usize = 256 * 1024;
 
-/// In one packet.
+/// The most descriptors and bytes of one packet.
 const PACKET_DESCRIPTORS: usize = 64;
 const PACKET_BYTES: usize = 16 * 1024;
 const MAGIC: [u8; 8] = *b"wndlssfd";
 const OPENING_BYTES: usize = 8 + 16 + 16 + 4 + 4;
-/// Connections at a descriptor socket that have not shown the token; more push the oldest out.
+/// Connections that have not shown the token yet. A further one closes the oldest.
 const UNKNOWN_MAX: usize = 64;
-/// A descriptor socket's queue that is full, which only unknown connections can make it, is tried again this often.
+/// How soon a connect to a full queue of a descriptor socket is tried again. Only unknown connections can fill it.
 const RETRY_MS: i64 = 10;
 
-/// Where descriptors arrive.
+/// A socket where a participant receives parcels.
 #[derive(Debug)]
 pub struct DescriptorSocket {
     name: Token,
     listener: Ours,
 }
 
-/// What one participant sends another.
+/// The bytes and descriptors that one participant sends another.
 #[derive(Debug, Default)]
 pub struct Parcel {
-    /// Words about the descriptors.
+    /// Bytes that say what the descriptors are.
     pub payload: Vec<u8>,
     /// The descriptors, in the sender's order.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A parcel that is to go out.
+/// A parcel to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Sending<'a> {
-    /// To which descriptor socket.
+    /// The descriptor socket of the receiver.
     pub to: Token,
     /// At most [`PAYLOAD_BYTES_MAX`].
     pub payload: &'a [u8],
@@ -69,7 +69,7 @@ pub struct Sending<'a> {
     pub descriptors: &'a [BorrowedFd<'a>],
 }
 
-/// Why parcels did not pass.
+/// Why an exchange of parcels failed.
 #[derive(Debug)]
 pub enum Trouble {
     /// The session has ended.
@@ -78,9 +78,9 @@ pub enum Trouble {
     TooLarge,
     /// A peer's descriptor socket cannot be reached: it is in another network namespace, or gone.
     Unreachable(Token, Errno),
-    /// A peer broke off, or sent what makes no sense.
+    /// A peer closed its connection early, or sent bytes that make no sense.
     Broken(Token),
-    /// The system refused.
+    /// A system call failed.
     System(Errno),
 }
 
@@ -116,12 +116,12 @@ impl DescriptorSocket {
         Ok(DescriptorSocket { name, listener })
     }
 
-    /// What peers must know to come here.
+    /// The name by which peers connect.
     pub fn name(&self) -> Token {
         self.name
     }
 
-    /// Sends each peer its parcel and waits for one from each. Returns the peers' in the order of `sendings`.
+    /// Sends each peer its parcel and waits for one from each. Returns the peers' parcels in the order of `sendings`.
     pub fn exchange(
         &self,
         token: Token,
@@ -238,7 +238,7 @@ impl<'a> Outgoing<'a> {
                 self.sending.payload.split_at(self.sending.payload.len().min(PACKET_BYTES));
             let (descriptors, descriptors_rest) =
                 self.sending.descriptors.split_at(self.sending.descriptors.len().min(PACKET_DESCRIPTORS));
-            // A packet has at least one byte; an empty one is an end of file to its reader.
+            // One byte more, since its reader takes an empty packet for the end.
             let packet = [IoSlice::new(&[1]), IoSlice::new(payload)];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -250,17 +250,17 @@ impl<'a> Outgoing<'a> {
         }
         if self.sending.payload.is_empty() && self.sending.descriptors.is_empty() {
             self.state = State::Sent;
-            // What lies in the peer's queue stays there when we close.
+            // Packets in the peer's queue stay there after the close.
             self.socket = None;
         }
         Ok(())
     }
 }
 
-/// A connection to our descriptor socket, over which a parcel comes.
+/// A connection to our descriptor socket that brings a parcel.
 struct Delivery {
     socket: Ours,
-    /// Whose parcel it is (by its place among the sendings), once the token was shown.
+    /// The sender, by its index among the sendings, once the token was shown.
     from: Option<usize>,
     parcel: Parcel,
     payload_bytes: usize,
@@ -273,7 +273,7 @@ struct Incoming {
     callers: Vec<Delivery>,
 }
 
-/// What a turn of a caller brought.
+/// The state of a delivery.
 enum Progress {
     More,
     Whole,
@@ -316,7 +316,7 @@ impl Incoming {
                     self.arrived[from] = Some(caller.parcel);
                 }
                 (_, Some(peer)) => return Err(Trouble::Broken(from[peer])),
-                // Nobody of ours.
+                // An unknown connection.
                 (_, None) => {}
             }
         }
@@ -338,7 +338,7 @@ impl Delivery {
         }
     }
 
-    /// The first packet; no control space, so that an unknown connection's descriptors never reach us.
+    /// Reads the first packet. Without control space: descriptors of an unknown connection never reach this process.
     fn opening(&mut self, token: Token, from: &[Token]) -> rustix::io::Result<Progress> {
         let mut packet = [0u8; OPENING_BYTES + 1];
         let receive = || net::recv(&self.socket, &mut packet, RecvFlags::empty()).map(|(_, length)| length);
@@ -397,13 +397,13 @@ impl Delivery {
     }
 }
 
-/// An opening of a peer whose numbers are these words, for fuzzing.
+/// For fuzzing: an opening of a peer with these bytes as its numbers.
 #[cfg(any(test, feature = "test-support"))]
 pub fn opening_with(token: Token, words: &[u8]) -> Vec<u8> {
     [&MAGIC[..], &token.0, &token.0, words].concat()
 }
 
-/// What a peer's packets come to at a descriptor socket, for fuzzing: its payload, if that is whole.
+/// For fuzzing: the payload that these packets of a peer make, if it is whole.
 #[cfg(any(test, feature = "test-support"))]
 pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
     let (theirs, ours) =
@@ -420,11 +420,11 @@ pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
     }
 }
 
-/// What `receive` gives of a socket of packets that does not wait; looks once more where that is an end.
+/// Calls `receive` on a packet socket that does not block, and once more if the result is an end.
 ///
-/// Linux looks whether there are packets, and only then whether the other side has closed (`__unix_dgram_recvmsg`, net/unix/af_unix.c): of
-/// who sends and closes between the two it says the end while the packets are there. After the end has been said nothing more can
-/// come, so a second look finds what there is.
+/// Linux looks for packets first, and then whether the other side has closed (`__unix_dgram_recvmsg`,
+/// net/unix/af_unix.c). If the peer sends and closes between the two, it reports the end though packets are there.
+/// After a reported end no more can come, so a second look finds all packets.
 pub(super) fn received<T>(
     mut receive: impl FnMut() -> rustix::io::Result<T>,
     is_end: impl Fn(&T) -> bool,
@@ -444,7 +444,7 @@ mod tests {
     use super::*;
     use std::time::{Duration, Instant};
 
-    /// One end is asked about, two are believed.
+    /// One end is checked, two are believed.
     #[test]
     fn ends_are_looked_at_twice() {
         let told = |answers: &[Result<usize, Errno>]| {
@@ -458,8 +458,8 @@ mod tests {
         assert_eq!(told(&[Err(Errno::AGAIN), Ok(3)]), (Err(Errno::AGAIN), 1));
     }
 
-    /// Who sends and closes at once is heard to the last packet, however the two meet. (Without the second look the end came too
-    /// soon in 4 of 1,000,000 rounds, on two cores with Linux 6.18.)
+    /// All packets of a peer that sends and closes at once arrive, whatever the timing. (Without the second look the
+    /// end came too soon in 4 of 1,000,000 rounds, on two cores with Linux 6.18.)
     #[test]
     fn nothing_is_lost_at_the_end() {
         const ROUNDS: u32 = 20_000;

@@ -1,8 +1,8 @@
-//! What a rank knows before it talks, and what follows from that alone.
+//! What a rank knows before it connects, and the fallback reasons that follow from that alone.
 //!
-//! A rank for which [`fallback_reason`] finds a reason goes to NCCL without a message to anyone. That is safe although its
-//! peers may be waiting in a session: its NCCL connects to the port in the id, which is the session's, and such a
-//! connection is the proof that makes the session end on NCCL for all.
+//! A rank for which [`fallback_reason`] finds a reason goes to NCCL without a message to any rank. That is safe even if
+//! its peers wait in a session: its NCCL connects to the port in the id, which is the session's. Such a connection
+//! makes the session end on NCCL for all.
 
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{Member, RANKS_MAX, Token, Version};
@@ -10,7 +10,7 @@ use crate::negotiated::{Member, RANKS_MAX, Token, Version};
 use super::id_tag::IdTag;
 use super::outcome::FallbackReason;
 
-/// How a communicator is asked for, as far as it decides whether there is a session at all.
+/// The parts of an init call that decide whether there is a session at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalFacts {
     /// How many ranks the communicator has.
@@ -33,7 +33,7 @@ pub enum Waiting {
     NonBlocking,
 }
 
-/// Why this communicator is on NCCL without talk, if it is.
+/// Why this communicator is on NCCL without a session, if it is.
 pub fn fallback_reason(facts: &LocalFacts) -> Option<FallbackReason> {
     if facts.forbidden.is_some() {
         return facts.forbidden.clone();
@@ -62,19 +62,20 @@ pub fn fallback_reason(facts: &LocalFacts) -> Option<FallbackReason> {
 pub struct Place {
     /// The boot id: the same in all containers of a host.
     pub host: Token,
-    /// The network namespace, which is also that of abstract Unix sockets. Only a hint that saves time: the proof is
-    /// that descriptors pass.
+    /// The network namespace, to which abstract Unix sockets belong, too. It only saves time: whether descriptors pass
+    /// is the proof.
     pub network: u64,
 }
 
 /// What a rank reports to the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// How many ranks it believes there are.
+    /// The number of ranks in its init call.
     pub ranks: u32,
     /// Its version of Windlass.
     pub version: Version,
-    /// The version code of its NCCL. Unlike ones group calls unlike, and NCCL refuses them: a lazy communicator would not ask it.
+    /// The version code of its NCCL. NCCL refuses ranks of different versions, but a lazy communicator would not ask
+    /// NCCL.
     pub nccl: i32,
     /// Where it runs.
     pub place: Place,
@@ -84,7 +85,7 @@ pub struct Facts {
     pub options: u64,
     /// Its limit on blocks; 0 is no limit.
     pub ctas_max: u32,
-    /// The rest, which goes into the negotiated config as it is.
+    /// The part that goes into the negotiated config unchanged.
     pub member: Member,
 }
 
@@ -115,7 +116,7 @@ impl Facts {
 mod tests {
     use super::*;
 
-    /// Each reason alone; nothing of it, and there is a session.
+    /// Each reason alone; without any there is a session.
     #[test]
     fn reasons() {
         let id_tag = IdTag { version: Version::THIS, token: Token([1; 16]), root_port: 1 };

@@ -7,9 +7,9 @@
 //! | 36–39 | padding; the number of ranks from 2.29.2 | the same |
 //! | 40–127 | unused, and not even zeroed up to 2.22 | the id tag, zeros behind it |
 //!
-//! Every rank hands all 128 bytes to NCCL, which hashes them: they must be equal on all ranks and are never changed
-//! again once the application has them. An id tag is believed only if its checksum is right *for these* bytes 0–39, so
-//! that neither garbage nor an id tag copied into another id counts.
+//! Every rank hands all 128 bytes to NCCL, which hashes them. So they must be equal on all ranks, and never change once
+//! the application has them. An id tag counts only if its checksum fits *these* bytes 0–39: neither garbage nor an id
+//! tag copied into another id does.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -33,7 +33,7 @@ pub struct IdTag {
 }
 
 const MAGIC: [u8; 8] = *b"windlass";
-/// Changes when anything in the id tag or in the talk between ranks does.
+/// The version of the layout. It changes with the id tag and with any message between ranks.
 pub(super) const LAYOUT: u16 = 2 + (negotiated::LAYOUT << 8);
 const ID_TAG: usize = 40;
 const FAMILY: std::ops::Range<usize> = 8..10;
@@ -41,7 +41,8 @@ const PORT: std::ops::Range<usize> = 10..12;
 const ID_TAG_BYTES: usize = 8 + 2 + 6 + 16 + 2 + 8;
 
 impl IdTag {
-    /// Reads the id tag of an id; none if it is NCCL's own, another implementation's, of another layout or damaged.
+    /// Reads the id tag of an id. None if the id is NCCL's own or another implementation's, or its tag is of another
+    /// layout or damaged.
     pub fn decode(id: &Id) -> Option<IdTag> {
         let mut reader = Reader::new(&id[ID_TAG..ID_TAG + ID_TAG_BYTES]);
         if reader.raw::<8>()? != MAGIC || reader.u16()? != LAYOUT {
@@ -53,7 +54,8 @@ impl IdTag {
         (sum == checksum(&id[..ID_TAG + ID_TAG_BYTES - 8]) && id_tag.root_port != 0).then_some(id_tag)
     }
 
-    /// The id with this id tag and with our port in its address. None if the id holds no address.
+    /// The id with this id tag, and with our port in its address. None if the id holds no address that others can
+    /// reach.
     pub fn encode(&self, id: &Id, our_port: u16) -> Option<Id> {
         let mut tagged = with_port(id, our_port)?;
         let mut writer = Writer::default();
@@ -70,7 +72,7 @@ impl IdTag {
     }
 }
 
-/// The same id with the sum of an id tag, for fuzzing.
+/// For fuzzing: the same id with the right checksum of an id tag.
 #[cfg(any(test, feature = "test-support"))]
 pub fn with_right_sum(mut id: Id) -> Id {
     let end = ID_TAG + ID_TAG_BYTES - 8;
@@ -79,14 +81,14 @@ pub fn with_right_sum(mut id: Id) -> Id {
     id
 }
 
-/// The id as NCCL made it, but for bytes that mean nothing to it: to be given a new id tag.
+/// The id as NCCL made it, but for bytes that NCCL does not read, to get a new id tag. None if it has no id tag.
 pub fn without_id_tag(id: &Id) -> Option<Id> {
     let mut bare = with_port(id, IdTag::decode(id)?.root_port)?;
     bare[ID_TAG..].fill(0);
     Some(bare)
 }
 
-/// The address that the id holds.
+/// The socket address in the id. None if there is none.
 pub fn address(id: &Id) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes([id[FAMILY.start], id[FAMILY.start + 1]]);
     let port = u16::from_be_bytes([id[PORT.start], id[PORT.start + 1]]);
@@ -104,8 +106,8 @@ pub fn address(id: &Id) -> Option<SocketAddr> {
     }
 }
 
-/// What NCCL's connections for this id begin with, in all releases from 2.18 to 2.30: the 64 random bits at the front of its id
-/// (`sendToRoot` in its `bootstrap.cc`). `NCCL_SOCKET_MAGIC` concerns others of its sockets.
+/// The first bytes of NCCL's connections for this id, in all releases from 2.18 to 2.30: the 64 random bits at the
+/// front of the id (`sendToRoot` in its `bootstrap.cc`). `NCCL_SOCKET_MAGIC` concerns other sockets of NCCL.
 pub(super) fn magic(id: &Id) -> [u8; 8] {
     std::array::from_fn(|index| id[index])
 }
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// An id as NCCL makes it, with bytes that nobody zeroed behind it.
+    /// An id as NCCL makes it. `rest`: the bytes behind the address, which NCCL need not zero.
     fn nccl_id(magic: u64, ip: IpAddr, port: u16, rest: &[u8]) -> Id {
         let mut id = [0; 128];
         id[..8].copy_from_slice(&magic.to_ne_bytes());
@@ -180,7 +182,7 @@ mod tests {
             prop_assert_eq!(address(&without_id_tag(&tagged).unwrap()).unwrap().port(), id_tag.root_port);
         }
 
-        /// An id of NCCL's, whatever lies behind its address, has no id tag.
+        /// An id of NCCL's has no id tag, whatever its unused bytes are.
         #[test]
         fn no_id_tag(id in ids()) {
             prop_assert_eq!(IdTag::decode(&id), None);

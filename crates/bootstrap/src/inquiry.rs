@@ -1,5 +1,5 @@
-//! The caller's side where a rank has one message for its host and waits for one answer: in a round before a split, and where
-//! it [declines](super::Bootstrap::decline_at_port) to come.
+//! The caller's side of one message to a host and one answer, on the caller's thread: in a round before a split or
+//! shrink, and for a rank that [declines](super::Bootstrap::decline_at_port) at a port.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
 use super::waiter::{Need, Waiter};
 
-/// What the host says.
+/// The host's answer.
 #[derive(Clone, Debug)]
 enum HostAnswer {
     Table(Table),
@@ -26,7 +26,7 @@ struct Hearing {
 }
 
 impl Hearing {
-    /// The first answer stays.
+    /// Keeps the first answer, and wakes the caller.
     fn answer(&self, answer: HostAnswer) {
         self.lock().get_or_insert(answer);
         self.changed.notify_all();
@@ -66,7 +66,7 @@ impl Waiter for Hearing {
     }
 }
 
-/// A rank that waits for its answer; its message has gone out, or goes as soon as it can.
+/// A rank that waits for its answer. Its message has gone out, or goes as soon as it can.
 #[derive(Debug)]
 pub struct Inquiry {
     hearing: Arc<Hearing>,
@@ -79,29 +79,29 @@ impl Inquiry {
         Inquiry { hearing: Arc::default(), key: shared.new_key(), shared }
     }
 
-    /// For the background thread.
+    /// The rank and its message, for the background thread.
     pub(super) fn reporting(&self, words: Vec<u8>) -> Reporting {
         Reporting { key: self.key, waiter: self.hearing.clone(), words }
     }
 
-    /// What ends the wait.
+    /// A canceller that ends the wait.
     pub fn canceller(&self) -> Canceller {
         Canceller::new(self.hearing.clone(), self.key, self.shared.clone())
     }
 
-    /// In a round: waits until all have spoken or one cannot any more, as long as it takes, on the caller's thread.
+    /// Waits in a round until all ranks have spoken or one no longer can, without a time limit.
     pub fn wait(self) -> Result<Table, Failure> {
         match self.answer() {
             HostAnswer::Table(table) => Ok(table),
             HostAnswer::Outcome(SessionOutcome::Failed(failure)) => Err(failure),
-            // There is no round at a port.
+            // A round has no such outcome.
             HostAnswer::Outcome(SessionOutcome::PeerGroup | SessionOutcome::OnNccl(_)) => {
                 Err(Failure::Unreadable)
             }
         }
     }
 
-    /// Of a rank that has declined: waits for its host. Well if all go to NCCL.
+    /// Waits for the host's answer to a rank that has declined. `Ok` if all ranks go to NCCL.
     pub(super) fn wait_declined(self) -> Result<(), Failure> {
         match self.answer() {
             HostAnswer::Outcome(SessionOutcome::OnNccl(_)) => Ok(()),
@@ -122,7 +122,7 @@ impl Inquiry {
 }
 
 impl Drop for Inquiry {
-    /// A message that has not gone out is withdrawn.
+    /// Withdraws a message that has not gone out.
     fn drop(&mut self) {
         self.shared.send(Command::Leave(self.key));
     }

@@ -1,58 +1,68 @@
 //! Bootstrap: how the ranks of a new communicator meet, agree and confirm.
 //!
-//! The process that makes an `ncclUniqueId` hosts the session: it puts [its own port and an id tag](id_tag) into the
-//! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
-//! and confirm, and the host decides one outcome: peer group, on NCCL, or failed. A connection that begins with the id's magic,
-//! as NCCL's do, goes byte for byte to NCCL's root (`relay`), and before the outcome it is the proof that a rank has no Windlass or went
-//! to NCCL, and all go there. Any other is dropped and proves nothing: port scanners and health checks come to every port. NCCL's root drops it as
-//! well, or is ended by it (before 2.27.3), or waits for its first bytes for ever.
+//! The process that makes an `ncclUniqueId` hosts a session for it: this process is the **host** below. It writes [its
+//! own port and an id tag](id_tag) into the id. Each rank with Windlass connects to the port and
+//! [reports](facts::Facts). The host [decides](decision) whether there can be a peer group. Then every rank prepares
+//! (maps, tests and loads what it needs) and confirms, and the host decides one outcome: peer group, on NCCL, or
+//! failed.
 //!
-//! **One port an id.** NCCL's protocol says in its first eight bytes which id it means, so one port could serve all
-//! ids. But a port an id needs no table of them, and closes with its root: whoever comes too late is refused, as by NCCL. It costs
-//! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_SESSIONS_MAX`, and a
-//! port closes when NCCL's root behind it has. Where all ranks of a peer group have said that they go to NCCL later only
-//! ([`capability::LAZY`](crate::negotiated::capability::LAZY)), the port closes once the outcome is known, and NCCL's
-//! id, which nobody will use, [is spare](Bootstrap::spare_id).
+//! NCCL's own connections come to the same port. They begin with the id's magic and go byte for byte to NCCL's root
+//! (`relay`). Such a connection before the outcome proves that a rank has no Windlass or went to NCCL, so all ranks go
+//! there. Any other connection proves nothing and is dropped: port scanners and health checks come to every port.
+//! NCCL's root drops it, too, or is ended by it (before 2.27.3), or waits for its first bytes for ever. Only with an
+//! NCCL newer than the releases whose bootstrap was read is it relayed.
+//!
+//! **One port per id.** NCCL's protocol names the id in its first eight bytes, so one port could serve all ids. But a
+//! port per id needs no table of ids, and closes with NCCL's root: a rank that comes too late is refused, as by NCCL. A
+//! port costs one descriptor, where NCCL spends a descriptor and a thread. `WINDLASS_SESSIONS_MAX` bounds the number of
+//! ports. If all ranks of a peer group go to NCCL only later
+//! ([`capability::LAZY`](crate::negotiated::capability::LAZY)), the port closes once the outcome is known. NCCL's id,
+//! which no rank will use, [is spare](Bootstrap::spare_id) then.
 //!
 //! # How it is used
 //!
-//! `ncclGetUniqueId`: [`Bootstrap::host`] with a [spare id](Bootstrap::spare_id), or with one that NCCL makes (not with
-//! one of NCCL_COMM_ID or of `ncclCommGetUniqueId`, which grow a communicator: those stay as they are).
-//! `ncclCommInitRank`: [`facts::fallback_reason`], [`Bootstrap::decline_at_port`], or [`Bootstrap::join`] with all ranks that this caller brings to the
-//! session, then [`complete_all`] over all sessions of the group with what there is to prepare; [`Participant::cancellers`] first,
-//! for `ncclCommAbort`. On NCCL means the real init with the same id, which the relay serves, as it does beside a peer group.
-//! `ncclCommInitAll`: [`decision::decide`], without a session. After a fork: [`process`], which begins afresh.
-//!
-//! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Bootstrap::await_ranks`] by the rank whose process hosts, and [`Bootstrap::join_invited`] or [`Bootstrap::decline`] by each; see [`children`]. Where NCCL makes them:
-//! [`Bootstrap::enter_local`] before NCCL's call, then [`Bootstrap::join_local`]; see [`local_rendezvous`].
-//! Before a call whose communicators may be lazy, a round: [`Bootstrap::ask_round`] or
-//! [`Bootstrap::go_to_nccl`] by each.
+//! - `ncclGetUniqueId`: [`Bootstrap::host`] with a [spare id](Bootstrap::spare_id) or a new id of NCCL's. An id of
+//!   NCCL_COMM_ID, or of `ncclCommGetUniqueId` (which grows a communicator), stays as it is.
+//! - `ncclCommInitRank`: [`facts::fallback_reason`], then [`Bootstrap::join`] with all ranks that this caller brings to
+//!   the session, or [`Bootstrap::decline_at_port`]. [`Participant::cancellers`] come next, for `ncclCommAbort`.
+//!   [`complete_all`] then runs all sessions of the group, with a function that prepares. With the outcome *on NCCL*
+//!   the caller runs the real init with the same id. The relay serves that init, as it does beside a peer group.
+//! - `ncclCommInitAll`: [`decision::decide`], without a session.
+//! - After a fork: [`process`], which starts a new bootstrap.
+//! - `ncclCommSplit` and `ncclCommShrink` to lazy communicators: [`Bootstrap::await_ranks`] by the rank whose process
+//!   hosts, and [`Bootstrap::join_invited`] or [`Bootstrap::decline`] by each rank; see [`children`].
+//! - The same, where NCCL makes the communicators: [`Bootstrap::enter_local`] before NCCL's call, then
+//!   [`Bootstrap::join_local`]; see [`local_rendezvous`].
+//! - Before a call whose communicators may be lazy, a round: [`Bootstrap::ask_round`] or [`Bootstrap::go_to_nccl`] by
+//!   each rank.
 //!
 //! # Why ranks never act on different outcomes
 //!
-//! Two generals cannot both be sure: whoever sends the last message does not know that it arrived. So no rank is ever
-//! asked to be sure of another; there is one decider, and a rank without its message has no communicator.
+//! Two processes cannot both be sure of each other: the sender of the last message does not know whether it arrived. So
+//! no rank must be sure of another. One process decides, and a rank that does not hear the decision has no
+//! communicator.
 //!
-//! 1. The outcome is a step of one [machine](agreement::Agreement) in one process. All that ranks hear are copies of
-//!    it. So two ranks that hear an outcome hear the same one.
-//! 2. It is a *peer group* only if every rank has confirmed, that is, has mapped, tested and loaded all it needs. So whoever
-//!    hears it needs nothing more from anyone, not even that they hear it too.
-//! 3. A rank that has reported takes no step on its own: neither to NCCL nor to a peer group. If the host is lost before the outcome
-//!    reached it, its init **fails** (but [`participation::WithoutHost`]). Others may have heard *peer group*: those then miss a peer, as they would if it had
-//!    died just after its init, and wait for it as NCCL does, until the configured time of a stuck operation or an
-//!    abort. An error here and a missing peer there is what NCCL gives, too; two paths at once would hang silently.
-//! 4. A rank that was never heard of (could not connect) may go to NCCL by itself: the others cannot have agreed
+//! 1. The outcome is a step of one [machine](agreement::Agreement) in one process. Ranks hear only copies of it. So two
+//!    ranks that hear an outcome hear the same one.
+//! 2. The outcome is *peer group* only if every rank has confirmed, that is, has mapped, tested and loaded all it
+//!    needs. So a rank that hears it needs nothing more from another rank, not even that the other hears it, too.
+//! 3. A rank that has reported takes no step on its own: neither to NCCL nor to a peer group. If it loses the host
+//!    before it hears the outcome, its init **fails** (but see [`participation::WithoutHost`]). Other ranks may have
+//!    heard *peer group*. They miss a peer then, as if it had died just after its init, and wait for it as NCCL does,
+//!    until the time of the hang detector or an abort. NCCL, too, gives an error on one rank and a missing peer on
+//!    another. Ranks on different paths would hang silently.
+//! 4. A rank that could not connect, and so was never heard of, may go to NCCL by itself. The others cannot have agreed
 //!    without it, and its NCCL connects to the same port, which makes the session end on NCCL.
-//! 5. A rank that cannot prepare refuses, and the session will end on NCCL; but the outcome waits until all have confirmed
-//!    or refused, since a refusal may be what a rank makes of a peer that is dying. A dead rank never speaks.
+//! 5. A rank that cannot prepare refuses, and the session will end on NCCL. But the outcome waits until every rank has
+//!    confirmed or refused, since a rank may refuse because a peer is dying. A dead rank never speaks.
 //! 6. A rank that leaves after its report and before the outcome makes the session fail, whether it had confirmed or
-//!    not: nothing has been built on its message yet. After the outcome the host has no more to say, and all connections close:
-//!    a communicator never needs the process that hosted its init.
-//! 7. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
-//!    to NCCL is waited for until its peers are aborted, as with NCCL.
+//!    not: nothing has been built on its message yet. After the outcome the host has no more to say, and all
+//!    connections close: a communicator never needs the process that hosted its init.
+//! 7. No wait for a rank is timed. A rank that is minutes late is waited for, as NCCL waits. A rank that never comes
+//!    and never goes to NCCL is waited for until its peers are aborted, as with NCCL.
 //!
-//! The remaining freedom is when NCCL is decided on: a rank with a [reason of its own](facts::fallback_reason) goes to NCCL
-//! at once, and conflicts end the session at the first report that shows them.
+//! One freedom remains: when a session ends on NCCL. A rank with a [reason of its own](facts::fallback_reason) goes to
+//! NCCL at once, and a conflict ends the session at the first report that shows it.
 
 #![deny(unsafe_code)]
 #![deny(unreachable_pub)]
@@ -121,11 +131,11 @@ pub use limits::Limits;
 pub use local_entry::LocalEntry;
 pub use participant::{Outcome, Participant, Preparation, complete_all};
 
-/// How long descriptors are waited for that a rank needs before it can report, and how often it tries.
+/// How long a rank that is about to report waits for free descriptors, and how often it tries.
 const WANTED_WITHIN: Duration = Duration::from_secs(2);
 const WANTED_EVERY: Duration = Duration::from_millis(10);
 
-/// The bootstrap of a process: its background thread and all sessions in which it takes part.
+/// The bootstrap of a process: its background thread and all sessions in which the process takes part.
 #[derive(Debug)]
 pub struct Bootstrap {
     shared: Arc<Shared>,
@@ -136,8 +146,9 @@ pub struct Bootstrap {
 
 static PROCESS: ForkLocal<Bootstrap> = ForkLocal::new();
 
-/// The one of this process, started by its first use; an error if it cannot be, or in the forked child of a process with communicators.
-/// Any other child begins afresh: sessions that the parent hosts are the parent's.
+/// The bootstrap of this process, started at the first call. Fails if it cannot start, and in the forked child of a
+/// process with communicators. Any other forked child starts a new one: sessions that the parent hosts are the
+/// parent's.
 pub fn process() -> io::Result<&'static Bootstrap> {
     if is_in_child() {
         return Err(io::Error::other("the process was forked from one with communicators"));
@@ -147,12 +158,12 @@ pub fn process() -> io::Result<&'static Bootstrap> {
     PROCESS.get_or_try_init(|| Bootstrap::start(limits))
 }
 
-/// The one of this process, if it has been started.
+/// The bootstrap of this process, if it has been started.
 pub fn started() -> Option<&'static Bootstrap> {
     PROCESS.get().filter(|_| !is_in_child())
 }
 
-/// Whether this is the forked child of a process with communicators, where nothing of ours begins.
+/// Whether this process is the forked child of a process with communicators, where Windlass starts nothing.
 pub fn is_in_child() -> bool {
     process::is_forked()
 }
@@ -162,14 +173,14 @@ impl Bootstrap {
     pub fn start(limits: Limits) -> io::Result<Bootstrap> {
         let shared = Arc::new(Shared::new(&limits)?);
         let for_thread = shared.clone();
-        // Without one, communicators made from others have no peer group; all else works.
+        // Without a process listener, child communicators have no peer group. All else works.
         let process_listener = ProcessListener::open()
             .inspect_err(|error| log::info!("bootstrap has no process listener: {error}"))
             .ok();
         let secret =
             process_listener.as_ref().map_or(children::NOBODY, |process_listener| process_listener.secret);
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        // The reactor is made in its thread, to which it belongs.
+        // The reactor is made in its thread, since its parts cannot be sent to another.
         let thread =
             thread::spawn("windlass", move || match Reactor::new(for_thread, limits, process_listener) {
                 Ok(reactor) => {
@@ -182,8 +193,8 @@ impl Bootstrap {
         Ok(Bootstrap { shared, limits, process_listener: secret, thread: Some(thread) })
     }
 
-    /// Hosts the session of an id that NCCL has just made, and gives the id that ranks must get instead. An error
-    /// leaves NCCL's own id as good as it was, without an id tag.
+    /// Hosts the session of an id that NCCL has just made, and returns the id that ranks must get instead. After an
+    /// error NCCL's own id can be used as it is, without an id tag.
     pub fn host(&self, id: &Id) -> io::Result<Id> {
         let root = id_tag::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
         let open = self.shared.counts.sessions_open.fetch_add(1, Ordering::Relaxed);
@@ -211,28 +222,29 @@ impl Bootstrap {
         Ok(tagged)
     }
 
-    /// Takes an id that NCCL made in this process, as it made it, and that nobody has used or will: to be hosted, or to be
-    /// used as it is.
+    /// Takes an id that NCCL made in this process and that no rank has used or will use. It is as NCCL made it: the
+    /// caller may host a session for it or use it as it is.
     pub fn spare_id(&self) -> Option<Id> {
         let id = self.shared.spares.take()?;
         Counts::up(&self.shared.counts.ids_recycled);
         Some(id)
     }
 
-    /// Gives an id back that NCCL made in this process, as NCCL made it, and with which nobody has gone to NCCL or will.
+    /// Gives back an id as NCCL made it in this process, with which no rank has gone or will go to NCCL.
     pub fn return_id(&self, id: Id) {
         self.shared.spare(id);
     }
 
-    /// Closes the session of an id that nobody will use any more: its port, and whoever waits there without an outcome.
+    /// Closes the session of an id that no rank will use any more: its port, and the connections of ranks that wait
+    /// there without an outcome.
     pub fn retire(&self, id: &Id) {
         if let Some(id_tag) = IdTag::decode(id) {
             self.shared.send(Command::Retire(id_tag.token));
         }
     }
 
-    /// Joins the session of an id with the ranks that the caller brings: their reports go out now. Never
-    /// waits. An error means that no report has gone out; the caller
+    /// Joins the session of an id with the ranks that the caller brings: their reports go out now. Waits only for free
+    /// descriptors, up to 2 seconds. After an error no report has gone out, and the caller
     /// [declines](Bootstrap::decline_at_port).
     pub fn join(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Participant> {
         let id_tag = IdTag::decode(id).ok_or_else(|| io::Error::other("the id has no tag of Windlass"))?;
@@ -241,9 +253,10 @@ impl Bootstrap {
         self.bring(Host::Port(address), id_tag.token, &greeting, facts, WithoutHost::Fails)
     }
 
-    /// A rank that cannot report to the session of an id says so there, and hears whether all go to NCCL or fail. It does not go to NCCL
-    /// unheard: lacking descriptors it may fail there, and the others would wait for it here; or they fail here, as its
-    /// host has none for NCCL's ranks, and it would wait for them there. Waits for the host's thread.
+    /// Says at the session of an id that a rank cannot report, and waits for the host to answer whether all ranks go to
+    /// NCCL (`Ok`) or fail. A rank that went to NCCL unheard could hang: if it failed there for want of descriptors,
+    /// the others would wait for it here. If the host had no descriptors for NCCL's ranks, the others would fail here,
+    /// and the rank would wait for them in NCCL.
     pub fn decline_at_port(&self, id: &Id, reason: FallbackReason) -> Result<(), Failure> {
         let Some((id_tag, address)) = IdTag::decode(id).zip(id_tag::address(id)) else { return Ok(()) };
         // More than once: the bootstrap thread may be counting them just now, which takes them for microseconds.
@@ -262,7 +275,8 @@ impl Bootstrap {
         inquiry.wait_declined()
     }
 
-    /// Brings ranks to the session with this token, at this host, where they say this first: their reports go out now.
+    /// Sends the reports of these ranks to the session with this token at this host. `greeting` goes out before each
+    /// report.
     fn bring(
         &self,
         host: Host,
@@ -276,7 +290,8 @@ impl Bootstrap {
         Ok(participant)
     }
 
-    /// Before any report, so that whoever reads the negotiated config finds the socket open. Where descriptors are wanting they are waited for.
+    /// Opens the descriptor socket before any report, so that it is open for every reader of the negotiated config.
+    /// Waits up to 2 seconds for free descriptors.
     fn participant(
         &self,
         token: Token,
@@ -302,24 +317,26 @@ impl Bootstrap {
         }
     }
 
-    /// The secret of the process listener of this process; [`children::NOBODY`] if it has none.
+    /// The secret of this process's process listener; [`children::NOBODY`] if there is none.
     pub fn process_listener(&self) -> Token {
         self.process_listener
     }
 
-    /// This process hosts the session or the round of this name, to which these ranks of the parent come (one bit each): those
-    /// whose process, by its pidfd, ends before they have come, will not.
+    /// Says that this process hosts the session or round of this name. `ranks`: the ranks of the parent that come to
+    /// it, one bit each. `lives`: pidfds of their processes. A rank whose process ends before the rank has come will
+    /// not come.
     pub fn await_ranks(&self, call: Token, ranks: u64, lives: Vec<(u32, Ours)>) {
         self.shared.send(Command::Expect(Expected { call, ranks, lives }));
     }
 
-    /// Joins the session to which a rank is invited, as [`Bootstrap::join`] does. After an error the rank
-    /// must [`Bootstrap::decline`]: it is waited for.
+    /// Joins the session to which a rank is invited, as [`Bootstrap::join`] does. After an error the caller must
+    /// [`Bootstrap::decline`], because the host waits for the rank.
     pub fn join_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
         self.bring_invited(invitation, facts, WithoutHost::Fails)
     }
 
-    /// The same for a rank of a host-local rendezvous, whose communicator NCCL has made. After an error it must [`LocalEntry::decline`].
+    /// As [`Bootstrap::join_invited`], for a rank of a host-local rendezvous, whose communicator NCCL has made. After
+    /// an error the caller must [`LocalEntry::decline`].
     pub fn join_local(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
         self.bring_invited(invitation, facts, WithoutHost::GoesToNccl)
     }
@@ -334,16 +351,16 @@ impl Bootstrap {
         self.bring(host, invitation.child, &invitation.greeting(), vec![facts], without_host)
     }
 
-    /// A rank that does not come to the session to which it is invited, which ends with this outcome: never a peer group.
-    /// Never waits.
+    /// Says that a rank does not come to the session to which it is invited, so that the session ends with this
+    /// outcome, which is never a peer group. Never waits.
     pub fn decline(&self, invitation: &Invitation, outcome: SessionOutcome) {
         let mut words = invitation.greeting();
         words.extend(FromRank::Decline(outcome).encode());
         self.shared.send(Command::Tell(invitation.process_listener, words));
     }
 
-    /// Begins a round before a split or shrink that so many ranks make, this one in this place among them: its message goes
-    /// out now. Never waits.
+    /// Begins a round before a split or shrink that `ranks` ranks make. This rank has the place `place` among them. Its
+    /// message goes out now. Never waits.
     pub fn ask_round(
         &self,
         invitation: &Invitation,
@@ -357,7 +374,7 @@ impl Bootstrap {
         inquiry
     }
 
-    /// The same for a rank that goes to NCCL without waiting, and so all do.
+    /// Says in the round that this rank goes to NCCL without waiting, so that all ranks go there. Never waits.
     pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32, parent: Parent) {
         let message = SplitMessage { color: None, key: 0, vote: LazyVote::InNccl, parent };
         self.shared.send(Command::Tell(
@@ -366,17 +383,18 @@ impl Bootstrap {
         ));
     }
 
-    /// Enters the [host-local rendezvous](local_rendezvous) of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it, until `is_over`;
-    /// after an error nobody counts on this rank.
+    /// Enters the [host-local rendezvous](local_rendezvous) of this name on this host, as this rank of the parent.
+    /// Waits for the bootstrap thread of the process that keeps the roster, until `is_over` or for 3 seconds. After an
+    /// error no other rank counts on this one.
     pub fn enter_local(&self, name: Token, rank: u32, is_over: &dyn Fn() -> bool) -> io::Result<LocalEntry> {
         if self.process_listener == children::NOBODY {
-            // It might keep the roster of ranks that are to meet here.
+            // This process might become the keeper of the roster, and the ranks then meet at its process listener.
             return Err(io::Error::other("this process has no process listener"));
         }
         LocalEntry::enter(&self.shared, name, rank, is_over)
     }
 
-    /// What has been counted.
+    /// The counters of this process.
     pub fn counts(&self) -> &Counts {
         &self.shared.counts
     }
@@ -393,7 +411,7 @@ fn message_in_round(invitation: &Invitation, place: u32, ranks: u32, message: Sp
 }
 
 impl Drop for Bootstrap {
-    /// Ends the thread and with it all sessions; ranks that wait are told.
+    /// Ends the thread and with it all sessions. Ranks that wait hear that they have lost their host.
     fn drop(&mut self) {
         self.shared.send(Command::End);
         if let Some(thread) = self.thread.take() {

@@ -1,28 +1,29 @@
-//! What bounds the bootstrap of a process: whatever can grow has a limit.
+//! Limits of the bootstrap of a process: all that can grow has one.
 
-/// Descriptors that a rank of NCCL's opens first.
+/// Descriptors that a rank of NCCL opens first.
 pub(crate) const OF_A_RANK_OF_NCCL: usize = 2;
 
-/// What bounds the bootstrap of a process.
+/// Limits of the bootstrap of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Ids whose sessions are open at once.
     pub sessions_max: usize,
-    /// Calls that make communicators from others, whose ranks have not all been at our process listener; of more, the oldest one is
-    /// forgotten for which nobody waits. A rank whose program gives a call up would be waited for as long as it lives.
+    /// Calls that make communicators from others, and whose ranks have not all come to our process listener. One more
+    /// makes the host forget the oldest for which no rank waits. A rank whose program gives a call up would be expected
+    /// while it lives.
     pub calls_max: usize,
-    /// Ids kept that nobody uses. One that is dropped costs NCCL as much as one that is kept: room for many.
+    /// Spare ids that are kept. A dropped one costs NCCL as much as a kept one, so there is room for many.
     pub spare_ids_max: usize,
-    /// Connections that are relayed at once to one of NCCL's roots, which serves one at a time; more wait. Each takes two
-    /// descriptors where NCCL alone takes one, and NCCL's root ends where none is left for it.
+    /// Connections relayed at once to one root of NCCL, which serves one at a time; further ones wait. Each takes two
+    /// descriptors where NCCL alone takes one, and NCCL's root ends if none is left for it.
     pub relays_max: usize,
-    /// The same to all roots of this process.
+    /// Connections relayed at once to all roots of this process.
     pub relays_of_all_max: usize,
-    /// Connections of one session that have not said who they are; more push the oldest out.
+    /// Connections of one session without a greeting yet. A further one closes the oldest.
     pub newcomers_max: usize,
-    /// Ranks' connections of one session, with those that come again.
+    /// Ranks' connections of one session, also those of ranks that come again.
     pub present_max: usize,
-    /// Connections taken before others get a turn. So many may be taken that are one too many to be relayed.
+    /// Connections accepted before other sockets get a turn. That many may be accepted beyond the relays' limit.
     pub accepts_per_turn: usize,
 }
 

@@ -1,5 +1,6 @@
-//! A rank's side of a [host-local rendezvous](super::local_rendezvous): on the caller's own thread, which waits for nothing but the thread of
-//! a process of its host that is in the same call.
+//! A rank's side of a [host-local rendezvous](super::local_rendezvous), on the caller's own thread.
+//!
+//! That thread waits only for the background thread of a process of its host that is in the same call.
 
 use std::cell::Cell;
 use std::io;
@@ -17,15 +18,15 @@ use super::commands::{Command, Shared};
 use super::connection;
 use super::local_rendezvous::{self, ANSWER_BYTES, RosterAnswer, RosterMessage};
 
-/// How long a rank tries to enter. It goes without a peer group then: as long as it has not entered nobody counts on it.
+/// How long a rank tries to enter. After that it goes without a peer group: no rank counts on one that has not entered.
 const ENTERS_WITHIN: Duration = Duration::from_secs(3);
-/// How soon it tries again.
+/// How soon a rank tries again.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);
-/// How often a rank that waits looks whether it still has to.
+/// How often a waiting rank checks `is_over`.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
-/// A rank that has entered. Dropped before it has asked, it goes in order; after that as one that has died, unless it
-/// [declines](LocalEntry::decline) or its session [is over](LocalEntry::leave).
+/// A rank that has entered. If it is dropped before it has asked, it leaves in good order. Dropped after that it counts
+/// as dead, unless it [declines](LocalEntry::decline) or its session [is over](LocalEntry::leave).
 #[derive(Debug)]
 pub struct LocalEntry {
     socket: Ours,
@@ -43,7 +44,7 @@ impl LocalEntry {
         let is_over = &|| is_over() || Instant::now() >= until;
         loop {
             let (socket, keeps) = connect(shared, name, is_over)?;
-            // Whatever comes of it, it may be counted by then: it does not go silently.
+            // The rank may be counted from here on, so a later error must not drop it silently.
             let local_entry = LocalEntry { socket, has_asked: Cell::new(false) };
             let greeted = say(&local_entry.socket, &local_rendezvous::greeting(name, rank));
             match greeted.and_then(|()| hear(&local_entry.socket, is_over)) {
@@ -51,7 +52,8 @@ impl LocalEntry {
                 Ok(_) => {
                     return Err(io::Error::other("the others of this host do not wait for it any more"));
                 }
-                // The last one has gone while this one came, and it is the first of the next; or unknown connections fill the place.
+                // The last rank left just now, and this one opens the next rendezvous; or unknown connections fill this
+                // one.
                 Err(Errno::CONNRESET | Errno::PIPE) if !keeps && !is_over() => {
                     std::thread::sleep(AGAIN_AFTER);
                 }
@@ -60,8 +62,8 @@ impl LocalEntry {
         }
     }
 
-    /// NCCL has made the communicator, of so many ranks: whether all of them are here. Waits for the answer, until `is_over`. Once; after an
-    /// error this rank has declined.
+    /// Asks, once NCCL has made the communicator of `ranks` ranks, whether all of them are here. Waits for the answer
+    /// until `is_over`. To be called once. After an error this rank has declined.
     pub fn ask(&self, ranks: u32, is_over: &dyn Fn() -> bool) -> io::Result<RosterAnswer> {
         self.has_asked.set(true);
         let asked = say(&self.socket, &RosterMessage::Ask { ranks }.encode());
@@ -74,12 +76,12 @@ impl LocalEntry {
         Ok(answer?)
     }
 
-    /// This rank does not come to the session: the others have what NCCL gave them.
+    /// Says that this rank does not come to the session: the other ranks use NCCL's communicator.
     pub fn decline(&self) {
         let _ = say(&self.socket, &RosterMessage::Decline.encode());
     }
 
-    /// The session is over, as this rank has heard.
+    /// Says that this rank leaves, as the session is over.
     pub fn leave(&self) {
         let _ = say(&self.socket, &RosterMessage::Leave.encode());
     }
@@ -93,7 +95,7 @@ impl Drop for LocalEntry {
     }
 }
 
-/// Connects to the host-local rendezvous, or opens it; and whether this process keeps it.
+/// Connects to the host-local rendezvous, or opens it. Also returns whether this process keeps it.
 fn connect(shared: &Arc<Shared>, name: Token, is_over: &dyn Fn() -> bool) -> io::Result<(Ours, bool)> {
     let address = local_rendezvous::address(name)?;
     loop {
@@ -101,16 +103,17 @@ fn connect(shared: &Arc<Shared>, name: Token, is_over: &dyn Fn() -> bool) -> io:
             Ok(socket) => return Ok((socket, false)),
             Err(Errno::CONNREFUSED | Errno::NOENT) => match connection::listen_locally(&address) {
                 Ok(listener) => {
-                    // Before the thread has it: a host-local rendezvous ends with its last connection.
+                    // Connected before the thread gets the listener: a host-local rendezvous ends with its last
+                    // connection.
                     let socket = connection::connect_locally(&address)?;
                     shared.send(Command::LocalRendezvous(name, listener));
                     return Ok((socket, true));
                 }
-                // Another was first, and is about to listen.
+                // Another process was first, and is about to listen.
                 Err(Errno::ADDRINUSE) => {}
                 Err(error) => return Err(error.into()),
             },
-            // Its queue is full.
+            // The listener's queue is full.
             Err(Errno::AGAIN) => {}
             Err(error) => return Err(error.into()),
         }
@@ -122,7 +125,7 @@ fn connect(shared: &Arc<Shared>, name: Token, is_over: &dyn Fn() -> bool) -> io:
 }
 
 fn say(socket: &Ours, words: &[u8]) -> rustix::io::Result<()> {
-    // A connection has room for so little.
+    // A connection always has room for so few bytes.
     match net::send(socket, words, SendFlags::NOSIGNAL)? {
         sent if sent == words.len() => Ok(()),
         _ => Err(Errno::AGAIN),
@@ -150,7 +153,7 @@ fn hear(socket: &Ours, is_over: &dyn Fn() -> bool) -> rustix::io::Result<RosterA
     }
 }
 
-/// Until there is something to read, or it is time to look about.
+/// Waits until there are bytes to read, or it is time to check `is_over`.
 fn wait(socket: &Ours) -> rustix::io::Result<()> {
     let tick = Timespec { tv_sec: 0, tv_nsec: LOOKS_EVERY.subsec_nanos().into() };
     match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&tick)) {
@@ -166,7 +169,7 @@ mod tests {
     use super::*;
     use crate::{Limits, place};
 
-    /// A rank that is turned away again and again, as where unknown connections fill the place, does not try without a pause.
+    /// A rank that is turned away again and again (unknown connections fill the rendezvous) pauses between its tries.
     #[test]
     fn turned_away() {
         const TRIES_FOR: Duration = Duration::from_millis(100);

@@ -1,19 +1,25 @@
-//! Host-local rendezvous: what ranks of a host do before NCCL makes their communicator from another.
+//! Host-local rendezvous: how ranks of one host find out, around NCCL's split or shrink, whether all ranks of it are
+//! here.
 //!
-//! They do not know who else will be in it: before NCCL's call nobody knows the others' colors, and where the parent has no peer
-//! group its ranks have never met. None may wait for one that has no Windlass or is on another host. But NCCL's own making is a barrier: it ends well on no rank before all ranks of the new communicator have called it.
-//! So each of them first **enters** the host-local rendezvous, under a name that only ranks of the parent can know, and goes to NCCL once that
-//! is acknowledged. When NCCL has made the communicator here, all who will ever come have entered; whoever **asks** first closes
-//! the [roster](Roster), and all hear the same: how many there are. If these are all ranks of the communicator, they meet as those of a
-//! [lazy communicator](super::children) do, each with its place in the roster; otherwise it has no peer group, and nobody waits.
+//! Before NCCL's call no rank knows the others' colors, and ranks of a parent without a peer group have never met. None
+//! may wait for a rank that has no Windlass or is on another host. But NCCL's making of a communicator is a barrier: it
+//! succeeds on no rank before all ranks of the communicator have called it. So each rank first **enters** the
+//! host-local rendezvous, under a name that only ranks of the parent can know, and calls NCCL once that is
+//! acknowledged. When NCCL has made the communicator, all ranks that will ever enter have entered. The first rank that
+//! **asks** closes the [roster](Roster), and all hear the same answer. If the roster has all ranks of the communicator,
+//! they meet as those of a [lazy communicator](super::children) do, each with its place in the roster. Otherwise the
+//! communicator has no peer group, and no rank waits.
 //!
-//! The host-local rendezvous is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roster. Connections
-//! stand until the session is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a
-//! word, as its process died, fails the others; who declines, or whom NCCL failed, leaves them with what NCCL gave them. The process that keeps
-//! the roster, and hosts the session, may end before the others in good order, where it is no rank of the communicator or the session came to nothing. None has a peer group before all have confirmed;
-//! so whoever loses that process before its own confirmation goes without one ([`WithoutHost`](super::participation::WithoutHost)). Whoever loses it later cannot know, and fails.
+//! The rendezvous is an abstract Unix socket in the host's network namespace. The first rank that comes listens, and
+//! the background thread of its process keeps the roster. Connections stand until the session is over. A rank declines
+//! or leaves over its connection, so that no message of it is lost. If a connection ends without a message, as its
+//! process died, the session fails. A rank that declines, or that NCCL failed, leaves the others on NCCL. The process
+//! that keeps the roster also hosts the session. It may end before the others in good order: if it has no rank of the
+//! communicator, or if the session came to nothing. No rank has a peer group before all have confirmed. So a rank that
+//! loses that process before its own confirmation goes without one
+//! ([`WithoutHost`](super::participation::WithoutHost)). A rank that loses it later cannot know the outcome, and fails.
 //!
-//! Ranks of other versions of Windlass have other host-local rendezvous: they would not understand each other's reports.
+//! Ranks of other versions of Windlass have other rendezvous, since they would not understand each other's reports.
 
 use rustix::net::SocketAddrUnix;
 
@@ -26,14 +32,15 @@ use super::children;
 const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
 /// Bytes of a greeting: its name, and the caller's rank in the parent.
 pub const GREETING_BYTES: usize = 8 + 16 + 4;
-/// Bytes of what a rank says after it.
+/// Bytes of a rank's message after the greeting.
 pub const MESSAGE_BYTES: usize = 5;
-/// Ranks of one communicator on one host, also of one that is too large for a peer group; more can only be connections of programs that are no ranks.
+/// The most ranks of one communicator on one host, also of one too large for a peer group. More connections can only be
+/// those of programs that are no ranks.
 const MEMBERS_MAX: usize = 1024;
 /// Bytes of an answer.
 pub const ANSWER_BYTES: usize = 1 + 4 + 16;
 
-/// The name of the host-local rendezvous of a communicator that is made from another, by the [name](children::child) that its ranks share.
+/// The name of the host-local rendezvous of the child communicator with this [name](children::child).
 pub fn name(child: Token) -> Token {
     let Version { major, minor, patch } = Version::THIS;
     let mut words = Writer::default();
@@ -41,19 +48,19 @@ pub fn name(child: Token) -> Token {
     children::digest(b"windlass muster of", &words.finish())
 }
 
-/// Where the host-local rendezvous of this name listens, which only those can know who know the name.
+/// The address of the host-local rendezvous of this name. Only processes that know the name can know it.
 pub fn address(name: Token) -> rustix::io::Result<SocketAddrUnix> {
     children::local_address("muster", name)
 }
 
-/// What a connection begins with.
+/// The first bytes of a connection to the host-local rendezvous of this name, by this rank of the parent.
 pub fn greeting(name: Token, rank: u32) -> Vec<u8> {
     let mut bytes = Writer::default();
     bytes.raw(&GREETING_MAGIC).token(name).u32(rank);
     bytes.finish()
 }
 
-/// Whose greeting this is, by the rank in the parent; none if it is no greeting to this host-local rendezvous.
+/// The rank in the parent of a greeting. None if it is no greeting to the host-local rendezvous of this name.
 pub fn who(greeting: &[u8], name: Token) -> Option<u32> {
     let words = greeting.get(..GREETING_BYTES).filter(|words| words.starts_with(&GREETING_MAGIC))?;
     let mut reader = Reader::new(&words[8..]);
@@ -61,18 +68,18 @@ pub fn who(greeting: &[u8], name: Token) -> Option<u32> {
     reader.u32().filter(|_| is_here)
 }
 
-/// What a rank says.
+/// A message of a rank after its greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RosterMessage {
     /// NCCL has made the communicator, of so many ranks.
     Ask {
-        /// How many.
+        /// The ranks of the communicator.
         ranks: u32,
     },
-    /// I have asked, and shall not come to the session, if there is one.
+    /// The rank has asked, and does not come to the session, if there is one.
     Decline,
-    /// I go: before I asked, because NCCL failed me or the communicator is none for a peer group; or because the answer was that not all are
-    /// here; or after the outcome.
+    /// The rank leaves: before it asked, as NCCL failed it or the communicator gets no peer group; or after the answer
+    /// that not all ranks are here; or after the outcome.
     Leave,
 }
 
@@ -89,7 +96,7 @@ impl RosterMessage {
         bytes.finish()
     }
 
-    /// Reads one.
+    /// Reads a message of exactly [`MESSAGE_BYTES`] bytes.
     pub fn decode(bytes: &[u8]) -> Option<RosterMessage> {
         let mut reader = Reader::new(bytes);
         let message = match (reader.u8()?, reader.u32()?) {
@@ -103,19 +110,19 @@ impl RosterMessage {
     }
 }
 
-/// What it hears.
+/// An answer to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RosterAnswer {
-    /// You are in the roster.
+    /// The rank is in the roster.
     Entered,
-    /// All ranks of the communicator are, you in this place; they meet at the process listener that this opens.
+    /// All ranks of the communicator are in the roster. They meet at this process listener.
     Complete {
-        /// By the ranks in the parent.
+        /// The rank's place in the roster, by the ranks in the parent.
         place: u32,
-        /// Of the process that keeps the roster.
+        /// The secret of the process listener of the process that keeps the roster.
         process_listener: Token,
     },
-    /// Not all are; or you cannot enter.
+    /// Not all ranks are in the roster, or this one cannot enter.
     Apart,
 }
 
@@ -132,7 +139,7 @@ impl RosterAnswer {
         bytes.finish()
     }
 
-    /// Reads one.
+    /// Reads an answer of exactly [`ANSWER_BYTES`] bytes.
     pub fn decode(bytes: &[u8]) -> Option<RosterAnswer> {
         let mut reader = Reader::new(bytes);
         let (kind, place, process_listener) = (reader.u8()?, reader.u32()?, reader.token()?);
@@ -146,7 +153,7 @@ impl RosterAnswer {
     }
 }
 
-/// Who has entered, by connections, as pure data.
+/// The ranks that have entered, by their connections: pure data.
 #[derive(Debug, Default)]
 pub struct Roster {
     present: Vec<RosterMember>,
@@ -162,43 +169,43 @@ struct RosterMember {
 
 #[derive(Debug)]
 struct Closed {
-    /// Connections in order of the ranks in the parent, also of those that have gone.
+    /// Connections in the order of the ranks in the parent, also of ranks that have gone.
     places: Vec<u64>,
-    /// Whether these are all ranks of the communicator, as who asked first said.
+    /// Whether these are all ranks of the communicator, as the first rank that asked said.
     is_complete: bool,
 }
 
-/// What follows from a question.
+/// What follows when a rank asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RosterCourse {
-    /// All ranks are in the roster. If it was not known, those with a bit are expected in the session from now on.
+    /// All ranks are in the roster.
     Meet {
-        /// The asker's.
+        /// The place of the rank that asked.
         place: u32,
-        /// Of places, one bit each, at the first question.
+        /// At the first question: the places that the session expects from now on, one bit each.
         expected: Option<u64>,
     },
-    /// Not all are.
+    /// Not all ranks are in the roster.
     Apart,
 }
 
-/// Why a rank that is waited for does not come.
+/// Why a rank that the session waits for does not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// It said so.
+    /// Its rank said that it does not come.
     Declines,
     /// Its process has died, as far as can be seen.
     Dies,
 }
 
 impl Roster {
-    /// How many are there.
+    /// How many ranks are connected.
     pub fn present(&self) -> usize {
         self.present.len()
     }
 
-    /// A rank of the parent enters. False if it cannot: the roster is closed or full. One that is there has come again, after NCCL
-    /// refused its call, and its old line is about to close.
+    /// Enters a rank of the parent. False if the roster is closed or full. A rank that is in it comes again after NCCL
+    /// refused its call, and its old connection is about to close.
     #[must_use]
     pub fn enter(&mut self, key: u64, rank: u32) -> bool {
         if self.closed.is_some() {
@@ -215,7 +222,7 @@ impl Roster {
         enters
     }
 
-    /// A rank asks, of a communicator of so many ranks. None if it has not entered.
+    /// A rank asks about a communicator of `ranks` ranks. None if it has not entered.
     pub fn ask(&mut self, key: u64, ranks: u32) -> Option<RosterCourse> {
         let asker = self.present.iter().position(|member| member.key == key)?;
         let first = self.closed.is_none();
@@ -236,7 +243,8 @@ impl Roster {
         Some(RosterCourse::Meet { place: place as u32, expected })
     }
 
-    /// A connection is gone, after this message if it sent one. Gives the place that is waited for in the session in vain.
+    /// A connection has closed, after this message if it sent one. Returns the place for which the session waits in
+    /// vain, if any.
     pub fn left(&mut self, key: u64, message: Option<RosterMessage>) -> Option<(u32, Missing)> {
         let index = self.present.iter().position(|member| member.key == key)?;
         let member = self.present.swap_remove(index);
@@ -256,7 +264,7 @@ mod tests {
 
     const NAME: Token = Token([5; 16]);
 
-    /// What is said is read back; anything else is nothing.
+    /// Messages are read back; other bytes are none.
     #[test]
     fn words() {
         let bytes = greeting(NAME, 700);
@@ -284,7 +292,7 @@ mod tests {
         assert_ne!(address(NAME).unwrap(), children::address(NAME).unwrap());
     }
 
-    /// All hear the same, whoever asks first, in the order of the parent; the session is told of once.
+    /// All ranks hear the same, whoever asks first, in the order of the parent. The session expects them once.
     #[test]
     fn complete() {
         let mut roster = Roster::default();
@@ -300,7 +308,7 @@ mod tests {
         assert_eq!(roster.left(11, None), None);
     }
 
-    /// A rank comes again before its old line is seen to close.
+    /// A rank comes again before its old connection is seen to close.
     #[test]
     fn comes_again() {
         let mut roster = Roster::default();
@@ -309,7 +317,8 @@ mod tests {
         assert_eq!(roster.ask(3, 2), Some(RosterCourse::Meet { place: 0, expected: Some(0b11) }));
     }
 
-    /// Who has gone before the first question does not count; who goes then without having asked is missed, however it went.
+    /// A rank that leaves before the first question does not count. One that leaves later without having asked is
+    /// missed.
     #[test]
     fn gone() {
         for (message, missing) in [(None, Missing::Dies), (Some(RosterMessage::Leave), Missing::Declines)] {
@@ -321,7 +330,7 @@ mod tests {
         }
     }
 
-    /// Where some are elsewhere nobody is missed.
+    /// If some ranks are elsewhere, none is missed.
     #[test]
     fn apart() {
         let mut roster = Roster::default();
@@ -329,13 +338,13 @@ mod tests {
         assert_eq!(roster.ask(1, 4), Some(RosterCourse::Apart));
         assert_eq!(roster.ask(2, 4), Some(RosterCourse::Apart));
         assert_eq!(roster.left(1, None), None);
-        // Who asks for other ranks than the first does not come.
+        // A rank that asks with another number than the first does not come.
         let mut other = Roster::default();
         assert!(other.enter(1, 0) && other.enter(2, 1));
         assert_eq!(other.ask(1, 2), Some(RosterCourse::Meet { place: 0, expected: Some(0b11) }));
         assert_eq!(other.ask(2, 3), Some(RosterCourse::Apart));
         assert_eq!(other.left(2, Some(RosterMessage::Leave)), Some((1, Missing::Declines)));
-        // Too many for a peer group, and too many at all.
+        // Too many ranks for a peer group, and too many for a roster.
         let (mut large, many) = (Roster::default(), RANKS_MAX as u32 + 1);
         assert!((0..many).all(|rank| large.enter(rank.into(), rank)));
         assert_eq!(large.ask(3, many), Some(RosterCourse::Apart));

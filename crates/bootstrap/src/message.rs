@@ -1,6 +1,7 @@
-//! The messages of a session: `length u32, kind u16, body`, little-endian, each kind with its limit.
+//! The messages of sessions and rounds between a rank and its host: `length u32, kind u16, body`, little-endian, each
+//! side's bodies with a limit in bytes.
 //!
-//! A connection of a rank begins with a [`greeting`], one of NCCL's with its id's magic; whatever else connects is nobody's.
+//! A rank's connection begins with a [`greeting`], NCCL's with its id's magic. Any other connection is unknown.
 
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{
@@ -11,60 +12,60 @@ use super::colors::{SplitMessage, Table};
 use super::facts::Facts;
 use super::outcome::{SessionOutcome, WORDS_BYTES_MAX};
 
-/// The first bytes of a rank's connection. NCCL's begin with the id's magic, 64 random bits.
+/// The first bytes of a rank's connection to a port. NCCL's connections begin with the id's magic, 64 random bits.
 pub const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x01";
 /// Bytes of a greeting.
 pub const GREETING_BYTES: usize = 24;
 /// Bytes before a message's body.
 pub const HEADER_BYTES: usize = 6;
-/// A body from a rank is at most this long.
+/// Bytes of the longest body that a rank sends.
 pub const FROM_RANK_BYTES_MAX: usize = 256 + CELLS_BYTES_MAX + ATTACHMENT_BYTES_MAX;
-/// A body from the host is at most this long.
+/// Bytes of the longest body that a host sends.
 pub const FROM_HOST_BYTES_MAX: usize = NEGOTIATED_BYTES_MAX + WORDS_BYTES_MAX;
 
-/// What a rank says.
+/// A message of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromRank {
-    /// I am here.
+    /// The rank has come, with these facts.
     Report(Box<Facts>),
-    /// I am prepared, and wait for the outcome however long it takes.
+    /// The rank is prepared, and waits for the outcome without a time limit.
     Confirm,
-    /// I could not prepare.
+    /// The rank could not prepare, for this reason.
     Refuse(String),
-    /// Instead of a report: I shall not come, and this is how it ends.
+    /// Instead of a report: the rank does not come, and names this outcome.
     Decline(SessionOutcome),
-    /// In a round before a split.
+    /// The rank's message in a round before a split or shrink.
     Split {
-        /// Its place among those who take part, in the order of the parent.
+        /// The rank's place among the ranks that take part, in the order of the parent.
         place: u32,
-        /// How many these are.
+        /// How many ranks take part.
         ranks: u32,
-        /// Of this rank.
+        /// The rank's color, key, vote and parent.
         message: SplitMessage,
     },
 }
 
-/// What the host says.
+/// A message of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromHost {
-    /// All are here and this is what they agree on: prepare.
+    /// All ranks have reported, and this is their negotiated config: prepare.
     Prepare(NegotiatedConfig),
-    /// A rank could not prepare: stop, and say how far you are.
+    /// A rank could not prepare: stop preparing, then confirm or refuse.
     Stop,
-    /// How it ends.
+    /// The outcome.
     Outcome(SessionOutcome),
-    /// In a round before a split: all have spoken.
+    /// All ranks have spoken in a round before a split or shrink.
     Table(Table),
 }
 
 impl FromHost {
-    /// Whether the host has no more to say.
+    /// Whether this is the host's last message.
     pub fn is_last(&self) -> bool {
         matches!(self, FromHost::Outcome(_) | FromHost::Table(_))
     }
 }
 
-/// What a rank's connection begins with.
+/// The first bytes of a rank's connection to the session with this token.
 pub fn greeting(token: Token) -> [u8; GREETING_BYTES] {
     let mut bytes = [0; GREETING_BYTES];
     bytes[..8].copy_from_slice(&GREETING_MAGIC);
@@ -72,26 +73,27 @@ pub fn greeting(token: Token) -> [u8; GREETING_BYTES] {
     bytes
 }
 
-/// The token of a greeting, and whatever follows it.
+/// The token in a rank's words, which begin with a greeting. None if they do not.
 pub fn token_of(words: &[u8]) -> Option<Token> {
     let greeting = words.get(..GREETING_BYTES).filter(|words| words.starts_with(&GREETING_MAGIC))?;
     Reader::new(&greeting[8..]).token()
 }
 
-/// Who connected, by the first bytes.
+/// Who connected to a port, by the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// More bytes are needed.
     Unclear,
     /// A rank that was given the id.
     Rank,
-    /// A rank of NCCL's, which was given the id, too.
+    /// A rank of NCCL's, which was also given the id.
     Nccl,
-    /// A rank of another session, whose host had this port before, or anybody: scanners, health checks.
+    /// Anyone else: a scanner, a health check, or a rank of an earlier session at this port.
     Unknown,
 }
 
-/// Tells who connected, where NCCL's connections begin with this magic. The first byte that neither has there decides.
+/// Tells who connected to the port of an id with this magic. The first byte that fits neither a greeting nor the magic
+/// decides.
 pub fn identify(bytes: &[u8], token: Token, nccl_magic: &[u8; 8]) -> Caller {
     let said = &bytes[..bytes.len().min(8)];
     if bytes.starts_with(nccl_magic) {
@@ -109,18 +111,18 @@ pub fn identify(bytes: &[u8], token: Token, nccl_magic: &[u8; 8]) -> Caller {
     }
 }
 
-/// A message that lies at the front of some bytes.
+/// The message at the front of received bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Front<'a> {
     /// More bytes are needed.
     Partial,
-    /// Its length is over the limit.
+    /// The body's length is over the limit.
     Oversized(usize),
-    /// The kind, the body, and how many bytes both take.
+    /// The kind, the body, and the bytes of header and body.
     Whole(u16, &'a [u8], usize),
 }
 
-/// Looks for a message.
+/// Finds the message at the front of `bytes`. `limit`: bytes of the longest body.
 pub fn front(bytes: &[u8], limit: usize) -> Front<'_> {
     let mut reader = Reader::new(bytes);
     let Some(length) = reader.u32() else { return Front::Partial };
@@ -168,7 +170,7 @@ impl FromRank {
         framed(kind, &body.finish())
     }
 
-    /// Reads a body; nothing if it is not exactly one.
+    /// Reads a body. None unless the bytes are exactly one message.
     pub fn decode(kind: u16, body: &[u8]) -> Option<FromRank> {
         let mut reader = Reader::new(body);
         let message = match kind {
@@ -213,7 +215,7 @@ impl FromHost {
         framed(kind, &body.finish())
     }
 
-    /// Reads a body; nothing if it is not exactly one.
+    /// Reads a body. None unless the bytes are exactly one message.
     pub fn decode(kind: u16, body: &[u8]) -> Option<FromHost> {
         let mut reader = Reader::new(body);
         let message = match kind {

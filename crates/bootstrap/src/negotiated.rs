@@ -1,7 +1,7 @@
-//! What the ranks of a communicator agreed on at its init: plain data, the same bytes on every rank.
+//! The negotiated config: what the ranks of a communicator agreed on at its init, the same bytes on every rank.
 //!
-//! Only what is in the negotiated config (and in a call's shared part) may decide a path. The host of the session composes it
-//! once from what all ranks reported; every rank reads the very same bytes.
+//! Only the negotiated config and the shared part of a call may decide a path. The host of the session makes it once
+//! from all ranks' reports.
 
 pub mod bytes;
 mod token;
@@ -12,19 +12,20 @@ pub use token::Token;
 
 /// A peer group has at most this many ranks: as many GPUs as one host joins by NVLink.
 pub const RANKS_MAX: usize = 16;
-/// A rank's attachment is at most this many bytes.
+/// Bytes of the longest attachment of a rank.
 pub const ATTACHMENT_BYTES_MAX: usize = 4096;
-/// The limits that a rank brings are at most so many bytes.
+/// Bytes of the longest list of limits that a rank brings.
 pub const CELLS_BYTES_MAX: usize = 256;
-/// No negotiated config is longer.
+/// Bytes of the longest negotiated config.
 pub const NEGOTIATED_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + CELLS_BYTES_MAX + ATTACHMENT_BYTES_MAX);
 
-/// Blocks of a grid at most, on any device: as many as NCCL's collectives have on an H100. Communicators have no common order, as over
-/// NCCL, and ranks may launch theirs in opposite ones: the fewer blocks a grid has, the more communicators still meet
-/// (`crates/kernels/README.md`). With 32 blocks six communicators of 4 ranks hung on 4 × H100, where NCCL's did not.
+/// The most blocks of a grid on any device: as many as NCCL's collectives have on an H100. Communicators have no common
+/// order, as in NCCL, and ranks may launch theirs in opposite orders: the fewer blocks a grid has, the more
+/// communicators still make progress (`crates/kernels/README.md`). With 32 blocks six communicators of 4 ranks hung on
+/// 4 × H100, where NCCL's did not.
 pub const GRID_MAX: u32 = 24;
 
-/// What a device of so many multiprocessors may have of them: 24 of an A100's 108, 16 of an H20's 78.
+/// The most blocks of a grid on a device with so many multiprocessors: 24 of an A100's 108, 16 of an H20's 78.
 pub const fn grid_of(multiprocessors: u32) -> u32 {
     let whole_clusters = 4 * (multiprocessors / 16);
     let grid = if whole_clusters > 0 { whole_clusters } else { 1 };
@@ -41,7 +42,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// This build's.
+    /// The version of this build.
     pub const THIS: Version = Version {
         major: number(env!("CARGO_PKG_VERSION_MAJOR")),
         minor: number(env!("CARGO_PKG_VERSION_MINOR")),
@@ -75,32 +76,32 @@ pub struct Device {
     pub pci: (u32, u8, u8),
     /// Compute capability, 90 for 9.0.
     pub capability: u16,
-    /// SMs.
+    /// Streaming multiprocessors.
     pub multiprocessors: u16,
 }
 
 /// A rank, as its peers know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its number.
+    /// The rank in the communicator.
     pub rank: u32,
-    /// Its process, by a random name: process ids of other namespaces say nothing.
+    /// A random name of its process: process ids of other namespaces say nothing.
     pub process: Token,
     /// Its process id in its own namespace, for logs.
     pub process_id: u32,
     /// Its GPU.
     pub device: Device,
-    /// The Unix socket where this rank's process takes descriptors in this init
-    /// ([`crate::descriptors`]); ranks that joined together share one.
+    /// The Unix socket where this rank's process receives descriptors in this init ([`crate::descriptors`]). Ranks that
+    /// joined together share one.
     pub descriptor_socket: Token,
     /// The secret of the process listener of this rank's process, where the ranks of communicators made from this one meet
     /// ([`crate::children`]); zeros where there is none.
     pub process_listener: Token,
     /// The limits of native collectives that this rank brings, at most [`CELLS_BYTES_MAX`].
     pub cells: Vec<u8>,
-    /// Whether this rank would tell the others what it calls.
+    /// Whether this rank wants to tell the others what it calls (`WINDLASS_CHECK`).
     pub checks: bool,
-    /// What mechanisms announce to their peers, at most [`ATTACHMENT_BYTES_MAX`].
+    /// What other parts of Windlass announce to the peers, at most [`ATTACHMENT_BYTES_MAX`] bytes.
     pub attachment: Vec<u8>,
 }
 
@@ -145,7 +146,7 @@ impl Member {
 /// What all ranks of a peer group agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NegotiatedConfig {
-    /// Names this communicator; no other has it.
+    /// The name of this communicator, which no other one has.
     pub comm: Token,
     /// Every rank's version of Windlass.
     pub version: Version,
@@ -165,48 +166,50 @@ pub struct NegotiatedConfig {
 pub mod capability {
     /// CUDA's virtual memory calls.
     pub const VIRTUAL_MEMORY: u64 = 1;
-    /// Memory that is exported as a file descriptor.
+    /// Memory can be exported as a file descriptor.
     pub const DESCRIPTORS: u64 = 2;
-    // 4 was memory that is exported as a fabric handle.
+    // Bit 4 meant memory that is exported as a fabric handle.
     /// Multicast objects, of which NCCL may make use (NVLS).
     pub const MULTICAST: u64 = 8;
-    /// This rank would have NCCL's communicator built later only: what all ranks would is a lazy communicator. Nobody goes to NCCL with the
-    /// id of its init, ever: that id is recycled.
+    /// This rank wants NCCL's communicator built only later. If all ranks want it, the communicator is lazy, and no
+    /// rank ever goes to NCCL with the id of its init: that id is recycled.
     pub const LAZY: u64 = 16;
-    /// This rank would have that of some communicators made from this one: where all would, they tell each other at splits.
+    /// This rank wants some child communicators lazy. If all ranks want it, they tell each other at splits and shrinks.
     pub const LAZY_CHILDREN: u64 = 32;
-    /// This rank keeps NCCL's communicators behind lazy ones that have ended: where all do, they are cached.
+    /// This rank keeps NCCL's communicators of lazy ones that have ended. If all ranks do, they are cached.
     pub const CACHES: u64 = 64;
-    /// This rank would register the buffers of some calls with NCCL: where all would, they have a shared page by which they agree on which.
+    /// This rank wants to register the buffers of some calls with NCCL. If all ranks want it, they agree in a shared
+    /// page on which.
     pub const REGISTERS: u64 = 128;
-    /// This rank would have native collectives, and has the kernels for them.
+    /// This rank wants native collectives and has the kernels for them.
     pub const NATIVE: u64 = 256;
-    /// This rank's configuration asks for no policy of blocks.
+    /// This rank's configuration sets no policy of blocks.
     pub const UNBOUND: u64 = 512;
-    /// This rank would keep windows that are deregistered: where all would, they share words by which they agree on which to use again.
+    /// This rank wants to keep windows that are deregistered. If all ranks want it, they agree in shared words on which
+    /// to use again.
     pub const WINDOWS: u64 = 1024;
-    /// This rank would have one kernel run several small collectives of a group.
+    /// This rank wants one kernel to run several small collectives of a group.
     pub const BATCHES: u64 = 2048;
-    /// Larger ones, too.
+    /// This rank wants that for larger collectives, too.
     pub const LARGER_BATCHES: u64 = 4096;
-    // 8192 was that of all-gathers that stored into peers' windows: earlier builds may still say it.
-    /// NCCL's launches of this rank wait for those of no other rank of its process (NCCL_LAUNCH_MODE).
+    // Bit 8192 meant all-gathers that store into peers' windows. Earlier builds may still set it.
+    /// NCCL's launches of this rank never wait for those of another rank of its process (NCCL_LAUNCH_MODE).
     pub const LAUNCHES_ALONE: u64 = 16384;
-    /// With multicast, NCCL of this rank's release runs rings of 2 to 4 ranks, as it does without.
+    /// This rank's release of NCCL runs rings of 2 to 4 ranks with multicast, as it does without.
     pub const RINGS_IN_FOURS: u64 = 32768;
-    /// This rank would register buffers also where that was not measured.
+    /// This rank wants to register buffers also where the gain was not measured.
     pub const REGISTERS_ANYWHERE: u64 = 65536;
-    /// This rank would have reductions that round in the order of ranks, at every size: all ranks must say the same.
+    /// This rank wants reductions that round in the order of ranks, at every size. All ranks must want the same.
     pub const FIXED_ORDER: u64 = 131_072;
-    /// What every rank of a peer group must have.
+    /// The capabilities that every rank of a peer group must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-/// Of negotiated configs, and of what a rank reports before there is one: the id tag says it, too.
+/// The version of the layout of negotiated configs and of reports. The id tag contains it, too.
 pub const LAYOUT: u16 = 12;
 
 impl NegotiatedConfig {
-    /// The bytes that every rank gets.
+    /// The bytes that every rank receives.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.u16(LAYOUT).token(self.comm);
@@ -217,7 +220,8 @@ impl NegotiatedConfig {
         writer.finish()
     }
 
-    /// Reads a negotiated config: exactly [`NegotiatedConfig::encode`]'s bytes, with each rank in its place.
+    /// Reads [`NegotiatedConfig::encode`]'s bytes. None unless they are exactly one negotiated config with its ranks in
+    /// order.
     pub fn decode(bytes: &[u8]) -> Option<NegotiatedConfig> {
         let mut reader = Reader::new(bytes);
         if reader.u16()? != LAYOUT {
@@ -247,18 +251,18 @@ impl NegotiatedConfig {
         Some(negotiated)
     }
 
-    /// The same on every rank; of two inits never the same, short of an accident of 64 bits.
+    /// A hash that is the same on every rank, and differs between two inits but for an accident of 64 bits.
     pub fn hash(&self) -> u64 {
         checksum(&self.encode())
     }
 
-    /// Blocks of a kernel at most, as far as the ranks' configurations say.
+    /// The most blocks of a kernel by the ranks' configurations.
     pub fn ctas_max(&self) -> u32 {
         if self.ctas_max == 0 { GRID_MAX } else { self.ctas_max.min(GRID_MAX) }
     }
 
-    /// Blocks of every grid at most. The ranks' grids are equal, whatever else lives or runs on their devices: kernels of which only the
-    /// first blocks are resident make progress for that reason alone (`crates/kernels/README.md`).
+    /// The most blocks of every grid. The ranks' grids are equal, whatever else runs on their devices. Kernels of which
+    /// only the first blocks are resident make progress only because of that (`crates/kernels/README.md`).
     pub fn grid_max(&self) -> u32 {
         let multiprocessors = self.members.iter().map(|member| member.device.multiprocessors.into()).min();
         self.ctas_max().min(grid_of(multiprocessors.unwrap_or(u32::MAX)))
@@ -269,12 +273,12 @@ impl NegotiatedConfig {
         self.members.iter().all(|member| member.device.capability >= 90)
     }
 
-    /// Whether NCCL's communicator is built later only.
+    /// Whether the communicator is lazy: NCCL builds its part only later.
     pub fn is_lazy(&self) -> bool {
         self.capabilities & capability::LAZY != 0
     }
 
-    /// Whether NCCL's communicator may be cached when this one ends. If not, all ranks end it as ever.
+    /// Whether NCCL's communicator may be cached when this one ends. If not, all ranks destroy it.
     pub fn caches(&self) -> bool {
         self.capabilities & capability::CACHES != 0
     }
@@ -284,24 +288,25 @@ impl NegotiatedConfig {
         self.capabilities & capability::LAZY_CHILDREN != 0
     }
 
-    /// Whether the buffers of some calls may be registered with NCCL. Never of a lazy communicator: what NCCL builds for it may be built anew,
-    /// or cached, and calls come before it is there.
+    /// Whether the buffers of some calls may be registered with NCCL. Never for a lazy communicator: NCCL's part may be
+    /// built anew or cached, and calls come before it exists.
     pub fn registers(&self) -> bool {
         self.capabilities & capability::REGISTERS != 0 && !self.is_lazy()
     }
 
-    /// Whether windows are kept when they are deregistered. A policy of blocks may be the one with which NCCL makes windows of its own.
+    /// Whether deregistered windows are kept. Not if a rank sets a policy of blocks: with that policy NCCL may make
+    /// windows of its own.
     pub fn keeps_windows(&self) -> bool {
         let both = capability::WINDOWS | capability::UNBOUND;
         self.capabilities & both == both
     }
 
-    /// Whether ranks tell each other what they call: where all would.
+    /// Whether ranks tell each other what they call: only if all want it.
     pub fn checks(&self) -> bool {
         !self.members.is_empty() && self.members.iter().all(|member| member.checks)
     }
 
-    /// The descriptor sockets of the processes that take part, each once, in the order of their first rank.
+    /// The descriptor sockets of the processes that take part, each once, in the order of their first ranks.
     pub fn descriptor_sockets(&self) -> Vec<Token> {
         let mut descriptor_sockets: Vec<Token> = Vec::new();
         for member in &self.members {
@@ -340,7 +345,7 @@ mod tests {
         NegotiatedConfig { comm: token, version, host: token, capabilities: 0, options: 0, ctas_max, members }
     }
 
-    /// Grids follow from the least device and the least limit.
+    /// Grids follow from the smallest device and the smallest limit.
     #[test]
     fn grids() {
         assert_eq!([148, 132, 108, 78, 32, 16, 15, 1].map(grid_of), [24, 24, 24, 16, 8, 4, 1, 1]);
@@ -351,8 +356,8 @@ mod tests {
         assert_eq!([of(0, &[]), of(99, &[h100; 2]), of(30, &[a100, h20])], [24, 24, 16]);
     }
 
-    /// So many communicators of 2, 4 and 8 ranks make progress in any order on H100, by the bound of `crates/kernels/README.md`; NCCL's, of
-    /// 24 channels on all 132 multiprocessors, as many.
+    /// By the bound of `crates/kernels/README.md`, so many communicators of 2, 4 and 8 ranks make progress in any order
+    /// on H100. NCCL's, of 24 channels on all 132 multiprocessors, are as many.
     #[test]
     fn as_many_communicators_meet_as_over_nccl() {
         let most = |blocks: u32, room: u32, ranks: u32| {
@@ -363,7 +368,7 @@ mod tests {
         assert_eq!((all(grid_of(132), in_clusters_of_4), all(24, 132)), ([10, 7, 6], [10, 7, 6]));
     }
 
-    /// Clusters are for kernels of which every rank's device has them: an empty block fills one up on all or on none.
+    /// Clusters need every rank's device to have them: an empty block fills a cluster up on all ranks or on none.
     #[test]
     fn clusters() {
         let has = |capabilities: &[u16]| {

@@ -1,4 +1,4 @@
-//! How a session ends, and why.
+//! The outcomes of a session, and their reasons.
 
 use nccl_sys::{
     ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSystemError,
@@ -6,7 +6,7 @@ use nccl_sys::{
 
 use crate::negotiated::bytes::{Reader, Writer};
 
-/// Bytes of a rank's own words for its refusal.
+/// The most bytes of a rank's own words for its refusal.
 pub const WORDS_BYTES_MAX: usize = 200;
 
 /// What a session decided, the same for all ranks that hear it.
@@ -14,13 +14,14 @@ pub const WORDS_BYTES_MAX: usize = 200;
 pub enum SessionOutcome {
     /// All ranks confirmed.
     PeerGroup,
-    /// No peer group: NCCL does everything.
+    /// There is no peer group: NCCL runs every call.
     OnNccl(FallbackReason),
     /// There will be no communicator.
     Failed(Failure),
 }
 
-/// Declares the wire code of every case in one place; ranks are two numbers, words a text.
+/// Declares each case with its wire code and its text. `number` fields are `u32` ranks or counts, `words` fields are
+/// text.
 macro_rules! coded {
     ($(#[$meta:meta])* $type:ident { $($code:literal $name:ident $(($($field:ident: $kind:ident),*))? = $about:literal,)* }) => {
         $(#[$meta])*
@@ -30,7 +31,7 @@ macro_rules! coded {
         }
 
         impl $type {
-            /// Its number on wires and in counters.
+            /// Its code in messages and counters.
             pub fn number(&self) -> u16 {
                 match self {
                     $($type::$name $({ $($field: _),* })? => $code,)*
@@ -122,14 +123,14 @@ coded! {
 }
 
 impl Failure {
-    /// What NCCL answers in the like case.
+    /// The result that NCCL returns in a like case.
     pub fn code(&self) -> ncclResult_t {
         match self {
             Failure::Lost { .. } | Failure::HostLost | Failure::Absent { .. } => ncclRemoteError,
             Failure::Short => ncclSystemError,
             Failure::Mismatch { .. } => ncclInvalidArgument,
             Failure::Duplicate { .. } => ncclInvalidUsage,
-            // What NCCL's own waits answer when they are aborted.
+            // NCCL's own waits return this when they are aborted.
             Failure::Aborted | Failure::Disorder { .. } | Failure::Unreadable => ncclInternalError,
         }
     }
@@ -154,7 +155,7 @@ impl SessionOutcome {
     }
 }
 
-/// Cuts words to what a message holds, between characters.
+/// Cuts words to [`WORDS_BYTES_MAX`] bytes, between characters.
 pub(super) fn bounded(words: &str) -> String {
     let end = (0..=words.len().min(WORDS_BYTES_MAX)).rev().find(|end| words.is_char_boundary(*end));
     words[..end.unwrap_or(0)].to_owned()

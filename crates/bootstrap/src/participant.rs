@@ -1,6 +1,7 @@
-//! The caller's side: the ranks that one caller brings to one session, waiting while the background thread talks.
+//! The caller's side of a session: the ranks that one caller brings wait here while the background thread sends and
+//! receives.
 //!
-//! No lock is held while anyone waits, works or calls NCCL; a [`Canceller`] ends a rank's wait from any thread.
+//! No lock is held while a thread waits, prepares or calls NCCL. A [`Canceller`] ends a rank's wait from any thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -20,10 +21,11 @@ use super::waiter::{Need, Waiter};
 /// What the background thread and the waiting caller share of a participant.
 #[derive(Debug)]
 struct Ranks {
-    /// Where each rank stands. Held for a few stores; comes after no other lock, and none after it.
+    /// The state of each rank. Held for a few stores; no other lock is held when it is taken. [`Shared`]'s commands
+    /// come after it.
     standing: Mutex<Vec<Participation>>,
     changed: Condvar,
-    /// Up as soon as a rank's wait has ended: preparing is pointless from then on.
+    /// Raised when a rank's wait has ended or the host has said stop: preparing is pointless from then on.
     stop: Flag,
 }
 
@@ -42,7 +44,7 @@ impl Ranks {
         self.changed.wait(standing).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes where a rank stands; says whether its connection is still needed.
+    /// Changes the state of a rank. Returns whether its connection is still needed.
     fn change(&self, index: usize, change: impl FnOnce(&mut Participation)) -> Need {
         let mut standing = self.lock();
         let Some(participation) = standing.get_mut(index) else { return Need::Nothing };
@@ -58,7 +60,7 @@ impl Ranks {
     }
 }
 
-/// One of these ranks, by its place among them.
+/// One rank of a participant, by its index there.
 #[derive(Debug)]
 struct OneRank {
     ranks: Arc<Ranks>,
@@ -87,21 +89,21 @@ impl Waiter for OneRank {
     }
 }
 
-/// How it ended for a rank.
+/// The outcome of a session for one rank.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It is in a peer group, by this negotiated config. Its connection to the host is over.
+    /// The rank is in a peer group with this negotiated config. Its connection to the host has ended.
     PeerGroup(Arc<NegotiatedConfig>),
-    /// It goes to NCCL.
+    /// The rank goes to NCCL.
     OnNccl(FallbackReason),
-    /// Its init fails.
+    /// The rank's init fails.
     Failed(Failure),
 }
 
 /// What a caller needs to prepare its ranks of one session.
 #[derive(Debug)]
 pub struct Preparation<'a> {
-    /// What all agree on if all confirm.
+    /// What the ranks agree on if all confirm.
     pub negotiated: &'a Arc<NegotiatedConfig>,
     /// The ranks that this caller prepares.
     pub ranks: &'a [u32],
@@ -109,7 +111,7 @@ pub struct Preparation<'a> {
     pub token: Token,
     /// Where descriptors for these ranks arrive.
     pub descriptor_socket: &'a DescriptorSocket,
-    /// Readable once preparing is pointless.
+    /// Readable as soon as preparing is pointless.
     pub stop: &'a Flag,
 }
 
@@ -124,7 +126,7 @@ impl Preparation<'_> {
     }
 }
 
-/// The ranks that one caller brings to one session. They have reported.
+/// The ranks that one caller brings to one session. Their reports have been handed to the background thread.
 #[derive(Debug)]
 pub struct Participant {
     ranks: Arc<Ranks>,
@@ -136,7 +138,7 @@ pub struct Participant {
 }
 
 impl Participant {
-    /// Ranks that are about to report; each gets a number of a connection.
+    /// Ranks that are about to report. Each gets the key of its connection.
     pub(super) fn new(
         shared: Arc<Shared>,
         token: Token,
@@ -157,7 +159,7 @@ impl Participant {
         })
     }
 
-    /// For the background thread: with greeting and report of each rank.
+    /// The greeting and report of each rank, for the background thread.
     pub(super) fn reports(&self, greeting: &[u8]) -> Vec<Reporting> {
         let standing = self.ranks.lock();
         let report = |(index, participation): (usize, &Participation)| {
@@ -172,15 +174,16 @@ impl Participant {
         Arc::new(OneRank { ranks: self.ranks.clone(), index })
     }
 
-    /// One a rank, in the order in which they were brought.
+    /// One canceller for each rank, in the order in which the caller brought them.
     pub fn cancellers(&self) -> Vec<Canceller> {
         let canceller =
             |(index, key): (usize, &u64)| Canceller::new(self.waiter(index), *key, self.shared.clone());
         self.keys.iter().enumerate().map(canceller).collect()
     }
 
-    /// Waits for the others, prepares, confirms and waits for the outcome: as long as it takes, on the caller's
-    /// thread. `prepare` runs at most once, without a lock, and says in a few words why it cannot if it cannot.
+    /// Waits for the other ranks, prepares, confirms and waits for the outcome on the caller's thread, without a time
+    /// limit. `prepare` runs at most once, without a lock. Its error says in a few words why this caller cannot
+    /// prepare.
     pub fn complete(self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Vec<Outcome> {
         match self.await_decision() {
             Some(negotiated) => {
@@ -196,14 +199,14 @@ impl Participant {
                     Err(words) => self.refuse(&words),
                 }
             }
-            // One of ours is out already, so that the others' session can have no good end. They say so, because
-            // the caller goes nowhere before all of them have ended.
+            // A rank of this caller has ended already, so the session of the others cannot end well. They refuse,
+            // because the caller returns only when all of its ranks have ended.
             None => self.refuse("another rank of this process is out"),
         }
         self.await_outcome()
     }
 
-    /// The negotiated config to prepare for; none once a rank is out.
+    /// Waits for the negotiated config. None once a rank has ended.
     fn await_decision(&self) -> Option<Arc<NegotiatedConfig>> {
         let mut standing = self.ranks.lock();
         loop {
@@ -223,7 +226,7 @@ impl Participant {
 
     fn confirm(&self) {
         let mut standing = self.ranks.lock();
-        // If one is out, the others stay silent: the host has heard of it, or is about to.
+        // If one rank has ended, the others stay silent: the host has heard of it or soon will.
         for (participation, key) in standing.iter_mut().zip(&self.keys) {
             if participation.confirm() == Turn::Speak {
                 self.shared.send(Command::Say(*key, FromRank::Confirm.encode()));
@@ -256,7 +259,7 @@ fn outcome(stage: Stage) -> Outcome {
         Stage::PeerGroup(negotiated) => Outcome::PeerGroup(negotiated),
         Stage::Over(SessionOutcome::OnNccl(reason)) => Outcome::OnNccl(reason),
         Stage::Over(SessionOutcome::Failed(failure)) => Outcome::Failed(failure),
-        // `is_over` held, and what is over stays so.
+        // Not reached: `is_over` held, and a rank's state does not change after that.
         _ => Outcome::Failed(Failure::Unreadable),
     }
 }
@@ -267,9 +270,9 @@ impl Drop for Participant {
     }
 }
 
-/// Brings several participants to their sessions at once, as a group does: no session waits for another, whatever the
-/// order in which other processes go to theirs. The first runs on the caller's thread, each further one on a thread
-/// that ends with this call.
+/// Completes several participants at once, as a group does: no session waits for another, whatever the order in which
+/// other processes go to theirs. The first runs on the caller's thread, each further one on a thread that ends with
+/// this call.
 pub fn complete_all(
     participants: Vec<Participant>,
     prepare: &(dyn Fn(&Preparation<'_>) -> Result<(), String> + Sync),
@@ -290,7 +293,7 @@ pub fn complete_all(
         outcomes.extend(rest.into_iter().map(|(count, cancellers, begun)| {
             let joined = begun.ok().and_then(|thread| thread.join().ok());
             joined.unwrap_or_else(|| {
-                // No thread could be had, or `prepare` panicked there: these ranks are out, and their peers hear it.
+                // The thread could not start, or `prepare` panicked on it. These ranks fail, and their peers hear it.
                 cancellers.iter().for_each(Canceller::abort);
                 (0..count).map(|_| Outcome::Failed(Failure::Aborted)).collect()
             })

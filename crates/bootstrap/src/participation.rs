@@ -1,4 +1,4 @@
-//! A rank's side of a session as a pure machine.
+//! A rank's side of a session as a pure state machine.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use super::facts::Facts;
 use super::message::FromHost;
 use super::outcome::{Failure, FallbackReason, SessionOutcome};
 
-/// Where a rank stands.
+/// The state of a rank in its session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It reported, or is about to.
+    /// The rank reported, or is about to.
     Asked,
-    /// All are there: it prepares.
+    /// All ranks have reported; this one prepares.
     Preparing(Arc<NegotiatedConfig>),
-    /// It is prepared and waits for the outcome.
+    /// The rank is prepared and waits for the outcome.
     Confirmed(Arc<NegotiatedConfig>),
-    /// All confirmed.
+    /// All ranks confirmed.
     PeerGroup(Arc<NegotiatedConfig>),
     /// There is no peer group, or no communicator.
     Over(SessionOutcome),
@@ -32,12 +32,12 @@ pub struct Participation {
     preparing: Worth,
 }
 
-/// What becomes of a rank that loses its host before it has confirmed: until then none has a peer group.
+/// What happens to a rank that loses its host before it has confirmed. Until then no rank has a peer group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WithoutHost {
-    /// It has no communicator: whose process hosts, makes it with the others.
+    /// It fails: it has no communicator, and the rest cannot make one without the host's process.
     Fails,
-    /// It has NCCL's, which is there already.
+    /// It uses NCCL's communicator, which exists already.
     GoesToNccl,
 }
 
@@ -50,37 +50,38 @@ pub enum Worth {
 }
 
 impl Participation {
-    /// A rank that is about to report this.
+    /// A rank that is about to report these facts.
     pub fn new(facts: Facts, without_host: WithoutHost) -> Participation {
         Participation { facts, without_host, stage: Stage::Asked, preparing: Worth::Worthwhile }
     }
 
-    /// What becomes of it without its host, before it has confirmed.
+    /// What happens if the rank loses its host before it has confirmed.
     pub fn without_host(&self) -> WithoutHost {
         self.without_host
     }
 
-    /// Where it stands.
+    /// The rank's state.
     pub fn stage(&self) -> &Stage {
         &self.stage
     }
 
-    /// Whether preparing is worth while.
+    /// Whether preparing can still lead to a peer group.
     pub fn preparing(&self) -> Worth {
         if matches!(self.stage, Stage::Over(_)) { Worth::Pointless } else { self.preparing }
     }
 
-    /// What it reports.
+    /// The facts that the rank reports.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Whether there is nothing left to wait for.
+    /// Whether the rank has its outcome.
     pub fn is_over(&self) -> bool {
         matches!(self.stage, Stage::PeerGroup(_) | Stage::Over(_))
     }
 
-    /// The host said something. What is out of turn makes this rank fail: it has no outcome that it could trust.
+    /// Takes a message of the host. A message out of turn makes this rank fail: it could trust no outcome of such a
+    /// host.
     pub fn heard(&mut self, message: FromHost) {
         self.stage = match (&self.stage, message) {
             (Stage::Asked, FromHost::Prepare(negotiated)) if self.is_mine(&negotiated) => {
@@ -93,7 +94,7 @@ impl Participation {
                 Stage::Asked | Stage::Preparing(_) | Stage::Confirmed(_),
                 FromHost::Outcome(outcome @ (SessionOutcome::OnNccl(_) | SessionOutcome::Failed(_))),
             ) => Stage::Over(outcome),
-            // It may cross this rank's own word.
+            // The host's stop may cross this rank's confirmation.
             (Stage::Preparing(_) | Stage::Confirmed(_), FromHost::Stop) => {
                 self.preparing = Worth::Pointless;
                 return;
@@ -103,7 +104,8 @@ impl Participation {
         };
     }
 
-    /// This rank is prepared. Silence if it is no longer, or not yet, its turn.
+    /// This rank is prepared. Returns whether it may confirm: not before the negotiated config and not after the
+    /// outcome.
     #[must_use]
     pub fn confirm(&mut self) -> Turn {
         match &self.stage {
@@ -115,7 +117,7 @@ impl Participation {
         }
     }
 
-    /// The connection is gone, or what came cannot be read. After the outcome that is no failure.
+    /// The connection has closed, or a message cannot be read. No failure after the outcome.
     pub fn lost(&mut self, failure: Failure) {
         if self.without_host == WithoutHost::GoesToNccl
             && matches!(failure, Failure::HostLost | Failure::Short)
@@ -127,7 +129,7 @@ impl Participation {
         }
     }
 
-    /// Ends this rank's waiting, unless it has ended.
+    /// Ends this rank's wait with this outcome, unless it has one.
     pub fn end(&mut self, outcome: SessionOutcome) {
         if !self.is_over() {
             self.stage = Stage::Over(outcome);
@@ -141,7 +143,7 @@ impl Participation {
     }
 }
 
-/// Whether a rank may say what it wants to.
+/// Whether a rank may send its confirmation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Turn {

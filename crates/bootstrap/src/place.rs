@@ -1,4 +1,4 @@
-//! Where this process is, in words that hold across containers; and random names.
+//! Where this process runs, in terms that hold across containers; and random names.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use windlass_base::process::fork_local::ForkLocal;
 
 use super::facts::Place;
 
-/// The boot id of the kernel and the network namespace. Process ids, host names and machine ids are not asked: each
-/// container has its own.
+/// The boot id of the kernel and the network namespace. Process ids, host names and machine ids are of no use: each
+/// container has its own. Fails if either cannot be read.
 ///
-/// `part`: of hosts that NCCL_HOSTID divides, which part.
+/// `part`: which part of the host, if NCCL_HOSTID divides it.
 pub fn here(part: Option<u64>) -> io::Result<Place> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let mut host = boot_id(&text).ok_or_else(|| io::Error::other("the boot id cannot be read"))?;
@@ -35,7 +35,7 @@ pub fn random() -> io::Result<Token> {
     if filled == bytes.len() { Ok(Token(bytes)) } else { Err(io::Error::other("too few random bytes")) }
 }
 
-/// A random name of this process, the same for all its life, and not that of a child forked from it.
+/// A random name of this process, the same for all its life. A forked child gets another.
 pub fn process() -> io::Result<Token> {
     static NAME: ForkLocal<Token> = ForkLocal::new();
     NAME.get_or_try_init(random).copied()
@@ -45,7 +45,7 @@ pub fn process() -> io::Result<Token> {
 mod tests {
     use super::*;
 
-    /// The boot id is read as the number that it is; anything else is none.
+    /// A boot id is read as a number. Other text is none.
     #[test]
     fn boot_ids() {
         let read = boot_id("00000000-0000-0000-0000-0000000001ff\n");

@@ -1,4 +1,4 @@
-//! The one wait of the background thread, and descriptors that are in it.
+//! The epoll set of the background thread, the sockets in it, and flags that wake a thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use windlass_base::descriptor::Ours;
 
-/// A number that wakes whoever polls it.
+/// An eventfd: raised, it wakes the thread that polls it.
 #[derive(Debug)]
 pub struct Flag(Ours);
 
@@ -22,7 +22,7 @@ impl Flag {
 
     /// Raises it.
     pub fn raise(&self) {
-        // Fails only when it is raised 2^64 times over.
+        // Fails only if it is raised 2^64 times before it is lowered.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -38,8 +38,8 @@ impl AsFd for Flag {
     }
 }
 
-/// A descriptor in the wait. Out of it while nothing is wanted, because the kernel reports hang-ups whether wanted or
-/// not, and before it is closed, because a forked child may still hold it open.
+/// A descriptor of an epoll set. It is not in the set while no event is wanted, because the kernel reports hang-ups
+/// even so. It is taken out before it is closed, because a forked child may still hold it open.
 #[derive(Debug)]
 pub struct Watched {
     set: Rc<Ours>,
@@ -49,7 +49,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Wants these events, reported with the key; none takes it out.
+    /// Waits for these events from now on; none takes the descriptor out of the set.
     pub fn want(&mut self, wanted: EventFlags) -> rustix::io::Result<()> {
         if wanted == self.wanted {
             return Ok(());
@@ -66,7 +66,7 @@ impl Watched {
         Ok(())
     }
 
-    /// The number with which its events are reported.
+    /// The number that [`Poll::wait`] reports for its events.
     pub fn key(&self) -> u64 {
         self.key
     }
@@ -84,7 +84,7 @@ impl Drop for Watched {
     }
 }
 
-/// The wait.
+/// An epoll set.
 pub struct Poll {
     set: Rc<Ours>,
     next_key: u64,
@@ -98,13 +98,13 @@ impl std::fmt::Debug for Poll {
 }
 
 impl Poll {
-    /// A wait for nothing yet. Keys below `first_key` are the caller's.
+    /// An empty set. Keys below `first_key` are the caller's.
     pub fn new(first_key: u64) -> rustix::io::Result<Poll> {
         let set = Rc::new(Ours::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
         Ok(Poll { set, next_key: first_key, events: Vec::with_capacity(64) })
     }
 
-    /// Takes a descriptor in, wanting nothing yet.
+    /// Takes a descriptor, with a new key, and waits for none of its events yet.
     pub fn watch(&mut self, fd: Ours) -> Watched {
         self.next_key += 1;
         self.watch_as(fd, self.next_key)
@@ -115,13 +115,13 @@ impl Poll {
         Watched { set: self.set.clone(), fd, key, wanted: EventFlags::empty() }
     }
 
-    /// Waits for a descriptor of another owner.
+    /// Waits for input of a descriptor that the caller keeps.
     pub fn add(&self, fd: impl AsFd, key: u64) -> rustix::io::Result<()> {
         epoll::add(&self.set, fd, EventData::new_u64(key), EventFlags::IN)
     }
 
-    /// Waits; gives the keys that have something. An error is final: a program that closed descriptors that were not
-    /// its own has taken this one too.
+    /// Waits until an event or the timeout, in milliseconds, and returns the keys that have events. An error is final:
+    /// a program that closed descriptors that were not its own has closed this one, too.
     pub fn wait(&mut self, timeout_ms: Option<u32>) -> rustix::io::Result<Vec<u64>> {
         let timeout = timeout_ms
             .map(|ms| Timespec { tv_sec: i64::from(ms / 1000), tv_nsec: (ms % 1000 * 1_000_000).into() });

@@ -1,4 +1,4 @@
-//! A process listener as a socket: opened by its process, reached by others of the host.
+//! The process listener as a socket: opened by its process, and connected to by other processes of the host.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use windlass_base::descriptor::{self, Ours};
 use super::waiter::Waiter;
 use super::{children, connection, place};
 
-/// For one that says something without the thread.
+/// How long a message may take that a caller sends without the background thread.
 const ALONE_WITHIN: Duration = Duration::from_millis(900);
 
-/// Where ranks of communicators that have one in this process may come.
+/// The listening socket and its secret. Ranks connect to it for communicators that have a rank in this process.
 #[derive(Debug)]
 pub(crate) struct ProcessListener {
     pub secret: Token,
@@ -23,23 +23,23 @@ pub(crate) struct ProcessListener {
 }
 
 impl ProcessListener {
-    /// Listens under a new name.
+    /// Listens with a new secret.
     pub(crate) fn open() -> std::io::Result<ProcessListener> {
         let secret = place::random()?;
         Ok(ProcessListener { secret, listener: connection::listen_locally(&children::address(secret)?)? })
     }
 }
 
-/// Why a process listener was not entered.
+/// Why a connect to a process listener failed.
 pub(crate) enum Knock {
-    /// Its queue is full, or this process has no descriptor to spare: it is there.
+    /// The listener exists, but its queue is full or this process has no descriptor to spare.
     Later(Errno),
-    /// Its process is gone.
+    /// The listener's process is gone.
     Gone,
 }
 
-/// Connects to a process listener. Only a refusal says that nobody is there: whoever gave up for another reason would be waited
-/// for.
+/// Connects to a process listener. Only a refusal counts as a sign that its process is gone: a rank that gave up for
+/// another reason would be waited for.
 pub(crate) fn connect(process_listener: Token) -> Result<Ours, Knock> {
     let address = children::address(process_listener).map_err(|_| Knock::Gone)?;
     descriptor::even_of_reserve(|| connection::connect_locally(&address)).map_err(|error| match error {
@@ -48,7 +48,7 @@ pub(crate) fn connect(process_listener: Token) -> Result<Ours, Knock> {
     })
 }
 
-/// Where there is no thread, the rank of a report that has not gone out says that it does not come.
+/// Without the background thread: the rank of this report, which has not gone out, declines.
 pub(crate) fn withdraw_alone(waiter: &dyn Waiter, report: &[u8]) {
     if waiter.declines_elsewhere() {
         return;
@@ -58,8 +58,8 @@ pub(crate) fn withdraw_alone(waiter: &dyn Waiter, report: &[u8]) {
     }
 }
 
-/// Says something at a process listener where there is no thread, and waits a moment until it has been read: closing first could
-/// destroy what the host has not read.
+/// Sends a message to a process listener without the background thread, and waits up to 900 ms until it has been read:
+/// closing first could destroy bytes that the host has not read.
 pub(crate) fn tell_alone(process_listener: Token, words: &[u8]) {
     let until = Instant::now() + ALONE_WITHIN;
     let left = || until.saturating_duration_since(Instant::now());
@@ -73,7 +73,7 @@ pub(crate) fn tell_alone(process_listener: Token, words: &[u8]) {
             Err(Knock::Gone) => return,
         }
     };
-    // A new connection has room for so little.
+    // A new connection always has room for so few bytes.
     if net::send(&socket, words, SendFlags::NOSIGNAL) != Ok(words.len()) {
         log::warn!("bootstrap has no thread and its host does not hear: peers may wait");
     }

@@ -1,11 +1,11 @@
-//! The background thread: every socket of every session of this process, waited for in one place.
+//! The background thread `windlass` of a process: one loop that waits for all sockets of all its sessions.
 //!
-//! It owns all sockets; callers hand it commands and are told through [`Waiter`](super::waiter::Waiter)s. Nothing here waits for one
-//! connection: what cannot go on is left until its socket is ready.
+//! The thread owns all sockets. Callers send it commands and hear results through [`Waiter`](super::waiter::Waiter)s.
+//! The thread never waits for one connection: work that cannot go on is left until its socket is ready.
 //!
-//! Its parts, from below: all [sockets], the [sessions](hosting) hosted here, what is [relayed](relaying) to NCCL's roots, the
-//! [calls] whose ranks come to the process listener, the [rosters](local_rendezvous), and the [ranks of this process](joins). Each has
-//! its own state and names only parts below it; this file hands them on.
+//! Its parts, from the lowest: all [sockets], the [sessions](hosting) hosted here, what is [relayed](relaying) to
+//! NCCL's roots, the [calls] whose ranks come to the process listener, the [rosters](local_rendezvous), and the [ranks
+//! of this process](joins). Each part has its own state and uses only parts below it. This file hands them on.
 
 mod calls;
 mod hosting;
@@ -33,11 +33,11 @@ use super::commands::{Command, Shared, WAKE};
 use super::limits::Limits;
 use super::process_listener::ProcessListener;
 
-/// How soon a listener that could not accept is tried again, and a connection that could not be relayed, and a root that
-/// was about to close is looked at.
+/// How soon these are tried again: a listener that could not accept, a connection that could not be relayed, and a look
+/// at a root that was about to close.
 const RETRY_MS: u64 = 100;
 
-/// The thread's state. Each part has methods of its own and is handed the parts below it.
+/// The thread's state. Each part has methods of its own and gets the parts below it as arguments.
 #[derive(Debug)]
 pub(crate) struct Reactor {
     sockets: Sockets,
@@ -46,7 +46,7 @@ pub(crate) struct Reactor {
     calls: Calls,
     rosters: Rosters,
     joins: Joins,
-    /// When to look again at what could not be done; none while there is nothing.
+    /// When failed attempts are repeated. None while there are none.
     due: Option<Instant>,
     running: bool,
 }
@@ -84,8 +84,8 @@ impl Reactor {
         }
     }
 
-    /// What can only be tried again is, at most once in [`RETRY_MS`]. While there is nothing of the kind the thread
-    /// sleeps until something happens.
+    /// Repeats failed attempts, at most once in [`RETRY_MS`]. While there are none the thread sleeps until an event
+    /// comes.
     fn look_again(&mut self) {
         let Reactor { sockets, sessions, relaying, joins, .. } = self;
         if self.due.is_some_and(|due| due <= Instant::now()) {
@@ -155,9 +155,9 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// However the thread ends, nobody waits for it.
+    /// Whatever ends the thread, its waiters hear that it has ended.
     fn drop(&mut self) {
-        // Whoever would come in here, also of this process, finds nobody.
+        // Closed first: ranks that would connect from now on, also of this process, must be refused.
         self.sockets.close_process_listener();
         self.sockets.shared.close();
         self.joins.say_what_was_not_said(&self.sockets);

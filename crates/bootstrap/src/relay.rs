@@ -1,5 +1,8 @@
-//! Bytes between a rank that speaks NCCL's protocol and NCCL's root: every byte, both ways, each way closed when its
-//! sender has closed it. Bounded: a side that does not read stops the other.
+//! A relay between a rank that speaks NCCL's protocol and NCCL's root: passes every byte both ways, on the background
+//! thread.
+//!
+//! Each way is closed when its sender has closed it. At most [`BUFFER_BYTES`] are held each way: a side that does not
+//! read stops the other.
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -8,12 +11,12 @@ use rustix::net::{self, SendFlags, Shutdown};
 use super::connection;
 use super::poll::Watched;
 
-/// Bytes that are held for a side that does not read.
+/// The most bytes that are held for a side that does not read.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// Turns of one side before others get theirs.
+/// Reads and sends of one way before other sockets get their turn.
 const TURNS: usize = 16;
 
-/// How a relay stands after a turn.
+/// The state of a relay after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RelayState {
     /// More will come.
@@ -38,23 +41,23 @@ pub(crate) struct Relay {
 #[derive(Debug)]
 struct Way {
     held: Vec<u8>,
-    /// Its sender has closed or broken.
+    /// The sender has closed or broken.
     ended: bool,
-    /// Its sender broke: what is held goes out, then all is closed.
+    /// The sender broke. The held bytes go out, then both sides are closed.
     broken: bool,
-    /// Its receiver knows the end, or takes no more.
+    /// The receiver has been told the end, or takes no more.
     passed_on: bool,
     bytes: u64,
 }
 
 impl Relay {
-    /// A relay whose connection to NCCL's root has begun; `seen` came from the client before.
+    /// A relay whose connection to NCCL's root has begun. `seen`: bytes that the client has sent so far.
     pub(crate) fn new(client: Watched, root: Watched, seen: Vec<u8>) -> Relay {
         let way = |held| Way { held, ended: false, broken: false, passed_on: false, bytes: 0 };
         Relay { client, root, forth: way(seen), back: way(Vec::new()), connecting: true }
     }
 
-    /// Bytes towards the root and back.
+    /// Bytes sent to the root, and back.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         (self.forth.bytes, self.back.bytes)
     }
@@ -64,7 +67,7 @@ impl Relay {
         self.root.key()
     }
 
-    /// Moves what can be moved.
+    /// Passes all bytes that can be passed, after an event of the socket with this key.
     pub(crate) fn turn(&mut self, key: u64) -> RelayState {
         match self.pass(key) {
             Ok(()) if self.forth.passed_on && self.back.passed_on => RelayState::Complete,
@@ -96,7 +99,7 @@ impl Relay {
         self.root.want(self.back.input() | self.forth.output())
     }
 
-    /// Begins to wait.
+    /// Begins to wait for events.
     pub(crate) fn start(&mut self) -> rustix::io::Result<()> {
         self.client.want(EventFlags::empty())?;
         self.rearm()
@@ -128,7 +131,7 @@ impl Way {
                         idle = false;
                     }
                     Err(Errno::AGAIN | Errno::INTR) => {}
-                    // A receiver that is gone ends this way; the other may still have something for it.
+                    // A receiver that is gone ends this way. The other way may still have bytes.
                     Err(_) => {
                         self.held.clear();
                         (self.ended, self.passed_on) = (true, true);
@@ -141,7 +144,7 @@ impl Way {
         }
         if self.ended && self.held.is_empty() && !self.passed_on {
             self.passed_on = true;
-            // The receiver may have closed wholly by now, which is its right.
+            // Fails if the receiver has closed both ways, which it may.
             let _ = net::shutdown(to, Shutdown::Write);
         }
     }
@@ -164,8 +167,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use windlass_base::descriptor::Ours;
 
-    /// The sender has closed while its last bytes are held: they go out before its end does, and no byte over the
-    /// limit is ever held.
+    /// If the sender closes while bytes are held, these go out before the end. No more than the limit is ever held.
     #[test]
     fn end_behind_the_last_bytes() {
         let mut poll = Poll::new(1).unwrap();

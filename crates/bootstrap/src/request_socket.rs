@@ -1,9 +1,11 @@
-//! Questions between processes that share a peer group, long after its init: a packet each way, the answer with at most one
-//! descriptor. Over Unix sockets with random abstract names, as [descriptor sockets](super::descriptors) are; a name proves nothing, so
-//! questions carry what only ranks of the peer group know.
+//! The request socket: questions between processes that share a peer group, long after its init.
 //!
-//! Nothing here waits: the owner of a [`RequestSocket`] polls [`RequestSocket::polled`] and calls [`RequestSocket::turn`]. Whoever does not answer, or
-//! cannot be reached, is no failure but no answer.
+//! A question is one packet, and so is its answer, with at most one descriptor. The Unix sockets have random abstract
+//! names, as [descriptor sockets](super::descriptors) have. A name proves nothing, so questions carry what only ranks
+//! of the peer group know.
+//!
+//! Nothing here waits: the owner of a [`RequestSocket`] polls [`RequestSocket::polled`] and calls
+//! [`RequestSocket::turn`]. A process that does not answer, or cannot be reached, gives no answer, which is no failure.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,9 +24,9 @@ use super::descriptors::{address, received, socket};
 use super::place;
 use windlass_base::descriptor::{self, Ours};
 
-/// Bytes of a question or an answer.
+/// The most bytes of a question or an answer.
 pub const WORDS_BYTES_MAX: usize = 512;
-/// Connections that have not asked yet; more push the oldest out.
+/// Connections that have not asked yet. A further one closes the oldest.
 const UNKNOWN_MAX: usize = 64;
 
 /// An answer.
@@ -32,16 +34,16 @@ const UNKNOWN_MAX: usize = 64;
 pub struct Answer {
     /// At least one byte, at most [`WORDS_BYTES_MAX`].
     pub words: Vec<u8>,
-    /// Comes close-on-exec.
+    /// Close-on-exec when received.
     pub descriptor: Option<OwnedFd>,
 }
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// The other request socket is not there, or does not answer.
+    /// The other request socket does not exist, or does not answer.
     Unanswered,
-    /// It was not asked: this process has no descriptor left.
+    /// The question was not sent: this process has no descriptor left.
     Want,
 }
 
@@ -52,18 +54,18 @@ impl Silence {
     }
 }
 
-/// What came of a question.
+/// The result of a question.
 pub type Answered = Result<Answer, Silence>;
 
-/// Where questions arrive and from where they are asked.
+/// The socket at which a process gets questions, and its own questions to others.
 #[derive(Debug)]
 pub struct RequestSocket {
     name: Token,
     listener: Ours,
-    /// Accepted, and not asked yet.
+    /// Accepted connections that have not asked yet.
     callers: Vec<Ours>,
     asked: Vec<Asked>,
-    /// Nothing can be accepted now.
+    /// No connection can be accepted now.
     deaf: bool,
 }
 
@@ -77,7 +79,7 @@ struct Asked {
     sent: bool,
 }
 
-/// How a question stands after a turn.
+/// The state of a question after a turn.
 enum QuestionState {
     Later,
     Over(Answered),
@@ -89,7 +91,7 @@ impl RequestSocket {
         RequestSocket::open_as(place::random()?)
     }
 
-    /// Opens one with the name of one that has been closed: others know it still.
+    /// Opens one with the name of a closed one, which others still know.
     pub fn open_as(name: Token) -> std::io::Result<RequestSocket> {
         let listener = socket()?;
         net::bind(&listener, &address(name)?)?;
@@ -97,22 +99,23 @@ impl RequestSocket {
         Ok(RequestSocket { name, listener, callers: Vec::new(), asked: Vec::new(), deaf: false })
     }
 
-    /// What others must know to ask here.
+    /// The name by which others ask here.
     pub fn name(&self) -> Token {
         self.name
     }
 
-    /// Asks another request socket, or this one; the answer comes from [`RequestSocket::turn`] with this key.
+    /// Asks another request socket, or this one. [`RequestSocket::turn`] returns the answer with this key.
     pub fn ask(&mut self, to: Token, words: Vec<u8>, key: u64) {
         self.asked.push(Asked { key, to, words, socket: None, sent: false });
     }
 
-    /// Whether questions wait for a request socket whose queue is full: turn again soon.
+    /// Whether a question could not be sent, because the other queue is full. Then call [`RequestSocket::turn`] again
+    /// soon.
     pub fn knocks(&self) -> bool {
         self.asked.iter().any(|asked| !asked.sent)
     }
 
-    /// What to wait for.
+    /// The sockets to poll.
     pub fn polled(&self) -> Vec<PollFd<'_>> {
         let listener = (!self.deaf).then_some(&self.listener);
         let own = listener.into_iter().chain(&self.callers);
@@ -120,8 +123,8 @@ impl RequestSocket {
         own.chain(asked).map(|socket| PollFd::new(socket, PollFlags::IN)).collect()
     }
 
-    /// Goes on with all that can: answers questions with `answer` (none: the caller hears nothing), and gives the answers
-    /// that have come, or why there will be none.
+    /// Handles all that is ready. Answers questions by `answer` (with none the asker hears nothing). Returns the
+    /// answers that have come, or why there will be none.
     pub fn turn(&mut self, mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Answered)> {
         let mut answers = Vec::new();
         self.asked.retain_mut(|asked| match asked.turn() {
@@ -138,7 +141,7 @@ impl RequestSocket {
                 Err(Errno::AGAIN | Errno::INTR) => true,
                 Ok((_, length)) if (1..=WORDS_BYTES_MAX).contains(&length) => {
                     if let Some(answer) = answer(&words[..length]) {
-                        // Who asked may be gone.
+                        // The asker may be gone.
                         let _ = send(caller, &answer);
                     }
                     false
@@ -149,7 +152,8 @@ impl RequestSocket {
         answers
     }
 
-    /// No more than there is room for: who has asked is read before anyone is pushed out.
+    /// Accepts only as many as there is room for: a question that has arrived is read before its connection is closed
+    /// for others.
     fn accept(&mut self) {
         self.deaf = false;
         if self.callers.len() >= UNKNOWN_MAX {
@@ -157,12 +161,13 @@ impl RequestSocket {
         }
         while self.callers.len() < UNKNOWN_MAX {
             let accept = || net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
-            // Whoever asks waits for the answer.
+            // The asker waits for the answer, so the reserve is used.
             match descriptor::even_of_reserve(accept) {
                 Ok(caller) => self.callers.extend(Ours::new(caller).ok()),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
-                // Without descriptors left it is tried again at the next turn, which must not be at once.
+                // Without a free descriptor the next turn tries again. It must not come at once, so the listener is not
+                // polled.
                 Err(_) => {
                     self.deaf = true;
                     return;
@@ -274,8 +279,8 @@ mod tests {
         assert_eq!((&own.words[..], own.descriptor.is_some()), (&b"own"[..], false));
     }
 
-    /// A refused question, one that is too long and one to nobody end without an answer; an unknown connection that says nothing
-    /// keeps nobody from asking.
+    /// A refused question, one that is too long and one to nobody end without an answer. Silent unknown connections
+    /// keep no process from asking.
     #[test]
     fn no_answers() {
         let mut request_sockets = [RequestSocket::open().unwrap(), RequestSocket::open().unwrap()];

@@ -1,5 +1,6 @@
-//! The host's side of a round before a split or shrink, as a pure machine: all ranks that make it send a message, and all who
-//! wait get the same table, or the same failure.
+//! The host's side of a round before a split or shrink, as a pure state machine.
+//!
+//! All ranks that make the call send a message. All ranks that wait get the same table, or the same failure.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +14,19 @@ use super::outcome::{Failure, SessionOutcome};
 /// A round.
 #[derive(Debug, Default)]
 pub struct Round {
-    /// How many ranks take part, once one has said so.
+    /// The ranks that take part, as the first message says.
     ranks: Option<u32>,
-    /// By their places.
+    /// The messages, by their ranks' places.
     messages: BTreeMap<u32, SplitMessage>,
-    /// Who has spoken and may wait for the answer, with its place. The first place's process hosts.
+    /// The connections of ranks that have spoken and may wait for the answer, with their places. The host has the first
+    /// place.
     connections: Vec<(u32, ConnectionId)>,
     answer: Option<FromHost>,
 }
 
 impl Round {
-    /// The rank in this place, of so many, says its part. Ranks that have gone before the answer are no failure here: others
-    /// notice when they need them.
+    /// Takes the message of the rank in this place, of `ranks`. A rank that leaves after its message does not fail the
+    /// round: others notice when they need it.
     pub fn said(
         &mut self,
         connection: ConnectionId,
@@ -50,13 +52,13 @@ impl Round {
         self.end(FromHost::Table(table))
     }
 
-    /// A rank said something else.
+    /// A rank sent another kind of message.
     pub fn disorder(&mut self, connection: ConnectionId, rank: u32) -> Vec<ToRank> {
         self.connections.push((rank, connection));
         self.fail(Failure::Disorder { rank })
     }
 
-    /// There will be no table, unless there is one.
+    /// Fails the round, unless it has an answer.
     pub fn fail(&mut self, failure: Failure) -> Vec<ToRank> {
         if self.answer.is_some() {
             return Vec::new();
@@ -69,12 +71,12 @@ impl Round {
         self.connections.retain(|(_, other)| *other != connection);
     }
 
-    /// What all hear, once it has ended.
+    /// The answer that all ranks hear, once there is one.
     pub fn answer(&self) -> Option<&FromHost> {
         self.answer.as_ref()
     }
 
-    /// Whether somebody waits.
+    /// Whether a rank waits for the answer.
     pub fn is_awaited(&self) -> bool {
         self.answer.is_none() && !self.connections.is_empty()
     }
@@ -82,7 +84,7 @@ impl Round {
     fn end(&mut self, message: FromHost) -> Vec<ToRank> {
         self.answer = Some(message.clone());
         let mut connections = std::mem::take(&mut self.connections);
-        // The host's own last: its process may be gone as soon as it has heard.
+        // The host's own rank comes last: its process may end as soon as that rank has heard.
         connections.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
         connections.into_iter().map(|(_, to)| ToRank { to, message: message.clone() }).collect()
     }
@@ -112,7 +114,8 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever order ranks come, the table is the same, and it comes once all are there, to all who have not left.
+        /// Ranks may come in any order: the table is the same, and comes once all have spoken, to all that have not
+        /// left.
         #[test]
         fn any_order(order in Just((0..7u32).collect::<Vec<_>>()).prop_shuffle(), leaves in 0..7usize) {
             let mut round = Round::default();
@@ -131,7 +134,7 @@ mod tests {
         }
     }
 
-    /// What fails fails for those who wait and for those who come later, once; after the table nothing fails.
+    /// A failure reaches ranks that wait and ranks that come later, once. After the table nothing fails.
     #[test]
     fn failures() {
         let mut round = Round::default();
@@ -147,7 +150,7 @@ mod tests {
         assert!(alone.fail(Failure::Absent { rank: 0 }).is_empty());
     }
 
-    /// Who hosts, in the first place, hears last: its process may end as soon as it has.
+    /// The host, in the first place, hears last: its process may end as soon as it has heard.
     #[test]
     fn host_hears_last() {
         let mut round = Round::default();
@@ -158,7 +161,7 @@ mod tests {
         assert_eq!(answers.iter().map(|answer| answer.to.0).collect::<Vec<_>>(), [2, 1, 0]);
     }
 
-    /// Claims that cannot be true end it.
+    /// Messages that cannot be true end the round.
     #[test]
     fn nonsense() {
         let after = |rank, ranks| {

@@ -1,7 +1,7 @@
-//! Ids of NCCL's that nobody uses: their roots listen in this process and nobody has been there.
+//! Spare ids: made by NCCL in this process, with a root that listens here and that no rank has reached.
 //!
 //! An id costs NCCL a thread and a socket until all of its ranks have been at its root, and nothing else ends them. So
-//! where it is certain that nobody will go there, the id is kept for the next that is asked for.
+//! an id to whose root certainly no rank will go is kept for the next `ncclGetUniqueId`.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,22 +11,23 @@ use super::id_tag::{self, Id};
 /// The spare ids of a process.
 #[derive(Debug)]
 pub(crate) struct Spares {
-    /// As NCCL made them, without an id tag. Held for a push or a pop; comes after no other lock, and none after it.
+    /// As NCCL made them, without an id tag. Held for a push or a pop. No other lock is held when it is taken, nor
+    /// taken while it is held.
     ids: Mutex<Vec<Id>>,
     max: usize,
 }
 
-/// What became of an id that was given back.
+/// Whether an id was kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum Room {
     Kept,
-    /// There are enough. Its root stays as NCCL leaves it.
+    /// There are enough. The id's root stays as NCCL leaves it.
     Full,
 }
 
 impl Spares {
-    /// None yet; never more than so many.
+    /// Keeps at most `max` ids.
     pub(crate) fn new(max: usize) -> Spares {
         Spares { ids: Mutex::new(Vec::new()), max }
     }
@@ -41,8 +42,8 @@ impl Spares {
         Room::Kept
     }
 
-    /// Takes one whose root still listens. NCCL's root leaves only when it has been talked to; an id without it
-    /// would fail for its ranks, and costs nothing any more.
+    /// Takes an id whose root still listens. NCCL's root closes only after a connection. An id without its root would
+    /// fail for its ranks, and costs nothing any more, so it is dropped.
     pub(crate) fn take(&self) -> Option<Id> {
         loop {
             let id = self.ids.lock().unwrap_or_else(PoisonError::into_inner).pop()?;

@@ -1,25 +1,25 @@
-//! Who of this process waits for what comes over a connection, as the background thread sees it.
+//! The background thread's view of a rank of this process that waits for messages over a connection.
 
 use std::fmt::Debug;
 
 use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
 
-/// Whom a connection is for: a rank in its session, or in a round. The background thread tells it what happens.
+/// A rank that waits in its session or in a round. The background thread calls these methods.
 pub(crate) trait Waiter: Debug + Send + Sync {
-    /// The host said something.
+    /// The host sent this message.
     fn heard(&self, message: FromHost) -> Need;
 
-    /// Its connection is gone, or what came cannot be read.
+    /// Its connection has closed, or a message cannot be read.
     fn lost(&self, failure: Failure);
 
-    /// It waits no more, and this came of it.
+    /// Ends its wait with this outcome.
     fn end(&self, outcome: SessionOutcome);
 
-    /// Whether it says elsewhere that it does not come after all: at its host-local rendezvous.
+    /// Whether the rank declines elsewhere: at its host-local rendezvous.
     fn declines_elsewhere(&self) -> bool;
 
-    /// Whether it waits no more.
+    /// Whether its wait has ended.
     fn is_over(&self) -> bool;
 }
 

@@ -1,14 +1,14 @@
-//! Fixed binary forms: little-endian numbers and counted bytes, each with its limit. What does not fit exactly is no
-//! message.
+//! Reads and writes fixed binary forms: little-endian numbers and counted bytes, each with its limit in bytes. Bytes
+//! that do not fit exactly are no message.
 
 use super::token::Token;
 
-/// Puts values behind each other.
+/// Appends values to a buffer.
 #[derive(Debug, Default)]
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// All that was put.
+    /// All bytes written.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
@@ -38,20 +38,20 @@ impl Writer {
         self.raw(&token.0)
     }
 
-    /// Bytes whose number the reader knows.
+    /// Bytes without a count: the reader knows how many.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Writer {
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// A count of four bytes and at most `limit` bytes; what is more is left out.
+    /// A count of four bytes, then at most `limit` bytes. The rest is cut off.
     pub fn counted(&mut self, bytes: &[u8], limit: usize) -> &mut Writer {
         let bytes = &bytes[..bytes.len().min(limit)];
         self.u32(bytes.len() as u32).raw(bytes)
     }
 }
 
-/// Takes values from the front; nothing where bytes are missing.
+/// Reads values from the front. None where bytes are missing.
 #[derive(Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
@@ -97,19 +97,19 @@ impl<'a> Reader<'a> {
         self.raw().map(Token)
     }
 
-    /// Counted bytes, if they are at most `limit`.
+    /// Counted bytes. None if they are more than `limit`.
     pub fn counted(&mut self, limit: usize) -> Option<&'a [u8]> {
         let count = self.u32()? as usize;
         if count > limit { None } else { self.take(count) }
     }
 
-    /// Whether all has been read.
+    /// `Some` if all bytes have been read.
     pub fn finish(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 }
 
-/// FNV-1a over 64 bits: tells accidents, not adversaries.
+/// FNV-1a over 64 bits: finds accidents, not attacks.
 pub fn checksum(bytes: &[u8]) -> u64 {
     bytes
         .iter()

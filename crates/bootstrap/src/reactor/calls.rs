@@ -1,4 +1,5 @@
-//! The calls whose sessions and rounds are at the process listener of this process: who comes for them, and who never will.
+//! The calls (splits, shrinks, host-local rendezvous) whose sessions and rounds are at this process's process listener:
+//! which ranks come, and which never will.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,14 +19,14 @@ use crate::message::FromRank;
 use crate::negotiated::Token;
 use crate::outcome::{Failure, SessionOutcome};
 
-/// Who has come for which call, and who is on the way.
+/// All such calls, and the connections that have not said for which call they come.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    /// Rounds before calls, and the order in which they came.
+    /// The arrived ranks of each call or round, and the order in which calls became known.
     arrivals: HashMap<Token, Arrivals>,
     order: VecDeque<Token>,
     rounds: Rounds,
-    /// Connections that have not said for what they come, the oldest first.
+    /// Connections that have sent no greeting yet, the oldest first.
     visitors: VecDeque<u64>,
 }
 
@@ -39,7 +40,7 @@ impl Calls {
             if self.visitors.len() > sockets.limits.newcomers_max
                 && let Some(oldest) = self.visitors.pop_front()
             {
-                // It has been silent for longest; nothing honest connects in order to say nothing.
+                // The oldest has been silent for longest. No rank connects and stays silent.
                 sockets.endpoints.remove(&oldest);
                 Counts::up(&sockets.shared.counts.turned_away);
             }
@@ -86,7 +87,8 @@ impl Calls {
         self.present(sockets, sessions, key, child);
     }
 
-    /// A rank's connection has something. With its first message in a session of a call, or its end without one, it has arrived.
+    /// Handles input of a rank's connection in a session. A rank of a call has arrived with its first message, or with
+    /// the end of its connection without one.
     pub(super) fn present(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64, token: Token) {
         let Some(heard) = sessions.hear(sockets, key, token) else { return };
         if let Some((call, rank, line)) = heard.arrived {
@@ -117,7 +119,7 @@ impl Calls {
         self.in_round(sockets, sessions, key);
     }
 
-    /// The connection of a rank in a round has something.
+    /// Handles input of a rank's connection in a round.
     pub(super) fn in_round(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
         let Some(heard) = self.rounds.hear(sockets, key) else { return };
         let (name, rank) = (heard.name, heard.rank);
@@ -129,7 +131,7 @@ impl Calls {
         }
         if heard.line == Line::Closed {
             self.rounds.left(sockets, key, name);
-            // Without a message it will never send one; with one, it has.
+            // A rank that has sent no message will send none. For one that has, this changes nothing.
             self.arrivals.get_mut(&name).into_iter().for_each(|arrivals| arrivals.died(rank));
         }
         self.look_at(sockets, sessions, name);
@@ -160,12 +162,13 @@ impl Calls {
         }
     }
 
-    /// Whether it is known and not over.
+    /// Whether the call is known and not over.
     pub(super) fn has(&self, call: Token) -> bool {
         self.arrivals.contains_key(&call)
     }
 
-    /// The host's own rank makes the call: from now on the others are known, and those that die are seen.
+    /// The host's own rank makes the call: from now on the other ranks are known, and the deaths of their processes are
+    /// seen.
     pub(super) fn await_ranks(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, expected: Expected) {
         let Expected { call, ranks, lives } = expected;
         self.arrivals(sockets, sessions, call).await_ranks(ranks);
@@ -183,7 +186,7 @@ impl Calls {
         self.look_at(sockets, sessions, call);
     }
 
-    /// The process of a rank that has not come has died.
+    /// Handles the end of the process of a rank that has not come.
     pub(super) fn died(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
         if let Some(Endpoint::Life { call, rank, .. }) = sockets.endpoints.remove(&key)
             && let Some(arrivals) = self.arrivals.get_mut(&call)
@@ -194,13 +197,14 @@ impl Calls {
         }
     }
 
-    /// A rank that is expected does not come, and does not come to the session either: its process is gone.
+    /// Notes that an expected rank will not come to the session, because its process is gone.
     pub(super) fn lose(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token, rank: u32) {
         self.arrivals(sockets, sessions, call).died(rank);
         self.look_at(sockets, sessions, call);
     }
 
-    /// A rank that is expected says elsewhere that it does not come to the session of this communicator, which ends so.
+    /// Handles an expected rank that declines elsewhere (at the host-local rendezvous): the session of this
+    /// communicator gets its decline.
     pub(super) fn decline(
         &mut self,
         sockets: &mut Sockets,
@@ -219,7 +223,8 @@ impl Calls {
         self.look_at(sockets, sessions, call);
     }
 
-    /// Ends the session whose ranks cannot all come any more, or the round, and forgets the call when nobody can.
+    /// Ends the session or round whose missing ranks cannot all come, and forgets the call when no rank can come any
+    /// more.
     fn look_at(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token) {
         let lost = self.arrivals.get(&call).and_then(Arrivals::lost);
         lost.into_iter().for_each(|rank| self.rounds.fail(sockets, call, Failure::Absent { rank }));
@@ -249,5 +254,5 @@ impl Calls {
     }
 }
 
-/// Of no connection.
+/// The key of no connection.
 const NOBODYS_KEY: u64 = 0;

@@ -1,4 +1,5 @@
-//! The sessions that this process hosts: who comes to their ports, and what their agreements make of it.
+//! The sessions that this process hosts: accepts connections at their ports, and passes messages to and from their
+//! agreements.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -22,33 +23,34 @@ use crate::outcome::Failure;
 use windlass_base::descriptor;
 use windlass_base::stats::segment;
 
-/// Descriptors that this process needs before its ranks may go to NCCL. Three relay a connection to NCCL's root: both ends here, and
-/// the root's own.
+/// Descriptors that this process must have free before its ranks may go to NCCL. A relayed connection takes three: both
+/// ends here and the root's own.
 const OF_A_RELAY: usize = 3 + OF_A_RANK_OF_NCCL;
-/// The newest release whose bootstrap was read (2.30.7).
+/// The newest release of NCCL whose bootstrap was read (2.30.7).
 const BOOTSTRAP_READ_UP_TO: i32 = 23007;
-/// Sessions looked at, at each new one, for whether NCCL's root is gone. With 256 open ones a dead one stays open for 16
-/// inits at most; each look costs a microsecond or two.
+/// How many sessions are checked at each new one for whether NCCL's root is gone. With 256 open sessions a dead one
+/// stays open for 16 inits at most. Each check takes 1 to 2 us.
 const SWEEP: usize = 16;
 
 /// All sessions of this process, by their tokens.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     sessions: HashMap<Token, Session>,
-    /// The order in which [`Sessions::sweep`] looks at them.
+    /// The order in which [`Sessions::sweep`] checks them.
     sweeping: VecDeque<Token>,
 }
 
-/// What came over a rank's connection.
+/// The state of a rank's connection after its messages were handled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heard {
-    /// Of a rank in a session of a call, at its first message or end: which call, whose it is, and whether it spoke.
+    /// For a rank in a session of a call, at its first message or its end: the call, the rank, and whether it spoke
+    /// (`Open`).
     pub arrived: Option<(Token, u32, Line)>,
     line: Line,
 }
 
 impl Sessions {
-    /// Hosts a session from now on.
+    /// Opens a session.
     pub(super) fn open(&mut self, sockets: &mut Sockets, new: NewSession) {
         self.sweep(sockets);
         let NewSession { token, comm, id, listener, root } = new;
@@ -62,8 +64,8 @@ impl Sessions {
         self.sweeping.push_back(token);
     }
 
-    /// Looks at a few of the oldest sessions: one whose root is gone takes no NCCL rank any more, and nobody waits in
-    /// it.
+    /// Checks the next [`SWEEP`] sessions and retires those whose root is gone: no rank of NCCL can come there, and no
+    /// rank waits.
     pub(super) fn sweep(&mut self, sockets: &mut Sockets) {
         for _ in 0..SWEEP.min(self.sweeping.len()) {
             let Some(token) = self.sweeping.pop_front() else { return };
@@ -81,7 +83,8 @@ impl Sessions {
         }
     }
 
-    /// Nobody can come any more. Ranks that wait for an outcome lose their host.
+    /// Closes a session's port and newcomers: no connection can come any more. Ranks that wait for an outcome lose
+    /// their host.
     pub(super) fn retire(&mut self, sockets: &mut Sockets, token: Token) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
         if let Some(key) = session.listener.take() {
@@ -100,16 +103,16 @@ impl Sessions {
         self.forget_if_empty(token);
     }
 
-    /// All ranks have confirmed that they go to NCCL later only, and with another id: so nobody goes to the root of this
-    /// one. Also not
+    /// Closes a lazy session and keeps its id as a spare one. All ranks have confirmed that they go to NCCL only later,
+    /// with another id, so nobody goes to this id's root:
     ///
-    /// - a rank that dies, leaves or loses us before it hears the outcome: whoever has reported goes nowhere without the
-    ///   host's message, its init fails;
-    /// - anybody who has been there: the first connection that is relayed makes the session end on NCCL, so none was;
-    /// - whoever else connects from now on: no rank is missing. It is refused, as by NCCL's root once all have been there.
+    /// - Not a rank that dies, leaves or loses the host before it hears the outcome: a rank that has reported goes
+    ///   nowhere without the host's message, and its init fails.
+    /// - Not a rank of NCCL's that came before: its connection would have made the session end on NCCL.
+    /// - Not a connection that comes from now on, as no rank is missing. It is refused, as by NCCL's root after its
+    ///   last rank.
     ///
-    /// The port goes, and the id goes to those that are given out again. That comes before
-    /// anybody hears the outcome: whoever asks for an id after the init finds this one.
+    /// Done before any rank hears the outcome: whoever asks for an id after the init finds this one.
     fn recycle(&mut self, sockets: &mut Sockets, token: Token) {
         let Some(session) = self.sessions.get(&token) else { return };
         if let Some(id) = session.id().copied() {
@@ -118,7 +121,7 @@ impl Sessions {
         }
     }
 
-    /// Forgets a session that nobody is in or can come to.
+    /// Forgets a session that has no connections and to which none can come.
     pub(super) fn forget_if_empty(&mut self, token: Token) {
         if self.sessions.get(&token).is_some_and(Session::is_empty) {
             self.sessions.remove(&token);
@@ -126,20 +129,20 @@ impl Sessions {
         }
     }
 
-    /// Takes who waits at a port.
+    /// Accepts connections that wait at a port.
     pub(super) fn accept(&mut self, sockets: &mut Sockets, listener: u64, token: Token) {
         for _ in 0..sockets.limits.accepts_per_turn {
             if !self.accepts(sockets, token) {
                 return sockets.pause(listener);
             }
             let Some(Endpoint::Port(watched, _)) = sockets.endpoints.get(&listener) else { return };
-            // The last one is for the root to which something is relayed now.
+            // The last free descriptor is for the root to which a connection is relayed now.
             let spared = if sockets.relays > 0 { connection::free_for_root(1) } else { Ok(()) };
             let accept = || connection::accept(watched);
             let accepted = match spared.and_then(|()| descriptor::even_of_reserve(accept)) {
                 Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return,
-                // Those who gave up while they waited.
+                // The client gave up while it waited.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PERM | Errno::INVAL) => continue,
                 Err(error) => {
                     return match sockets.lacks("accept", error) {
@@ -159,14 +162,14 @@ impl Sessions {
             if session.newcomers.len() > sockets.limits.newcomers_max
                 && let Some(oldest) = session.newcomers.pop_front()
             {
-                // It has been silent for longest; nothing honest connects in order to say nothing.
+                // The oldest has been silent for longest. No rank connects and stays silent.
                 sockets.endpoints.remove(&oldest);
                 Counts::up(&sockets.shared.counts.turned_away);
             }
         }
     }
 
-    /// Listeners that were paused take connections again, but ports whose sessions take none now.
+    /// Resumes paused listeners, except ports whose sessions accept none now.
     pub(super) fn resume(&mut self, sockets: &mut Sockets) {
         for key in std::mem::take(&mut sockets.paused) {
             match sockets.endpoints.get(&key) {
@@ -176,14 +179,15 @@ impl Sessions {
         }
     }
 
-    /// Whether a session takes connections now: whoever came would only wait, with a descriptor of ours.
+    /// Whether a session accepts connections now. If not, a new connection would only wait, and hold a descriptor.
     fn accepts(&self, sockets: &Sockets, token: Token) -> bool {
         self.sessions
             .get(&token)
             .is_none_or(|session| session.waiting == 0 && session.has_room(sockets.relays, &sockets.limits))
     }
 
-    /// Somebody at a port has said something. Gives the connection of a rank of NCCL's, and its session.
+    /// Handles input of a newcomer at a port. Returns the connection if it is to be relayed to NCCL's root, and its
+    /// session.
     #[must_use]
     pub(super) fn newcomer(&mut self, sockets: &mut Sockets, key: u64) -> Option<(Connection, Token)> {
         let Some(Endpoint::Newcomer(connection, token)) = sockets.endpoints.get_mut(&key) else {
@@ -205,9 +209,10 @@ impl Sessions {
                 self.present(sockets, key, token);
             }
             Caller::Nccl => return Some((connection, token)),
-            // It may be a rank: none may be lost.
+            // It may be a rank of NCCL's, and none may be lost.
             Caller::Unknown if is_nccl_newer() => return Some((connection, token)),
-            // Closed before it said who it is, nobody's, or one of too many. NCCL's root drops these, too, where they do not end it.
+            // Closed before it was identified, unknown, or one too many. NCCL's root drops such connections, too,
+            // unless they end it.
             _ => {
                 log::debug!("bootstrap {token:?} dropped a connection, {caller:?}");
                 Counts::up(&sockets.shared.counts.turned_away);
@@ -216,14 +221,14 @@ impl Sessions {
         None
     }
 
-    /// A rank's connection has something, of a session at a port.
+    /// Handles input of a rank's connection in a session at a port.
     fn present(&mut self, sockets: &mut Sockets, key: u64, token: Token) {
         if let Some(heard) = self.hear(sockets, key, token) {
             self.leave_if_closed(sockets, key, token, heard);
         }
     }
 
-    /// What a rank's connection has goes to the agreement.
+    /// Passes the messages of a rank's connection to the agreement.
     pub(super) fn hear(&mut self, sockets: &mut Sockets, key: u64, token: Token) -> Option<Heard> {
         let Some(Endpoint::Present(connection, _)) = sockets.endpoints.get_mut(&key) else { return None };
         let (messages, mut line, complaint) = connection.messages(FROM_RANK_BYTES_MAX, FromRank::decode);
@@ -244,14 +249,14 @@ impl Sessions {
         Some(Heard { arrived: arrived.map(|(call, rank)| (call, rank, spoke)), line })
     }
 
-    /// After what was [heard](Sessions::hear) a rank has left, if its line is closed.
+    /// The rank has left if its connection has closed, after its messages were [heard](Sessions::hear).
     pub(super) fn leave_if_closed(&mut self, sockets: &mut Sockets, key: u64, token: Token, heard: Heard) {
         if heard.line == Line::Closed {
             self.leave(sockets, key, token);
         }
     }
 
-    /// The session of a communicator that this call makes; its first comer opens it.
+    /// The session of a communicator that this call makes. Its first rank opens it.
     pub(super) fn of_call(&mut self, call: Token, child: Token) -> &mut Session {
         self.sessions.entry(child).or_insert_with(|| Session::of_call(call, children::comm_token(child)))
     }
@@ -261,18 +266,18 @@ impl Sessions {
         self.sessions.get(&token)
     }
 
-    /// The same, to be changed.
+    /// The session with this token, mutable.
     pub(super) fn get_mut(&mut self, token: Token) -> Option<&mut Session> {
         self.sessions.get_mut(&token)
     }
 
-    /// Nobody can be let in to this session. Those who are there hear that it cannot be, the others that nobody is.
+    /// Fails a session because its port cannot accept any more. Ranks that are there hear so, later ones are refused.
     pub(super) fn refuse_session(&mut self, sockets: &mut Sockets, token: Token) {
         self.happen(sockets, token, Event::Absent(Failure::Short));
         self.retire(sockets, token);
     }
 
-    /// All who could come to this session of a call have come.
+    /// All ranks that could come to this session of a call have come.
     pub(super) fn nobody_comes(&mut self, token: Token) {
         if let Some(session) = self.sessions.get_mut(&token) {
             session.nobody_comes();
@@ -290,15 +295,15 @@ impl Sessions {
         self.happen(sockets, token, Event::Left(ConnectionId(key)));
     }
 
-    /// Steps the agreement and sends its answers; whoever cannot be reached has left.
+    /// Gives an event to the agreement and sends its answers. A rank that cannot be reached has left.
     pub(super) fn happen(&mut self, sockets: &mut Sockets, token: Token, event: Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let Some(session) = self.sessions.get_mut(&token) else { return };
             let undecided = session.agreement.outcome().is_none();
             if undecided && session.root().is_some() {
-                // Those who are there go once the outcome is known. Twice: one that was missing just now is there.
-                // By a reserve that was given up for them no room came to be.
+                // The ranks' connections here will be free after the outcome. Looks twice: a descriptor that another
+                // thread held for a moment is free then. Descriptors that the reserve gave up do not count as room.
                 let needed = OF_A_RELAY + descriptor::missing_of_reserve();
                 let needed = needed.saturating_sub(session.present);
                 session.agreement.has_room((0..2).any(|_| descriptor::are_free(needed)));
@@ -330,7 +335,7 @@ impl Sessions {
     }
 }
 
-/// Whether this NCCL is newer than those whose bootstrap was read, so that its ranks may begin with other bytes.
+/// Whether this NCCL is newer than the releases whose bootstrap was read: its connections may begin with other bytes.
 fn is_nccl_newer() -> bool {
     segment::current().nccl_version.load(Ordering::Relaxed) > BOOTSTRAP_READ_UP_TO
 }

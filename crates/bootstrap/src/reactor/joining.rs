@@ -1,4 +1,4 @@
-//! A rank of this process in its session or round, wherever that is hosted.
+//! The connection of a rank of this process to the host of its session or round.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ pub(super) struct Joining {
     host: Host,
     waiter: Arc<dyn Waiter>,
     stage: JoinStage,
-    /// What has not gone out.
+    /// Bytes to be sent once the connection stands.
     words: Vec<u8>,
 }
 
-/// How far it is.
+/// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JoinStage {
     Connecting,
@@ -31,19 +31,19 @@ enum JoinStage {
 }
 
 impl Joining {
-    /// A connection to its host that has begun, with what is to be said.
+    /// A connection that has begun, and the bytes to send over it first.
     pub(super) fn new(watched: Watched, host: Host, waiter: Arc<dyn Waiter>, words: Vec<u8>) -> Joining {
         let connection = Connection::new(watched);
         Joining { connection, host, waiter, stage: JoinStage::Connecting, words }
     }
 
-    /// Says this to its host, now or behind what has not gone out.
+    /// Sends these bytes to the host, now or after the connection stands.
     pub(super) fn say(&mut self, bytes: &[u8]) -> Result<Need, Hindrance> {
         if self.stage != JoinStage::Talking {
             self.words.extend_from_slice(bytes);
             return Ok(Need::Connection);
         }
-        // A line that closed while speaking is read to its end now: an outcome may lie in it.
+        // If the connection closed during the send, the rest is read now: an outcome may be among it.
         match self.connection.say(bytes) {
             Line::Open => Ok(Need::Connection),
             Line::Closed => self.turn(),
@@ -55,7 +55,7 @@ impl Joining {
         self.host
     }
 
-    /// Its rank, as it was on its way there, with what has not gone out.
+    /// The rank with its waiter, and the bytes that have not gone out.
     pub(super) fn reporting(&self) -> Reporting {
         Reporting {
             key: self.connection.watched.key(),
@@ -64,7 +64,7 @@ impl Joining {
         }
     }
 
-    /// Its socket has something.
+    /// Handles an event of the socket.
     pub(super) fn turn(&mut self) -> Result<Need, Hindrance> {
         if self.stage == JoinStage::Connecting {
             let unreached = |error: Errno| Hindrance::Unreached { words: error.to_string() };
@@ -89,7 +89,7 @@ impl Joining {
 }
 
 impl Drop for Joining {
-    /// However its connection ends, nobody waits for it.
+    /// Whatever ends the connection, the waiter hears of it.
     fn drop(&mut self) {
         self.waiter.lost(Failure::HostLost);
     }

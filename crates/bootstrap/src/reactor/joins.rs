@@ -1,4 +1,5 @@
-//! The ranks of this process on their way to their sessions, and what is said where no rank goes.
+//! Connects the ranks of this process to the hosts of their sessions and rounds, and sends messages of ranks that
+//! decline.
 
 use rustix::event::epoll::EventFlags;
 
@@ -17,27 +18,27 @@ use crate::process_listener::{self, Knock};
 use crate::waiter::Need;
 use windlass_base::descriptor::{self, Ours};
 
-/// What could not be said at a process listener, or a port, yet.
+/// An attempt to connect that is repeated.
 #[derive(Debug)]
 enum Knocking {
-    /// At a process listener.
+    /// A message for the process listener with this secret.
     Telling(Token, Vec<u8>),
     Joining(Host, Reporting),
 }
 
-/// What is tried again.
+/// All attempts that are repeated.
 #[derive(Debug, Default)]
 pub(super) struct Joins {
     knocking: Vec<Knocking>,
 }
 
 impl Joins {
-    /// Whether something is tried again later.
+    /// Whether an attempt will be repeated.
     pub(super) fn is_knocking(&self) -> bool {
         !self.knocking.is_empty()
     }
 
-    /// A rank of this process goes to its session or round.
+    /// Connects a rank of this process to the host of its session or round.
     pub(super) fn join(
         &mut self,
         sockets: &mut Sockets,
@@ -55,7 +56,7 @@ impl Joins {
         }
     }
 
-    /// Does what [follows](approach::next) for a rank that does not get to its host, or has lost it.
+    /// Does what [follows](approach::next) for a rank that cannot reach its host or has lost it.
     fn hindered(
         &mut self,
         sockets: &mut Sockets,
@@ -81,13 +82,13 @@ impl Joins {
         }
     }
 
-    /// What could not be said is tried again.
+    /// Repeats all attempts.
     pub(super) fn knock_again(&mut self, sockets: &mut Sockets, sessions: &mut Sessions) {
         for knocking in std::mem::take(&mut self.knocking) {
             match knocking {
                 Knocking::Telling(process_listener, bytes) => self.tell(sockets, process_listener, bytes),
                 Knocking::Joining(host, reporting) => match place(host, sessions, &reporting.words) {
-                    // It is no session of this process any more.
+                    // This process no longer hosts the session.
                     HostAt::Port => {
                         self.hindered(sockets, sessions, host, reporting, Hindrance::Short(Want::Refused));
                     }
@@ -97,19 +98,20 @@ impl Joins {
         }
     }
 
-    /// A rank waits no more.
+    /// A rank waits no more: closes its connection or ends its attempts.
     pub(super) fn leave_session(&mut self, sockets: &mut Sockets, key: u64) {
         let unsaid = match sockets.endpoints.remove(&key) {
             Some(Endpoint::Joining(joining)) => joining.reporting().words,
             _ => self.stop_knocking(key),
         };
-        // The host of a call waits for a message of each rank, and the report has not gone out.
+        // The host of a call waits for a message of each rank, so a rank whose report has not gone out declines.
         if let Some((process_listener, words)) = children::withdrawal(&unsaid) {
             self.tell(sockets, process_listener, words);
         }
     }
 
-    /// The thread ends, and with it these connections.
+    /// At the end of the thread: declines for ranks whose reports have not gone out, and sends what was still to be
+    /// sent.
     pub(super) fn say_what_was_not_said(&mut self, sockets: &Sockets) {
         for endpoint in sockets.endpoints.values() {
             if let Endpoint::Joining(joining) = endpoint {
@@ -130,7 +132,7 @@ impl Joins {
         }
     }
 
-    /// Gives what was to be said.
+    /// Ends the attempts of a rank. Returns the bytes that were to be sent.
     fn stop_knocking(&mut self, key: u64) -> Vec<u8> {
         let joins = |knocking: &mut Knocking| match knocking {
             Knocking::Joining(_, other) => other.key == key,
@@ -142,17 +144,17 @@ impl Joins {
         }
     }
 
-    /// What a rank of this process has to say in its session goes there.
+    /// Sends a message of a rank of this process in its session.
     pub(super) fn say(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64, bytes: &[u8]) {
         self.turn(sockets, sessions, key, |joining| joining.say(bytes));
     }
 
-    /// The connection of a rank of this process has something.
+    /// Handles an event of the connection of a rank of this process.
     pub(super) fn joining(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
         self.turn(sockets, sessions, key, Joining::turn);
     }
 
-    /// A turn of a connection that has begun: nothing is [short](Hindrance::Short) any more, so that nothing is tried again.
+    /// Lets a begun connection go on. It is never [short](Hindrance::Short) of a resource, so no attempt is repeated.
     fn turn(
         &mut self,
         sockets: &mut Sockets,
@@ -166,12 +168,12 @@ impl Joins {
             Ok(Need::Nothing) => return drop(sockets.endpoints.remove(&key)),
             Err(hindrance) => (joining.host(), joining.reporting(), hindrance),
         };
-        // Before its connection ends, which would say something else.
+        // First: the end of the connection would tell the waiter that the host is lost.
         self.hindered(sockets, sessions, host, reporting, hindrance);
         sockets.endpoints.remove(&key);
     }
 
-    /// Says something at a process listener to which no rank of this process goes, as soon as it can be.
+    /// Sends a message to a process listener to which no rank of this process connects, as soon as possible.
     pub(super) fn tell(&mut self, sockets: &mut Sockets, process_listener: Token, bytes: Vec<u8>) {
         match process_listener::connect(process_listener) {
             Ok(socket) => {
@@ -181,18 +183,18 @@ impl Joins {
                     sockets.endpoints.insert(key, Endpoint::Telling(connection));
                 }
             }
-            // Others wait for it: it is tried as long as the process lives.
+            // Other ranks wait for the message, so it is tried for as long as that process lives.
             Err(Knock::Later(error)) => {
                 sockets.lacks("reach a process listener", error);
                 self.knocking.push(Knocking::Telling(process_listener, bytes));
             }
-            // Nobody is left who would wait for it.
+            // No process is left that waits for the message.
             Err(Knock::Gone) => {}
         }
     }
 }
 
-/// What is told at a process listener goes on, until it has arrived.
+/// Goes on with a message to a process listener, until it has arrived.
 pub(super) fn telling(sockets: &mut Sockets, key: u64) {
     let Some(Endpoint::Telling(connection)) = sockets.endpoints.get_mut(&key) else { return };
     let line = connection.fill(GREETING_BYTES);
@@ -202,7 +204,7 @@ pub(super) fn telling(sockets: &mut Sockets, key: u64) {
     }
 }
 
-/// Where the host of these words is, as this process knows.
+/// Where the host is to which these words go, as far as this process knows.
 fn place(host: Host, sessions: &Sessions, words: &[u8]) -> HostAt {
     match host.at() {
         HostAt::Port if message::token_of(words).is_some_and(|token| sessions.get(token).is_some()) => {
@@ -212,7 +214,7 @@ fn place(host: Host, sessions: &Sessions, words: &[u8]) -> HostAt {
     }
 }
 
-/// Begins to connect to a host, which is there.
+/// Begins to connect to a host.
 fn begin(sockets: &mut Sockets, host: Host, place: HostAt, key: u64) -> Result<Watched, Hindrance> {
     match host {
         Host::Port(address) => {
@@ -237,7 +239,7 @@ fn begin(sockets: &mut Sockets, host: Host, place: HostAt, key: u64) -> Result<W
     }
 }
 
-/// Waits until a connection that has begun stands.
+/// Lets the thread wait until a begun connection stands.
 fn watch(sockets: &Sockets, socket: Ours, key: u64) -> rustix::io::Result<Watched> {
     let mut watched = sockets.poll.watch_as(socket, key);
     watched.want(EventFlags::OUT)?;

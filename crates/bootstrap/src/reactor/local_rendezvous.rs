@@ -1,4 +1,4 @@
-//! The host-local rendezvous whose roster this process keeps: who enters, asks and goes.
+//! The host-local rendezvous whose rosters this process keeps: ranks enter, ask and leave.
 
 use std::collections::HashMap;
 
@@ -17,23 +17,23 @@ use crate::negotiated::Token;
 use crate::outcome::{FallbackReason, SessionOutcome};
 use windlass_base::descriptor::Ours;
 
-/// A host-local rendezvous, for as long as anybody is connected to it.
+/// A host-local rendezvous, which ends with its last connection.
 #[derive(Debug)]
 struct LocalRendezvous {
     listener: u64,
-    /// Those that have not said who they are, too.
+    /// All connections, also those without a greeting yet.
     connections: usize,
     roster: Roster,
 }
 
-/// Those that this process keeps, by their names.
+/// The host-local rendezvous that this process keeps, by their names.
 #[derive(Debug, Default)]
 pub(super) struct Rosters(HashMap<Token, LocalRendezvous>);
 
 impl Rosters {
     pub(super) fn open(&mut self, sockets: &mut Sockets, name: Token, listener: Ours) {
         let mut watched = sockets.poll.watch(listener);
-        // Without it whoever connects hears that nobody is there.
+        // Without an event for the listener: it closes, and ranks that connect are refused.
         if let Err(error) = watched.want(EventFlags::IN) {
             return log::warn!("bootstrap cannot listen at a host-local rendezvous: {error}");
         }
@@ -48,7 +48,7 @@ impl Rosters {
             let Some(watched) = sockets.next_visitor(listener) else { break };
             let newcomers_max = sockets.limits.newcomers_max;
             let Some(local_rendezvous) = self.0.get_mut(&name) else { return };
-            // Nothing honest is silent here.
+            // No rank connects and stays silent.
             if local_rendezvous.connections - local_rendezvous.roster.present() >= newcomers_max {
                 Counts::up(&sockets.shared.counts.turned_away);
                 continue;
@@ -57,13 +57,13 @@ impl Rosters {
             let visit = Visit::new(Connection::new(watched), name);
             sockets.endpoints.insert(visit.connection.watched.key(), Endpoint::AtLocalRendezvous(visit));
         }
-        // None of those that came could be kept.
+        // The rendezvous ends if none of these connections could be kept.
         if !sockets.paused.contains(&listener) {
             self.end_if_left(sockets, name);
         }
     }
 
-    /// A connection has something.
+    /// Handles input of a connection.
     pub(super) fn visit(
         &mut self,
         sockets: &mut Sockets,
@@ -71,7 +71,7 @@ impl Rosters {
         calls: &mut Calls,
         key: u64,
     ) {
-        // What was said before the line closed counts.
+        // Messages that arrived before the connection closed count.
         while let Some(Endpoint::AtLocalRendezvous(visit)) = sockets.endpoints.get_mut(&key) {
             match visit.next_said() {
                 Said::Nothing => return,
@@ -115,12 +115,12 @@ impl Rosters {
             RosterCourse::Meet { place, .. } => RosterAnswer::Complete { place, process_listener },
             RosterCourse::Apart => RosterAnswer::Apart,
         };
-        // Before anybody can come.
+        // Done before a rank can come to the session.
         if let RosterCourse::Meet { expected: Some(ranks), .. } = course {
             calls.await_ranks(sockets, sessions, Expected { call: name, ranks, lives: Vec::new() });
         }
         let Some(Endpoint::AtLocalRendezvous(visit)) = sockets.endpoints.get_mut(&key) else { return };
-        // Who hears it no more may have declined: that is read before its end.
+        // A rank that does not hear the answer may have declined. Its message is read before its end.
         let _ = visit.connection.say(&answer.encode());
     }
 
@@ -131,12 +131,12 @@ impl Rosters {
         local_rendezvous.connections -= 1;
         let missing = local_rendezvous.roster.left(key, visit.last);
         self.end_if_left(sockets, name);
-        // A call that is over waits for nobody.
+        // A call that is over waits for no rank.
         let Some((place, missing)) = missing.filter(|_| calls.has(name)) else { return };
         log::debug!("host-local rendezvous {name:?} place {place} {missing:?}");
         match missing {
             Missing::Dies => calls.lose(sockets, sessions, name, place),
-            // The others have what NCCL gave them.
+            // The other ranks have NCCL's communicator.
             Missing::Declines => {
                 let outcome = SessionOutcome::OnNccl(FallbackReason::Apart);
                 calls.decline(sockets, sessions, name, children::child(name, 0), place, outcome);
@@ -144,7 +144,7 @@ impl Rosters {
         }
     }
 
-    /// Who is on its way here is refused, and comes to the next.
+    /// Closes a rendezvous without connections. A rank on its way here is refused and opens the next one.
     fn end_if_left(&mut self, sockets: &mut Sockets, name: Token) {
         if self.0.get(&name).is_some_and(|local_rendezvous| local_rendezvous.connections == 0)
             && let Some(local_rendezvous) = self.0.remove(&name)

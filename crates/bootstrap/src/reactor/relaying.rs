@@ -1,4 +1,4 @@
-//! Ranks of NCCL's that came to ports of this process, on their way to NCCL's roots and there.
+//! NCCL's connections that came to ports of this process: they wait here, and go to NCCL's roots through relays.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,27 +15,28 @@ use crate::poll::Watched;
 use crate::relay::{Relay, RelayState};
 use windlass_base::descriptor;
 
-/// How often a root is looked at that was about to close; after that the sweep does.
+/// How often a root that was about to close is checked. Later [`Sessions::sweep`] does it.
 const CLOSING_LOOKS: u32 = 50;
 
-/// Who waits to be relayed, and which roots are about to close.
+/// Connections that wait to be relayed, and roots that are about to close.
 #[derive(Debug, Default)]
 pub(super) struct Relaying {
-    /// Sessions where all of NCCL's ranks have been, and how often their root was looked at since.
+    /// Sessions to which all of NCCL's ranks have come, and how often their root was checked since.
     closing: Vec<(Token, u32)>,
-    /// Connections to be relayed once there is room or what they lack, in the order in which they came. Out of the wait:
-    /// their clients have mostly closed, which the kernel would report again and again.
+    /// Connections to be relayed once there is room, in the order in which they came. The thread does not poll them:
+    /// most clients have closed, which the kernel would report again and again.
     waiting: VecDeque<(Connection, Token)>,
 }
 
 impl Relaying {
-    /// Whether something is tried again later.
+    /// Whether a connection waits, or a root is still to be checked.
     pub(super) fn is_pending(&self) -> bool {
         !self.waiting.is_empty() || !self.closing.is_empty()
     }
 
-    /// A rank of NCCL's has come. It is relayed as soon as it can be, and never dropped for want of anything: its client has
-    /// often said all and gone, NCCL does not come again, and its root would wait for that rank for ever.
+    /// Takes a connection of NCCL's. It is relayed as soon as possible and never dropped for want of a resource. Its
+    /// client has often sent all and closed, NCCL does not connect again, and its root would wait for that rank for
+    /// ever.
     pub(super) fn came(
         &mut self,
         sockets: &mut Sockets,
@@ -45,7 +46,7 @@ impl Relaying {
     ) {
         let Some(session) = sessions.get_mut(token) else { return };
         let first = session.agreement.outcome().is_none();
-        // Fails only for what is not in the wait.
+        // Fails only for a socket that is not polled.
         let _ = connection.watched.want(EventFlags::empty());
         session.waiting += 1;
         self.waiting.push_back((connection, token));
@@ -56,7 +57,7 @@ impl Relaying {
         self.relay_waiting(sockets, sessions);
     }
 
-    /// Relays those that wait, as far as there is room and what they need.
+    /// Relays waiting connections while there is room and descriptors.
     pub(super) fn relay_waiting(&mut self, sockets: &mut Sockets, sessions: &mut Sessions) {
         let mut lacking = false;
         for (connection, token) in std::mem::take(&mut self.waiting) {
@@ -66,7 +67,7 @@ impl Relaying {
                 self.waiting.push_back((connection, token));
                 continue;
             }
-            // Where none goes nothing comes back either.
+            // Without a relay no descriptor will come back, so the reserve is used.
             let root = match sockets.relays {
                 0 => descriptor::even_of_reserve(|| reach(sockets, &root)),
                 _ => reach(sockets, &root),
@@ -89,7 +90,7 @@ impl Relaying {
         }
     }
 
-    /// A relay has something, at this one of its sockets.
+    /// Handles an event of one socket of a relay.
     pub(super) fn relayed(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64, ready: u64) {
         let Some(Endpoint::Relayed(relay, _)) = sockets.endpoints.get_mut(&key) else { return };
         let course = relay.turn(ready);
@@ -114,12 +115,13 @@ impl Relaying {
             self.closing.push((token, 0));
         }
         sessions.forget_if_empty(token);
-        // There is room again, if that was missing: first for those that have come.
+        // This may have made room: first for connections that wait.
         self.relay_waiting(sockets, sessions);
         sessions.resume(sockets);
     }
 
-    /// NCCL's root closes a moment after the last rank has been there; nobody can come after that.
+    /// Retires sessions whose roots have closed. NCCL's root closes a moment after its last rank; no rank can come
+    /// after that.
     pub(super) fn close_behind_roots(&mut self, sockets: &mut Sockets, sessions: &mut Sessions) {
         for (token, looks) in std::mem::take(&mut self.closing) {
             let Some(session) = sessions.get(token) else { continue };
@@ -153,7 +155,7 @@ fn relay(
     sockets.endpoints.insert(root_key, Endpoint::Root(key));
 }
 
-/// Begins to connect to a root, which needs a descriptor of its own to accept: it is in this process.
+/// Begins to connect to a root. The root is in this process and needs a descriptor of its own to accept.
 fn reach(sockets: &mut Sockets, root: &SocketAddr) -> rustix::io::Result<Watched> {
     connection::free_for_root(1)?;
     let mut watched = sockets.poll.watch(connection::connect(root)?);

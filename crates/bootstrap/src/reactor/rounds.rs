@@ -1,4 +1,4 @@
-//! The rounds at the process listener of this process: who speaks, and what they hear.
+//! The rounds at this process's process listener: takes the ranks' messages and sends the answers.
 
 use std::collections::HashMap;
 
@@ -11,22 +11,22 @@ use crate::negotiated::Token;
 use crate::outcome::{Failure, SessionOutcome};
 use crate::round::Round;
 
-/// The rounds, by their names. Each also has its arrivals by its name.
+/// The rounds, by their names. [`Calls`](super::calls::Calls) keeps the arrivals of each under the same name.
 #[derive(Debug, Default)]
 pub(super) struct Rounds(HashMap<Token, Round>);
 
-/// What came over the connection of a rank.
+/// The input of a rank's connection.
 pub(super) struct HeardInRound {
-    /// Of which round.
+    /// The round's name.
     pub name: Token,
-    /// Whose.
+    /// The rank in the parent.
     pub rank: u32,
     pub messages: Vec<FromRank>,
     pub line: Line,
 }
 
 impl Rounds {
-    /// Takes a connection of a rank of the parent in, if there is room.
+    /// Takes a connection of a rank of the parent, if there is room.
     #[must_use]
     pub(super) fn enter(
         &mut self,
@@ -46,7 +46,7 @@ impl Rounds {
         true
     }
 
-    /// What a rank's connection has.
+    /// Reads the input of a rank's connection.
     pub(super) fn hear(&self, sockets: &mut Sockets, key: u64) -> Option<HeardInRound> {
         let Some(Endpoint::InRound(connection, name, rank)) = sockets.endpoints.get_mut(&key) else {
             return None;
@@ -67,12 +67,12 @@ impl Rounds {
         self.0.contains_key(&name)
     }
 
-    /// Whether somebody waits for its answer.
+    /// Whether a rank waits for the round's answer.
     pub(super) fn is_awaited(&self, name: Token) -> bool {
         self.0.get(&name).is_some_and(Round::is_awaited)
     }
 
-    /// A rank has said something.
+    /// Handles a message of a rank.
     pub(super) fn said(
         &mut self,
         sockets: &mut Sockets,
@@ -89,18 +89,18 @@ impl Rounds {
         });
     }
 
-    /// A connection is gone.
+    /// Handles the end of a connection.
     pub(super) fn left(&mut self, sockets: &mut Sockets, key: u64, name: Token) {
         sockets.endpoints.remove(&key);
         self.0.get_mut(&name).into_iter().for_each(|round| round.left(ConnectionId(key)));
     }
 
-    /// There will be no table, if this is a round and there is none.
+    /// Fails the round, if there is one of this name without an answer.
     pub(super) fn fail(&mut self, sockets: &mut Sockets, name: Token, failure: Failure) {
         self.step(sockets, name, |round| round.fail(failure));
     }
 
-    /// Those who are there and have said nothing would wait for ever.
+    /// Forgets a round. Without an answer its connections close: ranks that have said nothing would wait for ever.
     pub(super) fn forget(&mut self, sockets: &mut Sockets, name: Token) {
         if self.0.remove(&name).is_some_and(|round| round.answer().is_none()) {
             sockets.endpoints.retain(|_, endpoint| !is_of_round(endpoint, name));

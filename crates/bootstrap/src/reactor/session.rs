@@ -1,4 +1,4 @@
-//! A session that this process hosts: its agreement, and how many are there.
+//! A session that this process hosts: its agreement, and counts of its connections.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -11,38 +11,38 @@ use crate::limits::Limits;
 use crate::negotiated::Token;
 use crate::place;
 
-/// A session, and who is there.
+/// A session and its connections.
 #[derive(Debug)]
 pub(super) struct Session {
     pub agreement: Agreement,
     kind: Kind,
     pub listener: Option<u64>,
-    /// Connections that have not said who they are, the oldest first.
+    /// Connections without a greeting yet, the oldest first.
     pub newcomers: VecDeque<u64>,
-    /// Ranks' connections.
+    /// How many connections of ranks there are.
     pub present: usize,
     pub relays: usize,
-    /// Connections that are not relayed yet.
+    /// How many connections wait to be relayed.
     pub waiting: usize,
-    /// Connections of NCCL's that came and went in good order.
+    /// How many of NCCL's connections were relayed to their end without an error.
     pub relayed: u32,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// Of an id, as NCCL made it, and where its root is.
+    /// The session of an id, as NCCL made it, and the address of its root.
     Id { id: Id, root: SocketAddr },
-    /// Of a call that makes communicators from another, with the connections that have not sent a message, and whose they
-    /// are. Kept until nobody can come any more.
+    /// The session of a communicator that a call makes from another. `silent`: connections without a message yet, and
+    /// their ranks in the parent. Kept until no rank can come any more.
     Call { call: Token, silent: Vec<(u64, u32)> },
-    /// Of such a call, and all who could come have come.
+    /// The same, when all ranks that could come have come.
     Complete,
 }
 
 impl Session {
     fn new(comm: Token, kind: Kind, listener: Option<u64>) -> Session {
         Session {
-            // Without a name of its own it tells nobody last.
+            // Without a random name of this process the agreement tells no rank last.
             agreement: Agreement::new(comm, place::process().unwrap_or(NOBODY)),
             kind,
             listener,
@@ -54,7 +54,7 @@ impl Session {
         }
     }
 
-    /// The session of an id, as NCCL made it, whose root is there, at this listener of ours.
+    /// The session of an id. `root`: the address of NCCL's root. `listener`: the key of our port.
     pub(super) fn of_id(id: Id, root: SocketAddr, comm: Token, listener: u64) -> Session {
         Session::new(comm, Kind::Id { id, root }, Some(listener))
     }
@@ -64,7 +64,7 @@ impl Session {
         Session::new(comm, Kind::Call { call, silent: Vec::new() }, None)
     }
 
-    /// Takes a connection of a rank in, if there is room; of a call's, which rank of the parent it is.
+    /// Counts a rank's connection, if there is room. `in_parent`: its rank in the parent, in a session of a call.
     #[must_use]
     pub(super) fn enter(&mut self, key: u64, in_parent: Option<u32>, present_max: usize) -> bool {
         if self.present >= present_max {
@@ -77,29 +77,30 @@ impl Session {
         true
     }
 
-    /// The first message of a connection: of which call, and whose.
+    /// Notes the first message of a connection. Returns the call and the rank in the parent, if the session is of a
+    /// call.
     pub(super) fn arrived(&mut self, key: u64) -> Option<(Token, u32)> {
         let Kind::Call { call, silent } = &mut self.kind else { return None };
         let index = silent.iter().position(|(silent, _)| *silent == key)?;
         Some((*call, silent.swap_remove(index).1))
     }
 
-    /// How many ranks are waited for that have not reported.
+    /// How many ranks have not reported but are waited for.
     pub(super) fn missing(&self) -> Option<u32> {
         self.agreement.missing()
     }
 
-    /// Whether nobody is there.
+    /// Whether no rank is connected.
     pub(super) fn is_left(&self) -> bool {
         self.present == 0
     }
 
-    /// All who could come have come.
+    /// All ranks that could come have come.
     pub(super) fn nobody_comes(&mut self) {
         self.kind = Kind::Complete;
     }
 
-    /// Where NCCL's root is, if there is one.
+    /// The address of NCCL's root, if the session has one.
     pub(super) fn root(&self) -> Option<&SocketAddr> {
         match &self.kind {
             Kind::Id { root, .. } => Some(root),
@@ -107,7 +108,7 @@ impl Session {
         }
     }
 
-    /// Its id as NCCL made it, if it has one.
+    /// The id as NCCL made it, if the session has one.
     pub(super) fn id(&self) -> Option<&Id> {
         match &self.kind {
             Kind::Id { id, .. } => Some(id),
@@ -115,23 +116,23 @@ impl Session {
         }
     }
 
-    /// Whether it can be forgotten: nobody is there, and nobody is waited for.
+    /// Whether the session can be forgotten: it has no connections, and none can come.
     pub(super) fn is_empty(&self) -> bool {
         let awaited = self.listener.is_some() || matches!(self.kind, Kind::Call { .. });
         !awaited && self.present == 0 && !self.is_relaying()
     }
 
-    /// Whether a connection goes to its root, or waits for that.
+    /// Whether a connection is relayed to its root, or waits for that.
     pub(super) fn is_relaying(&self) -> bool {
         self.relays > 0 || self.waiting > 0
     }
 
-    /// Whether one more connection can be relayed to its root, beside so many of all sessions.
+    /// Whether one more connection can be relayed to its root, while all sessions relay `relays_of_all`.
     pub(super) fn has_room(&self, relays_of_all: usize, limits: &Limits) -> bool {
         self.relays < limits.relays_max && relays_of_all < limits.relays_of_all_max
     }
 
-    /// Whether nobody listens there any more.
+    /// Whether the root has closed.
     pub(super) fn root_is_gone(&self) -> bool {
         self.root().is_some_and(connection::is_free)
     }

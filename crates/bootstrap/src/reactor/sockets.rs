@@ -1,4 +1,4 @@
-//! Every socket of the thread, the one place where they are waited for, and what is done where descriptors for more are wanting.
+//! All sockets of the background thread by their keys, its one `Poll`, and the handling of missing descriptors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,34 +21,34 @@ use crate::process_listener::ProcessListener;
 use crate::relay::Relay;
 use windlass_base::descriptor::{self, Ours};
 
-/// Numbers above it belong to the thread, those below to callers.
+/// Keys above it belong to the thread, those below to callers.
 const FIRST_OWN_KEY: u64 = 1 << 63;
 
-/// What a socket is for.
+/// The use of a socket.
 #[derive(Debug)]
 pub(super) enum Endpoint {
     Port(Watched, Token),
-    /// Accepted; who it is stands in its first bytes.
+    /// Accepted at a port. Its first bytes will say who connected.
     Newcomer(Connection, Token),
-    /// A rank in a session of ours.
+    /// A rank in a session that this process hosts.
     Present(Connection, Token),
-    /// A rank in a round of ours, by the round and its rank in the parent.
+    /// A rank in a round that this process hosts: the round's name and the rank in the parent.
     InRound(Connection, Token, u32),
-    /// A rank of this process in its session, or in a round.
+    /// A rank of this process, connected to its session or round.
     Joining(Joining),
     /// The connection to the root of the relay with this key.
     Root(u64),
     Relayed(Relay, Token),
-    /// Where ranks of communicators made from others come.
+    /// The process listener, to which ranks of child communicators connect.
     ProcessListener(Watched),
-    /// Accepted there.
+    /// Accepted at the process listener, without a greeting yet.
     Visitor(Connection),
-    /// What is said at a process listener without an answer, until it has arrived.
+    /// A message to a process listener that has no answer, until it has arrived.
     Telling(Connection),
-    /// Where the ranks of this host come before NCCL makes the communicator of this name.
+    /// The listener of the host-local rendezvous of this name.
     LocalRendezvous(Watched, Token),
     AtLocalRendezvous(Visit),
-    /// The process of a rank that has not come in a call yet.
+    /// The pidfd of the process of a rank that has not come in a call yet.
     Life {
         _pidfd: Watched,
         call: Token,
@@ -57,7 +57,7 @@ pub(super) enum Endpoint {
 }
 
 impl Endpoint {
-    /// Its socket, if others connect to it.
+    /// The socket, if it accepts connections.
     fn listener(&mut self) -> Option<&mut Watched> {
         match self {
             Endpoint::Port(watched, _)
@@ -68,24 +68,24 @@ impl Endpoint {
     }
 }
 
-/// The sockets, by their keys, and what bounds them.
+/// All sockets, and the limits on them.
 #[derive(Debug)]
 pub(super) struct Sockets {
     pub shared: Arc<Shared>,
     pub limits: Limits,
     pub poll: Poll,
     pub endpoints: HashMap<u64, Endpoint>,
-    /// Listeners that could not accept.
+    /// The keys of listeners that could not accept.
     pub paused: Vec<u64>,
-    /// Connections that are relayed now.
+    /// How many connections are relayed now.
     pub relays: usize,
-    /// The secret of our process listener.
+    /// The secret of this process's process listener.
     pub process_listener: Token,
     wanting: Wanting,
 }
 
 impl Sockets {
-    /// None but the process listener, if there is one.
+    /// No sockets but the process listener, if there is one.
     pub(super) fn new(
         shared: Arc<Shared>,
         limits: Limits,
@@ -111,29 +111,29 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// Something could not be done for this error.
+    /// Notes that an operation failed with this error. Returns whether to try again.
     pub(super) fn lacks(&mut self, what: &str, error: Errno) -> Want {
         Counts::up(&self.shared.counts.starved);
         self.wanting.lacks(what, error, self.relays)
     }
 
-    /// Whether something could not be done, and there may not be enough yet.
+    /// Whether an operation lacked descriptors, and they may still be missing.
     pub(super) fn is_wanting(&self) -> bool {
         self.wanting.is_wanting()
     }
 
-    /// Whether there is enough again.
+    /// Checks whether there are enough descriptors again.
     pub(super) fn look_at_reserve(&mut self) {
         self.wanting.look_at_reserve(self.relays);
     }
 
-    /// A connection of a rank that has said who it is, in a session of ours.
+    /// Enters the connection of a rank that has sent its greeting, in a session that this process hosts.
     pub(super) fn seat(&mut self, mut connection: Connection, token: Token) {
         connection.input.clear();
         self.endpoints.insert(connection.watched.key(), Endpoint::Present(connection, token));
     }
 
-    /// A listener takes nobody for now.
+    /// Lets a listener accept no connections for now.
     pub(super) fn pause(&mut self, listener: u64) {
         if let Some(watched) = self.endpoints.get_mut(&listener).and_then(Endpoint::listener) {
             let _ = watched.want(EventFlags::empty());
@@ -141,14 +141,15 @@ impl Sockets {
         }
     }
 
-    /// A listener that was paused takes connections again.
+    /// Lets a paused listener accept connections again.
     pub(super) fn resume(&mut self, listener: u64) {
         if let Some(watched) = self.endpoints.get_mut(&listener).and_then(Endpoint::listener) {
             let _ = watched.want(EventFlags::IN);
         }
     }
 
-    /// The next who waits at the process listener or a host-local rendezvous: none if nobody does, or none can be let in now.
+    /// Accepts the next connection at the process listener or a host-local rendezvous. None if none waits or can be
+    /// accepted now.
     pub(super) fn next_visitor(&mut self, listener: u64) -> Option<Watched> {
         loop {
             let Some(Endpoint::ProcessListener(watched) | Endpoint::LocalRendezvous(watched, _)) =
@@ -176,7 +177,8 @@ impl Sockets {
         }
     }
 
-    /// Nobody can be let in to the process listener. Those who wait there lose their host; it opens again for others.
+    /// Opens the process listener anew, because it cannot accept. Ranks that wait there lose their host; later ones can
+    /// connect.
     fn refuse_visitors(&mut self, listener: u64) {
         if let Some(Endpoint::ProcessListener(_)) = self.endpoints.get(&listener) {
             self.endpoints.remove(&listener);
@@ -184,7 +186,7 @@ impl Sockets {
         }
     }
 
-    /// Opens the process listener, if it had to be closed.
+    /// Opens the process listener again, if it had to be closed.
     pub(super) fn open_process_listener_again(&mut self) {
         let is_open =
             self.endpoints.values().any(|endpoint| matches!(endpoint, Endpoint::ProcessListener(_)));
@@ -198,7 +200,7 @@ impl Sockets {
         }
     }
 
-    /// Whoever would come there, also of this process, finds nobody.
+    /// Closes the process listener. Ranks that connect to it, also of this process, are refused.
     pub(super) fn close_process_listener(&mut self) {
         self.endpoints.retain(|_, endpoint| !matches!(endpoint, Endpoint::ProcessListener(_)));
     }

@@ -1,4 +1,4 @@
-//! A connection to a host-local rendezvous whose roster this process keeps, and what comes over it.
+//! A connection to a host-local rendezvous whose roster this process keeps, and the reading of its messages.
 
 use crate::connection::{Connection, Line};
 use crate::local_rendezvous::{self, GREETING_BYTES, MESSAGE_BYTES, RosterMessage};
@@ -10,17 +10,17 @@ pub(super) struct Visit {
     pub connection: Connection,
     pub name: Token,
     pub has_entered: bool,
-    /// How it says that it goes.
+    /// The message with which its rank leaves, if it sent one.
     pub last: Option<RosterMessage>,
 }
 
 impl Visit {
-    /// Of somebody who has said nothing yet.
+    /// A connection without a greeting yet.
     pub(super) fn new(connection: Connection, name: Token) -> Visit {
         Visit { connection, name, has_entered: false, last: None }
     }
 
-    /// What has been said next; what cannot be read counts as the end, and says so.
+    /// Reads the next greeting or message. After bytes that cannot be read the connection is to be closed.
     pub(super) fn next_said(&mut self) -> Said {
         let length = if self.has_entered { MESSAGE_BYTES } else { GREETING_BYTES };
         let line = self.connection.fill(length);
@@ -36,13 +36,13 @@ impl Visit {
     }
 }
 
-/// What came over the connection.
+/// What was read from the connection.
 pub(super) enum Said {
     /// Nothing yet.
     Nothing,
-    /// Nothing any more.
+    /// The connection has closed.
     Closed,
-    /// What no rank says.
+    /// Bytes that no rank sends.
     Unreadable,
     Greeting(u32),
     Message(RosterMessage),

@@ -1,8 +1,9 @@
-//! What becomes of ranks when this process has no descriptor left.
+//! Decides how long missing descriptors are waited for, and when ranks are refused because of them.
 //!
-//! For a while that is a matter of waiting: descriptors come back. Then it is a refusal: others would wait for ever. Whoever waits to be
-//! let in is told by the end of his connection, which takes no descriptor. A rank that can reach nobody fails, and goes on trying to
-//! say so; for that two descriptors are held in reserve ([`descriptor::even_of_reserve`]).
+//! At first the thread waits, since descriptors come back. After a time it refuses, since other ranks would wait for
+//! ever. Ranks that wait to be accepted hear that by the end of their connections, which takes no descriptor. A rank
+//! that can reach no host fails, and goes on trying to decline. Two descriptors are held in reserve for that
+//! ([`descriptor::even_of_reserve`]).
 
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -13,15 +14,16 @@ use rustix::process::{Resource, getrlimit};
 use crate::approach::Want;
 use windlass_base::descriptor::{self, WANTED_FOR};
 
-/// The same while ranks of NCCL's are on their way to a root of this process, whatever is wanted: they give theirs back.
+/// [`WANTED_FOR`] while connections of NCCL's are relayed to a root of this process: they give their descriptors back.
 const OF_NCCL_WITHIN: Duration = Duration::from_secs(60);
 
-/// Since when something could not be done for want of descriptors, if that is so.
+/// Since when operations have failed for want of descriptors, if they do.
 #[derive(Debug, Default)]
 pub(super) struct Wanting(Option<Instant>);
 
 impl Wanting {
-    /// Something could not be done for this error, while so many connections are relayed.
+    /// Notes that an operation failed with this error, while `relays` connections are relayed. Returns whether to try
+    /// again.
     pub(super) fn lacks(&mut self, what: &str, error: Errno, relays: usize) -> Want {
         log::debug!("bootstrap cannot {what}: {error}, trying again soon");
         let since = *self.0.get_or_insert_with(Instant::now);
@@ -33,14 +35,14 @@ impl Wanting {
         Want::Refused
     }
 
-    /// Whether something could not be done, and there may not be enough yet.
+    /// Whether an operation failed for want of descriptors, and they may still be missing.
     pub(super) fn is_wanting(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether there is enough again.
+    /// Ends the want if the reserve is full and there are descriptors to accept with.
     pub(super) fn look_at_reserve(&mut self, relays: usize) {
-        // As many as a connection is let in with: beside a relay one more, for the root.
+        // As many as an accepted connection needs: beside a relay one more, for the root.
         let needed = if relays > 0 { 2 } else { 1 };
         if descriptor::fill_reserve() && descriptor::are_free(needed) {
             self.0 = None;
