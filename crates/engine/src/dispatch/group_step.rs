@@ -1,6 +1,6 @@
-//! A step of a group's plan.
+//! A step of a group plan.
 
-/// What becomes of collectives; numbers are places in the list.
+/// Who runs which collectives; numbers are indices in the list of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// One kernel runs this one.
