@@ -66,7 +66,7 @@ pub(super) fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: 
     let candidates: Vec<Option<Candidate>> = steps.iter().map(candidate).collect();
     let sums = Sums::of(candidates.iter().flatten());
     let mut batched: Vec<Step> = Vec::with_capacity(steps.len());
-    // The newest of each kind of kernel.
+    // The newest batch of each work and wire.
     let mut open: Vec<Open> = Vec::new();
     for (step, candidate) in steps.iter().zip(candidates) {
         let wired = candidate.and_then(|candidate| Some((sums.wire(&candidate, terms, batches)?, candidate)));

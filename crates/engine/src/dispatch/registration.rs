@@ -125,7 +125,7 @@ pub fn before_group(candidates: &[Waiting]) -> ncclResult_t {
 /// Called after NCCL has run the group (`is_run`) or failed. Returns the first failure.
 pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
     if !is_run {
-        // NCCL may have run a part of a failed group. In reverse, so that the first number of each communicator stays.
+        // NCCL may have run a part of a failed group. In reverse, so that each communicator goes back to its first number.
         for waiting in candidates.iter().rev() {
             let Waiting { peer_group, candidate, stream } = waiting;
             peer_group.registering().into_iter().for_each(|one| one.failed(candidate, *stream));
