@@ -1,8 +1,8 @@
 //! Keeps this thread's open group: its depth, the calls that it holds, and what else waits for its outermost end. Thread-local: no locks.
 //!
-//! NCCL counts the depth per thread, and this count follows NCCL's: a group that NCCL refused to open does not count, closing
-//! without an open group does not go below zero, and a group whose end fails or throws is closed. PyTorch closes all its open
-//! groups to make a communicator and opens as many again; nothing is carried across that.
+//! The depth follows NCCL's count of the thread. A group that NCCL refused to open does not count, closing without an open group
+//! does not go below zero, and a group whose end fails or throws is closed. PyTorch closes all its open groups to make a communicator
+//! and opens as many again; nothing is carried across that.
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
@@ -20,8 +20,8 @@ use windlass_base::gate::Passed;
 use windlass_base::gpu::StreamHandle;
 use windlass_transport::p2p::Operation;
 
-/// This thread's open group: its depth, and the number of entries in [`ENDED`]. Most groups have no entries, and then `ENDED`, whose
-/// access is slower because of its destructors, is not touched.
+/// This thread's open group: its depth, and the number of entries in [`ENDED`]. Most groups have none, and then `ENDED`, which is slower
+/// because of its destructors, is not touched.
 #[derive(Clone, Copy, Default)]
 struct Group {
     depth: u32,

@@ -12,7 +12,7 @@ use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN};
 pub(crate) enum Standing {
     /// Its ranks can write each other's memory.
     PeerGroup(Terms),
-    /// The same, and they have agreed to have NCCL use registered buffers in this call.
+    /// The same, and the ranks have agreed that NCCL uses registered buffers in this call.
     Registering(Terms),
 }
 

@@ -12,7 +12,7 @@ use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::thread;
 
-/// How often the work may begin again: a thread for which the end does not wait may go on making calls.
+/// How often the work may begin again: other threads may go on making calls.
 const BEGINNINGS_MAX: u32 = 64;
 /// How long exit waits for the handler's thread. Freeing memory takes milliseconds on an idle machine.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);

@@ -35,7 +35,7 @@ impl Running {
 
     /// Counts a new thread; none once the end has begun.
     fn begin(&self) -> Option<One<'_>> {
-        // Counts before it reads the flag, while the end sets the flag before it reads the count: one of the two sees the other.
+        // The count before the flag, while the end sets the flag before it reads the count: one of the two sees the other.
         self.count.fetch_add(1, Ordering::SeqCst);
         let one = One(self);
         (!self.is_ending.load(Ordering::SeqCst)).then_some(one)
@@ -92,7 +92,7 @@ pub(crate) fn run<T: Send + 'static>(
     answer.recv_timeout(within?).ok()
 }
 
-/// Calls `act` on a side thread, now and after each `pause`, until it returns false or the process ends. Does not wait.
+/// Calls `act` on a side thread, now and after each `pause`, until it returns false or the process ends.
 pub(crate) fn run_while(pause: Duration, act: impl FnMut() -> bool + Send + 'static) {
     begin(move |one| one.repeat(pause, act));
 }
@@ -108,7 +108,7 @@ pub(crate) fn begin_again() {
     RUNNING.is_ending.store(false, Ordering::SeqCst);
 }
 
-/// Called at the end of the process: waits for side threads, and lets none begin.
+/// Ends all at the end of the process: waits for side threads, and lets none begin.
 pub(crate) fn end() {
     if !RUNNING.end(END_WITHIN) {
         log::warn!("the process ends while registrations are being given back");

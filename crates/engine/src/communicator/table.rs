@@ -184,7 +184,7 @@ impl Table {
     /// Inserts an entry, under the lock. There must be a free place.
     fn insert(&self, handle: usize, communicator: &'static Communicator) {
         if let Some((place, _)) = self.probe(handle).find(|(_, found)| *found <= REMOVED) {
-            // A reader that saw the old handle of this place may load this pointer before the new handle is stored.
+            // A reader that saw the old handle here may load this pointer before the new handle is stored.
             place.communicator.store(std::ptr::from_ref(communicator).cast_mut(), Ordering::Release);
             place.handle.store(handle, Ordering::Release);
         }

@@ -3,9 +3,9 @@
 //!
 //! NCCL sorts a group's collectives by size (2.28.9: `ncclTaskCollSorterInsert` in src/include/comm.h, `ncclPrepareTasks` in
 //! src/enqueue.cc; four bins for a power of two). So ranks may call collectives of different bins in any order; within a bin NCCL keeps
-//! call order. Windlass sorts by the same bins and keeps call order in each: very small collectives all share a bin, so they run in
-//! call order even on ranks that do not group them, as with NCCL. Ranks may also call in any order collectives that differ in kind,
-//! root or, of reductions, type or operation.
+//! call order. Windlass sorts by the same bins and keeps call order in each. Very small collectives all share a bin, so they run in
+//! call order even on ranks that do not group them, as with NCCL. Collectives that differ in kind, root or, of reductions, type or
+//! operation may be called in any order.
 //!
 //! The `Work` with the largest single call comes first (by bytes that NCCL moves), and within a `Work` the smallest bin.
 

@@ -1,20 +1,15 @@
-//! Decides for one communicator's part of a group which collectives share a kernel and which NCCL runs (never those in fixed order).
-//! [`fusing`] finds those that become one collective, [`batching`] those that run beside each other. Pure, and a function of what all
-//! ranks share: pointers, streams and whether a call is in place cannot be passed in.
+//! Decides which of a communicator's collectives in a group share a kernel, and which NCCL runs (never those in fixed order). Pure, and
+//! a function of what all ranks share: pointers, streams and whether a call is in place cannot be passed in.
 //!
 //! # Why all ranks decide alike
-//! NCCL requires that ranks group their collectives alike: it chooses one algorithm for all of a kind and like size in a group, and
-//! deals them out over its channels one after the other (2.28.9, `ncclPrepareTasks` and `scheduleCollTasksToPlan` in
-//! src/enqueue.cc). Ranks with other groups would wait for each other's channels for ever.
+//! NCCL requires that ranks group their collectives alike. It chooses one algorithm for all of a kind and like size in a group, and
+//! deals them out over its channels in turn (2.28.9, `ncclPrepareTasks` and `scheduleCollTasksToPlan` in src/enqueue.cc).
+//! Ranks with other groups would wait for each other's channels for ever.
 //!
 //! Divergence: where calls are so few and small that NCCL puts them on one channel in call order, ranks that group them unlike may work
 //! on NCCL. They hang on a batch of Windlass, and on broadcasts or reduces of which some are above its limits: of one group NCCL then
 //! runs all, outside groups each call is judged by itself. The order of a group's calls may differ between ranks on both: see
 //! [`common_order`](super::common_order).
-//!
-//! # Why one may not need another's result
-//! NCCL guarantees no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
-//! among equals, and runs side by side on several channels. So two calls with common buffers are the program's fault on NCCL, too.
 
 use windlass_kernels::collective::BATCH_CALLS_MAX;
 
@@ -26,8 +21,13 @@ use super::batching::{self, Batches};
 use super::fusing;
 use super::group_step::Step;
 
-/// Who runs the held collectives of a communicator, which come in the order that all ranks [have](super::common_order). If more than a
-/// few would take a kernel each, NCCL runs those, in one kernel.
+/// Who runs the held collectives of a communicator, which come in the order that all ranks [have](super::common_order). [`fusing`] finds
+/// calls that become one collective, [`batching`] calls that run beside each other. If more than a few would take a kernel each, NCCL
+/// runs those, in one kernel.
+///
+/// # Why one may not need another's result
+/// NCCL guarantees no order within a group. Its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
+/// among equals, and runs on several channels at once. So two calls with common buffers are the program's fault on NCCL, too.
 pub(super) fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let single = few_lists(fusing::kernels(calls, terms), calls, terms);
     let batched = batching::batched(&single, calls, terms, batches);

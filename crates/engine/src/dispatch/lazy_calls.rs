@@ -183,7 +183,7 @@ const LOOK_EVERY: Duration = Duration::from_micros(100);
 
 /// Gives NCCL the lazy work of a group, after NCCL's own part has run: one NCCL group for each communicator, in the order of
 /// the communicators' tokens, which all ranks see alike. Another rank may make the calls outside groups and be in one communicator's
-/// first call before it comes to the others. Then, after [`OUT_OF_TURN`], a ready communicator runs out of order on its own thread.
+/// first call before it comes to the others. Then, after `OUT_OF_TURN`, a ready communicator runs out of order on its own thread.
 /// Returns the first failure; the others run all the same, as their peers wait.
 pub fn finish(held: Held) -> ncclResult_t {
     let mut units = held.0;

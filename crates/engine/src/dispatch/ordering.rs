@@ -7,13 +7,9 @@
 //!
 //! # Order against NCCL's own operations
 //! NCCL runs a communicator's operations on a GPU one after the other. A call that goes to NCCL after a kernel of Windlass waits for it
-//! ([`before_forward`]). Before a kernel of Windlass on another stream than NCCL's last call, or first in a capture, NCCL gets a message
-//! of one byte to its own rank on the kernel's stream, which NCCL orders after its own work. Streams are compared by id: a new stream
-//! may have the handle of a destroyed one whose work still runs.
-//!
-//! Windlass does not see launches of a graph. So after the first capture of either side that follows a kernel of Windlass, NCCL's calls
-//! are followed ([`after_forward`], [`after_group`]): each counts as an operation in the [sequencer](windlass_transport::sequencer), and
-//! later kernels and graphs wait for it. Communicators without graphs skip this. NCCL's captures before the first kernel are not seen.
+//! ([`before_forward`]). A kernel of Windlass may come on another stream than NCCL's last call, or first in a capture. Then NCCL first
+//! sends one byte to its own rank on that stream, and orders this message after its own work. Streams are compared by id: a new
+//! stream may have the handle of a destroyed one whose work still runs. With graphs see [`after_forward`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,7 +75,11 @@ pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool)
     }
 }
 
-/// Called after NCCL has taken or refused such a call.
+/// Called after NCCL has taken or refused such a call: follows it if need be.
+///
+/// Windlass does not see launches of a graph. So from the first capture of either side after a kernel of Windlass on, NCCL's calls are
+/// followed: each counts as an operation in the [sequencer](windlass_transport::sequencer), and later kernels and graphs wait for it.
+/// Communicators without graphs skip this. NCCL's captures before the first kernel are not seen.
 pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult_t) {
     let (is_taken, is_grouped) = (result == ncclSuccess || result == ncclInProgress, group::is_open());
     if is_grouped && order() == Order::Calls {

@@ -1,5 +1,5 @@
-//! Runs large all-gathers on NCCL with registered buffers (path `registered`). All ranks number these calls alike and decide together;
-//! [`crate::features::registration::registering`] gives the registered buffers that replace the call's own.
+//! Runs large all-gathers on NCCL with registered buffers, which [`crate::features::registration::registering`] gives. All ranks number
+//! these calls alike and decide together.
 
 use std::sync::Arc;
 
@@ -125,7 +125,7 @@ pub fn before_group(candidates: &[Waiting]) -> ncclResult_t {
 /// Called after NCCL has run the group (`is_run`) or failed. Returns the first failure.
 pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
     if !is_run {
-        // NCCL may have run a part of a failed group. In reverse, so that each communicator goes back to its first number.
+        // NCCL may have run a part. In reverse, so that each communicator goes back to its first number.
         for waiting in candidates.iter().rev() {
             let Waiting { peer_group, candidate, stream } = waiting;
             peer_group.registering().into_iter().for_each(|one| one.failed(candidate, *stream));
@@ -152,7 +152,7 @@ pub fn forget(candidates: &[Waiting]) {
     }
 }
 
-/// The other streams of a call's communicator in the group. Other communicators' streams do not delay it, and may be of another device.
+/// The other streams of a call's communicator. Other communicators' streams do not delay it, and may be of another device.
 fn others(candidates: &[Waiting], of: &Waiting) -> Vec<StreamHandle> {
     let mut streams: Vec<StreamHandle> = Vec::new();
     for waiting in candidates.iter().filter(|waiting| Arc::ptr_eq(&waiting.peer_group, &of.peer_group)) {

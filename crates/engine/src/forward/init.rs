@@ -413,8 +413,8 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
 }
 
 /// Has NCCL build the communicator of a lazy one. Waits for the other ranks; NCCL writes the handle to `place` before that. This thread
-/// must have no group open. The init is in a group of its own, as a failing init outside groups frees the communicator at once (2.28.9,
-/// ncclCommInitRank), even under an abort of another thread; in a group the owner of the handle frees it.
+/// must have no group open. The init is in a group of its own: there the owner of the handle frees a communicator whose init fails.
+/// Outside groups NCCL frees it at once (2.28.9, ncclCommInitRank), even under an abort of another thread.
 pub fn build(
     place: &AtomicPtr<ncclComm>,
     ranks: u32,

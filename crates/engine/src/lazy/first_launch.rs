@@ -6,9 +6,9 @@
 //! hang, as its send/receive kernel, which needs the most stack, ran first (2 H200, 2.28.9: 1976 bytes a thread, 1736 to 1864 for
 //! collectives).
 //!
-//! Where NCCL allocates by cudaMalloc (NCCL_CUMEM_ENABLE=0, and 2.18), its first init in a process that sees two GPUs which reach each
-//! other tries legacy IPC on memory that it frees at once, and that free waits for all kernels. Such a process has no lazy
-//! communicators before that init ([`legacy`]).
+//! Where NCCL allocates by cudaMalloc (NCCL_CUMEM_ENABLE=0, and 2.18) and a process sees two GPUs which reach each other, NCCL's first
+//! init there tries legacy IPC and frees the tested memory. That free waits for all kernels. Such a process has no lazy communicators
+//! before that init ([`legacy`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

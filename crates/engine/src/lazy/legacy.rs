@@ -1,7 +1,7 @@
 //! Knows whether NCCL has already tried legacy IPC in this process, or never will. Before that no communicator may be lazy.
 //!
-//! NCCL's `p2pCanConnect` tries once in a process, for the first two ranks of a communicator whose GPUs this process both sees, and
-//! then frees the memory of the test (read in 2.18.6, 2.21.5, 2.28.9 and 2.30.7). A free waits for the kernels of its device. One of
+//! NCCL's `p2pCanConnect` tries once in a process, for the first two ranks of a communicator whose GPUs this process both sees. Then
+//! it frees the memory of the test (read in 2.18.6, 2.21.5, 2.28.9 and 2.30.7). A free waits for the kernels of its device. One of
 //! them may be a receive of Windlass that waits for the very call for which a lazy communicator is being built.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// How long an abort waits for NCCL's init to end by itself. NCCL 2.28 frees memory in use if it is aborted in the middle of an init
-/// (seen: double frees), but not while the init waits for a rank that does not come, as one that takes longer than this does.
+/// How long an abort waits for NCCL's init to end by itself. NCCL 2.28 frees memory in use if an init is aborted in the middle
+/// (seen: double frees). An init that takes longer than this waits for a rank that does not come, and can be aborted.
 pub(super) const INIT_WITHIN: Duration = Duration::from_secs(3);
 
 /// The stage of a lazy communicator.
