@@ -27,7 +27,7 @@ struct Place {
 }
 
 struct Table {
-    /// A power of two; about half of the places were never used, so that every search ends.
+    /// A power of two; at least half of the places were never used, so that every search ends.
     places: Box<[Place]>,
 }
 
