@@ -1,4 +1,4 @@
-//! Threads of ours that work while nobody calls, and the end of the process.
+//! Threads of Windlass that work beside the application's calls, and the end of the process.
 
 pub(crate) mod life;
 pub(crate) mod process_exit;

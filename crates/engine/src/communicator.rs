@@ -1,8 +1,8 @@
-//! The communicators we know, found by NCCL's own handle.
+//! The communicators that Windlass knows, found by handle.
 //!
-//! The handle that applications hold is NCCL's pointer (of a lazy communicator, [ours](crate::lazy)), so what we know of it lies beside, in a table that is read
-//! without locks on every call. Entries come from every function that makes a communicator, and from the first
-//! call of a handle that we have not seen (made by a non-blocking split, or before we were there).
+//! The application's handle is NCCL's pointer (of a lazy communicator, [one of Windlass](crate::lazy)), so the records lie in a table of
+//! their own, which every call reads without locks. Entries come from every function that makes a communicator, and from the first
+//! call on an unknown handle (made by a non-blocking split, or before Windlass was loaded).
 
 mod table;
 
@@ -23,21 +23,21 @@ use windlass_transport::tuning::{COLLECTIVES, Limits, Terms};
 use table::CHANGING;
 pub(crate) use table::{find, insert, remove};
 
-/// What is kept with a communicator.
+/// What the init of a communicator left in its record.
 #[derive(Debug)]
 pub enum Kept {
     /// Its peer group.
     PeerGroup(Arc<PeerGroup>),
-    /// It is lazy, with its peer group.
+    /// The lazy communicator, which holds its peer group.
     Lazy(Arc<LazyCommunicator>),
-    /// Its session is not over: an abort ends this rank's wait.
+    /// The session of its init goes on; an abort ends this rank's wait by this.
     Waiting(Canceller),
-    /// It has no peer group, and what is made from it may.
+    /// It has no peer group, but its children may get one.
     OnNccl(Arc<ParentOnNccl>),
 }
 
 impl Kept {
-    /// The peer group, if its session is over.
+    /// The peer group, if there is one.
     pub fn peer_group(&self) -> Option<&Arc<PeerGroup>> {
         match self {
             Kept::PeerGroup(peer_group) => Some(peer_group),
@@ -47,60 +47,60 @@ impl Kept {
     }
 }
 
-/// What we know of a communicator. Records are reused, never freed: a thread that is inside a call while another
-/// aborts its communicator still reads a record.
+/// The record of a communicator. Records are reused, never freed: a thread that is inside a call while another one
+/// aborts its communicator still reads a valid record.
 #[derive(Debug)]
 pub struct Communicator {
     handle: AtomicUsize,
     counters: AtomicUsize,
     ranks: AtomicI32,
     known: AtomicBool,
-    /// Whether a peer group is kept: what every call may look at.
+    /// Whether `kept` has a peer group, readable without its lock.
     has_peer_group: AtomicBool,
-    /// Whether the handle is ours.
+    /// Whether the handle is one of Windlass, not NCCL's.
     is_lazy: AtomicBool,
     has_run: AtomicBool,
-    /// Ranks of its peer group, and what native collectives serve, as [`Limits`]: written before `has_peer_group`.
+    /// Ranks of its peer group, and the [`Limits`] of native collectives: written before `has_peer_group`.
     members: AtomicUsize,
     native: [AtomicU64; COLLECTIVES],
-    /// Whether its reductions that round are native at every size.
+    /// Whether reductions that round are native at every size.
     fixed_order: AtomicBool,
-    /// Whether this process asks for that, and whether it was said that it cannot be.
+    /// Whether this process asks for fixed order, and whether its lack was logged.
     order_is_asked_for: AtomicBool,
     order_is_said: AtomicBool,
-    /// Whether a thread of ours may be in NCCL's communicator, too: then calls pass the gate.
+    /// Whether threads of Windlass may use NCCL's communicator, too: then calls pass the gate.
     has_gate: AtomicBool,
     gate: Gate,
-    /// Whether it has had a window that is kept.
+    /// Whether it has or had a kept window.
     has_windows: AtomicBool,
-    /// Whether its calls are told to other ranks.
+    /// Whether its calls are told to other ranks (`WINDLASS_CHECK`).
     is_checked: AtomicBool,
-    /// The stream of the last call that went to NCCL since the last eager one of ours, by its handle; of a communicator with
-    /// a peer group only. [`NO_STREAM`]: none did, or [it is followed](Communicator::is_followed).
+    /// The stream handle of the last call that went to NCCL since the last eager kernel of Windlass; only with a peer group.
+    /// [`NO_STREAM`]: there was none, or [it is followed](Communicator::is_followed).
     forwarded_on: AtomicUsize,
-    /// The id that the stream with this handle had at the first of these calls, for another may have the handle since. 0: not known.
+    /// The id of that stream at the first of these calls, as a later stream may have the same handle. 0: not known.
     forwarded_id: AtomicU64,
-    /// The capture, by its id, whose first operation of ours was ordered after that. 0: none's was.
+    /// The id of the capture whose first kernel of Windlass was ordered after that call. 0: none.
     ordered_in: AtomicU64,
-    /// Whether what goes to NCCL is to be followed.
+    /// Whether calls that go to NCCL are to be followed.
     follows: AtomicBool,
-    /// What its init left. Held for a few stores, after the lock of the table.
+    /// What its init left. Lock order: after the table's lock. Held for a few stores.
     kept: Mutex<Option<Kept>>,
 }
 
 const NO_STREAM: usize = usize::MAX;
-/// `cudaStreamPerThread`: every thread's is another.
+/// `cudaStreamPerThread`: one handle, but another stream in each thread.
 const PER_THREAD: usize = 2;
 
 impl Communicator {
-    /// It was not seen when it was made.
+    /// Reports a communicator whose init Windlass did not see as on NCCL, with the reason `Child`.
     pub fn count_as_child(&self) {
         if peers::is_on() {
             peers::tell(self.counters(), &InitOutcome::OnNccl(FallbackReason::Child));
         }
     }
 
-    /// A record of nobody's.
+    /// A record without a communicator.
     fn unused() -> Communicator {
         Communicator {
             handle: AtomicUsize::new(0),
@@ -127,7 +127,7 @@ impl Communicator {
         }
     }
 
-    /// It is nobody's from now on. Under the lock of the table. Gives what its init left.
+    /// Ends the record, under the table's lock. Returns what the init left.
     fn end(&self) -> Option<Kept> {
         self.handle.store(0, Ordering::Relaxed);
         self.has_peer_group.store(false, Ordering::Relaxed);
@@ -137,8 +137,8 @@ impl Communicator {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Keeps what its init left, until [`remove`] gives it back. If the communicator has ended meanwhile, gives it back
-    /// at once.
+    /// Stores what the init left, until [`remove`] takes it. Returns `kept` itself if the communicator has ended meanwhile, else the
+    /// value that it replaces.
     pub fn keep(&'static self, handle: ncclComm_t, kept: Kept) -> Option<Kept> {
         let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         if self.handle.load(Ordering::Relaxed) != handle as usize {
@@ -165,13 +165,13 @@ impl Communicator {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
     }
 
-    /// Whether it has a peer group, as long as nobody ends it. A lazy communicator has one.
+    /// Whether it has a peer group, until its end. Every lazy communicator has one.
     #[inline]
     pub fn has_peer_group(&self) -> bool {
         self.has_peer_group.load(Ordering::Acquire)
     }
 
-    /// What its ranks have agreed on; while it has a peer group.
+    /// What its ranks have agreed on; valid while it has a peer group.
     #[inline]
     pub fn terms(&self) -> Terms {
         Terms {
@@ -187,41 +187,41 @@ impl Communicator {
         self.order_is_asked_for.load(Ordering::Relaxed)
     }
 
-    /// Whether nobody has said yet that it cannot be had.
+    /// Whether the lack of fixed order is still to be logged; true once.
     pub fn says_order(&self) -> bool {
         !self.order_is_said.swap(true, Ordering::Relaxed)
     }
 
-    /// To be held while NCCL runs anything of this communicator.
+    /// Passes the gate, if there is one. The result is to be held while NCCL runs anything of this communicator.
     #[inline]
     pub fn pass(&'static self) -> Option<Passed<'static>> {
         if self.has_gate.load(Ordering::Relaxed) { Some(self.gate.pass()) } else { None }
     }
 
-    /// Whether NCCL may meet a window that is kept.
+    /// Whether NCCL may have a kept window.
     #[inline]
     pub fn has_windows(&self) -> bool {
         self.has_windows.load(Ordering::Relaxed)
     }
 
-    /// From now on it may.
+    /// From now on NCCL may have a kept window.
     pub fn gets_windows(&self) {
         self.has_windows.store(true, Ordering::Relaxed);
     }
 
-    /// Whether other ranks are told of its calls.
+    /// Whether its calls are told to other ranks.
     #[inline]
     pub fn is_checked(&self) -> bool {
         self.is_checked.load(Ordering::Relaxed)
     }
 
-    /// Whether its handle is ours, so that NCCL must not get it.
+    /// Whether its handle is one of Windlass, which NCCL must not get.
     #[inline]
     pub fn is_lazy(&self) -> bool {
         self.is_lazy.load(Ordering::Relaxed)
     }
 
-    /// The lazy communicator, if it is one and nobody has ended it.
+    /// The lazy communicator, if it is one and has not ended.
     pub fn lazy(&self, handle: ncclComm_t) -> Option<Arc<LazyCommunicator>> {
         let kept = |kept: &Kept| match kept {
             Kept::Lazy(lazy) => Some(lazy.clone()),
@@ -230,13 +230,13 @@ impl Communicator {
         if self.is_lazy() { self.look_at_kept(handle, kept)? } else { None }
     }
 
-    /// Its peer group, which stays while this is held, also if another thread ends the communicator; none if this record is
-    /// another communicator's by now.
+    /// Its peer group, which lives as long as this reference, also if another thread ends the communicator. None if the record
+    /// belongs to another communicator by now.
     pub fn peer_group(&self, handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
         self.look_at_kept(handle, |kept| kept.peer_group().cloned())?
     }
 
-    /// What it keeps for those made from it, where it has no peer group.
+    /// What a communicator without a peer group keeps for its children.
     pub fn parent_on_nccl(&self, handle: ncclComm_t) -> Option<Arc<ParentOnNccl>> {
         let kept = |kept: &Kept| match kept {
             Kept::OnNccl(parent_on_nccl) => Some(parent_on_nccl.clone()),
@@ -245,7 +245,7 @@ impl Communicator {
         self.look_at_kept(handle, kept)?
     }
 
-    /// Ends this rank's wait in the session of its init, if it is there, and of what is made from one without a peer group.
+    /// Ends this rank's wait in the session of the init, and in those of children of a communicator without a peer group.
     pub fn cancel_session(&self, handle: ncclComm_t) {
         self.look_at_kept(handle, |kept| match kept {
             Kept::Waiting(canceller) => canceller.abort(),
@@ -254,7 +254,7 @@ impl Communicator {
         });
     }
 
-    /// Gives what its init left: there is no communicator, but NCCL's handle stays until its owner aborts it.
+    /// Takes what the init of a communicator left that was not made. NCCL's handle stays known until its owner aborts it.
     pub fn give_up(&self, handle: ncclComm_t) -> Option<Kept> {
         let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         if self.handle.load(Ordering::Relaxed) != handle as usize {
@@ -264,23 +264,23 @@ impl Communicator {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// All that comes is NCCL's to answer from now on.
+    /// From now on all calls go to NCCL.
     pub fn give_up_peer_group(&self) {
         self.has_peer_group.store(false, Ordering::Relaxed);
     }
 
-    /// Whether its peer group has run anything.
+    /// Whether a kernel of Windlass was run for it.
     #[inline]
     pub fn has_run(&self) -> bool {
         self.has_run.load(Ordering::Relaxed)
     }
 
-    /// Its peer group runs something.
+    /// Notes that a kernel of Windlass runs for it.
     pub fn runs(&self) {
         self.has_run.store(true, Ordering::Relaxed);
     }
 
-    /// A call goes to NCCL on this stream. Where that is, is asked at the first of several on one handle.
+    /// Notes that a call goes to NCCL on this stream. `place` is asked only at the first of several calls on one stream handle.
     #[inline]
     pub fn forwards_on(&self, stream: cudaStream_t, place: impl FnOnce() -> Option<Place>) {
         let stream = stream as usize;
@@ -295,9 +295,9 @@ impl Communicator {
         self.ordered_in.store(0, Ordering::Relaxed);
     }
 
-    /// One of ours comes here, which is asked only if there is need: whether NCCL has work of the communicator that it is not ordered
-    /// after. Asks once, and once in each capture: nobody knows where its graph is launched, nor whether before eager ones that are yet to
-    /// come.
+    /// Whether NCCL has work of the communicator after which a kernel of Windlass on a stream is not ordered yet. True once, and once in each
+    /// capture: its graph may be launched on any stream, before or after later eager kernels. `place` (the stream's) is asked only if NCCL
+    /// has such work.
     pub fn has_forwarded_elsewhere(&self, place: impl FnOnce() -> Option<Place>) -> bool {
         if self.forwarded_on.load(Ordering::Relaxed) == NO_STREAM {
             return false;
@@ -310,23 +310,23 @@ impl Communicator {
         place != Some(Place::Eager(self.forwarded_id.load(Ordering::Relaxed)))
     }
 
-    /// Graphs have operations of ours, or may have: what goes to NCCL is followed from now on.
+    /// From now on calls that go to NCCL are followed, as graphs may hold kernels of Windlass.
     pub fn follows(&self) {
         self.follows.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is.
+    /// Whether calls that go to NCCL are to be followed.
     #[inline]
     pub fn has_to_follow(&self) -> bool {
         self.follows.load(Ordering::Relaxed)
     }
 
-    /// What went to NCCL has been followed: all that comes of ours is ordered after it.
+    /// Notes that NCCL's calls have been followed: all later kernels of Windlass are ordered after them.
     pub fn is_followed(&self) {
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
     }
 
-    /// Looks at what its init left, if it is still this communicator. `look` must be quick.
+    /// Calls `look` with what the init left, if the record still has this handle. `look` runs under a lock and must be quick.
     pub fn look_at_kept<T>(&self, handle: ncclComm_t, look: impl FnOnce(&Kept) -> T) -> Option<T> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if self.handle.load(Ordering::Relaxed) != handle as usize {
@@ -335,7 +335,7 @@ impl Communicator {
         kept.as_ref().map(look)
     }
 
-    /// Where its calls are counted.
+    /// The index of its counters.
     pub fn counters(&self) -> usize {
         self.counters.load(Ordering::Relaxed)
     }
@@ -350,7 +350,7 @@ impl Communicator {
         self.known.load(Ordering::Relaxed)
     }
 
-    /// Notes what has become known.
+    /// Notes rank, ranks and device.
     pub fn identify(&self, identity: Identity) {
         self.ranks.store(identity.ranks.max(0), Ordering::Relaxed);
         let known = identity.rank >= 0 && identity.ranks > 0 && identity.device >= 0;

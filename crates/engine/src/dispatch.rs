@@ -1,4 +1,4 @@
-//! Every collective, send and receive comes through here: found, decided, run, counted.
+//! Runs every collective, send and receive, on the caller's thread: finds its communicator, decides its path, counts it.
 
 mod route;
 
@@ -44,15 +44,15 @@ use windlass_base::path::Path;
 use windlass_base::process;
 use windlass_base::stats::count::{self, Identity};
 
-/// Whose a call is.
+/// Who decides about a call.
 enum Standing {
-    /// NCCL's, on a handle that we have not seen.
+    /// NCCL: Windlass does not know the handle.
     Unseen,
-    /// NCCL's, on a communicator without a peer group.
+    /// NCCL: the communicator has no peer group.
     OnNccl { _range: Option<annotate::Range> },
-    /// To be decided: the communicator has a peer group.
+    /// Windlass: the communicator has a peer group.
     InPeerGroup(&'static Communicator),
-    /// Nobody's.
+    /// Nobody: the call fails with this code.
     Refused(ncclResult_t),
 }
 
@@ -74,7 +74,7 @@ pub fn call(call: &Call) -> ncclResult_t {
     )
 }
 
-/// Finds the communicator; one without a peer group is all that is counted here, and costs a call as little as can be.
+/// Finds the communicator of a call. A call of a communicator without a peer group is counted here, to cost as little as possible.
 #[inline]
 fn find(call: &Call) -> Standing {
     let found = communicator::find(call.local.communicator);
@@ -91,14 +91,14 @@ fn find(call: &Call) -> Standing {
     }
 }
 
-/// Counts a call, and shows it to a profiler until what this answers is dropped.
+/// Counts a call, and shows it to a profiler until the returned range is dropped.
 #[inline]
 fn count(call: &Call, communicator: &Communicator, path: Path) -> Option<annotate::Range> {
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
     annotate::range(call.shared.function)
 }
 
-/// A handle that we have not seen is NCCL's to judge. If it took the call, the communicator is real.
+/// After NCCL has judged a call on an unknown handle. If NCCL took the call, the communicator is real and gets an entry.
 #[cold]
 fn first_sight(call: &Call, result: ncclResult_t) {
     let accepted = result == ncclSuccess || result == ncclInProgress;
@@ -117,8 +117,8 @@ fn first_sight(call: &Call, result: ncclResult_t) {
     count::call(counters, call.shared.function, Path::Forward, call.shared.bytes(ranks));
 }
 
-/// Rank, ranks and device of a communicator that was not ready when it was entered. Inside a group it may not be
-/// ready still; the next call asks again.
+/// Asks NCCL for rank, ranks and device of a communicator that was not ready when it got its entry. Inside a group it may
+/// still not be ready; the next call asks again.
 #[cold]
 fn learn(call: &Call, communicator: &Communicator) {
     if group::is_open() {

@@ -1,4 +1,4 @@
-//! The path that is always there: the real NCCL runs the call, exactly as it came.
+//! Calls the real NCCL: the path `forward`, where NCCL runs a call with the same arguments, and all other functions that Windlass calls.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use std::ffi::c_int;
 
 use windlass_base::call::{Call, Function};
 
-/// What an application gave for a call, on its way to a thread of ours: NCCL takes calls from any thread, one at a time.
+/// Arguments of the application on their way to another thread: NCCL takes calls from any thread, one at a time.
 #[derive(Debug)]
 pub struct Carried<T>(T);
 
@@ -28,24 +28,24 @@ pub struct Carried<T>(T);
 unsafe impl<T> Send for Carried<T> {}
 
 impl<T> Carried<T> {
-    /// Packs it.
+    /// Wraps a value.
     pub fn new(what: T) -> Carried<T> {
         Carried(what)
     }
 
-    /// Unpacks it.
+    /// Unwraps the value.
     pub fn take(self) -> T {
         self.0
     }
 }
 
-/// Calls the real library. The ABI layer made `call` from a C caller's arguments, which that caller vouches for.
+/// Calls the real library. The ABI layer made `call` from a C caller's arguments; that caller is responsible for its pointers.
 pub fn forward(call: &Call) -> ncclResult_t {
     let (shared, local) = (&call.shared, &call.local);
     let (count, datatype) = (shared.count, shared.datatype);
     let (send, receive, config) = (local.send, local.receive, local.config);
     let (communicator, stream) = (local.communicator, local.stream);
-    // Set by the ABI layer for every function that has them.
+    // The ABI layer sets these for every function that has them.
     let operation = shared.operation.unwrap_or(ncclRedOp_t(0));
     let root: c_int = shared.root.unwrap_or(0);
     let peer: c_int = local.peer.unwrap_or(0);

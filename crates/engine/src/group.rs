@@ -1,9 +1,8 @@
-//! How deep this thread is in groups, what its open group still has to tell when it ends, and which calls within peer groups it
-//! holds till then.
+//! Keeps this thread's open group: its depth, the calls that it holds, and what else waits for its outermost end. Thread-local: no locks.
 //!
-//! NCCL counts per thread, and its count is the one that matters: a group that NCCL refused to open does not shift
-//! ours, nor does closing what is not open, and what fails or throws at its end is closed. PyTorch closes all its open
-//! groups to make a communicator and opens as many again; nothing is carried across that.
+//! The depth follows NCCL's count of the thread. A group that NCCL refused to open does not count, closing without an open group
+//! does not go below zero, and a group whose end fails or throws is closed. PyTorch closes all its open groups to make a communicator
+//! and opens as many again; nothing is carried across that.
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
@@ -21,7 +20,8 @@ use windlass_base::gate::Passed;
 use windlass_base::gpu::StreamHandle;
 use windlass_transport::p2p::Operation;
 
-/// This thread's open group. Few groups await anything: the lists, which have destructors to look after, are let be then.
+/// This thread's open group: its depth, and the number of entries in [`ENDED`]. Most groups have none, and then `ENDED`, which is slower
+/// because of its destructors, is not touched.
 #[derive(Clone, Copy, Default)]
 struct Group {
     depth: u32,
@@ -30,7 +30,7 @@ struct Group {
 
 thread_local! {
     static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
-    /// Never dropped itself: exit drops what its thread has in such storage before it runs any exit handler, and handlers run groups, too.
+    /// Never dropped: `exit` drops its thread's thread-local values before it runs exit handlers, and handlers run groups, too.
     static ENDED: ManuallyDrop<RefCell<Ended>> = const {
         ManuallyDrop::new(RefCell::new(Ended {
             awaited: Vec::new(),
@@ -45,7 +45,7 @@ thread_local! {
     static LEFT: Left = const { Left };
 }
 
-/// What lets go of an open group with its thread.
+/// Drops what an open group holds when its thread ends.
 struct Left;
 
 impl Drop for Left {
@@ -58,26 +58,27 @@ fn with_ended<T>(body: impl FnOnce(&mut Ended) -> T) -> T {
     ENDED.with(|ended| body(&mut ended.borrow_mut()))
 }
 
-/// What a group leaves at its end.
+/// What a group has collected for its end.
 #[derive(Debug, Default)]
 pub struct Ended {
-    /// What waited for it.
+    /// Inits and failures that wait for the end.
     pub awaited: Vec<Awaited>,
-    /// What it runs within peer groups, in call order, unless that was [taken](take_held).
+    /// Held calls, in call order, unless they were [taken](take_held).
     pub held: Vec<Held>,
-    /// What NCCL is to run of lazy communicators that are not materialized, in call order.
+    /// Work for NCCL on lazy communicators that are not materialized, in call order.
     pub lazy_work: Vec<LazyWork>,
-    /// Calls that NCCL runs at its end, and which all ranks have decided on.
+    /// Registration candidates that NCCL runs at the end.
     pub candidates: Vec<Waiting>,
-    /// Its communicators of NCCL's, in which no thread of ours may be until then.
+    /// Passes of the gates: no thread of Windlass may be in NCCL with these communicators until the end.
     pub inside: Vec<Passed<'static>>,
-    /// What NCCL runs of it, and ours come after: of each communicator one call, as NCCL joins the streams of a communicator's group.
+    /// Calls that NCCL runs and later kernels of Windlass wait for: one call of each communicator suffices, as NCCL joins all streams of a
+    /// communicator in a group.
     pub followed: Vec<Followed>,
-    /// What NCCL got of it, of those that have a peer group.
+    /// What NCCL got of the group from communicators with a peer group.
     pub given: Given,
 }
 
-/// A call that NCCL runs when its group ends, and that what comes of ours is to wait for.
+/// A call that NCCL runs when its group ends, and that later kernels of Windlass must wait for.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Followed {
@@ -86,17 +87,17 @@ pub struct Followed {
     pub stream: StreamHandle,
 }
 
-/// What NCCL has of a group, where the order of ours asks for that.
+/// What NCCL has got of a group; noted only with NCCL before 2.26, whose order of communicators depends on it.
 #[derive(Debug, Default)]
 pub struct Given {
-    /// Whose calls, each once.
+    /// The communicators of these calls, each once.
     pub communicators: Vec<ncclComm_t>,
-    /// It has refused one, and will run none.
+    /// NCCL has refused a call, and will run none of the group.
     pub is_refused: bool,
 }
 
 impl Ended {
-    /// Most groups leave nothing.
+    /// Whether the group has collected nothing, as most groups.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.awaited.is_empty()
@@ -108,7 +109,7 @@ impl Ended {
     }
 }
 
-/// What runs within a peer group and waits for the end of its group. Its arguments were looked at.
+/// A held call, or one message of it. Its arguments were checked.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Held {
@@ -116,20 +117,20 @@ pub struct Held {
     pub peer_group: Arc<PeerGroup>,
     pub what: Ours,
     pub stream: StreamHandle,
-    /// How many communicators NCCL had calls of by then, as far as that is noted.
+    /// How many communicators NCCL had got calls of when this call was made, as far as noted.
     pub given: usize,
 }
 
-/// What runs within a peer group.
+/// What a kernel of Windlass may run.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum Ours {
     Message(Operation),
-    /// Or NCCL runs it after all: that is known when the group ends.
+    /// NCCL may run it after all: decided when the group ends.
     Collective(Call),
 }
 
-/// A call that NCCL has taken, and runs when its group ends.
+/// A registration candidate that NCCL has taken, and runs when its group ends.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Waiting {
@@ -138,7 +139,7 @@ pub struct Waiting {
     pub stream: StreamHandle,
 }
 
-/// What a lazy communicator waits for NCCL with.
+/// Work for NCCL on a lazy communicator that is not materialized.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct LazyWork {
@@ -146,11 +147,11 @@ pub struct LazyWork {
     pub work: Work,
 }
 
-/// What NCCL is to run. Its arguments were looked at.
+/// What NCCL is to run. Its arguments were checked.
 pub enum Work {
-    /// A collective, with its reduction if that is the application's own, and its own configuration: both may go meanwhile.
+    /// A collective, with its operation if the application made that, and a copy of its configuration: the application may free both.
     Call(Call, Option<Arc<Operator>>, Option<OfCall>),
-    /// Anything else, which gets NCCL's handle.
+    /// Any other work, which gets NCCL's handle.
     Other(Box<dyn FnOnce(ncclComm_t) -> ncclResult_t>),
 }
 
@@ -166,17 +167,17 @@ impl std::fmt::Debug for Work {
 /// What waits for the end of a group.
 #[derive(Debug)]
 pub enum Awaited {
-    /// A handle that NCCL writes then.
+    /// A communicator on NCCL, whose handle NCCL writes at the end.
     Handle(Handle),
-    /// One of a communicator whose ranks do not meet.
+    /// The same, of a communicator whose ranks do not meet.
     Grouped(Handle),
-    /// A communicator whose ranks are to meet, and where NCCL wrote its handle.
+    /// A communicator whose ranks are to meet, and the handle that NCCL wrote.
     Requested(Handle, ncclComm_t, Box<InitRequest>),
-    /// One that NCCL makes then, whatever its session came to.
+    /// A communicator that NCCL makes at the end, whatever the outcome of its session.
     Made(Handle, ncclComm_t),
-    /// A communicator made from another, whose handle NCCL writes then.
+    /// A child communicator, whose handle NCCL writes at the end.
     Child(Handle, Configured, Box<ChildInit>),
-    /// An init that failed before NCCL came to it, or that NCCL refused: the answer of the group.
+    /// A call or init that failed: the group returns this code.
     Failed(ncclResult_t),
 }
 
@@ -185,7 +186,7 @@ pub(crate) fn is_open() -> bool {
     GROUP.get().depth > 0
 }
 
-/// NCCL opened a group.
+/// Called after NCCL has opened a group.
 pub(crate) fn opened() {
     GROUP.with(|group| group.set(Group { depth: group.get().depth + 1, ..group.get() }));
 }
@@ -196,14 +197,14 @@ pub(crate) fn leaves_nothing() -> bool {
     GROUP.get().awaited == 0
 }
 
-/// NCCL is asked to close a group that leaves nothing.
+/// Called when NCCL closes a group that leaves nothing.
 #[inline]
 pub(crate) fn close_empty() {
     let depth = GROUP.get().depth;
     GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0 });
 }
 
-/// A group is about to be closed. At the outermost one, gives what it holds to run within peer groups; NCCL still takes calls.
+/// Takes the held calls before the outermost group is closed, while NCCL still takes calls. Empty for an inner group.
 pub(crate) fn take_held() -> Vec<Held> {
     if GROUP.get().depth != 1 {
         return Vec::new();
@@ -211,7 +212,7 @@ pub(crate) fn take_held() -> Vec<Held> {
     with_ended(|ended| std::mem::take(&mut ended.held))
 }
 
-/// NCCL is asked to close a group. At the outermost one, gives what it leaves.
+/// Called when NCCL closes a group. Takes all that the outermost group has collected; empty for an inner group.
 pub(crate) fn closed() -> Ended {
     let awaited = GROUP.with(|group| {
         let Group { depth, awaited } = group.get();
@@ -225,19 +226,19 @@ pub(crate) fn closed() -> Ended {
     with_ended(std::mem::take)
 }
 
-/// This waits for the end of the open group.
+/// Adds an init or failure to the open group.
 pub(crate) fn wait_for(what: Awaited) {
     with_ended(|ended| ended.awaited.push(what));
     one_more();
 }
 
-/// This runs at the end of the open group.
+/// Adds a held call to the open group.
 pub(crate) fn hold(what: Held) {
     with_ended(|ended| ended.held.push(what));
     one_more();
 }
 
-/// NCCL got a call of this communicator in the open group, and took it or not.
+/// Notes that NCCL got a call of this communicator in the open group, and whether NCCL took it.
 pub(crate) fn give(communicator: ncclComm_t, is_taken: bool) {
     with_ended(|Ended { given, .. }| {
         given.is_refused |= !is_taken;
@@ -248,25 +249,25 @@ pub(crate) fn give(communicator: ncclComm_t, is_taken: bool) {
     one_more();
 }
 
-/// How many communicators NCCL has calls of in the open group, as far as that is noted.
+/// How many communicators NCCL has calls of in the open group, as far as noted.
 pub(crate) fn given() -> usize {
     with_ended(|ended| ended.given.communicators.len())
 }
 
-/// This goes to NCCL at the end of the open group.
+/// Adds work on a lazy communicator, which goes to NCCL at the end of the open group.
 pub(crate) fn hold_lazy_work(what: LazyWork) {
     with_ended(|ended| ended.lazy_work.push(what));
     one_more();
 }
 
-/// NCCL runs this call at the end of the open group.
+/// Adds a registration candidate, which NCCL runs at the end of the open group.
 pub(crate) fn hold_candidate(what: Waiting) {
     with_ended(|ended| ended.candidates.push(what));
     one_more();
 }
 
-/// To be held while NCCL runs anything of a communicator, which `pass` enters: no thread of ours is in it then. What an open group has
-/// begun goes on till its end.
+/// Passes a communicator's gate: while the result lives, no thread of Windlass is in NCCL with the communicator. An open group keeps
+/// another pass until its end.
 #[inline]
 pub(crate) fn enter(pass: impl Fn() -> Option<Passed<'static>>) -> Option<Passed<'static>> {
     let passed = pass()?;
@@ -276,7 +277,7 @@ pub(crate) fn enter(pass: impl Fn() -> Option<Passed<'static>>) -> Option<Passed
     Some(passed)
 }
 
-/// NCCL has more to run of this communicator when the open group ends.
+/// Keeps a pass until the open group ends, one for each gate.
 fn stay_inside(passed: Passed<'static>) {
     let is_new = with_ended(|Ended { inside, .. }| {
         let is_new = !inside.iter().rev().any(|known| known.is_of_same_gate(&passed));
@@ -290,7 +291,7 @@ fn stay_inside(passed: Passed<'static>) {
     }
 }
 
-/// What NCCL runs of this when the open group ends is waited for by what comes of ours.
+/// Notes a call of NCCL's, so that later kernels of Windlass wait for it once the open group has ended.
 pub(crate) fn follow(what: Followed) {
     let is_new = with_ended(|Ended { followed, .. }| {
         let is_new = !followed.iter().any(|known| known.communicator == what.communicator);
@@ -304,7 +305,7 @@ pub(crate) fn follow(what: Followed) {
     }
 }
 
-/// The room of a list that has been run is used again.
+/// Gives back an emptied list, so that its memory is reused.
 pub(crate) fn put_back(mut room: Vec<Held>) {
     room.clear();
     with_ended(|Ended { held, .. }| {
@@ -314,7 +315,7 @@ pub(crate) fn put_back(mut room: Vec<Held>) {
     });
 }
 
-/// As above.
+/// The same for the list of followed calls.
 pub(crate) fn put_back_followed(mut room: Vec<Followed>) {
     room.clear();
     with_ended(|Ended { followed, .. }| {
@@ -325,7 +326,7 @@ pub(crate) fn put_back_followed(mut room: Vec<Followed>) {
 }
 
 fn one_more() {
-    // A thread that is exiting has no such storage any more, and leaves what it holds to the process's end.
+    // In a thread that is exiting, `LEFT` is already dropped; what the thread holds stays until the process ends.
     let _ = LEFT.try_with(|_| ());
     GROUP.with(|group| group.set(Group { awaited: group.get().awaited + 1, ..group.get() }));
 }
@@ -334,7 +335,7 @@ fn one_more() {
 mod tests {
     use super::*;
 
-    /// Handles come at the outermost end only, once, and closing too often does not count below zero.
+    /// Handles come once, at the outermost end only, and closing too often does not count below zero.
     #[test]
     fn nested() {
         let none = |ended: Ended| ended.is_empty();
@@ -351,7 +352,7 @@ mod tests {
         assert!(none(closed()));
     }
 
-    /// A thread that exits runs its exit handlers after what it had in thread-local storage was dropped, and these run groups.
+    /// A thread that exits runs exit handlers after its thread-local values were dropped, and the handlers run groups.
     #[test]
     fn after_the_end_of_thread_local_storage() {
         struct Late(std::cell::OnceCell<std::sync::mpsc::Sender<bool>>);

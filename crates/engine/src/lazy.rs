@@ -1,8 +1,8 @@
-//! A communicator that NCCL has not built yet, and may never: its ranks share a peer group, which serves what it can. The handle
-//! that the application holds is ours. To materialize it is to have NCCL build its communicator: only a call does
-//! that which all ranks make; then this is where the two handles meet.
+//! Lazy communicators: NCCL has not built them yet, and may never. Their ranks share a peer group, which runs what it can. The
+//! application's handle is one of Windlass. To materialize a lazy communicator is to have NCCL build its own: only a call that all
+//! ranks make does that. From then on calls for NCCL get NCCL's handle.
 //!
-//! One thread at a time calls on a communicator, as with NCCL; an abort, and the question for an error, may come from another.
+//! As with NCCL, one thread at a time calls on a communicator; an abort, and the query of an asynchronous error, may come from another.
 
 mod aborting;
 mod arguments;
@@ -29,7 +29,7 @@ pub(crate) use on_device::on_device;
 pub(crate) use operators::Operator;
 pub(crate) use usage::Unfit;
 
-/// Whether a handle is one of ours, in use or ended.
+/// Whether a handle is one of Windlass, in use or ended.
 pub(crate) fn is_ours(communicator: ncclComm_t) -> bool {
     handle::is_ours(communicator as usize)
 }

@@ -1,4 +1,4 @@
-//! Which path a call takes. Pure, and a function of what all ranks share: local facts cannot even be passed in.
+//! Decides which path a call takes. Pure, and a function of what all ranks share: facts of one rank cannot even be passed in.
 
 use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSum};
 
@@ -12,12 +12,12 @@ use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN};
 pub(crate) enum Standing {
     /// Its ranks can write each other's memory.
     PeerGroup(Terms),
-    /// The same, and they have agreed to have NCCL use registered buffers in this call.
+    /// The same, and the ranks have agreed that NCCL uses registered buffers in this call.
     Registering(Terms),
 }
 
-/// Whether ranks that may register agree on whether they do in this call, which is not captured: in graphs NCCL registers by
-/// itself. With a configuration the call stays NCCL's.
+/// Whether ranks that may register decide together about this call, if it is not captured: in graphs NCCL registers by itself.
+/// A call with a configuration is no candidate.
 #[inline]
 pub(crate) fn is_candidate(call: &Shared, terms: &Terms) -> bool {
     call.function == Function::AllGather
@@ -34,7 +34,7 @@ pub(crate) fn plan(call: &Shared, standing: Standing) -> Path {
         return Path::Native;
     }
     match (call.function, standing) {
-        // Collectives that NCCL makes of sends and receives too. With a configuration they stay NCCL's.
+        // NCCL makes these collectives of sends and receives, too. With a configuration they stay on NCCL.
         (Function::Send | Function::Recv | Function::AlltoAll | Function::Gather | Function::Scatter, _) => {
             Path::P2p
         }
@@ -43,7 +43,7 @@ pub(crate) fn plan(call: &Shared, standing: Standing) -> Path {
     }
 }
 
-/// Whether native collectives serve a call: one of theirs, of a size that they have, on elements that they know.
+/// Whether a native collective runs a call, by its function, size, type and operation.
 #[inline]
 fn is_native(call: &Shared, terms: &Terms) -> bool {
     if is_in_fixed_order(call, terms) {
@@ -54,8 +54,8 @@ fn is_native(call: &Shared, terms: &Terms) -> bool {
     terms.native.serve(collective, bytes) && serves_elements(call, collective, bytes, terms)
 }
 
-/// Whether a call is native because its result must not depend on its size: also with a configuration, and with an operation that the
-/// program made. More bytes than there are addresses are for NCCL to refuse.
+/// Whether a call is native because of fixed order: at every size, also with a configuration or an operation that the program made.
+/// A call of more bytes than there are addresses is left to NCCL, which refuses it.
 #[inline]
 pub(crate) fn is_in_fixed_order(call: &Shared, terms: &Terms) -> bool {
     terms.fixed_order && call.rounds() && call.bytes(terms.ranks) <= ADDRESSES
@@ -63,8 +63,8 @@ pub(crate) fn is_in_fixed_order(call: &Shared, terms: &Terms) -> bool {
 
 const ADDRESSES: u64 = 1 << 62;
 
-/// Whether one kernel serves these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
-/// operation, each with a root of its own.
+/// Whether one kernel runs these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
+/// operation, each with another root.
 pub(crate) fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, terms: &Terms) -> bool {
     let Some(each) = calls.clone().next().and_then(|call| Collective::of(call.function)) else {
         return false;
@@ -78,8 +78,8 @@ pub(crate) fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clo
         && calls.clone().all(|call| serves_elements(call, each, total, terms))
 }
 
-/// Whether a call of a group could be one of those, beside others that come later: then the group's end says who runs it. `at_any_size`: also
-/// if it is too large for that, so that the end sees all calls of a run.
+/// Whether a call of a group could be fused with later ones: then it is held, and the group's end decides its path. `at_any_size`:
+/// also if the call alone is too large, so that the end sees all calls of a run.
 #[inline]
 pub(crate) fn may_be_fused(call: &Shared, at_any_size: bool, terms: &Terms) -> bool {
     let Some(each) = Collective::of(call.function) else { return false };
@@ -89,9 +89,9 @@ pub(crate) fn may_be_fused(call: &Shared, at_any_size: bool, terms: &Terms) -> b
         && (at_any_size || terms.native.serve(fused, call.bytes(terms.ranks)))
 }
 
-/// Whether native collectives serve a call's elements, in so many bytes. What only moves may be of any type. Sums and averages of short
-/// floats are what limits were measured with; other types and operations that the kernels know have a limit of their own.
-/// NCCL's numbers: int8 to bfloat16, sum to average; a program's own operations come after.
+/// Whether native collectives take a call's type and operation at so many bytes. A call that only moves may have any type. Limits were
+/// measured with sums and averages of short floats; other types and operations that the kernels know have a limit of their own.
+/// By NCCL's numbers: types int8 to bfloat16, operations sum to average; a program's own operations have higher numbers.
 fn serves_elements(call: &Shared, collective: Collective, bytes: u64, terms: &Terms) -> bool {
     let Some(operation) = call.operation else { return call.datatype.size_bytes().is_some() };
     let is_known = (ncclInt8.0..=ncclBfloat16.0).contains(&call.datatype.0)
@@ -117,7 +117,7 @@ mod tests {
         Shared { function, count, datatype, operation: reduces.then_some(ncclSum), root: None }
     }
 
-    /// Sends and receives of any size, and what is made of them, stay within a peer group; all else is NCCL's.
+    /// Sends and receives of any size, and collectives made of them, are p2p; all other calls go to NCCL.
     #[test]
     fn sends_and_receives_stay_in_the_peer_group() {
         for function in Function::ALL {
@@ -131,8 +131,8 @@ mod tests {
         }
     }
 
-    /// A broadcast or reduce waits for its group's end if native collectives serve any; a large one only where that cannot move it behind
-    /// another communicator's calls.
+    /// A broadcast or reduce is held if native collectives run any; a large one only where that cannot move it behind another
+    /// communicator's calls.
     #[test]
     fn what_waits_for_the_end_of_its_group() {
         let mut terms = SLOW;
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// What ranks agree on is what may then be registered, and nothing else.
+    /// A call is registered if and only if it is a candidate and the ranks agreed.
     #[test]
     fn large_all_gathers_are_candidates() {
         let mut registers = SLOW;
@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    /// Up to its limit each collective is native, and no other function is; what is native is no candidate.
+    /// Up to its limit each collective is native, and no other function is; a native call is no candidate.
     #[test]
     fn up_to_the_limit() {
         for limit in [0, 1, 1 << 14, 64 << 20] {
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Operations of the program's own, and types that are not summed, are NCCL's; they may be moved.
+    /// Reductions with the program's own operations, or of types that kernels do not sum, go to NCCL; such types may be moved.
     #[test]
     fn elements() {
         let mut native = Limits([1 << 20; COLLECTIVES]);
@@ -208,7 +208,7 @@ mod tests {
             assert_eq!(plan(&not, terms), Path::Forward, "{not:?}");
         }
         assert_eq!(plan(&call(Function::AllGather, 4, ncclFloat8e4m3), terms), Path::Native);
-        // NCCL makes it of sends and receives: ranks may mix both.
+        // NCCL makes an all-to-all of sends and receives: some ranks may call one, others the other.
         assert_eq!(plan(&call(Function::AlltoAll, 4, ncclFloat32), terms), Path::P2p);
         let many = |datatype, operation| Shared { count: 100_000, ..reduce(datatype, operation) };
         assert_eq!(plan(&many(ncclBfloat16, ncclAvg), terms), Path::Native);
@@ -216,8 +216,8 @@ mod tests {
         assert_eq!(plan(&many(ncclFloat32, ncclMax), terms), Path::Forward);
     }
 
-    /// In fixed order what rounds is native at every size, with a configuration and an operation of the program's too; what does not round
-    /// goes its usual way.
+    /// In fixed order a reduction that rounds is native at every size, also with a configuration or an operation of the program's; other
+    /// calls take their usual path.
     #[test]
     fn fixed_order() {
         use Function::{
@@ -254,7 +254,7 @@ mod tests {
     }
 
     proptest! {
-        /// Larger calls never come back to a path that smaller ones have left, so one number tells where.
+        /// With growing size a call leaves a path only once, so one limit describes the change.
         #[test]
         fn one_crossover(
             function in 0..Function::ALL.len(),

@@ -1,9 +1,9 @@
-//! Communicators made from one with a peer group, before NCCL is asked. Their ranks tell each other where they go and what they want
-//! of NCCL; those that are lazy then meet, and NCCL's own call is made only if somebody else needs it. A rank that cannot
-//! wait, because it is in a group, says so, and NCCL makes all.
+//! Splits and shrinks of a communicator with a peer group, before NCCL is called. The parent's ranks first tell each other in a round
+//! where they go and what they want of NCCL. The ranks of a lazy child then meet, and NCCL is called only if other ranks need it.
+//! A rank in a group cannot wait: it says so, and NCCL makes all children.
 //!
-//! A shrink of a lazy communicator that is not materialized never materializes it: the ranks that are left out do not come. What its survivors get
-//! is made without the parent. So is whatever comes of a lazy communicator whose materializing failed on some ranks only.
+//! A shrink never materializes a lazy parent, as the excluded ranks do not call: the child is made without the parent. So is every child
+//! of a lazy communicator whose materializing failed on some ranks only.
 
 mod way;
 
@@ -33,32 +33,32 @@ use super::queries;
 use super::session::{self, settle};
 use way::{CallFacts, Way, way};
 
-/// What there is to do once all have spoken.
+/// What is left to do after the round.
 pub(super) enum Step {
-    /// NCCL's call, as it was asked for; then a session, if there is to be one.
+    /// NCCL's call, with the application's arguments; then a session, if there is to be one.
     Nccl(Option<Before>),
-    /// The same, and the ranks have spoken.
+    /// The same, after a round.
     Begun(ChildInit, Configured),
-    /// The ranks have met.
+    /// The ranks have met and have a peer group.
     Met(Arc<LazyCommunicator>, Others),
-    /// They have no peer group, or no parent of NCCL's: they make it by an id of ours.
+    /// The child has no peer group, or NCCL has no parent: NCCL makes it by an id.
     ById(ById),
-    /// This rank is in no new communicator, and nobody needs NCCL.
+    /// This rank is in no child, and no rank needs NCCL.
     Nothing,
-    /// There is none.
+    /// The call fails.
     Failed(ncclResult_t),
-    /// There will be none for this rank; ranks of other colors wait for it in NCCL all the same.
+    /// The call fails on this rank; but ranks of other colors may wait for it in NCCL.
     Lost(ncclResult_t, Others),
 }
 
-/// A communicator that is made by an id of one of the parent's ranks.
+/// A child that NCCL makes by an id of one of the parent's ranks.
 pub(super) struct ById {
     parent: Arc<PeerGroup>,
-    /// Whose id it is; none: this rank's, which is alone.
+    /// The rank of the parent that makes the id; none if this rank is the only one.
     of: Option<u32>,
-    /// What the id is for.
+    /// The number of the child, by which the id is asked for.
     number: u64,
-    /// Where this rank has it already.
+    /// The id, if this rank has it already.
     id: Option<Id>,
     new_communicator: NewCommunicator,
     config: *mut ncclConfig_t,
@@ -66,7 +66,7 @@ pub(super) struct ById {
     reason: FallbackReason,
 }
 
-/// Lets the ranks speak, and those of lazy communicators meet.
+/// Runs the round, and the session of a lazy child. Waits for other ranks, except in a group.
 pub(super) fn step(init: &InitCall, before: Option<Before>) -> Step {
     let (mut child_call, configured) = match before {
         Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured })) => (child_call, configured),
@@ -113,7 +113,7 @@ pub(super) fn step(init: &InitCall, before: Option<Before>) -> Step {
     }
 }
 
-/// This rank waits for nobody, and makes its communicator by an id.
+/// Makes this rank's child by an id, without a round.
 fn alone(init: &InitCall, parent: Arc<PeerGroup>, child_call: ChildCall, device: i32) -> Step {
     child_call.go_to_nccl();
     let mut child_init = child_call.begun();
@@ -123,7 +123,7 @@ fn alone(init: &InitCall, parent: Arc<PeerGroup>, child_call: ChildCall, device:
     Step::ById(by_id)
 }
 
-/// All ranks of the call have their say, and this one does what they came to.
+/// Runs the round of all ranks of the call, and does what it decides.
 fn round(
     init: &InitCall,
     parent: Arc<PeerGroup>,
@@ -172,7 +172,7 @@ fn parent_of(init: &InitCall) -> Option<Arc<PeerGroup>> {
     communicator::find(parent)?.peer_group(parent)
 }
 
-/// This rank's communicator of these ranks of the parent.
+/// This rank's child, of these ranks of the parent.
 fn by_id(
     init: &InitCall,
     parent: Arc<PeerGroup>,
@@ -193,7 +193,7 @@ fn by_id(
     }
 }
 
-/// The ranks meet; where they get no peer group, an id it is.
+/// Waits for the session of the child's ranks. Without a peer group, NCCL makes the child by an id.
 fn met(
     asked: Result<Asked, FallbackReason>,
     child_init: ChildInit,
@@ -216,8 +216,8 @@ fn met(
     }
 }
 
-/// This rank does not come to the session of the others, who go to NCCL when they hear so. It may lack what it needs for that, too: so it
-/// has the id before they hear. Without one they have no communicator either.
+/// For a rank that cannot come to the session: the others go to NCCL when they hear so. This rank gets the id first, as that may fail,
+/// too; then the init fails on the others as well.
 fn does_not_come(reason: FallbackReason, child_init: ChildInit, by_id: ById) -> Step {
     match id_of(&by_id) {
         Ok(id) => {
@@ -231,7 +231,7 @@ fn does_not_come(reason: FallbackReason, child_init: ChildInit, by_id: ById) -> 
     }
 }
 
-/// What NCCL has to do with it. Under no catch of panics: what NCCL throws goes on.
+/// Calls NCCL as far as the step needs it. Panics are not caught here, so that an exception of NCCL's passes through.
 pub(super) fn act(step: &Step, init: &InitCall) -> ncclResult_t {
     match step {
         Step::Nccl(_) | Step::Begun(..) => nccl_children::run(init),
@@ -249,7 +249,7 @@ pub(super) fn act(step: &Step, init: &InitCall) -> ncclResult_t {
             if result != ncclSuccess || lazy.peer_group().negotiated().is_lazy() {
                 return result;
             }
-            // Not all would wait.
+            // Not all ranks wanted it lazy.
             lazy.materialize_beside().wait()
         }
         Step::ById(by_id) => {
@@ -260,10 +260,10 @@ pub(super) fn act(step: &Step, init: &InitCall) -> ncclResult_t {
     }
 }
 
-/// A shrink that is to stop its parent's work, and is made without it.
+/// Revokes the parent of a shrink with `NCCL_SHRINK_ABORT` that is made without the parent.
 fn stop_parent(init: &InitCall) {
     let Some(lazy) = init.aborted_parent().and_then(queries::lazy_of) else { return };
-    // Where NCCL cannot (2.27.3 to 2.28.6), that goes on until the parent's owner aborts it.
+    // Where NCCL has no revoke (2.27.3 to 2.28.6), the parent's work goes on until its owner aborts it.
     if lazy.real().is_some() && !lazy.is_revoked() && !is_missing(Entry::ncclCommRevoke) {
         lazy.revoke(0);
     }
@@ -288,12 +288,12 @@ fn make(by_id: &ById, init: &InitCall) -> ncclResult_t {
 fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
     match by_id.of {
         None => init::make_id(),
-        // Ends with the parent, as the rounds and sessions before it.
+        // The wait ends with the parent, as that for rounds and sessions does.
         Some(of) => by_id.parent.ids().get(of, by_id.number, &|| by_id.parent.lineage().has_ended()),
     }
 }
 
-/// NCCL has answered, where it was asked.
+/// Called after NCCL's call, or without one: meets if need be, and gives out the handle.
 pub(super) fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
     match step {
         Step::Nccl(before) => return nccl_children::after(before, place, result),

@@ -1,5 +1,5 @@
-//! Inits and ends of communicators. NCCL makes and ends them; we note which there are, and unless `WINDLASS_PEER_GROUPS=off` their
-//! ranks meet first.
+//! Inits and ends of communicators. NCCL makes and ends them, and Windlass keeps a record of each. Unless `WINDLASS_PEER_GROUPS=off`,
+//! their ranks meet first.
 
 use std::ffi::c_int;
 
@@ -27,14 +27,14 @@ use windlass_base::thread;
 use super::handles::{ended, enter_by, is_taken, note};
 use super::{queries, session, windows};
 
-/// Makes an id. With peer groups, its ranks meet at this process.
+/// Makes an id. With peer groups, this process hosts the session of its ranks.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     guard::around(
         || {
             process::let_forked_children_restart();
             count::function(Entry::ncclGetUniqueId);
             process::know_version();
-            // Of a null place NCCL says what it says.
+            // NCCL gives its own error for a null place.
             if place.is_null() { None } else { peers::spare_id() }
         },
         |spare| match spare {
@@ -49,7 +49,7 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     )
 }
 
-/// Makes communicators as asked.
+/// Makes communicators. With peer groups, waits for the session.
 pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
     if peers::is_on() {
         let before = || Ok(init.parent().and_then(|parent| before_init(init, parent)));
@@ -81,10 +81,10 @@ pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
     )
 }
 
-/// Nothing of ours is in a parent meanwhile, nor later beside what may use its resources.
+/// Before an init from a parent: keeps threads of Windlass out of the parent meanwhile, and later if the child may use its resources.
 fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
     if init.aborted_parent().is_some() {
-        // It frees this rank from peers that hang: nothing of ours waits for them either.
+        // Such a shrink frees this rank from peers that hang, so Windlass must not wait for them either.
         end_registering(parent, true);
         return None;
     }
@@ -100,15 +100,15 @@ fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
     enter_by(parent)
 }
 
-/// Ends a communicator, or prepares its end.
+/// Finalizes, destroys or aborts a communicator.
 pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     guard::around(
         || {
             count::function(entry);
             let end = before_end(how, handle);
             let lazy = communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
-            // Before NCCL frees it: its address may at once be another thread's new communicator. A lazy communicator's is ours, and an
-            // abort that frees its destroy must find it.
+            // Removed before NCCL frees it, as another thread's new communicator may get its address at once. A lazy communicator's handle
+            // is one of Windlass, and must be found by an abort that ends the wait of its destroy.
             let stays = how == End::Finalize || how == End::Destroy && lazy.is_some();
             (lazy, if stays { None } else { communicator::remove(handle) }, end)
         },
@@ -118,7 +118,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             None if *registered == registering::End::Left => stop(how, handle),
             None => known::end(how, handle),
         },
-        // Nothing of this rank's runs any more.
+        // No kernel of this rank runs any more.
         |(lazy, kept, _), _| {
             let is_ended = lazy.is_some() && how == End::Destroy;
             let kept = if is_ended { communicator::remove(handle) } else { kept };
@@ -132,7 +132,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     )
 }
 
-/// An abort frees the GPU and whoever waits at once; the other ends wait for what was issued, as NCCL does.
+/// Stops Windlass's part: an abort stops kernels and waits at once; finalize and destroy wait for issued work, as NCCL does.
 fn before_end(how: End, handle: ncclComm_t) -> registering::End {
     let Some(communicator) = communicator::find(handle) else { return registering::End::Clean };
     let peer_group = communicator.peer_group(handle);
@@ -154,7 +154,7 @@ fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
     let windows =
         peer_group.as_ref().map_or(registering::End::Clean, |peer_group| peer_group.end_windows(aborts));
     if aborts {
-        // NCCL registers, too: buffers of graphs, and what the application says. After the windows, which none of ours drops any more.
+        // NCCL has registrations, too: of graphs' buffers and of the application's. After the windows, none of which Windlass drops any more.
         pool::distrust(peer_group.as_ref().and_then(|peer_group| peer_group.device()));
     }
     let registering = peer_group.as_ref().and_then(|peer_group| peer_group.registering());
@@ -162,8 +162,8 @@ fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
     if windows == registering::End::Left { windows } else { registering }
 }
 
-/// Ends a communicator of which peers may still be writing to what is registered, or which NCCL would look for where it has
-/// freed it: its kernels leave, and NCCL's part of it stays to the end of the process.
+/// Ends a communicator with registrations that could not be ended: peers may still write to the memory, or NCCL would use freed entries.
+/// Its kernels stop, and NCCL's memory of it stays until the process ends.
 fn stop(how: End, handle: ncclComm_t) -> ncclResult_t {
     if how == End::Finalize {
         return known::end(how, handle);
@@ -180,7 +180,7 @@ fn stop(how: End, handle: ncclComm_t) -> ncclResult_t {
     }
 }
 
-/// Stops a communicator's work everywhere on this rank; what is called on it later is NCCL's to refuse.
+/// Revokes a communicator: stops its work on this rank. NCCL refuses later calls.
 pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     guard::around(
         || {
@@ -209,7 +209,7 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     )
 }
 
-/// What went wrong beside calls: NCCL's answer, or where that has none, ours. Waits for nothing.
+/// The asynchronous error of a communicator: NCCL's, or if NCCL has none, the peer group's. Does not wait.
 pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t {
     guard::around(
         || {

@@ -1,4 +1,4 @@
-//! Switched off in the middle of a process: from then on calls are not seen, and pass no gate.
+//! Prepares `windlassDisable`, which switches Windlass off in a running process: later calls are not seen, and pass no gate.
 
 use nccl_sys::{ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
 
@@ -6,7 +6,7 @@ use crate::group;
 use crate::peers::{self, StillRegistered};
 use windlass_base::error::refuse;
 
-/// Gets ready for it: nothing of ours stays registered. An error says that it is not, and that calls must be seen as before.
+/// Deregisters all buffers that Windlass has registered. After an error Windlass must stay on.
 pub fn before() -> ncclResult_t {
     if group::is_open() {
         return refuse(ncclInvalidUsage, format_args!("windlassDisable within a group: end that first"));

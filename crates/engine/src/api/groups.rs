@@ -1,4 +1,5 @@
-//! Groups: what a group holds of ours runs before and after what NCCL runs of it, in an order that all ranks choose alike.
+//! Group start and end. At the outermost end held calls run as kernels of Windlass before or after NCCL's part, in an order that
+//! is equal on all ranks.
 
 use std::cell::{Cell, RefCell};
 
@@ -38,7 +39,7 @@ pub fn end() -> ncclResult_t {
     }
     let before = || {
         count::function(Entry::ncclGroupEnd);
-        // Before NCCL runs it, as NCCL's own count is: it may throw.
+        // Closed before NCCL runs the group, as NCCL does with its own count: NCCL may throw.
         group::close_empty();
     };
     guard::around(before, |()| known::group_end(), |(), _| ())
@@ -63,7 +64,7 @@ fn end_of_much() -> ncclResult_t {
             let ready = guard::call(|| registration::before_group(&candidates));
             let Closed { nccls, result } = match ready == ncclSuccess {
                 true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
-                // The driver has failed; NCCL is to run nothing of it.
+                // The driver has failed, so NCCL must run nothing of the group.
                 false => spoilt(ready),
             };
             if !candidates.is_empty() {
@@ -79,7 +80,7 @@ fn end_of_much() -> ncclResult_t {
             }
             result
         },
-        // What became of its inits is NCCL's word alone.
+        // The outcome of inits depends on NCCL's result alone.
         |(parts, ended), result| {
             drop(parts);
             after_group(ended.into_inner(), result, &met);
@@ -89,7 +90,7 @@ fn end_of_much() -> ncclResult_t {
     if of_group == ncclSuccess { met.get() } else { of_group }
 }
 
-/// When what was held runs. Without an answer none of the group does.
+/// The schedule of the parts. If computing it panics, nothing of the group runs.
 fn scheduled(ended: &RefCell<Ended>, schedule: impl FnOnce(&Ended) -> Schedule) -> Schedule {
     let fail = || {
         ended.borrow_mut().awaited.insert(0, Awaited::Failed(panicked("the order of a group")));
@@ -98,25 +99,25 @@ fn scheduled(ended: &RefCell<Ended>, schedule: impl FnOnce(&Ended) -> Schedule) 
     guard::or_else(fail, || schedule(&ended.borrow()))
 }
 
-/// What came of a group.
+/// The results of a group.
 struct Closed {
-    /// NCCL's own part of it, which runs before what lazy communicators held: an error if it was not to run.
+    /// The result of NCCL's own part, which runs before lazy work; an error if it was not to run.
     nccls: ncclResult_t,
-    /// All of it.
+    /// The result of NCCL's part and lazy work.
     result: ncclResult_t,
 }
 
-/// NCCL closes the group and runs nothing of it.
+/// Has NCCL close the group without running it.
 fn spoilt(why: ncclResult_t) -> Closed {
     init::spoil_group();
     known::group_end();
     Closed { nccls: why, result: why }
 }
 
-/// Closes a group without running it.
+/// Closes a group without running it, and has NCCL estimate its time.
 pub fn simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
-    // The estimate is NCCL's, of what it would run.
+    // NCCL estimates only what NCCL would run.
     drop(group_planning::plan());
     let result = guard::around(
         || RefCell::new(closing(Entry::ncclGroupSimulateEnd)),
@@ -134,7 +135,7 @@ pub fn simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     if result == ncclSuccess { met.get() } else { result }
 }
 
-/// The group is closed before NCCL runs it, as NCCL's own count is: it may throw.
+/// Closes the group before NCCL runs it, as NCCL does with its own count: NCCL may throw. Runs the sessions of its inits.
 fn closing(entry: Entry) -> Ended {
     count::function(entry);
     let mut ended = group::closed();
@@ -145,7 +146,7 @@ fn closing(entry: Entry) -> Ended {
     ended
 }
 
-/// What waits for NCCL once its sessions are over. NCCL closes its group whatever became of them.
+/// Runs the sessions; a panic becomes a failure, so that NCCL still closes its group.
 fn joined(join: impl FnOnce() -> Vec<Awaited>) -> Vec<Awaited> {
     guard::or_else(|| vec![Awaited::Failed(panicked("the communicator inits of a group"))], join)
 }
@@ -157,8 +158,8 @@ enum Simulated {
     Yes,
 }
 
-/// Lets NCCL close the group. If an init in it failed, nothing of the group runs: its peers do not come to NCCL. What lazy communicators
-/// held comes to NCCL now; a simulation knows nothing of it, since only all ranks together can materialize them.
+/// Has NCCL close the group, then run the lazy work. If an init in the group failed, nothing of it runs, as the peers do not come to NCCL.
+/// A simulation leaves lazy work out, since only all ranks together can materialize.
 fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResult_t) -> Closed {
     let held = std::mem::take(&mut ended.lazy_work);
     if let Some(Awaited::Failed(code)) = ended.awaited.first() {
@@ -221,7 +222,7 @@ mod tests {
     use super::*;
     use nccl_sys::{ncclInternalError, ncclInvalidArgument};
 
-    /// After a panic in what decides of a group, its answer is an error, and nothing of it runs.
+    /// After a panic while a group is planned, its end returns an error, and nothing of it runs.
     #[test]
     fn a_panic_fails_the_group() {
         let is_failed = |ended: &Ended| {

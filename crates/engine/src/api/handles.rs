@@ -1,4 +1,4 @@
-//! What the functions of communicators share: entering one, noting a new one, refusing one that has ended.
+//! Helpers of this folder: pass a communicator's gate, record a new communicator, refuse an ended one.
 
 use nccl_sys::{ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSuccess};
 
@@ -10,26 +10,26 @@ use windlass_base::error::refuse;
 use windlass_base::gate::Passed;
 use windlass_base::stats::count::Identity;
 
-/// [`group::enter`], by handle.
+/// Passes the gate of a communicator ([`group::enter`]), by handle.
 pub(super) fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
     let communicator = communicator::find(handle)?;
     group::enter(|| communicator.pass())
 }
 
-/// NCCL would look into it as if it were its own.
+/// Refuses an ended handle of Windlass, which NCCL would read as one of its own.
 pub(super) fn ended(handle: ncclComm_t) -> ncclResult_t {
     refuse(ncclInvalidArgument, format_args!("communicator {handle:p} has been destroyed"))
 }
 
-/// Whether NCCL runs it, now or soon.
+/// Whether NCCL has taken a call, to run it now or later.
 pub(super) fn is_taken(result: ncclResult_t) -> bool {
     result == ncclSuccess || result == ncclInProgress
 }
 
 pub(super) const UNKNOWN: Identity = Identity { rank: -1, ranks: 0, device: -1 };
 
-/// A handle that is written now is entered; one that NCCL writes at the end of the group is awaited. What a
-/// non-blocking split writes later still, is entered when it is first used.
+/// Makes the record of a new communicator if NCCL has written its handle. If NCCL writes it at the end of the group, the record is made
+/// then. The handle of a non-blocking split, written even later, gets its record at its first use.
 pub(super) fn note(handle: Handle, identity: Identity) -> Option<(ncclComm_t, &'static Communicator)> {
     let written = known::read_handle(handle);
     if written.is_null() {

@@ -1,4 +1,4 @@
-//! `ncclMemAlloc` and `ncclMemFree`: what [`pool`] decides, carried out.
+//! `ncclMemAlloc` and `ncclMemFree`: carry out what [`pool`] decides.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -18,18 +18,18 @@ use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::stats::count;
 
-/// Memory for the application.
+/// Allocates `bytes` bytes for the application, from the pool or by NCCL.
 pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
     guard::around(
         || {
             count::function(Entry::ncclMemAlloc);
             process::know_version();
-            // Of a null place NCCL says what it says.
+            // NCCL gives its own error for a null place.
             if place.is_null() { Supply::Forward } else { pool::allocate(bytes) }
         },
         |supply| match supply {
             Supply::Forward => registration::allocate_applications(place, bytes),
-            // Divergence: it holds what it held, and whoever has it exported or retained still reaches it.
+            // Divergence: it holds its old contents, and exported or retained handles of it still reach it.
             Supply::Recycled(address) => put(place, *address as *mut c_void, "ncclMemAlloc: ptr"),
             Supply::Make(making) => make(place, bytes, making),
         },
@@ -44,7 +44,7 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
     )
 }
 
-/// By NCCL; where memory is short, after it has back what is kept.
+/// Allocates by NCCL; where memory is short, once more after the pool has given its memory back.
 fn make(place: *mut *mut c_void, bytes: usize, making: &Making) -> ncclResult_t {
     let code = registration::allocate_applications(place, bytes);
     if code != ncclUnhandledCudaError || !guard::or_else(|| false, || recycling::trim_pool(making.device)) {
@@ -53,8 +53,8 @@ fn make(place: *mut *mut c_void, bytes: usize, making: &Making) -> ncclResult_t 
     registration::allocate_applications(place, bytes)
 }
 
-/// Takes memory of `ncclMemAlloc` back. What is registered of memory that NCCL is to free is deregistered first, so that it goes
-/// back to the driver.
+/// Frees memory of `ncclMemAlloc`, or keeps it in the pool. Windlass deregisters memory before NCCL frees it, so that it goes back to the
+/// driver.
 pub fn free(address: *mut c_void) -> ncclResult_t {
     guard::around(
         || {
@@ -67,13 +67,13 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
         },
         |given| match given {
             Return::Forward | Return::LetGo => registration::free_applications(address),
-            // Divergence: where NCCL's free would make a kernel that still uses the memory fault, it goes on.
+            // Divergence: a kernel that still uses the memory goes on, where it would fault after NCCL's free.
             Return::Kept(over) => {
                 guard::or_else(
                     || (),
                     || {
                         freeing::let_go(over);
-                        // Others' may wait for long. Where this thread's group has communicators, they have calls inside.
+                        // Only for this block, as others may wait long. Not in a group, whose own calls would be waited for.
                         let is_leaving = |block: &pool::Block| block.base == address as Address;
                         if pool::is_any_leaving()
                             && !group::is_open()
@@ -85,7 +85,7 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
                 );
                 ncclSuccess
             }
-            // As NCCL answers of memory that is not there. It would free ours.
+            // NCCL's code for unknown memory. NCCL itself would free memory of the pool.
             Return::Refused => guard::call(|| {
                 let why = format_args!("ncclMemFree: {address:p} has been freed");
                 refuse(ncclUnhandledCudaError, why)
@@ -95,7 +95,7 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
     )
 }
 
-/// Gives back all that is kept, on every device.
+/// Frees all memory in the pool and all cached communicators, on every device.
 pub fn trim() {
     let devices: BTreeSet<_> = pool::devices().into_iter().chain(cached::devices()).collect();
     for device in devices {

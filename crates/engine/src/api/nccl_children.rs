@@ -1,5 +1,5 @@
-//! Communicators made from others by NCCL; where the other has a peer group the ranks of the new one meet then: at the call, or at
-//! the end of the outermost group. Which ones NCCL makes is decided [before](super::children).
+//! Splits and shrinks that NCCL makes ([`children`](super::children) decides which). Afterwards, at the call or at the end of the
+//! outermost group, the ranks of the child may meet and get a peer group.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -33,42 +33,42 @@ use super::handles::{UNKNOWN, note};
 use super::session::{self, settle};
 use super::{children, queries};
 
-/// A call before NCCL is asked: what there is to do after it, if anything.
+/// What is prepared before NCCL's call, for after it.
 pub(super) enum Before {
     /// The parent has a peer group.
     OfPeerGroup(OfPeerGroup),
-    /// It has none.
+    /// The parent has no peer group.
     OfParentOnNccl(OfParentOnNccl),
 }
 
-/// A call for one whose parent's ranks have met.
+/// A call whose parent has a peer group.
 pub(super) struct OfPeerGroup {
     pub child_call: ChildCall,
     pub configured: Configured,
 }
 
-/// A call for one whose parent has no peer group.
+/// A call whose parent has no peer group.
 pub(super) struct OfParentOnNccl {
     parent_on_nccl: Arc<ParentOnNccl>,
     wanted: Wanted,
-    /// None where this rank's has none for certain.
+    /// The host-local rendezvous; none where this rank's child cannot have a peer group.
     local_wait: Option<LocalWait>,
     configured: Configured,
 }
 
 impl OfParentOnNccl {
-    /// Whether another thread has ended the parent while this rank waited: NCCL's may be gone.
+    /// Whether another thread has ended the parent while this rank waited: NCCL's parent may be gone.
     pub(super) fn has_lost_parent(&self) -> bool {
         self.local_wait.is_some() && self.parent_on_nccl.has_ended()
     }
 }
 
-/// Whether an init is one of these.
+/// Whether an init is a split or shrink.
 pub(super) fn is_one(init: &InitCall) -> bool {
     matches!(init, InitCall::Split { .. } | InitCall::Shrink { .. })
 }
 
-/// Makes a communicator as asked, and lets its ranks meet.
+/// Makes a child communicator, and has its ranks meet.
 pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
     let result = guard::around(
@@ -94,7 +94,7 @@ pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
     if result == ncclSuccess { met.get() } else { result }
 }
 
-/// NCCL makes it; a parent that is lazy is materialized first, by all its ranks.
+/// Has NCCL make a communicator; a lazy parent is materialized first, by all its ranks.
 pub(super) fn run(init: &InitCall) -> ncclResult_t {
     match init.parent().and_then(queries::lazy_of) {
         None if init.parent().is_some_and(lazy::is_ours) => {
@@ -102,16 +102,16 @@ pub(super) fn run(init: &InitCall) -> ncclResult_t {
         }
         None => init.run(),
         Some(lazy) => {
-            // Also where NCCL has built it: of a configuration that it refuses NCCL keeps a pointer to the child's abort flag, which it
-            // has freed, and writes there when this one is aborted (2.28.9, ncclCommInitChildComm); or the next lazy communicator that gets it.
+            // Checked even if the parent is materialized. After it refuses a configuration, NCCL's parent keeps a pointer to the child's
+            // freed abort flag, and writes there when it is aborted (2.28.9, ncclCommInitChildComm), even by a later lazy communicator.
             if let Some(why) = init.refusal(lazy.peer_group().rank()) {
                 return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
             }
-            // They may share what it has.
+            // The child may use the parent's resources.
             lazy.mark(Unfit::Everywhere);
             let (init, given) = (*init, init.given());
             if let Some((place, _)) = init.new_communicators().next() {
-                // As NCCL has it until the communicator is there.
+                // As NCCL does until the communicator exists.
                 hand_out(place, std::ptr::null_mut());
             }
             queries::with_real(&lazy, move |real| init.with(&given).of_parent(real).run())
@@ -151,7 +151,7 @@ fn before(from: FromParent) -> Option<Before> {
         peer_group.windows().into_iter().for_each(|one| one.share());
     }
     let configured = match configured {
-        // A parent with a peer group is one that waits.
+        // A parent with a peer group is blocking.
         None => Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration, shares },
         Some((blocking, ctas)) => {
             Configured { configuration, shares, waiting: blocking.map(waiting), ctas: Some(ctas) }
@@ -160,7 +160,7 @@ fn before(from: FromParent) -> Option<Before> {
     Some(Before::OfPeerGroup(OfPeerGroup { child_call, configured }))
 }
 
-/// What NCCL makes at the end of a group has no session: see [`before_group`].
+/// Prepares a call whose parent has no peer group. A child that NCCL makes at the end of a group has no session: see [`before_group`].
 fn before_of_parent_on_nccl(
     parent_on_nccl: Arc<ParentOnNccl>,
     wanted: Wanted,
@@ -169,7 +169,7 @@ fn before_of_parent_on_nccl(
 ) -> OfParentOnNccl {
     let configuration = given.over(parent_on_nccl.configuration());
     let (blocking, ctas) = configured.unzip();
-    // The parent waits.
+    // The parent is blocking.
     let waiting = blocking.flatten().map_or(Waiting::Blocking, waiting);
     let local_wait = if group::is_open() { None } else { parent_on_nccl.enter_local(&wanted, waiting) };
     let shares = parent_on_nccl.configuration().may_share();
@@ -181,9 +181,9 @@ fn waiting(blocking: c_int) -> Waiting {
     if blocking == 0 { Waiting::NonBlocking } else { Waiting::Blocking }
 }
 
-/// NCCL has answered.
+/// Called after NCCL's call: has the child's ranks meet now or at the end of the group, or records the child as on NCCL.
 pub(super) fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclResult_t {
-    // NCCL counts a call once it has looked at the arguments, and so do we.
+    // A call that NCCL refuses by its arguments does not count as a child of the parent; here neither.
     let begun = result != ncclInvalidArgument && result != ncclInvalidUsage;
     let before = before.filter(|_| begun);
     if let Some(Before::OfParentOnNccl(of_parent_on_nccl)) = before {
@@ -209,7 +209,7 @@ pub(super) fn after(before: Option<Before>, handle: Handle, result: ncclResult_t
     ncclSuccess
 }
 
-/// NCCL has taken a call for one whose parent has no peer group, and has made it if it succeeded outside a group.
+/// The same for a call whose parent has no peer group.
 fn after_of_parent_on_nccl(
     of_parent_on_nccl: OfParentOnNccl,
     place: Handle,
@@ -228,7 +228,7 @@ fn after_of_parent_on_nccl(
     meet(vec![(place, configured, local_wait.child_init())])
 }
 
-/// One whose parent has no peer group, and that none can have.
+/// Records a child that cannot have a peer group.
 fn note_on_nccl(handle: Handle) {
     let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
     communicator.count_as_child();
@@ -238,7 +238,7 @@ fn note_on_nccl(handle: Handle) {
     }
 }
 
-/// What a program loses silently that makes its groups from a world of several hosts.
+/// Warns once of a child without a peer group, as programs that split a world of several hosts would not notice.
 fn say_once(ranks: i32) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -249,9 +249,9 @@ fn say_once(ranks: i32) {
     });
 }
 
-/// Before NCCL runs a group. A rank that makes its part of a group one after the other waits for this rank's message between
-/// them, while NCCL here waits for all: so what is split or shrunk in a group has a session only if one thread brings several ranks
-/// of one call, which it cannot do without.
+/// Called before NCCL runs a group: refuses sessions of its children. Another rank may make the same calls outside a group: it waits for
+/// this rank's session between them, while NCCL here waits for all calls. Only if all children are of one call, with several
+/// ranks in this thread, do they have a session, as they need a group.
 pub(super) fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let is_child = |waited: &&Awaited| matches!(waited, Awaited::Child(..));
     let calls: Vec<_> = awaited
@@ -275,7 +275,7 @@ pub(super) fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
     awaited.into_iter().map(refused).collect()
 }
 
-/// NCCL has run a group. Gives the rest of what waited for its end, and the first failure.
+/// Called after NCCL has run a group: has the ranks of its children meet. Returns the other entries, and the first failure.
 pub(super) fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>, ncclResult_t) {
     let (mut rest, mut children) = (Vec::new(), Vec::new());
     for waited in awaited {
@@ -294,19 +294,19 @@ pub(super) fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<A
     (rest, met)
 }
 
-/// A communicator that NCCL has made, while its ranks meet.
+/// A child that NCCL has made, during its session.
 struct ChildSession {
     place: Handle,
     handle: ncclComm_t,
     communicator: &'static Communicator,
     configuration: Configuration,
-    /// Whether it may use its parent's resources.
+    /// Whether NCCL's child may use its parent's resources.
     shares: bool,
-    /// What it keeps for those made from it, if it has no peer group.
+    /// What it keeps for its own children, if it gets no peer group.
     parent_on_nccl: Option<Arc<ParentOnNccl>>,
 }
 
-/// Lets the ranks of communicators meet that NCCL has made, beside each other.
+/// Runs the sessions of children that NCCL has made, all at once, and waits for them. Returns the first failure.
 pub(super) fn meet(made: Vec<(Handle, Configured, ChildInit)>) -> ncclResult_t {
     let (mut sessions, mut asked): (Vec<ChildSession>, Vec<Asked>) = (Vec::new(), Vec::new());
     for (place, configured, child_init) in made {
@@ -315,7 +315,7 @@ pub(super) fn meet(made: Vec<(Handle, Configured, ChildInit)>) -> ncclResult_t {
             continue;
         };
         let parent_on_nccl = known::identity(handle)
-            // Of two nothing is made that has peers.
+            // A child of two ranks has no children with peers.
             .filter(|identity| identity.ranks > 2)
             .map(|identity| ParentOnNccl::of_child(&child_init, identity.rank.max(0) as u32, &configured));
         let (configuration, shares) = (configured.configuration.clone(), configured.shares);
@@ -360,7 +360,7 @@ pub(super) fn meet(made: Vec<(Handle, Configured, ChildInit)>) -> ncclResult_t {
             session::guard_first_launch(handle);
             continue;
         }
-        // Unless it was aborted meanwhile, which has ended it.
+        // If the communicator is gone, an abort has ended it meanwhile.
         if communicator::remove(handle).is_some() {
             known::take_back(place, handle);
         }

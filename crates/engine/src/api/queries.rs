@@ -1,5 +1,5 @@
-//! What else is asked of a communicator. Of one that NCCL made, NCCL answers. Of a lazy communicator: what only this rank asks is answered
-//! here; what all ranks ask materializes it, in a group at the group's end.
+//! All other functions that take a communicator. NCCL answers for a communicator that it has made. For a lazy one, calls that only one rank
+//! makes are answered here; calls that all ranks make materialize it, in a group at the group's end.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -29,25 +29,25 @@ use windlass_base::stats::count;
 use super::handles::{ended, enter_by};
 use super::windows;
 
-/// The lazy communicator that a handle of ours stands for.
+/// The lazy communicator with this handle.
 pub fn lazy_of(handle: ncclComm_t) -> Option<Arc<LazyCommunicator>> {
     let communicator = communicator::find(handle)?;
     if communicator.is_lazy() { communicator.lazy(handle) } else { None }
 }
 
-/// After this nobody else may have NCCL's communicator of a lazy one.
+/// Marks NCCL's communicator behind a lazy one as unfit for the cache.
 pub(super) fn keep_apart(handle: ncclComm_t, unfit: Unfit) {
     guard::or_else(|| (), || lazy_of(handle).into_iter().for_each(|lazy| lazy.mark(unfit)));
 }
 
-/// The same, if NCCL has it already: what is asked before is answered here.
+/// The same, on this rank, if it is already materialized: before that, the call does not reach NCCL.
 fn keep_built_apart(handle: ncclComm_t) {
     let is_built = |lazy: &Arc<LazyCommunicator>| lazy.real().is_some();
     let mark = || lazy_of(handle).filter(is_built).into_iter().for_each(|lazy| lazy.mark(Unfit::Here));
     guard::or_else(|| (), mark);
 }
 
-/// What only this rank asks: `here` answers for a lazy communicator that is not materialized.
+/// Runs a call that only this rank makes: by `here` for a lazy communicator that is not materialized, else by `real`.
 pub(super) fn ask(
     entry: Entry,
     handle: ncclComm_t,
@@ -56,11 +56,11 @@ pub(super) fn ask(
 ) -> ncclResult_t {
     let before = || {
         count::function(entry);
-        // What NCCL reads beside any call.
+        // NCCL allows these queries at any time, so they need not pass the gate.
         use Entry::{ncclCommCount, ncclCommCuDevice, ncclCommMemStats, ncclCommUserRank};
         let is_free = matches!(entry, ncclCommCount | ncclCommCuDevice | ncclCommMemStats | ncclCommUserRank);
         let inside = if is_free { None } else { enter_by(handle) };
-        // What the real library lacks, it lacks for lazy communicators, too; that answer looks at no handle.
+        // A function that the real library lacks fails for lazy communicators, too, whatever the handle.
         (lazy_of(handle).filter(|_| !is_missing(entry)), inside)
     };
     let answer = |(lazy, _inside): &(Option<Arc<LazyCommunicator>>, _)| match lazy {
@@ -73,7 +73,7 @@ pub(super) fn ask(
     guard::around(before, answer, |_, _| ())
 }
 
-/// What all ranks ask.
+/// Runs a call that all ranks make, which materializes a lazy communicator.
 pub(super) fn need(
     entry: Entry,
     handle: ncclComm_t,
@@ -90,7 +90,7 @@ pub(super) fn need(
     guard::around(before, answer, |_, _| ())
 }
 
-/// Runs what needs NCCL's communicator: now, or at the end of the open group.
+/// Runs `real` with NCCL's handle, after materializing: now, or at the end of the open group.
 pub fn with_real(
     lazy: &Arc<LazyCommunicator>,
     real: impl FnOnce(ncclComm_t) -> ncclResult_t + 'static,
@@ -109,7 +109,7 @@ pub fn with_real(
     lazy.real().map_or(ncclInternalError, real)
 }
 
-/// How many ranks there are.
+/// The number of ranks.
 pub fn count(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     let here = |lazy: &Arc<LazyCommunicator>| {
         put(place, lazy.peer_group().negotiated().members.len() as c_int, "ncclCommCount: count")
@@ -131,14 +131,14 @@ pub fn rank(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     ask(Entry::ncclCommUserRank, handle, here, |real| queries::rank(real, place))
 }
 
-/// NCCL's last error text, which is the process's.
+/// The last error text of the process, NCCL's or Windlass's.
 pub fn last_error(handle: ncclComm_t) -> *const c_char {
     count::function(Entry::ncclGetLastError);
     let real = lazy_of(handle).map_or(handle, |lazy| lazy.real().unwrap_or(std::ptr::null_mut()));
     queries::last_error(real)
 }
 
-/// Gives back memory of an idle communicator. A lazy communicator that is not materialized has none of NCCL's.
+/// Has NCCL free memory of an idle communicator. A lazy communicator that is not materialized has none.
 pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     keep_built_apart(handle);
     windows::end_cached(handle);
@@ -146,7 +146,7 @@ pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| queries::suspend(real, flags))
 }
 
-/// Takes that back.
+/// Has NCCL allocate that memory again.
 pub fn resume(handle: ncclComm_t) -> ncclResult_t {
     ask(Entry::ncclCommResume, handle, |_| ncclSuccess, queries::resume)
 }
@@ -157,7 +157,7 @@ pub fn memory(handle: ncclComm_t, which: nccl_sys::ncclCommMemStat_t, place: *mu
     ask(Entry::ncclCommMemStats, handle, here, |real| queries::memory(real, which, place))
 }
 
-/// An id for ranks that join.
+/// An id for ranks that join by `ncclCommGrow`.
 pub fn unique_id(handle: ncclComm_t, place: *mut nccl_sys::ncclUniqueId) -> ncclResult_t {
     keep_apart(handle, Unfit::Here);
     need(Entry::ncclCommGetUniqueId, handle, move |real| queries::unique_id(real, place))
@@ -181,7 +181,7 @@ pub fn register(
         )
     };
     keep_built_apart(handle);
-    // NCCL would hand out what belongs to a window.
+    // NCCL would return the registration of a kept window.
     windows::meet(handle, address, bytes);
     let result =
         ask(Entry::ncclCommRegister, handle, here, |real| queries::register(real, address, bytes, place));
@@ -192,7 +192,7 @@ pub fn register(
     result
 }
 
-/// What is registered of recycled memory is not to be recycled once more before that ends.
+/// Notes a registration of the application's: memory of the pool must not be recycled before it ends.
 pub(super) fn note_registered(
     handle: ncclComm_t,
     address: *mut c_void,
@@ -214,7 +214,7 @@ pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t
     let before = || {
         count::function(Entry::ncclCommDeregister);
         let ended = pool::Registration { communicator: handle as usize, handle: registration as usize };
-        // What stays of windows there would hold it in NCCL.
+        // A kept window over this memory would keep the registration alive in NCCL.
         windows::meet_each(handle, || pool::registered_by(ended));
         (lazy_of(handle), enter_by(handle))
     };
@@ -245,7 +245,7 @@ pub(super) fn note_deregistered(handle: ncclComm_t, registration: usize) {
     guard::or_else(|| (), || pool::deregistered(ended));
 }
 
-/// Looks at what this rank registers by itself of a communicator that is not lazy.
+/// Calls `act` with the registration state of a communicator, if it has one.
 pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
     let look = || {
         let peer_group = communicator::find(handle).and_then(|known| known.peer_group(handle));
@@ -258,7 +258,7 @@ pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
     guard::or_else(|| (), look)
 }
 
-/// Makes a reduction. Of a lazy communicator it stays ours, materialized or not.
+/// Makes an operation. A lazy communicator has operations of Windlass, materialized or not.
 pub fn operator(
     place: *mut ncclRedOp_t,
     scalar: *mut c_void,
@@ -286,7 +286,7 @@ pub fn operator(
     guard::around(before, answer, |_, _| ())
 }
 
-/// NCCL makes it; native collectives may have to know it, too.
+/// Has NCCL make an operation, and notes its scalar for native collectives in fixed order.
 fn create_operator(
     place: *mut ncclRedOp_t,
     scalar: *mut c_void,
@@ -313,7 +313,7 @@ fn in_fixed_order(handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
     communicator.peer_group(handle).filter(|own| own.terms().fixed_order)
 }
 
-/// Ends a reduction.
+/// Destroys an operation.
 pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t {
     let before = || {
         count::function(Entry::ncclRedOpDestroy);
@@ -332,8 +332,8 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
     guard::around(before, answer, |_, _| ())
 }
 
-/// A one-sided call: it stands on windows, which have materialized the lazy communicator. NCCL runs it in order with the communicator's other
-/// operations, and so with ours.
+/// Runs a one-sided call. It needs a window, whose registration has materialized a lazy communicator. NCCL runs it in order with the
+/// communicator's other operations, so it is ordered against kernels of Windlass, too.
 pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult_t {
     let here = |_: &Arc<LazyCommunicator>| {
         refuse(ncclInvalidUsage, format_args!("{entry:?}: the communicator has no window"))
@@ -352,15 +352,15 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     result
 }
 
-/// NCCL's handle for a function whose arguments are not ours to know: a lazy communicator is materialized, beside an open group. None: it cannot
-/// be, or has ended.
+/// NCCL's handle, for a function whose arguments Windlass does not know. Materializes a lazy communicator, even while a group is open. None
+/// if that fails, or the communicator has ended.
 pub fn real_handle(entry: usize, handle: ncclComm_t) -> Option<ncclComm_t> {
     let found = guard::or_else(|| None, || lazy_of(handle));
     let Some(lazy) = found.filter(|_| !is_missing_at(entry)) else {
-        // It runs without our seeing when.
+        // Windlass does not see when the function ends.
         registering_of(handle, Registering::share);
         windows::share(handle);
-        // Whoever is in there is out by then.
+        // Waits until Windlass's threads have left NCCL's communicator.
         drop(enter_by(handle));
         let is_lost = !is_missing_at(entry) && lazy::is_ours(handle);
         return if is_lost { None } else { Some(handle) };

@@ -1,4 +1,4 @@
-//! Inits whose ranks meet before NCCL makes the communicator. NCCL makes every one of them, from the same id.
+//! Inits by id: the ranks meet in a session before NCCL makes the communicator from the same id. NCCL does not make a lazy communicator.
 
 use std::sync::Arc;
 
@@ -25,21 +25,21 @@ use windlass_bootstrap::outcome::FallbackReason;
 use super::handles::note;
 use super::nccl_children;
 
-/// How far an init is before NCCL is called.
+/// The state of an init before NCCL is called.
 enum Step {
-    /// Its session is over, or there is none; and what it keeps for others without a peer group.
+    /// Its session is over, or there is none; and what it keeps for its children if it has no peer group.
     Decided(InitOutcome, Option<Arc<ParentOnNccl>>),
-    /// Its session is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
+    /// Its session is over, and NCCL is not called. For `ncclCommInitAll` all ranks.
     Lazy(Vec<Arc<LazyCommunicator>>),
-    /// In a group: NCCL only takes note of it now, and so do we.
+    /// In a group: the session runs at the group's end.
     Grouped(InitRequest),
-    /// All ranks are in this hand: once NCCL has made them.
+    /// `ncclCommInitAll`, not lazy: this thread has all ranks, which get a peer group after NCCL has made them.
     All,
-    /// NCCL refuses it.
+    /// NCCL will refuse it.
     Refused,
 }
 
-/// Makes communicators as asked, with their ranks' sessions.
+/// Makes communicators, after their sessions. Waits for other ranks, except in a group.
 pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     lazy::ask_of_groups(group::is_open);
     if nccl_children::is_one(init) {
@@ -57,14 +57,14 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
                 refuse(failure.code(), format_args!("no communicator: {failure}"))
             }
             Step::Lazy(_) => ncclSuccess,
-            // One that grows from a lazy communicator materializes it.
+            // A grow of a lazy communicator materializes it.
             _ => nccl_children::run(init),
         },
         |step, result| {
             if result == ncclSuccess || result == ncclInProgress {
                 finish(step, init);
             } else {
-                // An error of `ncclCommInitAll` itself is no error of the group around it.
+                // An error of `ncclCommInitAll` does not fail the group around it.
                 if !matches!(step, Step::All) {
                     refused(result);
                 }
@@ -81,7 +81,7 @@ fn begin(init: &InitCall) -> Step {
         (_, Some(asked)) => {
             let given = asked.given();
             let laziness = match given {
-                // Of a group NCCL makes all communicators at its end.
+                // NCCL makes the communicators of a group at its end.
                 _ if group::is_open() => Laziness::None,
                 _ if !peers::device_now().is_some_and(first_launch::is_guarded) => Laziness::None,
                 Given::Nothing | Given::Sound(_) => Laziness::AsConfigured,
@@ -121,7 +121,7 @@ fn begin(init: &InitCall) -> Step {
     }
 }
 
-/// What of ended lazy communicators may materialize this one.
+/// Takes the cached communicators that could materialize this one.
 fn take(request: &InitRequest, device: Option<Ordinal>, configuration: &Configuration) -> Taken {
     match (request.laziness, device, configuration.words()) {
         (Laziness::AsConfigured, Some(device), Some(configuration)) => {
@@ -133,12 +133,12 @@ fn take(request: &InitRequest, device: Option<Ordinal>, configuration: &Configur
     }
 }
 
-/// All ranks in this hand: they may be lazy; otherwise NCCL makes them first.
+/// Begins `ncclCommInitAll`: the ranks may be lazy; otherwise NCCL makes them first.
 fn all(init: &InitCall) -> Step {
     let devices = init.devices_asked().unwrap_or_default();
     let are_lazy =
         peers::would_be_lazy(devices.len()) && devices.iter().all(|device| first_launch::is_guarded(*device));
-    // Of none NCCL says what is wrong.
+    // For no devices NCCL gives its own error.
     if group::is_open() || devices.is_empty() || !are_lazy {
         return Step::All;
     }
@@ -150,7 +150,7 @@ fn all(init: &InitCall) -> Step {
         }
         _ => None,
     });
-    // Where there is no peer group, NCCL may have something to say of these devices.
+    // Without a peer group NCCL is called, which may refuse these devices.
     lazy.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Lazy)
 }
 
@@ -163,7 +163,7 @@ fn request(asked: &init::Asked, laziness: Laziness) -> InitRequest {
     InitRequest { id, ids, ranks, rank, waiting, ctas, device: None, laziness, cached: Vec::new() }
 }
 
-/// NCCL has taken the request, or is not asked.
+/// Called after NCCL has taken the init, or instead of NCCL for lazy communicators: records the communicators.
 fn finish(step: Step, init: &InitCall) {
     if let Step::Lazy(lazy_communicators) = step {
         init.new_communicators().zip(lazy_communicators).for_each(|((place, _), lazy)| hand_out(place, lazy));
@@ -202,12 +202,12 @@ fn finish(step: Step, init: &InitCall) {
             keep_parent_on_nccl(handle, communicator, parent_on_nccl);
             guard_first_launch(handle);
         }
-        // A split in a group, or later still: its handle is not written yet.
+        // The handle is not written yet, as in a group or after a non-blocking call.
         (_, _) => {}
     }
 }
 
-/// The application gets our handle.
+/// Records a lazy communicator, and gives its handle to the application.
 pub(super) fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
     let (handle, peer_group) = (lazy.handle(), lazy.peer_group().clone());
     let ranks = peer_group.negotiated().members.len() as i32;
@@ -220,7 +220,7 @@ pub(super) fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
     init::hand_out(place, handle);
 }
 
-/// What its init came to is kept with the communicator, and told.
+/// Reports the outcome of an init, and keeps its peer group with the communicator.
 pub(super) fn settle(handle: ncclComm_t, communicator: &'static Communicator, outcome: InitOutcome) {
     peers::tell(communicator.counters(), &outcome);
     if let InitOutcome::PeerGroup(peer_group) = outcome {
@@ -228,7 +228,7 @@ pub(super) fn settle(handle: ncclComm_t, communicator: &'static Communicator, ou
     }
 }
 
-/// What one without a peer group has for those made from it.
+/// Keeps what a communicator without a peer group has for its children.
 pub(super) fn keep_parent_on_nccl(
     handle: ncclComm_t,
     communicator: &'static Communicator,
@@ -240,7 +240,7 @@ pub(super) fn keep_parent_on_nccl(
         .for_each(|parent_on_nccl| drop(communicator.keep(handle, parent_on_nccl)));
 }
 
-/// NCCL has run the group that made it, and says now which rank it is and where.
+/// Called after NCCL has run the group that made this communicator: notes its rank and device.
 pub(super) fn made(handle: ncclComm_t) {
     if let (Some(communicator), Some(identity)) = (communicator::find(handle), known::identity(handle)) {
         communicator.identify(identity);
@@ -248,7 +248,7 @@ pub(super) fn made(handle: ncclComm_t) {
     guard_first_launch(handle);
 }
 
-/// Once NCCL has made it: a communicator whose peer group is there now.
+/// Runs the first-launch guard for a communicator that NCCL has made and that has a peer group.
 pub(super) fn guard_first_launch(handle: ncclComm_t) {
     if let Some(communicator) = communicator::find(handle)
         && !communicator.is_lazy()
@@ -258,16 +258,15 @@ pub(super) fn guard_first_launch(handle: ncclComm_t) {
     }
 }
 
-/// NCCL refused an init: it will not run the group around it.
+/// Notes that NCCL refused an init, and so will not run the group around it.
 pub(super) fn refused(result: ncclResult_t) {
     if group::is_open() {
         group::wait_for(Awaited::Failed(result));
     }
 }
 
-/// NCCL did not make what was to be made in a group. It may have made some of it, and never says which: it aborts all
-/// inits of a group of which one fails. What their sessions left is closed; the handles that NCCL left are their owner's to
-/// abort.
+/// Called after a group has failed that was to make communicators. NCCL aborts all inits of such a group, and does not say which were
+/// made. Drops what their sessions left; the application must abort the handles that NCCL left.
 pub(super) fn lose(awaited: &[Awaited], result: ncclResult_t) {
     for waited in awaited {
         let Awaited::Made(place, handle) = waited else { continue };
@@ -275,7 +274,7 @@ pub(super) fn lose(awaited: &[Awaited], result: ncclResult_t) {
             true => communicator::find(*handle).and_then(|communicator| communicator.give_up(*handle)),
             false => communicator::remove(*handle),
         };
-        // Some other rank's may live: it must not wait for this one.
+        // Another rank's communicator may live, and must not wait for this rank.
         if let Some(Kept::PeerGroup(peer_group)) = &kept {
             peer_group.fail(result);
         }
@@ -284,12 +283,12 @@ pub(super) fn lose(awaited: &[Awaited], result: ncclResult_t) {
     peers::settle();
 }
 
-/// Begins the sessions of a group and waits for them. Gives the rest of what waited; the failure that is the group's
-/// answer comes first. A group that NCCL will not run has no sessions: its ranks need not all come.
+/// Begins the sessions of a group and waits for them. Returns the entries of the group, first the failure that the group
+/// returns. A group that NCCL will not run has no sessions, as not all ranks need to come.
 ///
-/// NCCL makes all communicators of a group beside each other, but only after their sessions. A rank that makes them one after
-/// the other is in NCCL for the first before it comes to the second's session: so communicators that are made in
-/// one group with others have no session, and their other ranks hear that from NCCL's connection.
+/// NCCL makes all communicators of a group at once, but only after their sessions. A rank that makes them outside a group is in NCCL for
+/// the first communicator before it comes to the second's session. So different communicators of one group have no session, and
+/// their other ranks learn that from NCCL's connection.
 #[cold]
 #[inline(never)]
 pub(super) fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
@@ -303,7 +302,7 @@ pub(super) fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
             other => rest.push(other),
         }
     }
-    // The last error of a group is NCCL's answer.
+    // NCCL returns the last error of a group.
     if let Some(last) = rest.iter().rposition(|waited| matches!(waited, Awaited::Failed(_))) {
         rest.swap(0, last);
         return rest;
@@ -312,7 +311,7 @@ pub(super) fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let (mut handles, mut asked, mut over) = (Vec::new(), Vec::new(), Vec::new());
     for (handle, request) in requested {
         let Some(communicator) = communicator::find(handle) else { continue };
-        // What of its configuration is its children's, only NCCL knows.
+        // Only NCCL knows which part of its configuration children inherit.
         let parent_on_nccl = ParentOnNccl::of_request(&request, Configuration::Unknown);
         let grouped = || Err(InitOutcome::OnNccl(FallbackReason::Grouped));
         match if together { peers::ask(&request) } else { grouped() } {
@@ -341,7 +340,7 @@ pub(super) fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
                 settle(handle, communicator, outcome);
                 keep_parent_on_nccl(handle, communicator, parent_on_nccl);
             }
-            // Aborted meanwhile.
+            // The communicator was aborted meanwhile.
             None => drop(outcome),
         }
     }

@@ -1,5 +1,5 @@
-//! `windlassAllGatherV` and `windlassReduceScatterV`: a group of broadcasts or reduces, one for each rank, that goes the way of any
-//! group of the application's. Within a peer group it becomes one kernel ([`dispatch::fusing`]); else NCCL runs it.
+//! `windlassAllGatherV` and `windlassReduceScatterV`: each is a group of broadcasts or reduces, one for each rank, that runs as any
+//! group of the application does. Within a peer group it may become one kernel ([`dispatch::fusing`]); else NCCL runs it.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -21,26 +21,27 @@ use windlass_base::process;
 
 use super::groups;
 
-/// What was asked for.
+/// The arguments of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     /// The function's name, for errors.
     pub name: &'static str,
-    /// None: an all-gather-v.
+    /// The reduction; none for an all-gather-v.
     pub operation: Option<ncclRedOp_t>,
-    /// What this rank gives: of an all-gather-v its part, of a reduce-scatter-v all parts.
+    /// The send buffer: this rank's part for an all-gather-v, all parts for a reduce-scatter-v.
     pub send: *const c_void,
-    /// What this rank gets: of an all-gather-v all parts, of a reduce-scatter-v its part.
+    /// The receive buffer: all parts for an all-gather-v, this rank's part for a reduce-scatter-v.
     pub receive: *mut c_void,
     /// Type of an element.
     pub datatype: ncclDataType_t,
-    /// Among whom.
+    /// The communicator.
     pub communicator: ncclComm_t,
-    /// In whose order.
+    /// The stream.
     pub stream: cudaStream_t,
 }
 
-/// Elements of each rank's part, and where each begins in the buffer of all parts; none: one behind the other.
+/// Elements of each rank's part, and the element at which each begins in the buffer of all parts. Without displacements the parts follow
+/// each other.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Lists<'a> {
@@ -48,8 +49,8 @@ pub struct Lists<'a> {
     pub displacements: Option<&'a [usize]>,
 }
 
-/// Runs it; `lists` gets the number of ranks, and gives none if there are no counts. An error within a group fails the group, as
-/// one of NCCL's does.
+/// Runs the call. `lists` gets the number of ranks, and returns none if there are no counts. An error within a group fails the group, as
+/// NCCL's errors do.
 pub fn run<'a>(asked: &Asked, lists: impl FnOnce(usize) -> Option<Lists<'a>>) -> ncclResult_t {
     guard::around(
         || {
@@ -77,7 +78,7 @@ fn grouped(
     if started != ncclSuccess {
         return started;
     }
-    // After a refusal NCCL runs nothing of the group, which has to end all the same.
+    // After a refusal NCCL runs nothing of the group, but the group must still be ended.
     let refused = calls.iter().map(run).find(|code| *code != ncclSuccess);
     let ended = end();
     refused.unwrap_or(ended)
@@ -100,7 +101,7 @@ fn prepare<'a>(
     })
 }
 
-/// This rank, and how many there are.
+/// This rank and the number of ranks.
 fn place_in(handle: ncclComm_t, name: &str) -> Result<(usize, usize), ncclResult_t> {
     if open::opened().is_none() || handle.is_null() {
         return Err(refuse(ncclInvalidArgument, format_args!("{name}: no communicator {handle:p}")));
@@ -118,7 +119,7 @@ fn place_in(handle: ncclComm_t, name: &str) -> Result<(usize, usize), ncclResult
     known::place_in(handle)
 }
 
-/// Why not, with the values.
+/// Why the arguments are refused, with their values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Complaint {
     NoCounts,
@@ -144,7 +145,7 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// One for each rank, those without elements too: NCCL looks at their other arguments.
+/// The calls, one for each rank, also for parts without elements, as NCCL checks their other arguments.
 fn calls(asked: &Asked, rank: usize, ranks: usize, lists: &Lists<'_>) -> Result<Vec<Call>, Complaint> {
     let element = asked.datatype.size_bytes().ok_or(Complaint::Datatype(asked.datatype))?;
     let mut calls = Vec::with_capacity(ranks);
@@ -161,7 +162,7 @@ fn calls(asked: &Asked, rank: usize, ranks: usize, lists: &Lists<'_>) -> Result<
 }
 
 impl Asked {
-    /// Ranks that are not the root give one pointer for both buffers, as programs do: NCCL uses but one of them.
+    /// The call for one root. Ranks that are not the root pass one pointer for both buffers, as programs do: NCCL uses only one of them.
     fn call(&self, root: usize, is_own: bool, count: usize, at: usize) -> Result<Call, Complaint> {
         let is_gather = self.operation.is_none();
         let is_missing = |pointer: *const c_void, is_used: bool| is_used && count > 0 && pointer.is_null();
@@ -220,7 +221,7 @@ mod tests {
         Ok(calls(asked, 1, counts.len(), &lists)?.iter().map(told).collect())
     }
 
-    /// Each rank's part is one call, where its displacement says, or behind the one before; empty ones too.
+    /// Each rank's part is one call, at its displacement or behind the part before; empty parts too.
     #[test]
     fn one_for_each_rank() {
         let gather = asked(None);
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!(scatter, [[0, 3, 1000, 1000], [1, 5, 1012, 5000], [2, 2, 1032, 1032]]);
     }
 
-    /// What NCCL could not see, or would fault on, is refused with its values.
+    /// Arguments that NCCL could not check, or would fault on, are refused with their values.
     #[test]
     fn nonsense_is_refused() {
         let gather = asked(None);

@@ -1,5 +1,5 @@
-//! Windows. Of a communicator whose ranks keep them a registration is agreed on first: one that was made before may do. Of others
-//! NCCL makes and ends them as they come.
+//! Registers and deregisters windows. On a communicator with kept windows the ranks first agree on each registration, and may reuse a kept
+//! window. On other communicators NCCL makes and ends every window.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -30,10 +30,10 @@ use windlass_base::stats::segment;
 use super::handles::enter_by;
 use super::queries::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
 
-/// The first release that writes that it made no window.
+/// The version code of the first release that writes a null window where it makes none.
 const SAYS_NONE_SINCE: i32 = 22902;
 
-/// A registration, as the application asks for it.
+/// The arguments of a registration.
 #[derive(Clone, Copy)]
 struct Asked {
     handle: ncclComm_t,
@@ -52,7 +52,7 @@ pub fn register(
     flags: c_int,
 ) -> ncclResult_t {
     let asked = Asked { handle, address, bytes, place, flags };
-    // Of nothing NCCL makes none, and asks nobody.
+    // For no memory NCCL makes no window, and does not involve other ranks.
     let is_asked = !(address.is_null() || bytes == 0 || place.is_null());
     match checking(handle).filter(|_| is_asked) {
         Some(checking) => told(&asked, &checking),
@@ -60,10 +60,10 @@ pub fn register(
     }
 }
 
-/// Registers what the other ranks are told of.
+/// Registers a window and tells the other ranks (`WINDLASS_CHECK`).
 fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
     let WindowRequest { range, flags } = asked.request();
-    // What is refused here alone is no call of all ranks: what this rank registers in its place is.
+    // A call that only this rank has refused is not told: the other ranks' call pairs with this rank's next one.
     let tell = || {
         if !is_refused_alone(range) {
             checking.tell_window(range, flags);
@@ -71,7 +71,7 @@ fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
     };
     guard::or_else(|| (), tell);
     let is_grouped = group::is_open();
-    // A place that NCCL leaves as it was must not be taken for a window; a group's is written later.
+    // A local place, as NCCL may leave the application's place unchanged; in a group NCCL writes it later.
     let mut window = null_mut();
     let code = register_one(Asked { place: if is_grouped { asked.place } else { &mut window }, ..*asked });
     if !is_grouped && (!window.is_null() || says_none()) {
@@ -84,14 +84,14 @@ fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
     code
 }
 
-/// Whether NCCL writes that it made none. Where not, it leaves the place as it was before.
+/// Whether NCCL writes a null window where it makes none. Older releases leave the place unchanged.
 fn says_none() -> bool {
     segment::current().nccl_version.load(Ordering::Relaxed) >= SAYS_NONE_SINCE
 }
 
 fn register_one(asked: Asked) -> ncclResult_t {
     let Asked { handle, address, bytes, place, .. } = asked;
-    // NCCL makes none over nothing, and asks nobody.
+    // For no memory NCCL makes no window, and does not involve other ranks.
     if address.is_null() || bytes == 0 || place.is_null() {
         let here = |_: &Arc<LazyCommunicator>| match place.is_null() {
             true => refuse(ncclInvalidArgument, format_args!("ncclCommWindowRegister: win is null")),
@@ -100,13 +100,13 @@ fn register_one(asked: Asked) -> ncclResult_t {
         return ask(Entry::ncclCommWindowRegister, handle, here, |real| asked.refused_at_once(real));
     }
     keep_apart(handle, Unfit::Everywhere);
-    // What is registered so is the application's to pass; windows come in turns that only it knows.
+    // The application passes such buffers itself, and only it knows the order in which ranks register windows.
     registering_of(handle, Registering::veto);
     let is_grouped = group::is_open();
     need(Entry::ncclCommWindowRegister, handle, move |real| asked.make(real, is_grouped))
 }
 
-/// Of a communicator whose ranks tell each other what they call.
+/// The state of `WINDLASS_CHECK`, of a communicator that has it.
 fn checking(handle: ncclComm_t) -> Option<Arc<Checking>> {
     let find = || {
         let known = communicator::find(handle).filter(|known| known.is_checked())?;
@@ -115,7 +115,7 @@ fn checking(handle: ncclComm_t) -> Option<Arc<Checking>> {
     guard::or_else(|| None, find)
 }
 
-/// The peer group of a communicator whose ranks keep windows.
+/// The peer group of a communicator with kept windows.
 fn keeper(handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
     let find =
         || communicator::find(handle)?.peer_group(handle).filter(|peer_group| peer_group.windows().is_some());
@@ -153,7 +153,7 @@ impl Asked {
                     code if code == ncclSuccess => {
                         guard::or_else(|| (), || self.made(windows, &making, window as usize));
                     }
-                    // NCCL leaves a registration.
+                    // NCCL leaves a registration behind after a failure.
                     _ => guard::or_else(|| (), || pool::taint_within(self.request().range)),
                 }
                 code
@@ -166,7 +166,7 @@ impl Asked {
         communicator::find(self.handle).into_iter().for_each(|known| known.gets_windows());
     }
 
-    /// NCCL answers without other ranks.
+    /// Runs a registration that NCCL refuses without other ranks.
     fn refused_at_once(&self, real: ncclComm_t) -> ncclResult_t {
         let code = self.run(real);
         if let Some(peer_group) = keeper(self.handle) {
@@ -177,10 +177,10 @@ impl Asked {
         code
     }
 
-    /// NCCL's alone: a block of ours with such a window is NCCL's to free.
+    /// Has NCCL make a window that is not kept. A block of the pool with such a window is freed by NCCL.
     fn forward(&self, real: ncclComm_t, is_grouped: bool) -> ncclResult_t {
         let code = self.run(real);
-        // What a group makes is not there yet, and of what failed NCCL leaves a registration: nobody can tell when that ends.
+        // A group's window does not exist yet, and a failed call leaves a registration in NCCL: the end of neither can be seen.
         match code == ncclSuccess && !is_grouped {
             true => note_registered(self.handle, self.address, self.bytes, self.place.cast()),
             false => guard::or_else(|| (), || pool::taint_within(self.request().range)),
@@ -193,7 +193,7 @@ impl Asked {
     }
 }
 
-/// Ends a window. A lazy communicator that is not materialized has none.
+/// Deregisters a window, or keeps it. A lazy communicator that is not materialized has none.
 pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
     let code = end_one(handle, window);
     if code == ncclSuccess
@@ -215,10 +215,10 @@ fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
             _ => Ended::Unknown,
         };
         match guard::or_else(|| Ended::Unknown, ended) {
-            // Divergence: NCCL's own end waits for the peers' processes to let go.
+            // Divergence: NCCL's own deregistration waits for the peers' processes.
             Ended::Cached | Ended::Counted => ncclSuccess,
             Ended::Twice => guard::call(|| {
-                // As NCCL says of a handle that it does not know.
+                // NCCL's code for an unknown handle.
                 let why = format_args!("ncclCommWindowDeregister: {window:p} has been deregistered");
                 refuse(ncclInternalError, why)
             }),
@@ -256,7 +256,7 @@ pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void
     )
 }
 
-/// What the application does not have of windows goes.
+/// Deregisters kept windows that the application has ended.
 pub(super) fn end_cached(handle: ncclComm_t) {
     let end = || {
         keeper(handle)
@@ -268,7 +268,7 @@ pub(super) fn end_cached(handle: ncclComm_t) {
     guard::or_else(|| (), end);
 }
 
-/// NCCL's communicator is used by calls that we do not see, or by another's.
+/// Ends kept windows, as unseen calls or another communicator use NCCL's communicator.
 pub(super) fn share(handle: ncclComm_t) {
     let share = || {
         keeper(handle)
@@ -280,12 +280,12 @@ pub(super) fn share(handle: ncclComm_t) {
     guard::or_else(|| (), share);
 }
 
-/// NCCL is about to get this memory.
+/// Drops kept windows that overlap this memory, before NCCL gets it.
 pub(super) fn meet(handle: ncclComm_t, address: *const c_void, bytes: usize) {
     meet_each(handle, || vec![Range { base: address as u64, bytes: bytes.max(1) as u64 }]);
 }
 
-/// The same of several; asked for only where there may be windows.
+/// The same for several ranges; `buffers` is called only where there may be windows.
 pub(super) fn meet_each(handle: ncclComm_t, buffers: impl Fn() -> Vec<Range>) {
     let meet = || {
         let has_any = communicator::find(handle).is_some_and(|known| known.has_windows());

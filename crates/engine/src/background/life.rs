@@ -1,4 +1,4 @@
-//! Whether the processes of the other ranks live: a pidfd each, which is readable once its process has ended.
+//! Knows whether the processes of the other ranks live, by a pidfd each, which is readable once its process has ended.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,15 +12,15 @@ use windlass_base::descriptor::Ours;
 pub(crate) struct Life {
     pub rank: u32,
     pub process: u64,
-    /// Its process's pidfd; none for this process. One for all its ranks here.
+    /// The pidfd of its process, shared by all of that process's ranks; none for this process.
     pub ends: Option<Arc<Ours>>,
 }
 
-/// The pidfds that are open, by process: a program may have hundreds of communicators, and few descriptors. Held for a look.
+/// The open pidfds by process, since a program may have hundreds of communicators and few descriptors. Held for a lookup.
 static ENDS: Mutex<BTreeMap<u64, Weak<Ours>>> = Mutex::new(BTreeMap::new());
 
 impl Life {
-    /// Its process is told by this pidfd, or by the one that there is already.
+    /// Sets the pidfd of its process: an already open one, or else this one.
     pub(crate) fn ends_with(&mut self, pidfd: Ours) {
         let mut all = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, ends| ends.strong_count() > 0);

@@ -1,6 +1,6 @@
-//! The process's end, which may begin more than once: exit handlers that are older than ours run behind it, and whatever NCCL can do in
-//! them, ours can. What our handler has ended, the worker above all, begins again at their first call that needs it, and our
-//! handler is ordered again: it runs as soon as theirs has returned, still before the driver's.
+//! Ends Windlass's work at the end of the process, perhaps more than once. Exit handlers that were registered before Windlass's run after
+//! it, and may still use communicators. At their first call that needs it, the ended work (above all the worker) begins again,
+//! and Windlass's handler is registered again: it runs as soon as theirs has returned, still before the driver's.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::thread;
 
-/// How often it begins again: a thread for which the end does not wait may call and call.
+/// How often the work may begin again: other threads may go on making calls.
 const BEGINNINGS_MAX: u32 = 64;
-/// Giving memory back takes milliseconds, on a machine that does nothing else.
+/// How long exit waits for the handler's thread. Freeing memory takes milliseconds on an idle machine.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
 
-/// What our handler does, and what begins all that again.
+/// The functions that end the work, and begin it again.
 #[derive(Debug)]
 struct Handler {
     end: fn(),
@@ -25,10 +25,10 @@ struct Handler {
 }
 
 static HANDLER: OnceCell<Handler> = OnceCell::new();
-/// Whether our handler has run and nothing has begun again since.
+/// Whether the handler has run, and the work may begin again.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Has `end` done when the process ends, and `begin_again` at a call behind that. Once.
+/// Registers `end` for the end of the process, and `begin_again` for a later call. Only the first call counts.
 pub(crate) fn handle(end: fn(), begin_again: fn()) {
     HANDLER.get_or_init(|| {
         process::on_exit(at_exit);
@@ -36,8 +36,8 @@ pub(crate) fn handle(end: fn(), begin_again: fn()) {
     });
 }
 
-/// On a thread of its own: what this one had in thread-local storage is gone by now, the driver's part of it, too. Waited
-/// for a moment only: the driver may be stuck.
+/// Runs the end on another thread, as the thread-local values of this one are already dropped, the driver's, too. Waits at most
+/// [`EXIT_WITHIN`], as the driver may be stuck.
 extern "C" fn at_exit() {
     static DONE: AtomicBool = AtomicBool::new(false);
     let Some(handler) = HANDLER.get() else { return };
@@ -64,14 +64,14 @@ extern "C" fn at_exit() {
     );
 }
 
-/// Our handler has run.
+/// Notes that the handler has run.
 fn is_over() {
     static ENDINGS: AtomicU32 = AtomicU32::new(0);
     let again = ENDINGS.fetch_add(1, Ordering::Relaxed) < BEGINNINGS_MAX;
     IS_OVER.store(again, Ordering::Release);
 }
 
-/// Something needs what our handler may have ended.
+/// Called before anything that needs work which the handler may have ended: begins that again.
 #[inline]
 pub(crate) fn go_on() {
     if IS_OVER.load(Ordering::Relaxed) {
@@ -81,7 +81,7 @@ pub(crate) fn go_on() {
 
 #[cold]
 fn begin_again() {
-    // The driver has gone: its memory must not be looked at any more, and nobody can use it.
+    // The driver has shut down: device memory is unusable, and its mappings must not be read.
     if gpu::opened().is_none_or(|driver| driver.current_device().is_err()) {
         return;
     }

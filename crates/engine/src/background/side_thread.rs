@@ -1,5 +1,5 @@
-//! What is done beside the application's threads, on a thread of its own, because it may take long: it asks peers' processes,
-//! or the driver. The process's end waits for such threads a while, and lets none begin.
+//! Runs work that may take long (it asks peers' processes, or the driver) on threads beside the application's. The end of the process
+//! waits for such threads at most [`END_WITHIN`], and lets none begin.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError, mpsc};
@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 
 use windlass_base::thread;
 
-/// As long as the end waits for what hangs.
+/// How long the end of the process waits for running threads.
 const END_WITHIN: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// How many run.
+/// The side threads that run.
 #[derive(Debug)]
 struct Running {
     count: AtomicU32,
     is_ending: AtomicBool,
-    /// Held while one decides to pause, and to say that the end has begun: with `ends` that wakes it.
+    /// Held while a thread decides to pause, and while the end is announced; `ends` then wakes the thread.
     pausing: Mutex<()>,
     ends: Condvar,
 }
 
 static RUNNING: Running = Running::new();
 
-/// One of them, until dropped.
+/// A running side thread, counted until dropped.
 #[derive(Debug)]
 struct One<'a>(&'a Running);
 
@@ -33,15 +33,15 @@ impl Running {
         Running { count, is_ending, pausing: Mutex::new(()), ends: Condvar::new() }
     }
 
-    /// None once the end has begun.
+    /// Counts a new thread; none once the end has begun.
     fn begin(&self) -> Option<One<'_>> {
-        // Counted before it looks, as the end looks after it has said so: one of the two sees the other.
+        // The count before the flag, while the end sets the flag before it reads the count: one of the two sees the other.
         self.count.fetch_add(1, Ordering::SeqCst);
         let one = One(self);
         (!self.is_ending.load(Ordering::SeqCst)).then_some(one)
     }
 
-    /// Whether none runs any more.
+    /// Announces the end and waits for all threads, at most `within`. Returns whether none runs any more.
     fn end(&self, within: Duration) -> bool {
         let pausing = self.pausing.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_ending.store(true, Ordering::SeqCst);
@@ -59,7 +59,7 @@ impl Running {
 }
 
 impl One<'_> {
-    /// Pauses; whether the end has not begun.
+    /// Pauses. Returns false if the end has begun.
     fn pause(&self, at_most: Duration) -> bool {
         let pausing = self.0.pausing.lock().unwrap_or_else(PoisonError::into_inner);
         let goes_on = |_: &mut ()| !self.0.is_ending.load(Ordering::SeqCst);
@@ -67,7 +67,7 @@ impl One<'_> {
         paused.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Does this until it says that it is over, or the end begins.
+    /// Calls `act` until it returns false, or the end begins.
     fn repeat(&self, each: Duration, mut act: impl FnMut() -> bool) {
         while act() && self.pause(each) {}
     }
@@ -79,20 +79,20 @@ impl Drop for One<'_> {
     }
 }
 
-/// Has this done, and waits for its answer so long, or not at all; none if that has not come, or the process ends.
+/// Runs `act` on a side thread. Waits `within` for its result, or not at all. None if the result has not come, or the process ends.
 pub(crate) fn run<T: Send + 'static>(
     within: Option<Duration>,
     act: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (tell, answer) = mpsc::sync_channel(1);
     begin(move |_| {
-        // Who asked may have stopped waiting.
+        // The caller may have stopped waiting.
         let _ = tell.send(act());
     })?;
     answer.recv_timeout(within?).ok()
 }
 
-/// Has this done now and after each such pause, on one thread, until it says that it is over, or the process ends.
+/// Calls `act` on a side thread, now and after each `pause`, until it returns false or the process ends.
 pub(crate) fn run_while(pause: Duration, act: impl FnMut() -> bool + Send + 'static) {
     begin(move |one| one.repeat(pause, act));
 }
@@ -103,12 +103,12 @@ fn begin(act: impl FnOnce(&One) + Send + 'static) -> Option<()> {
     begun.map(drop).inspect_err(|error| log::warn!("no thread to give memory back on: {error}")).ok()
 }
 
-/// It goes on after all.
+/// Lets side threads begin again after [`end`].
 pub(crate) fn begin_again() {
     RUNNING.is_ending.store(false, Ordering::SeqCst);
 }
 
-/// The process ends.
+/// Ends all at the end of the process: waits for side threads, and lets none begin.
 pub(crate) fn end() {
     if !RUNNING.end(END_WITHIN) {
         log::warn!("the process ends while registrations are being given back");
@@ -119,7 +119,7 @@ pub(crate) fn end() {
 mod tests {
     use super::*;
 
-    /// The end waits for one that runs, though not for ever, and none begins after.
+    /// The end waits for a running thread, though not for ever, and no thread begins later.
     #[test]
     fn ends() {
         static HERE: Running = Running::new();
@@ -131,7 +131,7 @@ mod tests {
         assert!(ends.join().unwrap());
     }
 
-    /// What is repeated stops when it says so, and in the middle of a pause when the end begins.
+    /// Repeated work stops when it returns false, and during a pause when the end begins.
     #[test]
     fn repeats() {
         static HERE: Running = Running::new();

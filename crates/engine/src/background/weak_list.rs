@@ -1,23 +1,23 @@
-//! What this process has several of and other threads look through: each entry is alive as long as its owner has it.
+//! A list of weak references to things of this process, such as peer groups, which other threads iterate over.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A list that owns nothing.
+/// A list that does not keep its entries alive.
 #[derive(Debug)]
 pub(crate) struct WeakList<T>(Mutex<Vec<Weak<T>>>);
 
 impl<T> WeakList<T> {
-    /// An empty one.
+    /// An empty list.
     pub(crate) const fn new() -> WeakList<T> {
         WeakList(Mutex::new(Vec::new()))
     }
 
-    /// Adds one.
+    /// Adds an entry.
     pub(crate) fn push(&self, one: &Arc<T>) {
         self.lock().push(Arc::downgrade(one));
     }
 
-    /// Those that are alive. An iterator holds one at a time: an owner that lets go meanwhile ends it at once, but for that one.
+    /// The living entries. The iterator keeps one entry alive at a time: others end as soon as their owners drop them.
     pub(crate) fn alive(&self) -> impl Iterator<Item = Arc<T>> + use<T> {
         let mut all = self.lock();
         all.retain(|one| one.strong_count() > 0);
@@ -25,7 +25,7 @@ impl<T> WeakList<T> {
         all.into_iter().filter_map(|one| one.upgrade())
     }
 
-    /// Whether none is alive.
+    /// Whether no entry is alive.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().iter().all(|one| one.strong_count() == 0)
     }
@@ -40,7 +40,7 @@ impl<T> WeakList<T> {
 mod tests {
     use super::*;
 
-    /// What has no owner any more is not given, and keeps no place.
+    /// An entry whose owner has dropped it is not returned, and takes no memory.
     #[test]
     fn alive() {
         let list = WeakList::new();

@@ -1,7 +1,7 @@
-//! The background worker: one thread of the process that gives [chores](Chore) their turns while nobody calls, and speaks with other
-//! ranks' processes. Another than the bootstrap's own, because chores call the driver, and an init must not wait for that.
+//! The background worker: one thread of the process that runs [chores](Chore), and exchanges requests with other ranks' processes.
+//! It is not the bootstrap's thread, because chores call the driver, and an init must not wait for that.
 //!
-//! It sleeps in one poll, as long as no chore is due. Nothing of it is in a call's way.
+//! It sleeps in one poll until a chore is due. No call waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,51 +23,51 @@ use windlass_bootstrap::request_socket::{Answer, Answered, RequestSocket};
 use crate::background::life::Life;
 use crate::background::process_exit;
 
-/// How often a chore looks that follows what kernels do just now.
+/// The interval of chores that follow running kernels.
 pub(crate) const BUSY_TICK: Duration = Duration::from_millis(5);
-/// How often where something is to go back to the driver soon, or is compared.
+/// The interval of chores that will soon free memory, or compare calls.
 pub(crate) const SOON_TICK: Duration = Duration::from_millis(50);
-/// How often otherwise.
+/// The interval of other chores.
 pub(crate) const IDLE_TICK: Duration = Duration::from_millis(100);
-/// At the process's end.
+/// How long the end of the process waits for the worker.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
-/// Something that is done while nobody calls. None of it waits for another rank.
+/// A task of the worker. It must not wait for another rank.
 pub(crate) trait Chore: Send {
-    /// In how long it is to have a turn; none: once something wakes the worker.
+    /// The time until its next turn; none: when something wakes the worker.
     fn due(&self) -> Option<Duration> {
         None
     }
 
-    /// Other ranks, the end of whose processes wakes the worker.
+    /// Other ranks: the end of one of their processes wakes the worker.
     fn lives(&self) -> Vec<Arc<Life>> {
         Vec::new()
     }
 
-    /// A process has ended. Once for each.
+    /// Called once for each process that has ended.
     fn ended(&mut self, _process: u64) {}
 
-    /// Does what is due.
+    /// Does what is due now.
     fn turn(&mut self) {}
 
-    /// Answers another process; none if the question is not for this chore, or it has no answer.
+    /// Answers a request of another process; none if the request is not for this chore, or there is no answer.
     fn answer(&mut self, _words: &[u8]) -> Option<Answer> {
         None
     }
 
-    /// The thread ends.
+    /// Called when the thread ends.
     fn end(&mut self) {}
 }
 
-/// What is done with the answer of another process, on the worker.
+/// The callback for another process's answer, called on the worker.
 type Heard = Box<dyn FnOnce(Answered) + Send>;
 
-/// A question to another process.
+/// A request to another process.
 struct Request {
-    /// Where it is asked.
+    /// The request socket of that process.
     to: Token,
     words: Vec<u8>,
-    /// Not before.
+    /// When to send it.
     due: Instant,
     heard: Heard,
 }
@@ -79,9 +79,9 @@ struct Worker {
     requests: Mutex<Vec<Request>>,
     wake: Flag,
     ending: AtomicBool,
-    /// How often it has begun.
+    /// How often the thread has begun.
     beginnings: AtomicU64,
-    /// Whether the thread may hold peer groups, which then end a moment after their owners have let go of them.
+    /// Whether the thread may hold references to peer groups, which then end a moment after their owners have dropped them.
     looking: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -94,14 +94,14 @@ impl fmt::Debug for Worker {
 
 static WORKER: OnceCell<Arc<Worker>> = OnceCell::new();
 
-/// Where this process answers other ranks' requests. The first call starts the thread, which does these chores.
+/// The socket at which this process answers other ranks' requests. The first call starts the thread with these chores.
 pub(crate) fn request_socket(chores: fn() -> Vec<Box<dyn Chore>>) -> std::io::Result<Token> {
     process_exit::go_on();
     WORKER.get_or_try_init(|| Worker::start(chores)).map(|worker| worker.request_socket)
 }
 
-/// Asks the process that has this request socket; whether there is a worker that does. What is to be done with the answer is dropped where
-/// the process ends before.
+/// Sends a request to the process with this request socket, and calls `heard` on the worker with the answer. Does not wait. False without
+/// a worker. `heard` is dropped if this process ends before.
 pub(crate) fn ask(
     to: Token,
     words: Vec<u8>,
@@ -115,17 +115,17 @@ pub(crate) fn ask(
     true
 }
 
-/// Something is there to look at.
+/// Wakes the worker, so that all chores get a turn.
 pub(crate) fn wake() {
     WORKER.get().into_iter().for_each(|worker| worker.wake.raise());
 }
 
-/// Whether its thread may hold peer groups just now.
+/// Whether the worker may hold references to peer groups now.
 pub(crate) fn is_looking() -> bool {
     WORKER.get().is_some_and(|worker| worker.looking.load(Ordering::Acquire))
 }
 
-/// The process ends: the thread lets go of all that it holds.
+/// Ends the thread, which drops all that it holds. Waits for it at most [`END_WITHIN`].
 pub(crate) fn end() {
     let Some(worker) = WORKER.get() else { return };
     worker.ending.store(true, Ordering::Release);
@@ -137,7 +137,7 @@ pub(crate) fn end() {
     }
 }
 
-/// What [`end`] has ended goes on: others know this process's request socket by its name.
+/// Starts the thread again after [`end`], with the same name of the request socket, which other processes know.
 pub(crate) fn begin_again() {
     let Some(worker) = WORKER.get() else { return };
     if let Err(error) = RequestSocket::open_as(worker.request_socket)
@@ -188,14 +188,14 @@ impl Worker {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Round {
     worker: Arc<Worker>,
-    /// Which of its beginnings.
+    /// The number of this start, as counted in `beginnings`.
     beginning: u64,
     chores: Vec<Box<dyn Chore>>,
     request_socket: RequestSocket,
-    /// What is on its way, by key.
+    /// Requests without an answer so far, by key.
     asked: BTreeMap<u64, Heard>,
     next: u64,
     /// Processes of peers that have ended.
@@ -217,26 +217,26 @@ impl Round {
                 self.chores.iter_mut().for_each(|chore| chore.ended(process));
             }
             for chore in &mut self.chores {
-                // What panics leaves a peer group as it was.
+                // A panic in one chore must not stop the others.
                 guard::or_else(|| (), || chore.turn());
             }
             guard::or_else(|| (), || self.speak());
             descriptor::fill_reserve();
         }
         let Round { worker, beginning, mut chores, request_socket, asked, .. } = self;
-        // First: one that begins again takes the name, and whoever waits for an answer asks again.
+        // Dropped first: a thread that begins again takes the socket's name, and callers without an answer ask again.
         drop((request_socket, asked));
         for chore in &mut chores {
             guard::or_else(|| (), || chore.end());
         }
         drop(chores);
-        // One that has begun since says that for itself.
+        // A thread that has begun since then sets the flag itself.
         if worker.beginnings.load(Ordering::Acquire) == beginning {
             worker.looking.store(false, Ordering::Release);
         }
     }
 
-    /// The peers' processes that live, each once.
+    /// The living processes of peers, each once.
     fn lives(&self) -> Vec<Arc<Life>> {
         let mut lives: BTreeMap<u64, Arc<Life>> = BTreeMap::new();
         for life in self.chores.iter().flat_map(|chore| chore.lives()) {
@@ -247,7 +247,7 @@ impl Round {
         lives.into_values().collect()
     }
 
-    /// Gives the processes that have ended.
+    /// Sleeps until a chore is due or something wakes the worker. Returns the processes that have ended.
     fn wait(&self, lives: &[Arc<Life>]) -> rustix::io::Result<Vec<u64>> {
         let mut polled = self.request_socket.polled();
         let first = polled.len() + 1;
@@ -259,7 +259,7 @@ impl Round {
         let asks = (!self.worker.requests().is_empty()).then_some(IDLE_TICK);
         let tick = due.chain(knocks).chain(asks).min();
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 });
-        // It has let go of them all.
+        // No chore holds a peer group between turns.
         self.worker.looking.store(false, Ordering::Release);
         match poll(&mut polled, tick.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -271,7 +271,7 @@ impl Round {
         Ok(ended.filter(|(_, ends)| !ends.revents().is_empty()).map(|(life, _)| life.process).collect())
     }
 
-    /// Asks what is due, and answers.
+    /// Sends requests that are due, and answers those of other processes.
     fn speak(&mut self) {
         let now = Instant::now();
         let due: Vec<Request> = self.worker.requests().extract_if(.., |one| one.due <= now).collect();
@@ -281,7 +281,7 @@ impl Round {
             self.request_socket.ask(to, words, self.next);
         }
         let chores = &mut self.chores;
-        // What panics keeps no other answer from who waits for it.
+        // A panic in one answer must not prevent the others.
         let answer = |words: &[u8]| {
             chores.iter_mut().find_map(|chore| guard::or_else(|| None, || chore.answer(words)))
         };

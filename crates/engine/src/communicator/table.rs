@@ -1,14 +1,14 @@
-//! The table of communicators by handle: read without locks on every call, changed under one.
+//! The table of communicators by handle: every call reads it without locks, changes happen under one lock.
 //!
-//! # Why readers need none
-//! Tables and records are leaked and used again, never freed, so a pointer that was read is good for ever; what a reader may get is one
-//! that is out of date. A record is written before the pointer to it, that before the handle of its place, and the places of a table before
-//! [`TABLE`]: each is released by its writer and acquired by its reader, so who has a pointer sees its record whole.
+//! # Why readers need no lock
+//! Tables and records are leaked and reused, never freed, so a pointer that was read stays valid, but may be out of date.
+//! A record is written before the pointer to it, the pointer before the handle of its place, and the places of a table before [`TABLE`].
+//! Each store is a release and each load an acquire, so a reader with a pointer sees the complete record.
 //!
-//! A place, or a whole table, may be filled anew between two loads of a reader. Then the record's own handle is another, which is looked
-//! at last; or the handle is not found, though it may be there. Either is looked up again under the lock ([`look_again`]), which
-//! only calls of handles that we do not know pay for. A record that is used again later than that is for its reader to notice, who looks
-//! at its handle under the record's own lock ([`Communicator::look_at_kept`]).
+//! A place, or a whole table, may be refilled between two loads of a reader. Then the record's own handle, which is compared last,
+//! differs; or a handle that is there is not found. In both cases the reader looks again under the lock ([`look_again`]), which costs
+//! only calls on unknown handles. If a record is reused even later, its reader finds out by comparing the handle under the record's own
+//! lock ([`Communicator::look_at_kept`]).
 
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -37,23 +37,23 @@ const REMOVED: usize = 1;
 const FIRST_PLACES: usize = 256;
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-/// Held by whoever changes the table, for a few stores. Comes after no other lock.
+/// Held during changes of the table, for a few stores. Lock order: no other lock comes before it.
 pub(super) static CHANGING: Mutex<Spare> = Mutex::new(Spare { records: Vec::new(), tables: Vec::new() });
 
-/// What is used again instead of being freed: a thread may still read it.
+/// Records and tables to reuse. They are not freed, as a thread may still read them.
 pub(super) struct Spare {
     records: Vec<&'static Communicator>,
     /// At most one of each size.
     tables: Vec<&'static Table>,
 }
 
-/// The communicator with this handle.
+/// The communicator with this handle. Takes the lock only if the handle is not found.
 #[inline]
 pub(crate) fn find(handle: ncclComm_t) -> Option<&'static Communicator> {
     look_up(handle).or_else(|| look_again(handle))
 }
 
-/// A reader that was held up in an old table while that was filled anew may have missed a handle that is there.
+/// A reader that was slow in an old table while that was refilled may have missed a handle that is there.
 #[cold]
 fn look_again(handle: ncclComm_t) -> Option<&'static Communicator> {
     let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +67,7 @@ fn look_up(handle: ncclComm_t) -> Option<&'static Communicator> {
     (communicator.handle.load(Ordering::Relaxed) == handle as usize).then_some(communicator)
 }
 
-/// Enters a new communicator. A handle that is known already belonged to one that ended unseen.
+/// Enters a new communicator. If the handle is known, its old communicator ended unseen, and is removed.
 pub(crate) fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
     drop(remove(handle));
     let counters = count::begin(identity);
@@ -88,7 +88,7 @@ pub(crate) fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communi
     communicator
 }
 
-/// Takes a communicator out; its counts stay. Gives what its init left.
+/// Removes a communicator; its counts stay. Returns what its init left.
 pub(crate) fn remove(handle: ncclComm_t) -> Option<Kept> {
     let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = table()?.place_of(handle as usize)?;
@@ -117,8 +117,8 @@ impl Table {
         Box::leak(Box::new(Table { places: (0..count).map(place).collect() }))
     }
 
-    /// A table with room, holding what `full` holds; removed places fill one of any size in the end. The old one stays
-    /// for its readers, and is filled anew when the next of its size is needed.
+    /// Makes a table with room and the entries of `full`, which removed places fill in the end, whatever its size. The old table stays
+    /// for its readers, and is refilled when the next table of its size is needed.
     fn replace(full: Option<&'static Table>, spare: &mut Vec<&'static Table>) -> &'static Table {
         let living: Vec<_> = full.iter().flat_map(|table| table.living()).collect();
         let count = (4 * living.len()).next_power_of_two().max(FIRST_PLACES);
@@ -181,10 +181,10 @@ impl Table {
         None
     }
 
-    /// Under the lock; there is a place that is free.
+    /// Inserts an entry, under the lock. There must be a free place.
     fn insert(&self, handle: usize, communicator: &'static Communicator) {
         if let Some((place, _)) = self.probe(handle).find(|(_, found)| *found <= REMOVED) {
-            // A reader that saw the handle that was here before may come to it before the new handle.
+            // A reader that saw the old handle here may load this pointer before the new handle is stored.
             place.communicator.store(std::ptr::from_ref(communicator).cast_mut(), Ordering::Release);
             place.handle.store(handle, Ordering::Release);
         }
@@ -204,7 +204,7 @@ mod tests {
         Identity { rank: 0, ranks, device: 0 }
     }
 
-    /// Random inits and ends against a map; what is found is what is alive. Growth and reuse both happen.
+    /// Random inits and ends against a map: exactly the living communicators are found. Growth and reuse both happen.
     #[test]
     fn behaves_as_a_map() {
         let mut alive: HashMap<usize, i32> = HashMap::new();
@@ -231,12 +231,12 @@ mod tests {
         assert!(find(std::ptr::null_mut()).is_none());
     }
 
-    /// Communicators that come and go at ever new addresses leave no tables behind.
+    /// Communicators that come and go at new addresses do not make ever more tables.
     #[test]
     fn cycles_leave_no_tables() {
         let mut tables = std::collections::HashSet::new();
         for number in 1..20_000 {
-            // Now few are alive, now many: tables of several sizes.
+            // At times few are alive, at times many: tables of several sizes.
             let alive = if number % 4_000 < 2_000 { 3 } else { 300 };
             insert(handle(number * 257), identity(1));
             (alive..=301)

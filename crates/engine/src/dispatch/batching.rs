@@ -1,5 +1,5 @@
-//! Which collectives of one communicator's part of a group one kernel runs beside each other: small ones over LL, others over
-//! LL128. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan), also for why one may not need another's result.
+//! Decides which collectives of one communicator's part of a group run in one kernel (a batch): small ones over LL, others over LL128.
+//! Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan), also for why no call may need another's result.
 
 mod wires;
 
@@ -15,19 +15,19 @@ use windlass_transport::tuning::{self, Collective};
 use super::group_step::Step;
 use wires::{Sums, Wire};
 
-/// What of a group one kernel runs, as the ranks have agreed.
+/// Which collectives of a group may share a kernel, as the ranks have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Batches {
-    /// One collective.
+    /// None: one collective a kernel.
     None,
-    /// What is small, over LL.
+    /// Small ones, over LL.
     Small,
-    /// Over LL128, too.
+    /// Small ones over LL, larger ones over LL128.
     All,
 }
 
 impl Batches {
-    /// As it stands in the [negotiated config](windlass_bootstrap::negotiated).
+    /// Reads the capabilities of the [negotiated config](windlass_bootstrap::negotiated).
     pub(super) fn of(capabilities: u64) -> Batches {
         match capabilities {
             _ if capabilities & capability::BATCHES == 0 => Batches::None,
@@ -37,27 +37,27 @@ impl Batches {
     }
 }
 
-/// What one kernel can do: move bytes, or reduce in one way.
+/// What one kernel can do: move bytes, or reduce one type with one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Moves,
     Reduces(ncclDataType_t, ncclRedOp_t),
 }
 
-/// A call that would take a kernel.
+/// A call that may join a batch.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    /// Its place among the calls.
+    /// Its index in the list of calls.
     place: usize,
     kind: Kind,
     collective: Collective,
     work: Work,
     bytes: u64,
-    /// Of LL, if it is small enough for them.
+    /// How many packets it takes over LL; none if it is too large for LL.
     packets: Option<u64>,
 }
 
-/// Puts those that would take a kernel each together, as far as they fit, where the first of them was.
+/// Replaces steps of one call each by batches, as far as they fit. A batch stands where its first call was.
 pub(super) fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let candidate = |step: &Step| match step {
         Step::Alone(place) => Candidate::of(*place, &calls[*place], terms),
@@ -66,7 +66,7 @@ pub(super) fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: 
     let candidates: Vec<Option<Candidate>> = steps.iter().map(candidate).collect();
     let sums = Sums::of(candidates.iter().flatten());
     let mut batched: Vec<Step> = Vec::with_capacity(steps.len());
-    // The newest of each kind of kernel.
+    // The newest batch of each work and wire.
     let mut open: Vec<Open> = Vec::new();
     for (step, candidate) in steps.iter().zip(candidates) {
         let wired = candidate.and_then(|candidate| Some((sums.wire(&candidate, terms, batches)?, candidate)));
@@ -89,11 +89,11 @@ pub(super) fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: 
     batched
 }
 
-/// What is being filled.
+/// A batch that is being filled.
 struct Open {
     work: Work,
     wire: Wire,
-    /// Its place among the new steps.
+    /// Its index among the new steps.
     step: usize,
     packets: u64,
 }
@@ -103,7 +103,7 @@ impl Open {
         Open { work: first.work, wire, step, packets: first.packets.unwrap_or(0) }
     }
 
-    /// Adds a call to what one kernel runs, if that has room.
+    /// Adds a call to this batch, if the batch has room.
     fn takes(&mut self, step: &mut Step, candidate: &Candidate) -> bool {
         let packets = self.packets + candidate.packets.unwrap_or(0);
         match step {
@@ -118,7 +118,7 @@ impl Open {
 }
 
 impl Candidate {
-    /// None of what has a root: these are fused into one collective, or rare. None of what has no kernels for several.
+    /// None for a call with a root (those are fused, or rare), and for one whose elements no batch kernel can reduce.
     fn of(place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
         if call.reduces_alone() {
             return None;
@@ -179,7 +179,7 @@ mod tests {
         alone_with(Batches::All, calls)
     }
 
-    /// What moves is one kernel, what reduces one for each way, each where its first call was; one alone stays so.
+    /// Calls that move bytes share a kernel, and reductions one for each type and operation, where the first call was.
     #[test]
     fn by_work() {
         use Function::{AllGather, AllReduce, ReduceScatter};
@@ -195,13 +195,13 @@ mod tests {
         let expected = [Step::Batch(vec![0, 2, 5]), Step::Batch(vec![1, 4]), Step::Alone(3)];
         assert_eq!(alone(&calls), expected);
         assert_eq!(alone(&[]), []);
-        // Reductions of floats of 8 bits have no kernel for several.
+        // Reductions of floats of 8 bits have no batch kernel.
         let of_8_bits = |function| Shared { datatype: ncclFloat8e4m3, ..call(function, 9) };
         let calls = [AllReduce, AllGather, AllReduce, AllGather].map(of_8_bits);
         assert_eq!(alone(&calls), [Step::Alone(0), Step::Batch(vec![1, 3]), Step::Alone(2)]);
     }
 
-    /// A full one is followed by another; beside what is not small, or where there is no room for packets of LL, each kind has its own.
+    /// A full batch is followed by another. Beside a larger call, or where LL packets do not fit, each kind has a batch of its own.
     #[test]
     fn as_many_as_fit() {
         use Function::{AllGather, AllReduce, Reduce, ReduceScatter};
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(alone(&[overflows, overflows]), [Step::Alone(0), Step::Alone(1)]);
     }
 
-    /// Where ranks have agreed on small ones alone, what has no room for its packets is the next kernel, and what is larger has its own.
+    /// With `Batches::Small`, a call whose packets do not fit begins the next batch, and a larger call has a kernel of its own.
     #[test]
     fn small_alone() {
         use Function::{AllGather, AllReduce, ReduceScatter};
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(alone_with(Batches::None, &[one, one]), [Step::Alone(0), Step::Alone(1)]);
     }
 
-    /// What the ranks have said.
+    /// Capabilities give the batches.
     #[test]
     fn agreed() {
         use capability::{BATCHES, LARGER_BATCHES, NATIVE};
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(known, [Batches::None, Batches::None, Batches::Small, Batches::All]);
     }
 
-    /// More of one kind than one kernel may take has no kernel over LL128, and what is large goes alone.
+    /// Above the bytes of one batch kernel, calls of a kind do not share one over LL128, and large calls run alone.
     #[test]
     fn not_too_large() {
         use Function::{AllGather, AllReduce, ReduceScatter};
@@ -273,7 +273,7 @@ mod tests {
         let full = [Step::Batch((0..64).collect()), Step::Batch((64..128).collect())];
         assert_eq!(in_all(AllGather, 128, 0), full);
         assert_eq!(in_all(AllGather, 128, 1).len(), 129);
-        // Each kind by itself; what is large does not count.
+        // Each kind is counted by itself; calls too large for a batch do not count.
         let most = tuning::BATCHED_BYTES_MAX as usize;
         let [reduced, scattered] = [AllReduce, ReduceScatter].map(|function| of(function, most));
         let large = of(AllReduce, most + 4);
@@ -282,12 +282,12 @@ mod tests {
         let expected =
             [Step::Batch(vec![0, 3, 6, 7]), Step::Batch(vec![1, 4]), Step::Alone(2), Step::Alone(5)];
         assert_eq!(batched(&steps, &calls, &two, Batches::All), expected);
-        // Where nobody has timed them.
+        // Ranks for which batches were not timed.
         assert_eq!(alone(&[call(AllReduce, MIB); 2]), [Step::Batch(vec![0, 1])]);
         assert_eq!(alone(&[call(AllReduce, MIB); 3]), [0, 1, 2].map(Step::Alone));
     }
 
-    /// Where even single ones have no measured limit, what is small goes by LL, and so much as one kernel takes.
+    /// Where even single collectives have no measured limit, only small calls share a kernel, over LL.
     #[test]
     fn unmeasured() {
         let unmeasured = Terms { native: Limits([tuning::UNMEASURED_BYTES_MAX + 1; COLLECTIVES]), ..TERMS };
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(alone(&calls), [Step::Batch((0..9).collect())]);
     }
 
-    /// Any number of calls takes time in proportion.
+    /// The time is linear in the number of calls.
     #[test]
     fn very_many() {
         let calls = vec![call(Function::AllReduce, 16 << 10); 100_000];
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(alone(&small).len(), 100_000_usize.div_ceil(BATCH_CALLS_MAX));
     }
 
-    /// Others keep their places.
+    /// Other steps keep their places.
     #[test]
     fn others_stay() {
         let calls = [call(Function::AllGather, 1); 5];
@@ -335,7 +335,7 @@ mod tests {
         })
     }
 
-    /// The name of the kernel that runs what is one step; none where all are empty.
+    /// The name of the kernel that runs a step; none where all its calls are empty.
     fn kernel_of(run: &[usize], calls: &[Shared], ranks: u32, blocks: u32) -> Option<&'static str> {
         let calls: Vec<Call> = run.iter().map(|place| called(calls[*place])).collect();
         let Some(Task::Batch(collectives)) = collectives::batch(calls.iter(), ranks - 1, ranks as usize)

@@ -1,10 +1,11 @@
-//! Calls that are told to the other ranks before they go to whoever serves them (`WINDLASS_CHECK`).
+//! Tells each call to the other ranks before it runs, so that they can compare their calls (`WINDLASS_CHECK`).
 
 use crate::communicator::Communicator;
 use windlass_base::call::Call;
 use windlass_base::guard;
 
-/// Before a call of a communicator with a peer group is decided, in a group too: what all ranks must call alike they call in one order.
+/// Tells the other ranks of a call, before its path is decided. A call in a group is told at once, too: calls that all ranks must
+/// make alike they make in one order.
 #[inline]
 pub(super) fn tell(call: &Call, communicator: &Communicator) {
     if communicator.is_checked() {
@@ -15,7 +16,7 @@ pub(super) fn tell(call: &Call, communicator: &Communicator) {
 #[cold]
 #[inline(never)]
 fn told(call: &Call, communicator: &Communicator) {
-    // No call fails by this.
+    // A failed check must not fail the call.
     guard::or_else(
         || (),
         || {

@@ -1,5 +1,5 @@
-//! Collectives that run within a peer group: looked at when they are called, run at once or at the end of their group. What NCCL
-//! would refuse goes to NCCL, which says why.
+//! Runs collectives as kernels of Windlass: checks arguments at the call, and runs at once or at the end of the group. A call
+//! that NCCL would refuse goes to NCCL, which says why.
 
 use std::ptr::null;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use windlass_transport::native::{
 
 use super::ordering::{self, stream_of};
 
-/// A collective, and who serves it.
+/// A collective, and the peer group that runs it.
 pub struct Served {
     peer_group: Arc<PeerGroup>,
     collective: Collective,
     scalar: Option<Scalar>,
 }
 
-/// The peer group that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
+/// The peer group that runs this call. None if NCCL is to refuse the call, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Served> {
     let peer_group = ordering::peer_group_of(call, communicator)?;
     let scalar = match call.shared.operation {
@@ -38,7 +38,8 @@ pub fn serves(call: &Call, communicator: &Communicator) -> Option<Served> {
     Some(Served { peer_group, collective, scalar })
 }
 
-/// What the program's own operation multiplies by. None of one that there is not, or is for another type.
+/// The scalar of an operation that the program made (`ncclRedOpCreatePreMulSum`). None if the operation does not exist or is for
+/// another type.
 fn scalar_of(
     operation: ncclRedOp_t,
     call: &Call,
@@ -51,14 +52,14 @@ fn scalar_of(
     }
 }
 
-/// Runs a call, or holds it till its group ends.
+/// Runs a call, or holds it until its group ends.
 pub fn take(call: &Call, Served { peer_group, collective, scalar }: &Served) -> ncclResult_t {
-    // NCCL drops it, too.
+    // NCCL drops an empty collective, too.
     if collective.count == 0 {
         return ncclSuccess;
     }
     if group::is_open() {
-        // The program may end its operation, and its configuration, before the group.
+        // The program may free its operation and its configuration before the group ends.
         let held = Call { local: Local { scalar: *scalar, config: null(), ..call.local }, ..*call };
         ordering::hold(call, peer_group, std::iter::once(Ours::Collective(held)));
         return ncclSuccess;
@@ -67,12 +68,12 @@ pub fn take(call: &Call, Served { peer_group, collective, scalar }: &Served) -> 
     ordering::run(call.local.communicator, peer_group, &one, &[], stream_of(call), &[])
 }
 
-/// One call of a group by itself; none where NCCL would have refused it.
+/// One call of a group as a kernel of its own. None where NCCL would have refused the call.
 pub(super) fn alone(call: &Call, rank: u32, ranks: usize) -> Option<Task> {
     collective_of(call, rank, ranks).map(Task::One)
 }
 
-/// Broadcasts, or reduces, of a group with a root each, as one; none where NCCL would have refused one.
+/// Broadcasts, or reduces, of a group, each with another root, fused into one task. None where NCCL would have refused one of them.
 pub(super) fn fused<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
     let mut uneven = Uneven { reduction: None, scalar: None, parts: [Part::default(); RANKS_MAX], own: 0 };
     for call in calls {
@@ -93,15 +94,15 @@ pub(super) fn fused<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks:
     Some(Task::Fused(uneven))
 }
 
-/// Several calls of a group as one kernel, each by itself; none where NCCL would have refused one.
+/// Several separate calls of a group in one kernel. None where NCCL would have refused one of them.
 pub(super) fn batch<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
     calls.map(|call| collective_of(call, rank, ranks)).collect::<Option<_>>().map(Task::Batch)
 }
 
-/// None if an argument is such that NCCL refuses it, or would fault on it.
+/// The arguments of a call as the kernels take them. None if NCCL would refuse an argument, or fault on it.
 fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
     let (shared, local) = (&call.shared, &call.local);
-    // A configuration says how NCCL is to run the call. One that is none it refuses.
+    // A configuration says how NCCL is to run the call. NCCL refuses one that is not valid.
     if !local.config.is_null() && !of_call::is_one(local.config) {
         return None;
     }
@@ -123,7 +124,7 @@ fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
     if is_missing && shared.count > 0 {
         return None;
     }
-    // Who has no scalar for it does not know it.
+    // Without a scalar, the operation is unknown.
     if shared.has_own_operation() && local.scalar.is_none() {
         return None;
     }
@@ -166,7 +167,7 @@ mod tests {
         Call { shared, local }
     }
 
-    /// A call becomes what the kernels know.
+    /// A call becomes the arguments of a kernel.
     #[test]
     fn translated() {
         let all_reduce = collective_of(&call(Function::AllReduce, None, 8, 16), 1, 4).unwrap();
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!((broadcast.kind, broadcast.reduction), (Kind::Broadcast { root: 3 }, None));
     }
 
-    /// Broadcasts and reduces with a root each become one: each rank's part where its call has it, this rank's own beside.
+    /// Broadcasts and reduces with a root each become one: each rank's part is where its call has it, and this rank's own is apart.
     #[test]
     fn roots_become_parts() {
         let sized = |call: Call, count| Call { shared: Shared { count, ..call.shared }, ..call };
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(fused([call(Function::AllGather, None, 8, 8)].iter(), 2, 4), None);
     }
 
-    /// Roots that are no ranks, unknown types, and buffers that are not there where they are needed, are NCCL's.
+    /// Calls with a root that is no rank, an unknown type, or a missing buffer that is needed go to NCCL.
     #[test]
     fn refusable() {
         let ours = |call: Call| collective_of(&call, 1, 4).is_some();

@@ -1,13 +1,13 @@
-//! In which order a communicator's collectives of a group are taken: one that all ranks have, whatever order each called them in. Pure,
-//! and a function of what all ranks share: see [`group_plan`](super::group_plan), also for why one may not need another's result.
+//! Sorts a communicator's collectives of a group into an order that is equal on all ranks, whatever order each rank called them in.
+//! Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan), also for why no call may need another's result.
 //!
 //! NCCL sorts a group's collectives by size (2.28.9: `ncclTaskCollSorterInsert` in src/include/comm.h, `ncclPrepareTasks` in
-//! src/enqueue.cc; four bins for a power of two), so ranks may call them in any order if no two sizes are of one bin; of one bin they keep
-//! the order of calls. Ours are sorted by the same bins, and stay in call order in each: very small ones, of which all are of one, run in
-//! call order on ranks that do not even group them, here as there. Of another kind, root, and of what reduces of another type or
-//! operation, they may be called in any order.
+//! src/enqueue.cc; four bins for a power of two). So ranks may call collectives of different bins in any order; within a bin NCCL keeps
+//! call order. Windlass sorts by the same bins and keeps call order in each. Very small collectives all share a bin, so they run in
+//! call order even on ranks that do not group them, as with NCCL. Collectives that differ in kind, root or, of reductions, type or
+//! operation may be called in any order.
 //!
-//! The work of which NCCL moves most in one call comes first, and of one work the smallest bin.
+//! The `Work` with the largest single call comes first (by bytes that NCCL moves), and within a `Work` the smallest bin.
 
 use std::cmp::Reverse;
 use std::ffi::c_int;
@@ -15,20 +15,21 @@ use std::ffi::c_int;
 use windlass_base::call::{Function, Shared};
 use windlass_transport::tuning::Collective;
 
-/// What may be a run, or a batch. What only moves may be of any types, also on other ranks: NCCL counts bytes.
+/// Function, and type and operation of a reduction: calls of one `Work` may share a kernel. A collective that only moves bytes may
+/// have any type, even another one on each rank: NCCL counts bytes.
 type Work = (Option<Collective>, Option<(c_int, c_int)>);
 
-/// In order of comparison; no two of a list are equal.
+/// The sort key of a call; its fields stand in order of comparison. No two keys of a list are equal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    /// Of the largest call of its work.
+    /// Bytes that the largest call of this `Work` moves.
     traffic: Reverse<u64>,
     work: Work,
-    /// Which it is among those of its work and root, so that those with a root each follow each other.
+    /// Its number among the calls of its `Work` and root, so that calls with a root each follow each other.
     turn: usize,
     root: Option<c_int>,
     bin: u32,
-    /// In the list of calls.
+    /// Index in the list of calls.
     place: usize,
 }
 
@@ -41,7 +42,7 @@ impl Key {
     }
 }
 
-/// The places of these calls, which come in call order, as they are taken.
+/// The indices of `calls`, which are in call order, in the order that all ranks have.
 pub(super) fn places(calls: &[Shared], ranks: usize) -> Vec<usize> {
     if calls.len() == 1 {
         return vec![0];
@@ -61,17 +62,17 @@ pub(super) fn places(calls: &[Shared], ranks: usize) -> Vec<usize> {
     keys.into_iter().map(|key| key.place).collect()
 }
 
-/// As NCCL reckons it (`ncclFuncTrafficPerByte`).
+/// Bytes that a call moves, as NCCL counts them (`ncclFuncTrafficPerByte`).
 fn traffic(call: &Shared, ranks: usize) -> u64 {
     call.bytes(ranks).saturating_mul(if call.function == Function::AllReduce { 2 } else { 1 })
 }
 
-/// NCCL's of a call.
+/// The bin into which NCCL sorts a call.
 pub(super) fn bin_of(call: &Shared, ranks: usize) -> u32 {
     bin(traffic(call, ranks))
 }
 
-/// Four for each power of two, from 1 KiB to 1 GiB.
+/// Four bins for each power of two, from 1 KiB to 1 GiB.
 fn bin(traffic: u64) -> u32 {
     let units = (traffic.min(1 << 30) >> 10) as u32;
     match units {
@@ -95,7 +96,7 @@ mod tests {
         Shared { root: Some(root), ..call(function, count) }
     }
 
-    /// What moves most is first, and of one work the smallest; what is alike stays in call order.
+    /// The `Work` that moves most is first, and within a `Work` the smallest call; equal calls stay in call order.
     #[test]
     fn as_nccl_has_it() {
         use Function::{AllGather, AllReduce, ReduceScatter};
@@ -114,7 +115,7 @@ mod tests {
         assert_eq!(places(&[], 4), [0; 0]);
     }
 
-    /// Those with a root each follow each other, the smallest of each root first, whatever stood between.
+    /// Calls with a root each follow each other, the smallest of each root first, whatever stood between.
     #[test]
     fn roots_together() {
         use Function::{AllReduce, Bcast, Broadcast, Reduce};
@@ -131,13 +132,13 @@ mod tests {
         assert_eq!(places(&calls, 4), [1, 5, 6, 0, 3, 7, 2, 4]);
     }
 
-    /// What is of one bin of NCCL's stays in call order, so all that is very small.
+    /// Calls of one bin of NCCL's stay in call order, so all very small calls do.
     #[test]
     fn of_one_bin() {
         use Function::{AllReduce, Broadcast};
         let small = [rooted(Broadcast, 0, 128), rooted(Broadcast, 0, 2), rooted(Broadcast, 0, 64)];
         assert_eq!(places(&small, 2), [0, 1, 2]);
-        // Twice 21 and 20 KiB are of one, and 15.
+        // Twice 21 and 20 KiB are of one bin, and 15.
         let calls = [21, 20, 15].map(|kib| call(AllReduce, kib << 8));
         assert_eq!(places(&calls, 2), [2, 0, 1]);
         let edges = [0, 1 << 10, 2 << 10, 3 << 10, 4 << 10, 5 << 10, 6 << 10, 7 << 10, 8 << 10, 10 << 10];

@@ -1,5 +1,5 @@
-//! Fixed order (`WINDLASS_ORDER`) that cannot be had: reductions that round and that NCCL is to run are counted, said once for each
-//! communicator, or refused.
+//! What happens where fixed order (`WINDLASS_ORDER`) is asked for but NCCL is to run a reduction that rounds: the call is counted,
+//! and logged once for each communicator, or refused.
 
 use nccl_sys::{ncclInvalidUsage, ncclResult_t};
 
@@ -13,13 +13,13 @@ use windlass_base::error::refuse;
 use windlass_base::process;
 use windlass_base::stats::count;
 
-/// NCCL is to run a call. An error: it must not, as the program wants fixed order or nothing.
+/// Called before NCCL runs a call. An error means that NCCL must not run it, as the program wants fixed order or nothing.
 #[inline]
 pub(super) fn to_nccl(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
     if communicator.order_is_asked_for() && call.shared.rounds() { lost(call, communicator) } else { Ok(()) }
 }
 
-/// The first call of a handle that we have not seen: where fixed order is asked for its communicator is entered before it runs.
+/// At the first call of an unknown handle: where fixed order is asked for, the communicator gets its entry before the call runs.
 #[cold]
 pub(super) fn see(call: &Call) -> Option<&'static Communicator> {
     if !call.shared.rounds() || config().order == Order::Auto {
@@ -33,7 +33,7 @@ pub(super) fn see(call: &Call) -> Option<&'static Communicator> {
     Some(communicator)
 }
 
-/// Native collectives run a call: in fixed order, where that is asked for.
+/// Counts a native collective that runs in fixed order, where that is asked for.
 #[inline]
 pub(super) fn kept(call: &Shared, counters: usize, terms: &Terms) {
     if is_in_fixed_order(call, terms) && call.count > 0 {
@@ -41,10 +41,10 @@ pub(super) fn kept(call: &Shared, counters: usize, terms: &Terms) {
     }
 }
 
-/// What has no elements has no order, and nor has what one rank alone reduces.
+/// Counts, logs or refuses a reduction that is not in fixed order. A reduction without elements or of a single rank has no order.
 #[cold]
 fn lost(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
-    // Not known yet of what a group is to make.
+    // A communicator that an open group is to make does not know its ranks yet.
     let ranks = match communicator.ranks() {
         0 => known::identity(call.local.communicator).map_or(0, |identity| identity.ranks),
         ranks => ranks as i32,
@@ -56,7 +56,7 @@ fn lost(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
     count::ordered(counters, false);
     let (reason, serial) = (count::why_not_native(counters), count::serial(counters));
     if config().order == Order::Strict {
-        // It runs on no path.
+        // The call runs on no path, so only the function is counted.
         count::function(call.shared.function.entry());
         let why = format_args!(
             "{:?}: WINDLASS_ORDER=strict, and communicator {serial} cannot reduce in fixed order: {reason}; \

@@ -1,5 +1,5 @@
-//! Which collectives of one communicator's part of a group are fused into one: broadcasts with a root each an all-gather-v, reduces with
-//! a root each a reduce-scatter-v. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan).
+//! Decides which collectives of one communicator's part of a group are fused: broadcasts with a root each into an all-gather-v, reduces
+//! with a root each into a reduce-scatter-v. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan).
 
 use crate::plan::{Standing, Terms, are_native_fused, plan};
 use windlass_base::call::{Function, Shared};
@@ -8,7 +8,7 @@ use windlass_transport::tuning::Collective;
 
 use super::group_step::Step;
 
-/// A kernel each, but for what is fused into one collective.
+/// A step for each call, but one step for calls that are fused. NCCL runs those that are above the limits.
 pub(super) fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     let mut steps = Vec::with_capacity(calls.len());
     let mut from = 0;
@@ -24,17 +24,17 @@ pub(super) fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
         if are_native_fused(calls[run.clone()].iter(), terms) {
             steps.push(Step::Fused(run.collect()));
         } else {
-            // All are NCCL's, which runs them in one kernel. A part of ours would be one more.
+            // NCCL runs all of them in one kernel. Running a part here would be one kernel more.
             steps.extend(run.map(Step::Forwarded));
         }
     }
     steps
 }
 
-/// The first calls, as many as one kernel can run, at least one: alike but for roots and counts, with a root each.
+/// The longest prefix that can be fused, at least one call: calls alike but for counts, each with another root.
 fn run_of(calls: &[Shared]) -> &[Shared] {
     let Some((first, others)) = calls.split_first() else { return calls };
-    // Whether two operations that the program made are the same one no rank knows of the others.
+    // No rank knows whether two operations that the program made are the same one on the other ranks.
     if first.has_own_operation() || Collective::of(first.function).and_then(Collective::fused).is_none() {
         return &calls[..1];
     }
@@ -49,7 +49,7 @@ fn run_of(calls: &[Shared]) -> &[Shared] {
     &calls[..length]
 }
 
-/// What only moves may be of any types.
+/// Whether two calls can be fused. Broadcasts may have different types.
 pub(super) fn is_alike(one: &Shared, other: &Shared) -> bool {
     Collective::of(one.function) == Collective::of(other.function)
         && (one.function != Function::Reduce

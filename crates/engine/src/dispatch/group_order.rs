@@ -1,43 +1,43 @@
-//! In which order a group's communicators run: decided, not done. Pure.
+//! Decides in which order a group's communicators run their kernels. Pure.
 //!
-//! NCCL's own order is its release's (`ncclGroupCommJoin`). Before 2.26 communicators ran in the order of their first calls, so on
-//! one stream a rank might group what another called one by one, and two ranks that grouped in opposite orders waited for each
-//! other for ever. Since then they run in the order of hashes of their ids, which all ranks see alike, and it is the other way round.
-//! What works on the one hangs on the other: ours keep the order of the release that is underneath.
+//! NCCL's own order depends on its release (`ncclGroupCommJoin`). Before 2.26 communicators ran in the order of their first calls. So on
+//! one stream a rank could group calls that another rank made one by one, but two ranks that grouped in opposite orders hung.
+//! Since 2.26 communicators run in the order of hashes of their ids, which all ranks see alike, and it is the other way round.
+//! A program that works with one order may hang with the other, so Windlass keeps the order of the NCCL underneath.
 
 use windlass_bootstrap::negotiated::Token;
 
 /// Which order NCCL keeps in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Of the communicators' names, which all ranks see alike.
+    /// By the communicators' names, which all ranks see alike.
     Names,
-    /// Of their first calls.
+    /// By their first calls.
     Calls,
 }
 
-/// The first release with [`Order::Names`]; read in the sources of 2.13 to 2.30.
+/// The version code of the first release with [`Order::Names`]; read in the sources of 2.13 to 2.30.
 const NAMES_SINCE: i32 = 22602;
 
 impl Order {
-    /// Of a release, by its version code.
+    /// The order of a release, by its version code.
     pub fn of_release(version: i32) -> Order {
         if version >= NAMES_SINCE { Order::Names } else { Order::Calls }
     }
 }
 
-/// What NCCL had of a group when one of ours was called.
+/// What NCCL had got of a group when a call that Windlass runs was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Nccls {
     /// No call yet.
     Nothing,
-    /// Some call, or nobody knows.
+    /// Some call, or it is unknown.
     Some,
 }
 
 impl Nccls {
-    /// When the call at `place` of what was held came: NCCL had calls of `given` communicators, and the first that was held and is
-    /// NCCL's after all was at `turned_over`.
+    /// What NCCL had when the held call at index `place` was made. NCCL had got calls of `given` communicators by then;
+    /// `turned_over` is the index of the first held call that NCCL is to run after all.
     pub fn at(place: usize, given: usize, turned_over: Option<usize>) -> Nccls {
         match given > 0 || turned_over.is_some_and(|first| first < place) {
             true => Nccls::Some,
@@ -46,20 +46,20 @@ impl Nccls {
     }
 }
 
-/// A communicator of which a group runs something of ours.
+/// A communicator of which a group runs kernels of Windlass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// Its communicator's.
+    /// The communicator's token.
     pub name: Token,
-    /// Several of one init may be one thread's.
+    /// Its rank: one thread may use several ranks of one communicator.
     pub rank: u32,
-    /// When it was first called.
+    /// What NCCL had at this communicator's first call that Windlass runs.
     pub called_after: Nccls,
-    /// What of the same group NCCL runs of this very communicator. It goes first: so it does on all ranks.
+    /// What NCCL runs of this communicator in the same group. NCCL's part goes first, on all ranks.
     pub beside: Nccls,
 }
 
-/// When ours run: by place in the list of members.
+/// When kernels of Windlass run, by index in the list of members.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
     /// Before NCCL ends the group.
@@ -68,13 +68,13 @@ pub struct Schedule {
     pub after: Vec<usize>,
 }
 
-/// Orders communicators, which come in the order of their first calls of ours. NCCL's calls all run at its end of the group, so
-/// ours, which is called between two of them, is before or after both.
+/// Orders communicators, which come in the order of their first calls that Windlass runs. NCCL's calls all run when NCCL ends the
+/// group, so a call made between two of them runs before or after both.
 pub fn schedule(members: &[Member], order: Order) -> Schedule {
     let mut after: Vec<usize> = (0..members.len()).collect();
     match order {
         Order::Names => {
-            // Whatever ranks group, NCCL's come first on all of them.
+            // Whatever ranks group, NCCL's calls come first on all of them.
             after.sort_by_key(|index| (members[*index].name, members[*index].rank));
             Schedule { before: Vec::new(), after }
         }
@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// What was held and is NCCL's after all was NCCL's when it was called.
+    /// A held call that NCCL runs after all counts as NCCL's from when it was made.
     #[test]
     fn turned_over() {
         assert_eq!(Nccls::at(0, 0, None), Nccls::Nothing);
@@ -123,8 +123,8 @@ mod tests {
         assert_eq!(Nccls::at(2, 1, Some(3)), Nccls::Some);
     }
 
-    /// In the order of calls, what was called before anything of NCCL's runs before that, but of a communicator of which NCCL has
-    /// a part as well; in that of names, NCCL's come first.
+    /// In the order of calls, a communicator that was called before NCCL got anything runs before NCCL, unless NCCL has
+    /// a part of it as well. In the order of names, NCCL's part comes first.
     #[test]
     fn scheduled() {
         use Nccls::{Nothing, Some};
@@ -143,8 +143,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every communicator runs once. Ranks that group in any order agree on that of names; one that makes the same calls one by
-        /// one agrees with that of calls.
+        /// Every communicator runs once. Ranks that group in any order agree in the order of names; a rank that makes the same calls
+        /// one by one agrees in the order of calls.
         #[test]
         fn agreed(names in proptest::collection::hash_set(any::<u8>(), 0..9), turned in any::<bool>()) {
             let mut members: Vec<Member> =

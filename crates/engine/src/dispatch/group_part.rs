@@ -1,4 +1,4 @@
-//! What a group holds of one communicator.
+//! The part of a group that kernels of Windlass run for one communicator.
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use windlass_transport::p2p::Operation;
 
 use super::group_order::Nccls;
 
-/// What one communicator runs within its peer group at the end of a group.
+/// The kernels of one communicator at the end of a group.
 #[derive(Debug)]
 pub struct Part {
-    /// Whose.
+    /// The communicator's handle.
     pub communicator: ncclComm_t,
     /// Its peer group.
     pub peer_group: Arc<PeerGroup>,
-    /// Its collectives, in the order that [all ranks have](common_order); an error where one cannot be run.
+    /// Its collectives, in the order that [all ranks have](common_order); an error where one of them cannot be run.
     pub tasks: Result<Vec<Task>, ncclResult_t>,
     /// Its messages, in call order.
     pub operations: Vec<Operation>,
-    /// The place of the first of these calls among all that the group held.
+    /// The index of the first of these calls among all calls that the group held.
     pub place: usize,
-    /// What NCCL had of the group by then, with what it gets now of what was held.
+    /// What NCCL had of the group by then, including held calls that go to NCCL now.
     pub called_after: Nccls,
     /// The stream of the first of these calls.
     pub stream: StreamHandle,
-    /// Those of the others.
+    /// The other streams of these calls.
     pub others: Vec<StreamHandle>,
 }

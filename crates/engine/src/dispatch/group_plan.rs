@@ -1,20 +1,15 @@
-//! What becomes of one communicator's part of a group: which collectives one kernel runs, which are NCCL's. What is in fixed order never is. [`fusing`] finds those that
-//! are fused into one collective, [`batching`] those that run beside each other. Pure, and a function of what all ranks share; pointers,
-//! streams and what is in place cannot be passed in.
+//! Decides which of a communicator's collectives in a group share a kernel, and which NCCL runs (never those in fixed order). Pure, and
+//! a function of what all ranks share: pointers, streams and whether a call is in place cannot be passed in.
 //!
 //! # Why all ranks decide alike
-//! NCCL has ranks group their collectives alike: it chooses an algorithm for all of one kind and like size in a group together, and
-//! deals them out over its channels one after the other (2.28.9, `ncclPrepareTasks` and `scheduleCollTasksToPlan` in
-//! src/enqueue.cc), so ranks with other groups would wait for each other's channels for ever.
+//! NCCL requires that ranks group their collectives alike. It chooses one algorithm for all of a kind and like size in a group, and
+//! deals them out over its channels in turn (2.28.9, `ncclPrepareTasks` and `scheduleCollTasksToPlan` in src/enqueue.cc).
+//! Ranks with other groups would wait for each other's channels for ever.
 //!
-//! Divergence: where these calls are so few and small that NCCL puts them on one channel in call order, it may get by with ranks that
-//! group them unlike. A batch of ours does not, nor do broadcasts or reduces of which some are too large for ours: those of one group are
-//! all NCCL's, those outside each judged by itself. The order in which they call a group's may differ, here as there:
+//! Divergence: where calls are so few and small that NCCL puts them on one channel in call order, ranks that group them unlike may work
+//! on NCCL. They hang on a batch of Windlass, and on broadcasts or reduces of which some are above its limits: of one group NCCL then
+//! runs all, outside groups each call is judged by itself. The order of a group's calls may differ between ranks on both: see
 //! [`common_order`](super::common_order).
-//!
-//! # Why one may not need another's result
-//! NCCL guarantees no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
-//! among equals, and runs side by side on several channels. So buffers of one that are another's are the program's fault there, too.
 
 use windlass_kernels::collective::BATCH_CALLS_MAX;
 
@@ -26,8 +21,13 @@ use super::batching::{self, Batches};
 use super::fusing;
 use super::group_step::Step;
 
-/// What becomes of a communicator's collectives of a group, of those that were held for its end, in the order that all ranks
-/// [have](super::common_order). More than a few that would take a kernel each are NCCL's, which runs them in one.
+/// Who runs the held collectives of a communicator, which come in the order that all ranks [have](super::common_order). [`fusing`] finds
+/// calls that become one collective, [`batching`] calls that run beside each other. If more than a few would take a kernel each, NCCL
+/// runs those, in one kernel.
+///
+/// # Why one may not need another's result
+/// NCCL guarantees no order within a group. Its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
+/// among equals, and runs on several channels at once. So two calls with common buffers are the program's fault on NCCL, too.
 pub(super) fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let single = few_lists(fusing::kernels(calls, terms), calls, terms);
     let batched = batching::batched(&single, calls, terms, batches);
@@ -38,7 +38,7 @@ pub(super) fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<St
             Step::Alone(place) if stays(place) => None,
             Step::Batch(run) if run.iter().all(stays) => None,
             Step::Alone(place) => Some(bytes_of(place)),
-            // NCCL takes longer for so many calls than a kernel does.
+            // NCCL takes longer for a full batch than a kernel of Windlass does.
             Step::Batch(run) if run.len() == BATCH_CALLS_MAX => None,
             Step::Batch(run) => Some(run.iter().map(bytes_of).fold(0, u64::saturating_add)),
             Step::Fused(_) | Step::Forwarded(_) => None,
@@ -47,7 +47,7 @@ pub(super) fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<St
     if tuning::serve_separate(separate().count(), separate().min().unwrap_or_default()) {
         return batched;
     }
-    // What must stay goes together as it would by itself.
+    // Calls in fixed order stay, and are batched among themselves.
     let (kept, single): (Vec<Step>, Vec<Step>) = single.into_iter().partition(|step| match step {
         Step::Alone(place) => stays(place),
         _ => false,
@@ -60,7 +60,7 @@ pub(super) fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<St
     rest.chain(batching::batched(&kept, calls, terms, batches)).collect()
 }
 
-/// Kernels of calls with a root each are ours if they are few: as with those that run one call each.
+/// Gives all fused steps back to NCCL if they are more than a few. Steps in fixed order stay.
 fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
     let stays = |run: &Vec<usize>| is_in_fixed_order(&calls[run[0]], terms);
     let lists = || {
@@ -95,7 +95,7 @@ mod tests {
     use windlass_transport::tuning::{COLLECTIVES, Limits};
 
     const MIB: usize = 1 << 20;
-    /// All-reduce, broadcast, reduce, all-gather, reduce-scatter, the last two of uneven sizes; reductions of other types.
+    /// All-reduce, broadcast, reduce, all-gather, reduce-scatter, the last two uneven; then reductions of other types.
     const NATIVE: Limits = Limits([
         16 << 20,
         1 << 20,
@@ -138,12 +138,12 @@ mod tests {
         assert_eq!(steps(&scatter, &TERMS, Batches::All), [fused(0..4)]);
         // Some roots are missing.
         assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS, Batches::All), [fused(0..2)]);
-        // The same in place, of another type: bytes are moved.
+        // `Bcast` and another type fuse, too: bytes are moved.
         let bcast = Shared { function: Function::Bcast, datatype: ncclInt32, ..broadcast(2, 5) };
         assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS, Batches::All), [fused(0..2)]);
     }
 
-    /// Above the limits all of a run are NCCL's; a single one always goes its own way.
+    /// Above the limits NCCL runs all calls of a run; a single call is judged by itself.
     #[test]
     fn by_themselves() {
         use Step::{Alone, Forwarded};
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(steps(&[], &TERMS, Batches::All), []);
     }
 
-    /// A root that comes again, another type or operation of reduces, another collective: there the next one begins.
+    /// A root that comes again, another type or operation of reduces, or another collective begins the next run.
     #[test]
     fn ends_of_runs() {
         use Step::Alone;
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS, Batches::All), [Alone(0), Alone(1)]);
     }
 
-    /// Reductions that were not timed end together where they end alone.
+    /// Reductions of elements that were not timed have the same limits fused as alone.
     #[test]
     fn other_elements() {
         let maxima = |count| {
@@ -191,7 +191,7 @@ mod tests {
 
     type Rooted = fn(i32, usize) -> Shared;
 
-    /// Several all-gather-v, or reduce-scatter-v, of a group are NCCL's where a kernel for each takes longer than its one.
+    /// NCCL runs several all-gather-v, or reduce-scatter-v, of a group where a kernel for each takes longer than NCCL's one.
     #[test]
     fn many_lists() {
         let lists = |count: usize, bytes: usize, of: Rooted| {
@@ -215,7 +215,7 @@ mod tests {
             let nccls: Vec<Step> = (0..2 * count).map(Step::Forwarded).collect();
             assert_eq!(steps, if are_ours { fused } else { nccls }, "{count} of {bytes} bytes");
         }
-        // Others are judged by themselves.
+        // Other collectives are judged by themselves.
         let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 9) };
         let mut mixed: Vec<Shared> = (0..6).map(|place| broadcast(place % 2, 9)).collect();
         mixed.push(all_reduce);
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(steps(&mixed, &TERMS, Batches::All), expected);
     }
 
-    /// What NCCL runs in one kernel is not run in many.
+    /// Calls that NCCL runs in one kernel do not run in many.
     #[test]
     fn many_are_nccls() {
         const KIB: usize = 1 << 10;
@@ -244,7 +244,7 @@ mod tests {
             assert_eq!(all_reduces(count, bytes, Batches::None), expected, "{count} of {bytes} bytes");
             assert_eq!(all_reduces(count, bytes, Batches::All), [Step::Batch((0..count).collect())]);
         }
-        // What one kernel runs stays ours beside them.
+        // Calls that are fused into one kernel stay on Windlass beside them.
         let large = all_reduce(65 * KIB);
         let mixed = [large, large, broadcast(0, 9), broadcast(1, 9), large];
         use Step::{Alone, Batch, Forwarded};
@@ -253,11 +253,11 @@ mod tests {
         assert_eq!(steps(&mixed, &TERMS, Batches::All), [Batch(vec![0, 1, 4]), fused(2..4)]);
         assert_eq!(all_reduces(3, 4, Batches::None), [0, 1, 2].map(Forwarded));
         assert_eq!(all_reduces(2, 4, Batches::None), [0, 1].map(Alone));
-        // One kernel takes 64 calls, which is so many that NCCL would take longer: any number of such.
+        // A full batch of 64 calls is faster than NCCL, so any number of full batches stays.
         assert_eq!(all_reduces(64, 4, Batches::All), [Batch((0..64).collect())]);
         let three = [Batch((0..64).collect()), Batch((64..128).collect()), Batch(vec![128, 129])];
         assert_eq!(all_reduces(130, 4, Batches::All), three);
-        // What differs takes kernels of its own.
+        // Calls of another operation take kernels of their own.
         let small = all_reduce(4);
         let max = Shared { operation: Some(ncclMax), ..small };
         let min = Shared { operation: Some(ncclMin), ..small };
@@ -265,8 +265,8 @@ mod tests {
         assert_eq!(steps(&[small, max, small, min], &TERMS, Batches::All), [0, 1, 2, 3].map(Forwarded));
     }
 
-    /// In fixed order what rounds is never NCCL's, in however many kernels; what does not round is judged as ever. Operations that the
-    /// program made have a kernel each.
+    /// In fixed order NCCL never runs reductions that round, however many kernels they take; other calls are judged as ever. Operations
+    /// that the program made have a kernel each.
     #[test]
     fn fixed_order() {
         use Step::{Alone, Batch, Forwarded};
@@ -316,8 +316,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each call is taken once; what runs together may, has roots of its own, and was foreseen at the call; what
-        /// NCCL runs no kernel serves.
+        /// Each call is in exactly one step. Fused calls are alike, have different roots, and pass `may_be_fused`.
         #[test]
         fn every_call_once(
             calls in proptest::collection::vec(any_call(), 0..24),

@@ -1,5 +1,5 @@
-//! What becomes of what a group has held, decided when it is about to end: by communicator, as few kernels as can be, and what NCCL
-//! runs after all.
+//! Plans the calls that a group has held, just before its outermost end: for each communicator, which kernels run, and which calls go
+//! to NCCL after all.
 
 use std::sync::Arc;
 
@@ -26,19 +26,19 @@ use super::group_plan;
 use super::group_step::Step;
 use super::{collectives, common_order, fixed_order, route};
 
-/// Decides, at the outermost end, before NCCL closes the group: what NCCL is to run after all it gets now, communicator by
-/// communicator in the order of their first such calls, each one's in the order that [all ranks have](common_order). What it refuses of
-/// that fails the group, as it would have before. The parts come in the order of their first calls.
+/// Plans the held calls at the outermost end, before NCCL closes the group. Calls that NCCL is to run after all go to NCCL now:
+/// communicators in the order of their first such calls, the calls of each in the order that [all ranks have](common_order). A call
+/// that NCCL refuses fails the group, as at the call. The returned parts are in the order of their first calls.
 ///
-/// As NCCL has it, a group in which a rank's messages to itself are not matched fails, and nothing of that communicator runs.
+/// As in NCCL, a group in which a rank's messages to itself are not matched fails, and nothing of that communicator runs.
 ///
-/// Divergence: nothing of the group's others either, while NCCL has run those that come first.
+/// Divergence: nothing of the group's other communicators runs either, while NCCL has run those that come first.
 ///
-/// Divergence: before 2.26 NCCL runs communicators in the order of their first calls; what it gets now comes after all it got of
-/// others meanwhile.
+/// Divergence: before 2.26 NCCL runs communicators in the order of their first calls; calls that it gets now come after all calls of
+/// other communicators.
 ///
-/// Divergence: only where NCCL looks at pointers (NCCL_CHECK_POINTERS) or compares captures of streams does it refuse such a call;
-/// then the group's end says so first.
+/// Divergence: where NCCL checks pointers (NCCL_CHECK_POINTERS) or compares captures of streams, it may refuse such a call only at
+/// the group's end.
 pub fn plan() -> Vec<Part> {
     plan_by(decide)
 }
@@ -52,21 +52,21 @@ fn plan_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part> 
     };
     let (parts, forwarded) = guard::or_else(
         || {
-            // What was held is gone: of the group nothing runs.
+            // A panic has lost the held calls, so nothing of the group runs.
             group::wait_for(Awaited::Failed(panicked("what a group held within peer groups")));
             Default::default()
         },
         decided,
     );
     for (call, is_ordered) in forwarded.iter().zip(are_ordered(&forwarded)) {
-        // NCCL, and a lazy communicator, remember a refusal till the end of the group.
+        // NCCL, and a lazy communicator, keep a refusal until the end of the group.
         let _ = route::forward_held(call, is_ordered);
     }
     parts
 }
 
-/// Which of these come after another of their communicator and stream: nothing of ours runs between them, so the first alone waits
-/// for what ran before, which takes the driver a microsecond.
+/// For each call, whether an earlier one has the same communicator and stream. No kernel of Windlass runs between two of these, so only
+/// the first must wait for earlier work; a wait takes the driver a microsecond.
 fn are_ordered(forwarded: &[Call]) -> Vec<bool> {
     let mut ordered = Vec::new();
     let is_ordered = |call: &Call| {
@@ -121,7 +121,7 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         group::wait_for(Awaited::Failed(refuse(refusal.result(), format_args!("{refusal}"))));
         return Default::default();
     }
-    // NCCL before 2.26 keeps this order of several communicators, too.
+    // NCCL before 2.26 runs communicators in this order, too.
     forwarded.sort_by_key(|(place, _)| *place);
     parts.sort_by_key(|part: &Part| part.place);
     let turned_over = forwarded.first().map(|(place, _)| *place);
@@ -136,19 +136,19 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
 /// One communicator's calls of a group.
 #[derive(Debug, Default)]
 struct Sorted {
-    /// In the order that all ranks have.
+    /// Its collectives, in the order that all ranks have.
     collectives: Vec<Call>,
-    /// What becomes of those.
+    /// The plan of these collectives.
     steps: Vec<Step>,
     operations: Vec<Operation>,
-    /// Of all calls, in call order.
+    /// For each held call, in call order: whether a kernel of Windlass runs it.
     are_ours: Vec<bool>,
-    /// Of what is ours, each once, in call order.
+    /// The streams of the calls that Windlass runs, each once, in call order.
     streams: Vec<StreamHandle>,
 }
 
 impl Sorted {
-    /// Of its calls, in order, each with its stream. `batches`: see [`group_plan::steps`].
+    /// Sorts and plans the calls, which come in call order, each with its stream. `batches`: see [`group_plan::steps`].
     fn of(
         calls: impl Iterator<Item = (Ours, StreamHandle)> + Clone,
         terms: &Terms,
@@ -192,7 +192,7 @@ impl Sorted {
         })
     }
 
-    /// Only the end tells who runs them.
+    /// Counts the held collectives: their paths are known only now.
     fn count(&self, handle: ncclComm_t, terms: &Terms) {
         let Some(communicator) = communicator::find(handle) else { return };
         let count = |call: &Call, path| {
@@ -232,8 +232,8 @@ impl Sorted {
     }
 }
 
-/// A call as it is taken, the same on every rank: without a configuration, and by one number for all operations that the program made, as
-/// those are each rank's own.
+/// A call in a form that is equal on every rank: without a configuration, and with one number for all operations that the program
+/// made, as each rank numbers those by itself.
 fn common(call: Shared) -> Shared {
     let operation = if call.has_own_operation() { Some(ncclNumOps) } else { call.operation };
     Shared { function: call.function.plain(), operation, ..call }
@@ -311,7 +311,7 @@ mod tests {
         )
     }
 
-    /// With addresses by which it is known again.
+    /// A call with addresses by which the test recognizes it.
     fn at(place: usize, shared: &Shared) -> Ours {
         let Ours::Collective(call) = collective(Function::AllGather, 1, None) else { unreachable!() };
         let (send, receive) =
@@ -319,7 +319,7 @@ mod tests {
         Ours::Collective(Call { shared: *shared, local: Local { send, receive, ..call.local } })
     }
 
-    /// What one rank runs, and what NCCL gets of it, of calls in this order.
+    /// What one rank runs, and what NCCL gets, of calls in this order.
     fn run_in(order: &[usize], calls: &[Shared], terms: &Terms, batches: Batches) -> (Vec<Task>, Vec<usize>) {
         let held = order.iter().map(|place| (at(*place, &calls[*place]), StreamHandle(*place % 3)));
         let sorted = Sorted::of(held, terms, batches);
@@ -334,7 +334,7 @@ mod tests {
         #[test]
         fn in_any_order(
             (calls, one, other) in proptest::collection::vec(any_collective(), 1..24).prop_flat_map(|mut calls| {
-                // Only what differs for NCCL, too: not just the type where nothing is reduced, nor the size by little.
+                // Only calls that differ for NCCL, too: not just by type where nothing is reduced, nor by a little in size.
                 let mut known = Vec::new();
                 calls.retain(|call| {
                     let function = if call.function == Function::Bcast { Function::Broadcast } else { call.function };
@@ -356,7 +356,7 @@ mod tests {
         }
     }
 
-    /// What is alike, and what is very small, stays in call order.
+    /// Equal calls, and very small ones, stay in call order.
     #[test]
     fn alike_in_call_order() {
         let all_reduce = |count| Shared {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever stands between them, messages keep their own order, and so do small collectives of one kind; every stream is told
+        /// Messages keep their order, and so do small collectives of one kind, whatever stands between; every stream is listed
         /// once, the first one first.
         #[test]
         fn each_kind_in_its_order(
@@ -387,7 +387,7 @@ mod tests {
         ) {
             // More collectives would be NCCL's.
             calls.iter_mut().filter(|(is_collective, _)| *is_collective).skip(2).for_each(|(is, _)| *is = false);
-            // The last collective is the smallest, but they are of one bin of NCCL's.
+            // The last collective is the smallest, but all are in one bin of NCCL's.
             let number_of = |place: u64, is_collective: bool| if is_collective { 100 - place } else { place };
             let held = (1..).zip(&calls).map(|(place, (is, stream))| (ours(*is, number_of(place, *is)), StreamHandle(*stream)));
             let sorted = Sorted::of(held, &TERMS, batches);
@@ -407,7 +407,7 @@ mod tests {
         }
     }
 
-    /// Once for each stream of each communicator, at its first call.
+    /// `are_ordered` is false once for each stream of each communicator, at its first call.
     #[test]
     fn ordered_once_a_stream() {
         let call = |communicator: usize, stream: usize| {
@@ -423,7 +423,7 @@ mod tests {
         assert!(are_ordered(&[]).is_empty());
     }
 
-    /// A panic while it is decided fails the group: nothing that it held is lost without a word.
+    /// A panic while a group is planned fails the group: no held call is lost silently.
     #[test]
     fn a_panic_fails_the_group() {
         group::opened();
@@ -433,7 +433,7 @@ mod tests {
         assert!(matches!(awaited[..], [Awaited::Failed(code)] if code == ncclInternalError), "{awaited:?}");
     }
 
-    /// What NCCL runs is taken out with its stream; what stays comes in the order that all ranks have.
+    /// Calls that NCCL runs are taken out with their streams; the others are in the order that all ranks have.
     #[test]
     fn nccls_is_taken_out() {
         let broadcast = |root, count| collective(Function::Broadcast, count, Some(root));

@@ -1,13 +1,13 @@
-//! A step of a group's plan.
+//! A step of a group plan.
 
-/// What becomes of collectives; numbers are places in the list.
+/// Who runs which collectives; numbers are indices in the list of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// One kernel runs this one.
+    /// One kernel runs this call alone.
     Alone(usize),
-    /// One kernel runs all these, fused into one collective.
+    /// One kernel runs all these calls, fused into one collective.
     Fused(Vec<usize>),
-    /// One kernel runs all these beside each other.
+    /// One kernel runs all these calls beside each other.
     Batch(Vec<usize>),
     /// NCCL runs it.
     Forwarded(usize),

@@ -1,6 +1,6 @@
-//! Calls of lazy communicators that NCCL is to run. What it would refuse is refused here, and what it would drop is dropped: neither is a
-//! reason to wait for other ranks. In a group such a call is held until the outermost end, where all lazy communicators of the group are
-//! materialized beside each other; then NCCL runs it, after its own part of the group.
+//! Runs calls of lazy communicators on NCCL, which first has to build the communicator. Calls that NCCL would refuse or drop are refused
+//! or dropped here, without waiting for other ranks. In a group such a call is held until the outermost end, where all lazy communicators
+//! of the group are materialized at once; then NCCL runs it, after NCCL's own part of the group.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,15 +24,15 @@ use windlass_bootstrap::negotiated::Token;
 
 use super::ordering::{self, Lane};
 
-/// What becomes of a call.
+/// What to do with a call.
 enum Look {
     Answer(ncclResult_t),
     Materialize,
-    /// At once, though a group is open.
+    /// Materialize now, though a group is open.
     MaterializeInGroup,
 }
 
-/// A call of a lazy communicator, unless another thread has just ended it.
+/// Runs a call of a lazy communicator; fails if another thread has just ended it.
 #[inline(never)]
 pub fn call(call: &Call) -> ncclResult_t {
     let handle = call.local.communicator;
@@ -43,10 +43,10 @@ pub fn call(call: &Call) -> ncclResult_t {
     }
 }
 
-/// Runs a call, or holds it till its group ends.
+/// Runs a call, or holds it until its group ends.
 fn take(call: &Call, lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
     if is_missing(call.shared.function.entry()) {
-        // The answer that stands for what the real library lacks looks at no handle.
+        // For functions that the real library lacks, the result does not depend on the handle.
         return forward::forward(call);
     }
     if lazy.real().is_none() {
@@ -62,7 +62,7 @@ fn take(call: &Call, lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
     run(call, lazy)
 }
 
-/// Materializes a lazy communicator, outside groups.
+/// Materializes a lazy communicator, outside groups. Waits for all its ranks.
 pub fn materialize(lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
     let result = lazy.materialize();
     if result == ncclSuccess {
@@ -71,7 +71,7 @@ pub fn materialize(lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
     result
 }
 
-/// Materializes a lazy communicator while this thread has a group open.
+/// Materializes a lazy communicator while this thread has a group open. Waits for all its ranks.
 pub fn materialize_in_group(lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
     let result = lazy.materialize_beside().wait();
     if result == ncclSuccess {
@@ -98,7 +98,7 @@ fn look(call: &Call, lazy: &Arc<LazyCommunicator>) -> Look {
     if !group::is_open() {
         return Look::Materialize;
     }
-    // The application's own configuration need not last till the group ends.
+    // The application may free its configuration before the group ends.
     let (mut call, mut configuration) = (*call, None);
     if !call.local.config.is_null() {
         let Some(copy) = OfCall::of(call.local.config) else { return Look::MaterializeInGroup };
@@ -111,7 +111,7 @@ fn look(call: &Call, lazy: &Arc<LazyCommunicator>) -> Look {
     Look::Answer(ncclSuccess)
 }
 
-/// As NCCL has it, a group with a call that was refused runs nothing.
+/// As in NCCL, a group with a refused call runs nothing.
 fn refused(code: ncclResult_t) -> ncclResult_t {
     if group::is_open() {
         group::wait_for(Awaited::Failed(code));
@@ -149,7 +149,7 @@ fn run(call: &Call, lazy: &LazyCommunicator) -> ncclResult_t {
     }
 }
 
-/// What a group held, by communicator.
+/// The lazy work of a group, by communicator.
 pub struct Held(Vec<Unit>);
 
 struct Unit {
@@ -158,8 +158,8 @@ struct Unit {
     work: Vec<LazyWork>,
 }
 
-/// Begins to materialize what a group needs, each lazy communicator by itself: another rank may have its part of the group outside groups, one
-/// communicator after the other.
+/// Begins to materialize the lazy communicators of a group, each on its own thread: another rank may make the same calls outside
+/// groups, one communicator after the other. Does not wait.
 pub fn begin(held: Vec<LazyWork>) -> Held {
     let mut units: Vec<Unit> = Vec::new();
     for one in held {
@@ -177,14 +177,14 @@ pub fn begin(held: Vec<LazyWork>) -> Held {
     Held(units)
 }
 
-/// How long a communicator that is materialized waits for one that is to be first.
+/// How long a materialized communicator waits for one that comes before it in the common order.
 const OUT_OF_TURN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// Gives NCCL what a group held, after its own part of it has run: communicator by communicator, in a group each, in the order of
-/// their communicators' tokens, which all ranks see alike; NCCL, too, has an order of its own within a group. Only where another rank
-/// has its part of the group outside groups, and is in one communicator's first call before it comes to the others, that order
-/// is left, after a while, by a thread of its own. The first failure is the answer; the others run all the same, as their peers wait.
+/// Gives NCCL the lazy work of a group, after NCCL's own part has run: one NCCL group for each communicator, in the order of
+/// the communicators' tokens, which all ranks see alike. Another rank may make the calls outside groups and be in one communicator's
+/// first call before it comes to the others. Then, after `OUT_OF_TURN`, a ready communicator runs out of order on its own thread.
+/// Returns the first failure; the others run all the same, as their peers wait.
 pub fn finish(held: Held) -> ncclResult_t {
     let mut units = held.0;
     units.sort_by_key(|unit| unit.comm);
@@ -196,7 +196,7 @@ pub fn finish(held: Held) -> ncclResult_t {
                 answers.push(units.remove(0).run());
             }
             Some(other) if waiting.get_or_insert_with(Instant::now).elapsed() > OUT_OF_TURN => {
-                // On a thread of its own: NCCL makes its connections there, and the first may become ready meanwhile.
+                // On a thread of its own: NCCL makes its connections there, and the first unit may become ready meanwhile.
                 let unit = Carried::new(units.remove(other));
                 let run = move || unit.take().run();
                 match thread::spawn("windlass-group", run) {
@@ -250,7 +250,7 @@ fn run_unit(work: Vec<LazyWork>) -> ncclResult_t {
     };
     let mut lanes: Vec<Lane> = work.iter().filter_map(lane).filter(|lane| !lane.is_empty).collect();
     lanes.dedup_by_key(|lane| lane.communicator);
-    // Configurations last as long as NCCL's group.
+    // The results keep the configurations alive until NCCL has ended its group.
     let results: Vec<(ncclResult_t, Option<OfCall>)> = work.into_iter().map(run_one).collect();
     let closed = known::group_end();
     for lane in lanes {
@@ -278,7 +278,7 @@ fn run_one(LazyWork { lazy, work }: LazyWork) -> (ncclResult_t, Option<OfCall>) 
     }
 }
 
-/// A call whose reduction is NCCL's own already.
+/// Runs a call whose operation is already NCCL's own number.
 fn run_made(call: &Call, lazy: &LazyCommunicator, real: ncclComm_t) -> ncclResult_t {
     if let Some(communicator) = communicator::find(lazy.handle()) {
         ordering::before_forward(Lane::of(call), communicator, false);

@@ -1,6 +1,6 @@
-//! Sends and receives within a peer group, and what NCCL makes of them: looked at when they are called, run at once or at the end
-//! of their group. A communicator's part of a group is one kernel. What NCCL would refuse goes to NCCL, which says why, and
-//! fails the group.
+//! Runs sends, receives, and collectives made of them (all-to-all, gather, scatter) over the p2p transport: checks arguments at the
+//! call, runs at once or at the end of the group. The messages of one communicator in a group are one kernel. A call that NCCL
+//! would refuse goes to NCCL, which says why and fails the group.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use windlass_transport::p2p::{Direction, Operation};
 
 use super::ordering::{self, stream_of};
 
-/// The peer group that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
+/// The peer group that runs this call. None if NCCL is to refuse the call, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<PeerGroup>> {
     let peer_group = ordering::peer_group_of(call, communicator)?;
     Messages::of(call, &peer_group).is_some().then_some(peer_group)
 }
 
-/// Runs a call, or holds it till its group ends.
+/// Runs a call, or holds it until its group ends.
 pub fn take(call: &Call, peer_group: &Arc<PeerGroup>) -> ncclResult_t {
     let Some(messages) = Messages::of(call, peer_group) else {
         return refuse(ncclInternalError, format_args!("a message without bytes or peer"));
@@ -42,7 +42,7 @@ struct Messages {
 }
 
 impl Messages {
-    /// None if an argument is such that NCCL refuses it.
+    /// None if NCCL would refuse an argument.
     fn of(call: &Call, peer_group: &PeerGroup) -> Option<Messages> {
         let (shared, local) = (&call.shared, &call.local);
         let ranks = peer_group.negotiated().members.len() as u32;

@@ -1,20 +1,15 @@
-//! What runs within peer groups, in order with the rest: at once, or at the end of its group.
+//! Runs kernels of Windlass in order with each other and with NCCL's work: at once, or at the end of the group.
 //!
-//! Communicators of a group run in the order that the NCCL underneath keeps ([`super::group_order`]): since 2.26 in that of their
-//! communicators' tokens, which all ranks see alike, after all that NCCL runs of the group, so no two ranks wait for each other's later
-//! ones; before, in that of their first calls, as near to NCCL's part as one end of a group allows. Of one communicator the
-//! collectives come first, in an order that all ranks have whatever order they called them in ([`super::common_order`]), then its
-//! messages as one kernel: so they do on all ranks, whatever stands between.
+//! Communicators of a group run in the order that the NCCL underneath keeps ([`super::group_order`]). Since 2.26 that is the order of
+//! the communicators' tokens, after all that NCCL runs of the group. Before 2.26 it is the order of their first calls, as near to
+//! NCCL's part as one end of a group allows. Of one communicator the collectives come first, in an order that all ranks have
+//! ([`super::common_order`]), then its messages as one kernel: the same on all ranks, whatever order each called them in.
 //!
 //! # Order against NCCL's own operations
-//! NCCL runs a communicator's operations on a GPU one after the other. What goes to NCCL after one of ours waits for ours
-//! ([`before_forward`]). When one of ours comes after NCCL's on another stream, or first in a capture, NCCL is given a copy of one byte to
-//! itself on our stream, which it orders after its own work. Streams are told apart by their ids: the next stream may have the handle of one
-//! that was destroyed, whose work still runs.
-//!
-//! A graph runs where nobody looks. So from the first capture of either kind after one of ours on, what NCCL has taken is followed
-//! ([`after_forward`], [`after_group`]): it counts as an operation of ours that was last, for eager ones and graphs to wait for as for any
-//! ([`windlass_transport::sequencer`]). A communicator without graphs is spared that. What NCCL alone captured before any of ours ran is not seen.
+//! NCCL runs a communicator's operations on a GPU one after the other. A call that goes to NCCL after a kernel of Windlass waits for it
+//! ([`before_forward`]). A kernel of Windlass may come on another stream than NCCL's last call, or first in a capture. Then NCCL first
+//! sends one byte to its own rank on that stream, and orders this message after its own work. Streams are compared by id: a new
+//! stream may have the handle of a destroyed one whose work still runs. With graphs see [`after_forward`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,19 +32,19 @@ use windlass_transport::p2p::Operation;
 use super::group_order::{self, Member, Nccls, Order, Schedule};
 use super::group_part::Part;
 
-/// Where NCCL is to run something of a communicator.
+/// A communicator and the stream on which NCCL is to run a call of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane {
-    /// As the application knows it.
+    /// The application's handle.
     pub communicator: ncclComm_t,
-    /// The application's.
+    /// The application's stream.
     pub stream: cudaStream_t,
-    /// Without an element: NCCL drops it before it looks at its stream.
+    /// Whether the call has no elements: NCCL drops such a call before it looks at the stream.
     pub is_empty: bool,
 }
 
 impl Lane {
-    /// Of a call.
+    /// The lane of a call.
     pub fn of(call: &Call) -> Lane {
         Lane {
             communicator: call.local.communicator,
@@ -63,7 +58,8 @@ impl Lane {
     }
 }
 
-/// Before a call goes to NCCL whose communicator has a peer group. `is_ordered`: another one has just gone there on the same stream.
+/// Called before NCCL gets a call of a communicator with a peer group: orders the stream after kernels of Windlass.
+/// `is_ordered`: another call has just gone to NCCL on the same stream, so nothing is to be done.
 pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool) {
     if is_ordered || lane.is_empty {
         return;
@@ -73,13 +69,17 @@ pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool)
     if afterwards != Afterwards::Nothing {
         communicator.follows();
     }
-    // Nodes of its graph follow a captured one, which may never run: what an eager one has left is still to be waited for.
+    // A captured call is ordered only within its graph, which may never be launched: NCCL's earlier eager call must still be waited for.
     if afterwards != Afterwards::FollowInCapture {
         communicator.forwards_on(lane.stream, || place_of(lane.stream()));
     }
 }
 
-/// After such a call: NCCL has taken it, or refused it.
+/// Called after NCCL has taken or refused such a call: follows it if need be.
+///
+/// Windlass does not see launches of a graph. So from the first capture of either side after a kernel of Windlass on, NCCL's calls are
+/// followed: each counts as an operation in the [sequencer](windlass_transport::sequencer), and later kernels and graphs wait for it.
+/// Communicators without graphs skip this. NCCL's captures before the first kernel are not seen.
 pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult_t) {
     let (is_taken, is_grouped) = (result == ncclSuccess || result == ncclInProgress, group::is_open());
     if is_grouped && order() == Order::Calls {
@@ -97,7 +97,7 @@ pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult
     }
 }
 
-/// After NCCL has run its part of a group.
+/// Called after NCCL has run its part of a group: makes later kernels wait for NCCL's work.
 pub fn after_group(all: Vec<Followed>) {
     for Followed { communicator, peer_group, stream } in &all {
         if let Some(communicator) = communicator::find(*communicator) {
@@ -113,12 +113,12 @@ fn follow(communicator: &Communicator, peer_group: &PeerGroup, stream: StreamHan
     }
 }
 
-/// Known since the first communicator was asked for.
+/// The order of the real NCCL, whose version is known since the first communicator was asked for.
 pub(super) fn order() -> Order {
     Order::of_release(segment::current().nccl_version.load(Ordering::Relaxed))
 }
 
-/// The peer group of a communicator that takes calls; none if another thread has just ended it.
+/// The peer group of a call's communicator; none if the communicator was revoked, or if another thread has just ended it.
 pub(super) fn peer_group_of(call: &Call, communicator: &Communicator) -> Option<Arc<PeerGroup>> {
     match communicator.lazy(call.local.communicator) {
         Some(lazy) if lazy.is_revoked() => None,
@@ -127,7 +127,7 @@ pub(super) fn peer_group_of(call: &Call, communicator: &Communicator) -> Option<
     }
 }
 
-/// Holds what a call is till its group ends.
+/// Holds the parts of a call until its group ends.
 pub(super) fn hold(call: &Call, peer_group: &Arc<PeerGroup>, parts: impl Iterator<Item = Ours>) {
     let (communicator, stream) = (call.local.communicator, stream_of(call));
     let given = group::given();
@@ -136,14 +136,14 @@ pub(super) fn hold(call: &Call, peer_group: &Arc<PeerGroup>, parts: impl Iterato
     });
 }
 
-/// When what a group held runs: by place in the list of its parts, which are in the order of their first calls.
+/// When the parts of a group run, by index in `parts`, which are in the order of their first calls.
 pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
     let Ended { given, awaited, .. } = ended;
     let order = order();
     if parts.len() < 2 && order == Order::Names {
         return Schedule { before: Vec::new(), after: (0..parts.len()).collect() };
     }
-    // Of a group with a call that was refused nothing runs, and that is NCCL's to say at its end.
+    // A group with a refused call runs nothing, and NCCL must say so at the end, before any kernel of Windlass runs.
     let is_refused = given.is_refused || matches!(awaited.first(), Some(Awaited::Failed(_)));
     let members: Vec<Member> = parts
         .iter()
@@ -157,10 +157,10 @@ pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
     group_order::schedule(&members, order)
 }
 
-/// Runs the parts of these places. The first that fails is the answer; the others run all the same, as their peers wait.
+/// Runs the parts at these indices. Returns the first failure; the other parts run all the same, as their peers wait.
 ///
-/// One thread may bring several ranks, and a launch waits where the driver has a thousand of them ahead: so none is further ahead of the
-/// others than a round.
+/// One thread may drive several ranks, and a launch blocks once about a thousand launches are pending. So no part gets further ahead of
+/// the others than one round.
 pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
     let mut answer = ncclSuccess;
     let mut run_one = |part: &Part, round: usize| {
@@ -176,14 +176,14 @@ pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
     answer
 }
 
-/// Kernels of one communicator that are launched before the next one's.
+/// Kernels of one communicator that are launched before those of the next communicator.
 const ROUND: usize = 256;
 
 fn rounds(part: &Part) -> usize {
     part.tasks.as_ref().map_or(1, |tasks| tasks.len().div_ceil(ROUND).max(1))
 }
 
-/// Messages come after all collectives.
+/// Launches one round of a part. Messages come after all collectives, in the last round.
 fn run_round(part: &Part, round: usize) -> ncclResult_t {
     let Part { communicator, peer_group, tasks, operations, stream, others, .. } = part;
     match tasks {
@@ -196,7 +196,7 @@ fn run_round(part: &Part, round: usize) -> ncclResult_t {
     }
 }
 
-/// Runs them now.
+/// Launches these collectives and messages now, after NCCL's work of the communicator.
 pub(super) fn run(
     handle: ncclComm_t,
     peer_group: &Arc<PeerGroup>,
@@ -220,12 +220,12 @@ pub(super) fn run(
     peer_group.run(tasks, operations, stream, others)
 }
 
-/// What the driver refuses to say it refuses to whoever launches there, too.
+/// The id and capture of a stream. None where the driver gives an error, which a launch on this stream then gets, too.
 fn place_of(stream: StreamHandle) -> Option<Place> {
     gpu::opened()?.place_of(stream).ok()
 }
 
-/// NCCL's own handle, for a copy on this stream; none of a lazy communicator that was not materialized, of which NCCL runs nothing.
+/// NCCL's own handle, for a message on this stream. None of a lazy communicator that is not materialized: NCCL has no work of it.
 fn real_of(communicator: &Communicator, handle: ncclComm_t, stream: StreamHandle) -> Option<ncclComm_t> {
     match communicator.lazy(handle) {
         Some(lazy) => {

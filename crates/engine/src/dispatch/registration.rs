@@ -1,5 +1,5 @@
-//! Calls of which NCCL may get registered buffers: given a number, decided with the other ranks, run with what
-//! [`crate::features::registration::registering`] puts in the buffers' place.
+//! Runs large all-gathers on NCCL with registered buffers, which [`crate::features::registration::registering`] gives. All ranks number
+//! these calls alike and decide together.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use windlass_base::range::Range;
 
 use super::ordering::stream_of;
 
-/// A call that is decided.
+/// A candidate on which the ranks have decided.
 pub struct Taken {
     peer_group: Arc<PeerGroup>,
     candidate: Result<Candidate, ncclResult_t>,
@@ -27,15 +27,15 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// How it runs.
+    /// The path of the call.
     pub fn path(&self) -> Path {
         self.path
     }
 }
 
-/// Looks whether all ranks number this call, and decides it then.
+/// Decides a call together with the other ranks. None if the call is no candidate.
 pub fn take(call: &Call, communicator: &Communicator, terms: Terms) -> Option<Taken> {
-    // A null buffer is for NCCL to refuse: the call that comes in its place has its number.
+    // NCCL refuses a null buffer. Such a call takes no number, so the program's next call gets it.
     let refusable = call.local.send.is_null() || call.local.receive.is_null();
     if refusable || call.shared.function != Function::AllGather {
         return None;
@@ -46,7 +46,7 @@ pub fn take(call: &Call, communicator: &Communicator, terms: Terms) -> Option<Ta
     if !plan::is_candidate(&call.shared, &terms) {
         return None;
     }
-    // Whether a call is captured is alike on all ranks, as NCCL has it. Where the driver cannot say, NCCL fails too.
+    // NCCL requires that all ranks capture a call, or none. Where the driver cannot say, NCCL fails, too.
     if !matches!(gpu::opened()?.capture_of(stream_of(call)), Ok(None)) {
         return None;
     }
@@ -63,7 +63,7 @@ pub fn take(call: &Call, communicator: &Communicator, terms: Terms) -> Option<Ta
     Some(Taken { peer_group, candidate, path })
 }
 
-/// Runs it.
+/// Runs a decided call on NCCL, with registered buffers if there are any.
 pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
     let Taken { peer_group, candidate, .. } = taken;
     let candidate = match candidate {
@@ -75,7 +75,7 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
     let result = match &candidate.substitutes {
         None => forward::forward(call),
         Some(substitutes) => {
-            // NCCL runs a group at its end, after all that its streams hold by then.
+            // NCCL runs a group at its end, after all work on its streams until then: `before_group` copies.
             let copied = match group::is_open() {
                 true => ncclSuccess,
                 false => guard::call(|| registering.before(substitutes, stream)),
@@ -102,8 +102,8 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
     })
 }
 
-/// NCCL is about to run the group: what is staged is copied now, after all that its communicator's streams in the group hold, as
-/// NCCL has it. Divergence: of streams that only other calls of the group name, nothing is known.
+/// Called before NCCL runs a group: copies data into staging buffers, after all work on the streams of their communicator in the
+/// group, as in NCCL. Divergence: streams that only other calls of the group use are not known here.
 pub fn before_group(candidates: &[Waiting]) -> ncclResult_t {
     let staged = || candidates.iter().filter(|waiting| waiting.copies());
     for waiting in staged() {
@@ -122,10 +122,10 @@ pub fn before_group(candidates: &[Waiting]) -> ncclResult_t {
     ncclSuccess
 }
 
-/// NCCL has run the group, or not. The first that fails is the answer.
+/// Called after NCCL has run the group (`is_run`) or failed. Returns the first failure.
 pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
     if !is_run {
-        // Of a group that fails NCCL may have run a part. The first number of each communicator comes last, and stays.
+        // NCCL may have run a part. In reverse, so that each communicator goes back to its first number.
         for waiting in candidates.iter().rev() {
             let Waiting { peer_group, candidate, stream } = waiting;
             peer_group.registering().into_iter().for_each(|one| one.failed(candidate, *stream));
@@ -144,15 +144,15 @@ pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
     answer
 }
 
-/// NCCL has run nothing of the group.
+/// Called when NCCL has run nothing of the group.
 pub fn forget(candidates: &[Waiting]) {
-    // As above.
+    // In reverse, as in `after_group`.
     for waiting in candidates.iter().rev() {
         waiting.peer_group.registering().into_iter().for_each(|one| one.refused(&waiting.candidate));
     }
 }
 
-/// The other streams of a call's communicator. Those of other communicators hold up nothing of it, and may be another device's.
+/// The other streams of a call's communicator. Other communicators' streams do not delay it, and may be of another device.
 fn others(candidates: &[Waiting], of: &Waiting) -> Vec<StreamHandle> {
     let mut streams: Vec<StreamHandle> = Vec::new();
     for waiting in candidates.iter().filter(|waiting| Arc::ptr_eq(&waiting.peer_group, &of.peer_group)) {
@@ -173,7 +173,7 @@ impl Waiting {
     }
 }
 
-/// NCCL has it on its stream.
+/// Called when NCCL has put the call on its stream.
 fn finish(waiting: &Waiting) -> ncclResult_t {
     let Waiting { peer_group, candidate, stream } = waiting;
     let Some(registering) = peer_group.registering() else { return ncclInternalError };

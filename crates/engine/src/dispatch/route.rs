@@ -1,4 +1,4 @@
-//! Calls whose communicator has a peer group: decided as all its ranks decide, run, counted.
+//! Decides, runs and counts calls of communicators with a peer group. All ranks decide alike.
 
 use std::sync::Arc;
 
@@ -22,33 +22,33 @@ use super::ordering::Lane;
 use super::registration::{self, Taken};
 use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_guard};
 
-/// What is decided of a call before it runs.
+/// The decision on a call before it runs.
 struct Decided {
     course: Course,
     _range: Option<annotate::Range>,
-    /// Dropped when NCCL has returned; a group's own stays till its end.
+    /// Keeps Windlass's threads out of NCCL's communicator until NCCL has returned; an open group holds another one until its end.
     _inside: Option<Passed<'static>>,
 }
 
-/// Who runs it.
+/// Who runs a call.
 enum Course {
-    /// NCCL, as it came.
+    /// NCCL, with the same arguments.
     Forward,
     /// The peer group's p2p transport.
     P2p(Arc<PeerGroup>),
-    /// A kernel of ours, over the peer group.
+    /// A kernel of Windlass.
     Native(Served),
-    /// The same or NCCL: what else its group holds will tell.
+    /// A kernel of Windlass or NCCL: decided at the group's end, by the other held calls.
     Perhaps(Served),
     /// NCCL, which may have to build the communicator first.
     Lazy,
-    /// Nobody.
+    /// Nobody: the call fails with this code.
     Refused(ncclResult_t),
-    /// NCCL, as all ranks have decided. Few calls are: what every call carries stays small.
+    /// NCCL, perhaps with registered buffers, as all ranks have decided. Boxed to keep [`Course`] small, as such calls are few.
     Taken(Box<Taken>),
 }
 
-/// Runs one.
+/// Runs a call.
 #[inline(never)]
 pub(super) fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
     guard::around(
@@ -72,13 +72,13 @@ pub(super) fn call(call: &Call, communicator: &'static Communicator) -> ncclResu
     )
 }
 
-/// Runs one that its group held, and that is NCCL's after all. The group is about to end; a refusal fails it. `is_ordered`: another of
-/// its stream has just gone to NCCL.
+/// Runs a held call on NCCL after all, just before its group ends; a refusal fails the group. `is_ordered`: another call has just
+/// gone to NCCL on the same stream.
 pub(super) fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
     let handle = call.local.communicator;
     let decide = || match communicator::find(handle) {
         Some(communicator) => Ok(forwarded(call, communicator, &communicator.terms(), is_ordered)),
-        // Another thread has ended it: NCCL would look into what it has freed.
+        // Another thread has ended the communicator: NCCL would read freed memory.
         None => {
             let why = format_args!("communicator {handle:p} has been destroyed within a group");
             Err(refuse(ncclInvalidArgument, why))
@@ -87,7 +87,7 @@ pub(super) fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
     guard::around(
         || {
             let course = guard::or_else(|| Err(panicked("a call that a group held")), decide);
-            // Nobody asks what the call came to.
+            // The caller ignores this call's result, so the group must fail.
             course.inspect_err(|code| group::wait_for(Awaited::Failed(*code)))
         },
         |course| match course {
@@ -110,7 +110,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let path = plan(&call.shared, Standing::PeerGroup(terms));
     let course = match path {
         Path::P2p => messages::serves(call, communicator).map(Course::P2p),
-        // Many of a group are NCCL's. What has no elements is not held.
+        // NCCL may run it if the group holds many. A call without elements is not held.
         Path::Native if group::is_open() && call.shared.count > 0 => {
             collectives::serves(call, communicator).map(Course::Perhaps)
         }
@@ -122,7 +122,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     };
     let course = match course {
         Some(course) => course,
-        // NCCL refuses it.
+        // The arguments are such that NCCL refuses the call.
         None if path == Path::Native => forwarded(call, communicator, &terms, false),
         None => match fixed_order::to_nccl(call, communicator) {
             Ok(()) => forwarded(call, communicator, &terms, false),
@@ -138,7 +138,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
         }
         Course::Taken(taken) => taken.path(),
         Course::Refused(_) => return Decided { course, _range: None, _inside: inside },
-        // Counted when it is known.
+        // Counted at the group's end, when the path is known.
         Course::Perhaps(_) => {
             let range = annotate::range(call.shared.function);
             return Decided { course, _range: range, _inside: inside };
@@ -147,8 +147,8 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     Decided { course, _range: count(call, communicator, path), _inside: inside }
 }
 
-/// Whether a call that is NCCL's by itself waits for its group's end, as it may be ours beside others. Before 2.26 NCCL then runs it behind
-/// what other communicators have in the group (see [`group_planning::plan`](super::group_planning::plan)): large ones do not wait there.
+/// Whether a call that would go to NCCL by itself is held, as it may be fused with others. Before 2.26 NCCL then runs it behind
+/// other communicators' calls of the group (see [`group_planning::plan`](super::group_planning::plan)): there large calls are not held.
 fn may_be_held(call: &Call, terms: &Terms) -> bool {
     group::is_open() && may_be_fused(&call.shared, ordering::order() == Order::Names, terms)
 }

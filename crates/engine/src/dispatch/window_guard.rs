@@ -1,4 +1,4 @@
-//! Calls that NCCL is to run while it has windows that the application does not: their buffers must meet none of these.
+//! Drops kept windows before NCCL runs a call whose buffers overlap them: NCCL has these windows registered, the application does not.
 
 use std::ffi::c_void;
 
@@ -6,8 +6,8 @@ use crate::communicator::Communicator;
 use windlass_base::call::Call;
 use windlass_base::range::Range;
 
-/// Before a call goes to NCCL whose communicator has a peer group. What is dropped is this rank's own business: NCCL then sees what it
-/// would see without us.
+/// Called before NCCL gets a call of a communicator with a peer group. This rank drops windows without asking others: NCCL then sees
+/// what it would see without Windlass.
 #[inline]
 pub(super) fn before_forward(call: &Call, communicator: &Communicator) {
     if communicator.has_windows() {
@@ -20,7 +20,7 @@ pub(super) fn before_forward(call: &Call, communicator: &Communicator) {
 fn drop_what_it_meets(call: &Call, communicator: &Communicator) {
     let Some(peer_group) = communicator.peer_group(call.local.communicator) else { return };
     let Some(windows) = peer_group.windows() else { return };
-    // Both as large as the larger: what is dropped without need is made again.
+    // Both ranges have the size of the larger buffer: a window that is dropped without need is registered again.
     let bytes = call.shared.bytes(peer_group.negotiated().members.len()).max(1);
     let range = |buffer: *const c_void| Range { base: buffer as u64, bytes };
     let (send, receive) = (range(call.local.send), range(call.local.receive.cast_const()));

@@ -1,4 +1,4 @@
-//! A communicator's configuration, kept for a communicator that NCCL makes later than it was asked for.
+//! Copies a communicator's configuration, for communicators that NCCL makes later than the application's call.
 
 // The pointer is the application's own argument, as in `init`.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
@@ -11,7 +11,7 @@ use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 
 use windlass_base::config::nccl::{self, Effect};
 
-/// A copy of the application's own, with copies of its names.
+/// A copy of the application's configuration, with copies of its names.
 pub struct Configuration {
     config: Box<ncclConfig_t>,
     names: [Option<CString>; 2],
@@ -23,25 +23,25 @@ impl std::fmt::Debug for Configuration {
     }
 }
 
-// SAFETY: its pointers are to its own names, which nobody changes.
+// SAFETY: its pointers point to its own names, which are never changed.
 unsafe impl Send for Configuration {}
 // SAFETY: as above.
 unsafe impl Sync for Configuration {}
 
-/// What a caller gave as configuration.
+/// The configuration that a caller gave.
 #[derive(Debug)]
 pub enum Given {
     /// None.
     Nothing,
-    /// One that NCCL takes for certain.
+    /// A configuration that NCCL accepts for certain.
     Sound(Arc<Configuration>),
-    /// One that it may refuse, or that says what we do not know: it must see it now.
+    /// A configuration that NCCL may refuse, or with fields unknown here: NCCL must see it at the call.
     Doubtful,
-    /// One that it refuses for certain.
+    /// A configuration that NCCL refuses for certain.
     Wrong,
 }
 
-/// Fields that must be one of these values if they say anything. Of the others nothing but silence is sound.
+/// The accepted values of fields that may be set. All other fields must be undefined.
 const SOUND: &[(usize, std::ops::RangeInclusive<c_int>)] = &[
     (offset_of!(ncclConfig_t, blocking), 1..=1),
     (offset_of!(ncclConfig_t, cgaClusterSize), 0..=8),
@@ -60,11 +60,11 @@ const SOUND: &[(usize, std::ops::RangeInclusive<c_int>)] = &[
 const KNOWN_BYTES: usize = size_of::<ncclConfig_t>();
 const NAMES: [usize; 2] = [offset_of!(ncclConfig_t, netName), offset_of!(ncclConfig_t, commName)];
 const FIRST: usize = offset_of!(ncclConfig_t, blocking);
-/// Behind the last field lies a hole, in which a program leaves anything.
+/// Behind the last field is padding, in which a program may leave any bytes.
 const LAST_END: usize = offset_of!(ncclConfig_t, nvlsHostMode) + size_of::<c_int>();
 
 impl Given {
-    /// Copies what the application gave.
+    /// Checks and copies the application's configuration.
     pub fn of(config: *const ncclConfig_t) -> Given {
         if config.is_null() {
             return Given::Nothing;
@@ -107,7 +107,7 @@ impl Given {
         Given::Sound(Arc::new(Configuration { config: copy, names }))
     }
 
-    /// What a communicator has with this: NCCL gives one that is made from another with nothing the other's.
+    /// The configuration of a child: the parent's if none was given, as in NCCL.
     pub fn over(&self, parent: &Kept) -> Kept {
         match self {
             Given::Nothing => parent.clone(),
@@ -120,7 +120,7 @@ impl Given {
 /// The configuration that a communicator has.
 #[derive(Clone, Debug)]
 pub enum Kept {
-    /// NCCL knows.
+    /// A configuration that only NCCL knows.
     Unknown,
     /// None.
     Nothing,
@@ -129,7 +129,7 @@ pub enum Kept {
 }
 
 impl Kept {
-    /// Whether NCCL may let communicators that are made from one with this use its resources.
+    /// Whether NCCL may let children use the resources of a communicator with this configuration.
     pub fn may_share(&self) -> bool {
         let of_all = nccl::settings().has(Effect::SharedResources);
         match self {
@@ -139,7 +139,7 @@ impl Kept {
         }
     }
 
-    /// What it says, to be compared; nothing where that is not known.
+    /// The contents as bytes for comparison; none where they are unknown.
     pub fn words(&self) -> Option<Vec<u8>> {
         match self {
             Kept::Unknown => None,
@@ -158,7 +158,7 @@ fn is_sound(config: &ncclConfig_t, size: usize) -> bool {
             // SAFETY: an integer's place within the structure.
             let value = unsafe { base.byte_add(offset).cast::<c_int>().read() };
             let allowed = SOUND.iter().find(|(field, _)| *field == offset).map(|(_, values)| values);
-            // Where an older header's ends with a hole, a field of a newer one lies.
+            // The structure of an older header may end with padding where a newer one has a field.
             let may_be_hole = offset + size_of::<c_int>() == size && allowed.is_none();
             value == NCCL_CONFIG_UNDEF_INT
                 || allowed.is_some_and(|values| values.contains(&value))
@@ -166,15 +166,15 @@ fn is_sound(config: &ncclConfig_t, size: usize) -> bool {
         });
     let says = |value: c_int| value != NCCL_CONFIG_UNDEF_INT;
     let reaches = size >= offset_of!(ncclConfig_t, maxCTAs) + size_of::<c_int>();
-    // NCCL compares the two as they are: one that says nothing is the least of all numbers.
-    // NCCL looks for such a network only when it makes the communicator.
+    // NCCL compares minCTAs and maxCTAs as they are: an undefined value is the smallest number.
+    // NCCL looks for a network of this name only when it makes the communicator.
     sound
         && config.netName.is_null()
         && (!reaches || !says(config.minCTAs) || config.minCTAs <= config.maxCTAs)
 }
 
 impl Configuration {
-    /// For NCCL, which may not write to it.
+    /// A pointer for NCCL, which must not write to it.
     pub fn as_ptr(&self) -> *mut ncclConfig_t {
         (&raw const *self.config).cast_mut()
     }
@@ -183,7 +183,7 @@ impl Configuration {
         self.config.splitShare == 1 || self.config.shrinkShare == 1
     }
 
-    /// What it says, to be compared: two that are equal make equal communicators.
+    /// The contents as bytes for comparison: equal bytes make equal communicators.
     pub fn words(&self) -> Vec<u8> {
         let mut config = *self.config;
         (config.netName, config.commName) = (std::ptr::null(), std::ptr::null());
@@ -218,7 +218,7 @@ mod tests {
         matches!(Given::of(&config), Given::Doubtful)
     }
 
-    /// What NCCL takes for certain is kept, names too; what it may refuse is doubtful.
+    /// A configuration that NCCL accepts for certain is copied, with its names; one that NCCL may refuse is doubtful.
     #[test]
     fn sound_and_doubtful() {
         assert!(matches!(Given::of(std::ptr::null()), Given::Nothing));
@@ -243,7 +243,7 @@ mod tests {
             assert!(is_doubtful(doubtful));
         }
         assert!(matches!(Given::of(&ncclConfig_t { magic: 1, ..silent() }), Given::Wrong));
-        // In the hole at the end lies anything, which says nothing.
+        // The padding at the end may hold any bytes.
         let mut hole = silent();
         // SAFETY: within the structure.
         unsafe { (&raw mut hole).cast::<u8>().byte_add(LAST_END).write_bytes(0x55, KNOWN_BYTES - LAST_END) };
@@ -251,7 +251,7 @@ mod tests {
             panic!()
         };
         assert_eq!(one.words(), other.words());
-        // An older header's ends earlier.
+        // The structure of an older header ends earlier.
         let older = ncclConfig_t { size: offset_of!(ncclConfig_t, minCTAs), minCTAs: 99, ..silent() };
         assert!(!is_doubtful(older));
     }

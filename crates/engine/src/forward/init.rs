@@ -1,4 +1,4 @@
-//! Making communicators by the real NCCL.
+//! Makes communicators and ids by the real NCCL, and reads the arguments of such calls.
 
 // The pointers are the application's own arguments: the exported C functions are the unsafe border, and the
 // engine behind it hands them on.
@@ -20,7 +20,7 @@ use windlass_transport::sequencer::Graphs;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
 
-/// A request for communicators, with the application's arguments.
+/// A call that makes communicators, with the application's arguments.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
 pub enum InitCall {
@@ -75,7 +75,7 @@ pub enum InitCall {
     },
 }
 
-/// What an id's communicator is asked for with.
+/// The arguments of an init by id.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     /// The first id.
@@ -84,17 +84,17 @@ pub struct Asked {
     pub ids: usize,
     /// How many ranks.
     pub ranks: c_int,
-    /// Which of them.
+    /// This rank.
     pub rank: c_int,
-    /// `blocking` of the configuration, if that says.
+    /// `blocking` of the configuration, if set.
     pub blocking: Option<c_int>,
-    /// What its configuration says of blocks.
+    /// What the configuration says of kernels.
     pub ctas: Ctas,
-    /// Its configuration.
+    /// The application's configuration, or null.
     pub config: *const ncclConfig_t,
 }
 
-/// What a configuration says of kernels: of their blocks (CTAs), and of graphs that have them.
+/// What a configuration says of kernels: their blocks (CTAs), and the graphs that hold them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ctas {
     /// `maxCTAs`; 0 for no limit.
@@ -105,7 +105,7 @@ pub struct Ctas {
     pub graphs: Graphs,
 }
 
-/// Whether NCCL is asked to choose by something else than speed.
+/// `CTAPolicy`: NCCL's default, which is speed, or another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Policy {
@@ -114,29 +114,29 @@ pub enum Policy {
 }
 
 impl Ctas {
-    /// Nothing.
+    /// No configuration, or one that says nothing of kernels.
     pub const UNSAID: Ctas = Ctas { max: 0, policy: Policy::Default, graphs: Graphs::Mixed };
 }
 
-/// How a communicator is asked for from another.
+/// The arguments of a split or shrink.
 #[derive(Debug)]
 pub struct FromParent {
-    /// The other.
+    /// The parent.
     pub parent: ncclComm_t,
-    /// Of which ranks.
+    /// The ranks of the child.
     pub which: Which,
-    /// `blocking` and what is said of blocks, where there is a configuration; else the parent's hold.
+    /// `blocking` and what is said of kernels, where there is a configuration; else the parent's apply.
     pub configured: Option<(Option<c_int>, Ctas)>,
     /// A copy of the configuration.
     pub given: Given,
 }
 
-/// The ranks of a communicator made from another.
+/// The ranks of a child communicator.
 #[derive(Clone, Debug)]
 pub enum Which {
-    /// Those with this color.
+    /// The ranks with this color.
     Color(c_int),
-    /// All but these.
+    /// All ranks but these.
     AllBut(Vec<c_int>),
 }
 
@@ -222,7 +222,7 @@ impl InitCall {
         (!handle.is_null()).then_some(FromParent { parent, which, configured, given })
     }
 
-    /// The communicator whose work is aborted to make this one of its survivors.
+    /// The parent of a shrink that aborts the parent's work (`NCCL_SHRINK_ABORT`).
     pub fn aborted_parent(&self) -> Option<ncclComm_t> {
         match *self {
             InitCall::Shrink { parent, flags, .. } if flags & NCCL_SHRINK_ABORT != 0 => Some(parent),
@@ -240,7 +240,7 @@ impl InitCall {
         Some((0..count.max(0) as usize).map(|index| unsafe { devices.add(index).read() }).collect())
     }
 
-    /// The devices of `ncclCommInitAll` before NCCL has looked at it; none if it refuses the arguments.
+    /// The devices of `ncclCommInitAll` before NCCL has checked the arguments; none if NCCL will refuse them.
     pub fn devices_asked(&self) -> Option<Vec<c_int>> {
         match self {
             InitCall::InitAll { handles, count, .. } if !handles.is_null() && *count > 0 => self.devices(),
@@ -248,7 +248,7 @@ impl InitCall {
         }
     }
 
-    /// Why NCCL refuses to make one from another by its arguments alone, on the rank that calls.
+    /// Why NCCL refuses a split, shrink or grow by the arguments of the calling rank alone.
     pub fn refusal(&self, rank: u32) -> Option<&'static str> {
         let (handle, config) = match *self {
             InitCall::Split { handle, config, .. }
@@ -272,7 +272,7 @@ impl InitCall {
         matches!(Given::of(config), Given::Wrong).then_some("a configuration that was not initialized")
     }
 
-    /// The communicator from which this one is made.
+    /// The parent of a split, shrink or grow.
     pub fn parent(&self) -> Option<ncclComm_t> {
         match *self {
             InitCall::Split { parent, .. }
@@ -290,7 +290,7 @@ impl InitCall {
         }
     }
 
-    /// A copy of the configuration of one made from another.
+    /// A copy of the configuration of a split, shrink or grow.
     pub fn given(&self) -> Given {
         match *self {
             InitCall::Split { config, .. }
@@ -300,7 +300,7 @@ impl InitCall {
         }
     }
 
-    /// The same with a copy of its configuration, where there is one: the application's own need not last till a group ends.
+    /// The same call with a copy of its configuration, where there is one: the application may free its own before a group ends.
     pub fn with(mut self, given: &Given) -> InitCall {
         if let (
             InitCall::Split { config, .. } | InitCall::Shrink { config, .. } | InitCall::Grow { config, .. },
@@ -312,7 +312,7 @@ impl InitCall {
         self
     }
 
-    /// What orders the ranks of a split.
+    /// The key of a split, which orders its ranks.
     pub fn key(&self) -> c_int {
         match *self {
             InitCall::Split { key, .. } => key,
@@ -320,7 +320,7 @@ impl InitCall {
         }
     }
 
-    /// The same for a rank that NCCL makes nothing for.
+    /// The same split for a rank that gets no communicator from NCCL.
     pub fn without_color(self) -> InitCall {
         match self {
             InitCall::Split { parent, key, handle, .. } => InitCall::Split {
@@ -334,7 +334,7 @@ impl InitCall {
         }
     }
 
-    /// The same from NCCL's own communicator.
+    /// The same call with NCCL's own handle of the parent.
     pub fn of_parent(self, real: ncclComm_t) -> InitCall {
         match self {
             InitCall::Split { color, key, handle, config, .. } => {
@@ -350,7 +350,7 @@ impl InitCall {
         }
     }
 
-    /// After NCCL took the request: where each handle is or will be, and what its arguments say of the communicator.
+    /// After NCCL took the call: the place of each handle, and what the arguments say of its communicator.
     pub fn new_communicators(&self) -> impl Iterator<Item = (Handle, Identity)> {
         let unknown = Identity { rank: -1, ranks: 0, device: -1 };
         let (first, count, identity) = match *self {
@@ -371,8 +371,8 @@ impl InitCall {
     }
 }
 
-/// What a configuration says of waiting and of kernels. The first fields, and `maxCTAs`, are where every version of NCCL has
-/// them; a field counts if the size that the configuration says of itself takes it in.
+/// Reads `blocking` and what a configuration says of kernels. Every version of NCCL has the first fields, and `maxCTAs`, at the same
+/// place; a field counts if the size that the configuration says of itself includes it.
 fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
     if config.is_null() {
         return (None, Ctas::UNSAID);
@@ -390,7 +390,7 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
             None | Some(0) => Policy::Default,
             Some(_) => Policy::Own,
         };
-        // No graph, one at a time, or any.
+        // 0: no graph, 1: one at a time; others: any mix.
         let graphs = match read(offset_of!(ncclConfig_t, graphUsageMode)) {
             Some(0 | 1) => Graphs::Apart,
             _ => Graphs::Mixed,
@@ -400,7 +400,7 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
 }
 
 impl Asked {
-    /// A copy of its configuration.
+    /// A copy of the configuration.
     pub fn given(&self) -> Given {
         Given::of(self.config)
     }
@@ -412,9 +412,9 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     unsafe { real::ncclGetUniqueId(place) }
 }
 
-/// Has NCCL build a communicator that was asked for earlier. It writes the handle to the place before it waits for the others.
-/// In a group of its own: an init that fails frees the communicator there and then if it is in none (2.28.9, ncclCommInitRank), also
-/// under an abort of another thread; in one it leaves that to whoever has the handle. This thread has no group open.
+/// Has NCCL build the communicator of a lazy one. Waits for the other ranks; NCCL writes the handle to `place` before that. This thread
+/// must have no group open. The init is in a group of its own: there the owner of the handle frees a communicator whose init fails.
+/// Outside groups NCCL frees it at once (2.28.9, ncclCommInitRank), even under an abort of another thread.
 pub fn build(
     place: &AtomicPtr<ncclComm>,
     ranks: u32,
@@ -441,7 +441,7 @@ pub fn build(
     }
 }
 
-/// Has NCCL make a communicator by an id of ours, with the application's own place and configuration.
+/// Has NCCL make a communicator by an id that Windlass chose, with the application's place and configuration.
 pub fn make(
     place: Handle,
     ranks: u32,
@@ -461,20 +461,20 @@ pub fn make(
     }
 }
 
-/// Writes a handle of ours where NCCL would have written its own.
+/// Writes a handle of Windlass where NCCL would have written its own.
 pub fn hand_out(place: Handle, handle: ncclComm_t) {
     // SAFETY: by the called function's contract the application's place for a handle.
     unsafe { place.0.write_volatile(handle) };
 }
 
-/// Makes an id that is nobody's yet.
+/// Has NCCL make a new id.
 pub fn make_id() -> Result<[u8; NCCL_UNIQUE_ID_BYTES], ncclResult_t> {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
     let code = unique_id(&mut id);
     if code == ncclSuccess { Ok(id.internal.map(|byte| byte as u8)) } else { Err(code) }
 }
 
-/// Gives an id that NCCL made before, where NCCL would write a new one.
+/// Writes an id that NCCL made before, where NCCL would write a new one.
 pub fn give_id(place: *mut ncclUniqueId, id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> ncclResult_t {
     // SAFETY: the application's own argument, not null: NCCL would write there.
     unsafe { place.write(ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) }) };

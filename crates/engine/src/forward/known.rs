@@ -1,4 +1,4 @@
-//! What else we ask of the real NCCL: handles that it wrote, facts of a communicator, its end, groups.
+//! Other calls of the real NCCL: handles that it wrote, facts and end of a communicator, groups.
 
 // The pointers are the application's own arguments: the exported C functions are the unsafe border, and the
 // engine behind it hands them on.
@@ -25,15 +25,15 @@ pub enum End {
     Abort,
 }
 
-/// The handle that stands there now.
+/// The handle at this place now.
 pub fn read_handle(handle: Handle) -> ncclComm_t {
     // SAFETY: NCCL took this pointer to write a handle to, now or at the end of the open group, and calls here
     // are made no later than that.
     unsafe { handle.0.read_volatile() }
 }
 
-/// Takes back a handle that NCCL wrote: there is no communicator after all. Nothing has run on it, and its parent may be
-/// in use: it is not aborted, for the two may share the word that aborts.
+/// Destroys a communicator whose session failed, and clears the handle that NCCL wrote. Nothing has run on it. It is not aborted,
+/// since it may share its abort flag with its parent, which may be in use.
 pub fn take_back(handle: Handle, communicator: ncclComm_t) -> ncclResult_t {
     // SAFETY: as for `read_handle`; nobody has been told of the communicator.
     unsafe {
@@ -42,8 +42,7 @@ pub fn take_back(handle: Handle, communicator: ncclComm_t) -> ncclResult_t {
     }
 }
 
-/// Rank, ranks and device of a communicator that NCCL has accepted; none while it is not ready, or if NCCL says
-/// otherwise.
+/// Rank, ranks and device of a communicator that NCCL has accepted; none while it is not ready, or if NCCL gives an error.
 pub fn identity(communicator: ncclComm_t) -> Option<Identity> {
     let (mut state, mut rank, mut ranks, mut device): (_, c_int, c_int, c_int) = (ncclInProgress, -1, 0, -1);
     // SAFETY: NCCL wrote or accepted this handle; the outputs are locals.
@@ -82,9 +81,9 @@ pub fn end(how: End, communicator: ncclComm_t) -> ncclResult_t {
     }
 }
 
-/// Aborts a communicator whose init is under way on another thread. In a group NCCL's abort stops the init at once and frees the
-/// communicator at the group's end (2.28.9), which is held back until that thread is out of NCCL: `is_out` waits for it, and says
-/// whether it is. If not, nothing is freed. This thread has no group open.
+/// Aborts a communicator whose init is under way on another thread. This thread must have no group open. In a group NCCL's abort stops
+/// the init at once, and frees the communicator only at the group's end (2.28.9). `is_out` waits before that end until the other thread
+/// has left NCCL. If `is_out` returns false, nothing is freed.
 pub fn abort_init(communicator: ncclComm_t, is_out: impl FnOnce() -> bool) -> ncclResult_t {
     let opened = group_start();
     if opened != ncclSuccess {
@@ -110,7 +109,7 @@ pub fn async_error(communicator: ncclComm_t, place: *mut ncclResult_t) -> ncclRe
     unsafe { real::ncclCommGetAsyncError(communicator, place) }
 }
 
-/// Writes an answer of ours, or refuses a null place.
+/// Writes a result that Windlass gives in place of NCCL, or refuses a null place.
 pub fn put<T>(place: *mut T, value: T, what: &str) -> ncclResult_t {
     if place.is_null() {
         return refuse(ncclInvalidArgument, format_args!("{what} is null, expected a place for the answer"));
@@ -120,7 +119,7 @@ pub fn put<T>(place: *mut T, value: T, what: &str) -> ncclResult_t {
     ncclSuccess
 }
 
-/// Writes an error of ours where NCCL has just written that there is none.
+/// Writes an error of Windlass where NCCL has just written that there is none.
 pub fn add_error(place: *mut ncclResult_t, error: ncclResult_t) {
     // SAFETY: NCCL took this place and wrote its answer there.
     unsafe {
@@ -130,8 +129,8 @@ pub fn add_error(place: *mut ncclResult_t, error: ncclResult_t) {
     }
 }
 
-/// Lets NCCL order all that it runs of a communicator before what comes next on a stream: by a copy of one byte of ours to
-/// itself, which needs no other rank.
+/// Has NCCL order all its work of a communicator before the next work on a stream, by a message of one byte from this rank to itself,
+/// which needs no other rank. Does not wait.
 pub fn order(
     communicator: ncclComm_t,
     rank: u32,

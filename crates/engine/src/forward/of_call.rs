@@ -1,4 +1,4 @@
-//! The configuration of one collective call (`nccl…Config`), kept for a call that NCCL gets later than it was made.
+//! Copies the configuration of one collective call (`nccl…Config`), for calls that NCCL gets later than the application made them.
 
 // The pointer is the application's own argument, as in `init`.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
@@ -9,16 +9,16 @@ use std::mem::offset_of;
 use nccl_sys::{NCCL_API_MAGIC, ncclCollConfig_t};
 
 const KNOWN_BYTES: usize = size_of::<ncclCollConfig_t>();
-/// A configuration has at least its own beginning.
+/// The least size of a configuration: its first fields.
 const LEAST_BYTES: usize = offset_of!(ncclCollConfig_t, ext);
 
-/// Whether it begins as a configuration does.
+/// Whether this is a configuration, by its magic.
 pub fn is_one(config: *const ncclCollConfig_t) -> bool {
     // SAFETY: the application's own configuration, which begins with its size and a magic.
     unsafe { (&raw const (*config).magic).read() == NCCL_API_MAGIC }
 }
 
-/// A copy of the application's own, with a copy of its text.
+/// A copy of the application's configuration, with a copy of its text.
 pub struct OfCall {
     config: Box<ncclCollConfig_t>,
     algorithm: Option<CString>,
@@ -31,9 +31,9 @@ impl std::fmt::Debug for OfCall {
 }
 
 impl OfCall {
-    /// Copies what the application gave. Nothing if NCCL must see that itself, now: it may refuse it, or it points to what is not ours
-    /// to know (options of other vendors, fields of a newer release).
-    // Divergence: a value that NCCL refuses it refuses at the end of the group.
+    /// Copies the application's configuration. None if NCCL must see it at the call: NCCL may refuse it, or it has parts that are unknown
+    /// here (options of other vendors, fields of a newer release).
+    // Divergence: NCCL refuses a wrong value at the end of the group, not at the call.
     pub fn of(config: *const ncclCollConfig_t) -> Option<OfCall> {
         // SAFETY: the application's own configuration, which begins with its size and a magic.
         let (size, magic) =
@@ -59,7 +59,7 @@ impl OfCall {
         Some(OfCall { config: copy, algorithm })
     }
 
-    /// For NCCL.
+    /// A pointer for NCCL.
     pub fn as_ptr(&self) -> *const ncclCollConfig_t {
         &raw const *self.config
     }
@@ -76,7 +76,7 @@ mod tests {
         ncclCollConfig_t { size, magic, maxCTAs: 7, algSelection: algorithm.as_ptr(), ..nothing }
     }
 
-    /// A copy says the same when the application's own is gone.
+    /// A copy has the same contents after the application's own is gone.
     #[test]
     fn copied() {
         let text = CString::new("RING").unwrap();
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!((most, said), (7, c"RING"));
     }
 
-    /// What only NCCL can judge is not copied; nor is what lies behind the size.
+    /// A configuration that only NCCL can judge is not copied; nor are bytes beyond its size.
     #[test]
     fn not_copied() {
         let good = given(c"RING");

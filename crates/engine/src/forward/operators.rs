@@ -1,4 +1,4 @@
-//! User-defined reductions of the real NCCL.
+//! Calls of the real NCCL for operations that the program makes (`ncclRedOpCreatePreMulSum`).
 
 // The pointers are the application's own arguments.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
@@ -11,7 +11,7 @@ use nccl_sys::{
 };
 use windlass_base::call::Scalar;
 
-/// What one multiplies by, read now if it lies on the host. None of a type that nobody knows.
+/// The scalar of an operation, read now if it lies on the host. None for an unknown type.
 pub fn scalar(
     place: *mut c_void,
     datatype: ncclDataType_t,
@@ -26,7 +26,7 @@ pub fn scalar(
     Some(Scalar::Here(scalar))
 }
 
-/// Makes one.
+/// Has NCCL make an operation.
 pub fn create(
     scalar: &Scalar,
     datatype: ncclDataType_t,
@@ -34,7 +34,7 @@ pub fn create(
 ) -> Result<ncclRedOp_t, ncclResult_t> {
     let mut made = ncclRedOp_t(0);
     let (place, residence) = match scalar {
-        // NCCL reads it now.
+        // NCCL reads the scalar during the call.
         Scalar::Here(bytes) => (bytes.as_ptr().cast_mut().cast(), ncclScalarHostImmediate),
         Scalar::OnDevice(place) => (*place as *mut c_void, ncclScalarDevice),
     };
@@ -43,13 +43,13 @@ pub fn create(
     if code == ncclSuccess { Ok(made) } else { Err(code) }
 }
 
-/// Ends one.
+/// Has NCCL destroy an operation.
 pub fn destroy(operation: ncclRedOp_t, communicator: ncclComm_t) -> ncclResult_t {
     // SAFETY: as for `create`.
     unsafe { real::ncclRedOpDestroy(operation, communicator) }
 }
 
-/// Hands a creation on.
+/// Creates an operation with the application's own arguments.
 pub fn create_for(
     place: *mut ncclRedOp_t,
     scalar: *mut c_void,
@@ -61,7 +61,7 @@ pub fn create_for(
     unsafe { real::ncclRedOpCreatePreMulSum(place, scalar, datatype, residence, communicator) }
 }
 
-/// The number that NCCL has just given one.
+/// The number that NCCL has just given an operation.
 pub fn made(place: *const ncclRedOp_t) -> ncclRedOp_t {
     // SAFETY: NCCL has written it.
     unsafe { place.read() }

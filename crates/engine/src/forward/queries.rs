@@ -1,4 +1,4 @@
-//! Questions to a communicator of the real NCCL, and what else takes one: with the application's own arguments but for the handle.
+//! Queries and other calls of the real NCCL on a communicator, with NCCL's handle and otherwise the application's own arguments.
 
 // The pointers are the application's own arguments.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref, missing_docs)]
@@ -77,7 +77,7 @@ pub enum OneSided {
 }
 
 impl OneSided {
-    /// In whose order it runs.
+    /// The stream on which it runs.
     pub fn stream(&self) -> cudaStream_t {
         let (OneSided::Put { stream, .. } | OneSided::Signal { stream, .. } | OneSided::Wait { stream, .. }) =
             self;

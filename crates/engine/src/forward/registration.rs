@@ -1,4 +1,4 @@
-//! Registered buffers of the real NCCL.
+//! Calls of the real NCCL that register buffers, or allocate and free memory.
 
 // The pointers are the application's own arguments.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
@@ -12,7 +12,7 @@ use windlass_base::gpu::Address;
 
 /// Registers a buffer.
 pub fn register(communicator: ncclComm_t, address: usize, bytes: usize) -> Result<usize, ncclResult_t> {
-    // NCCL may take it without writing a handle.
+    // NCCL may succeed without writing a handle.
     let mut handle: *mut c_void = null_mut();
     // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the rest is as the application gave it.
     let code = unsafe { real::ncclCommRegister(communicator, address as *mut c_void, bytes, &mut handle) };
@@ -25,7 +25,7 @@ pub fn deregister(communicator: ncclComm_t, handle: usize) -> ncclResult_t {
     unsafe { real::ncclCommDeregister(communicator, handle as *mut c_void) }
 }
 
-/// Memory as NCCL allocates it, bytes: of the current device, exportable as NCCL exports.
+/// Allocates `bytes` bytes on the current device by `ncclMemAlloc`.
 pub fn allocate(bytes: usize) -> Result<Address, ncclResult_t> {
     let mut address: *mut c_void = null_mut();
     // SAFETY: the output is a local.
@@ -33,31 +33,31 @@ pub fn allocate(bytes: usize) -> Result<Address, ncclResult_t> {
     if code == ncclSuccess && !address.is_null() { Ok(address as Address) } else { Err(code) }
 }
 
-/// Frees it.
+/// Frees memory of [`allocate`].
 pub fn free(address: Address) -> ncclResult_t {
     // SAFETY: given by `allocate`, once; callers vouch that nothing uses it.
     unsafe { real::ncclMemFree(address as *mut c_void) }
 }
 
-/// Memory for the application, at the place that it gave, with all that NCCL says of place and size.
+/// Allocates memory for the application with its own arguments, of which NCCL checks place and size.
 pub fn allocate_applications(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
     // SAFETY: the application's own arguments.
     unsafe { real::ncclMemAlloc(place, bytes) }
 }
 
-/// What NCCL wrote there.
+/// The address that NCCL has just written.
 pub fn allocated(place: *mut *mut c_void) -> Address {
     // SAFETY: NCCL has just taken this place and written to it.
     unsafe { place.read() as Address }
 }
 
-/// The handle that NCCL wrote for a registration, or a window.
+/// The handle that NCCL wrote for a registration or a window; 0 for a null place.
 pub fn handle_at<T>(place: *mut *mut T) -> usize {
     // SAFETY: as for `allocated`.
     if place.is_null() { 0 } else { unsafe { place.read() as usize } }
 }
 
-/// Frees what the application got from NCCL.
+/// Frees memory that the application got from NCCL.
 pub fn free_applications(address: *mut c_void) -> ncclResult_t {
     // SAFETY: the application's own argument.
     unsafe { real::ncclMemFree(address) }

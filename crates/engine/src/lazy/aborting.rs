@@ -1,4 +1,4 @@
-//! How a lazy communicator is aborted, from any thread: also while another one is in NCCL to materialize it.
+//! Aborts a lazy communicator, from any thread: also while another thread is in NCCL to materialize it.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,18 +12,19 @@ use super::communicator::LazyCommunicator;
 use super::ending;
 use super::stage::{INIT_WITHIN, Stage};
 
-/// What the application has said of its end.
+/// What of NCCL's an abort still has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aborted {
     Nothing,
-    /// NCCL's, too, is to be aborted.
+    /// NCCL's communicator.
     Real(ncclComm_t),
-    /// NCCL's, which a thread is still making.
+    /// NCCL's communicator, whose init is under way on another thread.
     Init(ncclComm_t),
 }
 
 impl LazyCommunicator {
-    /// Ends it as an abort does, from any thread: who is materializing it leaves. Gives NCCL's answer.
+    /// Aborts the communicator, from any thread. Waits at most [`INIT_WITHIN`] for another thread in NCCL, then aborts NCCL's init. Returns
+    /// NCCL's result.
     pub fn abort(&self) -> ncclResult_t {
         if !guard::or_else(|| false, || self.ends.abort(INIT_WITHIN)) {
             return ending::ended();
@@ -66,7 +67,7 @@ impl LazyCommunicator {
         }
     }
 
-    /// From now on nobody materializes it. Whether somebody is at it, who will find that and end what NCCL has built.
+    /// Prevents that it is materialized from now on. Returns whether a thread is materializing it: that thread then ends what NCCL has built.
     pub(super) fn is_never_built(&self) -> bool {
         let stage = self.stage();
         self.aborted.store(true, Ordering::Release);

@@ -1,4 +1,4 @@
-//! What NCCL refuses of a call by its arguments alone (2.28, `ArgsCheck`), for communicators that it has not built.
+//! Checks a call's arguments as NCCL does (2.28, `ArgsCheck`), for communicators that NCCL has not built.
 
 use nccl_sys::{ncclInvalidArgument, ncclNumOps, ncclResult_t};
 
@@ -29,7 +29,7 @@ pub(super) fn refusal(call: &Call, ranks: usize, operators: &Operators) -> Optio
     }
     match operators.datatype(operation) {
         None => refused(format_args!("{name}: reduction {} is unknown to this communicator", operation.0)),
-        // NCCL drops a call without elements before it looks.
+        // NCCL drops a call without elements before it compares types.
         Some(datatype) if datatype != shared.datatype && shared.count > 0 => refused(format_args!(
             "{name}: data type {}, expected {} as its reduction was made with",
             shared.datatype.0, datatype.0
@@ -65,7 +65,7 @@ mod tests {
         Call { shared, local }
     }
 
-    /// Roots, types and operators outside what there is; all else is taken.
+    /// Roots, types and operators that do not exist are refused; all else is taken.
     #[test]
     fn refusals() {
         let operators = Operators::default();

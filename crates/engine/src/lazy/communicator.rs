@@ -1,4 +1,4 @@
-//! What a lazy communicator has, and what is asked of it.
+//! The record of a lazy communicator, and its small queries. Other files of this folder have the rest of its methods.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -29,15 +29,15 @@ pub struct LazyCommunicator {
     pub(super) handle: Minted,
     pub(super) peer_group: Arc<PeerGroup>,
     pub(super) device: Ordinal,
-    /// Where NCCL writes its handle, before it waits for the others.
+    /// Where NCCL's init writes its handle, before it waits for the other ranks.
     pub(super) written: AtomicPtr<ncclComm>,
-    /// NCCL's handle once it is materialized; null before.
+    /// NCCL's handle once this one is materialized; null before.
     pub(super) real: AtomicPtr<ncclComm>,
-    /// What materializes it, or has: an ended one's, or what was built for this one. Held for a few stores, after `stage`.
+    /// NCCL's communicator: taken from the cache at init, or built for this one. Held for a few stores; lock order: after `stage`.
     pub(super) built: Mutex<Option<Built>>,
     pub(super) is_reused: bool,
     pub(super) usage: Usage,
-    /// How many there were to have NCCL build it.
+    /// How many attempts there were to have NCCL build it.
     pub(super) attempts: AtomicU64,
     pub(super) aborted: AtomicBool,
     pub(super) finalized: AtomicBool,
@@ -50,7 +50,7 @@ pub struct LazyCommunicator {
 }
 
 impl LazyCommunicator {
-    /// A new one, which an ended one's communicator materializes if all ranks have it. Nobody knows its handle yet.
+    /// A new lazy communicator. `built`: the cached communicator that will materialize it, which then all ranks have.
     pub fn new(peer_group: Arc<PeerGroup>, device: Ordinal, built: Option<Built>) -> Arc<LazyCommunicator> {
         process::first_lazy();
         let lazy = Arc::new(LazyCommunicator {
@@ -75,12 +75,12 @@ impl LazyCommunicator {
         lazy
     }
 
-    /// What the application holds.
+    /// The application's handle.
     pub fn handle(&self) -> ncclComm_t {
         self.handle.address() as ncclComm_t
     }
 
-    /// What serves it meanwhile, and later too.
+    /// Its peer group, from init to end.
     pub fn peer_group(&self) -> &Arc<PeerGroup> {
         &self.peer_group
     }
@@ -90,7 +90,7 @@ impl LazyCommunicator {
         self.device
     }
 
-    /// NCCL's own handle, once it has been materialized.
+    /// NCCL's own handle, once this one has been materialized.
     pub fn real(&self) -> Option<ncclComm_t> {
         let real = self.real.load(Ordering::Acquire);
         (!real.is_null()).then_some(real)
@@ -106,14 +106,14 @@ impl LazyCommunicator {
         &self.registrations
     }
 
-    /// NCCL's answer to the arguments of a call that it would refuse, before any other rank has a part in it.
+    /// NCCL's result code for a call that it would refuse by the arguments alone. None if it takes the call.
     pub fn refusal(&self, call: &Call) -> Option<ncclResult_t> {
         arguments::refusal(call, self.peer_group.negotiated().members.len(), &self.operators)
     }
 
-    /// How NCCL's communicator stands, for those made from this one.
+    /// The state of NCCL's communicator, for the init of children.
     pub fn standing(&self) -> Standing {
-        // What has been built was the last attempt.
+        // NCCL's communicator came from the last attempt.
         let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
         match self.real() {
             None => Standing::Lazy,
@@ -124,7 +124,7 @@ impl LazyCommunicator {
         }
     }
 
-    /// Ends it, or prepares its end. Gives NCCL's answer.
+    /// Finalizes, destroys or aborts it. Returns NCCL's result.
     pub fn end(&self, how: End) -> ncclResult_t {
         match (how, self.real()) {
             (End::Abort, _) => self.abort(),
@@ -138,39 +138,39 @@ impl LazyCommunicator {
         }
     }
 
-    /// Whether an ended one's communicator materializes it, or will.
+    /// Whether a cached communicator materializes it, or has.
     pub fn is_reused(&self) -> bool {
         self.is_reused
     }
 
-    /// What is done makes that nobody may have NCCL's communicator after this one.
+    /// Notes that NCCL's communicator must not be cached after this one.
     pub fn mark(&self, unfit: Unfit) {
         self.usage.mark(unfit);
     }
 
-    /// A collective goes to NCCL on a stream; all ranks capture it, or none does.
+    /// Notes that a collective goes to NCCL on a stream; all ranks capture it, or none does.
     pub fn runs_on(&self, stream: StreamHandle) {
         self.usage.run_on(stream, Unfit::Everywhere);
     }
 
-    /// A call of this rank's own goes to NCCL on a stream.
+    /// Notes that a call which only this rank makes goes to NCCL on a stream.
     pub fn runs_alone_on(&self, stream: StreamHandle) {
         self.usage.run_on(stream, Unfit::Here);
     }
 
-    /// Before a call goes to NCCL: what is free on the device if it is the first, which makes connections. A call in a group
-    /// makes them at the group's end only.
+    /// Free bytes of the device, before the first call goes to NCCL, which allocates memory for connections; else none. NCCL makes
+    /// connections for a call in a group only at the group's end.
     pub fn measure(&self) -> Option<u64> {
         let fresh = !self.is_reused && self.usage.is_fresh();
         if fresh { free_bytes(self.device).ok() } else { None }
     }
 
-    /// After it.
+    /// After that call: notes by how much the free bytes have fallen.
     pub fn measured(&self, before: Option<u64>) {
         before.into_iter().for_each(|before| self.usage.measured(self.device, before));
     }
 
-    /// Stops its work. Gives NCCL's answer.
+    /// Revokes it (`ncclCommRevoke`). Returns NCCL's result.
     pub fn revoke(&self, flags: c_int) -> ncclResult_t {
         let ended = self.finalized.load(Ordering::Acquire) || self.is_revoked();
         let result = match self.real() {
@@ -197,7 +197,7 @@ impl LazyCommunicator {
         self.revoked.load(Ordering::Acquire)
     }
 
-    /// The call as NCCL is to get it: its own handle, its own operator.
+    /// The call with NCCL's own handle and operation.
     pub fn translated(&self, call: &Call) -> Result<Call, ncclResult_t> {
         let Some(real) = self.real() else {
             return Err(refuse(

@@ -1,4 +1,4 @@
-//! How a lazy communicator ends. What NCCL has built for it is cached if it is as good as new, and nothing of it is in flight any more.
+//! Finalizes and destroys lazy communicators. NCCL's communicator behind one is cached if it is as good as new and its work is done.
 
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -23,29 +23,29 @@ use windlass_base::thread;
 use super::communicator::LazyCommunicator;
 use super::usage::Unfit;
 
-/// What becomes of NCCL's communicator.
+/// How NCCL's communicator ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disposal {
-    /// Kept, once nothing is in flight.
+    /// Cached, after waiting for its work.
     Cached,
-    /// By NCCL's destroy, as all ranks do.
+    /// By NCCL's destroy, on all ranks.
     Destroyed,
-    /// Once nothing is in flight, without waiting for the other ranks: theirs may be cached.
+    /// By NCCL's abort after waiting for its work, but not for other ranks: theirs may be cached.
     Left,
-    /// At once: what is in flight does not end.
+    /// By NCCL's abort, at once: its work does not end.
     Aborted,
 }
 
-/// What a wait for the device came to.
+/// The result of a wait for NCCL's work on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waited {
-    /// All is done; or why that is not known.
+    /// The work is done; or a code that says why that is unknown.
     Over(ncclResult_t),
-    /// Another thread has aborted NCCL's communicator: it is no more.
+    /// Another thread has aborted NCCL's communicator, which is gone.
     Aborted,
 }
 
-/// What that depends on.
+/// What the [`Disposal`] depends on.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     caches: bool,
@@ -67,12 +67,12 @@ fn disposal(facts: Facts) -> Disposal {
 }
 
 impl LazyCommunicator {
-    /// Whether NCCL's communicator is still to be kept when this one ends, by what all ranks know.
+    /// Whether NCCL's communicator may outlive this one, by what all ranks know.
     fn is_kept_apart(&self) -> bool {
         self.peer_group.negotiated().caches() && self.usage.unfit() != Some(Unfit::Everywhere)
     }
 
-    /// As NCCL's finalize, it waits for what is in flight. NCCL's own would end the communicator for good.
+    /// Waits for all work in flight, as NCCL's finalize does. NCCL's own finalize would make its communicator unfit for the cache.
     pub(super) fn finalize(&self, real: ncclComm_t) -> ncclResult_t {
         if !self.is_kept_apart() {
             return known::end(End::Finalize, real);
@@ -83,7 +83,7 @@ impl LazyCommunicator {
                 self.ends.leave();
                 code
             }
-            // Of nothing there is nothing in flight.
+            // Nothing of an aborted communicator is in flight.
             Waited::Aborted => ncclSuccess,
         };
         guard::call(|| beside(finish).unwrap_or(ncclInternalError))
@@ -99,7 +99,7 @@ impl LazyCommunicator {
     }
 
     fn end_alone(&self) -> ncclResult_t {
-        // A group may have failed, or hold calls of it still: who materializes it then ends what NCCL builds.
+        // A group may have failed, or still hold calls of it: the thread that materializes it then ends what NCCL builds.
         if self.is_never_built() {
             return ncclSuccess;
         }
@@ -107,7 +107,7 @@ impl LazyCommunicator {
         match (self.real(), built) {
             (Some(real), Some(built)) => self.end_of(real, built),
             (Some(real), None) => self.end_real(End::Destroy, real),
-            // It was taken for this lazy communicator and never needed: it is as it was.
+            // It was taken from the cache and never used.
             (None, Some(built)) => guard::call(|| beside(|| keep(built)).unwrap_or(ncclInternalError)),
             (None, None) => ncclSuccess,
         }
@@ -115,7 +115,7 @@ impl LazyCommunicator {
 
     fn end_of(&self, real: ncclComm_t, built: Built) -> ncclResult_t {
         let facts = guard::or_else(|| None, || Some(self.facts(real)));
-        // Whatever is in flight is lost, and that is no success.
+        // An abort loses all work in flight, so the result is an error.
         let abort_unknown = || {
             self.end_real(End::Abort, real);
             let why = format_args!(
@@ -132,7 +132,7 @@ impl LazyCommunicator {
                 let wait = || Some(self.wait_for_nccl(handle as ncclComm_t));
                 let waited = guard::or_else(|| None, || beside(wait).flatten());
                 match (quiet, waited) {
-                    // An abort from another thread has ended NCCL's.
+                    // An abort from another thread has ended NCCL's communicator.
                     (_, Some(Waited::Aborted)) => ncclSuccess,
                     (Disposal::Cached, Some(Waited::Over(code))) if code == ncclSuccess => {
                         guard::call(|| {
@@ -152,14 +152,14 @@ impl LazyCommunicator {
         }
     }
 
-    /// NCCL ends its own, and from now on no abort waits to do that.
+    /// Has NCCL end its communicator. From now on an abort from another thread does not wait to do that.
     fn end_real(&self, how: End, real: ncclComm_t) -> ncclResult_t {
         self.ends.end();
         self.let_go();
         known::end(how, real)
     }
 
-    /// NCCL's is no more, or nobody's: whoever still asks by our handle must not reach it.
+    /// Forgets NCCL's handle before NCCL's communicator ends or is cached, so that later calls do not reach it.
     pub(super) fn let_go(&self) {
         self.real.store(null_mut(), Ordering::Release);
     }
@@ -177,7 +177,8 @@ impl LazyCommunicator {
         }
     }
 
-    /// Waits for all that NCCL runs of it: NCCL orders a copy of ours after that. An abort from another thread ends this.
+    /// Waits for all work of NCCL's communicator, by a message of one byte that NCCL orders after it. An abort from another thread ends
+    /// the wait.
     fn wait_for_nccl(&self, real: ncclComm_t) -> Waited {
         if !self.ends.enter() {
             return Waited::Aborted;
@@ -205,7 +206,7 @@ impl LazyCommunicator {
         })
     }
 
-    /// What NCCL says it holds; where it says nothing, what was seen to go.
+    /// Bytes that NCCL says its communicator holds; where NCCL does not say, by how much the device's free memory fell.
     fn bytes(&self, built: &Built) -> u64 {
         let mut bytes = 0;
         let says = !is_missing(Entry::ncclCommMemStats)
@@ -226,18 +227,18 @@ fn keep(built: Built) -> ncclResult_t {
     ncclSuccess
 }
 
-/// Whether this thread has a group open, as whoever counts groups says.
+/// Asks whether this thread has a group open; set by [`ask_of_groups`].
 static IS_GROUPED: OnceCell<fn() -> bool> = OnceCell::new();
 
-/// Says who knows whether this thread has a group open. The first one counts.
+/// Sets the function that says whether this thread has a group open. Only the first call counts.
 pub(crate) fn ask_of_groups(is_grouped: fn() -> bool) {
     let _ = IS_GROUPED.set(is_grouped);
 }
 
-/// On a thread of its own: this one may have a group open, and NCCL's groups are the thread's. Where no thread can be started and
-/// none is open, here. None: it could not.
+/// Runs `work` on another thread and waits for it: this thread may have a group open, and NCCL's groups are thread-local. Where no
+/// thread can be started and no group is open, runs it here. None if it did not run, or panicked.
 pub(super) fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
-    // What a thread that does not start was given would be lost.
+    // A thread that does not start would drop `work`.
     let work = Mutex::new(Some(work));
     let take = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     std::thread::scope(|scope| {
@@ -266,7 +267,7 @@ mod tests {
         has_failed: false,
     };
 
-    /// Cached only if nothing speaks against it; NCCL's destroy only where all ranks come to it.
+    /// Cached only if nothing speaks against it; NCCL's destroy only where all ranks decide for it.
     #[test]
     fn disposals() {
         let (here, everywhere) = (Some(Unfit::Here), Some(Unfit::Everywhere));

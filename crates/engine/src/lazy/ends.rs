@@ -1,10 +1,10 @@
-//! Who gives NCCL's communicator behind a lazy one its end: a destroy or finalize that waits for the device, or the abort that frees it
-//! from that wait. Only one of them, and never while another thread is in NCCL with it.
+//! Decides which thread ends NCCL's communicator behind a lazy one: a destroy or finalize that waits for the device, or an abort during
+//! that wait. Exactly one of them does, and never while another thread is in NCCL with the communicator.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often an abort looks whether another thread has left NCCL.
+/// How often an abort checks whether another thread has left NCCL.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
 /// Held for a few stores.
@@ -24,13 +24,13 @@ enum Phase {
     Open,
     /// A finalize or destroy is in NCCL.
     Busy,
-    /// It waits for the device, and takes its way back into NCCL if nobody has ended it.
+    /// A finalize or destroy waits for the device, outside NCCL: an abort may take over.
     Waits,
     Over,
 }
 
 impl Ends {
-    /// A destroy begins, in NCCL. False: there was one, or an abort.
+    /// Begins a destroy, in NCCL. False if there was a destroy or an abort before.
     #[must_use]
     pub(super) fn destroy(&self) -> bool {
         let mut state = self.state();
@@ -41,7 +41,7 @@ impl Ends {
         begins
     }
 
-    /// Into NCCL, from outside or from the wait. False: an abort was faster, and NCCL's communicator is no more.
+    /// Goes into NCCL, from outside or from the wait. False if an abort was faster: NCCL's communicator is gone.
     #[must_use]
     pub(super) fn enter(&self) -> bool {
         let mut state = self.state();
@@ -52,22 +52,23 @@ impl Ends {
         enters
     }
 
-    /// Out of NCCL, to wait for the device: an abort may come now.
+    /// Leaves NCCL to wait for the device: an abort may come now.
     pub(super) fn wait(&self) {
         self.leave_to(Phase::Waits);
     }
 
-    /// Out of NCCL, and the communicator goes on.
+    /// Leaves NCCL, and the communicator goes on.
     pub(super) fn leave(&self) {
         self.leave_to(Phase::Open);
     }
 
-    /// Out of NCCL, which has ended it.
+    /// Leaves NCCL, which has ended the communicator.
     pub(super) fn end(&self) {
         self.leave_to(Phase::Over);
     }
 
-    /// An abort takes it, as soon as no other is in NCCL with it. False: it has ended, or does within NCCL.
+    /// An abort takes over, as soon as no other thread is in NCCL with the communicator; waits for that at most `within`. False if the
+    /// communicator has ended, or is still ending within NCCL.
     #[must_use]
     pub(super) fn abort(&self, within: Duration) -> bool {
         let until = Instant::now() + within;
@@ -105,7 +106,7 @@ mod tests {
 
     const AT_ONCE: Duration = Duration::ZERO;
 
-    /// An abort ends a wait, and then the one that waited has no way back; in NCCL it waits for the other to come out.
+    /// An abort ends a wait, and the thread that waited cannot go back into NCCL. While a thread is in NCCL, an abort waits for it.
     #[test]
     fn one_end() {
         let ends = Ends::default();
@@ -116,7 +117,7 @@ mod tests {
         assert!(!ends.enter());
     }
 
-    /// A finalize comes back and goes on; a destroy after it, too.
+    /// A finalize returns and the communicator goes on; a destroy may follow.
     #[test]
     fn finalized() {
         let ends = Ends::default();
@@ -131,7 +132,7 @@ mod tests {
         assert!(!ends.abort(AT_ONCE));
     }
 
-    /// An abort comes as soon as the other has left NCCL.
+    /// An abort goes on as soon as the other thread has left NCCL.
     #[test]
     fn waits_for_the_other() {
         let ends = Ends::default();

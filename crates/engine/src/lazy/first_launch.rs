@@ -1,13 +1,14 @@
-//! A launch waits for what runs on its device where the kernel's code is not there yet, or where its threads need more stack than
-//! those of any kernel before: the device then makes room for all that fit on it. Kernels of ours may be running by then,
-//! waiting for a message that is to come after that very launch: a hang that NCCL alone has not, as its own kernel of messages
-//! ran first, which needs the most (seen on 2 H200 with 2.28.9: 1976 bytes a thread, 1736 to 1864 for collectives). So NCCL's
-//! kernel of messages runs once on a device before any of ours can: a rank's message of one byte to itself. It takes a
-//! communicator of NCCL's, so the first of a device is not lazy.
+//! Runs NCCL's send/receive kernel once on each device before any kernel of Windlass can run there: a rank sends itself one byte.
+//! That takes a communicator of NCCL's, so the first communicator of a device is not lazy.
 //!
-//! Where NCCL allocates by cudaMalloc (NCCL_CUMEM_ENABLE=0, and 2.18), its first init in a process that sees two GPUs which reach each
-//! other tries legacy IPC on memory that it frees at once, and that free waits for all that runs. Such a process has no lazy
-//! communicators before ([`legacy`]).
+//! A launch waits for all kernels on its device if its code is not loaded yet, or if its threads need more stack than those of any
+//! kernel before. A kernel of Windlass may then be waiting for a message that comes after that launch: a hang. NCCL alone does not
+//! hang, as its send/receive kernel, which needs the most stack, ran first (2 H200, 2.28.9: 1976 bytes a thread, 1736 to 1864 for
+//! collectives).
+//!
+//! Where NCCL allocates by cudaMalloc (NCCL_CUMEM_ENABLE=0, and 2.18) and a process sees two GPUs which reach each other, NCCL's first
+//! init there tries legacy IPC and frees the tested memory. That free waits for all kernels. Such a process has no lazy communicators
+//! before that init ([`legacy`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,8 +25,8 @@ use windlass_base::gpu::{self, Context, Ordinal, context};
 use super::legacy;
 use super::on_device::on_device;
 
-/// Whether that launch has been, by device and its context, with which NCCL's code goes. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
-/// launch may wait for what its other communicators run there. The map's own lock is held for a look.
+/// Whether NCCL's kernel has run, by device and context (NCCL's code is unloaded with the context). A device's lock is held during the
+/// launch, so that other threads wait for it, though NCCL's launch may wait for kernels on the device. The map's lock is held for a lookup.
 static GUARDS: Mutex<Guards> = Mutex::new(BTreeMap::new());
 
 type Guards = BTreeMap<(Ordinal, Context), Arc<Mutex<FirstLaunch>>>;
@@ -35,7 +36,7 @@ enum FirstLaunch {
     #[default]
     Ahead,
     Done,
-    /// NCCL could not. It is not asked again, and makes all communicators there itself.
+    /// NCCL failed. It is not asked again, and no communicator of the device is lazy.
     Refused,
 }
 
@@ -44,15 +45,15 @@ fn of(device: Ordinal) -> Arc<Mutex<FirstLaunch>> {
     GUARDS.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().clone()
 }
 
-/// Whether a communicator on this device may be lazy. Never waits: while another thread's message runs, it may not.
+/// Whether a communicator on this device may be lazy. Never waits: false while another thread's message runs.
 #[must_use]
 pub(crate) fn is_guarded(device: Ordinal) -> bool {
     let is_guarded = || of(device).try_lock().is_ok_and(|first_launch| *first_launch == FirstLaunch::Done);
     config().first_launch_guard == Switch::Off || is_guarded() && legacy::is_settled()
 }
 
-/// Before kernels of a new peer group can run on its device: its communicator, which NCCL has made. After all ranks have met, since what
-/// runs on this device may wait for them.
+/// Runs the message on a new peer group's device, before its kernels can run there. `communicator` is NCCL's. Called after all ranks have
+/// met, since kernels on this device may wait for them. Waits for the message.
 pub(crate) fn guard(peer_group: &PeerGroup, communicator: ncclComm_t) {
     let Some(device) = peer_group.device() else { return };
     if config().first_launch_guard == Switch::Off {
@@ -73,7 +74,7 @@ pub(crate) fn guard(peer_group: &PeerGroup, communicator: ncclComm_t) {
     }
 }
 
-/// From this rank to itself.
+/// Sends one byte from this rank to itself through NCCL, and waits for it.
 fn message(peer_group: &PeerGroup, communicator: ncclComm_t) -> ncclResult_t {
     let Some([from, to]) = peer_group.scratch() else {
         return refuse(ncclInternalError, format_args!("a peer group without memory on this rank"));

@@ -1,16 +1,16 @@
-//! Handles of ours. The real library mostly looks at the first word of what it is given: it finds that this is none of its own,
-//! and refuses one that reaches it. So the words stay readable for ever, and are used again. Its destroy, abort, finalize,
-//! revoke and some others do not look: an ended handle is kept from them ([`is_ours`]).
+//! Makes the handles that Windlass gives to the application. The real library mostly checks the first word of a handle, and refuses one
+//! of these if it gets one. So their memory stays readable for ever, and is reused. NCCL's destroy, abort, finalize, revoke and some
+//! others do not check: they must never get an ended handle ([`is_ours`]).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::forked::WORD;
 
-/// Handles that have ended and are not used again yet: a program may use one a little too late.
+/// How many ended handles are not reused yet: a program may use one a little too late.
 const REST: usize = 64;
 
-/// NCCL reads more of it only after it has believed the first word.
+/// The memory behind a handle. NCCL reads more than the first word only if it accepts that.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Block {
@@ -21,15 +21,15 @@ struct Block {
 /// Held for a push or a pop.
 static ENDED: Mutex<VecDeque<&'static Block>> = Mutex::new(VecDeque::new());
 
-/// All that ever were. Held for a look.
+/// The addresses of all handles ever made. Held for a lookup.
 static MINTED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
-/// Whether an address is a handle of ours, in use or ended.
+/// Whether an address is a handle of Windlass, in use or ended.
 pub(super) fn is_ours(address: usize) -> bool {
     MINTED.lock().unwrap_or_else(PoisonError::into_inner).contains(&address)
 }
 
-/// One that is in use.
+/// A handle in use.
 #[derive(Debug)]
 pub(super) struct Minted(&'static Block);
 
@@ -62,7 +62,7 @@ impl Drop for Minted {
 mod tests {
     use super::*;
 
-    /// No two that live are one; those that ended are used again, but not soon.
+    /// No two handles in use are equal; ended ones are reused, but not soon.
     #[test]
     fn used_again() {
         let first = Minted::new();

@@ -1,4 +1,5 @@
-//! The application's registered buffers: noted while there is nobody to register them with, then handed to NCCL.
+//! The buffers that the application registers (`ncclCommRegister`) with a lazy communicator: noted, and registered with NCCL once it is
+//! materialized.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,22 +10,22 @@ use windlass_base::error::refuse;
 
 use super::handle::Minted;
 
-/// Those of one communicator that were made before NCCL's.
+/// The registrations of one communicator from before it was materialized.
 #[derive(Debug, Default)]
 pub struct Registrations(Mutex<Vec<Registration>>);
 
 #[derive(Debug)]
 struct Registration {
-    /// What the application holds: an address that is nobody else's.
+    /// The application's handle: a unique address.
     handle: Minted,
     address: usize,
     bytes: usize,
-    /// NCCL's, once there is one.
+    /// NCCL's handle, once there is one.
     real: Option<usize>,
 }
 
 impl Registrations {
-    /// Notes a buffer; what the application gets.
+    /// Notes a buffer of `bytes` bytes. Returns the application's handle.
     pub fn add(&self, address: usize, bytes: usize) -> usize {
         let registration = Registration { handle: Minted::new(), address, bytes, real: None };
         let handle = registration.handle.address();
@@ -32,7 +33,7 @@ impl Registrations {
         handle
     }
 
-    /// Forgets one; none if it is not ours.
+    /// Ends a registration, with NCCL too. None if the handle is not from [`add`](Registrations::add).
     pub fn remove(&self, handle: usize, real: Option<ncclComm_t>) -> Option<ncclResult_t> {
         let mut all = self.lock();
         let index = all.iter().position(|one| one.handle.address() == handle)?;
@@ -44,12 +45,12 @@ impl Registrations {
         })
     }
 
-    /// Whether the application has any.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// NCCL has built its communicator. What it refuses stays noted, unregistered: it is faster with it, not other.
+    /// Registers all with NCCL, which has built its communicator. A buffer that NCCL refuses stays unregistered: that affects only speed.
     pub(super) fn replay(&self, real: ncclComm_t) {
         for one in self.lock().iter_mut() {
             one.real = registration::register(real, one.address, one.bytes)

@@ -1,8 +1,8 @@
-//! Whether NCCL has tried legacy IPC in this process, where it would.
+//! Knows whether NCCL has already tried legacy IPC in this process, or never will. Before that no communicator may be lazy.
 //!
-//! NCCL's `p2pCanConnect` does so once in a process, for the first two ranks of a communicator whose GPUs this process sees both, and
-//! then frees what it tried with (read in 2.18.6, 2.21.5, 2.28.9 and 2.30.7). A free waits for the kernels of its device, so for a
-//! receive of ours that waits, which may wait for the very call that a lazy communicator is built for.
+//! NCCL's `p2pCanConnect` tries once in a process, for the first two ranks of a communicator whose GPUs this process both sees. Then
+//! it frees the memory of the test (read in 2.18.6, 2.21.5, 2.28.9 and 2.30.7). A free waits for the kernels of its device. One of
+//! them may be a receive of Windlass that waits for the very call for which a lazy communicator is being built.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +14,7 @@ use windlass_bootstrap::negotiated::NegotiatedConfig;
 
 static TRIED: AtomicBool = AtomicBool::new(false);
 
-/// Whether NCCL has tried, or never will: not with a single GPU to see.
+/// Whether NCCL has tried, or never will, as in a process that sees a single GPU.
 pub(super) fn is_settled() -> bool {
     TRIED.load(Ordering::Acquire) || !would_try() || seen().len() == 1
 }
@@ -24,7 +24,7 @@ fn sees_two(members: impl Iterator<Item = [u8; 16]>, seen: &[[u8; 16]]) -> bool 
     members.filter(|member| seen.contains(member)).count() > 1
 }
 
-/// NCCL has made this communicator.
+/// Called after NCCL has made this communicator.
 pub(super) fn note(negotiated: &NegotiatedConfig) {
     if TRIED.load(Ordering::Relaxed) {
         return;
@@ -38,7 +38,7 @@ fn would_try() -> bool {
     nccl::at_allocation().has(Effect::NoCuMem) || nccl::lacks_cu_mem()
 }
 
-/// The GPUs that this process sees; none where the driver does not say.
+/// UUIDs of the GPUs that this process sees; empty where the driver does not say.
 fn seen() -> &'static [[u8; 16]] {
     static SEEN: OnceCell<Vec<[u8; 16]>> = OnceCell::new();
     SEEN.get_or_init(|| {
@@ -52,7 +52,7 @@ fn seen() -> &'static [[u8; 16]] {
 mod tests {
     use super::*;
 
-    /// NCCL tries where two of a communicator's GPUs are seen here; not for one whose other GPU another process has to itself.
+    /// NCCL tries if this process sees two GPUs of a communicator; not if only another process sees the other GPU.
     #[test]
     fn who_tries() {
         let [own, other, hidden] = [1, 2, 3].map(|number| [number; 16]);

@@ -1,5 +1,5 @@
-//! An attempt to materialize a lazy communicator that fails on one rank fails on all: who is at it hears of it, and so does who comes to it later.
-//! The lazy communicator stays, and the next attempt is the next one of all.
+//! Makes an attempt to materialize a lazy communicator fail on all ranks if it fails on one: a rank inside the attempt is told, and a rank
+//! that comes later, too. The communicator stays lazy, and the next attempt has the same number on all ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,13 +17,13 @@ use super::stage::{INIT_WITHIN, Stage};
 
 pub(super) const WHY: &str = "NCCL did not build the communicator behind a lazy one on another rank";
 
-/// How long an init takes to stop, at most: then what it has stays.
+/// How long a stopped init may take to leave NCCL. After that, its memory is never freed.
 const OUT_WITHIN: Duration = Duration::from_secs(20);
 
-/// How often it is looked whether NCCL's init has come to its end.
+/// How often to check whether NCCL's init has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// From now on it hears of other ranks' attempts.
+/// Makes a lazy communicator react to attempts that failed on other ranks.
 pub(super) fn listen(lazy: &Arc<LazyCommunicator>) {
     let lazy_or_none = Arc::downgrade(lazy);
     lazy.peer_group.attempts().on_lost(move |attempt| {
@@ -32,7 +32,7 @@ pub(super) fn listen(lazy: &Arc<LazyCommunicator>) {
             let end = || lazy_or_none.upgrade().into_iter().for_each(|lazy| lazy.give_up(attempt));
             guard::or_else(|| (), end);
         };
-        // NCCL's abort may take its time, and who told this must not wait.
+        // NCCL's abort may take long, and the thread that tells this must not wait.
         if let Err(error) = thread::spawn("windlass-give-up", give_up) {
             log::warn!("no thread to end an attempt on, which waits for a rank that has failed: {error}");
         }
@@ -40,7 +40,7 @@ pub(super) fn listen(lazy: &Arc<LazyCommunicator>) {
 }
 
 impl LazyCommunicator {
-    /// The number of the next attempt, unless it is lost already.
+    /// The number of the next attempt. An error if another rank has already failed at it.
     pub(super) fn next_attempt(&self) -> Result<u64, ncclResult_t> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         if self.peer_group.attempts().has_lost(attempt) {
@@ -49,12 +49,12 @@ impl LazyCommunicator {
         Ok(attempt)
     }
 
-    /// Whether nobody waits for what this attempt needs any more.
+    /// Whether this attempt was aborted here, or has failed on another rank.
     pub(super) fn is_over(&self, attempt: u64) -> bool {
         self.aborted.load(Ordering::Acquire) || self.peer_group.attempts().has_lost(attempt)
     }
 
-    /// Tells the others what this rank's attempt came to, unless they have told it.
+    /// Tells the other ranks if this rank's attempt failed, unless they already know. Returns `result`.
     pub(super) fn tell(&self, attempt: u64, result: ncclResult_t) -> ncclResult_t {
         if result != ncclSuccess && !self.peer_group.attempts().has_lost(attempt) {
             self.peer_group.attempts().lose(attempt);
@@ -62,7 +62,7 @@ impl LazyCommunicator {
         result
     }
 
-    /// Waits for the thread that materializes, which has been told to stop. False: it does not.
+    /// Waits for the materializing thread, which has been told to stop. False if it has not left NCCL within [`OUT_WITHIN`].
     pub(super) fn is_out(&self) -> bool {
         let until = Instant::now() + OUT_WITHIN;
         while *self.stage() == Stage::Aborting && Instant::now() < until {
@@ -71,7 +71,7 @@ impl LazyCommunicator {
         *self.stage() != Stage::Aborting
     }
 
-    /// Ends this rank's part in an attempt that another rank has failed at, if it does not end by itself.
+    /// Ends this rank's part in an attempt at which another rank has failed, if it does not end by itself within [`INIT_WITHIN`].
     fn give_up(&self, attempt: u64) {
         let until = Instant::now() + INIT_WITHIN;
         loop {

@@ -1,4 +1,4 @@
-//! How a lazy communicator is materialized: NCCL builds its communicator, or one that an ended lazy communicator has left is taken.
+//! Materializes lazy communicators: NCCL builds its communicator, or a cached one is used.
 
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -23,28 +23,28 @@ use super::on_device::on_device;
 use super::stage::Stage;
 use super::usage::{Unfit, free_bytes};
 
-/// What there is to do to materialize it.
+/// What is left to do to materialize it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begun {
     /// Nothing: it has been materialized.
     Over,
-    /// Nothing but to use what was taken at its init.
+    /// Use the cached communicator that was taken at init.
     Taken,
-    /// NCCL builds, with the id of this attempt.
+    /// NCCL builds a communicator, with the id of this attempt.
     Attempt(u64),
 }
 
 /// A lazy communicator that is being materialized on another thread.
 #[derive(Debug)]
 pub enum Beside {
-    /// It was, or cannot be.
+    /// It is already materialized, or cannot be.
     Done(ncclResult_t),
-    /// It is.
+    /// The thread that materializes it.
     Thread(JoinHandle<ncclResult_t>),
 }
 
 impl Beside {
-    /// Whether waiting for it takes no time.
+    /// Whether [`wait`](Beside::wait) returns at once.
     pub fn is_over(&self) -> bool {
         match self {
             Beside::Done(_) => true,
@@ -52,7 +52,7 @@ impl Beside {
         }
     }
 
-    /// Waits for it.
+    /// Waits until it is materialized, or has failed.
     pub fn wait(self) -> ncclResult_t {
         match self {
             Beside::Done(result) => result,
@@ -62,8 +62,8 @@ impl Beside {
 }
 
 impl LazyCommunicator {
-    /// Materializes it. Waits for all other ranks, as NCCL's own init does; outside groups only. NCCL's error leaves the lazy communicator as it
-    /// was: what its peer group serves goes on.
+    /// Materializes it, outside groups only. Waits for all other ranks, as NCCL's own init does. After an error of NCCL's it is lazy as
+    /// before, and its peer group goes on.
     pub fn materialize(&self) -> ncclResult_t {
         let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
         match begun {
@@ -79,7 +79,7 @@ impl LazyCommunicator {
         }
     }
 
-    /// Materializes it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
+    /// Begins to materialize it on another thread: this one may have a group open, and NCCL's groups are thread-local. Does not wait.
     pub fn materialize_beside(self: &Arc<LazyCommunicator>) -> Beside {
         if self.real().is_some() {
             return Beside::Done(ncclSuccess);
@@ -106,7 +106,7 @@ impl LazyCommunicator {
             Stage::Lazy => {}
         }
         let taken = self.built().as_ref().map(Built::handle);
-        // All ranks have it, or none.
+        // All ranks have a cached communicator, or none has.
         let begun = match taken {
             Some(_) => Begun::Taken,
             None => Begun::Attempt(self.next_attempt()?),
@@ -116,7 +116,7 @@ impl LazyCommunicator {
         Ok(begun)
     }
 
-    /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
+    /// Runs NCCL's own init. Panics are not caught here, so that an exception of NCCL's passes through.
     fn build(&self, attempt: u64) -> ncclResult_t {
         guard::or_else(|| (), || recycling::make_room(Some(self.device())));
         let id = match self.peer_group.ids().get(0, attempt, &|| self.is_over(attempt)) {
@@ -170,7 +170,7 @@ impl LazyCommunicator {
         ncclSuccess
     }
 
-    /// It is lazy again. What NCCL has built ends, unless an abort that could not wait does that.
+    /// Makes it lazy again. Aborts what NCCL has built, unless an abort that could not wait does that.
     fn undo(&self, mut stage: MutexGuard<'_, Stage>, written: ncclComm_t) {
         let is_ours = *stage == Stage::Materializing;
         *stage = Stage::Lazy;

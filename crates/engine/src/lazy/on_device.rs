@@ -1,12 +1,11 @@
-//! Calls of NCCL that need a device as the current one.
+//! Calls NCCL with a given device as the current one.
 
 use nccl_sys::{ncclInternalError, ncclResult_t};
 
 use windlass_base::error::refuse;
 use windlass_base::gpu::{self, Home, Ordinal};
 
-/// Calls NCCL with a device as the current one. In relaxed capture mode: a capture may have begun since the init, and NCCL's init
-/// has nothing to do with it.
+/// Runs `call` with a device as the current one, in relaxed capture mode: a capture that has begun since must not make NCCL's init fail.
 pub(crate) fn on_device(device: Ordinal, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
     let home = gpu::driver().and_then(|driver| Home::of(driver, device));
     let home = match home {

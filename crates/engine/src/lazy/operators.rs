@@ -1,5 +1,5 @@
-//! User-defined reductions of a lazy communicator. Their numbers are ours as long as the lazy communicator lives; NCCL's own are made when a call
-//! needs them.
+//! Operations that the program makes on a lazy communicator (`ncclRedOpCreatePreMulSum`). The program sees numbers of Windlass; NCCL's own
+//! operation is made when a call needs it.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,23 +17,23 @@ use windlass_base::error::refuse;
 /// Numbers that no operator of NCCL's is likely to have.
 const FIRST: i32 = 0x0057_0000;
 
-/// Those of one communicator.
+/// The operators of one communicator.
 #[derive(Debug, Default)]
 pub struct Operators(Mutex<Vec<Option<Arc<Operator>>>>);
 
-/// One. It lives as long as calls that are held need it, though the application has destroyed it.
+/// An operator. It lives as long as held calls need it, even if the application has destroyed it.
 #[derive(Debug)]
 pub struct Operator {
     scalar: Scalar,
     datatype: ncclDataType_t,
-    /// NCCL's, once a call has needed it. Held while NCCL notes it, which waits for nobody.
+    /// NCCL's number, once a call has needed it. Held during NCCL's create, which does not wait for other ranks.
     real: Mutex<Option<ncclRedOp_t>>,
-    /// The application has destroyed it.
+    /// Whether the application has destroyed it.
     ended: AtomicBool,
 }
 
 impl Operators {
-    /// Makes one that multiplies by a scalar, which is read now if it lies on the host.
+    /// Makes an operator that multiplies by a scalar, which is read now if it lies on the host.
     pub fn create(
         &self,
         scalar: *mut c_void,
@@ -55,7 +55,7 @@ impl Operators {
         Ok(ncclRedOp_t(FIRST + index as i32))
     }
 
-    /// Ends one; NCCL's goes, too, unless a held call still needs it.
+    /// Destroys an operator, with NCCL's own if that was made. Held calls keep the operator itself.
     pub fn destroy(&self, operation: ncclRedOp_t, real: Option<ncclComm_t>) -> ncclResult_t {
         let refused = |why: &str| {
             refuse(ncclInvalidArgument, format_args!("ncclRedOpDestroy: reduction {}: {why}", operation.0))
@@ -72,22 +72,22 @@ impl Operators {
         real.map_or(ncclSuccess, |real| operator.let_go(real))
     }
 
-    /// The type that an operator was made with; none if there is no such one.
+    /// The type that an operator was made with; none if there is no such operator.
     pub fn datatype(&self, operation: ncclRedOp_t) -> Option<ncclDataType_t> {
         Some(self.get(operation)?.datatype)
     }
 
-    /// What one multiplies by, if it is for this type.
+    /// The scalar of an operator, if that is for this type.
     pub fn scalar(&self, operation: ncclRedOp_t, datatype: ncclDataType_t) -> Option<Scalar> {
         self.get(operation).filter(|operator| operator.datatype == datatype).map(|operator| operator.scalar)
     }
 
-    /// One of ours; none is NCCL's own, or nobody's.
+    /// The operator with this number; none if the number is NCCL's own, or unknown.
     pub fn get(&self, operation: ncclRedOp_t) -> Option<Arc<Operator>> {
         self.lock().get(index(operation)?)?.clone()
     }
 
-    /// What NCCL calls an operator; none if it is unknown or NCCL makes none.
+    /// NCCL's number for an operator; none if it is unknown, or NCCL fails to make it.
     pub fn real(&self, operation: ncclRedOp_t, real: ncclComm_t) -> Option<ncclRedOp_t> {
         if (0..ncclNumOps.0).contains(&operation.0) {
             return Some(operation);
@@ -95,7 +95,7 @@ impl Operators {
         self.get(operation)?.real(real)
     }
 
-    /// Whether the application has any.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.lock().iter().all(Option::is_none)
     }
@@ -110,7 +110,7 @@ fn index(operation: ncclRedOp_t) -> Option<usize> {
 }
 
 impl Operator {
-    /// NCCL's own number for it, made now if it is not yet.
+    /// NCCL's number for this operator, which NCCL makes now if it has not yet.
     pub fn real(&self, real: ncclComm_t) -> Option<ncclRedOp_t> {
         let mut made = self.real.lock().unwrap_or_else(PoisonError::into_inner);
         if made.is_none() {
@@ -121,8 +121,8 @@ impl Operator {
         *made
     }
 
-    /// A call that needed it has been handed to NCCL, which keeps what it needs: if the application has destroyed it, NCCL's
-    /// own goes.
+    /// Destroys NCCL's operator if the application has destroyed this one. Called after a held call went to NCCL, which keeps what it
+    /// needs of the operator.
     pub fn let_go(&self, real: ncclComm_t) -> ncclResult_t {
         if !self.ended.load(Ordering::Acquire) {
             return ncclSuccess;

@@ -1,25 +1,25 @@
-//! What was done with NCCL's communicator behind a lazy one: whether another may have it after.
+//! Notes what was done with NCCL's communicator behind a lazy one: whether it may be cached, and how much memory it took.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use windlass_base::gpu::{self, Failure, Home, Ordinal, StreamHandle};
 
-/// Why it is nobody's after.
+/// Why NCCL's communicator must not be cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// By what this rank did, perhaps alone: another's may be cached.
+    /// By what this rank did, perhaps alone: other ranks may cache theirs.
     Here = 1,
     /// By what all ranks do.
     Everywhere = 2,
 }
 
-/// What was done.
+/// What was done with NCCL's communicator.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     unfit: AtomicU8,
     has_run: AtomicBool,
-    /// By which the device's free memory fell when NCCL built it and ran its first call, which connects it. The
-    /// application and other communicators may have a part in that.
+    /// Bytes by which the device's free memory fell when NCCL built it and ran its first call, which makes connections. Allocations of
+    /// the application and other communicators may be among them.
     bytes: AtomicU64,
 }
 
@@ -37,7 +37,7 @@ impl Usage {
         }
     }
 
-    /// A call goes to NCCL on a stream, for this rank alone or for all. What it captures may run at any time after.
+    /// Notes that a call goes to NCCL on a stream. If the stream is captured, marks `whose`, as the graph may run at any later time.
     pub(super) fn run_on(&self, stream: StreamHandle, whose: Unfit) {
         self.has_run.store(true, Ordering::Relaxed);
         if self.unfit().is_none() {
@@ -49,7 +49,7 @@ impl Usage {
         }
     }
 
-    /// Whether something may be in flight.
+    /// Whether work may be in flight.
     pub(super) fn has_run(&self) -> bool {
         self.has_run.load(Ordering::Relaxed) || self.unfit().is_some()
     }
@@ -59,7 +59,7 @@ impl Usage {
         !self.has_run.load(Ordering::Relaxed)
     }
 
-    /// What is no longer free is this one's.
+    /// Adds the bytes by which the device's free memory has fallen since `before`.
     pub(super) fn measured(&self, device: Ordinal, before: u64) {
         let after = free_bytes(device).unwrap_or(before);
         self.bytes.fetch_add(before.saturating_sub(after), Ordering::Relaxed);

@@ -1,13 +1,13 @@
-//! Which way a rank of a split or shrink goes, by what it knows before it has heard the others. Pure.
+//! Decides how a rank begins a split or shrink, by what it knows before it hears from other ranks. Pure.
 
-/// What a rank knows.
+/// What a rank knows of the call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CallFacts {
     /// NCCL refuses the call by its arguments.
     pub is_refused: bool,
-    /// Its ranks tell each other where they go, which all find alike.
+    /// The ranks hold a round; equal on all ranks.
     pub has_round: bool,
-    /// NCCL cannot make the call: the parent is not built, and will not be.
+    /// The child must be made without the parent, which NCCL has not built and will not build.
     pub is_without_parent: bool,
     /// NCCL has built the parent on some ranks only.
     pub has_lost_parent: bool,
@@ -19,27 +19,27 @@ pub(super) struct CallFacts {
     pub is_readable: bool,
 }
 
-/// What it does.
+/// How a rank begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// NCCL's call, and no session.
     Nccl,
     /// NCCL's call. The ranks meet after it.
     Roster,
-    /// The same. This rank says so in the round, for which it does not wait.
+    /// The same. This rank says so in the round, without waiting for its result.
     Hurry,
-    /// This rank says that it goes to NCCL, and makes its communicator without the parent.
+    /// This rank says in the round that it goes to NCCL, and makes the child without the parent.
     Alone,
-    /// The round.
+    /// This rank waits for the round.
     Round,
-    /// There is none.
+    /// The call fails.
     Fail,
 }
 
-/// Which way.
+/// Decides the way.
 pub(super) fn way(known: CallFacts) -> Way {
     if known.is_refused {
-        // NCCL, or what stands for it, says why.
+        // NCCL, or the check in its place, says why.
         return Way::Nccl;
     }
     if !known.has_round && !known.is_without_parent {
@@ -51,7 +51,7 @@ pub(super) fn way(known: CallFacts) -> Way {
     let waits = known.is_without_parent || !known.is_in_group;
     match (known.has_device, known.is_readable && waits, known.is_without_parent) {
         (true, true, _) => Way::Round,
-        // What becomes of this configuration only NCCL knows.
+        // Only NCCL knows what this configuration means.
         (true, false, true) => Way::Alone,
         _ => Way::Hurry,
     }
@@ -61,7 +61,7 @@ pub(super) fn way(known: CallFacts) -> Way {
 mod tests {
     use super::*;
 
-    /// All that a rank can know, and which way it goes.
+    /// Every combination of facts, and its way.
     #[test]
     fn ways() {
         let sound =

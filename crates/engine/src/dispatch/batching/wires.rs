@@ -1,4 +1,4 @@
-//! Over what a call of a group goes beside others: LL or LL128, as all of its work is small, or little enough.
+//! Decides over which wire a batched call goes: LL or LL128, by the sizes of all calls of its work in the group.
 
 use windlass_kernels::collective::BATCH_ENTRIES;
 use windlass_kernels::collectives::{Kind, batch_bytes_max};
@@ -8,18 +8,18 @@ use windlass_transport::tuning;
 
 use super::{Batches, Candidate, Work};
 
-/// What goes by LL of all that does one work may be of several kinds.
+/// The wire of a batch. Over LL a batch may hold several kinds of collectives, over LL128 one kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wire {
     Ll,
     Ll128(Kind),
 }
 
-/// What there is of each work in all.
+/// Totals over all candidates of a group.
 pub(super) struct Sums {
-    /// Packets of LL; none where something of it is not small.
+    /// LL packets of each work; none where a call is too large for LL.
     packets: Vec<(Work, Option<u64>)>,
-    /// Bytes of each kind.
+    /// Bytes of each work and kind.
     bytes: Vec<((Work, Kind), u64)>,
 }
 
@@ -39,7 +39,7 @@ impl Sums {
         sums
     }
 
-    /// How a call goes beside others; none: alone.
+    /// The wire of a call in a batch; none if the call runs alone.
     pub(super) fn wire(&self, call: &Candidate, terms: &Terms, batches: Batches) -> Option<Wire> {
         let by_ll = call.packets.map(|_| Wire::Ll);
         match batches {
@@ -50,14 +50,14 @@ impl Sums {
         }
     }
 
-    /// Whether all of its work is small, and little enough for one kernel. What is more, or larger, is quicker over LL128.
+    /// Whether all calls of its work fit into one kernel over LL. More or larger calls are quicker over LL128.
     fn are_few_packets(&self, call: &Candidate) -> bool {
         let sum = self.packets.iter().find(|(known, _)| *known == call.work).and_then(|(_, sum)| *sum);
         sum.is_some_and(|packets| packets <= BATCH_ENTRIES as u64)
     }
 
-    /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that. Where
-    /// nobody measured even single ones only what is small goes together.
+    /// Whether all calls of its work and kind have so few bytes that one kernel is not slower than NCCL's. Several kernels would be slower.
+    /// False where even single collectives have no measured limit.
     fn suit_ll128(&self, call: &Candidate, terms: &Terms) -> bool {
         if !terms.native.serve(call.collective, tuning::UNMEASURED_BYTES_MAX + 1) {
             return false;
