@@ -1,7 +1,7 @@
 //! Counts attempts to materialize a lazy communicator, by numbers that are equal on all ranks. A rank whose attempt failed tells the others,
 //! which would wait for it in NCCL: their attempt of the same number fails, too. The next attempt has the next number on all ranks, and the
 //! peer group goes on. A rank that had finished the failed attempt holds an NCCL communicator that not all ranks have.
-// Divergence: with NCCL alone a rank may wait for ever in an init for a rank that has failed.
+// Divergence: with NCCL alone who waits in an init for a rank that has failed may wait for ever.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -175,7 +175,7 @@ impl Chore for KeptMemory {
         if recycling::is_any_to_look_after() {
             return Some(SOON_TICK);
         }
-        // While other communicators end, a cached one may not. Their ends do not wake the worker, so it looks by itself.
+        // A cached communicator may not end while others live, and their ends do not wake the worker. So it looks seldom.
         (cached::is_any() || !pool::is_empty()).then_some(IDLE_TICK)
     }
 

@@ -251,7 +251,7 @@ impl PeerGroup {
     }
 
     /// Launches the tasks of native collectives in order, then the sends and receives as one kernel, on `stream`. The work already on `others`
-    /// comes before them, and later work on `others` after. Does not wait for the GPU.
+    /// comes before them, and later work on `others` after.
     pub fn run(
         &self,
         tasks: &[Task],

@@ -160,7 +160,7 @@ impl Ids {
                 let why = format_args!("no file descriptor to ask rank {of} for an id");
                 return Err(refuse(ncclSystemError, why));
             }
-            // Divergence: where that process is dead NCCL would wait in its bootstrap. This loop waits, too, until an abort.
+            // Divergence: where that process is dead NCCL would wait in its bootstrap; here, too, until an abort.
             std::thread::sleep(AGAIN_AFTER);
         }
         Err(ncclInternalError)

@@ -1,18 +1,14 @@
 //! Cached communicators: NCCL's part of lazy communicators that have ended, kept for a lazy communicator with the same ranks, rank, device and
 //! configuration. All ranks of an init agree on which of them it takes, by names that are equal on all ranks.
 //!
-//! One that is not kept any longer is aborted, never destroyed: NCCL's destroy waits until the peers' processes end the same
-//! communicator, and theirs may stay cached. No work is in flight on a cached communicator.
-//!
-//! A communicator that is unused for some seconds ends, and all of a device end when memory is short there, since another process may need
-//! it. Every rank decides that alone. A rank that has ended its own does not offer it, so no init takes it.
+//! One that is not kept any longer is aborted, never destroyed: NCCL's destroy waits until the peers' processes end the same communicator, and
+//! theirs may stay cached. No work is in flight on it. That happens after some unused seconds, or when memory is short on its device. Every
+//! rank decides that alone. A rank that has ended its own does not offer it, so no init takes it.
 //!
 //! NCCL's abort frees host memory, for which the driver may wait until the device is at rest, holding up launches. A program expects that of
 //! its own inits and ends, so these end what is due. The worker does so only while [no communicator lives](crate::features::recycling::alive):
-//! a kernel that waits for a peer could wait for ever beside the abort.
-//!
-//! At exit they are left as they are, like communicators that a program never destroys. An abort might wait for a kernel that never ends. And
-//! if the process went on meanwhile, a thread of NCCL called a CUDA runtime that was gone (2.28.9: a crash at exit).
+//! a kernel that waits for a peer could wait for ever beside the abort. At exit cached communicators are left as they are: an abort might wait
+//! for a kernel that never ends. A process that did not wait crashed when NCCL's thread called a CUDA runtime that was gone (2.28.9).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +44,7 @@ pub struct Kind {
     pub device: Ordinal,
     /// The context in which NCCL's resources are.
     pub context: Context,
-    /// The configuration, empty for none, followed by NCCL's variables of each init.
+    /// The words of the configuration, if there is one, then NCCL's variables of the init.
     pub configuration: Vec<u8>,
 }
 

@@ -23,7 +23,7 @@
 //!   swap. So that rank looks up no passed number after the change.
 //! - *Offers* and the head are sequentially consistent. A rank stores its offer and then loads the head, which says `d`. A decider
 //!   swaps the head to `d + 1`, or sees that, and then loads the offers for `d + 2`. With weaker orderings both could see the old
-//!   value (store buffering). So all deciders of `d + 2` and later know the new offer; a decider of `d + 1` may have loaded the old one.
+//!   value (store buffering). So all deciders of `d + 2` and later know the new offer. A decider of `d + 1` may have loaded the old one.
 //! - The head is one word, so a rank that has seen a number decided always sees it decided.
 //!
 //! # Limits

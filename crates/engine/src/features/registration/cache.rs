@@ -1,20 +1,15 @@
-//! The registrations of one communicator, as a cache. How to register is left to a [`Registrar`].
+//! The registrations of one communicator, as a cache. How to register is left to a [`Registrar`]. One thread at a time, which the caller ensures.
 //!
-//! An entry is a whole allocation of the program, of which the [`Registrar`] made an *alias*: the memory mapped a second
-//! time and registered there. It is made when a buffer within is first wanted. A [`Key`] identifies an allocation: its
-//! range and the driver's id, which is never reused (`ctests/programs/buffer_ids.c`). An address alone does not: it
-//! may be other memory by now.
+//! An entry is a whole allocation of the program, of which the [`Registrar`] made an *alias*: the memory mapped a second time and registered
+//! there, when a buffer within was first wanted. A [`Key`] identifies an allocation by its range and the driver's id, which is never reused
+//! (`ctests/programs/buffer_ids.c`). At an address alone there may be other memory by now.
 //!
-//! An entry leaves at once when its memory was freed: [`Cache::want`] sees another allocation at its addresses, [`Cache::freed`] is
-//! called, or [`Cache::look`] finds its id gone. A program may free a buffer only when the calls that use it are over on its rank,
-//! and then no peer touches the buffer any more. Or an entry leaves for room. Its memory lives then and calls may be using it, so it
-//! leaves only after its last [`Use`] is over.
+//! An entry leaves at once when its memory was freed: [`Cache::want`] sees another allocation at its addresses, [`Cache::freed`] is called, or
+//! [`Cache::look`] finds its id gone. A program may free a buffer only when the calls that use it are over on its rank, and then no peer
+//! touches the buffer any more. Or an entry leaves for room, but only after its last [`Use`] is over, since calls may be using it.
 //!
-//! An alias that cannot be deregistered is *stuck*: kept to the end, as peers may still use it. It takes room, but its
-//! allocation may be registered anew.
-//!
-//! One thread at a time, which the caller ensures. Finding a buffer again takes two lookups in a small table, 6 to 10 ns,
-//! and allocates nothing. Everything else walks through the entries, of which there are few.
+//! An alias that cannot be deregistered is *stuck*: kept to the end, as peers may still use it. It takes room, but its allocation may be
+//! registered anew. Finding a buffer again takes two table lookups, 6 to 10 ns, and allocates nothing. All else walks through the few entries.
 
 mod by_id;
 

@@ -1,6 +1,5 @@
-//! A rank's slot in the words by which ranks register windows together.
+//! A rank's slot in the words by which ranks register windows together, in rounds.
 //!
-//! # Rounds
 //! A rank that registers writes the line of its next round, and waits until all ranks have written theirs. It writes the same line
 //! again two rounds later. All have read it by then, since a rank that writes in the round between has read this one.
 //!

@@ -49,7 +49,7 @@ impl ChildCall {
             (_, Standing::Built) => Parent::Built,
             (Wanted::Split(_), Standing::Lazy) => Parent::Lazy,
             (Wanted::Split(_), Standing::Lost) => Parent::Lost,
-            // The ranks that the shrink excludes do not make the call, so NCCL cannot build the parent.
+            // The excluded ranks, or those that lack the parent, do not make the call, so NCCL cannot build it.
             (Wanted::Shrink(_), _) => Parent::Unbuildable,
         };
         Some(ChildCall {

@@ -45,7 +45,7 @@ pub fn device_now() -> Option<i32> {
 }
 
 /// Begins a rank's init, on the request's device or this thread's current one. Waits for no other rank, but shortly for communicators that have
-/// just ended on this one. If the rank cannot take part, waits for the session's host. The error is the init's outcome.
+/// just ended on its device. If the rank cannot take part, waits for the session's host. The error is the init's outcome.
 pub fn ask(request: &InitRequest) -> Result<Asked, InitOutcome> {
     let id_tag = request.check().map_err(InitOutcome::OnNccl)?;
     at_exit::at_exit_too();

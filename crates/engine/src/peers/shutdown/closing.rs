@@ -26,7 +26,7 @@ pub(in crate::peers) struct ClosedSignal {
     /// The page where each rank sets its bit. None after an init that failed before the page was there.
     page: Option<Arc<SharedPage>>,
     rank: u32,
-    /// After a failed init: ranks that touch the region hold its other ends, or have said that they have a peer group and will set a bit.
+    /// After a failed init: ranks that touch the region hold the socket's other ends, or have said that they have a peer group and will set a bit.
     release_socket: Option<ReleaseSocket>,
     /// Whether any other rank came to know the region.
     is_known: bool,

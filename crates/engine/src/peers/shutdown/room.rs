@@ -1,5 +1,5 @@
 //! Frees device memory that ended communicators still hold. An init does that before it is refused for lack of memory, and before this rank
-//! has reported, so that all ranks see one outcome.
+//! has told others what it has, so that all ranks see one outcome.
 //!
 //! No peer is waited for: one that has not closed yet may wait for this very rank in its init.
 
