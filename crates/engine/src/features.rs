@@ -1,5 +1,5 @@
-//! What a communicator with a peer group has beside messages and collectives of ours, and what a process has of memory. Each in a folder
-//! of its own: what is decided (pure), and what is kept.
+//! The features of a communicator beside moving bytes, and the process's memory. Each feature has a folder: its pure decisions apart from its
+//! state.
 
 pub(crate) mod check;
 pub mod memory;

@@ -1,12 +1,11 @@
-//! What the ranks of a communicator share once they have met: each lends a region of its device's memory and maps the
-//! others', and the p2p transport over these. Not with `WINDLASS_PEER_GROUPS=off`.
+//! The peer group of a communicator: each rank lends a region of its device's memory and maps the other ranks' regions. Sends, receives and
+//! native collectives run over these regions. Nothing here is used with `WINDLASS_PEER_GROUPS=off`.
 //!
-//! [`ask`] begins an init and waits for nobody; [`complete`] waits for the others, prepares and brings each rank's [`InitOutcome`]. A
-//! [`PeerGroup`] is kept with its communicator. Dropping it closes this rank; the region goes back when all others have
-//! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background worker when
-//! something was heard.
+//! [`ask`] begins an init and waits for no other rank. [`complete`] waits for the other ranks, prepares, and gives each rank's [`InitOutcome`].
+//! A communicator keeps its [`PeerGroup`]. Dropping the peer group closes this rank. Its region is freed once all other ranks have
+//! closed or died: [`settle`] checks that, after the end of a communicator and on the background worker.
 //!
-//! This file says what others may use. The files below it name each other, and never this one.
+//! This file lists what other modules may use. The modules below it use each other, and never this file.
 
 mod attempts;
 mod children;

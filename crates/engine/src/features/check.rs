@@ -1,10 +1,10 @@
-//! What the ranks of a communicator call, told to each other and compared: `WINDLASS_CHECK=1`.
+//! Compares what the ranks of a communicator call: `WINDLASS_CHECK=1`.
 //!
-//! Each rank writes what it calls, one [entry](Entry) a call, into a ring of its own in memory that all share
-//! ([`CheckSlot`]), and goes on. Some thread reads what is there and [compares](compare) it. Where buffers lie is said by windows
-//! ([`Places`]), which are numbered alike on all ranks.
+//! Each rank writes one [entry](Entry) per call into its own ring in the shared page ([`CheckSlot`]), and goes on. Rank 0 reads the
+//! entries and [compares](compare) them. The place of a buffer is told as a window and an offset ([`Places`]); windows have the same
+//! numbers on all ranks.
 //!
-//! Here nothing waits, and what comes too late is not compared.
+//! No call waits here. An entry that is overwritten before it is read is not compared.
 
 pub(crate) mod compare;
 pub(crate) mod entry;

@@ -1,4 +1,4 @@
-//! Memory of the application: which allocation holds a pointer, and blocks of `ncclMemAlloc` that are kept.
+//! Memory of the program: which allocation holds a pointer, and the pool of freed blocks of `ncclMemAlloc`.
 
 pub mod allocation;
 pub(crate) mod pool;

@@ -1,5 +1,5 @@
-//! The shared page of a peer group: by it its ranks agree on what they register and on windows, tell each other
-//! what they call, and say that they have closed. One rank makes it, and its descriptor goes to the others with its region.
+//! The layout of the shared page of a peer group, in which ranks agree on registrations and windows, tell each other
+//! their calls, and say that they have closed. Rank 0 makes the page, and sends its descriptor together with its region.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use windlass_base::descriptor::Ours;
 use windlass_base::shared_page::{self, SharedPage};
 use windlass_bootstrap::negotiated::NegotiatedConfig;
 
-/// Where the words of windows lie: behind those of what is registered, at a line of their own.
+/// Where the words of windows begin: after those of registration, on a line of their own.
 pub(crate) const WINDOWS_AT: usize = agreed::WORDS.next_multiple_of(8);
-/// Where the word lies in which each rank sets its bit when it has closed: behind those, at a line of its own.
+/// The word in which each rank sets its bit when it has closed: after the words of windows, on a line of its own.
 pub(crate) const CLOSED_AT: usize = (WINDOWS_AT + windows::WORDS).next_multiple_of(8);
 const _: () = assert!(CLOSED_AT < shared_page::WORDS);
-/// Where those lie by which ranks tell what they call: behind the first page, and only where they do.
+/// Where the rings of told calls begin: after the first page. They exist only if calls are compared.
 pub(crate) const CHECKING_AT: usize = shared_page::WORDS;
 
-/// How long the shared page of a negotiated config is.
+/// The size of the shared page in bytes.
 pub(crate) fn bytes(negotiated: &NegotiatedConfig) -> usize {
     let told = if negotiated.checks() { check::words_of(negotiated.members.len()) } else { 0 };
     (8 * (CHECKING_AT + told)).next_multiple_of(shared_page::BYTES)
@@ -27,13 +27,13 @@ pub(crate) fn bytes(negotiated: &NegotiatedConfig) -> usize {
 /// The rank that makes the shared page.
 pub(crate) const PAGE_MAKER: u32 = 0;
 
-/// The shared page, and what others open it by.
+/// Makes the shared page, and the descriptor by which others open it.
 pub(crate) fn make(negotiated: &NegotiatedConfig) -> Result<(Arc<SharedPage>, Ours), String> {
     let made = SharedPage::create(bytes(negotiated)).map_err(|error| format!("no memory to share: {error}"));
     made.map(|(page, file)| (Arc::new(page), file))
 }
 
-/// What its maker brought.
+/// Opens the shared page by the descriptor that its maker sent.
 pub(crate) fn open(bytes: usize, file: Option<Ours>) -> Result<SharedPage, String> {
     let file = file.ok_or_else(|| format!("rank {PAGE_MAKER} brought no shared page"))?;
     SharedPage::open(file.as_fd(), bytes)
@@ -44,7 +44,7 @@ pub(crate) fn open(bytes: usize, file: Option<Ours>) -> Result<SharedPage, Strin
 mod tests {
     use super::*;
 
-    /// A rank that gets no shared page, or something else in its place, says so: it has no peer group then.
+    /// A rank that gets no shared page, or another file, refuses the peer group.
     #[test]
     fn pages() {
         let (_page, file) = SharedPage::create(shared_page::BYTES).unwrap();

@@ -1,7 +1,7 @@
-//! What of the application's freed memory is kept, given back: when it is too much, when memory is short, at the application's request.
+//! Gives back kept memory and ends cached communicators: when too much is kept, when memory is short, or when the program asks.
 //!
-//! Others' shortage cannot be seen when it comes, only looked for: `windlass-worker` does every 50 ms while anything is kept. Without
-//! it nothing is kept.
+//! No signal tells that another program lacks memory. So the background worker looks every 50 ms while anything is kept, and
+//! without the worker nothing is kept.
 
 pub(crate) mod alive;
 pub(crate) mod cached;
@@ -17,13 +17,13 @@ use crate::background::{side_thread, worker};
 use crate::features::registration::freeing::{Busy, Freeing, free, home_of, is_short_on, let_go};
 use crate::features::windows;
 
-/// There are blocks to look after.
+/// Wakes the worker, because the pool has blocks to look after.
 pub(crate) fn look_after_pool() {
     worker::wake();
 }
 
-/// Blocks are to leave whose windows are to go first: for the thread that frees one, which has its memory back then, unless a call
-/// of their communicators is inside.
+/// Frees blocks whose windows must go first. Called by the thread that frees one, which so has the memory back at its return, unless a
+/// call is inside one of their communicators.
 pub(crate) fn free_leaving() {
     let mut devices: Vec<Ordinal> = pool::leaving().iter().map(|block| block.device).collect();
     devices.dedup();
@@ -32,16 +32,16 @@ pub(crate) fn free_leaving() {
     }
 }
 
-/// As long as who needs memory waits for windows over blocks to go, which asks peers' processes.
+/// How long a caller that needs memory waits for windows of blocks to go, which involves peers' processes.
 const WINDOWS_GO_WITHIN: Duration = Duration::from_millis(200);
 
-/// All that is kept on a device goes back, with its windows; whether that was anything. Takes NCCL half a millisecond a block, and
+/// Frees all kept blocks of a device, with their windows. Returns whether there were any. Takes NCCL half a millisecond a block, and
 /// one or two a window.
 pub(crate) fn trim_pool(device: Ordinal) -> bool {
     if !pool::is_any_kept() && !pool::is_any_leaving() {
         return Freeing::wait(WINDOWS_GO_WITHIN);
     }
-    // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
+    // Without a current context NCCL, which restores the previous device, would make a context on device 0.
     let home = home_of(device);
     let _entered = home.as_ref().and_then(|home| home.enter().ok());
     let blocks = pool::trim(device);
@@ -53,22 +53,22 @@ pub(crate) fn trim_pool(device: Ordinal) -> bool {
     Freeing::wait(WINDOWS_GO_WITHIN) || count > 0
 }
 
-/// NCCL is about to make a communicator on this device, which takes some hundred MiB: where that is short, what is kept goes back
-/// first.
+/// Called before NCCL makes a communicator on this device, which takes some hundred MiB. If memory is short there, kept blocks go back,
+/// then cached communicators.
 pub(crate) fn make_room(device: Option<Ordinal>) {
     if let Some(device) = device.filter(|_| pool::is_any_kept() || cached::is_any())
         && is_short_on(device)
     {
         trim_pool(device);
-        // What is cached may serve this very communicator: it goes last.
+        // A cached communicator may serve this very init, so these go last.
         if is_short_on(device) {
             cached::trim(device);
         }
     }
 }
 
-/// Lends as `lend` does; where there is no room, again whenever what has ended may have given some back. `make_room` sees to that, and
-/// asks what it is given whether there is enough.
+/// Lends a region by `lend`. If there is no room, calls `make_room` and lends again whenever ended communicators may have released some.
+/// `make_room` asks its argument whether there is enough.
 pub(crate) fn lend(
     heap: &Heap,
     make_room: impl FnOnce(&mut dyn FnMut() -> bool),
@@ -96,7 +96,7 @@ fn lend_again<T, H: PartialEq>(
         Err(HeapError::Full { .. }) => false,
         _ => return lent,
     };
-    // After the first look in any case: what is held need not tell what another thread has just given back.
+    // The first look always tries: counters need not show what another thread has just released.
     let mut seen = None;
     make_room(&mut || {
         let now = Some(held());
@@ -113,9 +113,9 @@ fn lend_again<T, H: PartialEq>(
     lent
 }
 
-/// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-worker`, which ends waits for
-/// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](crate::background::side_thread) it, by one thread as
-/// long as there is anything to look after. What is registered of a block goes when a look of the worker's finds that gone.
+/// Looks for blocks and communicators kept too long, and for shortage of memory. Called on the background worker, which must not wait: the
+/// driver may wait for a thread of the program. So the driver is asked on a [side thread](crate::background::side_thread), one
+/// at a time. A later look of the worker deregisters what was registered of freed blocks.
 pub(crate) fn look() {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
     if is_any_to_look_after() && !IS_BUSY.swap(true, Ordering::AcqRel) {
@@ -130,7 +130,7 @@ pub(crate) fn look() {
     }
 }
 
-/// So soon memory goes back to the driver where it is short.
+/// How often that thread looks, so that memory goes back soon when it is short.
 const LOOK_AFTER_EVERY: Duration = Duration::from_millis(50);
 
 /// Whether anything is kept that may go.
@@ -138,14 +138,14 @@ pub(crate) fn is_any_to_look_after() -> bool {
     pool::is_any_kept() || cached::may_end()
 }
 
-/// What nobody wants for so long goes back: another program, or `cudaMalloc`, may want it, and nobody hears of that.
+/// How long an unused block is kept. Another program or `cudaMalloc` may need the memory, and does not say so.
 const KEPT_FOR: Duration = Duration::from_secs(2);
 
 fn let_go_of_old() {
     let _freeing = Freeing::begin();
     for block in pool::age(KEPT_FOR) {
-        // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none. What somebody has
-        // unmapped is not there.
+        // On a thread without a current context NCCL, which restores the previous device, would make a context on device 0. Memory that
+        // the program has unmapped by other means is skipped.
         let Some(said) = gpu::opened().and_then(|driver| driver.attributes(block)) else { continue };
         let home = home_of(said.device);
         let _entered = home.as_ref().and_then(|home| home.enter().ok());
@@ -173,8 +173,8 @@ mod tests {
 
     use super::*;
 
-    /// For want of room, and of nothing else, it is made, and a region asked for again: after the first look, and whenever what is held
-    /// has changed.
+    /// For lack of room, and for no other failure, room is made and the region is asked for again: after the first look, and whenever
+    /// the counters have changed.
     #[test]
     fn asks_again_for_want_of_room() {
         let full = HeapError::Full {
@@ -189,7 +189,7 @@ mod tests {
             Failure { call: "cuMemCreate", code: Some(code), name, detail }
         };
         let (short, lost) = (HeapError::Cuda(cuda(OUT_OF_MEMORY)), HeapError::Cuda(cuda(NOT_READY)));
-        // What each asking is answered; what is held at each look. How often it was asked, looked and trimmed.
+        // Given: the answer to each attempt, and the counters at each look. Counted: attempts, looks and trims.
         let asked = |answers: &[Result<(), &HeapError>], helds: &[u32]| {
             let [asked, looked, trimmed] = [const { Cell::new(0) }; 3];
             let lend = || answers[asked.replace(asked.get() + 1)].map_err(HeapError::clone);

@@ -1,4 +1,4 @@
-//! Buffers of large collectives, registered with NCCL though the application registers none. See docs/registration.md.
+//! Registers the buffers of large collectives with NCCL, where the program registers none. See docs/registration.md.
 
 pub mod agreed;
 mod aliases;

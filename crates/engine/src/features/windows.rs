@@ -1,10 +1,10 @@
-//! Windows of NCCL's that outlive their deregistration, and how the ranks of a communicator agree to use one again.
+//! Kept windows: windows that stay in NCCL after their deregistration, and the round in which a communicator's ranks agree to use one again.
 //!
-//! A window is named by the round that made it, alike on all ranks. In a round every rank says what it registers, and which
-//! window of its own it could use for that; [`decide`] says the same on all of them: that window, a new one, or that the call is
-//! refused. A rank's windows are in its [`WindowLedger`]. What is said goes over a few words that all ranks share ([`WindowSlot`]).
+//! The number of the round that made a window names it on all ranks. In a round every rank says what it registers, and which of its
+//! windows would fit. [`decide`] then has one result on all ranks: that window, a new one, or a
+//! refusal. A [`WindowLedger`] lists a rank's windows. Ranks speak through a few words of the shared page ([`WindowSlot`]).
 //!
-//! Here nothing waits, and nothing of NCCL's is called.
+//! Only [`kept`] waits for other ranks and calls NCCL. The other files do neither.
 
 pub(crate) mod decide;
 mod hammering;

@@ -1,6 +1,6 @@
-//! Attempts to have NCCL build the communicator behind a lazy one, which all ranks number alike. A rank whose attempt failed says so: the
-//! others would wait for it in NCCL. Theirs of the same number fail, too, and the next has the next number on all ranks; what the
-//! peer group serves goes on. A rank whose attempt had come to its end by then has a communicator that not all ranks have.
+//! Counts attempts to materialize a lazy communicator, by numbers that are equal on all ranks. A rank whose attempt failed tells the others,
+//! which would wait for it in NCCL: their attempt of the same number fails, too. The next attempt has the next number on all ranks, and the
+//! peer group goes on. A rank that had finished the failed attempt holds an NCCL communicator that not all ranks have.
 // Divergence: with NCCL alone who waits in an init for a rank that has failed may wait for ever.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 
 use super::requests::Others;
 
-/// What is done when an attempt is heard to be lost; on the background worker, so it must not wait.
+/// Called with the number of an attempt that failed on another rank. It runs on the background worker, so it must not wait.
 type Heard = Box<dyn Fn(u64) + Send + Sync>;
 
-/// What is known of a lazy communicator's attempts.
+/// What this rank knows of a lazy communicator's attempts.
 pub(crate) struct Attempts {
     others: Others,
-    /// Those with a lower number have failed on some rank, or had before this.
+    /// All attempts with a lower number count as failed on some rank.
     lost: AtomicU64,
     heard: OnceCell<Heard>,
 }
@@ -30,29 +30,29 @@ impl std::fmt::Debug for Attempts {
 }
 
 impl Attempts {
-    /// None yet.
+    /// The state before the first attempt.
     pub(super) fn new(others: Others) -> Attempts {
         Attempts { others, lost: AtomicU64::new(0), heard: OnceCell::new() }
     }
 
-    /// Says what is to be done when another rank has failed at an attempt. Once; it must not wait.
+    /// Sets the function that is called when an attempt has failed on another rank. Only the first call counts. The function must not wait.
     pub(crate) fn on_lost(&self, heard: impl Fn(u64) + Send + Sync + 'static) {
         let _ = self.heard.set(Box::new(heard));
     }
 
-    /// Whether an attempt has failed on some rank, as far as is known here.
+    /// Whether this rank knows that the attempt has failed on some rank.
     pub(crate) fn has_lost(&self, attempt: u64) -> bool {
         attempt < self.lost.load(Ordering::Acquire)
     }
 
-    /// This rank's attempt has failed: the others hear of it, also if this communicator ends at once.
+    /// Notes that this rank's attempt has failed, and tells the other ranks, even if this communicator ends right after.
     pub(crate) fn lose(&self, attempt: u64) {
         self.note(attempt);
         let (comm, from) = (self.others.comm(), self.others.rank());
         self.others.tell(|to| LostAttempt { comm, from, to, attempt }.encode());
     }
 
-    /// Another rank's has.
+    /// Notes that another rank's attempt has failed.
     pub(super) fn hear_of_lost(&self, attempt: u64) {
         if self.note(attempt)
             && let Some(heard) = self.heard.get()
@@ -61,14 +61,14 @@ impl Attempts {
         }
     }
 
-    /// Whether that is new.
+    /// Returns whether this failure was not known before.
     fn note(&self, attempt: u64) -> bool {
         let after = attempt.saturating_add(1);
         self.lost.fetch_max(after, Ordering::AcqRel) < after
     }
 }
 
-/// A message for a peer of a rank that has failed at an attempt.
+/// The message that tells a peer of a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LostAttempt {
     pub comm: Token,
@@ -101,7 +101,7 @@ impl LostAttempt {
 mod tests {
     use super::*;
 
-    /// Messages read back.
+    /// Messages survive encoding and decoding.
     #[test]
     fn words() {
         let lost = LostAttempt { comm: Token([5; 16]), from: 2, to: 1, attempt: 7 };

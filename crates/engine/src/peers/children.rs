@@ -1,14 +1,14 @@
-//! Communicators made from one that has a peer group. Where the other has none: [`parent_on_nccl`].
+//! Child communicators, made by a split or shrink of a parent with a peer group. [`parent_on_nccl`] is for parents without one.
 //!
-//! Before the real call: [`ChildCall::of`]. NCCL makes them first; their ranks find each other at a roster that they have
-//! [entered](ChildCall::enter) before ([`windlass_bootstrap::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
-//! [`ChildCall::begun`], as often on every rank and in the same order, since NCCL counts so, too. When NCCL has made the communicator:
-//! [`ChildInit::ask`] or `refuse`. A child's init that is dropped without one says that this rank does not come.
+//! Without a round: [`ChildCall::of`] and [`enter`](ChildCall::enter) come before the real call. NCCL makes the children. Their ranks find
+//! each other at the roster they have entered ([`windlass_bootstrap::local_rendezvous`]), and go on as in any init.
+//! [`ChildCall::begun`] comes once NCCL has taken the call: equally often and in the same order on all ranks, as NCCL counts calls alike.
+//! [`ChildInit::ask`] or `refuse` comes when NCCL has made the child. Dropping a [`ChildInit`] without either says that this rank does not come.
 //!
-//! Where communicators made from this one may be lazy ([`ChildCall::has_round`]), the ranks of a call first tell each
-//! other where they go, so that they know which of them need NCCL at all: [`ChildCall::begun`] and [`ChildInit::round`]
-//! come before the real call then, and the ranks of a lazy one meet at their first by [`ChildInit::ask_lazy`]. A rank that cannot wait, or
-//! whose call NCCL may refuse, says so by [`ChildCall::go_to_nccl`] and goes on as ever; NCCL makes all then.
+//! With a round ([`ChildCall::has_round`], where children may be lazy): the ranks first tell each other where they go, so they know which
+//! of them need NCCL. [`ChildCall::begun`] and [`ChildInit::round`] then come before the real call, and the ranks of a lazy child meet at
+//! their first rank ([`ChildInit::ask_lazy`]). A rank that cannot wait, or whose call NCCL may refuse, calls [`ChildCall::go_to_nccl`].
+//! NCCL then makes all children of that call.
 
 mod asking;
 mod lineage;
@@ -37,7 +37,7 @@ mod tests {
     use windlass_bootstrap::outcome::{Failure, FallbackReason};
     use windlass_transport::sequencer::Graphs;
 
-    /// A parent of so many ranks, all of them here.
+    /// A parent of so many ranks, all in this process.
     fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Lineage>> {
         let process_listener = bootstrap().unwrap().process_listener();
         let member = |rank| Member {
@@ -77,7 +77,7 @@ mod tests {
         }
     }
 
-    /// What each rank does next of those that wait.
+    /// The course of each rank that waits in a round.
     fn round(lineages: &[Arc<Lineage>], color: impl Fn(u32) -> Option<i32>) -> Vec<Result<Course, Failure>> {
         let begun = lineages.iter().map(|lineage| child_call(lineage, color(lineage.rank)).begun());
         let child_inits: Vec<ChildInit> = begun.collect();
@@ -90,7 +90,7 @@ mod tests {
 
     const MAY: u64 = capability::LAZY_CHILDREN;
 
-    /// Pairs need no NCCL; a rank that cannot wait makes all go there, and the next round is as if it had not been.
+    /// Pairs need no NCCL. A rank that cannot wait sends all ranks to NCCL, and the next round is as if that had not happened.
     #[test]
     fn rounds_in_order() {
         let lineages = parent(4, MAY);
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// NCCL refuses the call of a rank that went there, and the rank tries again: its message is out, and said once.
+    /// NCCL refuses the call of a rank that went there, and the rank tries again: its earlier message still counts, and is sent once.
     #[test]
     fn refused_and_tried_again() {
         let lineages = parent(2, MAY);
@@ -126,7 +126,7 @@ mod tests {
         assert!(matches!(round(&lineages, |_| Some(0))[0], Ok(Course::Lazy { .. })));
     }
 
-    /// A rank that gives its call up before its message ends the round for the others; one that is told that its communicator
+    /// A rank that gives its call up before its message ends the round for the others. A rank that is told that its communicator
     /// has no peer group goes to NCCL.
     #[test]
     fn given_up() {
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(round(&lineages[..1], |_| Some(0)), [Ok(Course::Nccl)]);
     }
 
-    /// The end of the parent ends the wait of its rank, and of one that comes to wait later.
+    /// The end of the parent ends its rank's wait, and a wait that begins later.
     #[test]
     fn parent_ends() {
         let lineages = parent(3, MAY);
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(round(&lineages[1..2], |_| Some(0)), [Err(Failure::Aborted)]);
     }
 
-    /// Where no communicator can be lazy nobody is waited for.
+    /// Where no child can be lazy, no rank waits for another.
     #[test]
     fn without_a_round() {
         let lineages = parent(3, !MAY);
@@ -160,8 +160,8 @@ mod tests {
         assert_eq!(split.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
     }
 
-    /// The survivors of a shrink tell each other, too, at the process listener of the lowest; other shrinks and splits count for
-    /// themselves, and a message that is out stands for the next of its kind.
+    /// The survivors of a shrink have a round, too, at the process listener of the lowest one. Splits and other shrinks count
+    /// separately, and a message that was sent stands for the next call of its kind.
     #[test]
     fn shrinks() {
         let lineages = parent(3, MAY);
@@ -186,14 +186,14 @@ mod tests {
         child_call(&lineages[2], None).go_to_nccl();
         assert_eq!(both(), [Ok(Course::Nccl), Ok(Course::Nccl)]);
         assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
-        // One that has no parent is without it in any case; who has one learns that.
+        // A rank without a built parent goes without it in any case. A rank with one learns that.
         let without = |rank| ChildCall { parent: Parent::Unbuildable, ..shrink(rank) };
         let apart = |rank| Ok(Course::Apart { rank, ranks: vec![1, 2] });
         without(2).go_to_nccl();
         let (waits, mut hurried) = (shrink(1).begun(), without(2).begun());
         assert_eq!({ waits }.round(0, LazyVote::InPair), apart(0));
         assert_eq!((hurried.alone(), hurried.round(0, LazyVote::InPair)), (apart(1).unwrap(), apart(1)));
-        // Who is left alone waits for nobody.
+        // A rank that is left alone waits for no other.
         let alone = ChildCall {
             hosts: 2,
             ranks: 0b100,

@@ -21,7 +21,7 @@ use crate::peers::health::error_propagation::Loss;
 use crate::peers::health::hang_detector::HangDetectors;
 use crate::peers::shutdown::{closing, draining, room};
 
-/// Where this process answers other ranks' questions. The first call starts the worker.
+/// The request socket of this process, where other ranks send requests. The first call starts the worker.
 pub(super) fn request_socket() -> std::io::Result<Token> {
     worker::request_socket(all)
 }
@@ -41,7 +41,7 @@ fn all() -> Vec<Box<dyn Chore>> {
     ]
 }
 
-/// Memory that is registered and has gone is deregistered.
+/// Deregisters registered memory that the program has freed.
 struct Registrations;
 
 impl Chore for Registrations {
@@ -54,7 +54,7 @@ impl Chore for Registrations {
     }
 }
 
-/// What ranks told of their calls is compared.
+/// Compares the calls that the ranks have told each other (`WINDLASS_CHECK`).
 struct Comparisons;
 
 impl Chore for Comparisons {
@@ -69,14 +69,14 @@ impl Chore for Comparisons {
     }
 }
 
-/// Rings grow whose senders wait. It looks often while sends and receives are being issued, and a while after.
+/// Grows the rings whose senders lack room. Looks often while sends and receives are being issued, and for a second after.
 #[derive(Default)]
 struct Growth {
     runs: u64,
     busy_since: Option<Instant>,
 }
 
-/// So long after the last.
+/// How long it looks often after the last call.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
 impl Growth {
@@ -119,7 +119,7 @@ impl Chore for Growth {
     }
 }
 
-/// Other ranks' attempts to have NCCL build a lazy communicator that failed.
+/// Hears of other ranks' failed attempts to materialize a lazy communicator.
 struct LostAttempts;
 
 impl Chore for LostAttempts {
@@ -134,7 +134,7 @@ impl Chore for LostAttempts {
     }
 }
 
-/// Ids that this process makes for all ranks.
+/// Makes the ids that other ranks ask this process for.
 struct IdMaker;
 
 impl Chore for IdMaker {
@@ -144,7 +144,7 @@ impl Chore for IdMaker {
     }
 }
 
-/// Blocks that leave the pool are freed once their windows have gone.
+/// Frees blocks that leave the pool, once their windows are deregistered.
 struct LeavingBlocks;
 
 impl Chore for LeavingBlocks {
@@ -157,10 +157,10 @@ impl Chore for LeavingBlocks {
     }
 }
 
-/// What is kept of freed memory and of ended communicators goes back where memory is short, and after a while.
+/// Frees kept memory and ends cached communicators, by shortage and by age.
 struct KeptMemory {
     looked: Instant,
-    /// Without the worker nothing is kept.
+    /// The pool keeps memory only while this value exists, that is while the worker runs.
     _looked_after: pool::LookedAfter,
 }
 
@@ -175,7 +175,7 @@ impl Chore for KeptMemory {
         if recycling::is_any_to_look_after() {
             return Some(SOON_TICK);
         }
-        // A cached communicator may not end beside others, whose ends wake nobody.
+        // A cached communicator may not end while others live, and their ends do not wake the worker. So it looks seldom.
         (cached::is_any() || !pool::is_empty()).then_some(IDLE_TICK)
     }
 
@@ -187,7 +187,7 @@ impl Chore for KeptMemory {
     }
 }
 
-/// Peer groups that have ended are closed once their kernels have left.
+/// Closes peer groups that have ended, once their kernels have left.
 #[derive(Default)]
 struct Drained {
     is_more: bool,
@@ -203,7 +203,7 @@ impl Chore for Drained {
     }
 }
 
-/// What this rank has closed goes back once the others have closed it, too.
+/// Frees the memory of peer groups that this rank has closed, once the other ranks have closed them, too.
 struct ClosedGroups;
 
 impl Chore for ClosedGroups {
@@ -216,7 +216,7 @@ impl Chore for ClosedGroups {
     }
 }
 
-/// Reads a request as the chores do, for fuzzing: of two kinds none is.
+/// Decodes a request as all chores do, for fuzzing. Panics if two kinds of request accept it.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz_request(words: &[u8]) {
     let read = [
@@ -234,7 +234,7 @@ mod tests {
 
     use super::*;
 
-    /// No kind of request reads as another.
+    /// No kind of request decodes as another.
     #[test]
     fn kinds() {
         let comm = Token([5; 16]);
@@ -244,7 +244,7 @@ mod tests {
         fuzz_request(&GrowthRequest { comm, from: 3, to: 1, wire: Wire::Bulk }.encode());
     }
 
-    /// It looks often from a call on, and a while longer.
+    /// The growth chore looks often from a call on, and for a while after.
     #[test]
     fn busy() {
         let mut growth = Growth::default();

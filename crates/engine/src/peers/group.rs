@@ -1,4 +1,4 @@
-//! A rank of a peer group: what it has, and what a call asks of it.
+//! [`PeerGroup`]: one rank's part of a peer group. It holds what was prepared at init, and runs the calls of the p2p and native paths.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ use crate::peers::setup::tuned;
 use crate::peers::shutdown::closing::{ClosedSignal, Closing};
 use crate::peers::shutdown::draining::{Draining, Mapped};
 
-/// What all agreed on, and what this rank has of it.
+/// One rank's part of a peer group: what all ranks agreed on, and this rank's own resources.
 #[derive(Debug)]
 pub struct PeerGroup {
     others: Others,
@@ -49,7 +49,7 @@ pub struct PeerGroup {
     features: Features,
     /// What communicators made from this one need.
     lineage: Arc<Lineage>,
-    /// With which NCCL's communicators are made later.
+    /// The ids from which NCCL's communicator is made later, when a lazy communicator is materialized.
     ids: Ids,
     attempts: Attempts,
     scalars: Scalars,
@@ -58,14 +58,14 @@ pub struct PeerGroup {
     page: Arc<SharedPage>,
 }
 
-/// What it has beside.
+/// The features of a peer group beside moving bytes.
 #[derive(Debug)]
 struct Features {
-    /// Up to which size native collectives serve it.
+    /// Up to how many bytes each collective is native.
     limits: Limits,
-    /// Where its limits come from, as bits of [`agreed::Source`].
+    /// Where the limits come from, as bits of [`agreed::Source`].
     limits_from: u32,
-    /// None where the ranks do not, or this process has ended.
+    /// None where the ranks do not register buffers, or where this process has ended.
     registering: Option<Arc<Registering>>,
     /// Where the negotiated config keeps windows.
     windows: Option<Arc<Windows>>,
@@ -92,7 +92,7 @@ impl Features {
 }
 
 impl PeerGroup {
-    /// What was prepared, once all have confirmed.
+    /// Makes the peer group from what was prepared, once all ranks have confirmed. None if the page or the transports are missing.
     pub(super) fn new(negotiated: Arc<NegotiatedConfig>, prepared: Prepared) -> Option<Arc<PeerGroup>> {
         let Prepared {
             region,
@@ -127,7 +127,7 @@ impl PeerGroup {
         }))
     }
 
-    /// What all agreed on.
+    /// What all ranks agreed on.
     pub fn negotiated(&self) -> &Arc<NegotiatedConfig> {
         self.others.negotiated()
     }
@@ -137,22 +137,22 @@ impl PeerGroup {
         self.others.rank()
     }
 
-    /// What decides the path of a call.
+    /// What the plan needs to decide the path of a call.
     pub fn terms(&self) -> Terms {
         Terms::of(self.negotiated(), self.features.limits)
     }
 
-    /// Memory that all ranks share, zeros at first. Kept by whoever holds it, also beyond the peer group.
+    /// The shared page, zeros at first. Whoever holds the `Arc` keeps it, also beyond the peer group.
     pub fn shared_page(&self) -> &Arc<SharedPage> {
         &self.page
     }
 
-    /// What the program's own reductions multiply by.
+    /// The scalars of the program's own reductions.
     pub fn scalars(&self) -> &Scalars {
         &self.scalars
     }
 
-    /// Notes the communicator's configuration, once.
+    /// Notes the communicator's configuration. Only the first call counts.
     pub fn keep_configuration(&self, configuration: configuration::Kept) {
         let _ = self.configuration.set(configuration);
     }
@@ -162,27 +162,27 @@ impl PeerGroup {
         self.configuration.get().unwrap_or(&configuration::Kept::Unknown)
     }
 
-    /// What this rank registers by itself.
+    /// This rank's registrations of buffers with NCCL, where the ranks register.
     pub fn registering(&self) -> Option<&Arc<Registering>> {
         self.features.registering.as_ref()
     }
 
-    /// The windows that it keeps.
+    /// The kept windows of this rank, if windows are kept.
     pub fn windows(&self) -> Option<&Arc<Windows>> {
         self.features.windows.as_ref()
     }
 
-    /// What it tells the others of its calls.
+    /// The comparison of calls between ranks, if `WINDLASS_CHECK` asks for it.
     pub fn checking(&self) -> Option<&Arc<Checking>> {
         self.features.checking.as_ref()
     }
 
-    /// From now on calls are not told any more.
+    /// Stops telling calls to other ranks.
     pub fn end_checking(&self) {
         self.features.checking.iter().for_each(|checking| checking.end(|| self.ranks.gone()));
     }
 
-    /// The communicator ends. Its windows that the application has deregistered go, unless it is stopped: then all stay.
+    /// For the end of the communicator: ends the kept windows that the program has deregistered. After an abort or a failure all stay in NCCL.
     pub fn end_windows(&self, aborts: bool) -> End {
         let Some(windows) = &self.features.windows else { return End::Clean };
         if aborts || self.has_failed() {
@@ -192,27 +192,27 @@ impl PeerGroup {
         End::Clean
     }
 
-    /// What communicators made from this one need.
+    /// What this communicator keeps for its children.
     pub fn lineage(&self) -> &Arc<Lineage> {
         &self.lineage
     }
 
-    /// The ids with which NCCL's communicators are made later.
+    /// The ids from which NCCL's communicator is made later.
     pub(crate) fn ids(&self) -> &Ids {
         &self.ids
     }
 
-    /// The attempts to have NCCL build the communicator behind a lazy one.
+    /// The attempts to materialize this lazy communicator.
     pub(crate) fn attempts(&self) -> &Attempts {
         &self.attempts
     }
 
-    /// How its rings grow.
+    /// The growth of this rank's rings.
     pub(super) fn growing(&self) -> &Growing {
         &self.growing
     }
 
-    /// What runs on this rank's GPU; none while the peer group is being dropped.
+    /// The transports on this rank's GPU. None while the peer group is being dropped.
     pub(super) fn transports(&self) -> Option<&Transports> {
         self.mapped.as_ref().map(|mapped| &mapped.transports)
     }
@@ -225,33 +225,33 @@ impl PeerGroup {
         self.mapped.as_ref().map(|mapped| &mapped.region)
     }
 
-    /// What rings grow by; none while the peer group is being dropped.
+    /// What growing a ring needs. None while the peer group is being dropped.
     pub(super) fn p2p_and_heap(&self) -> Option<(&P2p, &Arc<Heap>)> {
         Some((&self.transports()?.p2p, self.region()?.heap()))
     }
 
-    /// The other ranks.
+    /// The way to the other ranks' processes.
     pub(super) fn others(&self) -> &Others {
         &self.others
     }
 
-    /// How the ranks are.
+    /// What this rank knows of the state of the ranks.
     pub(super) fn ranks(&self) -> &Ranks {
         &self.ranks
     }
 
-    /// Where the limits of native collectives come from, as bits of [`agreed::Source`]; none where it has no native collectives.
+    /// Where the limits of native collectives come from, as bits of [`agreed::Source`]. 0 without native collectives.
     pub fn limits_from(&self) -> u32 {
         self.features.limits_from
     }
 
-    /// Up to which size native collectives serve it.
+    /// Up to how many bytes each collective is native.
     pub fn limits(&self) -> &Limits {
         &self.features.limits
     }
 
-    /// Runs tasks of collectives, in their order, then sends and receives as one kernel, on the first stream; what the other streams hold
-    /// comes before, and what they get later after it.
+    /// Launches the tasks of native collectives in order, then the sends and receives as one kernel, on `stream`. The work already on `others`
+    /// comes before them, and later work on `others` after.
     pub fn run(
         &self,
         tasks: &[Task],
@@ -277,7 +277,7 @@ impl PeerGroup {
         let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);
         let of_messages = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
         let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.negotiated().members.len()) - 1 };
-        // After it was issued.
+        // Noted only after the launch, as the hang detector takes the awaited ranks before it asks whether all is done.
         self.ranks.awaits(of_messages | of_collectives);
         result
     }
@@ -291,19 +291,19 @@ impl PeerGroup {
         result
     }
 
-    /// Lets what comes next on a stream run after all that ran here: see [`Sequencer::order`]. What fails is logged; whoever issues it meets
-    /// the same device.
+    /// Lets the next work on `stream` run after all that ran here: see [`Sequencer::order`]. A failure is only logged, since the caller
+    /// then meets the same failing device.
     pub fn order(&self, stream: StreamHandle) -> Afterwards {
         let order = |sequencer: &Arc<Sequencer>| sequencer.order(stream).unwrap_or(Afterwards::Nothing);
         self.sequencer().map_or(Afterwards::Nothing, order)
     }
 
-    /// Lets all that comes here run after what was issued on that stream then: see [`Sequencer::follow`]. Whether it does, whatever graphs run.
+    /// Lets all later work here run after what was issued on `stream`: see [`Sequencer::follow`]. Returns whether that holds for graphs, too.
     pub fn follow(&self, stream: StreamHandle) -> bool {
         self.sequencer().is_some_and(|sequencer| sequencer.follow(stream) == Ok(true))
     }
 
-    /// The asynchronous error of what ran here; `ncclSuccess` if there is none.
+    /// The asynchronous error of this rank. `ncclSuccess` if there is none.
     pub fn error(&self) -> ncclResult_t {
         self.ranks.error()
     }
@@ -312,7 +312,7 @@ impl PeerGroup {
         self.error() != ncclSuccess
     }
 
-    /// The first error stays, and the peers hear of it.
+    /// Notes an asynchronous error and tells the peers. Only the first error counts.
     pub fn fail(&self, error: ncclResult_t) {
         if self.ranks.fail(error) {
             self.features.windows.iter().for_each(|windows| windows.leave_alone());
@@ -322,36 +322,35 @@ impl PeerGroup {
         }
     }
 
-    /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
+    /// Has this rank's kernels leave the GPU at once, and refuses more. Callable on any thread.
     pub fn abort(&self) {
         self.sequencer().into_iter().for_each(|sequencer| sequencer.abort());
     }
 
-    /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it; and where
-    /// this rank has failed its peers may have given up what it waits for, and where something was issued in part nobody knows when
-    /// it ends: that gets a moment.
+    /// Waits until all sends, receives and collectives are done, as NCCL does before it ends a communicator. An abort ends the wait.
+    /// If this rank has failed, or a launch is in doubt, the kernels may never finish: then it waits for `LEAVES_WITHIN` at most, and aborts.
     pub fn wait_idle(&self) {
         let Some(sequencer) = self.sequencer() else { return };
         if self.has_failed() || sequencer.is_doubtful() {
             drop(sequencer.wait_idle(LEAVES_WITHIN));
             return self.abort();
         }
-        // A driver that answers nothing any more has nothing in flight either.
+        // The wait fails only if the driver answers nothing any more. Then nothing is in flight either.
         drop(sequencer.wait_idle(Duration::MAX));
     }
 
-    /// This rank's device, until its memory has been given back.
+    /// This rank's device. None once its memory has been given back.
     pub fn device(&self) -> Option<i32> {
         self.region().map(Region::device)
     }
 
-    /// Bytes of this rank's device that nobody uses: two places for one byte each.
+    /// Two addresses in this rank's device memory, each of a byte that nothing else uses.
     pub fn scratch(&self) -> Option<[Address; 2]> {
         self.region().map(preparing::scratch)
     }
 }
 
-/// Asked where something was refused only.
+/// Whether a stream is being captured. Queries the driver, so it is called only after a refused launch.
 fn went(stream: StreamHandle) -> Went {
     match gpu::driver().and_then(|driver| driver.capture_of(stream)) {
         Ok(Some(_)) => Went::IntoCapture,

@@ -1,7 +1,7 @@
-//! Larger rings for a pair: the sender's process asks the receiver's, which lends memory for the ring, tells its own kernels
-//! and answers with it; the sender maps it and tells its kernels. On the background worker of both; calls and kernels go on. Each
-//! ring grows once. A receiver that gives none may not be through its init yet, or have no memory now: it is asked again.
-//! What cannot be mapped leaves the ring as it is.
+//! Grows the rings of a connection. The sender's process asks the receiver's, which lends memory for the ring, tells its own kernels and
+//! answers with that memory. The sender maps it and tells its kernels. All of this runs on the background workers of both, while calls and
+//! kernels go on. Each ring grows once. A receiver that gives none may still be in its init, or lack memory: it is asked again.
+//! Where the memory cannot be mapped, the ring stays as it is.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -20,36 +20,36 @@ use windlass_transport::p2p::{Direction, P2p, Wire};
 use super::requests::Others;
 use crate::features::recycling;
 
-/// How soon a receiver that gave none is asked again.
+/// After how long a receiver that gave no ring is asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// How the rings of a rank grow.
+/// The growth of a rank's rings.
 #[derive(Debug)]
 pub(super) struct Growing {
     others: Others,
     holds: Arc<Holds>,
     asked: AskedRings,
-    /// Held for a push, and taken when the peer group ends.
+    /// Locked for a push, and taken when the peer group ends.
     grown: Mutex<Grown>,
 }
 
-/// Which rings need not be asked for now.
+/// The rings that need not be asked for now.
 #[derive(Debug, Default)]
 struct AskedRings {
-    /// Connections whose ring was asked for, a bit for each peer: LL128, then chunks.
+    /// Connections whose ring was asked for, one bit per peer: of LL128, then of TMA bulk.
     peers: [AtomicU64; 2],
-    /// When a receiver gave none, by wire and peer. The background worker's alone.
+    /// When a receiver gave no ring, by wire and peer. Only the background worker uses it.
     denied: Mutex<BTreeMap<(usize, u32), Instant>>,
 }
 
-/// What rings grew into.
+/// The memory that rings grew into: lent by this rank, and mapped from peers.
 #[derive(Debug, Default)]
 pub(super) struct Grown {
     regions: Vec<Region>,
     peers: Vec<PeerRegion>,
 }
 
-/// A ring that should be larger: this rank sends to the peer.
+/// A request for a larger ring, of the rank that sends over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GrowthRequest {
     pub comm: Token,
@@ -86,7 +86,7 @@ fn index(wire: Wire) -> usize {
 }
 
 impl Grown {
-    /// Nobody of this rank uses the rings any more. Gives the leases.
+    /// Called once no kernel of this rank uses the rings. Returns the leases of the lent regions.
     pub(super) fn end(self) -> Vec<LeaseId> {
         self.regions.iter().map(Region::lease).collect()
     }
@@ -97,7 +97,7 @@ impl AskedRings {
         self.lock().insert((index(wire), peer), Instant::now());
     }
 
-    /// Those who gave none a while ago may be asked.
+    /// Lets receivers be asked again that gave no ring at least [`AGAIN_AFTER`] ago.
     fn ask_again(&self, wire: Wire) {
         self.lock().retain(|(of, peer), at| {
             let again = *of == index(wire) && at.elapsed() >= AGAIN_AFTER;
@@ -114,12 +114,12 @@ impl AskedRings {
 }
 
 impl Growing {
-    /// Of one whose kernels are held by these.
+    /// The growth of a rank whose graphs keep memory through `holds`.
     pub(super) fn new(others: Others, holds: Arc<Holds>) -> Growing {
         Growing { others, holds, asked: AskedRings::default(), grown: Mutex::default() }
     }
 
-    /// For the end of it all: what is left here is empty.
+    /// Takes all grown memory, for the end of the peer group.
     pub(super) fn take(&mut self) -> Grown {
         std::mem::take(self.grown.get_mut().unwrap_or_else(PoisonError::into_inner))
     }
@@ -128,7 +128,7 @@ impl Growing {
         self.grown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rings that should be larger and were not asked for yet; now they are. Calls no driver.
+    /// The rings that should grow and have not been asked for; marks them as asked. Calls no driver.
     pub(super) fn wanted(&self, p2p: &P2p) -> Vec<GrowthRequest> {
         let (stalled, early) = (p2p.wants_growth(), p2p.asks_early());
         let mut questions = Vec::new();
@@ -149,8 +149,8 @@ impl Growing {
         questions
     }
 
-    /// As the receiver: lends the ring, tells this rank's kernels and gives what the sender needs. What the ring holds does not
-    /// matter (`growth` of the kernels crate says why), so nothing has to run on the device, which may be full of waiting kernels.
+    /// On the receiver: lends the larger ring, tells this rank's kernels, and returns what the sender needs to map it. The ring is not cleared
+    /// (`growth` of the kernels crate says why), so nothing has to run on the device, which may be full of waiting kernels.
     pub(super) fn grant(
         &self,
         question: GrowthRequest,
@@ -188,14 +188,14 @@ impl Growing {
             (announcement.place, Some(announcement.descriptor))
         };
         let told = p2p.grow_receive(from, wire, region.address(), p2p.growth_slots(wire));
-        // Announced: it stays until the sender has closed, whether it is used or not.
+        // It was announced, so it stays lent until the sender has closed, whether it is used or not.
         self.lock().regions.push(region);
         told.map_err(words)?;
         log::debug!("a larger ring for messages of rank {from}: {} bytes", p2p.growth_bytes(wire));
         Ok(Answer { words: place.to_wire().to_vec(), descriptor })
     }
 
-    /// As the sender: maps the ring and tells this rank's kernels.
+    /// On the sender: maps the larger ring and tells this rank's kernels.
     pub(super) fn answered(
         &self,
         question: GrowthRequest,
@@ -255,7 +255,7 @@ fn words(error: impl std::fmt::Display) -> String {
 mod tests {
     use super::*;
 
-    /// Who gave none is asked again, a while later.
+    /// A receiver that gave no ring is asked again a while later.
     #[test]
     fn asked_again() {
         let asked = AskedRings::default();
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(asked.denied.lock().unwrap().keys().collect::<Vec<_>>(), [&(wire, 2)]);
     }
 
-    /// Questions read back; anything else is none.
+    /// Requests survive encoding and decoding, and other bytes are refused.
     #[test]
     fn questions() {
         for wire in [Wire::Ll128, Wire::Bulk] {

@@ -1,4 +1,4 @@
-//! Ranks that fail or die, and those that wait for them.
+//! What happens when a rank fails or dies: other ranks hear of it, and their waits for it end.
 
 pub(in crate::peers) mod error_propagation;
 pub(in crate::peers) mod hang_detector;

@@ -1,5 +1,5 @@
-//! The ids with which NCCL's own communicators are made later than the peer group. All ranks ask the process of one of them, which
-//! makes one at the first question, on its background worker: that rank itself may come to it last, or first.
+//! Ids for NCCL communicators that are made later than the peer group. All ranks ask the process of one rank. Its background worker makes
+//! the id at the first request, so that rank may ask for it first or last itself.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -22,34 +22,34 @@ use super::requests::Others;
 use crate::background::process_exit;
 use crate::peers::setup::hosting;
 
-/// Ids that are kept: ranks are at most a failed attempt apart, and a rank that has made a communicator from this one asks soon.
+/// How many ids are kept. Ranks are at most one failed attempt apart, and a rank that has made one communicator soon asks for the next.
 const KEPT_MAX: usize = 64;
-/// How soon a process that gave none is asked again: it may not be through its init yet.
+/// After how long a process that gave no id is asked again: it may still be in its init.
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
-/// How often a rank that waits looks whether it should.
+/// How often a waiting rank checks whether to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A rank's ids.
 #[derive(Debug)]
 pub(crate) struct Ids {
     others: Others,
-    /// By what they are for, the oldest first. Held while NCCL makes one, which waits for nobody.
+    /// The ids made here. Locked while NCCL makes one, which waits for no other rank.
     made: Mutex<Made>,
 }
 
-/// What became of each: one answer for all who ask, whoever asks first.
+/// The answers by number, the oldest first: all ranks that ask for a number get the same answer.
 #[derive(Debug, Default)]
 struct Made(VecDeque<(u64, State)>);
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// NCCL has made none since then: this process may lack descriptors, for a while.
+    /// NCCL has made no id since this time. This process may lack descriptors for a while.
     Lacking(Instant),
     Over(Result<Id, ncclResult_t>),
 }
 
 impl Made {
-    /// What there is for a number; none while NCCL may yet make one, which is tried each time.
+    /// The answer for a number. None while NCCL may yet make an id: each call tries again.
     fn get(
         &mut self,
         number: u64,
@@ -80,13 +80,13 @@ impl Made {
     }
 }
 
-/// Which id is asked for.
+/// A request for an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IdRequest {
     pub comm: Token,
     /// The rank whose process makes it.
     pub of: u32,
-    /// What it is for.
+    /// The number of the communicator that the id is for.
     pub number: u64,
 }
 
@@ -111,13 +111,13 @@ impl IdRequest {
 }
 
 impl Ids {
-    /// None yet.
+    /// The state before the first id.
     pub(super) fn new(others: Others) -> Ids {
         Ids { others, made: Mutex::default() }
     }
 
-    /// An id for something that ranks number alike, the same for all who ask the same rank. Waits for its process, whatever its
-    /// threads do, until `stopped`, which is asked every 50 ms, or this process had no descriptor to ask with [for a while](descriptor::WANTED_FOR).
+    /// The id of a number, the same on all ranks that ask rank `of`. Waits for that rank's process, not for its threads. Fails when `stopped`
+    /// says so, which is asked at least every 50 ms, or when this process lacks a descriptor to ask with [for too long](descriptor::WANTED_FOR).
     pub(crate) fn get(&self, of: u32, number: u64, stopped: &dyn Fn() -> bool) -> Result<Id, ncclResult_t> {
         if self.others.rank() == of {
             // The others ask this process.
@@ -134,7 +134,7 @@ impl Ids {
         let mut wanting: Option<Instant> = None;
         while !stopped() {
             let (tell, answer) = sync_channel(1);
-            // Who asked may have stopped waiting.
+            // This rank may have stopped waiting.
             let heard = move |answer| drop(tell.try_send(answer));
             if !self.others.ask(of, question.encode(), heard) {
                 return Err(refuse(ncclInternalError, format_args!("nobody to ask for an id")));
@@ -152,7 +152,7 @@ impl Ids {
                     }
                     Err(RecvTimeoutError::Disconnected) => break,
                     Err(RecvTimeoutError::Timeout) if stopped() => break,
-                    // What was asked while the process ended is asked once the worker has begun again.
+                    // A request made while the process ended is sent only once the worker has begun again.
                     Err(RecvTimeoutError::Timeout) => process_exit::go_on(),
                 }
             }
@@ -166,7 +166,7 @@ impl Ids {
         Err(ncclInternalError)
     }
 
-    /// As the rank that is asked: the id, or NCCL's code where this process can make none; nothing as long as it may yet.
+    /// On the rank that is asked: the id, or NCCL's code where this process can make none. None while an id may yet be made.
     pub(super) fn answer(&self, number: u64) -> Option<Answer> {
         let words = match self.make(number)? {
             Ok(id) => id.to_vec(),
@@ -181,11 +181,11 @@ impl Ids {
     }
 }
 
-/// What [`Ids::answer`] has written.
+/// Decodes what [`Ids::answer`] has written.
 fn read(words: &[u8]) -> Result<Id, ncclResult_t> {
     if let Ok(code) = words.try_into() {
         let code = ncclResult_t(i32::from_le_bytes(code));
-        // No failures: another process's mistake.
+        // These codes are no failures, so the other process has made a mistake.
         let is_none = code == ncclSuccess || code == ncclInProgress;
         return Err(if is_none { ncclInternalError } else { code });
     }
@@ -199,7 +199,7 @@ fn read(words: &[u8]) -> Result<Id, ncclResult_t> {
 mod tests {
     use super::*;
 
-    /// Who cannot make an id says so with NCCL's code, which is not taken for an id.
+    /// A process that can make no id answers with NCCL's code, which is not taken for an id.
     #[test]
     fn answers() {
         let id = [7; NCCL_UNIQUE_ID_BYTES];
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(read(&ncclSuccess.0.to_le_bytes()), Err(ncclInternalError));
     }
 
-    /// All who ask for one number get one answer: the id that is made in the end, or a failure that has lasted.
+    /// All who ask for one number get one answer: the id, or a failure that has lasted.
     #[test]
     fn one_answer() {
         let (id, fails) = ([7; NCCL_UNIQUE_ID_BYTES], || Err(ncclSystemError));
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(made.0.len(), KEPT_MAX);
     }
 
-    /// Questions read back; anything else is none.
+    /// Requests survive encoding and decoding, and other bytes are refused.
     #[test]
     fn questions() {
         let question = IdRequest { comm: Token([5; 16]), of: 2, number: 7 };

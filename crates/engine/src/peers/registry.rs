@@ -1,4 +1,4 @@
-//! The peer groups of this process, for the background worker and for what concerns all of them.
+//! The list of this process's peer groups, for the background worker and for calls that concern all of them.
 
 use std::sync::Arc;
 
@@ -10,28 +10,28 @@ use crate::background::worker;
 
 static PEER_GROUPS: WeakList<PeerGroup> = WeakList::new();
 
-/// From now on a peer group is looked after.
+/// Adds a peer group, so that the background worker looks after it.
 pub(super) fn add(peer_group: &Arc<PeerGroup>) {
     PEER_GROUPS.push(peer_group);
     worker::wake();
 }
 
-/// Those that are alive, held one at a time.
+/// The live peer groups, each held only while it is the current item.
 pub(super) fn alive() -> impl Iterator<Item = Arc<PeerGroup>> {
     PEER_GROUPS.alive()
 }
 
-/// Whether there is none.
+/// Whether there is no peer group.
 pub(super) fn is_empty() -> bool {
     PEER_GROUPS.is_empty()
 }
 
-/// A rank's of this name.
+/// The peer group of this token and rank.
 pub(super) fn find(comm: Token, rank: u32) -> Option<Arc<PeerGroup>> {
     alive().find(|peer_group| peer_group.negotiated().comm == comm && peer_group.rank() == rank)
 }
 
-/// From now on no call of this process is told to other ranks.
+/// Stops telling calls of this process to other ranks, on all communicators.
 pub(super) fn end_checking() {
     alive().for_each(|peer_group| peer_group.end_checking());
 }

@@ -1,4 +1,4 @@
-//! How a rank speaks with the processes of the other ranks of its peer group, through the [worker].
+//! Sends requests and messages to the processes of the other ranks of a peer group, through the background [worker].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ use windlass_bootstrap::request_socket::Answered;
 
 use crate::background::worker;
 
-/// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
+/// How long a message is repeated to a peer that does not answer: it may still be in its init, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// The other ranks of one rank.
+/// One rank's way to the other ranks of its peer group.
 #[derive(Clone, Debug)]
 pub(super) struct Others {
     negotiated: Arc<NegotiatedConfig>,
@@ -20,17 +20,17 @@ pub(super) struct Others {
 }
 
 impl Others {
-    /// Of this rank.
+    /// The other ranks of this rank.
     pub(super) fn new(negotiated: Arc<NegotiatedConfig>, rank: u32) -> Others {
         Others { negotiated, rank }
     }
 
-    /// What all agreed on.
+    /// What all ranks agreed on.
     pub(super) fn negotiated(&self) -> &Arc<NegotiatedConfig> {
         &self.negotiated
     }
 
-    /// What names the peer group.
+    /// The token that names the peer group.
     pub(super) fn comm(&self) -> Token {
         self.negotiated.comm
     }
@@ -46,18 +46,18 @@ impl Others {
         member.filter(|_| rank != self.rank).ok_or_else(|| format!("there is no other rank {rank}"))
     }
 
-    /// Whether a rank lives in this process, too.
+    /// Whether that rank is in this process, too.
     pub(super) fn is_near(&self, rank: u32) -> bool {
         let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
         process(rank) == process(self.rank)
     }
 
-    /// Those whose bit is set, and all if all are.
+    /// The ranks whose bit is set.
     pub(super) fn among(&self, ranks: u64) -> impl Iterator<Item = u32> + use<> {
         (0..self.negotiated.members.len() as u32).filter(move |rank| ranks & (1 << rank) != 0)
     }
 
-    /// Asks a rank's process; whether there will be an answer, or a silence that is one.
+    /// Sends a request to a rank's process. Returns whether `heard` will be called, with an answer or with the reason why none came.
     pub(super) fn ask(
         &self,
         rank: u32,
@@ -68,7 +68,7 @@ impl Others {
         request_socket.is_some_and(|to| worker::ask(to, words, Instant::now(), heard))
     }
 
-    /// Has each other rank hear its words, also if this one ends at once.
+    /// Sends a message to every other rank, made by `words` for each. It is repeated until heard, also if this communicator ends at once.
     pub(super) fn tell(&self, words: impl Fn(u32) -> Vec<u8>) {
         let until = Instant::now() + TOLD_WITHIN;
         let others = self.negotiated.members.iter().filter(|member| member.rank != self.rank);
@@ -80,7 +80,7 @@ impl Others {
     }
 }
 
-/// Says it until it is heard, or was said for long enough.
+/// Sends a message until it is answered, or until `until`.
 fn tell(to: Token, words: Vec<u8>, due: Instant, until: Instant) {
     let again = words.clone();
     worker::ask(to, words, due, move |answer| {
@@ -91,7 +91,7 @@ fn tell(to: Token, words: Vec<u8>, due: Instant, until: Instant) {
     });
 }
 
-/// Where the process of a rank is asked.
+/// The request socket of a rank's process.
 fn request_socket_of(member: &Member) -> Option<Token> {
     Some(Token(*member.attachment.first_chunk()?))
 }

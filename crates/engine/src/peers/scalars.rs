@@ -1,5 +1,5 @@
-//! What the program's own reductions multiply by (`ncclRedOpCreatePreMulSum`), of a communicator whose reductions NCCL makes: in fixed order
-//! native collectives run them, too. Those of a lazy communicator are [its own](crate::lazy::operators).
+//! The scalars of the program's own reductions (`ncclRedOpCreatePreMulSum`), of communicators whose operations NCCL makes. In fixed order
+//! native collectives run them, too. A lazy communicator keeps [its own](crate::lazy::operators).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,22 +8,22 @@ use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
 use windlass_base::call::Scalar;
 
-/// By NCCL's numbers.
+/// The scalars by NCCL's number of the operation.
 #[derive(Debug, Default)]
 pub struct Scalars(Mutex<BTreeMap<i32, (ncclDataType_t, Scalar)>>);
 
 impl Scalars {
-    /// NCCL has made one.
+    /// Notes an operation that NCCL has made.
     pub fn made(&self, operation: ncclRedOp_t, datatype: ncclDataType_t, scalar: Scalar) {
         self.lock().insert(operation.0, (datatype, scalar));
     }
 
-    /// The program has ended one. Calls that were made keep what they have read.
+    /// Forgets an operation that the program has destroyed. Calls made before keep what they have read.
     pub fn ended(&self, operation: ncclRedOp_t) {
         self.lock().remove(&operation.0);
     }
 
-    /// What one multiplies by, if it is for this type.
+    /// The scalar of an operation, if the operation is for this type.
     pub fn of(&self, operation: ncclRedOp_t, datatype: ncclDataType_t) -> Option<Scalar> {
         let (own, scalar) = *self.lock().get(&operation.0)?;
         (own == datatype).then_some(scalar)
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
     use nccl_sys::{ncclFloat16, ncclFloat32};
 
-    /// One is known from when it is made to when it ends, for its type alone.
+    /// An operation is known from when it is made to when it ends, for its own type alone.
     #[test]
     fn lives() {
         let (scalars, one) = (Scalars::default(), ncclRedOp_t(77));

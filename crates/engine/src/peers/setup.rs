@@ -1,4 +1,4 @@
-//! A communicator's init: what a rank asks for and can do, what it prepares, and what the init came to.
+//! A communicator's init: what a rank requests and is capable of, what it prepares, and the outcome.
 
 pub(in crate::peers) mod asked;
 pub(in crate::peers) mod capabilities;

@@ -1,4 +1,4 @@
-//! The ends: of a communicator, of all that this process has registered, of the process.
+//! The ends: of a communicator, of all registrations of this process, and of the process.
 
 pub(in crate::peers) mod at_exit;
 pub(in crate::peers) mod closing;

@@ -1,26 +1,26 @@
-//! What the entries of all ranks differ in: pure.
+//! Finds in what the entries of all ranks differ. Pure.
 //!
 //! # What matters of windows
-//! NCCL runs a collective over windows on a rank where both of its buffers lie in symmetric ones, and reaches into its peers at
-//! its own offsets (2.28.9: `ncclSymkMakeDevWork` in src/sym_kernels.cc; over copy engines src/ce_coll.cc). So where any
-//! rank does, another that does not goes another way, and one with another window or offset there is written to at the wrong place.
-//! Reached into are both buffers of an all-reduce, what an all-gather receives and what a reduce-scatter sends. Where no rank does, NCCL
-//! still looks buffers up, as a registration of the same bytes: they are to be in a window everywhere or nowhere.
+//! NCCL runs a collective over windows on a rank if both of its buffers lie in symmetric windows. It then addresses its peers' memory by
+//! its own offsets (2.28.9: `ncclSymkMakeDevWork` in src/sym_kernels.cc; over copy engines src/ce_coll.cc). So if any rank does,
+//! a rank that does not takes another path, and one with another window or offset is written to at the wrong place.
+//! Peers address both buffers of an all-reduce, an all-gather's receive buffer and a reduce-scatter's send buffer. If no rank runs over
+//! windows, NCCL still looks buffers up, as a registration of the same bytes: they must be in a window on all ranks or on none.
 
 use windlass_base::call::Function;
 
 use crate::features::check::entry::{Called, Entry, Place};
 
-/// What the real library lets pass.
+/// What the real library accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
     /// Whether allocations of ranks may differ in size.
     pub takes_unlike: bool,
-    /// Whether copy engines may run a collective over windows: under a CTA policy.
+    /// Whether copy engines may run a collective over windows, as under a CTA policy.
     pub copies: bool,
 }
 
-/// In what ranks may differ, what matters most first.
+/// In what ranks may differ, the most important first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub(crate) enum Aspect {
@@ -49,19 +49,19 @@ impl Aspect {
     ];
 }
 
-/// Ranks differ.
+/// A difference between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Divergence {
     /// In what.
     pub aspect: Aspect,
-    /// The ranks that differ from most, or from rank 0 where no value is that of most; a bit each.
+    /// The ranks that differ from the majority, or from rank 0 if there is no majority. One bit each.
     pub odd: u64,
 }
 
-/// What is compared of one rank.
+/// One rank's value of an aspect.
 type Value = [u64; 3];
 
-/// The first thing in which the entries of all ranks, by rank, differ.
+/// The first aspect in which the entries of all ranks differ. `all` is in the order of ranks.
 pub(crate) fn compare(all: &[Entry], rules: Rules) -> Option<Divergence> {
     let any_symmetric = all.iter().any(|entry| is_over_windows(entry, rules));
     Aspect::ALL.into_iter().find_map(|aspect| {
@@ -71,7 +71,7 @@ pub(crate) fn compare(all: &[Entry], rules: Rules) -> Option<Divergence> {
     })
 }
 
-/// Who differs from most, or from the first where no value is that of most; a bit each.
+/// The ranks whose value differs from the majority's, or from rank 0's if there is no majority. One bit each.
 fn odd(values: &[Value]) -> u64 {
     let is_of_most = |value: &&Value| 2 * values.iter().filter(|other| other == value).count() > values.len();
     let Some(usual) = values.iter().find(is_of_most).or(values.first()) else { return 0 };
@@ -113,14 +113,14 @@ enum Use {
     None,
     /// Looks it up.
     LooksUp,
-    /// Its peers reach into it at their own offset.
+    /// Peers write to it or read it, at their own offset.
     Reached,
 }
 
 struct Uses {
     send: Use,
     receive: Use,
-    /// Whether there is a way over windows.
+    /// Whether NCCL can run the function over windows.
     has_way: bool,
 }
 
@@ -132,7 +132,7 @@ fn uses(called: &Called, rules: Rules) -> Uses {
         Function::AlltoAll | Function::Gather | Function::Scatter if rules.copies => {
             (Use::LooksUp, Use::Reached, true)
         }
-        // What others than the root pass to be sent means nothing.
+        // On ranks other than the root, the send buffer means nothing.
         Function::Broadcast => (Use::None, Use::LooksUp, false),
         _ => (Use::None, Use::None, false),
     };
@@ -145,7 +145,7 @@ fn is_over_windows(entry: &Entry, rules: Rules) -> bool {
     uses(called, rules).has_way && is_symmetric(called.send) && is_symmetric(called.receive)
 }
 
-/// Of a buffer. A rank whose other buffer is in no window is told by that one.
+/// The value of one buffer. If only the rank's other buffer is in no window, the other buffer's value shows it.
 fn place(place: Option<Place>, used: Use, any_symmetric: bool) -> Value {
     let Some(Place { window, is_symmetric, offset }) = place.filter(|_| used != Use::None) else {
         return [0; 3];
@@ -187,7 +187,7 @@ mod tests {
         compare(&all, rules).map(|Divergence { aspect, odd }| (aspect, odd))
     }
 
-    /// Operation, size, reduction and root matter always, the first of them first.
+    /// Operation, size, reduction and root always matter, in this order.
     #[test]
     fn what_is_called() {
         let usual = reduce(None, None);
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(compared(&[gather, usual, product], RULES), Some((Aspect::Call, 1)));
         let rooted = |root| of(Function::Broadcast, Called { root: Some(root), ..usual });
         assert_eq!(compared(&[rooted(0), rooted(1), rooted(1)], RULES), Some((Aspect::Root, 1)));
-        // Of two ranks nobody is most: the second differs.
+        // Of two ranks there is no majority: the second differs.
         assert_eq!(compared(&[larger, usual], RULES), Some((Aspect::Size, 0b10)));
         assert_eq!(compared(&[usual, larger, usual, larger, gather], RULES), Some((Aspect::Call, 0b10000)));
         let window = Entry::Window(Window { bytes: 8, flags: 1, allocation: 0, offset: 0 });
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(compare(&mixed, RULES), Some(Divergence { aspect: Aspect::Call, odd: 1 }));
     }
 
-    /// Bytes that are only moved may be of any type.
+    /// Functions that only move bytes may be called with any type.
     #[test]
     fn types_of_bytes() {
         let floats = of(Function::AllGather, reduce(None, None));
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(compared(&reduces, RULES), Some((Aspect::Size, 0b10)));
     }
 
-    /// Offsets matter of what peers reach into, and windows where any rank goes over them.
+    /// Offsets matter in buffers that peers address, and windows matter if any rank runs over them.
     #[test]
     fn where_buffers_lie() {
         let (usual, other) = (reduce(at(1, 0), at(1, 64)), reduce(at(1, 0), at(1, 128)));
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(compared(&all(Function::Broadcast, receives), RULES), None);
     }
 
-    /// Who is in no window goes another way; where nobody goes over windows, offsets do not matter.
+    /// A buffer outside windows takes another path. If no rank runs over windows, offsets do not matter.
     #[test]
     fn outside() {
         let (inside, outside) = (reduce(at(1, 0), at(1, 64)), reduce(at(1, 0), None));
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(compared(&mixed, RULES), Some((Aspect::Receive, 0b10)));
     }
 
-    /// What a registration must have alike.
+    /// What must be equal in a registration.
     #[test]
     fn registrations() {
         let usual = Window { bytes: 4096, flags: 1, allocation: 1 << 21, offset: 0 };
@@ -271,13 +271,13 @@ mod tests {
     }
 
     proptest! {
-        /// Equal entries never differ, whatever they are.
+        /// Equal entries never differ.
         #[test]
         fn alike(entry in entry(), ranks in 2..16_usize, takes_unlike: bool, copies: bool) {
             prop_assert_eq!(compare(&vec![entry; ranks], Rules { takes_unlike, copies }), None);
         }
 
-        /// One rank among three and more that differs is the one that is named, wherever it is.
+        /// If one rank among three or more differs, that rank is named.
         #[test]
         fn one_differs(usual in entry(), one in entry(), ranks in 3..16_usize, place in 0..16_usize, copies: bool) {
             let place = place % ranks;
@@ -287,7 +287,7 @@ mod tests {
             prop_assert!(named.is_none_or(|found| found.odd == 1 << place), "{named:?}");
         }
 
-        /// Those who differ are fewer than all, and the same are found in what differs first from any order of the others.
+        /// Some rank always differs, but never all of them.
         #[test]
         fn never_all(all in proptest::collection::vec(entry(), 2..16)) {
             if let Some(found) = compare(&all, RULES) {

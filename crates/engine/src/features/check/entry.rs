@@ -1,15 +1,15 @@
-//! What a rank tells of one call, as words.
+//! [`Entry`]: what a rank tells the others of one call, and its encoding in words.
 
 use nccl_sys::{ncclAvg, ncclDataType_t, ncclRedOp_t};
 
 use windlass_base::call::{Function, Shared};
 
-/// Words of an entry beside the one that says that it is there.
+/// Words of an entry, without the one that says that the entry is there.
 pub(crate) const WORDS: usize = 6;
-/// In place of a function: a window is registered.
+/// Stands in the place of a function for the registration of a window.
 const WINDOW: u64 = 0xff;
 
-/// What a rank has called.
+/// A call of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// A collective.
@@ -18,54 +18,54 @@ pub(crate) enum Entry {
     Window(Window),
 }
 
-/// A collective. Variants of one function are one.
+/// A collective. Variants of a function count as the same function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Called {
-    /// Which; never a send or a receive.
+    /// The function. Never a send or a receive.
     pub function: Function,
     /// Elements, as the function counts them.
     pub count: u64,
     /// Type of an element.
     pub datatype: i32,
-    /// NCCL's number of a reduction; [`OWN`] for the application's, whose numbers may differ.
+    /// NCCL's number of the reduction. [`OWN`] for reductions of the program, whose numbers may differ between ranks.
     pub reduction: Option<u16>,
-    /// The root of a rooted one.
+    /// The root, if the function has one.
     pub root: Option<i32>,
-    /// Where the buffers lie; none: in no window.
+    /// The place of the send buffer. None if it is in no window.
     pub send: Option<Place>,
-    /// See `send`.
+    /// The place of the receive buffer. None if it is in no window.
     pub receive: Option<Place>,
 }
 
-/// A reduction of the application's own.
+/// Stands for every reduction of the program's own.
 pub(crate) const OWN: u16 = u16::MAX - 1;
 
 /// A place in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Which of the communicator's registrations made it, from 1.
+    /// The number of the registration that made the window, from 1.
     pub window: u32,
-    /// Whether that asked for a symmetric one.
+    /// Whether the window was registered as symmetric.
     pub is_symmetric: bool,
-    /// Bytes from its beginning.
+    /// Bytes from the beginning of the window.
     pub offset: u64,
 }
 
 /// A registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Its bytes.
+    /// Bytes of the window.
     pub bytes: u64,
-    /// As the application gave them.
+    /// The flags that the program gave.
     pub flags: u32,
-    /// Bytes of the allocation that it lies in; 0 where that is not known.
+    /// Bytes of the allocation that holds the window. 0 if unknown.
     pub allocation: u64,
-    /// Of the window in the allocation.
+    /// Bytes from the beginning of the allocation to the window.
     pub offset: u64,
 }
 
 impl Called {
-    /// None of what is not collective.
+    /// The entry of a call. None if the call is no collective.
     pub(crate) fn of(shared: &Shared, send: Option<Place>, receive: Option<Place>) -> Option<Called> {
         let Shared { count, datatype, operation, root, .. } = *shared;
         let function = usual(shared.function)?;
@@ -73,12 +73,12 @@ impl Called {
         Some(Called { function, count: count as u64, datatype: datatype.0, reduction, root, send, receive })
     }
 
-    /// Bytes of what the count counts; none where the type is unknown.
+    /// Bytes that `count` elements take. None if the type is unknown.
     pub(crate) fn bytes(&self) -> Option<u64> {
         Some(self.count.saturating_mul(ncclDataType_t(self.datatype).size_bytes()? as u64))
     }
 
-    /// Whether it reduces. Where not, NCCL moves bytes: types may differ.
+    /// Whether the function reduces. If not, NCCL moves bytes, so types may differ.
     pub(crate) fn reduces(&self) -> bool {
         matches!(self.function, Function::AllReduce | Function::Reduce | Function::ReduceScatter)
     }
@@ -88,7 +88,7 @@ fn reduction(operation: ncclRedOp_t) -> u16 {
     if (0..=ncclAvg.0).contains(&operation.0) { operation.0 as u16 } else { OWN }
 }
 
-/// Ranks may call one by different names.
+/// The function that a variant stands for, since ranks may call it by different names.
 fn usual(function: Function) -> Option<Function> {
     use Function::*;
     Some(match function {
@@ -131,7 +131,7 @@ impl Entry {
         }
     }
 
-    /// None of what no rank writes.
+    /// Decodes an entry. None if no rank can have written these words.
     pub(crate) fn unpack(words: [u64; WORDS]) -> Option<Entry> {
         let [what, second, count, windows, send_offset, receive_offset] = words;
         if what & 0xff == WINDOW {
@@ -186,20 +186,20 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// What is written is read.
+        /// An entry survives encoding and decoding.
         #[test]
         fn round_trip(entry in entry()) {
             prop_assert_eq!(Entry::unpack(entry.pack()), Some(entry));
         }
 
-        /// Words of anybody's are an entry or none.
+        /// Any words decode to an entry or to none.
         #[test]
         fn any_words(words: [u64; WORDS]) {
             let _ = Entry::unpack(words);
         }
     }
 
-    /// Variants of a function and own reductions are one each; messages are none.
+    /// Variants of a function are equal, as are the program's own reductions. Messages have no entry.
     #[test]
     fn told_alike() {
         let shared =

@@ -1,8 +1,8 @@
-//! What this rank tells the others of its calls, and on rank 0 what all have told, compared (`WINDLASS_CHECK`). See
+//! [`Checking`]: tells this rank's calls to the other ranks, and on rank 0 compares the calls of all (`WINDLASS_CHECK`). See
 //! docs/symmetric-memory.md, "Finding what differs".
 //!
-//! A call is told before it goes to whoever serves it, and waits for nobody; nor does it ever fail by this. Rank 0 compares what is
-//! there: a little at each of its calls, the rest on `windlass-worker`.
+//! A call is told before it runs. Telling never waits and never fails. Rank 0 compares what is there: a few calls at each of its
+//! own calls, the rest on the background worker.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -29,47 +29,47 @@ use crate::features::page_layout::CHECKING_AT;
 
 /// The rank that compares.
 const COMPARES: u32 = 0;
-/// So many lines of a communicator, then one more that says so.
+/// How many lines are logged of a communicator, before one more that says so.
 const LINES_MAX: u32 = 16;
-/// So many calls are compared when one is told.
+/// How many calls are compared when rank 0 tells one.
 const AT_ONCE: u32 = 4;
-/// So many at a look of the background worker.
+/// How many calls are compared at one look of the background worker.
 const AT_A_LOOK: u32 = 4096;
-/// A rank that has not come for so long is named.
+/// After how long a rank that has not made a call is named.
 const NAMED_AFTER: Duration = Duration::from_secs(10);
 
-/// What a rank has of it.
+/// One rank's part of the comparison.
 #[derive(Debug)]
 pub struct Checking {
     slot: CheckSlot<Arc<SharedPage>>,
     rank: u32,
-    /// Equal on all ranks, for the log.
+    /// The peer group's hash, equal on all ranks, for the log.
     hash: u64,
     /// The communicator's number in this process; 0 while it has none.
     serial: AtomicU64,
     rules: Rules,
-    /// This rank tells nothing any more.
+    /// Whether this rank tells no more calls.
     has_ended: AtomicBool,
-    /// Held for some stores and looks.
+    /// Locked for some stores and looks.
     places: Mutex<Places>,
-    /// Rank 0's. Held while some calls are compared; who finds it held goes on.
+    /// Used on rank 0 only. Locked while some calls are compared. A thread that finds it locked skips the comparison.
     compared: Mutex<Compared>,
 }
 
-/// How far the comparison is.
+/// How far the comparison has come.
 #[derive(Debug)]
 struct Compared {
-    /// The next number.
+    /// The number of the next call to compare.
     next: u64,
     /// Lines that were logged.
     lines: u32,
-    /// Since when some ranks wait for others at the next number.
+    /// Since when some ranks wait for others at the next call.
     waits_since: Option<Instant>,
-    /// Whether those who are missing there were named.
+    /// Whether the ranks that are missing there were named.
     is_named: bool,
 }
 
-/// One line of who keeps a communicator from being compared, of the first rank that would.
+/// Logs which ranks keep a communicator from being compared. Only the first rank that wants the comparison logs it.
 pub(crate) fn say_who_does_not(negotiated: &NegotiatedConfig, rank: u32) {
     let would = |wanted: bool| negotiated.members.iter().filter(move |member| member.checks == wanted);
     let without: Vec<u32> = would(false).map(|member| member.rank).collect();
@@ -81,7 +81,7 @@ pub(crate) fn say_who_does_not(negotiated: &NegotiatedConfig, rank: u32) {
     }
 }
 
-/// One line of a communicator without a peer group, where calls are to be compared. One rank has nobody to differ from.
+/// Logs that a communicator is not compared because it has no peer group. A single rank has no other to differ from.
 pub(crate) fn say_why_not(serial: u64, reason: &FallbackReason) {
     if config().check == Switch::On && !matches!(reason, FallbackReason::OneRank) {
         log::warn!(
@@ -91,7 +91,7 @@ pub(crate) fn say_why_not(serial: u64, reason: &FallbackReason) {
 }
 
 impl Checking {
-    /// Where the negotiated config says so, for a rank of a peer group whose ranks have this shared page.
+    /// The comparison, if the negotiated config asks for it, over the peer group's shared page.
     pub(crate) fn new(
         negotiated: &NegotiatedConfig,
         page: &Arc<SharedPage>,
@@ -115,12 +115,12 @@ impl Checking {
         }))
     }
 
-    /// The communicator has this number in this process.
+    /// Sets the communicator's number in this process.
     pub(crate) fn is_known_as(&self, serial: u64) {
         self.serial.store(serial, Ordering::Relaxed);
     }
 
-    /// Tells of a collective; messages are between two ranks.
+    /// Tells the other ranks of a collective. Messages, which are between two ranks, are not told.
     pub fn tell(&self, call: &Call) {
         let (send, receive) = {
             let places = self.places();
@@ -131,7 +131,7 @@ impl Checking {
         }
     }
 
-    /// Tells of a registration.
+    /// Tells the other ranks of the registration of a window.
     pub fn tell_window(&self, range: Range, flags: u32) {
         let allocation = gpu::opened().and_then(|driver| driver.attributes(range.base));
         let allocation = allocation.map(|said| said.range);
@@ -143,17 +143,17 @@ impl Checking {
         }));
     }
 
-    /// There is a window, with this handle; none: the end of a group makes it.
+    /// Notes a window with NCCL's handle. None if the end of a group will make the window.
     pub fn window_is_made(&self, range: Range, flags: u32, handle: Option<usize>) {
         self.places().made(range, flags, handle);
     }
 
-    /// A window is the application's no more.
+    /// Notes that the program has deregistered a window.
     pub fn window_ends(&self, handle: usize) {
         self.places().ended(handle);
     }
 
-    /// This rank tells nothing any more. What all have told by now is compared yet.
+    /// Stops telling calls. Calls that all ranks have told by now are still compared.
     pub(crate) fn end(&self, gone: impl Fn() -> u64) {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return;
@@ -168,7 +168,8 @@ impl Checking {
         }
     }
 
-    /// Compares what is there, and names who is missing too long. Rank 0's alone. `gone`: whose process has ended, a bit each.
+    /// Compares what is there, and names ranks that are missing for too long. Does nothing except on rank 0. `gone` gives the ranks whose
+    /// process has ended, one bit each.
     pub(crate) fn look(&self, gone: impl Fn() -> u64) {
         if self.rank == COMPARES
             && let Some(mut compared) = self.try_compared()
@@ -216,7 +217,7 @@ impl Checking {
             let missing = |rank: &usize| matches!(found[*rank], Found::Missing);
             let missing: Vec<usize> = (0..found.len()).filter(missing).collect();
             if missing.len() + here.len() < found.len() {
-                // Somebody has ended, and what the others call there is theirs.
+                // A rank has ended. What the others call there is not compared.
                 count::checked(Checked::NotCompared, 1);
                 compared.go_on(number.saturating_add(1));
                 continue;
@@ -236,7 +237,7 @@ impl Checking {
         }
     }
 
-    /// A log that is full of one fault hides the first.
+    /// Logs a line, up to a limit: a log that is full of one fault hides the first.
     fn say(&self, compared: &mut Compared, words: impl FnOnce() -> String) {
         compared.lines = compared.lines.saturating_add(1);
         let (hash, serial) = (self.hash, self.serial.load(Ordering::Relaxed));
@@ -325,7 +326,7 @@ mod tests {
         segment::current().checked[what as usize].load(Ordering::Relaxed)
     }
 
-    /// One after the other: what is counted is the process's.
+    /// One test, because the counters are the process's.
     #[test]
     fn compares() {
         // More divergences than lines: all are counted.
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!((counted(Checked::Compared), counted(Checked::Divergences)), (20, 20));
         assert_eq!(ranks[0].try_compared().unwrap().lines, 20);
 
-        // A rank far ahead: what it wrote over is not compared, and never taken for different.
+        // A rank that is far ahead: entries that it overwrote are not compared, and never count as different.
         let ranks = all(2);
         (0..600).for_each(|call| ranks[1].post(&entry(call)));
         (0..600).for_each(|call| ranks[0].post(&entry(call)));
@@ -346,7 +347,7 @@ mod tests {
         assert_eq!((counted(Checked::Compared), counted(Checked::NotCompared)), (20 + 255, 345));
         assert_eq!(counted(Checked::Divergences), 20);
 
-        // Who is missing is named once, if its process lives.
+        // A missing rank is named once, if its process lives.
         for (gone, absent) in [(0b10, 0), (0, 1)] {
             let ranks = all(2);
             ranks[0].post(&entry(1));
@@ -358,7 +359,7 @@ mod tests {
             assert_eq!(counted(Checked::Absent), absent);
         }
 
-        // Who ends is not waited for.
+        // A rank that has ended is not waited for.
         let ranks = all(2);
         (0..3).for_each(|call| ranks[0].post(&entry(call)));
         ranks[1].post(&entry(0));

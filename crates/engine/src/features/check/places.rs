@@ -1,4 +1,4 @@
-//! The live windows of a rank on one communicator, by number: which registration made each.
+//! The live windows of a rank on one communicator, numbered by registration, and the window in which an address lies.
 
 use windlass_base::range::Range;
 
@@ -6,7 +6,7 @@ use crate::features::check::entry::Place;
 
 /// `NCCL_WIN_COLL_SYMMETRIC`.
 const SYMMETRIC: u32 = 1;
-/// So many are remembered; the oldest goes first.
+/// How many windows are remembered. The oldest is forgotten first.
 const WINDOWS_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -14,21 +14,21 @@ struct Live {
     number: u32,
     range: Range,
     flags: u32,
-    /// None: the end of its group will make it.
+    /// None if the end of a group will make the window.
     handle: Option<usize>,
 }
 
-/// Where a rank's windows lie.
+/// The places of a rank's windows.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    /// Numbers that were given.
+    /// The last number that was given.
     given: u32,
     /// In the order of their numbers.
     live: Vec<Live>,
 }
 
 impl Places {
-    /// A registration has made a window, with this handle, or a group will.
+    /// Notes a registration. `handle` is None if the end of a group makes the window.
     pub(crate) fn made(&mut self, range: Range, flags: u32, handle: Option<usize>) {
         self.given += 1;
         if self.live.len() == WINDOWS_MAX {
@@ -37,7 +37,7 @@ impl Places {
         self.live.push(Live { number: self.given, range, flags, handle });
     }
 
-    /// One has ended. Of a group's the handle was never seen: those end in the order in which they were made, as far as can be told.
+    /// Notes the end of a window. The handles of windows made in groups are unknown, so these are taken to end in the order of making.
     pub(crate) fn ended(&mut self, handle: usize) {
         let known = self.live.iter().rposition(|one| one.handle == Some(handle));
         let ended = known.or_else(|| self.live.iter().position(|one| one.handle.is_none()));
@@ -46,7 +46,7 @@ impl Places {
         }
     }
 
-    /// Where an address lies: in the window that begins last, as NCCL looks it up, of several at one address in the latest.
+    /// The place of an address: in the window with the highest base, as NCCL looks it up, and among equal bases in the latest.
     pub(crate) fn of(&self, address: u64) -> Option<Place> {
         let byte = Range { base: address, bytes: 1 };
         let around = self.live.iter().filter(|one| one.range.contains(byte));
@@ -68,7 +68,7 @@ mod tests {
         Some(Place { window, is_symmetric: true, offset })
     }
 
-    /// Windows are numbered by registration, ended ones are not found, and numbers never come again.
+    /// Windows are numbered by registration. Ended ones are not found, and numbers are not reused.
     #[test]
     fn numbers() {
         let mut places = Places::default();
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(places.of(0x1000), Some(Place { window: 3, is_symmetric: false, offset: 0 }));
     }
 
-    /// A group's are ended in their order; one handle that came twice ends twice.
+    /// Windows of a group end in their order. A handle that was given twice ends twice.
     #[test]
     fn ends() {
         let mut places = Places::default();
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(places.of(0x8000), None);
     }
 
-    /// There are as many as may be.
+    /// No more windows are remembered than the limit.
     #[test]
     fn limit() {
         let mut places = Places::default();

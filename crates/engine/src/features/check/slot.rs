@@ -1,8 +1,8 @@
-//! A rank's place at the words that ranks share: a ring of each rank's entries.
+//! One rank's ring of entries in the shared page, and its view of the other ranks' rings.
 //!
-//! A rank writes its own ring only, and never waits for who reads it: what was not read in time is [gone](Found::Gone). The first
-//! word of an entry is its number, twice, and one more while the entry is being written; a reader looks at it before and after it
-//! reads the others, so that what is torn is not taken.
+//! A rank writes its own ring only, and never waits for readers: an entry that was overwritten is [gone](Found::Gone). The first
+//! word of an entry is twice its number, plus one while the entry is being written. A reader reads that word before and after
+//! the others, so it never takes a torn entry.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -11,19 +11,19 @@ use windlass_bootstrap::negotiated::RANKS_MAX;
 
 use crate::features::check::entry::{self, Entry};
 
-/// A line of memory of 64 bytes: an entry, or the ring's head.
+/// Words of a line of 64 bytes: an entry, or the ring's head.
 const LINE_WORDS: usize = 8;
 const _: () = assert!(entry::WORDS < LINE_WORDS);
-/// Entries of a ring. With its head they are 16 KiB.
+/// Entries of a ring. With the head they are 16 KiB.
 const ENTRIES: u64 = 255;
 const RING_WORDS: usize = LINE_WORDS * (ENTRIES as usize + 1);
 
-/// So many words these ranks share, all zero at first.
+/// How many words the ranks share. All are zero at first.
 pub(crate) const fn words_of(ranks: usize) -> usize {
     ranks * RING_WORDS
 }
 
-/// A rank's place at the shared words. One thread at a time posts, as in a communicator.
+/// One rank's slot in the shared words. One thread at a time posts, as NCCL demands of a communicator.
 #[derive(Debug)]
 pub(crate) struct CheckSlot<W> {
     words: W,
@@ -34,16 +34,16 @@ pub(crate) struct CheckSlot<W> {
     next: AtomicU64,
 }
 
-/// What there is of a rank's entry.
+/// What a reader finds of a rank's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It has come.
+    /// The entry.
     Here(Entry),
-    /// It has not come yet.
+    /// Not written yet.
     Missing,
-    /// It never will: the rank tells nothing any more.
+    /// Will never be written: the rank tells no more calls.
     Never,
-    /// It came and was written over.
+    /// Overwritten by a later one.
     Gone,
 }
 
@@ -51,7 +51,7 @@ impl<W: Deref> CheckSlot<W>
 where
     W::Target: AsRef<[AtomicU64]>,
 {
-    /// For one of 2 to [`RANKS_MAX`] ranks, over [`words_of`] them from this word on; none otherwise. A rank has one slot.
+    /// The slot of one of 2 to [`RANKS_MAX`] ranks, over [`words_of`] words from `from` on. None if they do not fit. A rank has one slot.
     pub(crate) fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<CheckSlot<W>> {
         let (rank, ranks) = (rank as usize, ranks as usize);
         let has_room = words.as_ref().len() >= from + words_of(ranks);
@@ -59,19 +59,19 @@ where
         fits.then(|| CheckSlot { words, from, rank, ranks, next: AtomicU64::new(1) })
     }
 
-    /// Tells of this rank's next call, the first of which is number 1.
+    /// Writes the entry of this rank's next call. The first call has number 1.
     pub(crate) fn post(&self, entry: &Entry) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let line = self.line(self.rank, number);
         line[0].store(2 * number + 1, Ordering::Relaxed);
-        // Who reads a word of this entry sees the store above.
+        // A reader that sees a word of this entry also sees the odd number above.
         fence(Ordering::Release);
         line[1..].iter().zip(entry.pack()).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
         line[0].store(2 * number, Ordering::Release);
         self.head(self.rank)[0].store(number, Ordering::Release);
     }
 
-    /// This rank tells nothing any more.
+    /// Says that this rank tells no more calls.
     pub(crate) fn leave(&self) {
         self.head(self.rank)[1].store(1, Ordering::Release);
     }
@@ -81,39 +81,39 @@ where
         self.ranks
     }
 
-    /// What there is of the entries of this number, by rank.
+    /// What all ranks have at this number, by rank.
     pub(crate) fn look(&self, number: u64) -> Vec<Found> {
         (0..self.ranks).map(|rank| self.find(rank, number)).collect()
     }
 
-    /// What a rank has told of last; 0 for nothing.
+    /// The number of a rank's last entry. 0 for none.
     pub(crate) fn latest(&self, rank: usize) -> u64 {
         self.head(rank)[0].load(Ordering::Acquire)
     }
 
-    /// The first number of which no entry was written over.
+    /// The first number from which on no rank has overwritten its entry.
     pub(crate) fn first_left(&self) -> u64 {
         let latest = (0..self.ranks).map(|rank| self.latest(rank)).max().unwrap_or(0);
         latest.saturating_sub(ENTRIES) + 1
     }
 
     fn find(&self, rank: usize, number: u64) -> Found {
-        // Before the entry: who has left has written all.
+        // Read before the entry: a rank that has left has written all its entries.
         let has_left = self.head(rank)[1].load(Ordering::Acquire) != 0;
         let line = self.line(rank, number);
         let before = line[0].load(Ordering::Acquire);
         if before / 2 > number {
             return Found::Gone;
         }
-        // Numbers come from memory that others write: any is possible.
+        // The word comes from memory that others write, so it may hold anything.
         if before != number.wrapping_mul(2) {
             return if has_left { Found::Never } else { Found::Missing };
         }
         let words = std::array::from_fn(|index| line[1 + index].load(Ordering::Relaxed));
-        // Words of a later entry were read only if its first word is seen now.
+        // If a word of a later entry was read, its first word is seen now.
         fence(Ordering::Acquire);
         match line[0].load(Ordering::Relaxed) == before {
-            // What cannot be read is nobody's.
+            // An entry that cannot be decoded counts as gone.
             true => Entry::unpack(words).map_or(Found::Gone, Found::Here),
             false => Found::Gone,
         }
@@ -145,12 +145,12 @@ mod tests {
         (0..ranks).map(|rank| CheckSlot::new(words.clone(), 8, rank, ranks).unwrap()).collect()
     }
 
-    /// All of it says the same number, so that a torn one is seen.
+    /// Every field has the same number, so that a torn entry is noticed.
     fn entry(number: u64) -> Entry {
         Entry::Window(Window { bytes: number, flags: number as u32, allocation: number, offset: number })
     }
 
-    /// Every rank reads every rank's, once it is there.
+    /// Every rank reads every rank's entries, once they are there.
     #[test]
     fn all_read_all() {
         let slots = slots(3);
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(slots[0].look(1), [Found::Gone; 3]);
     }
 
-    /// What was written over is gone, what is left begins behind it; who has left tells nothing any more.
+    /// Overwritten entries are gone, and the entries left begin after them. A rank that has left has no further entries.
     #[test]
     fn gone() {
         let slots = slots(2);
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!((slots[1].latest(0), slots[1].latest(1)), (1, ENTRIES + 5));
     }
 
-    /// Memory that others write may say any number.
+    /// Any value in shared memory is handled.
     #[test]
     fn wild_words() {
         let slots = slots(2);
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    /// A reader beside a writer that runs around the ring takes whole entries only.
+    /// A reader beside a writer that overwrites the ring takes whole entries only.
     #[test]
     fn never_torn() {
         let slots = slots(2);
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(slots[0].look(last)[1], Found::Here(entry(last)));
     }
 
-    /// So many ranks and words there are, and no more.
+    /// There are slots for the allowed ranks and words only.
     #[test]
     fn slots_there_are() {
         let words: Arc<[AtomicU64]> = (0..words_of(2) + 8).map(|_| AtomicU64::new(0)).collect();

@@ -1,10 +1,10 @@
-//! What differs, in words.
+//! The log lines of divergences and of missing ranks.
 
 use crate::features::check::compare::{Aspect, Divergence};
 use crate::features::check::entry::OWN;
 use crate::features::check::entry::{Called, Entry, Place, Window};
 
-/// By NCCL's numbers.
+/// Names by NCCL's numbers.
 const REDUCTIONS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];
 const TYPES: [&str; 12] = [
     "int8",
@@ -21,14 +21,14 @@ const TYPES: [&str; 12] = [
     "float8e5m2",
 ];
 
-/// What a line says of a divergence behind the name of its communicator: the call, who differs in what, and what each has.
+/// The text of a divergence, after the communicator's name: the call, which ranks differ in what, and each rank's value.
 pub(crate) fn divergence(number: u64, all: &[Entry], found: Divergence) -> String {
     let Divergence { aspect, odd } = found;
     let is_odd = |rank: usize| odd >> rank & 1 != 0;
     let usual = (0..all.len()).find(|rank| !is_odd(*rank)).and_then(|rank| all.get(rank));
     let name = usual.map_or("", name);
     let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
-    // Those who differ first.
+    // The ranks that differ come first.
     let order =
         (0..all.len()).filter(|rank| is_odd(*rank)).chain((0..all.len()).filter(|rank| !is_odd(*rank)));
     for (rank, entry) in order.filter_map(|rank| Some((rank, all.get(rank)?))) {
@@ -44,7 +44,7 @@ pub(crate) fn divergence(number: u64, all: &[Entry], found: Divergence) -> Strin
     format!("call {number}, {name}: {} {differs} in {}: {}", ranks(&odd), words(aspect), table.join("; "))
 }
 
-/// What a line says where ranks have not come.
+/// The text for ranks that have not made a call.
 pub(crate) fn absent(number: u64, missing: &[usize], there: &[(usize, Entry)], seconds: u64) -> String {
     let calls: Vec<String> =
         there.iter().map(|(rank, entry)| format!("rank {rank} {}", has(entry, Aspect::Call))).collect();
@@ -78,7 +78,7 @@ fn words(aspect: Aspect) -> &'static str {
     }
 }
 
-/// What a rank has of it.
+/// A rank's value of an aspect.
 fn has(entry: &Entry, aspect: Aspect) -> String {
     match (entry, aspect) {
         (Entry::Called(called), Aspect::Call) => format!("{} of {}", name(entry), size(called)),
@@ -143,7 +143,7 @@ mod tests {
         })
     }
 
-    /// The rank that differs is named first, with what it has and what the others have.
+    /// The rank that differs is named first, with its value and the others'.
     #[test]
     fn lines() {
         let found = |aspect, odd| Divergence { aspect, odd };
@@ -168,7 +168,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever differs is told, and every rank is in the line.
+        /// Every divergence has a text, with every rank in it.
         #[test]
         fn any(all in proptest::collection::vec(entry(), 2..16)) {
             if let Some(found) = compare(&all, Rules { takes_unlike: false, copies: true }) {

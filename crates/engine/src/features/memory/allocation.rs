@@ -1,15 +1,14 @@
-//! Which allocation holds a pointer, and of which kind, for all threads of a process.
+//! Finds the allocation that holds a pointer, and its kind, for all threads of a process.
 //!
-//! What tells allocations apart is the driver's id, which never comes again; an address says nothing, since memory is freed
-//! and allocated again without our hearing of it (`ctests/programs/buffer_ids.c`; CUDA's runtime may be linked in
-//! statically). So [`Allocations::look`] asks the driver for the id at every call, 65 ns on an H200, and only what else it
-//! would have to ask is remembered, 0.2 us of mapped memory, 0.1 of `cudaMalloc`'s. An id that is the remembered one proves all of it:
-//! where an allocation lies and what it is never changes while it lives.
+//! The driver's buffer id tells allocations apart, as it is never reused. An address does not: memory is freed and allocated again
+//! unseen (`ctests/programs/buffer_ids.c`; CUDA's runtime may be linked in statically). So [`Allocations::look`] asks the driver
+//! for the id at every call, 65 ns on an H200. The rest is remembered: asking takes 0.2 us for mapped memory, 0.1 us for
+//! `cudaMalloc`'s. An equal id proves the remembered range and kind, which never change while an allocation lives.
 //!
-//! [`Allocations::known`] asks nothing. It is for those who hear of every free and tell it by [`Allocations::forget`], and
-//! for a hook of a free, which may ask nothing, to tell what is about to go.
+//! [`Allocations::known`] asks nothing. It is for callers that hear of every free and report it by [`Allocations::forget`], and
+//! for hooks of a free, which must not call the driver.
 //!
-//! An answer that the driver refuses is [`Kind::Unknown`], as is everything in a forked child, where nothing is asked.
+//! An allocation is [`Kind::Unknown`] if the driver refuses to answer, and in a forked child, where the driver is not asked.
 
 mod kind;
 
@@ -27,15 +26,15 @@ use windlass_base::range::Range;
 pub use kind::{Allocation, Kind};
 use table::Table;
 
-/// This process was forked off one that looks: CUDA is dead, and the lock may be held by a thread that is not here. Looked at
-/// instead of [`Driver::is_in_forked_child`], which is a system call.
+/// Set in the child of a fork: CUDA does not work there, and another thread of the parent may hold the lock. Read instead of
+/// [`Driver::is_in_forked_child`], which is a system call.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// The allocations that are known of a process.
+/// The known allocations of a process.
 #[derive(Debug)]
 pub struct Allocations {
     driver: &'static Driver,
@@ -46,23 +45,23 @@ pub struct Allocations {
     forgotten: AtomicU64,
 }
 
-/// What is counted, for the report. Finding one again is not, which would have all threads write to one place.
+/// Counters for the report. Repeated finds are not counted, because all threads would write to one cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Allocations known now.
     pub entries: u64,
     /// How often the driver was asked for more than an id.
     pub asked: u64,
-    /// How often memory had gone, or come anew, at known addresses, and nobody had told.
+    /// How often memory at known addresses was found freed or replaced, without a report.
     pub changed: u64,
-    /// How often one left to make room.
+    /// How often an allocation was forgotten to make room.
     pub evicted: u64,
-    /// How many were forgotten because they were told to be freed.
+    /// How many were forgotten because their free was reported.
     pub forgotten: u64,
 }
 
 impl Allocations {
-    /// Knows none yet, and never more than `entries_max`: 56 bytes each, taken now. Nothing is allocated later.
+    /// An empty table of at most `entries_max` allocations. Takes 56 bytes for each now, and allocates nothing later.
     pub fn new(driver: &'static Driver, entries_max: usize) -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| process::on_fork(in_child));
@@ -76,8 +75,8 @@ impl Allocations {
         }
     }
 
-    /// The allocation that holds `pointer`, also where it was freed and allocated again since. Asks the driver, so not for
-    /// hooks. Of memory that another thread frees meanwhile the answer may be the one before.
+    /// The allocation that holds `pointer`, even if the memory was freed and allocated again. Calls the driver, so it is not for
+    /// hooks. If another thread frees the memory meanwhile, the answer may be the old allocation.
     #[inline]
     pub fn look(&self, pointer: Address) -> Allocation {
         if pointer == 0 || FORKED.load(Ordering::Relaxed) {
@@ -108,9 +107,9 @@ impl Allocations {
         found
     }
 
-    /// The allocation that held `pointer` when it was last looked for, if it is remembered. Right where every free is told by
-    /// [`Allocations::forget`]; else it may be long gone. Asks nothing, waits for nobody; none now and then while another
-    /// thread looks for what is not known.
+    /// The allocation that held `pointer` when it was last looked up, if it is remembered. Right only where every free is reported by
+    /// [`Allocations::forget`]. Calls no driver and never waits. Returns None now and then while another thread changes
+    /// the table.
     #[inline]
     pub fn known(&self, pointer: Address) -> Option<Allocation> {
         if FORKED.load(Ordering::Relaxed) { None } else { self.find(pointer) }
@@ -122,7 +121,7 @@ impl Allocations {
         Some(Allocation::unpacked(range, id, packed))
     }
 
-    /// Memory at these addresses was, or is about to be, freed or unmapped. For hooks: calls no CUDA, allocates nothing, and
+    /// Forgets allocations in this range, which was or will be freed or unmapped. For hooks: calls no CUDA, allocates nothing, and
     /// waits at most for another thread's walk through the table.
     pub fn forget(&self, range: Range) {
         if !FORKED.load(Ordering::Relaxed) && self.table.len() > 0 {
@@ -131,7 +130,7 @@ impl Allocations {
         }
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         Counters {
             entries: self.table.len() as u64,

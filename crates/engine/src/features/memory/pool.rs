@@ -1,15 +1,15 @@
-//! The blocks of `ncclMemAlloc`: those that the application has, and those that it has freed and may get again. Making and
-//! freeing them takes NCCL milliseconds (2 to 5 on a host of 8 GPUs); handing one out again takes none of its work.
+//! The pool: blocks of `ncclMemAlloc` that the program holds, and freed blocks that are kept and handed out again. NCCL takes
+//! milliseconds to make or free a block (2 to 5 on a host of 8 GPUs); handing one out again avoids that.
 //!
-//! A block is NCCL's own: what is not here NCCL makes, and what leaves NCCL frees, so that handles, alignment and access of peers
-//! are NCCL's whatever its version. This module decides and keeps the ledger; it calls neither NCCL nor, while it has the ledger, the
-//! driver. Who asks carries the answers out: what [`free`], [`trim`] and [`left`] give has left the ledger, and is NCCL's to free.
+//! NCCL makes every block and frees every block that leaves, so handles, alignment and peers' access are NCCL's own. This module only
+//! decides and keeps the ledger. It never calls NCCL, nor the driver while it has the ledger locked. Callers act on the answers: the
+//! blocks that [`free`], [`trim`] and [`left`] return have left the ledger, and NCCL must free them.
 //!
-//! A free of NCCL's waits for nothing on the device, so whoever may free memory has finished with it everywhere. That is what handing
-//! it out again at once stands on.
+//! NCCL's free does not wait for the device, so the program has finished with freed memory everywhere. That makes it safe to hand
+//! it out again at once.
 //!
-//! `WINDLASS_POOL` bounds what is kept on a device, and so does [what is free](spare) there; `off` keeps nothing, and notes nothing. Nor
-//! is anything kept while [nobody looks after it](look_after): what nobody wants for a while is to [age], for others to have that memory.
+//! `WINDLASS_POOL` and the device's [free memory](spare) limit what is kept; with `off` nothing is kept or noted. Nothing is kept
+//! either unless [a thread](look_after) calls [age], which returns blocks that are unused for a while.
 
 mod ledger;
 mod spare;
@@ -33,25 +33,25 @@ use windlass_base::stats::pool::Pooled;
 pub(crate) use ledger::{Block, Over, Registration};
 use ledger::{Given, PoolLedger, State};
 
-/// Who has which block. Held for some stores, never across the driver or NCCL; comes after every other lock.
+/// Which block belongs to whom. Locked for some stores, never across calls of the driver or NCCL. Comes after every other lock.
 static LEDGER: Mutex<PoolLedger> = Mutex::new(PoolLedger::new());
-/// Blocks in the ledger: without any there is nothing to look up.
+/// How many blocks the ledger has. Without any, no lookup is needed.
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
-/// Blocks that are kept.
+/// How many blocks are kept.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
-/// A thread looks after what is kept.
+/// How many threads look after kept blocks.
 static LOOKED_AFTER_BY: AtomicUsize = AtomicUsize::new(0);
-/// This process was forked off one that has blocks: CUDA is dead, and the lock may be held by a thread that is not here.
+/// Set in the child of a fork: CUDA does not work there, and another thread of the parent may hold the lock.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// What is asked of NCCL instead.
+/// What the caller asks NCCL to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Making {
-    /// Of whose memory.
+    /// The device whose memory it is.
     pub device: Ordinal,
     bytes: u64,
 }
@@ -59,30 +59,30 @@ pub(crate) struct Making {
 /// How a request for memory is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Supply {
-    /// By NCCL; it is none of ours.
+    /// By NCCL, and the pool does not know the memory.
     Forward,
-    /// By this block, which is handed out already.
+    /// By this kept block, which is handed out already.
     Recycled(Address),
-    /// By NCCL; [`made`] is to hear of it.
+    /// By NCCL, and the caller then calls [`made`].
     Make(Making),
 }
 
-/// What becomes of memory that the application frees.
+/// What happens with memory that the program frees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Return {
-    /// It is none of ours: NCCL frees it, or says what is wrong with it.
+    /// The pool does not know it: NCCL frees it, or reports an error.
     Forward,
-    /// It has left the ledger: NCCL frees it.
+    /// It has left the ledger, and the caller has NCCL free it.
     LetGo,
-    /// It is kept, and these have left for it: NCCL frees them.
+    /// It is kept. The caller has NCCL free these blocks, which left the pool for it.
     Kept(Vec<Address>),
     /// It was freed before.
     Refused,
 }
 
-/// Serves a request for so many bytes on the current device.
+/// Serves a request for this many bytes on the current device.
 pub(crate) fn allocate(bytes: usize) -> Supply {
-    // First, as NCCL reads it at this call whatever the pool may do.
+    // Read first, because NCCL also reads the variable at this call, whatever the pool does.
     if nccl::at_allocation().has(Effect::NoCuMem) || config().pool_bytes_max == 0 || bytes == 0 || is_forked()
     {
         return Supply::Forward;
@@ -103,8 +103,8 @@ pub(crate) fn allocate(bytes: usize) -> Supply {
     Supply::Make(Making { device, bytes })
 }
 
-/// NCCL has made memory, for the application. Whether it is a block of ours from now on: where NCCL has it from `cudaMalloc`
-/// (NCCL_CUMEM_ENABLE=0), or rounds sizes as we do not, it is not.
+/// Enters memory that NCCL has made for the program. Returns whether it is a block of the pool. It is none if NCCL got it from
+/// `cudaMalloc` (NCCL_CUMEM_ENABLE=0), or rounds sizes in another way.
 pub(crate) fn made(making: &Making, address: Address) -> bool {
     let Some(driver) = gpu::opened() else { return false };
     let Some(said) = driver.attributes(address) else { return false };
@@ -116,7 +116,7 @@ pub(crate) fn made(making: &Making, address: Address) -> bool {
     true
 }
 
-/// The application frees this memory.
+/// Handles a free by the program.
 pub(crate) fn free(address: Address) -> Return {
     if address == 0 || is_empty() {
         return Return::Forward;
@@ -125,7 +125,7 @@ pub(crate) fn free(address: Address) -> Return {
     match found {
         None => Return::Forward,
         Some((_, State::Kept | State::Leaving)) => refused(),
-        // NCCL finds no mapping that begins there.
+        // NCCL finds no mapping that begins there, and reports that.
         Some((block, State::Held)) if block.base != address => Return::Forward,
         Some((block, State::Held)) => give_back(&block),
     }
@@ -150,7 +150,7 @@ fn give_back(block: &Block) -> Return {
             count::pooled(Pooled::LetGo, 1);
             Return::LetGo
         }
-        // Another thread has.
+        // Another thread has freed it.
         Given::NotHeld => refused(),
     }
 }
@@ -160,62 +160,62 @@ fn refused() -> Return {
     Return::Refused
 }
 
-/// What lies at this address, if it is a block of ours: held by the application or not.
+/// The pool's block at this address, whether the program holds it or not.
 pub(crate) fn block_of(address: Address) -> Option<Block> {
     if is_empty() { None } else { lock().find(address).map(|(block, _)| block) }
 }
 
-/// This block is handed out never again: the next free of it is NCCL's, and if it is kept it is [leaving].
+/// Never hands this block out again. NCCL frees it at the next free; if it is kept now, it is [leaving].
 pub(crate) fn taint(serial: u64) {
     if !is_empty() {
         change(|ledger| ledger.taint(serial));
     }
 }
 
-/// The same of all blocks of a device, or of every device: peers that are not stopped yet may be writing to what is registered of
-/// them. Memory that NCCL has freed they have for themselves.
+/// Taints all blocks of a device, or of every device: peers that still run may be writing to registered memory. Memory that NCCL has
+/// freed stays with such peers alone.
 pub(crate) fn distrust(device: Option<Ordinal>) {
     if !is_empty() {
         change(|ledger| ledger.taint_all(device));
     }
 }
 
-/// The same of all blocks that are held within.
+/// Taints all blocks in this range that the program holds.
 pub(crate) fn taint_within(range: Range) {
     if !is_empty() {
         lock().taint_within(range);
     }
 }
 
-/// The application has registered this memory with a communicator. A block that is freed with any such registration is NCCL's to free,
-/// with all that this leaves behind.
+/// Notes that the program has registered this memory with a communicator. A block that is freed while registered is not kept: NCCL
+/// frees it, with the same consequences as without Windlass.
 pub(crate) fn registered(range: Range, registration: Registration) {
     if !is_empty() {
         lock().register(range, registration);
     }
 }
 
-/// The blocks that the latest call with this answer registered.
+/// The blocks registered by the latest call that returned this registration.
 pub(crate) fn registered_by(registration: Registration) -> Vec<Range> {
     if is_empty() { Vec::new() } else { lock().registered_by(registration) }
 }
 
-/// It has ended that registration.
+/// Notes that the program has ended that registration.
 pub(crate) fn deregistered(registration: Registration) {
     if !is_empty() {
         lock().deregister(registration);
     }
 }
 
-/// So many windows of this block are live in NCCL. It is NCCL's to free when those that the application has ended are gone: it is
-/// [leaving] before. Those that it owes the end of stay in NCCL, as without us.
+/// Notes how many windows of this block are live in NCCL. NCCL may free the block only when those that the program has ended are gone;
+/// until then it is [leaving]. Windows that the program has still to end stay in NCCL, as without Windlass.
 pub(crate) fn has_windows(serial: u64, over: Over) {
     if !is_empty() {
         lock().set_windows(serial, over);
     }
 }
 
-/// How much of freed memory may be kept on a device now, by who would keep so many bytes more.
+/// How many bytes of freed memory may be kept on a device now, for a caller that would keep `more` bytes.
 pub(crate) fn bytes_max(driver: &'static Driver, device: Ordinal, more: u64) -> u64 {
     if LOOKED_AFTER_BY.load(Ordering::Relaxed) == 0 {
         return 0;
@@ -224,30 +224,30 @@ pub(crate) fn bytes_max(driver: &'static Driver, device: Ordinal, more: u64) -> 
     config().pool_bytes_max.min(spare::bytes(driver, device, (kept, kept + more), now()))
 }
 
-/// The driver has said how much is free on a device: whether it should have back what is kept there.
+/// Whether kept memory should go back to the device, given what the driver says is free there.
 pub(crate) fn is_too_much(device: Ordinal, room: Room) -> bool {
     let kept = lock().kept_on(device);
     spare::said(device, room, kept, now()) < kept || is_short(room.free, room.total)
 }
 
-/// The blocks that are to leave as soon as their windows are gone.
+/// The blocks that leave once their windows are gone.
 pub(crate) fn leaving() -> Vec<Block> {
     if is_empty() { Vec::new() } else { lock().leaving() }
 }
 
-/// Whether there are any.
+/// Whether any block is leaving.
 pub(crate) fn is_any_leaving() -> bool {
     !is_empty() && lock().sums().leaving_blocks > 0
 }
 
-/// The windows of a block that is [leaving] are gone. It leaves the ledger, and NCCL is to free what this gives; nothing if
-/// somebody was here before.
+/// Removes a [leaving] block whose windows are gone. The caller has NCCL free the result. None if another thread has removed the block
+/// before.
 #[must_use]
 pub(crate) fn left(serial: u64) -> Option<Address> {
     if is_empty() { None } else { change(|ledger| ledger.leave(serial)) }
 }
 
-/// All that is kept on a device leaves: NCCL is to free what this gives.
+/// Removes all blocks that are kept on a device. The caller has NCCL free the result.
 #[must_use]
 pub(crate) fn trim(device: Ordinal) -> Vec<Address> {
     if !is_any_kept() {
@@ -258,11 +258,11 @@ pub(crate) fn trim(device: Ordinal) -> Vec<Address> {
     gone
 }
 
-/// As long as this is kept, a thread calls [`age`] again and again.
+/// While this value lives, a thread calls [`age`] repeatedly.
 #[derive(Debug)]
 pub(crate) struct LookedAfter(());
 
-/// A thread does from now on.
+/// Notes that the calling thread calls [`age`] from now on.
 pub(crate) fn look_after() -> LookedAfter {
     LOOKED_AFTER_BY.fetch_add(1, Ordering::Relaxed);
     LookedAfter(())
@@ -274,7 +274,7 @@ impl Drop for LookedAfter {
     }
 }
 
-/// What nobody has wanted for so long leaves: NCCL is to free what this gives.
+/// Removes blocks that were kept unused for longer than this. The caller has NCCL free the result.
 #[must_use]
 pub(crate) fn age(longest: Duration) -> Vec<Address> {
     if !is_any_kept() {
@@ -294,23 +294,23 @@ fn now() -> u64 {
     BEGAN.get_or_init(Instant::now).elapsed().as_millis() as u64
 }
 
-/// The devices on which something is kept.
+/// The devices on which blocks are kept.
 pub(crate) fn devices() -> Vec<Ordinal> {
     if is_any_kept() { lock().devices() } else { Vec::new() }
 }
 
-/// Whether anything is kept.
+/// Whether any block is kept.
 pub(crate) fn is_any_kept() -> bool {
     KEPT.load(Ordering::Relaxed) > 0 && !is_forked()
 }
 
-/// Whether there is no block at all.
+/// Whether the ledger has no block.
 pub(crate) fn is_empty() -> bool {
     KNOWN.load(Ordering::Relaxed) == 0 || is_forked()
 }
 
-/// Whether a device with so much free memory should have back what is kept: less than 2 % and an eighth of it, or than
-/// 1 GiB where that is less, is free.
+/// Whether a device has so little free memory that kept blocks should go back: less than 2 % of its memory, or less than the smaller
+/// of 1 GiB and an eighth of it.
 fn is_short(free_bytes: u64, total_bytes: u64) -> bool {
     const ENOUGH: u64 = 1 << 30;
     free_bytes < (total_bytes / 50).max(ENOUGH.min(total_bytes / 8))
@@ -327,8 +327,8 @@ fn current() -> Option<(&'static Driver, Ordinal)> {
     Some((driver, driver.current_device().ok()??))
 }
 
-/// Bytes of a block for so many: whole granules, a function of the request alone. Never a larger block: NCCL 2.28 maps its own
-/// size of every peer's block, and one of another size would fail there, on one rank.
+/// The size of the block for a request: whole granules, determined by the request alone. Never a larger block: NCCL 2.28 maps
+/// its own block's size from every peer, which would fail on one rank if blocks differed.
 fn class(driver: &'static Driver, device: Ordinal, bytes: usize) -> Option<u64> {
     const DEVICES: usize = 64;
     static GRANULES: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
@@ -341,7 +341,7 @@ fn class(driver: &'static Driver, device: Ordinal, bytes: usize) -> Option<u64> 
     (bytes as u64).checked_next_multiple_of(granule)
 }
 
-/// Whether the memory there is the block's: who unmapped it himself told nobody.
+/// Whether the memory there still is the block's. A program that unmaps it by other means tells nobody.
 fn is_still(driver: &Driver, block: &Block) -> bool {
     driver.buffer_id(block.base) == Some(block.buffer_id)
 }
@@ -351,7 +351,7 @@ fn forget(block: &Block) {
     change(|ledger| ledger.forget(block));
     count::pooled(Pooled::Forgotten, 1);
     let Block { base, bytes, device, .. } = block;
-    // At exit the driver may be gone before memory is freed.
+    // At exit the driver may be gone before memory is freed, which needs no warning.
     let is_driver_there = gpu::opened().is_some_and(|driver| driver.has_primary_context(*device));
     if is_driver_there {
         log::warn!(
@@ -360,7 +360,7 @@ fn forget(block: &Block) {
     }
 }
 
-/// Changes the ledger, and notes for readers what it holds.
+/// Changes the ledger, and updates the counters that are read without the lock.
 fn change<T>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
     let mut ledger = lock();
     let done = act(&mut ledger);
@@ -379,7 +379,7 @@ fn change<T>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
     done
 }
 
-/// A panic elsewhere leaves the ledger whole: every change is complete before anything can fail.
+/// A poisoned lock is no problem: every change is complete before anything can panic.
 fn lock() -> MutexGuard<'static, PoolLedger> {
     LEDGER.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -390,7 +390,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// 2 % of a large device, 1 GiB of a middle one, an eighth of a small one.
+    /// 2 % of a large device, 1 GiB of a medium one, an eighth of a small one.
     #[test]
     fn shortage() {
         let short = |free: u64, total: u64| is_short(free, total);

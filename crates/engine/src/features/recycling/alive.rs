@@ -1,35 +1,35 @@
-//! What waits for a device that is at rest may be done while no communicator of this process is alive: nothing of NCCL's runs then, nor will
-//! before the next communicator [is known](begins).
+//! Runs work that needs a device at rest while no communicator of this process lives. Nothing of NCCL's runs then, nor will before the
+//! next communicator [begins].
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use windlass_base::stats::count;
 
-/// Something is done that a new communicator waits for.
+/// Whether such work runs. A new communicator waits for it.
 static AT_WORK: AtomicBool = AtomicBool::new(false);
 
-/// As long as a new communicator waits.
+/// How long a new communicator waits.
 const WAITS_FOR: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// A communicator has been counted, and the application cannot use it yet.
+/// Called when a communicator has been counted, before the program can use it. Waits for running work, up to [`WAITS_FOR`].
 pub(crate) fn begins() {
     wait(&AT_WORK, WAITS_FOR);
 }
 
-/// Whether none is alive.
+/// Whether no communicator lives.
 pub(crate) fn are_none() -> bool {
     count::living() == 0
 }
 
-/// Does this if none is alive.
+/// Runs `act` if no communicator lives, and no other such work runs.
 pub(crate) fn while_none(act: impl FnOnce()) {
     work(&AT_WORK, are_none, act);
 }
 
 fn wait(at_work: &AtomicBool, within: Duration) {
-    // It was counted before, as `work` counts after it has said that it is at work: one of the two sees the other.
+    // The communicator was counted before this fence. `work` sets its flag, then reads the count. So one of the two sees the other.
     fence(Ordering::SeqCst);
     let until = Instant::now() + within;
     while at_work.load(Ordering::Acquire) && Instant::now() < until {
@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// Nothing is done beside a communicator, nor twice at once; one that begins meanwhile waits, though not for ever.
+    /// No work runs beside a communicator, nor twice at once. A communicator that begins meanwhile waits, but not for ever.
     #[test]
     fn one_or_the_other() {
         static HERE: AtomicBool = AtomicBool::new(false);

@@ -1,19 +1,14 @@
-//! NCCL's communicators behind lazy ones that have ended, kept to be used again: by a lazy communicator with the same ranks, this one's rank
-//! and device among them, and the same configuration. Which of them an init takes all its ranks agree on, by names that all know.
+//! Cached communicators: NCCL's part of lazy communicators that have ended, kept for a lazy communicator with the same ranks, rank, device and
+//! configuration. All ranks of an init agree on which of them it takes, by names that are equal on all ranks.
 //!
-//! One that is not kept, or has been kept long enough, is aborted and never destroyed: NCCL's destroy waits until the peers in
-//! other processes end the same communicator, and theirs may stay cached. Nothing is in flight on it by then.
+//! One that is not kept any longer is aborted, never destroyed: NCCL's destroy waits until the peers' processes end the same communicator, and
+//! theirs may stay cached. No work is in flight on it. That happens after some unused seconds, or when memory is short on its device. Every
+//! rank decides that alone. A rank that has ended its own does not offer it, so no init takes it.
 //!
-//! One that nobody takes for some seconds ends, and all of a device end when memory is short there: an engine in another process may want
-//! that memory. Every rank decides alone. A rank that has ended its own offers it no more, so no init takes the others'.
-//!
-//! NCCL's abort frees memory of the host, for which the driver may wait until the device is at rest, and hold up launches meanwhile. A
-//! program expects that of its own inits and ends, so these end what is due. Otherwise the worker does, but only while [no communicator of
-//! this process is alive](crate::features::recycling::alive): a kernel that waits for a peer could wait for ever beside it.
-//!
-//! At exit they are left to the process's end, as what a program never destroys is with NCCL. An abort might wait for a kernel that
-//! never ends; and where the process went on without it, a thread of NCCL's called a CUDA runtime that was no more (2.28.9: a crash
-//! at exit).
+//! NCCL's abort frees host memory, for which the driver may wait until the device is at rest, holding up launches. A program expects that of
+//! its own inits and ends, so these end what is due. The worker does so only while [no communicator lives](crate::features::recycling::alive):
+//! a kernel that waits for a peer could wait for ever beside the abort. At exit cached communicators are left as they are: an abort might wait
+//! for a kernel that never ends. A process that did not wait crashed when NCCL's thread called a CUDA runtime that was gone (2.28.9).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,23 +28,23 @@ use crate::background::{side_thread, worker};
 use crate::features::recycling::alive;
 use crate::features::registration::freeing::{home_of, is_short_on};
 
-/// No process keeps more, whatever they need.
+/// How many communicators a process caches at most, whatever their size.
 const COUNT_MAX: usize = 16;
-/// What nobody takes for so long ends.
+/// How long an unused one is kept.
 const KEPT_FOR: Duration = Duration::from_secs(5);
-/// As long as a thread of the application waits for what ends on another thread.
+/// How long a thread of the program waits for aborts on another thread.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
-/// What two communicators have in common that can stand for each other, on one rank.
+/// What two communicators must have in common on a rank, so that one can replace the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Kind {
     pub ranks: u32,
     pub rank: u32,
     pub device: Ordinal,
-    /// What NCCL has of it lives there.
+    /// The context in which NCCL's resources are.
     pub context: Context,
-    /// What the configuration says, empty for none, and then NCCL's variables of each init.
+    /// The words of the configuration, if there is one, then NCCL's variables of the init.
     pub configuration: Vec<u8>,
 }
 
@@ -57,17 +52,17 @@ pub struct Kind {
 #[derive(Debug)]
 pub struct Built {
     kind: Kind,
-    /// Names it on all its ranks.
+    /// Its name, equal on all its ranks.
     token: Token,
     /// NCCL's handle.
     handle: usize,
-    /// Device memory that it keeps, as far as is known.
+    /// Bytes of device memory that it keeps, as far as is known.
     bytes: u64,
-    /// Its place in the cache, while an init has it that may give it back.
+    /// Its place in the cache, while an init has it and may give it back.
     place: Option<Place>,
 }
 
-/// Its place by age.
+/// A place in the cache, ordered by age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     number: u64,
@@ -75,17 +70,17 @@ struct Place {
 }
 
 impl Built {
-    /// What was built with an id.
+    /// A communicator that NCCL built with this id.
     pub fn new(kind: Kind, id: &[u8; NCCL_UNIQUE_ID_BYTES], handle: ncclComm_t) -> Built {
         Built { kind, token: token(id), handle: handle as usize, bytes: 0, place: None }
     }
 
-    /// What it holds, as far as is known.
+    /// Bytes of device memory that it keeps, as far as is known.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The same, with what it holds.
+    /// Sets these bytes.
     pub fn holding(self, bytes: u64) -> Built {
         Built { bytes, ..self }
     }
@@ -96,7 +91,7 @@ impl Built {
     }
 }
 
-/// The name of what is built with an id, which is used once: NCCL's random number in front, and all the rest.
+/// The name of a communicator, from its id, which is used once: NCCL's random number at the beginning, and a checksum of all bytes.
 fn token(id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> Token {
     let mut writer = Writer::default();
     writer.raw(&id[..8]).u64(checksum(id));
@@ -105,9 +100,9 @@ fn token(id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> Token {
     Token(bytes)
 }
 
-/// The cached ones of this process, the oldest first. Held for a look or a move.
+/// The cached communicators of this process, the oldest first. Locked for a look or a move.
 static CACHED: Mutex<Store> = Mutex::new(Store { next: 0, all: Vec::new() });
-/// How many there are: without any there is nothing to look at.
+/// How many there are. Without any, the lock is not needed.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
@@ -116,7 +111,7 @@ struct Store {
     all: Vec<Built>,
 }
 
-/// How much may be kept.
+/// How much may be cached.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     count: usize,
@@ -124,8 +119,8 @@ struct Limits {
 }
 
 impl Store {
-    /// Takes in what was built: as the youngest, or where it was before. Gives what has no room any more: the oldest, and what
-    /// other ranks of this process have of the same, which nobody can use without it.
+    /// Inserts a communicator as the youngest, or at its former place. Returns those that have no room any more: the oldest, with
+    /// the other ranks of the same communicator in this process, which are useless without it.
     fn cache(&mut self, mut one: Built, limits: Limits) -> Vec<Built> {
         let place = *one.place.get_or_insert_with(|| Place { number: self.next, since: Instant::now() });
         self.next = self.next.max(place.number + 1);
@@ -143,13 +138,13 @@ impl Store {
         self.all.extract_if(.., |one| one.kind == *kind).collect()
     }
 
-    /// Gives those of which this is true, and what other ranks of this process have of the same.
+    /// Removes those for which this is true, with the other ranks of the same communicators in this process.
     fn let_go(&mut self, is_over: impl Fn(&Built) -> bool) -> Vec<Built> {
         let over: Vec<Token> = self.all.iter().filter(|one| is_over(one)).map(|one| one.token).collect();
         self.all.extract_if(.., |one| over.contains(&one.token)).collect()
     }
 
-    /// Gives what has been here for so long.
+    /// Removes those that were cached for this long.
     fn age(&mut self, longest: Duration) -> Vec<Built> {
         self.let_go(|one| one.place.is_some_and(|place| place.since.elapsed() >= longest))
     }
@@ -162,7 +157,7 @@ impl Store {
         self.all.iter().map(|one| one.bytes).sum()
     }
 
-    /// Lets go of those whose context is gone (`cudaDeviceReset`): what NCCL would give back of them is no more.
+    /// Forgets those whose context is gone (`cudaDeviceReset`): their resources are gone, too.
     fn forget_gone(&mut self) {
         let Some(driver) = gpu::opened() else { return };
         self.all.retain(|one| driver.is_there(one.kind.context));
@@ -178,7 +173,7 @@ fn cached() -> MutexGuard<'static, Store> {
     CACHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps it, or some others less; nothing where memory is short. This thread has no group open.
+/// Caches a communicator, and ends those that have no room or are due. The calling thread must have no group open.
 pub(crate) fn cache(one: Built) {
     let device = one.kind.device;
     let limits = Limits { count: COUNT_MAX, bytes: config().cache_bytes_max };
@@ -187,7 +182,7 @@ pub(crate) fn cache(one: Built) {
     worker::wake();
 }
 
-/// Changes what is cached, and notes how much that is.
+/// Changes the cache, and updates its counters.
 fn change<T>(act: impl FnOnce(&mut Store) -> T) -> T {
     let mut store = cached();
     store.forget_gone();
@@ -199,14 +194,14 @@ fn change<T>(act: impl FnOnce(&mut Store) -> T) -> T {
 fn end(gone: Vec<Built>) {
     for one in gone {
         log::info!("a cached communicator of {} ranks ends, {} bytes", one.kind.ranks, one.bytes);
-        // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
+        // Without a current context NCCL, which restores the previous device, would make a context on device 0.
         let home = home_of(one.kind.device);
         let _entered = home.as_ref().and_then(|home| home.enter().ok());
         known::end(End::Abort, one.handle());
     }
 }
 
-/// Ends what is cached for too long, and all on those of these devices where memory is short. This thread has no group open.
+/// Ends those that are cached for too long, and all on those of these devices where memory is short. This thread has no group open.
 fn end_due(devices: &BTreeSet<Ordinal>) {
     end(change(|store| store.age(KEPT_FOR)));
     for device in devices.iter().filter(|device| is_short_on(**device)) {
@@ -214,25 +209,25 @@ fn end_due(devices: &BTreeSet<Ordinal>) {
     }
 }
 
-/// Whether any is cached.
+/// Whether any communicator is cached.
 pub(crate) fn is_any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// Whether any is cached that the worker may end.
+/// Whether any is cached, and the worker may end it now.
 pub(crate) fn may_end() -> bool {
     is_any() && alive::are_none()
 }
 
-/// Ends what is due, while no communicator of this process is alive. On a thread of ours.
+/// Ends what is due, if no communicator of this process lives. Called on a side thread.
 pub(crate) fn look() {
     if may_end() {
         alive::while_none(|| end_due(&devices()));
     }
 }
 
-/// All that is cached on a device ends, before this returns. A thread of the application, which may have a group open, is in a call that may
-/// wait for the device.
+/// Ends all that are cached on a device, on another thread, and waits for it up to [`ENDS_WITHIN`]. For a thread of the program, which may
+/// have a group open, in a call that may wait for the device.
 pub(crate) fn trim(device: Ordinal) {
     if is_any() {
         let gone = change(|store| store.let_go(|one| one.kind.device == device));
@@ -240,22 +235,22 @@ pub(crate) fn trim(device: Ordinal) {
     }
 }
 
-/// The devices on which any is cached.
+/// The devices on which communicators are cached.
 pub(crate) fn devices() -> BTreeSet<Ordinal> {
     if is_any() { cached().devices() } else { BTreeSet::new() }
 }
 
-/// What an init may use, away from all other inits meanwhile. What it does not choose goes back, each to its old place.
+/// The communicators that an init may use, hidden from other inits. Those that it does not choose go back to their old places.
 #[derive(Debug)]
 pub(crate) struct Taken(Vec<Built>);
 
-/// Takes all that fits.
+/// Takes all that fit.
 pub(crate) fn take(kind: &Kind) -> Taken {
     Taken(change(|store| store.take(kind)))
 }
 
 impl Taken {
-    /// Nothing: the init has no use for any.
+    /// None, for an init that can use none.
     pub(crate) fn nothing() -> Taken {
         Taken(Vec::new())
     }
@@ -265,10 +260,10 @@ impl Taken {
         self.0.iter().rev().map(|one| one.token).collect()
     }
 
-    /// The one that all ranks have, if they have one.
+    /// The one that all ranks have agreed on, if any.
     pub(crate) fn choose(mut self, token: Option<Token>) -> Option<Built> {
         let index = self.0.iter().position(|one| Some(one.token) == token)?;
-        // When it is cached again it is the youngest.
+        // It will be the youngest when it is cached again.
         Some(Built { place: None, ..self.0.remove(index) })
     }
 }
@@ -304,8 +299,8 @@ mod tests {
         Store { next: 0, all: Vec::new() }
     }
 
-    /// What was used again is the youngest when it is back, and what nobody took goes by its first day. Ranks of one communicator in
-    /// one process go together here, too.
+    /// A communicator that was used again is the youngest when it is back. One that was not taken keeps its age. The ranks of
+    /// one communicator in one process go together here, too.
     #[test]
     fn ages() {
         let mut store = store();
@@ -327,7 +322,7 @@ mod tests {
         assert_eq!((names(&store.age(Duration::from_secs(5))), names(&store.all)), (vec![3], vec![2]));
     }
 
-    /// Over the count or the bytes the oldest goes; what is too large for all room goes itself.
+    /// Over the count or the bytes the oldest goes. One that is larger than the limit goes itself.
     #[test]
     fn limits() {
         let mut store = store();
@@ -352,7 +347,7 @@ mod tests {
         assert_eq!(names(&store.all), [2, 3]);
     }
 
-    /// Only what is the same in all is taken; what goes back is as old as it was, in any order.
+    /// Only what is equal in all is taken. What goes back keeps its age, in any order.
     #[test]
     fn taken_and_back() {
         let mut store = store();
@@ -375,7 +370,7 @@ mod tests {
         assert_eq!(names(&store.all), [1, 2, 3, 4, 5]);
     }
 
-    /// An init offers the youngest first and gets what was agreed on, if it has it.
+    /// An init offers the youngest first, and gets the one that was agreed on if it has it.
     #[test]
     fn choice() {
         let taken = || Taken(vec![built(1, 9, 1), built(2, 9, 1)]);
@@ -392,7 +387,7 @@ mod tests {
         std::mem::forget(returned);
     }
 
-    /// Ids that differ anywhere have other names.
+    /// Ids that differ in any byte have different names.
     #[test]
     fn tokens() {
         let mut id = [3; NCCL_UNIQUE_ID_BYTES];

@@ -1,36 +1,36 @@
-//! What ranks agree on from call to call without waiting for each other: a limit, by which each chooses the same path though
-//! their facts differ. Pure over a few words of memory that all ranks share.
+//! Agrees on a limit from call to call, without waiting: each rank then chooses the same path though their facts differ. Pure over a few
+//! words of the shared page.
 //!
-//! Ranks number the same *candidates* alike, from 1. Each [offers](RegistrationSlot::offer) a limit (log2 of bytes, 0 for none) that it can
-//! serve. Whoever first [asks](RegistrationSlot::ask) for a number decides it, as the least of all offers, by one compare-and-swap of one
-//! word ([`head`]); who comes later reads it. A number that is not yet [passed](RegistrationSlot::passed) may be asked again, also after later
-//! ones: the answer is the same.
+//! Ranks give each *candidate* the same number, from 1. Each rank [offers](RegistrationSlot::offer) a limit (log2 of bytes, 0 for none) that it
+//! can serve. The rank that first [asks](RegistrationSlot::ask) for a number decides it as the least of all offers, by one compare-and-swap of
+//! one word ([`head`]). Later ranks read it. A rank may ask again for a number that it has not [passed](RegistrationSlot::passed), even after
+//! later ones: the answer is the same.
 //!
 //! # Why the answers are the same
 //!
-//! The head holds the newest decided number, the limit that holds since the last change and the one before. It grows by one
-//! number at a time, so that of two deciders of one number one fails and looks again. The limit changes at `n` only after every
-//! rank was seen to have passed all numbers before the last change `c`: a rank asks for what it has not passed, so for nothing
-//! before `c` any more, and two limits are enough for all that may be asked. A change that is not allowed waits for a later
-//! number. Until then the limit may be above an offer, which is why an offer that was taken back still binds ([`RegistrationSlot::owes`]).
+//! The head holds the newest decided number, the current limit, when the limit last changed, and the limit before. Numbers are decided one
+//! by one, so of two deciders of one number one fails and looks again. The limit changes at `n` only after every
+//! rank was seen to have passed all numbers before the last change `c`. A rank asks only for numbers that it has not passed, so for none
+//! before `c`, and two limits are enough. A change that is not allowed yet waits for a later
+//! number. Until then the limit may be above an offer: so an offer that was taken back still binds ([`RegistrationSlot::owes`]).
 //!
-//! A limit that is set at `n` is at most every rank's offer at the moment the decider read it, after it had read the head with
+//! A limit that is set at `n` is at most every rank's offer, as the decider read it after it had read the head with
 //! `n - 1`.
 //!
 //! # Orderings
 //!
-//! - *Progress* is stored with release, after the answers that its rank will not ask for again, and read with acquire before the
-//!   swap: no look of that rank for a passed number comes after the change.
-//! - *Offers* and the head are sequentially consistent. A rank stores its offer and then looks at the head, which says `d`; a decider
-//!   swaps the head to `d + 1`, or sees that, and then reads the offers, for `d + 2`. With less, both could see the old (as in a
-//!   store buffer). So the new offer is known to all who decide `d + 2` and later; `d + 1` may be decided by one who read before.
-//! - The head itself is one word, and each rank's looks at it never go back: a number that it has seen decided stays so.
+//! - *Progress* is stored with release, after the answers that its rank will not ask for again, and loaded with acquire before the
+//!   swap. So that rank looks up no passed number after the change.
+//! - *Offers* and the head are sequentially consistent. A rank stores its offer and then loads the head, which says `d`. A decider
+//!   swaps the head to `d + 1`, or sees that, and then loads the offers for `d + 2`. With weaker orderings both could see the old
+//!   value (store buffering). So all deciders of `d + 2` and later know the new offer. A decider of `d + 1` may have loaded the old one.
+//! - The head is one word, so a rank that has seen a number decided always sees it decided.
 //!
 //! # Limits
 //!
-//! Numbers in the head are modulo 2^32, and a change is told from a long ago one for 2^20 numbers. Both hold while no rank is
-//! further behind the newest number than that: at every [`LAG_SEEN_EVERY`]th number its decider looks, and refuses to go on
-//! where one is [`LAG_MAX`] behind. Nothing is decided then. (NCCL's queues end at some thousand calls.)
+//! Numbers in the head are modulo 2^32, and the time of a change is exact for 2^20 numbers. Both suffice while no rank is
+//! further behind the newest number than that. So the decider of every [`LAG_SEEN_EVERY`]th number looks, and decides nothing
+//! if a rank is more than [`LAG_MAX`] behind. (NCCL's queues end at some thousand calls.)
 
 mod asking;
 mod exploring;
@@ -46,23 +46,23 @@ use asking::Asking;
 use head::Head;
 pub use head::LIMIT_MAX;
 
-/// Counts candidates, from 1.
+/// The number of a candidate, from 1.
 pub type Number = u64;
 
-/// In a line of memory of 64 bytes.
+/// Words of a line of 64 bytes.
 const LINE_WORDS: usize = 8;
-/// Where the head lies: a line that every decision writes.
+/// Where the head is: on a line that every decision writes.
 const HEAD: usize = 0;
-/// Where offers lie, one word a rank: written seldom, so that all deciders keep them in their caches.
+/// Where the offers are, one word per rank. They change seldom, so all deciders keep them in their caches.
 const OFFERS: usize = LINE_WORDS;
-/// Where progress lies, one line a rank: written by its rank with each candidate, read where the limit is to change.
+/// Where progress is, one line per rank. A rank writes its own at each candidate; others read it when the limit is to change.
 const PROGRESS: usize = OFFERS + RANKS_MAX;
-/// So many words ranks share; all of them zero at first.
+/// How many words the ranks share. All are zero at first.
 pub const WORDS: usize = PROGRESS + RANKS_MAX * LINE_WORDS;
 
-/// At these numbers a decider looks how far the slowest rank is behind.
+/// At multiples of this number the decider looks how far the slowest rank is behind.
 pub const LAG_SEEN_EVERY: Number = 1 << 16;
-/// Where that is more than this, it refuses.
+/// How far a rank may be behind. If one is further, the decider refuses.
 pub const LAG_MAX: Number = 1 << 18;
 // A rank that has passed `p` asks for `p + 1` and later, and the newest is at most `p + LAG_MAX + LAG_SEEN_EVERY`.
 const _: () = assert!(LAG_MAX + LAG_SEEN_EVERY < head::LONG_AGO as Number);
@@ -71,28 +71,28 @@ fn progress_of(rank: usize) -> usize {
     PROGRESS + rank * LINE_WORDS
 }
 
-/// Why there is no answer.
+/// Why there is no limit for a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The rank has passed the number.
     Passed {
-        /// What was asked for.
+        /// The number that was asked for.
         number: Number,
-        /// The last that it has passed.
+        /// The last number that the rank has passed.
         passed: Number,
     },
-    /// The rank has asked for none of the numbers before.
+    /// Numbers before this one are undecided: the rank has skipped them.
     Skipped {
-        /// What was asked for.
+        /// The number that was asked for.
         number: Number,
-        /// How many before it nobody has decided.
+        /// How many numbers before it are undecided.
         by: i64,
     },
-    /// A rank is too far behind. Asked again later, the number may have an answer.
+    /// A rank is too far behind. The number may be decided later.
     Ahead {
-        /// What was asked for.
+        /// The number that was asked for.
         number: Number,
-        /// The last that all ranks have passed.
+        /// The last number that all ranks have passed.
         slowest: Number,
     },
 }
@@ -113,16 +113,16 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// A rank's place at the shared words. One thread at a time, as in a communicator; what is kept here is atomic only so that
-/// others may look ([`RegistrationSlot::owes`] may then be that of a moment ago).
+/// A rank's slot in the shared words. One thread at a time, as NCCL demands of a communicator. The fields are atomic only so that
+/// other threads may read them ([`RegistrationSlot::owes`] may then be outdated).
 #[derive(Debug)]
 pub struct RegistrationSlot<W> {
     words: W,
     rank: usize,
     ranks: usize,
-    /// The first number that is surely decided with the newest offer.
+    /// The first number whose decider surely sees the newest offer.
     firm_from: AtomicU64,
-    /// The largest offer with which a number before that may be decided.
+    /// The largest earlier offer with which a number before `firm_from` may be decided.
     before: AtomicU64,
 }
 
@@ -130,7 +130,7 @@ impl<W: Deref> RegistrationSlot<W>
 where
     W::Target: AsRef<[AtomicU64]>,
 {
-    /// For one of 2 to [`RANKS_MAX`] ranks, over at least [`WORDS`] words; none otherwise. A rank has one slot.
+    /// The slot of one of 2 to [`RANKS_MAX`] ranks, over at least [`WORDS`] words. None if they do not fit. A rank has one slot.
     pub fn new(words: W, rank: u32, ranks: u32) -> Option<RegistrationSlot<W>> {
         let (rank, ranks) = (rank as usize, ranks as usize);
         let fits = (2..=RANKS_MAX).contains(&ranks) && rank < ranks && words.as_ref().len() >= WORDS;
@@ -144,8 +144,8 @@ where
         fits.then(slot)
     }
 
-    /// The limit at a number: log2 of bytes, 0 for none; the same on every rank. All numbers are asked for in turn; one that has
-    /// not been passed may be asked for again. Never waits: fails to decide only where another rank has.
+    /// The limit at a number: log2 of bytes, 0 for none. The same on every rank. A rank must ask for all numbers in turn, and may ask again for
+    /// one that it has not passed. Never waits: an attempt to decide fails only if another rank has decided.
     pub fn ask(&self, number: Number) -> Result<u8, Refusal> {
         let passed = self.progress();
         if number <= passed {
@@ -159,16 +159,16 @@ where
         }
     }
 
-    /// This rank asks for this number, which it has an answer for, and those before it no more.
+    /// Says that this rank does not ask for this number, whose answer it has, or for an earlier one again.
     pub fn passed(&self, number: Number) {
         if number > self.progress() {
-            // Release: the answers were read before.
+            // Release: the answers were loaded before.
             self.words()[progress_of(self.rank)].store(number, Ordering::Release);
         }
     }
 
-    /// Up to which limit (log2 of bytes, 0 for none; at most [`LIMIT_MAX`]) this rank serves candidates from now on. What it has offered
-    /// before binds for as long as [`RegistrationSlot::owes`] says.
+    /// Sets the limit (log2 of bytes, 0 for none; at most [`LIMIT_MAX`]) up to which this rank serves candidates from now on. Its earlier offers
+    /// still bind as [`RegistrationSlot::owes`] says.
     pub fn offer(&self, limit: u8) {
         self.publish(limit.min(LIMIT_MAX));
         self.look_when_firm();
@@ -182,13 +182,13 @@ where
         word.store(u64::from(limit), Ordering::SeqCst);
     }
 
-    /// After the offer was stored: the next number may be being decided by one who has not seen it, no later one.
+    /// Called after the offer was stored: a decider of the next number may have missed it, but no later one.
     fn look_when_firm(&self) {
         self.firm_from.store(self.decided().saturating_add(2), Ordering::Relaxed);
     }
 
-    /// The largest limit that a number which this rank has not passed has or may get: what it must be able to serve. Falls to
-    /// its offer when all have seen that, and it has passed what was decided before.
+    /// The largest limit that any number which this rank has not passed has or may get. The rank must be able to serve it. It falls to
+    /// the rank's offer once all deciders see that offer, and the rank has passed the numbers decided before.
     pub fn owes(&self) -> u8 {
         let head = self.head();
         let next = self.progress().saturating_add(1);
@@ -206,7 +206,7 @@ where
         self.head().limit
     }
 
-    /// What every rank offers now, in order.
+    /// The current offers of all ranks, by rank.
     pub fn offers(&self) -> Vec<u8> {
         let offers = self.words()[OFFERS..].iter().take(self.ranks);
         offers.map(|offer| offer.load(Ordering::Relaxed) as u8).collect()
@@ -216,7 +216,7 @@ where
         self.words()[OFFERS + self.rank].load(Ordering::Relaxed) as u8
     }
 
-    /// Whether whoever decides the next number has seen this rank's newest offer.
+    /// Whether the decider of the next number sees this rank's newest offer.
     fn is_firm(&self, decided: Number) -> bool {
         decided.saturating_add(1) >= self.firm_from.load(Ordering::Relaxed)
     }
@@ -231,7 +231,7 @@ where
         Head::of(self.words()[HEAD].load(Ordering::SeqCst))
     }
 
-    /// Written by this rank alone.
+    /// The last number that this rank has passed. Only this rank writes it.
     fn progress(&self) -> Number {
         self.words()[progress_of(self.rank)].load(Ordering::Relaxed)
     }

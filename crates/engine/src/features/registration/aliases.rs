@@ -1,5 +1,5 @@
-//! What registering means: a second mapping of the same memory, and NCCL's record of that one. No address of the
-//! application's ever gets into NCCL's table.
+//! Makes and ends registrations: maps the same memory a second time, and has NCCL register that alias. So no address of the
+//! program ever gets into NCCL's table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +15,14 @@ use windlass_base::gpu::{Address, Failure, Home};
 use windlass_base::stats::count;
 use windlass_base::stats::registration::Registered;
 
-/// What NCCL registers is known to peers when a call first uses it, by descriptors that it opens for a moment; where it cannot, it
-/// runs that call unregistered on this rank alone and says nothing (2.28.9, ncclIpcLocalRegisterBuffer).
+/// Descriptors that must be free. NCCL opens some for a moment when a call first uses a registration, to tell the peers of it. If it cannot, it
+/// runs that call unregistered on this rank alone, without an error (2.28.9, ncclIpcLocalRegisterBuffer).
 const DESCRIPTORS: usize = 8;
-/// Addresses begin at multiples of the largest page.
+/// Aliases begin at multiples of the largest page.
 const ALIGNMENT: u64 = 2 << 20;
 
-/// Memory of the application's at addresses of ours, registered with NCCL. Dropping it unmaps it: after NCCL has been told, or
-/// has ended the communicator.
+/// The program's memory at an address of Windlass, registered with NCCL. Dropping it only unmaps it, so NCCL must have deregistered it,
+/// or ended the communicator.
 #[derive(Debug)]
 pub(crate) struct Alias {
     mapping: Mapping,
@@ -51,14 +51,14 @@ impl Drop for Alias {
     }
 }
 
-/// Makes and ends them, of one communicator.
+/// Makes and ends the aliases of one communicator.
 #[derive(Debug)]
 pub(crate) struct Aliases<'a> {
     home: &'a Home,
     real: usize,
-    /// What memory must be exported by, as the driver's mask.
+    /// The handle types by which the memory must be exportable, as the driver's mask.
     handle_types: u64,
-    /// An abort has left all as it is: NCCL's communicator is not to be used any more.
+    /// Whether an abort has left everything as it is. NCCL's communicator must not be used then.
     is_left: &'a AtomicBool,
 }
 
@@ -81,7 +81,7 @@ impl<'a> Aliases<'a> {
     }
 }
 
-/// Whether NCCL could register something now.
+/// Whether enough descriptors are free for NCCL to register memory now.
 pub(crate) fn has_descriptors() -> bool {
     let are_free = descriptor::are_free(DESCRIPTORS);
     if !are_free {
@@ -102,7 +102,7 @@ impl Registrar for Aliases<'_> {
             return Err(cache::Failure::NotNow);
         }
         let mapped = self.map(key);
-        // It holds its memory now: what it holds may have come after the one that was asked for.
+        // The mapping now keeps its memory, but may have mapped newer memory than was asked for.
         if driver.buffer_id(key.range.base) != Some(key.id) {
             return Err(cache::Failure::NotNow);
         }
@@ -115,7 +115,7 @@ impl Registrar for Aliases<'_> {
         }
         let (real, bytes) = (self.real as ncclComm_t, key.range.bytes as usize);
         match registration::register(real, mapping.address as usize, bytes) {
-            // NCCL registers nothing here, and says success.
+            // Here NCCL returns success without registering.
             Ok(0) => Err(cache::Failure::Never),
             Ok(registration) => {
                 count::registered(Registered::Registered, 1);

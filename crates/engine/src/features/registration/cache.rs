@@ -1,20 +1,15 @@
-//! A cache of registrations, of one communicator, that does not know what registering means.
+//! The registrations of one communicator, as a cache. How to register is left to a [`Registrar`]. One thread at a time, which the caller ensures.
 //!
-//! An entry is a whole allocation of the application's, of which a [`Registrar`] made an *alias*: its memory mapped a second
-//! time, at addresses of ours, and those registered. It is made when a buffer within is first wanted. What identifies an
-//! allocation is its [`Key`]: where it lies and the driver's id, which never comes again (`ctests/programs/buffer_ids.c`). An
-//! address alone says nothing: it may be other memory by now.
+//! An entry is a whole allocation of the program, of which the [`Registrar`] made an *alias*: the memory mapped a second time and registered
+//! there, when a buffer within was first wanted. A [`Key`] identifies an allocation by its range and the driver's id, which is never reused
+//! (`ctests/programs/buffer_ids.c`). At an address alone there may be other memory by now.
 //!
-//! An entry leaves when its memory was freed: [`Cache::want`] sees another allocation at its addresses, [`Cache::freed`] is
-//! told, [`Cache::look`] finds its id gone. It leaves at once then, whoever used it last: a program may free what it has passed
-//! to NCCL only when that is over on its rank, and over means that no peer touches the buffer any more. Or it leaves for room;
-//! its memory lives then, and calls that use it may be running, so only after its last [`Use`] is over.
+//! An entry leaves at once when its memory was freed: [`Cache::want`] sees another allocation at its addresses, [`Cache::freed`] is called, or
+//! [`Cache::look`] finds its id gone. A program may free a buffer only when the calls that use it are over on its rank, and then no peer
+//! touches the buffer any more. Or an entry leaves for room, but only after its last [`Use`] is over, since calls may be using it.
 //!
-//! What cannot be given back is *stuck*: kept to the end, for nobody knows what peers still have of it; it takes room, but no
-//! addresses of the application's, which may be registered anew.
-//!
-//! One thread at a time, which is for the caller to see to. Finding a buffer again takes two looks into a small table, 6 to 10 ns,
-//! and allocates nothing; all else walks through the entries, of which there are few.
+//! An alias that cannot be deregistered is *stuck*: kept to the end, as peers may still use it. It takes room, but its allocation may be
+//! registered anew. Finding a buffer again takes two table lookups, 6 to 10 ns, and allocates nothing. All else walks through the few entries.
 
 mod by_id;
 
@@ -32,26 +27,26 @@ use windlass_base::range::Range;
 /// What identifies an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// All of it.
+    /// The whole range.
     pub range: Range,
-    /// Which one, of all that were ever there (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
+    /// The driver's id of it (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub id: u64,
 }
 
-/// The number of a registered call of this communicator on this rank; the first is 1. All buffers of one call have the same.
+/// The number of a registered call of this communicator on this rank, from 1. All buffers of one call have the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Use(pub u64);
 
-/// What registering means.
+/// How registrations are made and ended.
 pub trait Registrar {
-    /// What there is of a registration: the memory at its other addresses, and what NCCL calls it.
+    /// A registration: the mapping at its other address, and NCCL's handle.
     type Alias;
 
-    /// Maps an allocation again and registers that. The allocation may go, and another come, while this runs: whether the id
-    /// is still the key's is to be asked after its memory was taken hold of.
+    /// Maps an allocation again and registers the mapping. The allocation may be freed and replaced meanwhile. So the implementation must
+    /// compare the id with the key's after it has mapped the memory.
     fn register(&mut self, key: Key) -> Result<Self::Alias, Failure>;
 
-    /// Gives a registration back, and then its memory. Where that fails the alias comes back whole, and this is never called
+    /// Deregisters an alias, then unmaps it. On failure the alias comes back whole, and this is never called
     /// for it again.
     fn deregister(&mut self, alias: Self::Alias) -> Result<(), Self::Alias>;
 }
@@ -59,18 +54,18 @@ pub trait Registrar {
 /// Why there is no registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// This allocation never has one: it is not asked for again.
+    /// This allocation can never be registered, and is not tried again.
     Never,
-    /// Another time it might.
+    /// It failed this time.
     NotNow,
 }
 
-/// What the cache may have.
+/// What the cache may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Registrations at once, stuck ones too. NCCL walks through all of them for every buffer of every call.
+    /// Registrations at once, stuck ones included. NCCL walks through all of them for every buffer of every call.
     pub entries_max: usize,
-    /// Their bytes.
+    /// Bytes of these registrations.
     pub bytes_max: u64,
     /// How many allocations that cannot be registered are remembered.
     pub refused_max: usize,
@@ -79,11 +74,11 @@ pub struct Limits {
 /// Why a buffer has no alias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It does not lie within one allocation.
+    /// The buffer does not lie within one allocation.
     Straddles,
-    /// The registrar refuses such memory.
+    /// The registrar refuses such memory for good.
     Refused,
-    /// No room, and nothing that may leave: see [`Cache::waits_for`].
+    /// No room, and no entry that may leave now: see [`Cache::waits_for`].
     Full,
     /// The registrar failed this time.
     Failed,
@@ -96,17 +91,17 @@ struct Entry<A> {
     last_use: Use,
 }
 
-/// The registrations of one communicator. Who drops it drops the aliases that it has: [`Cache::close`] comes first.
+/// The registrations of one communicator. Dropping the cache drops its aliases, so [`Cache::close`] comes first.
 #[derive(Debug)]
 pub struct Cache<A> {
     limits: Limits,
-    /// No two of them share addresses: of two such allocations one was freed, and has left.
+    /// Entries never overlap: of two overlapping allocations one was freed, and has left.
     entries: ById<Entry<A>>,
     stuck: Vec<A>,
     refused: refused::Refused,
-    /// All uses up to this one are over.
+    /// All calls up to this one are over.
     over: Use,
-    /// What has to be over for the last one that found no room.
+    /// The call that must be over to make room for the last allocation that found none.
     helps: Option<Use>,
     counters: Counters,
 }
@@ -125,9 +120,9 @@ impl<A> Cache<A> {
         }
     }
 
-    /// The alias of the allocation `key` for the buffer `part` of it, in the call `at`; registers the allocation if need be.
-    /// A buffer has its place in the alias that it has in the allocation. The call counts as using it also where the caller
-    /// then does not.
+    /// The alias of the allocation `key` for its part `part`, in the call `at`. Registers the allocation if needed.
+    /// A buffer is at the same offset in the alias as in the allocation. The entry counts as used by the call even if the caller
+    /// then does not use it.
     #[inline]
     pub fn want<R: Registrar<Alias = A>>(
         &mut self,
@@ -143,7 +138,7 @@ impl<A> Cache<A> {
             }
             _ => self.want_unknown(registrar, key, part, at).inspect_err(|why| self.counters.note(*why))?,
         }
-        // There it is. Looked up again, as the borrow checker wants it: 3 ns.
+        // Looked up again only for the borrow checker: 3 ns.
         self.entries.get(&key.id).map(|entry| &entry.alias).ok_or(Why::Failed)
     }
 
@@ -190,7 +185,7 @@ impl<A> Cache<A> {
         self.entries.len() + self.stuck.len()
     }
 
-    /// Gives back the entries, by id, for which this is so; how many there were.
+    /// Ends the entries for which `leaves` is true. Returns how many there were.
     fn remove<R: Registrar<Alias = A>>(
         &mut self,
         registrar: &mut R,
@@ -204,10 +199,10 @@ impl<A> Cache<A> {
         leaving.len() as u64
     }
 
-    /// Whether that made room.
+    /// Ends an entry. Returns whether that made room.
     fn give_back<R: Registrar<Alias = A>>(&mut self, registrar: &mut R, id: u64) -> bool {
         let Some(entry) = self.entries.remove(&id) else { return false };
-        // There may be room now without any wait.
+        // There may now be room without waiting for a call.
         self.helps = None;
         match registrar.deregister(entry.alias) {
             Ok(()) => {
@@ -223,9 +218,9 @@ impl<A> Cache<A> {
         }
     }
 
-    /// Room for one more of `bytes` bytes. Nothing leaves unless that makes room enough.
+    /// Makes room for one more entry of `bytes` bytes. No entry leaves unless that makes enough room.
     fn make_room<R: Registrar<Alias = A>>(&mut self, registrar: &mut R, bytes: u64) -> bool {
-        // Every turn but the last has one entry less: what was to leave got stuck.
+        // Each turn but the last has one entry less, because the one that was to leave got stuck.
         loop {
             let entries = self.entries.iter().map(|(id, entry)| Resident {
                 last_use: entry.last_use,
@@ -253,27 +248,27 @@ impl<A> Cache<A> {
         }
     }
 
-    /// All calls up to this one are over on this rank: nothing that they did is still running, here or on a peer.
+    /// Says that all calls up to this one are over on this rank, so none of their work still runs, here or on a peer.
     pub fn over(&mut self, up_to: Use) {
         self.over = self.over.max(up_to);
     }
 
-    /// After [`Why::Full`]: the call after which there is room for what was wanted. None if no wait helps, if it is over,
-    /// and if something has left since.
+    /// After [`Why::Full`]: the call after which there is room for what was wanted. None if waiting does not help, if that call is over,
+    /// or if an entry has left since.
     pub fn waits_for(&self) -> Option<Use> {
         self.helps.filter(|call| *call > self.over)
     }
 
-    /// The application frees what is at these addresses, or is about to: whatever lies there, also in part, is given back
-    /// now. How many there were.
+    /// Ends all entries that overlap this range, because the program frees it or is about to. Returns how many
+    /// there were.
     pub fn freed<R: Registrar<Alias = A>>(&mut self, registrar: &mut R, range: Range) -> usize {
         let gone = self.remove(registrar, |_, entry| entry.range.overlaps(range));
         self.counters.freed += gone;
         gone as usize
     }
 
-    /// Asks of every entry which id is at its first address now, and gives back those whose memory has gone. How many there
-    /// were. Without any it allocates nothing.
+    /// Compares the id at each entry's address, and ends the entries whose memory is gone. Returns how many
+    /// there were. Allocates nothing if there are none.
     pub fn look<R: Registrar<Alias = A>>(
         &mut self,
         registrar: &mut R,
@@ -284,23 +279,23 @@ impl<A> Cache<A> {
         gone as usize
     }
 
-    /// Whether there is nothing that could be given back: then there is nothing to look at.
+    /// Whether no entry could be ended.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Whether [`Cache::look`] would give anything back.
+    /// Whether [`Cache::look`] would end any entry.
     pub fn has_gone(&self, mut id_at: impl FnMut(u64) -> Option<u64>) -> bool {
         self.entries.iter().any(|(id, entry)| id_at(entry.range.base) != Some(*id))
     }
 
-    /// Whether [`Cache::freed`] would.
+    /// Whether [`Cache::freed`] would end any entry.
     pub fn overlaps(&self, range: Range) -> bool {
         self.entries.values().any(|entry| entry.range.overlaps(range))
     }
 
-    /// All aliases, stuck ones too, none of them deregistered: for the end of a communicator, after NCCL has taken its
-    /// registrations down. The cache is empty then.
+    /// Takes all aliases, stuck ones included, without deregistering them. For the end of a communicator, after NCCL has ended its
+    /// registrations. The cache is empty then.
     pub fn close(&mut self) -> impl Iterator<Item = A> + use<A> {
         let entries = std::mem::take(&mut self.entries);
         let stuck = std::mem::take(&mut self.stuck);
@@ -310,7 +305,7 @@ impl<A> Cache<A> {
         entries.into_values().map(|entry| entry.alias).chain(stuck)
     }
 
-    /// What there is and was.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         Counters { entries: self.len() as u64, ..self.counters }
     }

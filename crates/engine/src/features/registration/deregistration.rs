@@ -1,7 +1,7 @@
-//! Registrations given back: of memory that was freed, and at a communicator's end.
+//! Deregisters buffers: when their memory was freed, and at a communicator's end.
 //!
-//! NCCL asks the peers' processes to let go, without limit; a peer that hangs must not hold up `windlass-worker`, a free or an
-//! abort. So that is done [on threads of its own](crate::background::side_thread), and they wait for it as long as they like.
+//! NCCL asks the peers' processes to unmap the memory, and waits without limit. A peer that hangs must not block the background worker, a
+//! free or an abort. So [side threads](crate::background::side_thread) deregister, and their callers wait only as long as they want.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,29 +18,29 @@ use crate::background::{side_thread, worker};
 use crate::features::registration::aliases::{Alias, Aliases};
 use crate::features::registration::registering::{self, EVERYTHING, End, Progress, Registering, State};
 
-/// A peer's process that answers takes milliseconds.
+/// How long an abort waits for deregistration. A peer's process that responds takes milliseconds.
 const PEERS_ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// As long as a free of NCCL's may take.
+/// How long a free waits, as a free of NCCL's may take as long.
 const FREE_WAITS: Duration = Duration::from_millis(200);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// How far one communicator is.
+/// The state of one communicator's release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
     Ended(End),
-    /// Registered calls run, as long as they take.
+    /// Registered calls still run, for as long as they take.
     Running,
-    /// Another thread is in it.
+    /// Another thread is inside a call or has the state locked.
     InUse,
 }
 
-/// The application is about to free this memory. Waits for a while where it is registered, and for no other rank.
+/// Deregisters memory that the program is about to free. Waits up to [`FREE_WAITS`] if the memory is registered, and for no other rank.
 pub(crate) fn memory_is_freed(address: Address) {
     registering::alive().for_each(|one| one.is_freed(address));
 }
 
 impl Registering {
-    /// Looks whether memory that is registered has gone, and deregisters it. Waits for nobody.
+    /// Deregisters registered memory that has been freed, on a side thread. Does not wait.
     pub(crate) fn look(self: &Arc<Self>) {
         let driver = self.driver();
         let has_gone = move |cache: &Cache<Alias>| cache.has_gone(|base| driver.buffer_id(base));
@@ -56,7 +56,7 @@ impl Registering {
         }
     }
 
-    /// The application is about to free the memory at this address. Waits for a while.
+    /// Deregisters the memory at this address before the program frees it. Waits up to [`FREE_WAITS`].
     fn is_freed(self: &Arc<Self>, address: Address) {
         let range = Range { base: address, bytes: 1 };
         let Some(state) = self.try_state() else { return };
@@ -74,13 +74,13 @@ impl Registering {
         }
     }
 
-    /// Gives back what `give` does if there is any, unless a call is inside.
+    /// Runs `give` on the cache if `is_any`, unless a call is inside.
     fn give_back(
         &self,
         is_any: impl FnOnce(&Cache<Alias>) -> bool,
         give: impl FnOnce(&mut Cache<Alias>, &mut Aliases<'_>),
     ) {
-        // Before the state: a call has passed the gate before it takes that.
+        // The gate comes before the state: a call passes the gate before it locks the state.
         let Some(_closed) = self.gate().and_then(|gate| gate.try_close()) else { return };
         if self.is_shared() {
             return;
@@ -92,7 +92,7 @@ impl Registering {
         }
     }
 
-    /// On a thread of its own, waited for so long.
+    /// Runs `act` on a side thread, and waits for it for as long as `within`.
     fn beside<T: Send + 'static>(
         self: &Arc<Self>,
         within: Option<Duration>,
@@ -102,8 +102,8 @@ impl Registering {
         side_thread::run(within, move || act(&own))
     }
 
-    /// Its end begins: waits for registered calls, as NCCL's own end does, and gives back all that NCCL has of this rank's. An abort
-    /// waits for none, ends other threads' waits here, and gives nothing back where a call is in NCCL.
+    /// Begins the communicator's end: waits for registered calls, as NCCL's own end does, and deregisters all of this rank. An abort
+    /// waits for no call, ends other threads' waits here, and leaves everything registered if a call is in NCCL.
     pub fn end(self: &Arc<Self>, aborts: bool) -> End {
         if aborts {
             self.is_aborted.store(true, Ordering::Release);
@@ -114,7 +114,7 @@ impl Registering {
                 let _closed = own.gate().and_then(close)?;
                 own.try_end(&mut own.state())
             });
-            // If that is not done, or could not be: unless a call or it has the state, nothing is begun any more.
+            // The side thread failed or is not done. Unless a call or that thread has the state, no deregistration begins from now on.
             let left = || Some(*self.try_state()?.end.get_or_insert(End::Left));
             let end = ended.flatten().or_else(left).unwrap_or(End::Left);
             self.is_left.store(end == End::Left, Ordering::Release);
@@ -128,14 +128,14 @@ impl Registering {
         }
     }
 
-    /// Ends it while its communicator lives, unless another thread is in it.
+    /// Ends the registrations while the communicator lives. Waits for no thread.
     pub(crate) fn release(&self) -> Release {
-        // Without a gate nobody knows the communicator yet.
+        // Without a gate no call knows the communicator yet.
         let closed = self.gate().map(|gate| gate.try_close());
         let Some(mut state) = self.try_state().filter(|_| !matches!(closed, Some(None))) else {
             return Release::InUse;
         };
-        // Calls of the communicators that share its resources pass other gates.
+        // Calls of communicators that share its resources pass other gates, so those may be running.
         let is_any = state.cache.counters().entries > 0 || !state.staging.is_empty();
         if self.is_shared() && state.end.is_none() && is_any {
             return Release::Ended(End::Left);
@@ -165,7 +165,7 @@ impl Registering {
     }
 }
 
-/// Closes the gate of a communicator that is being aborted, unless a call is inside: what else is inside is ours, and soon out.
+/// Closes the gate of a communicator that is being aborted. None if a call is inside. Waits for a thread of Windlass inside, which soon leaves.
 fn close(gate: &'static Gate) -> Option<Closed<'static>> {
     loop {
         let was_closed = gate.is_closed();
@@ -176,16 +176,16 @@ fn close(gate: &'static Gate) -> Option<Closed<'static>> {
     }
 }
 
-/// Whether nothing is left.
+/// Deregisters everything. Returns whether nothing is left.
 fn give_all_back(state: &mut State, is_left: &AtomicBool) -> bool {
     let State { home, real: Some(real), cache, staging, .. } = state else { return true };
     cache.freed(&mut Aliases::new(home, *real, staging.handle_types(), is_left), EVERYTHING);
-    // Who waited for this may have given up meanwhile, and NCCL's communicator be stopped.
+    // The thread that waited may have given up meanwhile, and NCCL's communicator may be stopped.
     !is_left.load(Ordering::Acquire) && staging.end(home, *real) && cache.counters().entries == 0
 }
 
-/// What stays of a communicator that NCCL has not given all back of, until this rank's kernels have left: then nothing of it is used
-/// here any more. Peers' processes, which have imported it, keep the memory to their ends, as NCCL's communicator here is not freed.
+/// The registrations that NCCL kept at a communicator's end, held until this rank's kernels have left. Then this rank unmaps
+/// the memory. Peers' processes have imported it and keep it to their ends, as NCCL's communicator is not freed.
 #[derive(Debug)]
 pub(crate) struct Remains(State);
 
@@ -204,17 +204,17 @@ impl Drop for Remains {
     }
 }
 
-/// Held across queries of events.
+/// Locked across event queries.
 static REMAINS: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
 
-/// Lets go of what no kernel uses any more; whether there is more.
+/// Unmaps the remains that no kernel uses any more. Returns whether there are more.
 pub(crate) fn look_at_remains() -> bool {
     let over: Vec<Remains> = remains().extract_if(.., |one| one.is_over()).collect();
     drop(over);
     !remains().is_empty()
 }
 
-/// The process ends: what still runs is the driver's to stop.
+/// Forgets the remains when the process ends: the driver stops what still runs.
 pub(crate) fn forget() {
     std::mem::forget(std::mem::take(&mut *remains()));
 }
@@ -226,7 +226,7 @@ fn remains() -> MutexGuard<'static, Vec<Remains>> {
 impl Drop for Registering {
     fn drop(&mut self) {
         let state = self.take_state();
-        // An abort that could not wait for who had the state has left it, too.
+        // An abort that could not lock the state has also left everything registered.
         let left = self.is_left.load(Ordering::Acquire).then_some(End::Left);
         let end = state.end.or(left);
         if end == Some(End::Left) {
@@ -239,12 +239,12 @@ impl Drop for Registering {
         }
         match (end, state.progress()) {
             (Some(End::Clean), _) => {}
-            // NCCL's communicator was stopped, and its kernels leave.
+            // NCCL's communicator was stopped, so its kernels leave.
             (Some(End::Left), Progress::Over | Progress::Running) => {
                 remains().push(Remains(state));
                 worker::wake();
             }
-            // Nobody ended it; or nothing can be asked any more.
+            // The communicator was not ended, or the driver answers nothing any more.
             (None, _) | (_, Progress::Lost) => std::mem::forget(state),
         }
     }

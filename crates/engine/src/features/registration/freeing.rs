@@ -1,4 +1,4 @@
-//! Memory of the application that has left the pool, freed by NCCL, and who waits for that.
+//! Has NCCL free blocks that have left the pool, and lets other threads wait for that.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::features::registration::deregistration::memory_is_freed;
 
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// So many threads free what has left the pool: memory that is not the driver's yet.
+/// How many threads are freeing blocks that have left the pool and are not back at the driver yet.
 static FREEING: AtomicUsize = AtomicUsize::new(0);
 
-/// From before blocks leave until they are freed.
+/// Counts a thread as freeing while it lives: from before the blocks leave the pool until they are freed.
 pub(crate) struct Freeing;
 
 impl Freeing {
@@ -25,7 +25,7 @@ impl Freeing {
         Freeing
     }
 
-    /// Waits for others, so long; whether there were any.
+    /// Waits for other threads to finish freeing, up to `within`. Returns whether there were any.
     pub(crate) fn wait(within: Duration) -> bool {
         let (until, mut were_any) = (Instant::now() + within, false);
         while FREEING.load(Ordering::Acquire) > 0 && Instant::now() < until {
@@ -42,17 +42,17 @@ impl Drop for Freeing {
     }
 }
 
-/// NCCL frees these, on this thread. They have left the pool.
+/// Deregisters blocks that have left the pool, and has NCCL free them, on this thread.
 pub(crate) fn let_go(blocks: &[Address]) {
     let _freeing = Freeing::begin();
     for block in blocks {
-        // What is registered of it would keep the memory.
+        // A registration would keep the memory.
         memory_is_freed(*block);
         free(*block);
     }
 }
 
-/// NCCL frees this one, of which nothing is registered.
+/// Has NCCL free a block that is not registered.
 pub(crate) fn free(block: Address) {
     let code = registration::free(block);
     if code != ncclSuccess {
@@ -60,7 +60,7 @@ pub(crate) fn free(block: Address) {
     }
 }
 
-/// A thread is at it until this is dropped.
+/// Sets the flag back when dropped: a thread is busy until then.
 pub(crate) struct Busy(pub &'static AtomicBool);
 
 impl Drop for Busy {
@@ -69,14 +69,14 @@ impl Drop for Busy {
     }
 }
 
-/// Whether so little is free there that nothing more is to be kept.
+/// Whether the device has so little free memory that blocks should not be kept.
 pub(crate) fn is_short_on(device: Ordinal) -> bool {
     let Some(home) = home_of(device) else { return false };
     let Ok(_entered) = home.enter() else { return false };
     home.driver.room().is_ok_and(|room| pool::is_too_much(device, room))
 }
 
-/// Nothing of a program that has no primary context there: one would be made.
+/// A device's primary context. None if the program has none there, since this would make one.
 pub(crate) fn home_of(device: Ordinal) -> Option<Home> {
     Home::if_primary(gpu::driver().ok()?, device)
 }
@@ -85,8 +85,8 @@ pub(crate) fn home_of(device: Ordinal) -> Option<Home> {
 mod tests {
     use super::*;
 
-    /// Who was refused memory hears that some is just being freed, and comes back when it has been; without any, at once; and never
-    /// waits longer than it would.
+    /// A thread that was refused memory waits while other threads free some. It returns at once if there are none, and never
+    /// waits longer than the limit.
     #[test]
     fn waits_for_what_is_being_freed() {
         assert!(!Freeing::wait(Duration::from_secs(60)));

@@ -1,24 +1,24 @@
-//! Whether this rank would have its buffers registered: told by those that it has passed lately. Pure.
+//! Decides when this rank offers to register its buffers, from the candidates that it has lately looked at. Pure.
 //!
-//! It learns only what it looks at, and looks seldom where it was in vain: a look costs some 0.2 us a call.
+//! A look costs some 0.2 us a call, so the rank looks seldom after looks in vain.
 
-/// Candidates in a row whose buffers can all be registered, before the first offer.
+/// How many candidates in a row must be registrable before the first offer.
 const FIRST: u32 = 3;
-/// Before any later one at most.
+/// The most that a later offer requires.
 const MOST: u32 = 1 << 16;
-/// Candidates at most that are let pass between two looks.
+/// The most candidates that are skipped between two looks.
 const SKIP_MOST: u32 = 64;
 
-/// What this rank has seen of its buffers.
+/// What this rank has seen of its candidates' buffers.
 #[derive(Debug)]
 pub(crate) struct OfferPacing {
-    /// How many in a row it takes.
+    /// How many registrable candidates in a row an offer requires.
     needed: u32,
-    /// How many in a row there were.
+    /// How many there were in a row.
     row: u32,
-    /// Looks in vain, in a row.
+    /// How many looks in a row were in vain.
     vain: u32,
-    /// Candidates to let pass.
+    /// How many candidates to skip.
     skip: u32,
     offers: bool,
 }
@@ -28,7 +28,7 @@ impl OfferPacing {
         OfferPacing { needed: FIRST, row: 0, vain: 0, skip: 0, offers: false }
     }
 
-    /// Whether to look at the buffers of this candidate, which runs as ever.
+    /// Whether to look at the buffers of this candidate, which runs unregistered.
     pub(crate) fn looks(&mut self) -> bool {
         if self.offers {
             return false;
@@ -38,7 +38,7 @@ impl OfferPacing {
         !skips
     }
 
-    /// The buffers of a candidate that was looked at can be registered, or not. Whether it would offer now.
+    /// Notes whether the buffers of a candidate can be registered. Returns whether the rank should offer now.
     pub(crate) fn saw(&mut self, registrable: bool) -> bool {
         if registrable {
             (self.row, self.vain) = (self.row + 1, 0);
@@ -50,17 +50,17 @@ impl OfferPacing {
         false
     }
 
-    /// It has offered.
+    /// Notes that the rank has offered.
     pub(crate) fn offers(&mut self) {
         self.offers = true;
     }
 
-    /// Whether it has.
+    /// Whether the rank's offer stands.
     pub(crate) fn has_offered(&self) -> bool {
         self.offers
     }
 
-    /// What it offered for could not be had, or a buffer could not be registered after all: the next offer takes longer.
+    /// Takes the offer back, since there was no memory for it or a buffer could not be registered. The next offer requires a longer row.
     pub(crate) fn takes_back(&mut self) {
         (self.offers, self.row) = (false, 0);
         self.needed = self.needed.saturating_mul(2).min(MOST);
@@ -71,7 +71,7 @@ impl OfferPacing {
 mod tests {
     use super::*;
 
-    /// How many candidates until it would offer, and at how many of them it looked.
+    /// How many candidates come before an offer, and how many of them were looked at.
     fn until_offer(pacing: &mut OfferPacing, registrable: bool) -> (u32, u32) {
         let mut looks = 0;
         for candidate in 1..=100_000 {
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(until_offer(&mut pacing, true), (2 * FIRST, 2 * FIRST));
     }
 
-    /// Memory that cannot be registered is looked at less and less.
+    /// Buffers that cannot be registered are looked at less and less.
     #[test]
     fn seldom_in_vain() {
         let (candidates, looks) = until_offer(&mut OfferPacing::new(), false);
@@ -103,7 +103,7 @@ mod tests {
         assert!(looks < 100_000 / 60, "{looks}");
     }
 
-    /// One that changes its mind for ever offers ever more seldom.
+    /// A rank whose buffers change again and again offers more and more seldom.
     #[test]
     fn changes_seldom() {
         let mut pacing = OfferPacing::new();
@@ -115,7 +115,7 @@ mod tests {
             pacing.takes_back();
         }
         assert_eq!(last, MOST);
-        // One that cannot now and then begins its row anew.
+        // A buffer that cannot be registered starts the row anew.
         let mut pacing = OfferPacing::new();
         for _ in 0..1000 {
             while !pacing.looks() {}

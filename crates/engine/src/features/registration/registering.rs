@@ -1,10 +1,10 @@
-//! Which of a communicator's buffers NCCL gets registered, and by what: see docs/registration.md.
+//! [`Registering`]: decides which calls run over registered buffers, and gives NCCL their substitutes. See docs/registration.md.
 //!
-//! Candidates are numbered, alike on all ranks, and [agreed](crate::features::registration::agreed) on. Of one that is registered this rank gives NCCL
-//! [aliases](crate::features::registration::aliases) in place of the application's addresses, or its own [staging](crate::features::registration::staging) memory. Nothing
-//! here waits for another rank.
+//! Candidates have numbers that are equal on all ranks, by which ranks [agree](crate::features::registration::agreed). In place of the
+//! program's addresses, NCCL gets [aliases](crate::features::registration::aliases) or
+//! [staging](crate::features::registration::staging) memory for a registered call. Nothing here waits for another rank.
 //!
-//! The application's thread is in here with the gate of its communicator passed; `windlass-worker` with that gate closed.
+//! The program's threads have passed the communicator's gate when they come here. Threads of Windlass have closed it.
 
 mod finding;
 mod offering;
@@ -34,7 +34,7 @@ pub(crate) use state::{Progress, State};
 
 static REGISTERING: WeakList<Registering> = WeakList::new();
 
-/// Those of this process that are alive.
+/// The live ones of this process.
 pub(crate) fn alive() -> impl Iterator<Item = Arc<Registering>> {
     REGISTERING.alive()
 }
@@ -42,44 +42,44 @@ pub(crate) fn alive() -> impl Iterator<Item = Arc<Registering>> {
 /// All addresses.
 pub(crate) const EVERYTHING: Range = Range { base: 0, bytes: u64::MAX };
 
-/// What a communicator's ranks share of it, and this rank's own part.
+/// One communicator's registrations on this rank, and the slot by which the ranks agree.
 #[derive(Debug)]
 pub struct Registering {
     agreed: RegistrationSlot<Arc<SharedPage>>,
     driver: &'static Driver,
     device: Ordinal,
     ranks: u32,
-    /// The largest size, as a power of two, that this rank could offer.
+    /// The largest size that this rank could offer, as log2 of bytes.
     size_max: u8,
-    /// Whether anything was ever registered: then the background worker looks more often.
+    /// Whether any buffer was ever registered. The background worker then looks more often.
     has_entries: AtomicBool,
-    /// Reasons to offer nothing: buffers and windows that the application has registered, resources that are shared.
+    /// How many reasons there are to offer nothing: buffers and windows registered by the program, shared resources.
     vetoes: AtomicU32,
-    /// NCCL's calls of other communicators touch what this one's do: ours must not come from another thread.
+    /// Whether NCCL's calls of other communicators touch this one's resources. Then no other thread may deregister.
     is_shared: AtomicBool,
     gate: OnceCell<&'static Gate>,
     pub(crate) is_aborted: AtomicBool,
-    /// An abort has left all as it is, beside a call or what gives back: neither may go on.
+    /// Whether an abort has left everything as it is. A call or a deregistration that still runs must not go on.
     pub(crate) is_left: AtomicBool,
-    /// Held by a call for some stores, or for a registration; else for a deregistration.
+    /// Locked by a call for some stores or a registration, and by a deregistration.
     state: Mutex<State>,
 }
 
-/// A candidate that has its number.
+/// A candidate with its number.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     number: Number,
-    /// None: it goes to NCCL as it came.
+    /// None if NCCL gets the call unchanged.
     pub substitutes: Option<Substitutes>,
 }
 
-/// The least power of two that is not below.
+/// The log2 of the least power of two that is not below `bytes`.
 fn power(bytes: u64) -> u8 {
     bytes.checked_next_power_of_two().map_or(64, u64::trailing_zeros) as u8
 }
 
 impl Registering {
-    /// For a rank of a peer group whose ranks have this shared page.
+    /// The registrations of a rank whose peer group has this shared page. None if the driver or the slot refuses.
     pub(crate) fn new(
         page: Arc<SharedPage>,
         rank: u32,
@@ -112,34 +112,34 @@ impl Registering {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the application's calls pass.
+    /// Sets the gate that the program's calls pass.
     pub fn guarded_by(&self, gate: &'static Gate) {
         let _ = self.gate.set(gate);
     }
 
-    /// From now on this rank offers nothing, until it is [allowed](Registering::allow) as often.
+    /// Stops offers of this rank, until [`Registering::allow`] is called as often.
     pub fn veto(&self) {
         self.vetoes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes a veto back.
+    /// Takes back a veto.
     pub fn allow(&self) {
         let one_less = |vetoes: u32| vetoes.checked_sub(1);
         let _ = self.vetoes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     }
 
-    /// Another communicator uses NCCL's resources of this one, or calls of it are not seen: nothing of ours may run beside.
+    /// Notes that another communicator uses this one's NCCL resources, or that calls are not seen. No thread of Windlass may deregister then.
     pub fn share(&self) {
         self.is_shared.store(true, Ordering::Release);
         self.veto();
     }
 
-    /// The gate, once the communicator is known, unless another thread may not be in it at all.
+    /// The communicator's gate. None until the communicator is known.
     pub(crate) fn gate(&self) -> Option<&'static Gate> {
         self.gate.get().copied()
     }
 
-    /// As it says.
+    /// Whether [`Registering::share`] was called.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_shared.load(Ordering::Acquire)
     }
@@ -148,7 +148,7 @@ impl Registering {
         self.driver
     }
 
-    /// For the end of it all: what is left here is empty.
+    /// Takes the state, for the end. An empty one takes its place.
     pub(crate) fn take_state(&mut self) -> State {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let empty = State::new(state.home);
@@ -163,18 +163,18 @@ impl Registering {
         }
     }
 
-    /// Whether anything is registered, or was.
+    /// Whether any buffer is or was registered.
     pub(crate) fn has_entries(&self) -> bool {
         self.has_entries.load(Ordering::Relaxed)
     }
 
-    /// Gives a candidate its number and looks what all ranks do with it. An error is one of this rank alone, which others cannot
-    /// know of: it had no memory for what its part takes.
+    /// Gives a candidate its number, and decides with all ranks whether it is registered. An error concerns this rank alone, for example
+    /// because it has no memory for staging. The other ranks do not learn of it.
     pub fn consider(&self, real: ncclComm_t, buffers: &Buffers) -> Result<Candidate, ncclResult_t> {
         let mut state = self.state();
         let number = state.next;
         if state.end.is_some() {
-            // NCCL refuses it.
+            // The communicator has ended, so NCCL refuses the call.
             return Ok(Candidate { number, substitutes: None });
         }
         state.real = Some(real as usize);
@@ -205,7 +205,7 @@ impl Registering {
         Ok(Candidate { number, substitutes })
     }
 
-    /// NCCL has it on this stream, not in a group any more.
+    /// Called once NCCL has the call on this stream, outside any group. Copies staged results back, and marks the call's end.
     pub fn passed(&self, candidate: &Candidate, stream: StreamHandle) -> ncclResult_t {
         self.agreed.passed(candidate.number);
         let Some(substitutes) = &candidate.substitutes else { return ncclSuccess };
@@ -213,12 +213,12 @@ impl Registering {
         state.pending = state.pending.saturating_sub(1);
         answer(Self::in_context(&mut state, |state| {
             let back = substitutes.after.map_or(Ok(()), |copy| copied(state.home.driver, copy, stream));
-            // Also where that failed: NCCL runs it.
+            // Marked even if the copy failed, because NCCL runs the call.
             back.and(state.mark(stream, substitutes.copies()))
         }))
     }
 
-    /// NCCL says that it has failed, and may have begun it: what it uses is over when the stream comes past it.
+    /// Called if NCCL says that the call failed. It may have begun, so its buffers are in use until the stream has passed it.
     pub fn failed(&self, candidate: &Candidate, stream: StreamHandle) {
         if candidate.substitutes.is_some()
             && let Err(failure) = Self::in_context(&mut self.state(), |state| state.mark_behind(stream))
@@ -228,20 +228,20 @@ impl Registering {
         self.refused(candidate);
     }
 
-    /// NCCL has not: the next call has its number.
+    /// Called if NCCL has not taken the call: the next call has its number.
     pub fn refused(&self, candidate: &Candidate) {
         let mut state = self.state();
         state.next = candidate.number;
         state.pending = state.pending.saturating_sub(u32::from(candidate.substitutes.is_some()));
     }
 
-    /// A group has failed, and what NCCL has run of it nobody knows: this rank offers nothing any more.
+    /// Called after a failed group, of which NCCL may have run any part: this rank offers nothing any more.
     pub fn doubt(&self) {
         self.veto();
         self.take_back(&mut self.state());
     }
 
-    /// Copies what is to be copied before the call on its stream.
+    /// Copies into staging memory what the call needs, on its stream before the call.
     pub fn before(&self, substitutes: &Substitutes, stream: StreamHandle) -> ncclResult_t {
         if !substitutes.copies() {
             return ncclSuccess;
@@ -250,12 +250,12 @@ impl Registering {
         answer(Self::in_context(&mut state, |state| {
             state.wait(stream)?;
             substitutes.before.map_or(Ok(()), |copy| copied(state.home.driver, copy, stream))?;
-            // Also where NCCL then refuses the call.
+            // Marked even if NCCL then refuses the call.
             state.mark(stream, true)
         }))
     }
 
-    /// What comes next on the first stream comes after what the second holds now.
+    /// Orders later work on `stream` behind the work that is on `other` now.
     pub fn join(&self, stream: StreamHandle, other: StreamHandle) -> ncclResult_t {
         let mut state = self.state();
         answer(Self::in_context(&mut state, |state| {

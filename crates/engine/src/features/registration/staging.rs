@@ -1,5 +1,5 @@
-//! Memory that stands in for a buffer that cannot be registered, in a call whose other ranks' are: NCCL's own (so that it can be
-//! exported as NCCL exports), registered, and there before this rank offers anything.
+//! Staging memory: stands in for a buffer that cannot be registered, in a call that is registered on the other ranks. NCCL allocates it (so that it
+//! can be exported like NCCL's own), and it is registered before this rank offers anything.
 
 use nccl_sys::{ncclComm_t, ncclSuccess};
 
@@ -8,12 +8,12 @@ use windlass_base::gpu::{Address, Home};
 use windlass_base::stats::count;
 use windlass_base::stats::registration::Registered;
 
-/// Pieces begin at multiples of this.
+/// Pieces begin at multiples of this, in bytes.
 const ALIGNMENT: u64 = 4096;
-/// So many times as much must be free on the device, so that a program that needs the rest gets it.
+/// How many times the requested bytes must be free on the device, so that the program gets the memory it needs.
 const SPARE: u64 = 4;
 
-/// What is copied on a call's stream, in bytes.
+/// A copy on a call's stream, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Copy {
@@ -22,7 +22,7 @@ pub struct Copy {
     pub bytes: u64,
 }
 
-/// One allocation of NCCL's, which its record is of.
+/// One allocation by NCCL, registered as a whole.
 #[derive(Debug)]
 struct Block {
     base: Address,
@@ -30,53 +30,53 @@ struct Block {
     registration: usize,
 }
 
-/// A communicator's.
+/// The staging memory of one communicator.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    /// The first is for any one call of the size that was offered; others are for groups of several.
+    /// The first block serves any one call of the offered size. The others are for groups of several calls.
     blocks: Vec<Block>,
-    /// What NCCL did not let go of: kept to the end.
+    /// Blocks that NCCL did not deregister, kept to the end.
     stuck: Vec<Block>,
     bytes_max: u64,
     handle_types: u64,
-    /// Which block the next piece is of, and how much of that is taken by calls of the open group, which run at its end.
+    /// The block of the next piece, and how many bytes of it the calls of the open group have taken, which run at its end.
     current: usize,
     taken: u64,
 }
 
 impl Staging {
-    /// None yet, and never more than so many bytes at once but for groups that need several calls' worth.
+    /// No memory yet. `bytes_max` limits it, except for groups that need memory for several calls.
     pub(crate) fn new(bytes_max: u64) -> Staging {
         Staging { blocks: Vec::new(), stuck: Vec::new(), bytes_max, handle_types: 0, current: 0, taken: 0 }
     }
 
-    /// By what NCCL exports memory, as the driver's mask; 0 while there is none.
+    /// The handle types by which NCCL exports memory, as the driver's mask. 0 while there is no block.
     pub(crate) fn handle_types(&self) -> u64 {
         self.handle_types
     }
 
-    /// The largest size, as a power of two, for which a communicator of so many ranks could ever have room.
+    /// The largest size, as log2 of bytes, for which a communicator of so many ranks could ever have room.
     pub(crate) fn size_max(&self, ranks: u32) -> u8 {
         (0..=40).rev().find(|size| needed(*size, ranks) <= self.bytes_max).unwrap_or(0)
     }
 
-    /// All that there is, also what NCCL keeps.
+    /// Bytes of all blocks, stuck ones included.
     pub(crate) fn bytes(&self) -> u64 {
         self.blocks.iter().chain(&self.stuck).map(|block| block.bytes).sum()
     }
 
-    /// Whether there is none, nor anything that NCCL keeps.
+    /// Whether there is no block, stuck ones included.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.stuck.is_empty()
     }
 
-    /// Whether a call that needs so many bytes in two pieces has them.
+    /// Whether the first block has so many bytes, enough for both pieces of a call.
     pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
         self.blocks.first().is_some_and(|block| block.bytes >= bytes)
     }
 
-    /// Gets room for such a call, while nothing uses what there is; false if that is over the limit, or would leave little memory
-    /// to the program.
+    /// Replaces all blocks by one of `bytes` bytes, while no call uses them. False if that is over the limit, or would leave the program too little
+    /// memory.
     pub(crate) fn prepare(&mut self, home: &Home, real: usize, bytes: u64) -> bool {
         let Ok(entered) = home.enter() else { return false };
         let free = home.driver.free_bytes().unwrap_or(0);
@@ -86,19 +86,19 @@ impl Staging {
         let Some(block) = Block::new(home, real, bytes) else { return false };
         self.handle_types = home.driver.handle_types(block.base);
         (self.current, self.taken) = (0, 0);
-        // After the new one is there: what was offered holds all the time.
+        // The old blocks end after the new one is there, so that the offer always holds.
         let old = std::mem::replace(&mut self.blocks, vec![block]);
         self.end_each(old, home, real);
         drop(entered);
         true
     }
 
-    /// No call has any of it that NCCL has not begun.
+    /// Starts again at the first piece. No call that NCCL has not begun may have a piece.
     pub(crate) fn begin(&mut self) {
         (self.current, self.taken) = (0, 0);
     }
 
-    /// A piece for a call; none if there is no memory at all.
+    /// A piece for a call. Allocates a block if needed. None if there is no memory.
     pub(crate) fn take(&mut self, home: &Home, real: usize, bytes: u64) -> Option<Address> {
         let piece = bytes.checked_next_multiple_of(ALIGNMENT)?;
         while self
@@ -117,19 +117,19 @@ impl Staging {
         Some(place)
     }
 
-    /// Whether a group has needed more than one call does.
+    /// Whether a group has needed memory for more than one call.
     pub(crate) fn is_grown(&self) -> bool {
         self.blocks.len() > 1
     }
 
-    /// Gives back what only a group has needed, while nothing uses any of it.
+    /// Frees the blocks that only a group has needed, while no call uses any block.
     pub(crate) fn shrink(&mut self, home: &Home, real: usize) {
         let Ok(_entered) = home.enter() else { return };
         let more = self.blocks.split_off(1.min(self.blocks.len()));
         self.end_each(more, home, real);
     }
 
-    /// Gives all back, while NCCL's communicator lives and nothing uses it any more; whether it could.
+    /// Frees all blocks, while NCCL's communicator lives and no call uses them. Returns whether NCCL deregistered all.
     pub(crate) fn end(&mut self, home: &Home, real: usize) -> bool {
         if self.is_empty() {
             return true;
@@ -140,20 +140,20 @@ impl Staging {
         self.stuck.is_empty()
     }
 
-    /// All of them, also after one that stays.
+    /// Frees all these blocks. Those that NCCL does not deregister are stuck.
     fn end_each(&mut self, blocks: Vec<Block>, home: &Home, real: usize) {
         self.stuck.extend(blocks.into_iter().filter(|block| !block.end(home, real)));
     }
 }
 
 impl Staging {
-    /// Gives the memory back, of which NCCL keeps its record.
+    /// Frees all blocks, though NCCL keeps their registrations.
     pub(crate) fn free(&mut self) {
         self.blocks.drain(..).chain(self.stuck.drain(..)).for_each(|block| block.free());
     }
 }
 
-/// What a call of that size needs, a power of two, of so many ranks: the result and one rank's part, each from a multiple of the
+/// Bytes that a call of this size, as log2, needs on so many ranks: the result and one rank's part, each beginning at a multiple of the
 /// alignment.
 pub(crate) fn needed(size: u8, ranks: u32) -> u64 {
     let bytes = 1_u64.checked_shl(u32::from(size)).unwrap_or(u64::MAX);
@@ -171,7 +171,7 @@ impl Block {
         count::registered_now(Registered::StagingBytes, bytes as i64);
         let block = Block { base, bytes, registration: registration.unwrap_or(0) };
         if block.registration == 0 {
-            // NCCL registers nothing here, whatever it says.
+            // NCCL registers nothing here, even if it returned success.
             block.free();
             return None;
         }
@@ -180,11 +180,11 @@ impl Block {
         Some(block)
     }
 
-    /// Whether it could.
+    /// Deregisters and frees the block. Returns whether NCCL deregistered it.
     fn end(&self, home: &Home, real: usize) -> bool {
         let code = registration::deregister(real as ncclComm_t, self.registration);
         if code != ncclSuccess {
-            // NCCL and peers still know it: it stays.
+            // NCCL and peers still use it, so it stays.
             log::warn!("device {}: NCCL keeps {} bytes of staging memory: {code:?}", home.device, self.bytes);
             return false;
         }

@@ -1,11 +1,11 @@
-//! What NCCL gets in place of a call's buffers. Pure.
+//! Computes what NCCL gets in place of a call's buffers, and what must be copied. Pure.
 
 use windlass_base::gpu::Address;
 use windlass_base::range::Range;
 
 use crate::features::registration::staging::Copy;
 
-/// Where a call's data lie.
+/// The buffers of a call.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Buffers {
@@ -13,7 +13,7 @@ pub struct Buffers {
     pub receive: Range,
 }
 
-/// What NCCL gets in their place, and what is copied for it on the call's stream.
+/// The addresses that NCCL gets, and the copies on the call's stream before and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Substitutes {
@@ -24,19 +24,19 @@ pub struct Substitutes {
 }
 
 impl Substitutes {
-    /// Whether any of it is staged.
+    /// Whether any buffer is staged.
     pub fn copies(&self) -> bool {
         self.before.is_some() || self.after.is_some()
     }
 }
 
 impl Buffers {
-    /// Whether this rank's part lies where it is to be when all is gathered.
+    /// Whether this rank's part already lies at its place in the receive buffer.
     pub fn is_in_place(&self) -> bool {
         self.receive.contains(self.send)
     }
 
-    /// With what is registered of them (of one that is in place, only the receiver's counts) and room for what is not.
+    /// The substitutes, from the buffers' aliases where they are registered (in place, only `receive` counts). `room` gives staging memory.
     pub fn substitutes<E>(
         &self,
         send: Option<Address>,
@@ -72,7 +72,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Memory by address: the application's at 100 and 200 MiB, aliases 1000 MiB above, staging from 5000 MiB.
+    /// Addresses: the program's at 100 and 200 MiB, aliases 1000 MiB above, staging from 5000 MiB.
     fn run(in_place: bool, sends: bool, receives: bool) -> (Substitutes, u64) {
         let receive = Range { base: 200 * MIB, bytes: 16 * MIB };
         let base = if in_place { receive.base + 4 * MIB } else { 100 * MIB };
@@ -88,8 +88,8 @@ mod tests {
         (substitutes, taken)
     }
 
-    /// NCCL finds the data that were in the application's buffer, and the application what NCCL gave; nothing is copied that
-    /// need not be.
+    /// NCCL finds the data of the program's buffer, and the program gets NCCL's result. Nothing is copied
+    /// without need.
     #[test]
     fn all_cases() {
         for (in_place, sends, receives) in (0..8).map(|case| (case & 1 != 0, case & 2 != 0, case & 4 != 0)) {

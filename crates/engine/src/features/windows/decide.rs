@@ -1,54 +1,54 @@
-//! What becomes of a registration: pure, and the same on every rank, since all have heard the same.
+//! Decides the result of a round of registration. Pure, and the same on every rank, since all ranks have the same input.
 
 use crate::features::windows::said::{Number, Said};
 
-/// What the real library lets pass.
+/// What the real library accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
     /// Whether allocations of ranks may differ in size.
     pub takes_unlike: bool,
-    /// Whether an allocation is mapped anew though it has a window. Before, a rank that has one waits for nobody, and others for it.
+    /// Whether NCCL maps an allocation anew if it has a window already. Before, a rank with such a window waited for no rank, while others waited.
     pub maps_anew: bool,
 }
 
 impl Rules {
-    /// Of a release, read in the sources of 2.28.3 to 2.30.7.
+    /// The rules of a release, read in the sources of 2.28.3 to 2.30.7.
     pub(crate) fn of(version: i32) -> Rules {
         Rules { takes_unlike: version >= 23_007, maps_anew: version >= 23_003 }
     }
 }
 
-/// What all ranks do.
+/// The result of a round, equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decided {
-    /// What becomes of it, after each rank has dropped what it has of these.
+    /// What becomes of the registration, after each rank has dropped its windows of the numbers in `drop`.
     pub decision: Decision,
-    /// In ascending order: what any rank has lost, whatever becomes of the registration, and what is named in vain.
+    /// In ascending order: the numbers that any rank has lost and, if NCCL makes a new window, those that were claimed.
     pub drop: Vec<Number>,
 }
 
 /// What becomes of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Each its own window of this number.
+    /// Each rank uses its window of this number.
     Hit(Number),
-    /// NCCL makes one.
+    /// NCCL makes a new window.
     Make,
     /// NCCL would fail on some ranks and hang on the others.
     Refused {
-        /// Who differs from most.
+        /// The rank that differs from most.
         rank: usize,
-        /// In what.
+        /// In what it differs.
         why: Unlike,
     },
 }
 
-/// In what ranks differ.
+/// A difference between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unlike {
-    /// The bytes of their allocations.
+    /// The size of their allocations.
     Allocations,
-    /// Whether these have a window.
+    /// Whether the allocation already has a window.
     Over,
 }
 
@@ -61,7 +61,7 @@ impl std::fmt::Display for Unlike {
     }
 }
 
-/// What comes of what all ranks say.
+/// Decides from what all ranks have said, in the order of ranks.
 pub(crate) fn decide(all: &[Said], rules: Rules) -> Decided {
     let decision = decision(all, rules);
     let named = match decision {
@@ -83,7 +83,7 @@ fn decision(all: &[Said], rules: Rules) -> Decision {
     {
         return Decision::Hit(number);
     }
-    // Of memory that is not ours nothing is known.
+    // Of memory outside the pool the allocation is unknown.
     let are_known = all.iter().all(|said| said.allocation != 0);
     if are_known
         && !rules.takes_unlike
@@ -100,7 +100,7 @@ fn decision(all: &[Said], rules: Rules) -> Decision {
     Decision::Make
 }
 
-/// The first rank that differs from most, or from rank 0 where no value is that of most.
+/// The first rank that differs from the majority, or from rank 0 if there is no majority.
 pub(crate) fn odd(all: &[Said], of: impl Fn(&Said) -> u64) -> Option<usize> {
     let first = of(all.first()?);
     if all.iter().all(|said| of(said) == first) {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     proptest! {
-        /// A window is used again only if every rank has named it; what is made drops all that was named; what is lost goes always.
+        /// A window is used again only if every rank claims it. A new window drops all claimed ones. Lost ones are always dropped.
         #[test]
         fn hits_are_everybodys(all in proptest::collection::vec(anything(), 2..=16), old in any::<bool>()) {
             let Decided { decision, drop } = decide(&all, if old { OLD } else { NEW });

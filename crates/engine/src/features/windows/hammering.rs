@@ -1,4 +1,4 @@
-//! Threads at the same words for a while, and ledgers against a model of what NCCL must see.
+//! Stress test of the rounds: threads register through the same words for a while.
 
 #![cfg(test)]
 
@@ -18,8 +18,8 @@ impl Random {
     }
 }
 
-/// Four threads register again and again; now and then NCCL refuses one of them at once, in a call that the others make, or not, or
-/// are refused in, too. All come to the same end of every round, and hear the same.
+/// Four threads register again and again. In some calls NCCL refuses one rank at once, while the others make the call, do not, or
+/// are refused, too. All ranks end every round with the same result.
 #[test]
 fn threads() {
     const RANKS: u32 = 4;
@@ -34,7 +34,7 @@ fn threads() {
             let heard_off = &heard_off;
             scope.spawn(move || {
                 let slot = WindowSlot::new(words, 0, rank, RANKS).unwrap();
-                // Alike on all: whether a call is one that a rank makes alone; its own: how long it takes.
+                // `alike` is equal on all ranks: the kind of each call, and whose it is. `own` decides delays.
                 let (mut alike, mut own) = (Random(5), Random(77 + u64::from(rank)));
                 let mut heard = Vec::new();
                 for call in 0..calls {
@@ -44,12 +44,12 @@ fn threads() {
                         std::thread::yield_now();
                     }
                     match kind {
-                        // Refused on one rank; the others do not come.
+                        // Refused on one rank. The others do not make the call.
                         0 if rank == whose => slot.is_unfit(&said, 4),
                         0 => {}
-                        // Refused on all.
+                        // Refused on all ranks.
                         1 => slot.is_unfit(&said, 4),
-                        // Refused on one; the others wait, until they give up.
+                        // Refused on one rank. The others wait until they give up.
                         2 if rank == whose => {
                             slot.is_unfit(&said, 5);
                             while !refused[call as usize].load(Ordering::Relaxed)
@@ -69,7 +69,7 @@ fn threads() {
                                     Seen::Missing(_) | Seen::Unfit(_) if Instant::now() > ends => {
                                         is_over.store(true, Ordering::Relaxed);
                                     }
-                                    // Not of an earlier call of its.
+                                    // Not an earlier call of that rank.
                                     Seen::Unfit(unfit)
                                         if (kind, unfit) == (2, 1 << whose)
                                             && slot.said(whose as usize, round).claim == 5 =>
@@ -96,7 +96,7 @@ fn threads() {
                         }
                     }
                 }
-                // One goes off, with a call before that NCCL refuses, or without; the others hear of it, at once or through others.
+                // One rank goes off, with or without a refused call before. The others hear of it from that rank or from another.
                 if rank == 2 || own.below(3) == 0 {
                     slot.is_unfit(&Said::default(), 4);
                 }
@@ -117,7 +117,7 @@ fn threads() {
     });
     assert!(!is_over.load(Ordering::Relaxed), "a rank waited for ever");
     assert_eq!(heard_off.load(Ordering::Relaxed), RANKS - 1);
-    // Of calls that one rank alone was refused in the others have heard.
+    // The others have heard of the calls that were refused on one rank alone.
     let all = |heard: &[(u64, Seen)]| -> Vec<(u64, Seen)> {
         heard.iter().filter(|(_, seen)| matches!(seen, Seen::All(_))).cloned().collect()
     };

@@ -1,11 +1,11 @@
-//! The windows that a communicator keeps: made by NCCL, left there when the application deregisters them, and found again by a
-//! [round](agreeing) of all ranks. See docs/symmetric-memory.md.
+//! [`Windows`]: the windows that a communicator keeps. NCCL makes them, they stay there when the program deregisters them, and a
+//! [round](agreeing) of all ranks finds them again. See docs/symmetric-memory.md.
 //!
-//! A window that NCCL has and the application does not must be met by no call of this rank: NCCL would take another path than the
-//! ranks that have none. So whoever is about to give NCCL a buffer [has such windows dropped](Windows::meet) first. That is this
-//! rank's own business: the drop waits for nobody, and the others hear of it in the next round.
+//! No call of this rank may meet a window that NCCL has and the program has not: NCCL would take another path than on
+//! ranks that have no such window. So such windows are [dropped](Windows::meet) before NCCL gets a buffer. Each rank does that
+//! alone, without waiting, and the others hear of it in the next round.
 //!
-//! The application's thread is in here with the gate of its communicator passed, another [with that gate closed](leaving).
+//! The program's threads have passed the communicator's gate when they come here. Threads of Windlass have [closed it](leaving).
 
 mod agreeing;
 mod blocks;
@@ -41,51 +41,52 @@ pub(crate) use leaving::{free_leaving, look};
 
 static WINDOWS: WeakList<Windows> = WeakList::new();
 
-/// Those of this process that are alive.
+/// The live ones of this process.
 pub(crate) fn alive() -> impl Iterator<Item = Arc<Windows>> {
     WINDOWS.alive()
 }
 
-/// So many windows of a communicator stay that nobody has registered.
+/// How many windows of a communicator stay that the program has deregistered.
 const CACHED_MAX: usize = 64;
-/// As long as an abort waits for a drop that is under way, which asks peers' processes.
+/// How long an abort waits for a drop by another thread, which involves peers' processes.
 const DROPS_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// What a rank has of it.
+/// The kept windows of one communicator on this rank.
 #[derive(Debug)]
 pub struct Windows {
     slot: WindowSlot<Arc<SharedPage>>,
     rules: Rules,
     rank: u32,
-    /// None if the driver refused that: then it goes without.
+    /// None if the driver refused it. Windows are then dropped in the thread's current context.
     home: Option<Home>,
     gate: OnceCell<&'static Gate>,
-    /// NCCL's own handle, since the first registration.
+    /// NCCL's own handle. 0 before the first registration.
     real: AtomicUsize,
-    /// Whether there is anything in the ledger.
+    /// Whether the ledger has any entry.
     has_any: AtomicBool,
-    /// Some rank keeps none any more.
+    /// Whether some rank has stopped keeping windows.
     is_off: AtomicBool,
     is_aborted: AtomicBool,
-    /// No thread of ours drops any: NCCL is ending the communicator, or has, which is written with the gate passed; or it has failed.
+    /// Whether no thread of Windlass may drop windows: NCCL ends or has ended the communicator, or it has failed. An end sets this with
+    /// the gate passed.
     is_ended: AtomicBool,
-    /// A thread of ours is about to drop some. It says so before it looks whether the communicator was aborted, which says that before it
-    /// looks at this.
+    /// Whether a thread of Windlass is about to drop windows. It sets this before it reads `is_aborted`, and an abort sets `is_aborted`
+    /// before it reads this.
     is_dropping: AtomicBool,
-    /// Calls come that we do not see: no thread of ours may be in NCCL's communicator.
+    /// Whether calls come that Windlass does not see. Then no thread of Windlass may be in NCCL's communicator.
     is_shared: AtomicBool,
-    /// Held for some stores and looks; the pool's lock comes after it.
+    /// Locked for some stores and looks. The pool's lock comes after it.
     ledger: Mutex<WindowLedger>,
 }
 
-/// Whether a window's block is the pool's no more.
+/// Whether a window's block has left the pool.
 fn has_left(record: &Record) -> bool {
     let block = pool::block_of(record.range.base);
     record.block.is_some() && block.map(|block| block.serial) != record.block
 }
 
-/// How a window's block stands.
+/// The state of a window's block.
 fn standing(record: &Record) -> Standing {
     match pool::block_of(record.range.base) {
         Some(block) if Some(block.serial) == record.block => match block.held {
@@ -97,7 +98,7 @@ fn standing(record: &Record) -> Standing {
 }
 
 impl Windows {
-    /// Where the negotiated config says so, for a rank of a peer group whose ranks have this shared page.
+    /// The kept windows, if the negotiated config has them, over the peer group's shared page.
     pub(crate) fn new(
         negotiated: &NegotiatedConfig,
         page: &Arc<SharedPage>,
@@ -127,27 +128,27 @@ impl Windows {
         Some(windows)
     }
 
-    /// What the application's calls pass.
+    /// Sets the gate that the program's calls pass.
     pub fn guarded_by(&self, gate: &'static Gate) {
         let _ = self.gate.set(gate);
     }
 
-    /// Another communicator uses NCCL's resources of this one, or calls of it are not seen. What the application does not have goes now:
-    /// no thread of ours may drop it later.
+    /// Notes that another communicator uses this one's NCCL resources, or that calls are not seen. Drops all windows that the program does not
+    /// have, as no thread of Windlass may drop them later.
     pub fn share(&self) {
         if !self.is_shared.swap(true, Ordering::AcqRel) && !self.is_ended.load(Ordering::Acquire) {
             self.end_cached();
         }
     }
 
-    /// The application ends a registration. In an open group what came before may use it yet, by NCCL's own word: that hears of the end
-    /// at once.
+    /// Handles a deregistration by the program. In an open group, NCCL allows earlier calls to use the window until the group ends, so NCCL
+    /// hears of the end at once.
     pub fn end(&self, handle: usize, is_grouped: bool) -> Ended {
         if !self.has_any() {
             return Ended::Unknown;
         }
         self.drop_leaving();
-        // No thread of ours may drop what is left of a communicator that is shared.
+        // Here no thread of Windlass may drop windows later, since the communicator is shared.
         let is_real = is_grouped || self.is_shared.load(Ordering::Acquire);
         let record = self.ledger().find(handle);
         let is_real = is_real || record.is_some_and(|record| !self.has_room_for(&record));
@@ -155,7 +156,7 @@ impl Windows {
         let ended = self.change(|ledger| ledger.end(handle, stays));
         if ended == Ended::Cached {
             count::windows(Kept::Cached, 1);
-            // Its block may have left a moment ago, when nothing stood on it that had to go first.
+            // The block may have left the pool just before, when it had no ended window.
             if let Some(block) = record.filter(has_left).and_then(|record| record.block) {
                 let taken = self.change(|ledger| ledger.leave(block));
                 self.drop_all(taken);
@@ -166,7 +167,7 @@ impl Windows {
         ended
     }
 
-    /// Whether the blocks of cached windows, with this one's, are no more than would be kept: memory that has a window does not go
+    /// Whether the blocks of cached windows, with this one's, take no more than the pool may keep. A block with a window does not go
     /// back to the driver in the free itself.
     fn has_room_for(&self, record: &Record) -> bool {
         let cached: Vec<(u64, Range)> = self.ledger().cached().collect();
@@ -178,12 +179,12 @@ impl Windows {
         bytes <= pool::bytes_max(driver, block.device, bytes)
     }
 
-    /// Whether NCCL has a window that the application has ended.
+    /// Whether NCCL has this window and the program has ended it.
     pub fn is_cached(&self, handle: usize) -> bool {
         self.has_any() && self.ledger().is_cached(handle)
     }
 
-    /// NCCL is about to get these buffers. Windows that the application does not have are dropped where they overlap.
+    /// Drops all windows that overlap these buffers and that the program does not have. Called before NCCL gets the buffers.
     pub fn meet(&self, buffers: &[Range]) {
         if !self.has_any() {
             return;
@@ -208,7 +209,7 @@ impl Windows {
         self.drop_all(taken);
     }
 
-    /// Windows of blocks that leave go, where [no thread of ours](leaving) may do that.
+    /// Drops the windows of leaving blocks, if the communicator is shared: then [no other thread](leaving) may.
     fn drop_leaving(&self) {
         if self.is_shared.load(Ordering::Acquire) && self.has_any() && pool::is_any_leaving() {
             let taken = self.change(|ledger| ledger.leave_all(standing));
@@ -216,20 +217,20 @@ impl Windows {
         }
     }
 
-    /// What the application does not have goes; NCCL may then give back what stands behind it.
+    /// Drops all windows that the program does not have, so that NCCL may free what they use.
     pub fn end_cached(&self) {
         let _inside = self.pass();
         let taken = self.change(|ledger| ledger.end_cached(standing));
         self.drop_all(taken);
     }
 
-    /// The communicator ends, and nothing of it runs. What the application has stays, as in NCCL, and the memory with it.
+    /// For the communicator's end, when none of its work runs. Windows that the program has not ended stay, as in NCCL, with their memory.
     pub(crate) fn end_all(&self) {
         if self.is_aborted.load(Ordering::Acquire) {
             return;
         }
         self.is_off.store(true, Ordering::Release);
-        // Who has the gate closed may be dropping some; who closes it later finds this.
+        // A thread that has the gate closed may be dropping windows. One that closes it later sees `is_ended`.
         let _inside = self.pass();
         self.is_ended.store(true, Ordering::Release);
         self.end_cached();
@@ -238,14 +239,14 @@ impl Windows {
         left.into_iter().for_each(|(block, _)| pool::taint(block));
     }
 
-    /// The communicator has failed: a drop asks peers' processes, which may be dead.
+    /// Stops dropping windows after the communicator has failed: a drop asks peers' processes, which may be dead.
     pub(crate) fn leave_alone(&self) {
         self.is_ended.store(true, Ordering::Release);
     }
 
-    /// Calls are not seen any more. False: a call is inside.
+    /// Stops keeping windows because calls are not seen any more. Returns false if a call is inside.
     pub(crate) fn release(&self) -> bool {
-        // Without a gate nobody knows the communicator yet.
+        // Without a gate no call knows the communicator yet.
         let closed = self.gate.get().map(|gate| gate.try_close());
         if matches!(closed, Some(None)) {
             return false;
@@ -254,7 +255,7 @@ impl Windows {
         true
     }
 
-    /// The communicator is stopped: waits end, nothing is dropped, since peers may be writing there, and its memory is never handed
+    /// For an abort: waits end, and no window is dropped, since peers may be writing there. The blocks are never handed
     /// out again.
     pub(crate) fn abort(&self) -> End {
         self.is_aborted.store(true, Ordering::SeqCst);
@@ -263,14 +264,14 @@ impl Windows {
         while is_inside() && Instant::now() < until {
             std::thread::sleep(LOOK_EVERY);
         }
-        // Tainted before the pool hears that there are none.
+        // The blocks are tainted before the pool hears that they have no windows.
         let blocks: Vec<(u64, bool)> = self.ledger().blocks().collect();
         blocks.into_iter().for_each(|(block, _)| pool::taint(block));
         self.change(WindowLedger::forget);
         if is_inside() { End::Left } else { End::Clean }
     }
 
-    /// From now on this rank keeps none, and the others follow.
+    /// Stops keeping windows on this rank, and tells the others, which then stop, too.
     fn stop_keeping(&self, why: &str) {
         if !self.is_off.load(Ordering::Acquire) {
             self.slot.go_off();
@@ -288,12 +289,12 @@ impl Windows {
         self.drop_all(taken);
     }
 
-    /// NCCL drops these. Waits for no other rank.
+    /// Has NCCL drop these windows. Waits for no other rank.
     fn drop_all(&self, records: Vec<Record>) {
         if records.is_empty() {
             return;
         }
-        // The application may be capturing, or be another thread than has the device.
+        // The program may be capturing, and this thread may have another device.
         let _entered = self.home.as_ref().map(Home::enter);
         let real = self.real.load(Ordering::Acquire) as ncclComm_t;
         for Record { handle, times, range, .. } in records {
@@ -319,7 +320,7 @@ impl Windows {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pool hears which blocks have windows.
+    /// Changes the ledger, and tells the pool which blocks have windows.
     fn change<T>(&self, act: impl FnOnce(&mut WindowLedger) -> T) -> T {
         let mut ledger = self.ledger();
         let before: Vec<(u64, bool)> = ledger.blocks().collect();
@@ -331,7 +332,7 @@ impl Windows {
 }
 
 impl Drop for Windows {
-    /// NCCL has ended the communicator, or never will: its windows hold up no block any more.
+    /// NCCL has ended the communicator, or never will. Its windows no longer keep blocks in the pool.
     fn drop(&mut self) {
         self.change(WindowLedger::forget);
     }

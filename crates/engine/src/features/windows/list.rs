@@ -1,4 +1,4 @@
-//! A rank's windows of one communicator: which there are in NCCL, whose they are, and which names are to be forgotten everywhere.
+//! [`WindowLedger`]: a rank's windows of one communicator, whether the program has them, and which numbers the ranks must forget.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,47 +6,47 @@ use windlass_base::range::Range;
 
 use crate::features::windows::said::Number;
 
-/// So many windows that the application has not ended, though they are gone, are remembered.
+/// How many dropped windows are remembered that the program has still to end.
 const GONE_MAX: usize = 1024;
 
 /// A window that NCCL has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// 0: no rank may claim it.
+    /// The window's number. 0 if no rank may claim it.
     pub number: Number,
-    /// NCCL's, which the application has.
+    /// NCCL's handle, which the program has.
     pub handle: usize,
-    /// What was registered.
+    /// The registered range.
     pub range: Range,
-    /// As the application gave them.
+    /// The flags that the program gave.
     pub flags: u32,
-    /// The serial number of the block of ours that it lies in; none in other memory.
+    /// The serial of the pool's block that holds it. None in other memory.
     pub block: Option<u64>,
-    /// The life of that block in which it was registered last.
+    /// The life of that block in which the window was last registered.
     pub life: u64,
-    /// Registrations that the application has not ended.
+    /// How many registrations the program has not ended.
     pub users: u64,
-    /// How often NCCL has to be told that it ends.
+    /// How often NCCL must be told of the end.
     pub times: u32,
 }
 
-/// How a block of ours stands.
+/// The state of a window's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// The application has it, for the so-many-th time.
+    /// The program holds it.
     Held {
-        /// That.
+        /// The block's life.
         life: u64,
     },
-    /// It will have it again.
+    /// The pool keeps it, to be handed out again.
     Kept,
-    /// It is on its way to the driver, or not known.
+    /// It is leaving the pool, or the pool does not know it.
     Leaving,
 }
 
 impl Record {
-    /// Whether the application has it. Otherwise NCCL must meet it in no call. What it owes the end of stays in NCCL when the memory
-    /// goes, as without us: its handle would come again otherwise, and whose end comes then nobody could tell.
+    /// Whether the program has the window. If not, no call may let NCCL meet it. A window that the program has still to end stays in NCCL when
+    /// its memory goes, as without Windlass. Otherwise NCCL could reuse the handle, and a later end would be ambiguous.
     fn is_owned(&self, standing: impl Fn(&Record) -> Standing) -> bool {
         let is_live = || match standing(self) {
             Standing::Held { life } => life == self.life,
@@ -57,45 +57,45 @@ impl Record {
     }
 }
 
-/// What becomes of a deregistration.
+/// The result of a deregistration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// NCCL ends it.
+    /// NCCL ends the window.
     Real,
-    /// It stays, and nobody has it.
+    /// It stays in NCCL, and the program does not have it any more.
     Cached,
-    /// Others have it still, or it is gone already.
+    /// Other registrations of it have not ended, or it is dropped already.
     Counted,
-    /// The application had ended it.
+    /// The program had ended it before.
     Twice,
-    /// Not one of these.
+    /// The handle is of no kept window.
     Unknown,
 }
 
-/// The list.
+/// The ledger.
 #[derive(Debug, Default)]
 pub(crate) struct WindowLedger {
-    /// In the order of their making.
+    /// In the order in which they were made.
     records: Vec<Record>,
-    /// Handles of windows that are gone, and how often the application has still to end each.
+    /// Handles of dropped windows, and how often the program has still to end each.
     gone: VecDeque<(usize, u64)>,
-    /// Names that this rank has nothing for any more, which others do not know yet.
+    /// Numbers of windows that this rank has dropped, which the other ranks do not know yet.
     lost: VecDeque<Number>,
 }
 
 impl WindowLedger {
-    /// How many there are.
+    /// How many windows there are.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether there are none, nor any to remember.
+    /// Whether there are no windows, and no dropped ones to remember.
     pub(crate) fn is_empty(&self) -> bool {
         self.records.is_empty() && self.gone.is_empty()
     }
 
-    /// The window that fits a registration, in a block of ours.
+    /// The number of the window that fits a registration in a pool block. 0 if there is none.
     pub(crate) fn claim(&self, range: Range, flags: u32, block: u64) -> Number {
         let fits = |one: &&Record| {
             one.range == range && one.flags == flags && one.block == Some(block) && one.times == 1
@@ -104,13 +104,13 @@ impl WindowLedger {
         found.map_or(0, |one| one.number)
     }
 
-    /// Whether no other begins at the same address. Of such NCCL forgets the one that was made last, whichever ends (2.28.9,
-    /// symWindowDestroy): so the application has all of them or none, and what it does not have goes at once, the last one first.
+    /// Whether no other window begins at the same address. When one of such windows ends, NCCL forgets the one made last (2.28.9,
+    /// symWindowDestroy). So the program has all of them or none, and the others are dropped at once, the last one first.
     fn is_alone(&self, record: &Record) -> bool {
         self.records.iter().filter(|one| one.range.base == record.range.base).count() == 1
     }
 
-    /// The application has it now; its handle.
+    /// Gives the window to the program once more, and returns its handle.
     pub(crate) fn hit(&mut self, number: Number, life: u64) -> Option<usize> {
         let record = self.records.iter_mut().find(|one| one.number == number)?;
         record.users += 1;
@@ -118,20 +118,20 @@ impl WindowLedger {
         Some(record.handle)
     }
 
-    /// The one with this handle.
+    /// The window with this handle.
     pub(crate) fn find(&self, handle: usize) -> Option<Record> {
         self.records.iter().find(|one| one.handle == handle).copied()
     }
 
-    /// Whether the application has ended all that it had of it.
+    /// Whether the program has ended all its registrations of this window.
     pub(crate) fn is_cached(&self, handle: usize) -> bool {
         self.records.iter().any(|one| one.handle == handle && one.users == 0)
     }
 
-    /// NCCL has made one.
+    /// Enters a window that NCCL has made.
     pub(crate) fn made(&mut self, record: Record) {
         match self.records.iter_mut().find(|one| one.handle == record.handle) {
-            // NCCL counts; then it is to be told as often.
+            // NCCL counts registrations of this window, so it must be told of as many ends.
             Some(known) => {
                 known.users += 1;
                 known.times += 1;
@@ -141,17 +141,17 @@ impl WindowLedger {
         }
     }
 
-    /// Whether the application has one over this block.
+    /// Whether the program has a window over this block.
     pub(crate) fn is_over(&self, block: u64, standing: impl Fn(&Record) -> Standing) -> bool {
         self.records.iter().any(|one| one.block == Some(block) && one.is_owned(&standing))
     }
 
-    /// A name to be forgotten everywhere; 0 for none.
+    /// The number of a dropped window that all ranks must forget. 0 if there is none.
     pub(crate) fn lost(&self) -> Number {
         self.lost.front().copied().unwrap_or(0)
     }
 
-    /// All ranks forget these names. Gives those that nobody has; the others stay for the application alone.
+    /// Forgets these numbers, as all ranks do. Returns the windows that the program does not have; the others stay until it ends them.
     pub(crate) fn forget_names(
         &mut self,
         names: &[Number],
@@ -165,37 +165,37 @@ impl WindowLedger {
         taken
     }
 
-    /// Whether there is anything that the application does not have and that overlaps.
+    /// Whether the range overlaps a window that the program does not have.
     pub(crate) fn meets(&self, range: Range, standing: impl Fn(&Record) -> Standing) -> bool {
         self.records.iter().any(|one| one.range.overlaps(range) && !one.is_owned(&standing))
     }
 
-    /// Takes out what the application does not have and that overlaps, for NCCL is about to meet it.
+    /// Removes the windows that overlap the range and that the program does not have, as NCCL is about to meet them.
     pub(crate) fn meet(&mut self, range: Range, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| one.range.overlaps(range) && !one.is_owned(&standing))
     }
 
-    /// Takes out what the application does not have of a block that gets a new window.
+    /// Removes the windows that the program does not have over a block that gets a new window.
     pub(crate) fn make_way(&mut self, block: u64, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| one.block == Some(block) && !one.is_owned(&standing))
     }
 
-    /// Takes out what the application has ended of a block that is leaving.
+    /// Removes the windows that the program has ended over a leaving block.
     pub(crate) fn leave(&mut self, block: u64) -> Vec<Record> {
         self.lose(|one| one.block == Some(block) && one.users == 0)
     }
 
-    /// The same of all such blocks.
+    /// Removes the windows that the program has ended over all leaving blocks.
     pub(crate) fn leave_all(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| one.block.is_some() && one.users == 0 && standing(one) == Standing::Leaving)
     }
 
-    /// Takes out all that the application does not have.
+    /// Removes all windows that the program does not have.
     pub(crate) fn end_cached(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| !one.is_owned(&standing))
     }
 
-    /// Takes out the oldest that nobody has registered, but so many.
+    /// Removes the oldest windows that the program has ended, until `cached_max` are left.
     pub(crate) fn limit(&mut self, cached_max: usize) -> Vec<Record> {
         let cached = self.records.iter().filter(|one| one.users == 0).count();
         let mut surplus = cached.saturating_sub(cached_max);
@@ -206,34 +206,34 @@ impl WindowLedger {
         })
     }
 
-    /// Forgets all, which stays in NCCL. The blocks that they lie in.
+    /// Forgets all windows, which stay in NCCL. Returns their blocks.
     pub(crate) fn forget(&mut self) -> Vec<u64> {
         self.lost.clear();
         self.gone.clear();
         std::mem::take(&mut self.records).iter().filter_map(|one| one.block).collect()
     }
 
-    /// No rank has a name for any more.
+    /// Sets all windows' numbers to 0, so that no rank finds them again.
     pub(crate) fn forget_all_names(&mut self) {
         self.records.iter_mut().for_each(|one| one.number = 0);
         self.lost.clear();
     }
 
-    /// The blocks that there are windows over, one a window, and whether the application has to end that yet.
+    /// The block of each window, and whether the program has still to end the window.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, bool)> {
         self.records.iter().filter_map(|one| Some((one.block?, one.users > 0)))
     }
 
-    /// The ranges of what the application has ended, one a block.
+    /// The blocks of windows that the program has ended, each once with one window's range.
     pub(crate) fn cached(&self) -> impl Iterator<Item = (u64, Range)> {
         let cached = self.records.iter().filter(|one| one.users == 0);
         let each: BTreeMap<u64, Range> = cached.filter_map(|one| Some((one.block?, one.range))).collect();
         each.into_iter()
     }
 
-    /// The application ends a registration. What it has of other memory than ours, or of a block that goes, is not kept.
+    /// Ends a registration by the program. A window in other memory than the pool's, or in a leaving block, is not kept.
     pub(crate) fn end(&mut self, handle: usize, standing: impl Fn(&Record) -> Standing) -> Ended {
-        // Handles come again: what the application owes of the one before it ends first.
+        // NCCL reuses handles. An end that the program still owes to the earlier window comes first.
         if self.end_gone(handle) {
             return Ended::Counted;
         }
@@ -263,7 +263,7 @@ impl WindowLedger {
         }
     }
 
-    /// Whether the application owed an end of a window that is gone.
+    /// Counts an end that the program owed to a dropped window. Returns whether there was one.
     fn end_gone(&mut self, handle: usize) -> bool {
         let Some(index) = self.gone.iter().position(|(gone, _)| *gone == handle) else { return false };
         self.gone[index].1 -= 1;
@@ -285,14 +285,14 @@ impl WindowLedger {
         }
     }
 
-    /// With all that begin at the same addresses; what was made last comes first.
+    /// Removes windows, with all others that begin at the same addresses. The window made last comes first.
     fn take(&mut self, mut which: impl FnMut(&Record) -> bool) -> Vec<Record> {
         let chosen = self.records.iter().filter(|one| which(one));
         let bases: Vec<u64> = chosen.map(|one| one.range.base).collect();
         let is_one = |one: &mut Record| bases.contains(&one.range.base);
         let mut taken: Vec<Record> = self.records.extract_if(.., is_one).collect();
         taken.reverse();
-        // A deregistration that comes later is as right as in NCCL.
+        // A later deregistration by the program then succeeds, as with NCCL.
         let users = taken.iter().filter(|one| one.users > 0).map(|one| (one.handle, one.users));
         self.gone.extend(users);
         while self.gone.len() > GONE_MAX {
@@ -331,7 +331,7 @@ mod tests {
         records.iter().map(|record| record.number).collect()
     }
 
-    /// Registered, ended, found again; also without an end, in the block's next life, which the late end does not disturb.
+    /// A window is registered, ended and found again, even without an end in the block's next life. The late end does not disturb it.
     #[test]
     fn again() {
         let mut ledger = ledger(&[record(5, 0x1000)]);
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(ledger.end(16, held(2)), Ended::Unknown);
     }
 
-    /// What NCCL is about to meet goes, but what the application has; its name is told, and a late end is counted.
+    /// A window that NCCL is about to meet is dropped unless the program has it. Its number is told, and a late end is counted.
     #[test]
     fn meets() {
         let mut ledger = ledger(&[record(1, 0x1000), record(2, 0x2000), record(3, 0x8000)]);
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(numbers(&ledger.make_way(BLOCK, held(2))), [3]);
     }
 
-    /// A handle that comes again: the late end is that of the window before, and leaves the new one alone.
+    /// A handle that NCCL reuses: the late end counts for the earlier window, and leaves the new one alone.
     #[test]
     fn handles_come_again() {
         let mut ledger = ledger(&[record(1, 0x1000)]);
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!([ledger.end(16, held(2)), ledger.end(16, held(2))], [Ended::Cached, Ended::Twice]);
     }
 
-    /// Forgotten names are claimed by nobody; what the application has stays till it ends it.
+    /// Forgotten numbers are not claimed. A window that the program has stays until the program ends it.
     #[test]
     fn forgetting() {
         let mut ledger = ledger(&[record(1, 0x1000), record(2, 0x2000)]);
@@ -384,7 +384,7 @@ mod tests {
         assert!(ledger.is_empty());
     }
 
-    /// Of two at one address one is not kept without the other: NCCL would forget the wrong one.
+    /// Of two windows at one address neither is kept without the other: NCCL would forget the wrong one.
     #[test]
     fn at_one_address() {
         let long = Range { bytes: 0x3000, ..at(0x1000) };
@@ -397,7 +397,7 @@ mod tests {
             [Ended::Real, Ended::Cached, Ended::Cached]
         );
         assert_eq!(ended.claim(at(0x1000), 1, BLOCK), 1);
-        // Freed, and not the application's any more.
+        // The block was freed, so the program does not have them.
         let mut freed = both();
         assert_eq!(numbers(&freed.meet(Range { base: 0x3800, bytes: 8 }, held(2))), [2, 1]);
         assert_eq!((freed.len(), freed.lost()), (1, 2));
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(numbers(&both().end_cached(held(2))), [3, 2, 1]);
     }
 
-    /// Not kept: what lies in other memory, and in blocks that go.
+    /// Windows in other memory than the pool's, and in leaving blocks, are not kept.
     #[test]
     fn not_kept() {
         let mut ledger = ledger(&[Record { block: None, ..record(1, 0x1000) }, record(2, 0x2000)]);
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!((numbers(&ledger.leave_all(goes)), ledger.len()), (vec![4], 2));
     }
 
-    /// What the application owes the end of stays where the memory goes: its handle does not come again before that end.
+    /// A window that the program has still to end stays when its memory goes, so that its handle is not reused before that end.
     #[test]
     fn owed() {
         let leaving = |_: &Record| Standing::Leaving;
@@ -437,7 +437,7 @@ mod tests {
         assert_eq!((ledger.end(16, leaving), ledger.len()), (Ended::Real, 0));
     }
 
-    /// NCCL that gives one handle twice is told twice.
+    /// If NCCL returns one handle twice, it is told of two ends.
     #[test]
     fn counted_by_nccl() {
         let mut ledger = ledger(&[record(1, 0x1000), Record { handle: 16, ..record(2, 0x1000) }]);
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(ledger.end(16, held(1)), Ended::Unknown);
     }
 
-    /// The oldest go where there are too many; ends and leaving take what they say.
+    /// The oldest windows leave if there are too many. `end_cached` and `leave` remove what they promise.
     #[test]
     fn limits() {
         let mut ledger = ledger(&[1, 2, 3, 4].map(|number| record(number, number * 0x1000)));

@@ -1,54 +1,54 @@
-//! What a rank says in a round: a line of words.
+//! [`Said`]: what a rank says in a round, and its encoding in a line of words.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use windlass_bootstrap::negotiated::RANKS_MAX;
 
-/// Names a window on all ranks, from 1; 0 names none.
+/// The number of a window, from 1, equal on all ranks. 0 stands for none.
 pub(crate) type Number = u64;
 
-/// A line of memory of 64 bytes.
+/// Words of a line of 64 bytes.
 pub(crate) const SLOT_WORDS: usize = 8;
-/// So many words ranks share, all zero at first: two lines a rank, for rounds of odd and of even number.
+/// How many words the ranks share, all zero at first: two lines per rank, for odd and even rounds.
 pub(crate) const WORDS: usize = 2 * RANKS_MAX * SLOT_WORDS;
 
-/// What one rank registers.
+/// A registration by one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// Its window that fits; 0 for none.
+    /// The number of this rank's window that fits. 0 for none.
     pub claim: Number,
-    /// Its address.
+    /// The address of the window.
     pub address: u64,
     /// Bytes of the window.
     pub bytes: u64,
-    /// Bytes of the allocation that it lies in; 0 where that is not known.
+    /// Bytes of the allocation that holds it. 0 if unknown.
     pub allocation: u64,
-    /// Of the window in the allocation.
+    /// Bytes from the beginning of the allocation to the window.
     pub offset: u64,
-    /// As the application gave them.
+    /// The flags that the program gave.
     pub flags: u32,
-    /// Whether the application has a window over the same allocation already.
+    /// Whether the program already has a window over the same allocation.
     pub is_over: bool,
-    /// A window that this rank has dropped.
+    /// The number of a window that this rank has dropped. 0 for none.
     pub lost: Number,
 }
 
-/// How a rank takes part.
+/// How a rank takes part in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// It waits for the others.
     Registers,
-    /// It has gone on: NCCL has not even begun. With NCCL's answer.
+    /// It has gone on, because NCCL refused its call at once. The line holds NCCL's code.
     Unfit,
-    /// It takes part in no round any more.
+    /// It takes part in no further round.
     Off,
 }
 
 const KINDS: [Kind; 3] = [Kind::Registers, Kind::Unfit, Kind::Off];
-/// Set by who has seen that a rank is unfit: that rank cannot take it back then.
+/// Set by a rank that has settled a round with an unfit rank, which then cannot take its message back.
 pub(crate) const TAKEN: u64 = 0x80;
 
-/// The word that says that the others are there.
+/// The word that says that the line's other words are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub round: u64,
@@ -66,7 +66,7 @@ impl Head {
         self.round << 8 | taken | (self.kind as u64 + 1)
     }
 
-    /// None: nothing was ever said there, or it was taken back.
+    /// Decodes a head. None if no message was written there, or if it was taken back.
     pub(crate) fn of(word: u64) -> Option<Head> {
         let kind = ((word & 0x7f) as usize).checked_sub(1).and_then(|kind| KINDS.get(kind))?;
         Some(Head { round: word >> 8, kind: *kind, is_taken: word & TAKEN != 0 })
@@ -76,7 +76,7 @@ impl Head {
 const OVER: u64 = 1 << 32;
 
 impl Said {
-    /// All but the head, which comes last.
+    /// Writes all words but the head, which must be written last.
     pub(crate) fn write(&self, line: &[AtomicU64]) {
         let flags = u64::from(self.flags) | if self.is_over { OVER } else { 0 };
         let words = [self.claim, self.address, self.bytes, self.allocation, self.offset, flags, self.lost];
@@ -102,7 +102,7 @@ impl Said {
 mod tests {
     use super::*;
 
-    /// What is written is read.
+    /// A message survives encoding and decoding.
     #[test]
     fn round_trip() {
         let line: Vec<AtomicU64> = (0..SLOT_WORDS).map(|_| AtomicU64::new(0)).collect();

@@ -1,16 +1,15 @@
-//! A rank's place at the words that ranks share.
+//! A rank's slot in the words by which ranks register windows together, in rounds.
 //!
-//! # Rounds
-//! A rank that registers says so in the line of its next round and waits until all have said something of that round; its line is
-//! written again two rounds later, when all have read it: whoever says something of the round between has read this one.
+//! A rank that registers writes the line of its next round, and waits until all ranks have written theirs. It writes the same line
+//! again two rounds later. All have read it by then, since a rank that writes in the round between has read this one.
 //!
-//! A rank whose call NCCL refuses at once does not wait, as it does not in NCCL, and perhaps the others never come: then there was
-//! no round. So it says that it is *unfit*; its next call takes that back, and has the same round. Who waits in the round may, where
-//! all others are there, [*settle*](WindowSlot::settle) it: then it is over, refused on all ranks, and cannot be taken back. Both change
-//! one word. How long to wait before is the caller's to say: in NCCL the next call of that rank would be the one that is waited for.
+//! A rank whose call NCCL refuses at once does not wait, as with NCCL, and the others may never come: then there was
+//! no round. So it says that it is *unfit*. Its next call takes that back, and has the same round. If all
+//! others have come, a rank that waits may [*settle*](WindowSlot::settle) the round. It is then refused on all ranks, and cannot be taken back.
+//! Both change one word. The caller decides how long to wait before that: NCCL would wait for the unfit rank's next call.
 //!
-//! A rank that must not wait goes *off*. It says so in its next round and says nothing after; who sees that, in that round or a later
-//! one, goes off, too, and says so as well.
+//! A rank that must not wait goes *off*: it says so in its next round, and writes nothing after. A rank that sees it, in that round or a
+//! later one, goes off, too, and says so.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,8 +18,8 @@ use windlass_bootstrap::negotiated::RANKS_MAX;
 
 use crate::features::windows::said::{Head, Kind, SLOT_WORDS, Said, TAKEN, WORDS};
 
-/// A rank's place at the shared words. One thread at a time, as in a communicator; what is kept here is atomic only because that is
-/// not always the same thread.
+/// A rank's slot in the shared words. One thread at a time, as NCCL demands of a communicator. The fields are atomic only because
+/// it is not always the same thread.
 #[derive(Debug)]
 pub(crate) struct WindowSlot<W> {
     words: W,
@@ -29,7 +28,7 @@ pub(crate) struct WindowSlot<W> {
     ranks: usize,
     /// The round of this rank's next call.
     next: AtomicU64,
-    /// Whether this rank has said in it that it is unfit.
+    /// Whether this rank has said in that round that it is unfit.
     is_unfit: AtomicBool,
 }
 
@@ -38,24 +37,24 @@ pub(crate) struct WindowSlot<W> {
 pub(crate) struct Round(u64);
 
 impl Round {
-    /// Names what it makes.
+    /// The number of the window that the round makes.
     pub(crate) fn number(self) -> u64 {
         self.0
     }
 }
 
-/// What a round has come to.
+/// What a rank sees of a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// Not all are there: a bit each of who is missing.
+    /// These ranks have not written yet, one bit each.
     Missing(u64),
-    /// All others are there, but these have gone on, a bit each: they come yet, or [never](WindowSlot::settle).
+    /// All ranks have written, but these are unfit, one bit each. They may still register, or [never](WindowSlot::settle).
     Unfit(u64),
-    /// This rank takes part no more.
+    /// The rank with this number has gone off.
     Off(usize),
-    /// These ranks have gone on, each with NCCL's answer: everybody is refused.
+    /// The round is refused on all ranks. These were unfit, each with NCCL's code.
     Refused(Vec<(usize, u32)>),
-    /// What everybody registers, by rank.
+    /// What all ranks register, by rank.
     All(Vec<Said>),
 }
 
@@ -63,7 +62,7 @@ impl<W: Deref> WindowSlot<W>
 where
     W::Target: AsRef<[AtomicU64]>,
 {
-    /// For one of 2 to [`RANKS_MAX`] ranks, over [`WORDS`] words from this one on; none otherwise. A rank has one slot.
+    /// The slot of one of 2 to [`RANKS_MAX`] ranks, over [`WORDS`] words from `from` on. None if they do not fit. A rank has one slot.
     pub(crate) fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<WindowSlot<W>> {
         let (rank, ranks) = (rank as usize, ranks as usize);
         let has_room = words.as_ref().len() >= from + WORDS;
@@ -72,7 +71,7 @@ where
         fits.then(|| WindowSlot { words, from, rank, ranks, next, is_unfit })
     }
 
-    /// This rank registers.
+    /// Writes this rank's registration, and returns the round to wait in.
     pub(crate) fn begin(&self, said: &Said) -> Round {
         let round = self.open();
         said.write(self.line(self.rank, round));
@@ -80,7 +79,7 @@ where
         Round(round)
     }
 
-    /// NCCL has refused this rank's call at once, with this code.
+    /// Says that NCCL has refused this rank's call at once, with this code.
     pub(crate) fn is_unfit(&self, said: &Said, code: u32) {
         let round = self.open();
         Said { claim: code.into(), ..*said }.write(self.line(self.rank, round));
@@ -88,13 +87,13 @@ where
         self.is_unfit.store(true, Ordering::Relaxed);
     }
 
-    /// This rank takes part in no round any more.
+    /// Says that this rank takes part in no further round.
     pub(crate) fn go_off(&self) {
         let round = self.open();
         self.say(Head::new(round, Kind::Off));
     }
 
-    /// What has come of a round of this rank's; to be asked until none is missing.
+    /// Looks at a round of this rank. To be repeated until the result is neither `Missing` nor `Unfit`.
     pub(crate) fn look(&self, Round(round): Round) -> Seen {
         let (mut missing, mut unfit, mut is_settled) = (0, 0, false);
         if let Some(rank) = (0..self.ranks).find(|rank| self.is_off(*rank, round)) {
@@ -102,7 +101,7 @@ where
         }
         for rank in 0..self.ranks {
             match self.head(rank, round) {
-                // It has just said so.
+                // It has gone off since the check above.
                 Some(Head { kind: Kind::Off, .. }) => return Seen::Off(rank),
                 Some(Head { kind: Kind::Registers, .. }) => {}
                 Some(Head { kind: Kind::Unfit, is_taken, .. }) => {
@@ -122,30 +121,30 @@ where
         if unfit == 0 {
             return Seen::All((0..self.ranks).map(|rank| Said::read(self.line(rank, round))).collect());
         }
-        // A rank may have taken its word back since it was read, and who settles may not have come to another's yet: after this
-        // every one is taken or taken back, for all who look.
+        // A rank may have taken its message back since it was read, and the rank that settles may not have reached another's line. Settling here
+        // makes each message taken or taken back, for all who look.
         self.settle(Round(round));
         let taken = (0..self.ranks).filter(|rank| self.head(*rank, round).is_some_and(|head| head.is_taken));
         let code = |rank| (rank, Said::read(self.line(rank, round)).claim as u32);
         Seen::Refused(taken.map(code).collect())
     }
 
-    /// Of a round that has [come to](Seen::Unfit) unfit ranks: refuses it for all. Who has just taken it back joins what is refused.
+    /// Refuses a round with [unfit](Seen::Unfit) ranks for all. A rank that has just taken its message back joins the refused round.
     pub(crate) fn settle(&self, Round(round): Round) {
         let said = Head::new(round, Kind::Unfit).pack();
         for rank in 0..self.ranks {
-            // It fails where that rank registers, and where another has settled it.
+            // Fails if that rank registers, or if another rank has settled its line.
             let word = &self.line(rank, round)[0];
             let _ = word.compare_exchange(said, said | TAKEN, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// What a rank said in a round that has been looked at, for the log.
+    /// What a rank wrote in a round that was looked at, for the log.
     pub(crate) fn said(&self, rank: usize, Round(round): Round) -> Said {
         Said::read(self.line(rank, round))
     }
 
-    /// This rank's next round, of which it has said nothing.
+    /// This rank's next round, in which it has written nothing.
     fn open(&self) -> u64 {
         let round = self.next.load(Ordering::Relaxed);
         if !self.is_unfit.swap(false, Ordering::Relaxed) {
@@ -153,7 +152,7 @@ where
         }
         let said = Head::new(round, Kind::Unfit).pack();
         let word = &self.line(self.rank, round)[0];
-        // Acquire where it was taken: all the others had come to that round, and so read the one before.
+        // Acquire if the message was taken: all others had come to that round, and so had read the one before.
         let taken_back = word.compare_exchange(said, 0, Ordering::AcqRel, Ordering::Acquire);
         let open = if taken_back.is_ok() { round } else { round + 1 };
         self.next.store(open, Ordering::Relaxed);
@@ -161,17 +160,17 @@ where
     }
 
     fn say(&self, head: Head) {
-        // Release: the words of the line come before it, and what was read of earlier rounds.
+        // Release: the line's other words were written before, and earlier rounds were read before.
         self.line(self.rank, head.round)[0].store(head.pack(), Ordering::Release);
     }
 
-    /// What a rank has said of this round.
+    /// The head that a rank has written in this round.
     fn head(&self, rank: usize, round: u64) -> Option<Head> {
         let head = Head::of(self.line(rank, round)[0].load(Ordering::Acquire))?;
         (head.round == round).then_some(head)
     }
 
-    /// Whether a rank has gone off by this round. It says nothing after that.
+    /// Whether a rank has gone off in this round or before. It writes nothing after that.
     fn is_off(&self, rank: usize, round: u64) -> bool {
         let said = |round| Head::of(self.line(rank, round)[0].load(Ordering::Acquire));
         let is_off = |head: Head| head.kind == Kind::Off && head.round <= round;
@@ -201,7 +200,7 @@ mod tests {
         Said { claim, bytes: 64, ..Said::default() }
     }
 
-    /// All hear what all say, round after round.
+    /// All ranks hear what all say, round after round.
     #[test]
     fn all_hear_all() {
         let slots = slots(3);
@@ -223,7 +222,7 @@ mod tests {
         }
     }
 
-    /// A call that is refused at once takes no round if nobody else comes, and refuses everybody's if all do.
+    /// A call that is refused at once takes no round if no other rank comes, and refuses all ranks' calls if all come.
     #[test]
     fn unfit() {
         let slots = slots(3);
@@ -243,7 +242,7 @@ mod tests {
         assert!(third.iter().all(|round| round.number() == 3), "{third:?}");
     }
 
-    /// Of two unfit ranks one takes it back before the third has come: it joins the round, which is refused.
+    /// Of two unfit ranks one takes its message back before the third has come. It joins the round, which is refused.
     #[test]
     fn taken_back() {
         let slots = slots(3);
@@ -259,7 +258,7 @@ mod tests {
         assert_eq!((slots[1].look(waits), slots[0].look(now)), (refused.clone(), refused));
     }
 
-    /// Of two unfit ranks both have gone on when the third refuses the round.
+    /// Both unfit ranks have gone on when the third refuses the round.
     #[test]
     fn two_unfit() {
         let slots = slots(3);
@@ -272,20 +271,20 @@ mod tests {
         assert!(next.iter().all(|round| round.number() == 2), "{next:?}");
     }
 
-    /// Who has heard that a round is refused, while another is still settling it, hears what all will hear: a rank that it counts cannot
-    /// take it back any more.
+    /// A rank that sees a round refused, while another is still settling it, sees what all will see: the unfit ranks that it counts cannot
+    /// take their messages back.
     #[test]
     fn settled_by_halves() {
         let slots = slots(3);
         (1..3).for_each(|rank| slots[rank].is_unfit(&said(0), rank as u32));
         let waits = slots[0].begin(&said(1));
-        // What the first step of a settler does.
+        // As a settler's first step does.
         slots[0].line(1, 1)[0].fetch_or(TAKEN, Ordering::AcqRel);
         assert_eq!(slots[0].look(waits), Seen::Refused(vec![(1, 1), (2, 2)]));
         assert_eq!(slots[2].begin(&said(1)).number(), 2);
     }
 
-    /// Who goes off takes all others with it, also those that are not there yet.
+    /// A rank that goes off takes all others with it, even those that come later.
     #[test]
     fn off() {
         let slots = slots(3);
@@ -295,7 +294,7 @@ mod tests {
         assert_eq!(slots[2].look(slots[2].begin(&said(1))), Seen::Off(0));
     }
 
-    /// Who goes off instead of waiting on in a round is seen by who has left that round.
+    /// A rank that goes off in a round is seen by ranks that have left that round.
     #[test]
     fn off_late() {
         let slots = slots(3);
@@ -308,7 +307,7 @@ mod tests {
         assert_eq!([slots[0].look(next[0]), slots[1].look(next[1])], [Seen::Off(2), Seen::Off(2)]);
     }
 
-    /// So many ranks and words there are, and no more.
+    /// There are slots for the allowed ranks and words only.
     #[test]
     fn slots_there_are() {
         let words: Arc<[AtomicU64]> = (0..8 + WORDS).map(|_| AtomicU64::new(0)).collect();

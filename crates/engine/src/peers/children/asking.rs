@@ -1,4 +1,4 @@
-//! A call for communicators made from another, as long as NCCL has not taken it.
+//! [`ChildCall`]: a call for child communicators, before NCCL has taken it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::session_place::{self, SessionPlace};
 use super::taken::{Ahead, ChildInit, Leaves};
 use super::wanted::{Standing, Wanted};
 
-/// A call that NCCL has not taken yet.
+/// A call for child communicators that NCCL has not taken yet. `hosts` is the rank at whose process listener the ranks meet.
 #[derive(Debug)]
 pub struct ChildCall {
     pub(super) lineage: Arc<Lineage>,
@@ -23,12 +23,12 @@ pub struct ChildCall {
     pub(super) shrinks: Option<Vec<u32>>,
     pub(super) parent: Parent,
     pub(super) color: Option<i32>,
-    /// At the roster, once it has [entered](ChildCall::enter) there.
+    /// The roster, once this rank has [entered](ChildCall::enter) it.
     pub(super) session: SessionPlace,
 }
 
 impl ChildCall {
-    /// Before NCCL is asked. Nothing if there can be no session, which all ranks find alike.
+    /// Makes the call before NCCL is asked. None if there can be no session, which is the same on all ranks.
     pub fn of(lineage: &Arc<Lineage>, wanted: &Wanted, standing: Standing) -> Option<ChildCall> {
         let members = lineage.members();
         let all = (1u64 << members.len()) - 1;
@@ -39,7 +39,7 @@ impl ChildCall {
         let is_out = |rank: &u32| excluded.contains(&(*rank as i32));
         let excluded: Vec<u32> = (0..members.len() as u32).filter(is_out).collect();
         let ranks = excluded.iter().fold(all, |ranks, rank| ranks & !(1 << rank));
-        // Of a split all ranks are alive; of a shrink the excluded may not be.
+        // In a split all ranks are alive. In a shrink the excluded ones may not be.
         let host = members.get(ranks.trailing_zeros() as usize)?;
         if host.process_listener == NOBODY {
             return None;
@@ -49,7 +49,7 @@ impl ChildCall {
             (_, Standing::Built) => Parent::Built,
             (Wanted::Split(_), Standing::Lazy) => Parent::Lazy,
             (Wanted::Split(_), Standing::Lost) => Parent::Lost,
-            // Those who are excluded do not come, or those who lack it.
+            // The excluded ranks, or those that lack the parent, do not make the call, so NCCL cannot build it.
             (Wanted::Shrink(_), _) => Parent::Unbuildable,
         };
         Some(ChildCall {
@@ -64,23 +64,23 @@ impl ChildCall {
         })
     }
 
-    /// Whether this is a call that NCCL cannot make, as far as this rank knows: it has no parent, and will have none.
+    /// Whether NCCL cannot make this call, as far as this rank knows: the parent is not built on all ranks, and cannot be.
     pub fn is_without_parent(&self) -> bool {
         self.parent == Parent::Unbuildable
     }
 
-    /// Whether the ranks of this call tell each other where they go, which all find alike.
+    /// Whether the ranks of this call first tell each other where they go. The answer is the same on all ranks.
     pub fn has_round(&self) -> bool {
         self.lineage.has_rounds
     }
 
-    /// Whether NCCL has built the parent here and not everywhere.
+    /// Whether NCCL has built the parent on this rank and not on all.
     pub fn has_lost_parent(&self) -> bool {
         self.parent == Parent::Lost
     }
 
-    /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
-    /// real call; if NCCL refuses that, the message stands for the next one. Never waits.
+    /// Says that this rank does not wait for the others of the round, so that NCCL makes all communicators of this call. Called before the
+    /// real call. If NCCL refuses that call, the message stands for the next one. Never waits.
     pub fn go_to_nccl(&self) {
         let Ok(bootstrap) = bootstrap() else { return };
         if !self.has_round() {
@@ -96,15 +96,14 @@ impl ChildCall {
         bootstrap.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
     }
 
-    /// Before NCCL makes the communicators of this call, of which this rank has heard nothing: it will find the others of its own at
-    /// their roster.
+    /// Enters the roster of this rank's child, before NCCL makes it. For a call without a round, where this rank knows nothing of the others.
     pub fn enter(&mut self) {
         let before = self.lineage.counted(self.kind(), |_| ());
         let child = self.color.map(|_| self.invitation(before.begun).child);
         self.session = session_place::enter(&self.lineage, child);
     }
 
-    /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
+    /// Counts the call. Called once NCCL has taken it or, with a round, once nothing can keep it from being made.
     pub fn begun(self) -> ChildInit {
         let before = self.lineage.counted(self.kind(), |counted| counted.begun += 1);
         let invitation = self.invitation(before.begun);
@@ -128,14 +127,14 @@ impl ChildCall {
         }
     }
 
-    /// To the call before which so many of its kind came.
+    /// The invitation to the call of its kind that came after `count` others.
     fn invitation(&self, count: u32) -> Invitation {
         let call = self.making(count).name(self.lineage.comm);
         let child = self.color.map_or(NOBODY, |color| child(call, color));
         Invitation { process_listener: self.process_listener, call, child, rank: self.lineage.rank }
     }
 
-    /// The host's rank comes to a round.
+    /// If this rank hosts the round, its process begins to expect the ranks of the round.
     fn await_round(&self, invitation: &Invitation) {
         if self.hosts == self.lineage.rank
             && let Ok(bootstrap) = bootstrap()

@@ -1,4 +1,4 @@
-//! What a communicator has for those made from it: how many calls have begun, and who waits in them.
+//! [`Lineage`]: what a communicator keeps for its children: how many child calls have begun, and who waits in them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,36 +11,36 @@ use windlass_bootstrap::children::{Making, NOBODY};
 use windlass_bootstrap::negotiated::{Member, NegotiatedConfig, Token, capability};
 use windlass_transport::sequencer::Graphs;
 
-/// What a communicator has for those made from it, for as long as any of them is being made.
+/// What a communicator keeps for its children. It lives as long as any child is being made.
 #[derive(Debug)]
 pub struct Lineage {
-    /// Of which the names of those made from it are made.
+    /// The token from which the names of the children are derived.
     pub(super) comm: Token,
     pub(super) rank: u32,
-    /// Of ranks that have met.
+    /// None for a parent without a peer group.
     negotiated: Option<Arc<NegotiatedConfig>>,
-    /// Of the others of these.
+    /// The processes of the other ranks.
     lives: Vec<Arc<Life>>,
-    /// Whether those made from it may be lazy, so that its ranks speak before.
+    /// Whether children may be lazy, so that the ranks have a round before each call.
     pub(super) has_rounds: bool,
-    /// What its configuration said of kernels, which holds for those made from it unless theirs says otherwise.
+    /// What the parent's configuration says of kernels. It holds for children whose own configuration says nothing.
     pub(super) ctas: Ctas,
-    /// Held for a few stores.
+    /// Locked for a few stores.
     counted: Mutex<BTreeMap<Kind, Counted>>,
-    /// Held for a few stores; the bootstrap's locks come after it.
+    /// Locked for a few stores. The bootstrap's locks come after it.
     waiting: Mutex<Waits>,
 }
 
-/// Calls that are counted together.
+/// Calls that have one count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Split,
-    /// By who is excluded, as the name of the first such one: an excluded rank knows nothing of the others' shrink.
+    /// Shrinks by their excluded ranks, as the name of the first such shrink. An excluded rank does not know of the others' shrink.
     Shrink(Token),
 }
 
 impl Kind {
-    /// Of the first call like this one on the parent with this token.
+    /// The kind of a call, given the first call like it on the parent with this token.
     pub(super) fn of(first: &Making, comm: Token) -> Kind {
         match first {
             Making::Split { .. } => Kind::Split,
@@ -51,10 +51,10 @@ impl Kind {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
-    /// How many have begun.
+    /// How many calls have begun.
     pub(super) begun: u32,
-    /// How many had when this rank last said in a round that it goes to NCCL. NCCL may have refused that call: then the
-    /// word is out for the next.
+    /// The value of `begun` when this rank last told a round that it goes to NCCL. If NCCL refused that call, the message stands for
+    /// the next one.
     pub(super) hurried: Option<u32>,
 }
 
@@ -73,7 +73,7 @@ struct Waits {
 }
 
 impl Lineage {
-    /// Of one with a peer group.
+    /// The lineage of a communicator with a peer group.
     pub(in crate::peers) fn of_peer_group(
         negotiated: &Arc<NegotiatedConfig>,
         rank: u32,
@@ -93,14 +93,14 @@ impl Lineage {
         })
     }
 
-    /// Of one without, whose ranks all have this name for it.
+    /// The lineage of a communicator without a peer group. `name` is the same on all its ranks.
     pub(super) fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Lineage> {
         let (counted, waiting) = Default::default();
         let (negotiated, lives) = (None, Vec::new());
         Arc::new(Lineage { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })
     }
 
-    /// The parent ends: nobody waits for its children.
+    /// Ends all waits for children, and those that begin later, because the parent ends.
     pub fn end(&self) {
         let mut waiting = self.waiting();
         waiting.ended = true;
@@ -109,12 +109,12 @@ impl Lineage {
         cancellers.values().for_each(Canceller::abort);
     }
 
-    /// Whether it has.
+    /// Whether the parent has ended.
     pub fn has_ended(&self) -> bool {
         self.waiting().ended
     }
 
-    /// What was counted before the change.
+    /// Changes the count of a kind, and returns the count before the change.
     pub(super) fn counted(&self, kind: Kind, change: impl FnOnce(&mut Counted)) -> Counted {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = counted.entry(kind).or_default();
@@ -123,20 +123,20 @@ impl Lineage {
         before
     }
 
-    /// This rank's place among those with a bit, and all of theirs.
+    /// The ranks with a bit set, and this rank's place among them.
     pub(super) fn among(&self, ranks: u64) -> (u32, Vec<u32>) {
         let ranks: Vec<u32> =
             (0..self.members().len() as u32).filter(|rank| ranks & (1 << rank) != 0).collect();
         (ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32, ranks)
     }
 
-    /// The first of these ranks at whose process others can come.
+    /// The first of these ranks whose process has a process listener.
     pub(super) fn host(&self, ranks: &[u32]) -> Option<&Member> {
         let mut members = ranks.iter().filter_map(|rank| self.members().get(*rank as usize));
         members.find(|member| member.process_listener != NOBODY)
     }
 
-    /// Our own descriptors of the processes of these ranks.
+    /// Duplicated pidfds of these ranks' processes.
     pub(super) fn watched(&self, ranks: u64) -> Vec<(u32, Ours)> {
         let alive = self.lives.iter().filter(|life| ranks & (1 << life.rank) != 0);
         alive.filter_map(|life| Some((life.rank, copy(life.rank, life.ends.as_ref()?)?))).collect()
@@ -151,7 +151,7 @@ impl Lineage {
     }
 }
 
-/// What a communicator's configuration said of kernels, for one that is made from it and says nothing.
+/// What a parent's configuration says of kernels, for children whose own configuration says nothing.
 fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
     let policy = match negotiated.capabilities & capability::UNBOUND {
         0 => Policy::Own,
@@ -162,11 +162,11 @@ fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
 
 fn copy(rank: u32, life: &Ours) -> Option<Ours> {
     let copied = rustix::io::fcntl_dupfd_cloexec(life, 0).and_then(Ours::new);
-    // Nothing is lost but that the end of its process is not seen before it has come.
+    // Without the copy, only a process that ends before it has come to the session goes unseen.
     copied.inspect_err(|error| log::warn!("rank {rank} is not watched: {error}")).ok()
 }
 
-/// A wait that ends with its parent.
+/// A wait that ends with the parent.
 #[derive(Debug)]
 pub(crate) struct Wait {
     lineage: Arc<Lineage>,

@@ -1,8 +1,8 @@
-//! Communicators made from one without a peer group: their ranks [find each other](windlass_bootstrap::local_rendezvous) on their host before NCCL
-//! makes them, and where all are there they meet as those of a parent with a peer group.
+//! Child communicators of a parent without a peer group. Their ranks [find each other](windlass_bootstrap::local_rendezvous) on their host
+//! before NCCL makes the child. If all ranks of the child are there, they meet as the children of a peer group do.
 //!
-//! So a world of several hosts, or of more ranks than a peer group has, has none, and what is made of it on one host does. What is made in a
-//! group has none.
+//! So the children of a world of several hosts, or of more ranks than a peer group may have, can have peer groups. A child that is made in an
+//! NCCL group has none.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::session_place::{self, SessionPlace};
 use super::taken::{Ahead, ChildInit, Leaves};
 use super::wanted::{Configured, Wanted};
 
-/// What a communicator without a peer group keeps for those made from it. It waits where its own calls do.
+/// What a communicator without a peer group keeps for its children. Its ranks wait for each other only where its own calls are blocking.
 #[derive(Debug)]
 pub struct ParentOnNccl {
     lineage: Arc<Lineage>,
@@ -28,14 +28,14 @@ pub struct ParentOnNccl {
 }
 
 impl ParentOnNccl {
-    /// Of one whose ranks all have this name for it, and nobody else.
+    /// The record of a communicator. `name` is the same on all its ranks, and on no other communicator's.
     pub fn new(name: Token, rank: u32, ctas: Ctas, configuration: configuration::Kept) -> Arc<ParentOnNccl> {
-        // Theirs may be this process's first peer groups.
+        // Its children may be this process's first peer groups.
         at_exit::at_exit_too();
         Arc::new(ParentOnNccl { lineage: Lineage::of_parent_on_nccl(name, rank, ctas), configuration })
     }
 
-    /// Of one that was asked for by an id: none where nothing that is made from it can have a peer group.
+    /// The record of a communicator that was made from an id. None where no child of it can have a peer group.
     pub fn of_request(
         request: &InitRequest,
         configuration: configuration::Kept,
@@ -44,7 +44,7 @@ impl ParentOnNccl {
         Some(ParentOnNccl::new(name, rank, request.ctas, configuration))
     }
 
-    /// Of one that was made from another, where it has no peer group itself.
+    /// The record of a child that has no peer group itself.
     pub fn of_child(child: &ChildInit, rank: u32, configured: &Configured) -> Arc<ParentOnNccl> {
         let ctas = configured.ctas.unwrap_or(child.lineage.ctas);
         ParentOnNccl::new(child.child(), rank, ctas, configured.configuration.clone())
@@ -55,8 +55,8 @@ impl ParentOnNccl {
         &self.configuration
     }
 
-    /// Before NCCL is asked: this rank enters the host-local rendezvous of the new communicator, if it will be in one. None if it will not, or does not
-    /// wait: the others find that not all are there.
+    /// Enters the host-local rendezvous of this rank's child, before NCCL is asked. None if this rank will be in no child or does not wait:
+    /// the other ranks then find that not all are there.
     pub fn enter_local(&self, wanted: &Wanted, waiting: Waiting) -> Option<LocalWait> {
         request::check_child(Some(waiting)).ok()?;
         let color = match wanted {
@@ -72,7 +72,7 @@ impl ParentOnNccl {
         })
     }
 
-    /// NCCL has taken the call, as it has on all ranks that make it.
+    /// Counts the call. Called once NCCL has taken it, as on all ranks that make it.
     pub fn begun(&self, wanted: &Wanted) {
         self.lineage.counted(self.kind(wanted), |counted| counted.begun += 1);
     }
@@ -81,18 +81,18 @@ impl ParentOnNccl {
         Kind::of(&making(wanted, 0), self.lineage.comm)
     }
 
-    /// Whether it has been ended: NCCL's part of it may be gone.
+    /// Whether the parent has been ended. NCCL's part of it may be gone.
     pub fn has_ended(&self) -> bool {
         self.lineage.has_ended()
     }
 
-    /// Ends what waits for communicators made from this one.
+    /// Ends all waits for children of this communicator.
     pub fn end(&self) {
         self.lineage.end();
     }
 }
 
-/// The call before which so many like it came.
+/// The call of its kind that came after `count` others.
 fn making(wanted: &Wanted, count: u32) -> Making {
     match wanted {
         Wanted::Split(_) => Making::Split { count },
@@ -105,7 +105,7 @@ fn making(wanted: &Wanted, count: u32) -> Making {
     }
 }
 
-/// A rank that is at the roster of its host while NCCL makes its communicator.
+/// A rank that has entered the roster of its host while NCCL makes its communicator.
 #[derive(Debug)]
 pub struct LocalWait {
     lineage: Arc<Lineage>,
@@ -114,7 +114,7 @@ pub struct LocalWait {
 }
 
 impl LocalWait {
-    /// NCCL has made it: this one's way to the others.
+    /// Called once NCCL has made the communicator: this rank's init, which meets the other ranks.
     pub fn child_init(self) -> ChildInit {
         let LocalWait { lineage, name, session } = self;
         ChildInit {
@@ -140,7 +140,7 @@ mod tests {
         ParentOnNccl::new(name, rank, Ctas::UNSAID, configuration::Kept::Nothing)
     }
 
-    /// All ranks of a color find each other, those of another color or a later split others; who does not wait is in none.
+    /// All ranks of a color find each other, apart from other colors and later splits. A rank that does not wait is in no roster.
     #[test]
     fn local_rendezvous_by_color_and_count() {
         let name = place::random().unwrap();
@@ -156,7 +156,7 @@ mod tests {
             local_wait
         };
         let calls = |local_wait: Vec<LocalWait>, ranks: u32| -> Vec<_> {
-            // All have entered; none goes before the others have asked.
+            // All have entered. No rank leaves before the others have asked.
             let child_inits: Vec<ChildInit> = local_wait.into_iter().map(LocalWait::child_init).collect();
             child_inits.iter().map(|one| one.invited(ranks).map(|to| (to.call, to.rank))).collect()
         };
@@ -173,7 +173,7 @@ mod tests {
         assert!(world[0].enter_local(&Wanted::Split(Some(0)), Waiting::NonBlocking).is_none());
     }
 
-    /// Survivors of a shrink find each other in whatever order and how often they name the excluded, who know nothing of it.
+    /// Survivors of a shrink find each other, in whatever order and however often they name the excluded ranks.
     #[test]
     fn shrinks() {
         let name = place::random().unwrap();
@@ -186,7 +186,7 @@ mod tests {
                 parent_on_nccl.begun(&wanted);
                 local_wait
             });
-            // All have entered; none goes before the others have asked.
+            // All have entered. No rank leaves before the others have asked.
             let child_inits = entered.map(LocalWait::child_init);
             child_inits.each_ref().map(|one| one.invited(2).map(|to| to.call))
         };
@@ -198,7 +198,7 @@ mod tests {
         assert!(excluded.enter_local(&Wanted::Split(None), Waiting::Blocking).is_none());
     }
 
-    /// What is made from a child goes by the child's own name.
+    /// Children of a child are named by the child's own name.
     #[test]
     fn children_of_children() {
         let (name, first) = (place::random().unwrap(), world(0, place::random().unwrap()));
@@ -214,7 +214,7 @@ mod tests {
         let other = world(0, name).enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
         let other = ParentOnNccl::of_child(&other.child_init(), 0, &configured);
         assert_ne!(child.lineage.comm, other.lineage.comm);
-        // Also of one whose ranks meet, and find then that they have no peer group: by the same name on all.
+        // The same holds for a child whose ranks meet and then find that they have no peer group: all use the same name.
         let name = place::random().unwrap();
         let both = [0, 1].map(|rank| world(rank, name));
         let entered = both.map(|parent_on_nccl| {

@@ -1,4 +1,4 @@
-//! Where the ranks of a new communicator find each other.
+//! Where the ranks of a child communicator meet: at a roster on their host, or at one of them.
 
 use crate::peers::setup::hosting::bootstrap;
 use windlass_bootstrap::children::Invitation;
@@ -7,20 +7,19 @@ use windlass_bootstrap::{Bootstrap, LocalEntry, local_rendezvous};
 
 use super::lineage::Lineage;
 
-/// Where the ranks of the new communicator find each other: always at one of themselves, so that none of them needs a rank
-/// of the parent that is not in it, and that may be done and gone.
+/// Where the ranks of a child meet: always at a process of one of them. A rank of the parent that is not in the child may have ended.
 #[derive(Debug)]
 pub(super) enum SessionPlace {
-    /// This rank is in none, or it has said all there that it has to.
+    /// This rank is in no child, or it has sent all that it has to send.
     Nowhere,
-    /// At the roster of this communicator, which this rank entered before NCCL was asked; or why it could not.
+    /// At the roster of the child, which this rank entered before NCCL was asked. The error says why it could not.
     AtRoster(Result<LocalEntry, String>),
-    /// At the process of the first rank, which waits for this one's message: all know who is in it, as they have heard each other.
+    /// At the process of the child's first rank, which expects this one. After a round, or without need of one, all know the child's ranks.
     AtMember(Invitation),
 }
 
-/// Enters the roster of the communicator of this name on this host, if there is one. Waits for the thread of a process that is in the
-/// same call, for a while: who has not entered by then has no peer group, nor have the others.
+/// Enters the roster of this child on this host. Waits a limited time for another process in the same call to acknowledge. A rank that has not
+/// entered by then has no peer group, nor have the other ranks of the child.
 pub(super) fn enter(lineage: &Lineage, child: Option<Token>) -> SessionPlace {
     let Some(child) = child else { return SessionPlace::Nowhere };
     let enter = |bootstrap: &Bootstrap| {

@@ -1,4 +1,4 @@
-//! A call for communicators made from another once NCCL has taken it: a round, where there is one, and this rank's message.
+//! [`ChildInit`]: a call for child communicators after [`ChildCall::begun`](super::ChildCall::begun): the round, if there is one, and the init.
 
 use std::sync::Arc;
 
@@ -17,27 +17,27 @@ use super::lineage::{Lineage, Wait};
 use super::session_place::{self, SessionPlace};
 use super::wanted::{Configured, NewCommunicator};
 
-/// What comes before the communicators of a call.
+/// What comes before the communicators of a call are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ahead {
-    /// This rank's message, and then all others'.
+    /// This rank's message, then the messages of all others.
     Round,
-    /// NCCL's own split, of all.
+    /// NCCL's own split, which all ranks make.
     Nccl,
 }
 
-/// What the others of a round hear of a rank that leaves it before its message.
+/// What the other ranks of a round hear if this rank leaves before its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaves {
     Failing,
     ToNccl,
 }
 
-/// A call that NCCL has taken.
+/// A call that has begun.
 #[derive(Debug)]
 pub struct ChildInit {
     pub(super) lineage: Arc<Lineage>,
-    /// To its round.
+    /// The invitation to the round of the call.
     pub(super) invitation: Invitation,
     /// The ranks of the parent that take part, one bit each.
     pub(super) ranks: u64,
@@ -49,21 +49,21 @@ pub struct ChildInit {
 }
 
 impl ChildInit {
-    /// The call, by a name that its ranks share.
+    /// The call's name, which all its ranks share.
     pub fn call(&self) -> Token {
         self.invitation.call
     }
 
-    /// The communicator that this rank will be in, by a name that its ranks share.
+    /// The name of the communicator that this rank will be in. All ranks of that communicator share it.
     pub fn child(&self) -> Token {
         self.invitation.child
     }
 
-    /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
-    /// have spoken, and says what this rank does next; of a new communicator with its ranks in the parent. Ends with the parent. Where
-    /// this rank has said that it goes to NCCL, or there is no round, nobody is waited for. Once.
+    /// Runs the round: tells the other ranks where this one goes, waits for all messages, and returns this rank's course with ranks of the parent.
+    /// `key` orders a split; a shrink's is 0. The end of the parent ends the wait. Does not wait if this rank has said that it goes to
+    /// NCCL, or if there is no round. To be called once.
     pub fn round(&mut self, key: i32, vote: LazyVote) -> Result<Course, Failure> {
-        // The thread was there when the parent was made.
+        // The bootstrap thread was started when the parent was made.
         let bootstrap = bootstrap().map_err(|_| Failure::HostLost)?;
         if std::mem::replace(&mut self.ahead, Ahead::Nccl) == Ahead::Nccl {
             return Ok(self.alone());
@@ -75,7 +75,7 @@ impl ChildInit {
         let table = inquiry.wait();
         drop(wait);
         if let Err(Failure::Aborted) = &table {
-            // Its message is out: the others would wait for it where their communicator meets.
+            // The message was sent, so the others would wait for this rank where their communicator meets.
             self.leave_round();
         }
         let in_parent = |places: Vec<u32>| {
@@ -90,7 +90,7 @@ impl ChildInit {
         Ok(course)
     }
 
-    /// This rank's way to the others, where it is clear what comes next.
+    /// Prepares this rank's way to the others, once its course is known.
     fn meets_after(&mut self, course: &Course) {
         match course {
             Course::Lazy { ranks, .. } | Course::Apart { ranks, .. } => self.meets_at_member(ranks),
@@ -101,7 +101,7 @@ impl ChildInit {
         }
     }
 
-    /// This rank does not come, whatever it has said: the round ends for all, if it has not ended.
+    /// Says that this rank does not come, whatever it said before. The round ends for all, if it has not ended.
     fn leave_round(&self) {
         if let Ok(bootstrap) = bootstrap() {
             bootstrap.decline(&self.invitation.to_round(), self.absent());
@@ -112,11 +112,11 @@ impl ChildInit {
         SessionOutcome::Failed(Failure::Absent { rank: self.lineage.rank })
     }
 
-    /// The ranks of the new communicator are known. Whose process hosts awaits the others from now on.
+    /// Sets the meeting place once the child's ranks are known. If this rank hosts, its process begins to expect the others.
     fn meets_at_member(&mut self, ranks: &[u32]) {
         let Some(host) = self.lineage.host(ranks).filter(|_| ranks.len() > 1) else { return };
         let child = self.child();
-        // Its ranks are all that are waited for under this name.
+        // Only the child's ranks are expected under this name.
         let invitation = Invitation {
             process_listener: host.process_listener,
             call: child,
@@ -132,7 +132,7 @@ impl ChildInit {
         }
     }
 
-    /// What this rank does without having heard the others.
+    /// This rank's course without a round.
     pub fn alone(&mut self) -> Course {
         let course = match self.parent {
             Parent::Unbuildable => {
@@ -145,19 +145,19 @@ impl ChildInit {
         course
     }
 
-    /// This rank's communicator has no peer group, and so none of its peers' has.
+    /// Tells the peers that this rank's communicator has no peer group, so that none of theirs has.
     pub fn refuse(mut self, reason: FallbackReason) {
         self.leaves = Leaves::ToNccl;
         self.decline(SessionOutcome::OnNccl(reason));
     }
 
-    /// NCCL did not make this rank's.
+    /// Tells the peers that NCCL did not make this rank's communicator.
     pub fn fail(self) {
         drop(self);
     }
 
-    /// Begins the init of this rank's communicator. Waits for nobody. The reason says that NCCL does everything, for all its
-    /// ranks, which the caller [tells](ChildInit::refuse) them. Once.
+    /// Begins the init of this rank's communicator, once. Waits for no other rank of it. An error means that all its ranks stay on NCCL,
+    /// which the caller [tells](ChildInit::refuse) them.
     pub fn ask(
         &mut self,
         new_communicator: NewCommunicator,
@@ -166,7 +166,7 @@ impl ChildInit {
         self.ask_with(new_communicator, configured, Laziness::None)
     }
 
-    /// The same before NCCL has made it, where a round found that it is lazy.
+    /// The same as [`ChildInit::ask`], before NCCL makes the communicator: for one that the round found to be lazy.
     pub fn ask_lazy(
         &mut self,
         new_communicator: NewCommunicator,
@@ -216,7 +216,7 @@ impl ChildInit {
         Ok(Asked { participant, token, rank: new_communicator.rank, heap, share, until, local_entry: None })
     }
 
-    /// To the session of the new communicator, which has so many ranks.
+    /// The invitation to the session of the child, which has so many ranks. May wait for the roster's answer.
     pub(super) fn invited(&self, ranks: u32) -> Result<Invitation, FallbackReason> {
         if ranks < 2 {
             return Err(FallbackReason::OneRank);
@@ -236,20 +236,20 @@ impl ChildInit {
                         Ok(Invitation { process_listener, call, child: child(call, 0), rank: place })
                     }
                     Ok(_) => Err(FallbackReason::Apart),
-                    // Nobody can have a peer group without this rank's report.
+                    // No rank can have a peer group without this rank's report.
                     Err(error) => Err(unreachable(error.to_string())),
                 }
             }
         }
     }
 
-    /// Says where it is waited for that it does not come.
+    /// Tells those who wait for this rank at its meeting place that it does not come.
     fn decline(&mut self, outcome: SessionOutcome) {
         match std::mem::replace(&mut self.session, SessionPlace::Nowhere) {
             SessionPlace::AtMember(invitation) => {
                 bootstrap().into_iter().for_each(|bootstrap| bootstrap.decline(&invitation, outcome.clone()));
             }
-            // The others have what NCCL gave them.
+            // The others keep what NCCL gave them.
             SessionPlace::AtRoster(Ok(local_entry)) => local_entry.decline(),
             SessionPlace::Nowhere | SessionPlace::AtRoster(Err(_)) => {}
         }
@@ -258,7 +258,7 @@ impl ChildInit {
 
 impl Drop for ChildInit {
     fn drop(&mut self) {
-        // The others of the round wait for it.
+        // The others of the round wait for this rank.
         match (self.ahead, self.leaves) {
             (Ahead::Round, Leaves::Failing) => self.leave_round(),
             (Ahead::Round, Leaves::ToNccl) => {

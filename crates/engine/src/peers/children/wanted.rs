@@ -1,27 +1,27 @@
-//! What the application asks for, and what NCCL made of it.
+//! A child communicator as data: what the program asks for, and what NCCL made.
 
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
 use windlass_base::gpu::Ordinal;
 use windlass_bootstrap::facts::Waiting;
 
-/// What is asked for.
+/// The kind of child that is asked for.
 #[derive(Clone, Debug)]
 pub enum Wanted {
-    /// The ranks with this color; none takes part and is in none.
+    /// The ranks with this color. With `None` this rank is in no child.
     Split(Option<i32>),
-    /// All but these ranks, in any order.
+    /// All but these ranks, which may be in any order.
     Shrink(Vec<i32>),
 }
 
 /// Whether NCCL has built the parent here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// As on all ranks, as far as is known.
+    /// Built here, and on all ranks as far as this one knows.
     Built,
-    /// It has not.
+    /// Not built.
     Lazy,
-    /// It has, but not on a rank that said so.
+    /// Built here, but not on a rank that said so.
     Lost,
 }
 
@@ -30,21 +30,21 @@ pub enum Standing {
 pub struct NewCommunicator {
     /// Its device.
     pub device: Ordinal,
-    /// Its rank there.
+    /// Its rank in the new communicator.
     pub rank: u32,
     /// How many ranks there are.
     pub ranks: u32,
 }
 
-/// What a configuration says of a communicator made from another.
+/// What the configuration of a child communicator says.
 #[derive(Clone, Debug)]
 pub struct Configured {
-    /// Whether the caller waits, where the configuration says.
+    /// Whether the init waits, if the configuration says so.
     pub waiting: Option<Waiting>,
-    /// What the configuration says of blocks; the parent's holds where there is none.
+    /// What the configuration says of blocks. If none, the parent's holds.
     pub ctas: Option<Ctas>,
-    /// All of it.
+    /// The whole configuration.
     pub configuration: configuration::Kept,
-    /// Whether NCCL lets it use its parent's resources.
+    /// Whether NCCL lets the child use its parent's resources.
     pub shares: bool,
 }

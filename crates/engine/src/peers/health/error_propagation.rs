@@ -1,28 +1,28 @@
-//! A rank that fails by itself: the driver refused what its peers count on. From then on its communicator takes nothing
-//! here, because what comes next would arrive as what was lost; and its peers hear of it, to whom it is as good as dead
-//! ([`crate::peers::health::hang_detector`]): what it had sent arrives, and who waits for more gets an asynchronous error.
+//! Handles a rank that fails by itself, because the driver refused work that its peers count on. Its communicator then takes no more calls:
+//! the next message would arrive in the place of the lost one. Its peers hear of it, and to them the rank is as good as dead
+//! ([`crate::peers::health::hang_detector`]): what it had sent arrives, and a wait for more ends with an asynchronous error.
 
 use windlass_base::gpu::Failure;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_transport::TransportError;
 
-/// Where a group went.
+/// Where the refused work was issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::peers) enum Went {
     ToStream,
     IntoCapture,
 }
 
-/// Whether peers wait in vain for what was refused here.
+/// Whether peers wait in vain for the work that was refused here.
 // Divergence: NCCL's communicator goes on after a launch that failed, and its peers wait, or take later messages for the lost
 // ones.
 pub(in crate::peers) fn is_lost(error: &TransportError, went: Went) -> bool {
     match (error, went) {
-        // Of a capture that did not come about nothing runs, here or elsewhere.
+        // The graph of a broken capture never runs, here or on other ranks.
         (_, Went::IntoCapture) => false,
         (TransportError::Cuda(failure), _) => !is_of_capture(failure),
-        // What has ended before, and the program's own mistakes.
+        // Aborts end what came before, and the others are the program's own mistakes.
         (
             TransportError::Aborted { .. } | TransportError::NoRank { .. } | TransportError::Unmatched { .. },
             _,
@@ -31,12 +31,12 @@ pub(in crate::peers) fn is_lost(error: &TransportError, went: Went) -> bool {
     }
 }
 
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` … `_WRONG_THREAD`: the stream is of a capture that is broken already.
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` … `_WRONG_THREAD`: the stream belongs to a capture that is already broken.
 fn is_of_capture(failure: &Failure) -> bool {
     failure.code.is_some_and(|code| (900..=908).contains(&code.0))
 }
 
-/// A message for a peer of a rank that has failed.
+/// The message that tells a peer that rank `from` has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::peers) struct Loss {
     pub comm: Token,
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use windlass_base::gpu::failure::Code;
 
-    /// Messages read back.
+    /// Messages survive encoding and decoding.
     #[test]
     fn words() {
         let loss = Loss { comm: Token([7; 16]), from: 3, to: 1 };
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(Loss::decode(&Loss { from: 64, ..loss }.encode()), None);
     }
 
-    /// What the driver refuses is lost; a broken capture, the program's mistakes and what ended before lose nothing.
+    /// What the driver refuses is lost. A broken capture, the program's mistakes and what ended before lose nothing.
     #[test]
     fn what_is_lost() {
         let cuda = |code| {

@@ -1,13 +1,12 @@
-//! A wait for a rank that is dead, or that said that it has failed, ends when nothing has moved for a configured time: then
-//! the kernels leave, and the communicator has an asynchronous error. Death alone is no failure: what the dead had sent
-//! arrives all the same, however long the application's own work before it takes.
+//! Ends a wait for a rank that is dead or has failed, once nothing has moved for `WINDLASS_HANG_TIMEOUT`: the kernels leave, and the
+//! communicator has an asynchronous error. A death alone is no failure: what the dead rank had sent still arrives, however late.
 //!
-//! So the hang detector has to tell a kernel that waits from one that has not begun, and no kernel says that it begins. Every wait
-//! looks for data first, though, and only after many looks in vain at the word that tells it to leave. So that word is set for a moment. A kernel that
-//! waits reports what for and leaves. One that has not begun sees nothing of it, and gets its data if it begins just then. What a kernel
-//! loses that begins in this moment and waits for a living rank is lost by mistake; the moment comes once in the configured time.
-//! It is short at first, as a GPU's threads hear it within microseconds, and longer after each in which nobody reported: threads of the
-//! simulator, or of a GPU that others use too, may not run for a while.
+//! The detector must tell a waiting kernel from one that has not begun, and kernels do not report that they begin. But each wait first looks
+//! for data, and only after many vain looks reads the word that tells it to leave. So the detector sets that word for a moment. A kernel
+//! that waits reports its wait and leaves. One that has not begun misses the word, or finds its data if it begins just then. A kernel that
+//! begins in that moment and waits for a living rank is lost by mistake; the moment comes once in the timeout.
+//! The moment is short at first, as GPU threads see the word within microseconds. It grows after each without a report, since threads of the
+//! simulator or of a shared GPU may not run for a while. All of this runs on the background worker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,16 +27,16 @@ use crate::peers::health::error_propagation::Loss;
 use crate::peers::registry;
 use crate::peers::setup::transports::{LEAVES_WITHIN, Transports};
 
-/// How often a peer group with a dead rank is asked.
+/// How often a peer group with a dead rank is looked at.
 const ASK_EVERY: Duration = Duration::from_millis(250);
-/// As long as kernels are asked who waits: at first, and at most. It grows by this factor.
+/// How long kernels are asked who waits: at first, at most, and the factor by which it grows.
 const ASKED_FOR: Duration = Duration::from_millis(10);
 const ASKED_FOR_MOST: Duration = Duration::from_millis(500);
 const LONGER: u32 = 8;
-/// As long as a kernel may take to leave that has heard the question.
+/// How long a kernel that has heard the question may take to leave.
 const LEFT_AFTER: Duration = ASK_EVERY;
 
-/// How far all is.
+/// How far the work of a peer group has come.
 #[derive(Debug, PartialEq, Eq)]
 struct Moved {
     /// Groups and calls issued.
@@ -47,36 +46,36 @@ struct Moved {
     messages: Vec<Progress>,
 }
 
-/// Whether kernels are asked who waits.
+/// Whether kernels are asked who waits for a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Asking {
     #[default]
     No,
-    /// Since then.
+    /// They are asked since then.
     Open(Instant),
-    /// No longer since then, but a kernel may have heard it just before.
+    /// They are asked no longer since then, but a kernel may have heard the question just before.
     Closed(Instant),
 }
 
-/// The question, and how long the next one will be.
+/// The question to the kernels, and how long the next one will last.
 #[derive(Debug)]
 struct Probe {
     asking: Asking,
     lasts: Duration,
-    /// For so long nothing had moved before.
+    /// How long nothing had moved before the question.
     still_for: Duration,
 }
 
-/// What is to be done about a question.
+/// The next step of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
-    /// It is open, and nothing is read: that may wait behind copies of the application's.
+    /// Leave the question open, and read nothing: a read may wait behind the program's copies.
     Wait,
-    /// It ends.
+    /// End the question.
     Close,
-    /// Answers may come.
+    /// Read answers that may still come.
     Read,
-    /// All who heard it have left.
+    /// Read the last answers: all kernels that heard the question have left.
     ReadLast,
 }
 
@@ -95,7 +94,7 @@ impl Probe {
         self.asking = Asking::Closed(now);
     }
 
-    /// Nobody has answered.
+    /// Ends a question that no kernel has answered.
     fn end(&mut self) {
         self.asking = Asking::No;
         self.lasts = (self.lasts * LONGER).min(ASKED_FOR_MOST);
@@ -117,7 +116,7 @@ impl Probe {
     }
 }
 
-/// The detectors of this process's peer groups, and what is known of other ranks' ends.
+/// The hang detectors of this process's peer groups, and which processes have ended.
 #[derive(Debug, Default)]
 pub(in crate::peers) struct HangDetectors {
     of: BTreeMap<(Token, u32), HangDetector>,
@@ -145,7 +144,7 @@ impl Chore for HangDetectors {
             names.insert(name);
             let dead = self.dead_of(&peer_group);
             if !dead.is_empty() {
-                // One at a time: what another one waits for must not keep a question open.
+                // One question at a time: its end must not be late because another peer group is looked at.
                 let may_ask = !self.of.values().any(HangDetector::has_asked);
                 self.of.entry(name).or_default().look(&peer_group, &dead, may_ask);
             }
@@ -161,7 +160,7 @@ impl Chore for HangDetectors {
         Some(Answer { words: vec![1], descriptor: None })
     }
 
-    /// What kernels are asked ends with the thread: they may go on behind it.
+    /// Ends open questions with the worker's thread, since kernels may go on after it.
     fn end(&mut self) {
         let asking = self.of.iter_mut().filter_map(|((comm, rank), detector)| {
             Some((registry::find(*comm, *rank)?, detector)).filter(|(_, detector)| detector.has_asked())
@@ -192,19 +191,19 @@ fn dead_of(dead: &BTreeSet<u64>, peer_group: &PeerGroup) -> Vec<u32> {
     peer_group.ranks().lives().iter().filter(is_dead).map(|life| life.rank).collect()
 }
 
-/// Of a peer group with a dead rank, or one that has failed.
+/// The detector of a peer group with a rank that is dead or has failed.
 #[derive(Debug, Default)]
 struct HangDetector {
     asked: Option<Instant>,
-    /// Since when nothing has moved, and how far all was then.
+    /// Since when nothing has moved, and how far the work was then.
     still: Option<(Instant, Moved)>,
     probe: Probe,
-    /// Its kernels were told to leave.
+    /// Whether its kernels were told to leave for good.
     over: bool,
 }
 
 impl HangDetector {
-    /// Looks whether work is in flight and moves. Unless it may ask kernels now, that comes at a later look.
+    /// Looks whether work is in flight and whether it moves. Without `may_ask`, a question to the kernels waits for a later look.
     fn look(&mut self, peer_group: &PeerGroup, dead: &[u32], may_ask: bool) {
         let Some(Transports { p2p, native, sequencer, lacks: _ }) = peer_group.transports() else { return };
         let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
@@ -220,10 +219,10 @@ impl HangDetector {
             return;
         }
         let runs = peer_group.ranks().runs();
-        // Taken before it is asked: what is called meanwhile adds itself.
+        // Taken before `is_idle`, so that calls issued meanwhile add their peers again.
         let mut awaited = peer_group.ranks().take_awaited();
         let idle = sequencer.is_idle();
-        // What graphs once captured they may run again, and nothing tells when.
+        // A captured graph may run at any time again, without notice.
         if idle != Ok(true) || sequencer.is_captured() {
             awaited = peer_group.ranks().awaits_still(awaited);
         }
@@ -231,12 +230,12 @@ impl HangDetector {
             self.still = None;
             return;
         }
-        // Of what is in flight none may be with the dead: then it is not they who are waited for.
+        // If no work in flight involves a dead rank, the wait is for a living one.
         let with_dead = dead.iter().any(|rank| awaited & (1 << rank) != 0);
         let received = native.as_ref().map_or(Ok(0), |native| native.progress());
         let moved = match (idle, p2p.progress(), received) {
             (Ok(false), Ok(messages), Ok(received)) if with_dead => Moved { runs, received, messages },
-            // Nothing waits; or the driver answers nothing, and its owner will see that.
+            // Nothing waits. Or the driver answers nothing, which the program will see itself.
             _ => {
                 self.still = None;
                 return;
@@ -251,23 +250,23 @@ impl HangDetector {
             }
             _ => {
                 self.still = Some((Instant::now(), moved));
-                // What nobody answered for lay behind something that has moved since.
+                // The unanswered questions concerned work that has moved since.
                 self.probe.lasts = ASKED_FOR;
             }
         }
     }
 
-    /// Whether kernels are asked who waits: not for longer than need be.
+    /// Whether a question is open. The worker then ticks often, to close it in time.
     fn is_asking(&self) -> bool {
         self.probe.is_open()
     }
 
-    /// Whether kernels are asked who waits, or were a moment ago.
+    /// Whether kernels are asked who waits, or were within [`LEFT_AFTER`].
     fn has_asked(&self) -> bool {
         !self.over && self.probe.asking != Asking::No
     }
 
-    /// The worker ends, and kernels may go on: who waits was asked no more a moment ago.
+    /// Reads the last answers when the worker ends. The question was closed [`LEFT_AFTER`] ago.
     fn take_back(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
         let Some(Transports { sequencer, .. }) = peer_group.transports() else { return };
         if let Some(stuck) = self.hear(sequencer, Due::ReadLast) {
@@ -275,7 +274,7 @@ impl HangDetector {
         }
     }
 
-    /// What kernels have answered. Without an answer none waits, and all begins anew.
+    /// Does the next step of a question, and returns the kernels' answers. If there is none in the end, the timeout starts anew.
     fn hear(&mut self, sequencer: &Sequencer, due: Due) -> Option<Stuck> {
         if due == Due::Wait {
             return None;
@@ -288,7 +287,7 @@ impl HangDetector {
             (Ok(stuck), _) if !stuck.is_empty() => return Some(stuck),
             (Ok(_), Due::ReadLast) => {}
             (Ok(_), _) => return None,
-            // The driver answers nothing, and its owner will see that.
+            // The driver answers nothing, which the program will see itself.
             (Err(_), _) => {}
         }
         sequencer.have_asked();
@@ -301,7 +300,7 @@ impl HangDetector {
 fn end(peer_group: &PeerGroup, sequencer: &Sequencer, dead: &[u32], stuck: Stuck, still_for: Duration) {
     peer_group.fail(ncclRemoteError);
     sequencer.abort();
-    // Others of its kernels may report, too.
+    // More kernels may report while they leave.
     let place = sequencer.wait_idle(LEAVES_WITHIN).and_then(|()| sequencer.stuck()).unwrap_or(stuck);
     log::error!(
         "rank {} of {}: rank {dead:?} is dead or has failed, and nothing has moved for {} ms: {place}",
@@ -315,8 +314,8 @@ fn end(peer_group: &PeerGroup, sequencer: &Sequencer, dead: &[u32], stuck: Stuck
 mod tests {
     use super::*;
 
-    /// Kernels are asked for a moment, and for longer after each in which nobody answered, within bounds; what they answer is
-    /// read when the question is over, until all who heard it have left.
+    /// Kernels are asked for a moment, and longer after each question without an answer, within bounds. Answers are
+    /// read once the question is closed, until all kernels that heard it have left.
     #[test]
     fn asks() {
         let mut probe = Probe::default();

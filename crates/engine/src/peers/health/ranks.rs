@@ -1,4 +1,4 @@
-//! How the ranks of a peer group are, as far as one of them knows, and what it has with them.
+//! What one rank knows of the state of its peer group: who is dead or has failed, and with whom work may be in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -18,12 +18,12 @@ pub(in crate::peers) struct Ranks {
     failed: AtomicI32,
     /// Groups and calls that were issued.
     runs: AtomicU64,
-    /// Peers with whom something may not be done, a bit each.
+    /// Peers with whom work may be in flight, one bit each.
     awaited: AtomicU64,
 }
 
 impl Ranks {
-    /// All are well.
+    /// The state at init, when no rank has failed.
     pub(in crate::peers) fn new(lives: Vec<Arc<Life>>) -> Ranks {
         let (lost, runs, awaited) = Default::default();
         Ranks { lives, lost, failed: AtomicI32::new(ncclSuccess.0), runs, awaited }
@@ -34,7 +34,7 @@ impl Ranks {
         &self.lives
     }
 
-    /// A rank says that it has failed.
+    /// Notes that another rank says that it has failed.
     pub(in crate::peers) fn lose(&self, rank: u32) {
         self.lost.fetch_or(1 << rank, Ordering::Relaxed);
     }
@@ -55,13 +55,13 @@ impl Ranks {
         ncclResult_t(self.failed.load(Ordering::Acquire))
     }
 
-    /// This rank has failed; whether that is new. The first error stays.
+    /// Notes that this rank has failed. Returns whether that is new. The first error stays.
     pub(in crate::peers) fn fail(&self, error: ncclResult_t) -> bool {
         let (none, relaxed) = (ncclSuccess.0, Ordering::Relaxed);
         self.failed.compare_exchange(none, error.0, Ordering::Release, relaxed).is_ok()
     }
 
-    /// A group or call is about to be issued.
+    /// Counts a group or call that is about to be issued.
     pub(in crate::peers) fn runs_one(&self) {
         self.runs.fetch_add(1, Ordering::Relaxed);
     }
@@ -71,17 +71,17 @@ impl Ranks {
         self.runs.load(Ordering::Relaxed)
     }
 
-    /// Something was issued with these peers. Whoever looks takes them before it asks whether all is done.
+    /// Notes that work with these peers was issued. A reader takes the peers before it asks whether all work is done.
     pub(in crate::peers) fn awaits(&self, peers: u64) {
         self.awaited.fetch_or(peers, Ordering::Release);
     }
 
-    /// Peers with whom something may not be done, a bit each, from what was noted so far; [`Ranks::awaits_still`] takes them back.
+    /// Takes the peers with whom work may be in flight, one bit each. [`Ranks::awaits_still`] gives them back.
     pub(in crate::peers) fn take_awaited(&self) -> u64 {
         self.awaited.swap(0, Ordering::Acquire)
     }
 
-    /// What there is with these peers may not be done; gives all with whom something may not.
+    /// Gives back peers with whom work may still be in flight. Returns all such peers.
     pub(in crate::peers) fn awaits_still(&self, peers: u64) -> u64 {
         self.awaited.fetch_or(peers, Ordering::Relaxed) | peers
     }
@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// The first error stays; peers that were taken and are awaited still join those that came meanwhile.
+    /// The first error stays. Peers that were taken and given back join those noted meanwhile.
     #[test]
     fn errors_and_awaited() {
         let ranks = Ranks::new(Vec::new());

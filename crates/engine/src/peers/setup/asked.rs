@@ -1,4 +1,4 @@
-//! A rank whose init has begun.
+//! [`Asked`]: a rank whose init has begun, between `ask` and `complete`.
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ pub struct Asked {
     pub(in crate::peers) rank: u32,
     pub(in crate::peers) heap: Arc<Heap>,
     pub(in crate::peers) share: Share,
-    /// Of a communicator made from another: its wait ends with that one.
+    /// For a child communicator: its wait ends with the parent.
     pub(in crate::peers) until: Option<Wait>,
-    /// Of one that is made from another without a peer group.
+    /// For a child of a parent without a peer group: its entry in the roster.
     pub(in crate::peers) local_entry: Option<LocalEntry>,
 }
 
 impl Asked {
-    /// What ends its wait.
+    /// What cancels its wait.
     pub fn canceller(&self) -> Option<Canceller> {
         self.participant.cancellers().into_iter().next()
     }
 }
 
-/// Why a rank could not report.
+/// The fallback reason of a rank that could not report.
 pub(in crate::peers) fn cannot_reach(error: std::io::Error) -> FallbackReason {
     FallbackReason::Unreachable { words: error.to_string() }
 }

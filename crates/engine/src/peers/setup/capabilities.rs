@@ -1,7 +1,7 @@
-//! What a rank would have of its peer group beside messages, and what of it is in the way.
+//! Decides which features this rank would have beside messages, and what it lacks for each other one.
 //!
-//! Pure: of options, of [NCCL's variables](windlass_base::config::nccl), of NCCL's release and of the device. Ranks tell each other the outcomes as
-//! bits of the negotiated config; what one rank lacks, all lack.
+//! Pure: decided from options, [NCCL's variables](windlass_base::config::nccl), NCCL's release and the device. Ranks tell each other the results as
+//! bits of the negotiated config. What one rank lacks, all lack.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ use windlass_transport::native;
 use windlass_transport::sequencer::Graphs;
 use windlass_transport::tuning::{self, Collective, Limits};
 
-/// All that a rank decides from.
+/// Everything that a rank decides from.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::peers) struct Basis<'a> {
     pub options: &'a Config,
@@ -31,22 +31,22 @@ pub(in crate::peers) struct Basis<'a> {
     pub has_kernels: bool,
 }
 
-/// The first release whose windows are found again by a handle that is the device's.
+/// The first NCCL release that finds a window again by a handle on the device.
 const WINDOWS_SINCE: i32 = 22803;
-/// The first release in which buffers of collectives over peer memory are registered by `ncclCommRegister`.
+/// The first release in which `ncclCommRegister` registers buffers for collectives over peer memory.
 const REGISTERS_SINCE: i32 = 21903;
-/// The first release with which registering was measured to profit.
+/// The first release with which registration was measured to be faster.
 const PROFITS_SINCE: i32 = 22800;
-/// Read in the sources of 2.28.7 to 2.30.7.
+/// The first release whose overlapping kernels wait, as read in the sources of 2.28.7 to 2.30.7.
 const WAITS_SINCE: i32 = 23007;
 
-/// NCCL's version code, known since the first communicator was asked for; 0 if not.
+/// NCCL's version code. Known once the first communicator was asked for, 0 before.
 pub(in crate::peers) fn version() -> i32 {
     segment::current().nccl_version.load(Ordering::Relaxed)
 }
 
-/// Whether NCCL's kernels that begin while the one before them runs wait for it before they touch memory. Before, its kernels over
-/// windows were so launched and did not wait: they relied on kernels before them that never let them begin early.
+/// Whether NCCL's kernels that start early wait for the kernel before them ahead of touching memory. Older kernels over
+/// windows did not wait: they relied on earlier kernels that never let them start early.
 pub(in crate::peers) fn others_wait() -> bool {
     version() >= WAITS_SINCE
 }
@@ -58,7 +58,7 @@ impl Basis<'_> {
         let batches = match self.options.batch {
             Batch::Off => 0,
             Batch::Small => capability::BATCHES,
-            // Larger ones were measured with all blocks.
+            // Larger batches were measured with all blocks only.
             Batch::All if self.ctas_max() < GRID_MAX => capability::BATCHES,
             Batch::All => capability::BATCHES | capability::LARGER_BATCHES,
         };
@@ -90,12 +90,12 @@ impl Basis<'_> {
             .with(Feature::Registration, lack(self.registration()))
     }
 
-    /// Whether NCCL's order of sums is not wanted, and so not what was chosen for it.
+    /// Whether `WINDLASS_ORDER` asks for another order of sums than NCCL's. What was chosen for NCCL's order then does not count.
     fn has_fixed_order(&self) -> bool {
         self.options.order != Order::Auto
     }
 
-    /// Native collectives, where the kernels load, the options let them and nobody asks NCCL to go by something else.
+    /// Native collectives need kernels that load and the option, and no variable that chooses NCCL's algorithms.
     fn native(&self) -> Result<(), Lack> {
         if self.options.collectives == Collectives::Off {
             Err(Lack::Option)
@@ -110,8 +110,8 @@ impl Basis<'_> {
         }
     }
 
-    /// Kept windows. With multicast NCCL binds them at places that must be equal on all ranks, and makes some that nobody sees; so it
-    /// does by itself where a policy of blocks asks for that.
+    /// Kept windows need an NCCL without multicast: with it, NCCL binds windows at places that must be equal on all ranks, and makes some
+    /// by itself that Windlass does not see. So it does where a policy of blocks asks for that.
     fn windows(&self) -> Result<(), Lack> {
         if self.options.windows == Windows::Off || self.options.pool_bytes_max == 0 {
             Err(Lack::Option)
@@ -128,8 +128,8 @@ impl Basis<'_> {
         }
     }
 
-    /// Registration of buffers by itself is for releases that were measured; if asked for it is done wherever NCCL can. Whether it pays on
-    /// the devices is a [limit](windlass_transport::tuning::Collective::RegisteredAllGather).
+    /// Registration is for releases that were measured. `WINDLASS_REGISTER=on` allows every release in which NCCL can register. Whether it pays on
+    /// a device is a [limit](windlass_transport::tuning::Collective::RegisteredAllGather).
     fn registration(&self) -> Result<(), Lack> {
         let since = match self.options.register {
             Register::Off => return Err(Lack::Option),
@@ -147,9 +147,9 @@ impl Basis<'_> {
         }
     }
 
-    /// How graphs of the communicator run.
+    /// How the communicator's graphs are ordered among each other.
     pub(in crate::peers) fn graphs(&self) -> Graphs {
-        // The variable counts for more than a configuration, both ways.
+        // The variable overrides the configuration, both ways.
         if self.nccl.has(Effect::GraphsUnordered) {
             Graphs::Apart
         } else if self.nccl.has(Effect::GraphsOrdered) {
@@ -159,7 +159,7 @@ impl Basis<'_> {
         }
     }
 
-    /// The most blocks of a kernel.
+    /// The largest number of blocks of one kernel.
     pub(in crate::peers) fn ctas_max(&self) -> u32 {
         let limits = [self.ctas.max, self.nccl.ctas_max()];
         limits.into_iter().filter(|limit| *limit > 0).fold(GRID_MAX, u32::min)
@@ -170,7 +170,7 @@ impl Basis<'_> {
     }
 }
 
-/// What a communicator lacks by its negotiated config: for this rank's own reason, if it has one.
+/// What a communicator lacks by its negotiated config. This rank's own reason comes first, if it has one.
 pub(in crate::peers) fn of_all(negotiated: &NegotiatedConfig, limits: &Limits, own: Lacks) -> Lacks {
     let lack = |feature: Feature, has: bool, otherwise: Lack| match own.of(feature) {
         _ if has => Lack::Nothing,
@@ -232,7 +232,7 @@ mod tests {
         std::iter::once(effect).collect()
     }
 
-    /// Registering by itself is for versions and settings that were measured; if asked for it is done wherever NCCL can.
+    /// Registration is for measured versions and settings. If asked for, it is done wherever NCCL can.
     #[test]
     fn who_registers() {
         let hopper = hopper();
@@ -270,13 +270,13 @@ mod tests {
         assert_eq!(of(Basis { options: &poolless, ..plain }), Err(Lack::Option));
     }
 
-    /// Native collectives are for those who leave the choice.
+    /// Native collectives are for programs that leave the algorithm to NCCL.
     #[test]
     fn who_has_native_collectives() {
         let (options, hopper) = (Config::default(), hopper());
         let plain = basis(&options, &hopper);
         assert_eq!(plain.native(), Ok(()));
-        // NCCL's memory is another matter.
+        // How NCCL allocates memory does not matter to native collectives.
         assert_eq!(Basis { nccl: &set(Effect::NoCuMem), ..plain }.native(), Ok(()));
         assert_eq!(Basis { nccl: &set(Effect::Algorithms), ..plain }.native(), Err(Lack::Variable));
         assert_eq!(Basis { has_kernels: false, ..plain }.native(), Err(Lack::Device));
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(Basis { options: &off, ..plain }.native(), Err(Lack::Option));
     }
 
-    /// In fixed order what is said of NCCL's order does not count; what is said of native collectives does.
+    /// In fixed order, variables about NCCL's order do not count. Options about native collectives do.
     #[test]
     fn who_has_fixed_order() {
         let hopper = hopper();
@@ -303,7 +303,7 @@ mod tests {
         }
     }
 
-    /// The variable counts for more than a configuration, both ways.
+    /// The variable overrides the configuration, both ways.
     #[test]
     fn who_mixes_graphs() {
         let (options, hopper) = (Config::default(), hopper());
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(Basis { nccl: &set(Effect::GraphsOrdered), ..apart }.graphs(), Graphs::Mixed);
     }
 
-    /// The least of the limits on blocks holds, and large batches are for those without one.
+    /// The least limit on blocks holds, and larger batches are for communicators without a limit.
     #[test]
     fn limits_on_blocks() {
         let (options, hopper) = (Config::default(), hopper());
@@ -326,7 +326,7 @@ mod tests {
         assert!(larger(plain) && !larger(limited));
     }
 
-    /// What all ranks have is not lacking; what this rank would have, another lacks.
+    /// A feature that all ranks have is not lacking. One that only this rank has is lacking on another rank.
     #[test]
     fn whose_lack() {
         let (options, hopper) = (Config::default(), hopper());

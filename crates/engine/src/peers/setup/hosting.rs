@@ -1,15 +1,15 @@
-//! The ids by which ranks find each other, and the bootstrap thread of this process behind them.
+//! Hosts the sessions behind ids, through the bootstrap thread of this process.
 
 use windlass_base::config::nccl;
 use windlass_base::config::{Switch, config};
 use windlass_bootstrap::id_tag::Id;
 
-/// Whether inits are looked at here.
+/// Whether this process may have peer groups.
 pub fn is_on() -> bool {
     config().peer_groups == Switch::On && !windlass_bootstrap::is_in_child()
 }
 
-/// Gives the id that ranks must get instead of NCCL's own; the same one where there will be no session.
+/// Hosts a session for NCCL's id, and returns the id that the ranks must get. Without a session that is the same id.
 pub fn host(id: &Id) -> Id {
     if !is_on() || nccl::has_own_ids() {
         return *id;
@@ -21,8 +21,8 @@ pub fn host(id: &Id) -> Id {
     })
 }
 
-/// An id that NCCL made here, as it made it, whose root nobody was at or will be: to be used instead of a new one. NCCL
-/// makes none where NCCL_COMM_ID names the root.
+/// An id that NCCL made in this process and that no rank has used or will use, to be used instead of a new one. None where
+/// NCCL_COMM_ID names the root.
 pub fn spare_id() -> Option<Id> {
     if !is_on() || nccl::has_own_ids() {
         return None;
@@ -30,7 +30,7 @@ pub fn spare_id() -> Option<Id> {
     windlass_bootstrap::started()?.spare_id()
 }
 
-/// The bootstrap thread of this process.
+/// The bootstrap of this process, whose thread the first call starts.
 pub(in crate::peers) fn bootstrap() -> std::io::Result<&'static windlass_bootstrap::Bootstrap> {
     windlass_bootstrap::process()
 }

@@ -1,5 +1,5 @@
-//! The init of a peer group: [`ask`] begins a rank's and waits for nobody, [`complete`] waits for the others, prepares and brings each rank's
-//! [`InitOutcome`]; ranks that are all in one hand need no session ([`all_here`]).
+//! The init of a peer group. [`ask`] begins a rank's init and waits for no other rank. [`complete`] waits for the others, prepares, and gives
+//! each rank's [`InitOutcome`]. Ranks that one call makes in this process need no session ([`all_here`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,12 +28,12 @@ use crate::peers::shutdown::at_exit;
 use crate::peers::shutdown::closing::settle;
 use crate::peers::shutdown::room;
 
-/// What a communicator's init came to.
+/// The outcome of a communicator's init.
 #[derive(Debug)]
 pub enum InitOutcome {
     /// All ranks confirmed.
     PeerGroup(Arc<PeerGroup>),
-    /// NCCL does everything.
+    /// NCCL runs every call.
     OnNccl(FallbackReason),
     /// There is no communicator.
     Failed(Failure),
@@ -44,12 +44,12 @@ pub fn device_now() -> Option<i32> {
     gpu::driver().ok()?.current_device().ok()?
 }
 
-/// Begins a rank's init with the request's device, or this thread's current one. Waits for no other rank, but a moment
-/// for what has just ended on this one; and for its host, where it cannot take part. An error is its outcome.
+/// Begins a rank's init, on the request's device or this thread's current one. Waits for no other rank, but shortly for communicators that have
+/// just ended on its device. If the rank cannot take part, waits for the session's host. The error is the init's outcome.
 pub fn ask(request: &InitRequest) -> Result<Asked, InitOutcome> {
     let id_tag = request.check().map_err(InitOutcome::OnNccl)?;
     at_exit::at_exit_too();
-    // Room that is over must not keep an init from having any.
+    // Memory of ended communicators must not keep an init from having any.
     settle();
     report(request, id_tag.token).map_err(|reason| decline(request, reason))
 }
@@ -70,7 +70,7 @@ fn report(request: &InitRequest, token: Token) -> Result<Asked, FallbackReason> 
     Ok(Asked { participant, token, rank, heap, share, until, local_entry })
 }
 
-/// This rank cannot take part, and its session hears of it.
+/// Tells the session that this rank cannot take part, and returns the outcome.
 fn decline(request: &InitRequest, reason: FallbackReason) -> InitOutcome {
     let rank = request.rank as u32;
     let (reason, said) = match reason {
@@ -93,25 +93,25 @@ fn decline(request: &InitRequest, reason: FallbackReason) -> InitOutcome {
     }
 }
 
-/// Waits for all others, prepares and confirms: as long as it takes.
+/// Waits for all other ranks without limit, prepares and confirms. One outcome per rank, in order.
 pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     type Key = (Token, u32);
     let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
     let (mut waits, mut local_entries) = (Vec::new(), Vec::new());
     for Asked { participant, token, rank, heap, share, until, local_entry: one } in asked {
         local_entries.push(one);
-        // Ends with its parent as long as it waits.
+        // The parent's end ends the wait, as long as this value lives.
         waits.extend(until);
         keys.push((token, rank));
         participants.push(participant);
         shares.insert((token, rank), (heap, share));
     }
-    // Held for a few stores; participants of a group prepare on several threads.
+    // Locked for a few stores. Participants of a group prepare on several threads.
     let shares: Mutex<BTreeMap<Key, (Arc<Heap>, Share)>> = Mutex::new(shares);
     let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
     let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     let outcomes = windlass_bootstrap::complete_all(participants, &|preparation| {
-        // A participant of ours has one rank.
+        // A participant that Windlass makes has one rank.
         let rank = preparation.ranks.first().copied().unwrap_or_default();
         let key = (preparation.token, rank);
         let (heap, share) = shares
@@ -125,12 +125,12 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     });
     let outcome = |(key, outcome)| match (outcome, take(key)) {
         (Outcome::PeerGroup(negotiated), Some(prepared)) => {
-            // Nobody confirms without the p2p transport and the shared page.
+            // No rank confirms without the p2p transport and the shared page.
             begin(negotiated, prepared)
         }
-        // Nobody confirms without having prepared.
+        // No rank confirms without having prepared.
         (Outcome::PeerGroup(_), None) => InitOutcome::Failed(Failure::Unreadable),
-        // These come at any moment: as if it had failed.
+        // These outcomes may come while others still test the region, as in a failed init.
         (
             Outcome::OnNccl(reason @ (FallbackReason::NonWindlass | FallbackReason::Unreachable { .. })),
             prepared,
@@ -139,12 +139,12 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
             InitOutcome::OnNccl(reason)
         }
         (Outcome::OnNccl(reason), prepared) => {
-            // All have spoken: nobody touches what was announced any more.
+            // All ranks have reported, so none touches the announced regions any more.
             prepared.into_iter().for_each(|prepared| prepared.abandon());
             InitOutcome::OnNccl(reason)
         }
         (Outcome::Failed(failure), prepared) => {
-            // Others may still be testing it: they let go of their release sockets when they are not.
+            // Others may still be testing the region. They close their release sockets when they are done.
             prepared.into_iter().for_each(|prepared| prepared.fail());
             InitOutcome::Failed(failure)
         }
@@ -157,7 +157,7 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     outcomes
 }
 
-/// All have confirmed: from now on the peer group is looked after.
+/// Makes the peer group once all ranks have confirmed, and has the background worker look after it.
 fn begin(negotiated: Arc<NegotiatedConfig>, prepared: Prepared) -> InitOutcome {
     let Some(peer_group) = PeerGroup::new(negotiated, prepared) else {
         return InitOutcome::Failed(Failure::Unreadable);
@@ -166,17 +166,17 @@ fn begin(negotiated: Arc<NegotiatedConfig>, prepared: Prepared) -> InitOutcome {
     InitOutcome::PeerGroup(peer_group)
 }
 
-/// What a rank of a host-local rendezvous says when its session is over for it. Whoever has failed leaves as one that has died.
+/// Ends a rank's part in its host-local rendezvous after the session. A failed rank says nothing, so it leaves like a dead one.
 fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
     match outcome {
-        // The others may still have their host, and wait for this rank.
+        // The others may still reach their host, and wait for this rank.
         InitOutcome::OnNccl(FallbackReason::Unreachable { .. }) => local_entry.decline(),
         InitOutcome::OnNccl(_) | InitOutcome::PeerGroup(_) => local_entry.leave(),
         InitOutcome::Failed(_) => {}
     }
 }
 
-/// The peer group of ranks that are all in one hand, on these devices, in order.
+/// Makes the peer group of ranks that are all in this call, on these devices in order. Needs no session.
 pub fn all_here(devices: &[i32], laziness: Laziness) -> Vec<InitOutcome> {
     at_exit::at_exit_too();
     all_here_or_reason(devices, laziness)
@@ -200,12 +200,12 @@ fn all_here_or_reason(devices: &[i32], laziness: Laziness) -> Result<Vec<InitOut
     Ok(prepared.into_iter().map(|prepared| begin(negotiated.clone(), prepared)).collect())
 }
 
-/// Whether so many ranks in one hand would be lazy.
+/// Whether so many ranks of one call would be lazy.
 pub fn would_be_lazy(ranks: usize) -> bool {
     Laziness::AsConfigured.capability(ranks as u32) != 0
 }
 
-/// Counts and logs what a communicator's init came to: one line with what it has, or why it is on NCCL.
+/// Counts and logs an init's outcome: one line with the features, or with the reason why the communicator is on NCCL.
 pub fn tell(counters: usize, outcome: &InitOutcome) {
     match outcome {
         InitOutcome::PeerGroup(peers) => {
@@ -235,7 +235,7 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
     }
 }
 
-/// Whether these communicators are all one.
+/// Whether all requests have the same id.
 pub fn is_one_session<'a>(requests: impl Iterator<Item = &'a InitRequest>) -> bool {
     let mut ids: Vec<&Id> = requests.map(|request| &request.id).collect();
     ids.dedup();
@@ -246,7 +246,7 @@ pub fn is_one_session<'a>(requests: impl Iterator<Item = &'a InitRequest>) -> bo
 mod tests {
     use super::*;
 
-    /// Readers of counters say what the reasons say.
+    /// The counters' texts of the fallback reasons match the reasons' own.
     #[test]
     fn reasons_read_back() {
         let words = String::new;

@@ -1,13 +1,13 @@
-//! What the ranks of an init offer each other: NCCL's communicators that they have cached, by name, behind the request socket in each
-//! rank's attachment. As all ranks read the same negotiated config, all see the same one that they have in common.
+//! The offers of an init: the names of NCCL communicators that a rank has cached. They follow the request socket in each rank's
+//! attachment. All ranks read the same negotiated config, so all find the same common offer.
 
 use windlass_bootstrap::negotiated::{NegotiatedConfig, Token};
 
-/// A rank offers at most so many.
+/// How many communicators a rank offers at most.
 const OFFERS_MAX: usize = 32;
 const TOKEN_BYTES: usize = size_of::<Token>();
 
-/// Adds offers to an attachment that has the request socket.
+/// Appends offers to an attachment, which holds the request socket already.
 pub(in crate::peers) fn put(attachment: &mut Vec<u8>, cached: &[Token]) {
     cached.iter().take(OFFERS_MAX).for_each(|token| attachment.extend(token.0));
 }
@@ -17,7 +17,7 @@ fn offers(attachment: &[u8]) -> impl Iterator<Item = Token> {
     offered.as_chunks::<TOKEN_BYTES>().0.iter().take(OFFERS_MAX).map(|bytes| Token(*bytes))
 }
 
-/// The first of rank 0's that all ranks offer; none of an init that is not lazy, or where one rank caches nothing.
+/// The first offer of rank 0 that all ranks offer. None if the init is not lazy, or one rank caches nothing.
 pub fn common(negotiated: &NegotiatedConfig) -> Option<Token> {
     if !negotiated.is_lazy() || !negotiated.caches() {
         return None;
@@ -64,8 +64,8 @@ mod tests {
         }
     }
 
-    /// Rank 0's order decides among what all have; the request socket is no offer; one rank without any, or that caches nothing, is
-    /// enough for none.
+    /// Rank 0's order decides among what all have. The request socket is no offer. One rank without offers, or that caches nothing,
+    /// leaves no common one.
     #[test]
     fn first_in_common() {
         let named = |byte: u8| Some(Token([byte; 16]));
@@ -81,7 +81,7 @@ mod tests {
         }
     }
 
-    /// More than a rank may offer, and what does not fit, is nobody's.
+    /// Offers beyond the limit, and offers cut short, do not count.
     #[test]
     fn bounded() {
         let many: Vec<u8> = (0..40).collect();

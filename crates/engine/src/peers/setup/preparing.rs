@@ -1,5 +1,5 @@
-//! Between the negotiated config and the confirmation: a region of our own for the others, theirs for us, a load and a store
-//! through every mapping. Ranks of one process reach each other's where they lie: that takes no descriptor.
+//! Prepares a rank between the negotiated config and its confirmation: lends a region, maps the other ranks' regions, and tests a load and a
+//! store through every mapping. Ranks of one process reach each other's regions at their own addresses, without descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use crate::peers::setup::transports::{Rings, Share, Transports};
 use crate::peers::shutdown::closing::{ClosedSignal, Closing};
 use crate::peers::shutdown::room;
 
-/// The end of a region, where ranks leave words to be tested; all before it holds zeros.
+/// The end of a region, where ranks store words to be tested. All bytes before it are zero.
 const WORDS_BYTES: u64 = 128;
 const _: () = assert!(4 * RANKS_MAX as u64 <= WORDS_BYTES / 2);
 
-/// Places in the second half of that, which nobody looks at.
+/// Two addresses in the second half of these bytes, which nothing reads.
 pub(in crate::peers) fn scratch(region: &Region) -> [u64; 2] {
     let end = region.address() + region.bytes();
     [end - 32, end - 16]
 }
 
-/// Filling some MiB takes microseconds; a device that does not come to it in so long will not.
+/// Zeroing some MiB takes microseconds. A device that has not done it after this time never will.
 const ZEROED_WITHIN: Duration = Duration::from_secs(300);
 
 /// What a rank has prepared.
@@ -45,23 +45,23 @@ pub(in crate::peers) struct Prepared {
     pub holds: Arc<Holds>,
     /// None if the rank could not prepare.
     pub transports: Option<Transports>,
-    /// To those who came to know the region in a session.
+    /// This rank's end for the ranks that came to know its region in a session.
     pub release_socket: Option<ReleaseSocket>,
-    /// To the owners of regions that this rank came to know there.
+    /// The ends from the owners of regions that this rank came to know there.
     pub release_sockets: Vec<Hold>,
-    /// Rank 0's making; none where it did not come.
+    /// Made by rank 0. None where it did not arrive.
     pub page: Option<Arc<SharedPage>>,
     pub rank: u32,
 }
 
 impl Prepared {
-    /// There is no peer group after all, and nobody touches what was announced any more.
+    /// Ends what was prepared, where there is no peer group and no rank touches the announced region any more.
     pub(in crate::peers) fn abandon(mut self) {
         self.release_socket = None;
         self.fail();
     }
 
-    /// There is none, but others may still be testing the region.
+    /// Ends what was prepared, where there is no peer group but other ranks may still be testing the region.
     pub(in crate::peers) fn fail(self) {
         let closing = Closing::new(
             &self.region,
@@ -75,7 +75,7 @@ impl Prepared {
     }
 }
 
-/// A region that holds zeros and our word.
+/// A lent region that holds zeros and this rank's word.
 struct Lent<'a> {
     negotiated: &'a NegotiatedConfig,
     rank: u32,
@@ -99,13 +99,13 @@ impl<'a> Lent<'a> {
         Ok(lent)
     }
 
-    /// The other ranks, to whom the region is announced.
+    /// The other ranks, to which the region is announced.
     fn others(&self) -> Vec<Member> {
         let others = self.negotiated.members.iter().filter(|member| member.rank != self.rank);
         others.map(|member| Member { rank: member.rank, process: member.process.number() }).collect()
     }
 
-    /// Whether a rank lives in this process, too.
+    /// Whether that rank is in this process, too.
     fn is_near(&self, rank: u32) -> bool {
         let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
         process(rank) == process(self.rank)
@@ -133,7 +133,7 @@ impl<'a> Lent<'a> {
         self.tested(rank, heap::reach(place, self.heap).map_err(words)?)
     }
 
-    /// The lines of the p2p transport rest on NVLink.
+    /// Fails without NVLink to that rank, which the LL128 lines of the p2p transport need.
     fn check_link(&self, rank: u32) -> Result<(), String> {
         let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
         match self.heap.home().driver.nvlink(self.heap.device(), &member.device.uuid, member.device.pci) {
@@ -146,7 +146,7 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Finds a peer's word in its region and leaves ours beside it.
+    /// Loads the peer's word from its region and stores this rank's word beside it.
     fn tested(&self, rank: u32, region: PeerRegion) -> Result<PeerRegion, String> {
         self.check_link(rank)?;
         if region.bytes() != self.region.bytes() {
@@ -161,7 +161,7 @@ impl<'a> Lent<'a> {
         Ok(region)
     }
 
-    /// What runs over the regions of all peers, which are mapped.
+    /// The transports, over the mapped regions of all peers.
     fn transports(&self, peers: &[Option<PeerRegion>], share: Share) -> Result<Transports, String> {
         let address = |(rank, peer): (u32, &Option<PeerRegion>)| match peer {
             Some(region) => region.address(),
@@ -176,7 +176,7 @@ impl<'a> Lent<'a> {
         address + bytes - WORDS_BYTES + 4 * u64::from(rank)
     }
 
-    /// Of this init and of one rank; never what zeroed memory holds.
+    /// The test word of one rank in this init. Never what zeroed memory holds.
     fn word(&self, rank: u32) -> u32 {
         let comm = self.negotiated.comm.0;
         (u32::from_le_bytes([comm[0], comm[1], comm[2], comm[3]]) << 8) | (rank + 1)
@@ -187,8 +187,8 @@ fn words(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Prepares one rank of a session. What is said otherwise is why it cannot be; what others may have come to know by then
-/// is given all the same.
+/// Prepares one rank of a session. The inner result is why it cannot confirm. `Prepared` is returned even then, because other ranks may
+/// know its region.
 pub(in crate::peers) fn for_session(
     preparation: &Preparation<'_>,
     rank: u32,
@@ -236,7 +236,7 @@ pub(in crate::peers) fn for_session(
     ))
 }
 
-/// What a rank comes to know of its peers.
+/// What a rank has received from its peers.
 struct Known<'a> {
     peers: &'a mut [Option<PeerRegion>],
     lives: &'a mut [Life],
@@ -244,7 +244,8 @@ struct Known<'a> {
     page: Option<Arc<SharedPage>>,
 }
 
-/// Our end of the release socket that others get is closed when this returns: what is in their queues stays open.
+/// Exchanges announcements with all other processes, and waits for theirs. Closes this process's copy of `release_socket` at the end;
+/// the copies in the receivers' queues stay open.
 fn exchange(
     preparation: &Preparation<'_>,
     lent: &Lent<'_>,
@@ -253,13 +254,13 @@ fn exchange(
 ) -> Result<(), String> {
     let others = lent.others();
     let descriptor_sockets = preparation.peers();
-    // A descriptor socket is one process's.
+    // Each process has a descriptor socket of its own.
     let is_near = |descriptor_socket: &Token| {
         let mut there =
             lent.negotiated.members.iter().filter(|member| member.descriptor_socket == *descriptor_socket);
         there.any(|member| lent.is_near(member.rank))
     };
-    // Ours: a child that is forked meanwhile keeps none of it.
+    // `Ours`, so that a child forked meanwhile closes these.
     let (place, far) = match descriptor_sockets.iter().all(is_near) {
         true => (lent.region.announce_here(&others).map_err(words)?, None),
         false => {
@@ -322,14 +323,14 @@ fn exchange(
     missing.map_or(Ok(()), |(_, rank)| Err(format!("nothing came from rank {rank}")))
 }
 
-/// The other ranks, of whose ends nothing is known yet.
+/// The other ranks, whose pidfds are not known yet.
 fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
     let others = negotiated.members.iter().filter(|member| member.rank != own);
     others.map(|member| Life { rank: member.rank, process: member.process.number(), ends: None }).collect()
 }
 
-/// The rank, where its region lies, and what came with it: a release socket; from another process also its pidfd and the region's
-/// memory; last the shared page, from its maker.
+/// Decodes a parcel: the rank, the place of its region, and its descriptors. These are a release socket; from another process also its pidfd
+/// and the region's memory; last, from rank 0, the shared page.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
     let place = Place::from_wire(place.try_into().ok()?);
@@ -337,7 +338,7 @@ fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     Some((u32::from_le_bytes(*rank), place, descriptors.collect::<Option<_>>()?))
 }
 
-/// Prepares all ranks of a negotiated config, which are all here; on failure says whose, and why.
+/// Prepares all ranks of a negotiated config in this process, without a session. An error names the rank that failed.
 pub(in crate::peers) fn in_one_hand(
     negotiated: &NegotiatedConfig,
     heaps: &[Arc<Heap>],
@@ -352,7 +353,7 @@ pub(in crate::peers) fn in_one_hand(
     let mut failed = reach_all(&lent, &mut peers).err();
     let made =
         page_layout::make(negotiated).map_err(|words| failed = failed.take().or(Some((PAGE_MAKER, words))));
-    // All are here: nobody opens it once more.
+    // All ranks are in this process, so none opens the file again.
     let page = made.ok().map(|(page, _)| page);
     let mut prepared = Vec::new();
     for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {

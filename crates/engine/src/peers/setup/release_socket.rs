@@ -1,10 +1,10 @@
-//! How a rank hears, after an init that failed, that nobody touches its region any more. Its session is over then and tells
-//! nothing; but every rank that comes to know a region gets with it an end of a socket pair, which it closes when it has
-//! let go. The region's owner holds the other one, and once it hears the end nobody is left.
+//! Tells a rank, after an init that failed, when no other rank touches its region any more. The session is over then and tells nothing.
+//! So each rank that comes to know a region gets an end of a socket pair with it, and closes that end once it has unmapped the region.
+//! The owner holds the other end, and reads its close when no rank is left.
 //!
-//! A rank may have heard that there is a peer group when another heard that there is none, if the session's host died in
-//! between: it says that it keeps what it got, and then only the end of its process tells more. Where an init succeeds all
-//! ends are closed at once.
+//! If the session's host dies, one rank may have heard that there is a peer group and another that there is none. The first one
+//! then says that it keeps the region, and only the end of its process tells more. Where an init succeeds, all ends are closed
+//! at once.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,11 +14,11 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, Socket
 
 use windlass_base::descriptor::Ours;
 
-/// The end of a region's owner.
+/// The end of the socket pair that the region's owner holds.
 #[derive(Debug)]
 pub(in crate::peers) struct ReleaseSocket {
     end: Ours,
-    /// One bit each rank that said that it keeps the region.
+    /// The ranks that said that they keep the region, one bit each.
     keepers: AtomicU64,
     over: AtomicBool,
 }
@@ -28,7 +28,7 @@ pub(in crate::peers) struct ReleaseSocket {
 pub(in crate::peers) struct Hold(Ours);
 
 impl ReleaseSocket {
-    /// Two ends; the second one is for others.
+    /// Makes the two ends. The second one is for the other ranks.
     pub(in crate::peers) fn new() -> rustix::io::Result<(ReleaseSocket, Hold)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, others) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -39,7 +39,7 @@ impl ReleaseSocket {
         ))
     }
 
-    /// The ranks that do not touch the region any more, one bit each. Waits for nothing.
+    /// The ranks that do not touch the region any more, one bit each. Does not wait.
     pub(in crate::peers) fn let_go(&self) -> u64 {
         let mut said = [0; 64];
         while !self.over.load(Ordering::Relaxed) {
@@ -52,7 +52,7 @@ impl ReleaseSocket {
                     self.keepers.fetch_or(bits, Ordering::Relaxed);
                 }
                 Err(Errno::INTR) => {}
-                // Nothing yet, or nothing that can be heard: then processes that end are seen all the same.
+                // No message yet, or an error: the end of a process is noticed all the same.
                 Err(_) => return 0,
             }
         }
@@ -61,14 +61,14 @@ impl ReleaseSocket {
 }
 
 impl Hold {
-    /// One that came from a region's owner.
+    /// An end that was received from a region's owner.
     pub(in crate::peers) fn of(end: Ours) -> Hold {
         Hold(end)
     }
 
     /// Says that this rank keeps the region, and closes.
     pub(in crate::peers) fn keep(self, rank: u32) {
-        // Where nobody hears it any more, the owner has its own word for it.
+        // If the owner does not hear it any more, it needs no message.
         let _ = net::send(&self.0, &[rank as u8], SendFlags::NOSIGNAL);
     }
 }
@@ -87,7 +87,7 @@ mod tests {
         Hold::of(Ours::new(hold.as_fd().try_clone_to_owned().unwrap()).unwrap())
     }
 
-    /// Nobody has let go while one end is open; then all have but those who said that they keep it.
+    /// No rank has let go while one end is open. Then all have, except those that said that they keep the region.
     #[test]
     fn ends() {
         let (release_socket, first) = ReleaseSocket::new().unwrap();
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!((release_socket.let_go(), release_socket.let_go()), (!4, !4));
     }
 
-    /// An owner that is gone is no signal, and no error.
+    /// A closed owner's end causes neither a signal nor an error.
     #[test]
     fn nobody_hears() {
         let (release_socket, hold) = ReleaseSocket::new().unwrap();

@@ -1,4 +1,4 @@
-//! How a communicator is asked for, and who asks.
+//! [`InitRequest`]: a communicator that is asked for by an id, and what this rank reports of itself to the session.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::transports::Share;
 use crate::peers::setup::{capabilities, tuned};
 
-/// A rank of a communicator that is asked for by an id.
+/// One rank's request for a communicator by an id.
 #[derive(Clone, Debug)]
 pub struct InitRequest {
     /// The first id.
@@ -36,26 +36,26 @@ pub struct InitRequest {
     pub ids: usize,
     /// How many ranks.
     pub ranks: i32,
-    /// Which of them.
+    /// This rank's number.
     pub rank: i32,
-    /// Whether the call waits, where its configuration says.
+    /// Whether the call waits, if the configuration says so.
     pub waiting: Option<Waiting>,
     /// What the configuration says of blocks.
     pub ctas: Ctas,
-    /// The rank's device, if it is not the current one any more.
+    /// The rank's device, if it may not be the current one any more.
     pub device: Option<Ordinal>,
-    /// Whether NCCL's part may come later.
+    /// Whether NCCL may build its part later.
     pub laziness: Laziness,
-    /// NCCL's communicators that this rank has cached and that would fit, by name, in the order of its preference.
+    /// The names of cached NCCL communicators of this rank that would fit, the preferred one first.
     pub cached: Vec<Token>,
 }
 
-/// Whether this rank would have NCCL's communicator built later only.
+/// Whether this rank wants its communicator lazy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Laziness {
-    /// If the options say so.
+    /// As the options say.
     AsConfigured,
-    /// NCCL makes it now.
+    /// No: NCCL builds its part now.
     None,
 }
 
@@ -70,7 +70,7 @@ impl Laziness {
         if lazy && self == Laziness::AsConfigured { capability::LAZY | caches } else { 0 }
     }
 
-    /// What this rank says before a split, where it may wait.
+    /// This rank's vote before a split, for a rank that may wait.
     pub fn vote(self) -> LazyVote {
         match (self, config().lazy) {
             (Laziness::None, _) | (_, Lazy::Off) => LazyVote::No,
@@ -81,7 +81,7 @@ impl Laziness {
 }
 
 impl InitRequest {
-    /// The id tag, or why there is no session.
+    /// The id tag, or the reason why there is no session.
     pub(in crate::peers) fn check(&self) -> Result<IdTag, FallbackReason> {
         let id_tag = IdTag::decode(&self.id);
         let facts = LocalFacts {
@@ -97,7 +97,7 @@ impl InitRequest {
         }
     }
 
-    /// The communicator's name, where communicators made from it may have a peer group though it has none itself.
+    /// The communicator's name, if its children may have peer groups even where it has none itself.
     pub(in crate::peers) fn name_of_parent(&self) -> Option<Token> {
         let waits = waits(self.waiting) == Waiting::Blocking;
         let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden().is_none();
@@ -105,7 +105,7 @@ impl InitRequest {
     }
 }
 
-/// Why a communicator made from another has no peer group, before anything is asked of its device.
+/// Fails with the reason why a child communicator has no peer group, as far as that does not depend on its device.
 pub(in crate::peers) fn check_child(waiting: Option<Waiting>) -> Result<(), FallbackReason> {
     match waits(waiting) {
         Waiting::Blocking => Ok(()),
@@ -113,7 +113,7 @@ pub(in crate::peers) fn check_child(waiting: Option<Waiting>) -> Result<(), Fall
     }
 }
 
-/// Whether an init waits whose configuration says this, if it does: NCCL_COMM_BLOCKING counts more.
+/// Whether an init waits. NCCL_COMM_BLOCKING overrides the configuration.
 fn waits(configured: Option<Waiting>) -> Waiting {
     let nccl = nccl::settings();
     if nccl.has(Effect::NonBlocking) {
@@ -125,7 +125,7 @@ fn waits(configured: Option<Waiting>) -> Waiting {
     }
 }
 
-/// Why so many ranks in one hand have no peer group, before anything is asked of their devices.
+/// Fails with the reason why so many ranks of one call have no peer group, as far as that does not depend on their devices.
 pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
     check_child(None)?;
     match (forbidden(), ranks) {
@@ -137,7 +137,7 @@ pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
     }
 }
 
-/// Which of NCCL's variables forbids a peer group, if one does. NCCL_COMM_ID comes last, as it forbids less than the others.
+/// The reason why one of NCCL's variables forbids a peer group. NCCL_COMM_ID comes last, as it forbids less than the others.
 fn forbidden() -> Option<FallbackReason> {
     let forbids = [
         (Effect::UnseenValues, FallbackReason::UnseenValues),
@@ -158,7 +158,7 @@ pub(in crate::peers) fn current(
     let driver = gpu::driver().map_err(no_identity)?;
     match driver.current_device().map_err(no_identity)? {
         Some(device) => on(device, ranks, ctas, laziness),
-        // NCCL would take the runtime's, which only the runtime knows.
+        // NCCL would take the CUDA runtime's device, which only the runtime knows.
         None => Err(no_identity("no device is current")),
     }
 }
@@ -240,7 +240,7 @@ fn capabilities(device: &device::Facts) -> u64 {
     bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
 }
 
-/// What stands for the protocol of the kernels, as numbers: the rings of unlimited communicators, and by what is chosen.
+/// A checksum that differs where ranks' kernels would not understand each other: of the rings' sizes without limits, and of how paths are chosen.
 fn options() -> u64 {
     let messages = Layout::of(2, &Geometry::recommended(GRID_MAX, 0)).bytes;
     let collectives = native::Layout::of(&native::Geometry::recommended(GRID_MAX, 2, 0, 1)).bytes;
@@ -249,7 +249,7 @@ fn options() -> u64 {
     checksum(&writer.finish())
 }
 
-/// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.
+/// Parses an address such as `0000:65:00.0`. Parts that cannot be read are 0: nothing is decided by them.
 fn pci(text: &str) -> (u32, u8, u8) {
     let mut numbers =
         text.split([':', '.']).map(|part| u32::from_str_radix(part, 16).unwrap_or(0)).chain([0, 0, 0]);

@@ -1,4 +1,4 @@
-//! What runs on the GPU of a peer group's rank: what of its device the kernels may have, and how their rings are shaped.
+//! What runs on a rank's GPU: the transports, the resources that the communicators of one device share, and the shape of the rings.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,20 +19,20 @@ use windlass_transport::tuning;
 
 use crate::peers::setup::capabilities;
 
-/// A kernel that is told to leave sees that within microseconds.
+/// How long a kernel that is told to leave is waited for. It sees the word within microseconds.
 pub(in crate::peers) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the communicators of one device share.
 #[derive(Clone, Debug)]
 struct DeviceTransports {
     p2p: Arc<P2pDeviceResources>,
-    /// None where nobody wants it, or no code for the device is there.
+    /// None where the option is off, or where there is no code for the device.
     native: Option<Arc<NativeDeviceResources>>,
     sequencer: Arc<sequencer::DeviceResources>,
 }
 
-/// One for each device that had communicators. Kept to the end of the process or of the context: to unload code may wait for the device.
-/// Held while one is made, by inits alone.
+/// One entry for each device that had communicators. Kept until the process or the context ends, since unloading code may wait for the
+/// device. Locked while one is made, which only inits do.
 static TRANSPORTS: Mutex<BTreeMap<Ordinal, DeviceTransports>> = Mutex::new(BTreeMap::new());
 
 /// What a rank needs of its device to make its kernels, acquired before it reports.
@@ -41,9 +41,9 @@ pub(in crate::peers) struct Share {
     transports: DeviceTransports,
     /// None where this rank has no native collectives.
     kernels: Option<Arc<Kernels>>,
-    /// What this rank would not have, and why.
+    /// The features that this rank would lack, and why.
     pub lacks: Lacks,
-    /// How graphs of this communicator run.
+    /// How the communicator's graphs are ordered among each other.
     pub graphs: Graphs,
 }
 
@@ -51,15 +51,15 @@ pub(in crate::peers) struct Share {
 #[derive(Debug)]
 pub(in crate::peers) struct Transports {
     pub p2p: P2p,
-    /// None where the negotiated config has it so.
+    /// None where the negotiated config has no native collectives.
     pub native: Option<Native>,
     pub sequencer: Arc<Sequencer>,
-    /// What this rank would not have, and why.
+    /// The features that this rank would lack, and why.
     pub lacks: Lacks,
 }
 
 impl Share {
-    /// For a communicator of so many ranks.
+    /// The share of a communicator with so many ranks.
     pub(in crate::peers) fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
         let transports = transports(device).map_err(|error| error.to_string())?;
         let kernels = transports.kernels(ranks);
@@ -71,7 +71,7 @@ impl Share {
         self.kernels.is_some()
     }
 
-    /// All that runs, over the regions of all ranks as this rank's device sees them.
+    /// Makes the transports, over the regions of all ranks as this rank's device addresses them.
     pub(in crate::peers) fn transports(
         self,
         rings: &Rings,
@@ -95,7 +95,7 @@ impl Share {
                 let (sequencer, tuning, limits) = (sequencer.clone(), tuning::kernels(), rings.limits);
                 Some(Native::new(NativeParts { kernels, sequencer, geometry, tuning, limits, regions })?)
             }
-            // Who has no kernels has said so, and the negotiated config has none.
+            // A rank without kernels has said so, so the negotiated config has no native collectives.
             (_, _) => None,
         };
         let parts =
@@ -110,17 +110,17 @@ pub(in crate::peers) struct Rings {
     p2p: Geometry,
     /// None where the negotiated config has no native collectives.
     native: Option<native::Geometry>,
-    /// Of its grids.
+    /// The limits of the grids of native collectives.
     limits: native::Limits,
-    /// Where their part of a region begins.
+    /// Where the rings of native collectives begin in a region, in bytes.
     native_at: u64,
-    /// Of all.
+    /// The size of all rings, in bytes.
     pub bytes: u64,
 }
 
 impl Rings {
-    /// Tags begin at a random number, so that a ring that grows may lie in memory that holds anything, also the lines of a
-    /// communicator before: what it holds at a tag's place is that very tag once in 2^60 lines.
+    /// Tags begin at a random number, because a ring that grows may lie in memory that holds anything, such as an earlier communicator's
+    /// lines. Memory holds just the expected tag once in 2^60 lines.
     pub(in crate::peers) fn of(negotiated: &NegotiatedConfig, rank: u32) -> Rings {
         let blocks = negotiated.grid_max();
         let ranks = negotiated.members.len() as u32;
@@ -142,8 +142,7 @@ impl Rings {
     }
 }
 
-/// Device memory that a communicator of so many ranks takes of each rank's device, bytes: without limits on CTAs, and before its rings
-/// grow.
+/// Bytes of each rank's device that a communicator of so many ranks takes, without limits on CTAs and before its rings grow.
 pub fn communicator_bytes(ranks: u32) -> u64 {
     let collectives = match ranks as usize <= native::RANKS_MAX {
         true => native::Layout::of(&native::Geometry::recommended(GRID_MAX, ranks, 0, 1)).bytes,
@@ -152,12 +151,12 @@ pub fn communicator_bytes(ranks: u32) -> u64 {
     Layout::of(ranks, &Geometry::recommended(GRID_MAX, 0)).bytes + collectives
 }
 
-/// Whether no communicator and no graph uses anything of them.
+/// Whether no communicator and no graph uses these resources on any device.
 pub(in crate::peers) fn are_unused() -> bool {
     lock().values().all(DeviceTransports::are_unused)
 }
 
-/// Lets go of what no communicator uses: when the process ends.
+/// Frees the resources that no communicator uses, when the process ends.
 pub(in crate::peers) fn give_back() {
     let unused =
         |_: &Ordinal, transports: &mut DeviceTransports| transports.are_let_go() && transports.are_unused();
@@ -170,13 +169,13 @@ impl DeviceTransports {
         self.sequencer.is_unused()
     }
 
-    /// The kernels of collectives for so many ranks, if there are.
+    /// The kernels of native collectives for so many ranks, if there are any.
     fn kernels(&self, ranks: u32) -> Option<Arc<Kernels>> {
         let native = self.native.as_ref().filter(|_| ranks as usize <= native::RANKS_MAX)?;
         native.kernels(ranks).map_err(without_native).ok()
     }
 
-    /// Whether no share and no p2p transport has them.
+    /// Whether no [`Share`] and no p2p transport holds them.
     fn are_let_go(&self) -> bool {
         Arc::strong_count(&self.p2p) == 1
     }
@@ -205,7 +204,7 @@ fn transports(device: Ordinal) -> Result<DeviceTransports, TransportError> {
     Ok(transports)
 }
 
-/// All ranks do without, where one has none.
+/// Logs why this rank has no native collectives. Then no rank of its communicators has.
 fn without_native(error: TransportError) {
     log::info!("no native collectives: {error}");
 }

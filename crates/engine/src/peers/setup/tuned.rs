@@ -1,5 +1,5 @@
-//! The limits of native collectives that this process brings to a communicator: from the file that `WINDLASS_TUNING` names, and from the
-//! cache of what was measured on this machine. What cannot be read brings nothing; what holds is agreed (`transport::tuning::agreed`).
+//! Reads the limits of native collectives that this process brings to a communicator: from the file that `WINDLASS_TUNING` names, and from the
+//! cache of limits measured on this machine. Files that cannot be read bring none. The ranks agree on limits in `transport::tuning::agreed`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,8 +19,8 @@ use windlass_transport::tuning::agreed::{Brought, Decided};
 use windlass_transport::tuning::cache::{self, CACHE_BYTES_MAX, Circumstances};
 use windlass_transport::tuning::file::{Multicast, TEXT_BYTES_MAX, Table};
 
-/// What this process brings for a communicator of so many ranks on this device. Reads files where it has not yet, which may wait for the
-/// disk: at inits only.
+/// The limits that this process brings for a communicator of so many ranks on this device, encoded. Reads files at the first call, which may
+/// wait for the disk, so only inits call it.
 pub(in crate::peers) fn brought(ranks: u32, facts: &Facts, device: &Device, multicast: bool) -> Vec<u8> {
     let (ranks, multicast) = (ranks as usize, if multicast { Multicast::Yes } else { Multicast::No });
     let cached = cached(ranks, facts, multicast);
@@ -28,7 +28,7 @@ pub(in crate::peers) fn brought(ranks: u32, facts: &Facts, device: &Device, mult
     Brought::of(ranks, device, multicast, file_table(), cache).encode()
 }
 
-/// The table of the file. Read once.
+/// The table of `WINDLASS_TUNING`'s file, read once.
 fn file_table() -> &'static Table {
     static TABLE: OnceCell<Table> = OnceCell::new();
     TABLE.get_or_init(|| {
@@ -50,8 +50,8 @@ fn file_table() -> &'static Table {
 
 type Cells = Option<Arc<(Circumstances, Table)>>;
 
-/// What was measured on this machine under the circumstances of such a communicator; an empty table where nothing was. Read once for each
-/// number of ranks and device, so that all communicators of a process have the same.
+/// The limits that were measured on this machine under the circumstances of such a communicator; an empty table if none were. Read once
+/// per device and number of ranks, so that all communicators of a process have the same.
 fn cached(ranks: usize, facts: &Facts, multicast: Multicast) -> Cells {
     static READ: Mutex<BTreeMap<(Ordinal, usize, Multicast), Cells>> = Mutex::new(BTreeMap::new());
     let mut all = READ.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +75,7 @@ fn read_cached(folder: &Path, circumstances: &Circumstances) -> Table {
     let path = folder.join(circumstances.file_name());
     let table = match std::fs::metadata(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Table::default(),
-        // A pipe would be waited for.
+        // Opening a pipe would wait for a writer.
         Ok(facts) if !facts.is_file() => Err("it is no regular file".to_owned()),
         _ => read(&path, CACHE_BYTES_MAX).and_then(|text| cache::parse(&text, circumstances)),
     };
@@ -105,7 +105,7 @@ fn read(path: &Path, bytes_max: usize) -> Result<String, String> {
     Ok(text)
 }
 
-/// Says, once each, which cells ranks have unlike.
+/// Warns, once each, of limits that differ between ranks.
 pub(in crate::peers) fn say(decided: &Decided) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for words in &decided.unlike {
@@ -119,7 +119,7 @@ pub(in crate::peers) fn say(decided: &Decided) {
 mod tests {
     use super::*;
 
-    /// A file that is not there, is too long or is no text says so.
+    /// A file that is missing, too long or not text gives an error that says so.
     #[test]
     fn unreadable() {
         let folder = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ mod tests {
         assert!(read(folder.path(), 10).unwrap_err().contains("directory"));
     }
 
-    /// A cache without a file, or with one that is broken, brings nothing.
+    /// A cache without a file, or with a broken one, brings no limits.
     #[test]
     fn broken_caches() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,17 +1,17 @@
-//! What the process's end does to all that peer groups have here, and what begins again where the process goes on behind it.
+//! What happens to the peer groups of this process when it ends, and what starts again if the process uses them after that.
 
 use crate::background::{process_exit, side_thread, worker};
 use crate::peers::registry;
 use crate::peers::setup::transports;
 use crate::peers::shutdown::{closing, draining};
 
-/// At exit the memory of closed peer groups is given back whoever else has it mapped: a mapping keeps it for him.
+/// Installs the exit handler. At exit the memory of closed peer groups is freed even if other ranks have it mapped: their mappings keep it.
 pub(in crate::peers) fn at_exit_too() {
     process_exit::handle(give_back, begin_again);
 }
 
 fn give_back() {
-    // Before the report.
+    // Ended before the report at exit is written.
     registry::end_checking();
     worker::end();
     side_thread::end();

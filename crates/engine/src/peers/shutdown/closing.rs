@@ -1,7 +1,7 @@
-//! Peer groups that this rank has closed, until the others have, too: then their memory goes back.
+//! Keeps the memory of peer groups that this rank has closed until the other ranks have closed or died, and frees it then.
 //!
-//! Ranks tell each other by a bit each in the shared page, and the end of a process is seen by its pidfd. So no
-//! process is needed for it but those that still have the memory: whoever hosted the init may be gone.
+//! Each rank sets a bit in the shared page when it closes, and pidfds tell the end of a process. So only the processes that
+//! still have the memory are needed: the init's host may be gone.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,28 +17,28 @@ use crate::features::page_layout::CLOSED_AT;
 use crate::peers::setup::release_socket::ReleaseSocket;
 use crate::peers::setup::transports;
 
-/// A graph that the program has destroyed lets go on a thread of the driver's, soon.
+/// How long graphs are waited for. A destroyed graph frees its resources soon, on a thread of the driver.
 const GRAPHS_WITHIN: Duration = Duration::from_millis(250);
 
-/// How it is known which ranks have closed.
+/// How this rank learns which ranks have closed.
 #[derive(Debug)]
 pub(in crate::peers) struct ClosedSignal {
-    /// Where each rank sets its bit; none after an init that failed before there was one.
+    /// The page where each rank sets its bit. None after an init that failed before the page was there.
     page: Option<Arc<SharedPage>>,
     rank: u32,
-    /// After an init that failed: who touches the region keeps the release socket open, or has said that it has a peer group, and a bit to set.
+    /// After a failed init: ranks that touch the region hold the socket's other ends, or have said that they have a peer group and will set a bit.
     release_socket: Option<ReleaseSocket>,
-    /// Whether anybody came to know the region.
+    /// Whether any other rank came to know the region.
     is_known: bool,
 }
 
 impl ClosedSignal {
-    /// Of a peer group.
+    /// The signal of a peer group.
     pub(in crate::peers) fn shared(page: Arc<SharedPage>, rank: u32) -> ClosedSignal {
         ClosedSignal { page: Some(page), rank, release_socket: None, is_known: true }
     }
 
-    /// After an init that failed. Without a release socket nobody came to know the region.
+    /// The signal after a failed init. Without a release socket no other rank came to know the region.
     pub(in crate::peers) fn failed(
         page: Option<Arc<SharedPage>>,
         rank: u32,
@@ -47,9 +47,9 @@ impl ClosedSignal {
         ClosedSignal { page, rank, is_known: release_socket.is_some(), release_socket }
     }
 
-    /// This rank touches nothing of the others' any more.
+    /// Says that this rank does not touch the others' memory any more.
     fn close(&self) {
-        // What was read and written of theirs comes before.
+        // `AcqRel` orders all reads and writes of the others' memory before the bit.
         self.bits().map(|bits| bits.fetch_or(1 << self.rank, Ordering::AcqRel));
     }
 
@@ -66,21 +66,21 @@ impl ClosedSignal {
     }
 }
 
-/// A region of ours that others may still touch.
+/// A region of this rank that others may still touch.
 #[derive(Debug)]
 pub(in crate::peers) struct Closing {
     heap: Arc<Heap>,
     leases: Vec<LeaseId>,
     signal: ClosedSignal,
     open: Vec<Arc<Life>>,
-    /// Graphs that captured this rank's kernels may still touch what is the others'.
+    /// Graphs that captured this rank's kernels may still touch the others' memory.
     holds: Arc<Holds>,
     told: bool,
 }
 
-/// Held across driver calls of [`settle`], by whoever settles; comes before the locks of symmetric heaps and [`CLOSED`].
+/// Locked across driver calls of [`settle`]. Comes before the locks of symmetric heaps and [`CLOSED`].
 static SETTLING: Mutex<()> = Mutex::new(());
-/// Held for a few stores and looks; the bootstrap's locks come after it.
+/// Locked for a few stores and looks. The bootstrap's locks come after it.
 static CLOSED: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
 static EXITING: AtomicBool = AtomicBool::new(false);
 
@@ -101,21 +101,21 @@ impl Closing {
         }
     }
 
-    /// These were lent to the others later.
+    /// Adds leases that were lent to the others after init.
     pub(in crate::peers) fn also(&mut self, leases: Vec<LeaseId>) {
         self.leases.extend(leases);
     }
 
-    /// This rank has let go of all that is the others', but for graphs.
+    /// Begins to wait for the others. This rank has unmapped all of their memory, except what graphs hold.
     pub(in crate::peers) fn begin(mut self) {
         process_exit::go_on();
         self.tell();
         closed().push(self);
-        // It looks after what waits for others, and may sleep: after an init that failed there may be no communicator.
+        // The worker looks after closed peer groups. It may sleep: after a failed init there may be no communicator.
         worker::wake();
     }
 
-    /// Tells the others that this rank has closed, once it has.
+    /// Tells the others that this rank has closed, once no graph holds their memory.
     fn tell(&mut self) {
         if !self.told && self.holds.are_none() {
             self.told = true;
@@ -123,7 +123,7 @@ impl Closing {
         }
     }
 
-    /// Looks who has closed or died; whether nobody is left, nor anything to tell.
+    /// Notes which ranks have closed or died. Returns whether none is left, and the others have been told.
     fn look(&mut self) -> bool {
         self.tell();
         let closed = self.signal.closed();
@@ -149,12 +149,12 @@ fn closed() -> MutexGuard<'static, Vec<Closing>> {
     CLOSED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether something waits for others, or for graphs, to be given back.
+/// Whether closed peer groups wait for other ranks or for graphs.
 pub(in crate::peers) fn waits() -> bool {
     !closed().is_empty()
 }
 
-/// Gives back what nobody touches any more. Any thread, between calls; cheap while nothing waits.
+/// Frees the memory of closed peer groups that no rank touches any more. Callable on any thread, between calls. Cheap if there are none.
 pub fn settle() {
     if EXITING.load(Ordering::Relaxed) || closed().is_empty() {
         return;
@@ -165,7 +165,7 @@ pub fn settle() {
             let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
             if !EXITING.load(Ordering::Relaxed) {
                 let over: Vec<Closing> = closed().extract_if(.., Closing::look).collect();
-                // Their symmetric heaps may have no other owner.
+                // The last owner of a symmetric heap may be among these.
                 drop(over);
                 heap::settle();
             }
@@ -173,18 +173,18 @@ pub fn settle() {
     );
 }
 
-/// What is closed from now on waits for the others again.
+/// Lets peer groups that close from now on wait for other ranks again, after [`end`].
 pub(in crate::peers) fn begin_again() {
     EXITING.store(false, Ordering::Relaxed);
 }
 
-/// Whether graphs may still keep what closed peer groups had.
+/// Whether graphs may still hold resources of closed peer groups.
 fn are_held_by_graphs() -> bool {
     let closed = closed();
     closed.iter().any(|closing| !closing.holds.are_none()) || !closed.is_empty() && !transports::are_unused()
 }
 
-/// The process ends: all that this rank has let go of is given back, whoever else has it mapped.
+/// For the end of the process: frees all closed regions, even those that others have mapped. Waits for graphs up to [`GRAPHS_WITHIN`].
 pub(in crate::peers) fn end() {
     let until = Instant::now() + GRAPHS_WITHIN;
     while are_held_by_graphs() && Instant::now() < until {

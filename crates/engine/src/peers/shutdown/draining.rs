@@ -1,5 +1,5 @@
-//! What a rank had of a peer group whose kernels have not left yet: an abort does not wait for them, and they may stand in a
-//! stream behind other work. Peers' memory stays mapped and ours lent until they have.
+//! Keeps the memory of ended peer groups whose kernels have not left yet. An abort does not wait for kernels, which may stand in a
+//! stream behind other work. Peers' memory stays mapped, and this rank's lent, until they have left.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use crate::peers::growing::Grown;
 use crate::peers::setup::transports::Transports;
 use crate::peers::shutdown::closing::Closing;
 
-/// What of other ranks' memory a rank uses, and what of its own they may.
+/// The memory of other ranks that this rank uses, and its own that they use.
 #[derive(Debug)]
 pub(in crate::peers) struct Mapped {
     pub transports: Transports,
@@ -21,14 +21,14 @@ pub(in crate::peers) struct Mapped {
     pub closing: Closing,
 }
 
-/// The same, of one that ends.
+/// The memory of a peer group that ends.
 #[derive(Debug)]
 pub(in crate::peers) struct Draining {
     pub mapped: Mapped,
     pub grown: Grown,
 }
 
-/// Held across queries of events, and while one is closed: the locks of symmetric heaps and of what is closed come after it.
+/// Locked across event queries, and while a peer group is closed. The locks of symmetric heaps and of `closing` come after it.
 static DRAINING: Mutex<Vec<Draining>> = Mutex::new(Vec::new());
 
 impl Draining {
@@ -47,7 +47,7 @@ impl Draining {
         self.mapped.transports.sequencer.is_idle().unwrap_or(true)
     }
 
-    /// In this order: the others hear last that this rank has closed.
+    /// Closes in this order: the other ranks hear last that this rank has closed.
     fn close(self) {
         let Draining { mapped: Mapped { transports, peers, region, mut closing }, grown } = self;
         drop((transports, peers));
@@ -57,27 +57,27 @@ impl Draining {
     }
 }
 
-/// Closes those whose kernels have left. Any thread, between calls: one that comes meanwhile finds them closed.
+/// Closes the peer groups whose kernels have left. Callable on any thread, between calls. When it returns, another thread's are closed, too.
 pub(in crate::peers) fn close_over() {
     draining().extract_if(.., |one| one.is_over()).for_each(Draining::close);
 }
 
-/// Whether there are others on this device that will be over.
+/// Whether peer groups on this device are draining that will end.
 pub(in crate::peers) fn is_any_on(device: Ordinal) -> bool {
     let is_on = |one: &Draining| one.mapped.region.device() == device;
-    // Of what was issued in part nobody knows when it ends.
+    // Work that was issued in part may never end.
     let will_end = |one: &Draining| !one.mapped.transports.sequencer.is_doubtful();
     draining().iter().any(|one| is_on(one) && will_end(one))
 }
 
-/// Closes all that is over; whether there is more.
+/// Closes all peer groups whose kernels have left. Returns whether more are draining, or registrations remain.
 pub(in crate::peers) fn look() -> bool {
     close_over();
     let remains = deregistration::look_at_remains();
     !draining().is_empty() || remains
 }
 
-/// The process ends: what still runs is the driver's to stop.
+/// Forgets what drains when the process ends: the driver stops it.
 pub(in crate::peers) fn forget() {
     std::mem::forget(std::mem::take(&mut *draining()));
     deregistration::forget();

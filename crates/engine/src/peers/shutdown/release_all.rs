@@ -1,4 +1,4 @@
-//! All registrations of the process given back while its communicators live, and other threads may be calling.
+//! Deregisters everything of the process while its communicators live and other threads may be calling.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use crate::features::registration::registering::{End, Registering};
 use crate::features::windows::Windows;
 use crate::peers::registry;
 
-/// How long other threads' calls and groups are waited for: one may need what this thread has to do yet.
+/// How long calls and groups of other threads are waited for. One of them may need this thread.
 const OUT_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// Why something stays registered, and on how many communicators.
+/// Why something stays registered. The number counts communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StillRegistered {
-    /// Other threads are in them.
+    /// Other threads are inside calls of them.
     InUse(usize),
-    /// NCCL keeps it, or uses it for others.
+    /// NCCL keeps a registration, or uses it for other communicators.
     Kept(usize),
 }
 
-/// Windows that the application does not have go, and no rank keeps any more.
+/// Deregisters the kept windows that the program does not have, and ends keeping. Waits for other threads up to [`OUT_WITHIN`].
 fn release_windows() -> Result<(), StillRegistered> {
     let mut rest: Vec<Arc<Windows>> = registry::alive().filter_map(|one| one.windows().cloned()).collect();
     let began = Instant::now();
@@ -37,8 +37,8 @@ fn release_windows() -> Result<(), StillRegistered> {
     }
 }
 
-/// From now on nothing of this process is registered. Waits for registered calls, as NCCL's own ends do; its gates are closed only
-/// where nobody is inside, and for no longer than giving back takes, since those calls may wait for one that is to come yet.
+/// Deregisters all buffers and windows of this process, and registers none from now on. Waits for registered calls, as NCCL's own ends do.
+/// Gates are closed only while no thread is inside, and only while deregistering: those calls may wait for a later one.
 pub fn register_nothing() -> Result<(), StillRegistered> {
     release_windows()?;
     registry::end_checking();

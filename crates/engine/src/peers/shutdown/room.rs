@@ -1,7 +1,7 @@
-//! Room on a device that communicators still have which have ended here. It is made before an init is refused for want of any, and before
-//! this rank has told others what it has, so that all ranks hear one answer as ever.
+//! Frees device memory that ended communicators still hold. An init does that before it is refused for lack of memory, and before this rank
+//! has told others what it has, so that all ranks see one outcome.
 //!
-//! No peer is waited for: one that has not closed yet may wait for this very rank, which is in its init.
+//! No peer is waited for: one that has not closed yet may wait for this very rank in its init.
 
 use std::time::{Duration, Instant};
 
@@ -13,32 +13,32 @@ use crate::peers::shutdown::closing::settle;
 use crate::peers::shutdown::draining;
 
 const LOOK_EVERY: Duration = Duration::from_micros(100);
-/// A kernel that was told to leave may stand behind other work: an init goes on without it.
+/// A kernel that was told to leave may stand behind other work. The init goes on after this time.
 const CLOSES_WITHIN: Duration = Duration::from_millis(250);
 
-/// What has ended gives back all that nobody needs any more. Waits for nothing.
+/// Frees all memory of ended communicators that no rank needs any more. Does not wait.
 pub(in crate::peers) fn make() {
     draining::close_over();
     settle();
 }
 
-/// The same, with what is just going on this rank's device; until there is enough.
+/// The same, and waits for communicators that are just ending on this device, until `is_enough`. At most `LEAVES_WITHIN`.
 ///
-/// A kernel that was told to leave waits for nobody, and `windlass-worker` soon lets go of a peer group at which it looked when that ended. But
-/// one that stands in a stream behind other work may stay for ever: so only for a while. Not for that thread.
+/// A kernel that was told to leave soon does, and the background worker soon lets go of a peer group that it looks at. But a kernel
+/// behind other work of its stream may stay for ever. Not to be called on the background worker.
 pub(in crate::peers) fn make_soon(device: Ordinal, is_enough: impl FnMut() -> bool) {
     make_while(|| goes(device), is_enough, LEAVES_WITHIN);
 }
 
-/// What has just ended on this rank's device is closed before the other ranks hear of this rank in an init: then they have room for it.
-/// Takes a moment where something was aborted, or `windlass-worker` looks at it. Not for that thread.
+/// Closes what has just ended on this device before other ranks hear of this rank in an init, so that they have that memory. Waits up to
+/// [`CLOSES_WITHIN`], where a communicator was aborted or the worker looks at one. Not to be called on the background worker.
 pub(in crate::peers) fn close_soon(device: Ordinal) {
     make_while(|| goes(device), || false, CLOSES_WITHIN);
 }
 
-/// Gives back what can go; whether more will.
+/// Frees what can be freed. Returns whether more will be.
 fn goes(device: Ordinal) -> bool {
-    // Asked first: what it lets go of after that may still be draining.
+    // Asked first, because what the worker lets go of after that may still be draining.
     let is_held = worker::is_looking();
     make();
     is_held || draining::is_any_on(device)
@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
 
-    /// It is looked until there is enough or nothing goes any more, and else for a while; at least once.
+    /// Looks until there is enough or nothing more ends, at most for the given time, and at least once.
     #[test]
     fn waits_for_what_goes() {
         let looks = |goes: u32, enough: u32, within: Duration| {

@@ -1,23 +1,23 @@
-//! What an allocation is, from what the driver says of an address. Pure.
+//! Decides the kind of an allocation from what the driver says of an address. Pure.
 
 use windlass_base::gpu::Address;
 use windlass_base::gpu::device::Ordinal;
 use windlass_base::gpu::pointer::Attributes;
 use windlass_base::range::Range;
 
-/// What memory is, as far as it matters for registering it.
+/// The kind of memory, as far as registration depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One handle, mapped over all addresses that were reserved for it.
     Vmm {
-        /// Whether peers may open it by file descriptor. What a peer exported to this process cannot be exported again.
+        /// Whether peers may open it by file descriptor. Memory that a peer exported to this process cannot be exported again.
         exportable: bool,
     },
-    /// One of the handles of a reservation that has room for several, as PyTorch's expandable segments have. Others may be
-    /// mapped beside it, or will be: that changes no id, so nobody could tell when. The allocation is this one mapping, and
-    /// a buffer that goes on in the next lies in no allocation.
+    /// One of several handles mapped in a reservation, as in PyTorch's expandable segments. Others may be mapped beside it
+    /// later without any change of id, so nothing tells when. The allocation is this one mapping. A buffer that
+    /// extends into the next mapping lies in no allocation.
     VmmParts {
-        /// As above, of this one.
+        /// As above, of this handle.
         exportable: bool,
     },
     /// `cudaMalloc`.
@@ -26,35 +26,35 @@ pub enum Kind {
     Pool,
     /// `cudaMallocManaged`.
     Managed,
-    /// Host memory that the driver knows: its own, or registered with it.
+    /// Host memory that the driver allocated or registered.
     Host,
-    /// Everything else: what the driver does not know, what a graph allocates, what a peer gave by legacy IPC.
+    /// Everything else: memory unknown to the driver, of a graph, or of a peer by legacy IPC.
     Unknown,
 }
 
-/// An allocation: what is registered whole or not at all.
+/// An allocation, which is registered as a whole or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// All of it. No bytes where the driver knows nothing of the address.
+    /// The whole range. 0 bytes where the driver knows nothing of the address.
     pub range: Range,
-    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: no other allocation of this process ever has it. 0 where the driver knows nothing.
+    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`, never reused in this process. 0 where the driver knows nothing.
     pub id: u64,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Where it is; -1 where the driver knows nothing.
+    /// Its device. -1 where the driver knows nothing.
     pub device: Ordinal,
 }
 
 impl Allocation {
-    /// That nobody knows what is at an address.
+    /// The answer where nothing is known of an address.
     pub(crate) fn unknown(at: Address) -> Allocation {
         Allocation { range: Range { base: at, bytes: 0 }, id: 0, kind: Kind::Unknown, device: -1 }
     }
 
-    /// What the driver says of the address `at`. `is_mapped_by_handle` is asked last: it costs the driver most.
+    /// The allocation at address `at`, from the driver's attributes. `is_mapped_by_handle` is called last, since it costs the driver most.
     ///
-    /// The allocation is what range and mapping share. Of mapped memory the range is the whole reservation; of the driver's
-    /// own the mapping is the block of 2 MiB or more that allocations are cut from (seen on an H200, CUDA 13.0).
+    /// The allocation is the intersection of range and mapping. For mapped memory the range is the whole reservation. For the driver's
+    /// own memory the mapping is the block of 2 MiB or more that allocations are cut from (seen on an H200, CUDA 13.0).
     pub(crate) fn of(
         said: &Attributes,
         at: Address,
@@ -65,7 +65,7 @@ impl Allocation {
         let base = whole.base.max(mapping.base);
         let range = Range { base, bytes: whole.end().min(mapping.end()).saturating_sub(base) };
         if !(range.base..range.end()).contains(&at) {
-            // Nothing that we understand.
+            // The attributes contradict each other.
             return Allocation::unknown(at);
         }
         let exportable = said.has_descriptor();
@@ -101,7 +101,7 @@ impl Allocation {
         u64::from(kind) << 32 | u64::from(self.device as u32)
     }
 
-    /// Back again.
+    /// The reverse of [`Allocation::packed`].
     pub(crate) fn unpacked(range: Range, id: u64, packed: u64) -> Allocation {
         let kind = match packed >> 32 {
             1 | 2 => Kind::Vmm { exportable: packed >> 32 == 2 },
@@ -140,8 +140,8 @@ mod tests {
         }
     }
 
-    /// One line of the measured answers (docs/measurements/2026-11-22-lazy-communicators/buffer_ids.txt) for each kind, and back
-    /// through a word.
+    /// Each kind from the measured answers (docs/measurements/2026-11-22-lazy-communicators/buffer_ids.txt), encoded and
+    /// decoded.
     #[test]
     fn kinds_as_measured() {
         let mapped = Attributes { has_legacy_ipc: false, ..said() };
@@ -161,7 +161,7 @@ mod tests {
             (fabric_alone, true, Kind::Vmm { exportable: false }),
             (Attributes { mapping: part, ..exportable }, true, Kind::VmmParts { exportable: true }),
             (Attributes { mapping: part, ..mapped }, true, Kind::VmmParts { exportable: false }),
-            // What a graph allocates, and what a peer gave by legacy IPC.
+            // Memory that a graph allocates, or that a peer gave by legacy IPC.
             (mapped, false, Kind::Unknown),
         ];
         for (said, by_handle, kind) in cases {
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(Allocation::unpacked(unknown.range, 0, unknown.packed()), unknown);
     }
 
-    /// An allocation is what range and mapping share, whichever of them is the wider one; nonsense is no allocation.
+    /// An allocation is the intersection of range and mapping, whichever is wider. Contradictory attributes give no allocation.
     #[test]
     fn what_range_and_mapping_share() {
         let of = |range: (u64, u64), mapping: (u64, u64), at: u64| {

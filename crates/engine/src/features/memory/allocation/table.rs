@@ -1,27 +1,27 @@
-//! Ranges that do not overlap, with two words to each, that any thread finds by an address without a lock.
+//! A table of disjoint ranges with two words each. Any thread finds a range by an address, without a lock.
 //!
-//! A sorted list under one sequence number: odd while somebody changes it. A reader that saw it change has found nothing,
-//! rather than wait; what it wants to know it can ask for elsewhere. Whoever changes it holds a lock for a walk
-//! through the list, some microseconds at most. All memory is taken at init.
+//! It is a sorted list under one sequence number, which is odd during a change. A reader that sees a change returns None
+//! rather than wait, as it can ask the driver instead. A writer holds a lock for a walk through
+//! the list, some microseconds at most. All memory is allocated at init.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use windlass_base::range::Range;
 
-/// At most so many ranges; the one that was found longest ago leaves for a new one.
+/// The table. If it is full, the range that was found longest ago leaves for a new one.
 #[derive(Debug)]
 pub(crate) struct Table {
     version: AtomicU64,
     /// The first `count` of these are in use, by their first addresses.
     sorted: Box<[Head]>,
     count: AtomicUsize,
-    /// What does not move when others come and go, at the place that its head names.
+    /// The fixed part of each entry, at the index in its head. It does not move when other entries come and go.
     rests: Box<[Rest]>,
-    /// Counts entries. What was found since the last one came is equally new: so that finding one again writes nothing that
-    /// other threads read.
+    /// Counts insertions. Ranges found since the last insertion count as equally recent, so that finding one again writes nothing
+    /// that other threads read.
     clock: AtomicU64,
-    /// Held by who changes anything. The places that are in no use; never grows.
+    /// The unused indices of `rests`. Locked by writers. Never grows.
     empty: Mutex<Vec<usize>>,
 }
 
@@ -46,7 +46,7 @@ impl Head {
 }
 
 impl Table {
-    /// An empty one, for at least one range.
+    /// An empty table of at least one entry.
     pub(crate) fn new(entries_max: usize) -> Self {
         let entries_max = entries_max.max(1);
         Table {
@@ -59,7 +59,7 @@ impl Table {
         }
     }
 
-    /// The range that an address lies in; none also where the table changed meanwhile.
+    /// The range that holds an address. None if there is none, or if the table changed meanwhile.
     #[inline]
     pub(crate) fn find(&self, at: u64) -> Option<(Range, [u64; 2])> {
         let version = self.version.load(Ordering::Acquire);
@@ -73,27 +73,27 @@ impl Table {
         let base = head.base.load(Ordering::Relaxed);
         let range = Range { base, bytes: rest.bytes.load(Ordering::Relaxed) };
         let words = rest.words.each_ref().map(|word| word.load(Ordering::Relaxed));
-        // All of the above is read before the number is read again.
+        // All loads above come before the number is loaded again.
         fence(Ordering::Acquire);
         if self.version.load(Ordering::Relaxed) != version || at.wrapping_sub(base) >= range.bytes {
             return None;
         }
         let clock = self.clock.load(Ordering::Relaxed);
-        // Should the place be another's by now, that one stays a little longer.
+        // If another range has this place by now, that range only stays a little longer.
         if rest.found_at.load(Ordering::Relaxed) != clock {
             rest.found_at.store(clock, Ordering::Relaxed);
         }
         Some((range, words))
     }
 
-    /// Takes a range in; what shares addresses with it leaves. Whether another one left to make room.
+    /// Inserts a range and removes those that overlap it. Returns whether another range left to make room.
     pub(crate) fn enter(&self, range: Range, words: [u64; 2]) -> bool {
         if range.bytes == 0 {
             return false;
         }
         let mut change = Change::begin(self);
-        // Of who came together the first has entered it. To change it again would have all others find nothing, come here, and
-        // change it again.
+        // Another thread may just have inserted the same range. Writing it again would make all readers miss, come here, and
+        // write it again.
         if self.find(range.base) == Some((range, words)) {
             return false;
         }
@@ -103,12 +103,12 @@ impl Table {
         evicted
     }
 
-    /// Takes out all that share an address with `range`; how many.
+    /// Removes all ranges that overlap `range`, and returns how many there were.
     pub(crate) fn remove(&self, range: Range) -> usize {
         Change::begin(self).remove(range)
     }
 
-    /// How many there are.
+    /// How many ranges there are.
     pub(crate) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
@@ -118,11 +118,11 @@ impl Table {
     }
 }
 
-/// While somebody may change the table. Readers are disturbed by what is changed, not by who only looked.
+/// A writer's turn. It disturbs readers only once it changes something.
 struct Change<'a> {
     table: &'a Table,
     empty: MutexGuard<'a, Vec<usize>>,
-    /// Whether the number is odd.
+    /// Whether the sequence number is odd now.
     has_begun: bool,
 }
 
@@ -132,12 +132,12 @@ impl<'a> Change<'a> {
         Change { table, empty, has_begun: false }
     }
 
-    /// Before anything is changed.
+    /// Makes the sequence number odd, before the first change.
     fn writes(&mut self) {
         if !self.has_begun {
             self.has_begun = true;
             self.table.version.fetch_add(1, Ordering::Relaxed);
-            // Nothing is written before the number is odd.
+            // No change is visible before the number is odd.
             fence(Ordering::Release);
         }
     }
@@ -153,7 +153,7 @@ impl<'a> Change<'a> {
         }
         let heads = self.table.heads();
         let base = |head: &Head| head.base.load(Ordering::Relaxed);
-        // They do not overlap: in the order of their first addresses they end, too.
+        // Disjoint ranges in the order of their bases are also in the order of their ends.
         let first =
             heads.partition_point(|head| base(head).saturating_add(self.bytes_of(head)) <= range.base);
         let past = heads.partition_point(|head| base(head) < range.end()).max(first);
@@ -169,7 +169,7 @@ impl<'a> Change<'a> {
         oldest.map(|(index, _)| index).is_some_and(|index| self.take_out(index, index + 1) == 1)
     }
 
-    /// Takes out the heads from `first` up to, not with, `past`.
+    /// Removes the heads from `first` up to, but not including, `past`.
     fn take_out(&mut self, first: usize, past: usize) -> usize {
         let heads = self.table.heads();
         let (Some(leaving), Some(later)) = (heads.get(first..past), heads.get(past..)) else { return 0 };
@@ -183,11 +183,11 @@ impl<'a> Change<'a> {
         leaving.len()
     }
 
-    /// Where nothing overlaps it and a place is empty.
+    /// Inserts a range. Needs a free place, and no overlapping range.
     fn insert(&mut self, range: Range, words: [u64; 2]) {
         let (table, count) = (self.table, self.table.len());
         let index = table.heads().partition_point(|head| head.base.load(Ordering::Relaxed) < range.base);
-        // The last of these is the first that is in no use.
+        // The last of these heads is the first unused one.
         let Some(moving) = table.sorted.get(index..=count) else { return };
         let Some(place) = self.empty.pop() else { return };
         self.writes();
@@ -207,7 +207,7 @@ impl<'a> Change<'a> {
 impl Drop for Change<'_> {
     fn drop(&mut self) {
         if self.has_begun {
-            // The lock is given back after this.
+            // Before the lock is released.
             self.table.version.fetch_add(1, Ordering::Release);
         }
     }
@@ -219,14 +219,14 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every answer is that of a list that is kept in the order of use, and places never get lost.
+        /// The table answers like a list in order of use, and never loses a place.
         #[test]
         fn answers_are_those_of_a_list(
             steps in proptest::collection::vec((0..5, 0..40_u64, 0..7_u64), 0..300),
             entries_max in 1..9_usize,
         ) {
             let table = Table::new(entries_max);
-            // Oldest first. What is found before anything new comes is equally new: the model finds by the same clock.
+            // Oldest first. The model counts finds between two insertions as equally recent, too.
             let mut list: Vec<(Range, u64, u64)> = Vec::new();
             let mut clock = 0;
             for (step, (what, base, bytes)) in (0_u64..).zip(steps) {
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(table.remove(Range { base: 0, bytes: u64::MAX }), 2);
     }
 
-    /// Readers beside a writer see what was entered, whole, or nothing.
+    /// Readers beside a writer see whole entries or none.
     #[test]
     fn nobody_reads_half() {
         let table = Table::new(8);

@@ -1,4 +1,4 @@
-//! Who has which block. Pure.
+//! The pool's ledger: which block belongs to whom. Pure.
 
 use std::collections::BTreeMap;
 
@@ -8,26 +8,26 @@ use windlass_base::range::Range;
 /// A block of `ncclMemAlloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// Its number in this process, from 1, in the order of making.
+    /// Its number in this process, from 1, in the order in which blocks were made.
     pub serial: u64,
-    /// Of whose memory.
+    /// The device whose memory it is.
     pub device: Ordinal,
     /// First address.
     pub base: Address,
-    /// How many, as the driver says.
+    /// Its size, as the driver reports it.
     pub bytes: u64,
     /// The driver's id of the memory.
     pub buffer_id: u64,
-    /// How often it was handed out; 1 when it was made.
+    /// How often it was handed out. 1 when it was made.
     pub life: u64,
-    /// Whether the application has it.
+    /// Whether the program holds it.
     pub held: bool,
 }
 
-/// What an application got for memory that it registered.
+/// A registration by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Registration {
-    /// With which communicator, by its handle.
+    /// The communicator, by its handle.
     pub communicator: usize,
     /// NCCL's handle of the registration, or of the window.
     pub handle: usize,
@@ -36,42 +36,42 @@ pub(crate) struct Registration {
 /// The windows over a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Over {
-    /// That live in NCCL.
+    /// Windows that are live in NCCL.
     pub windows: u32,
-    /// Of these that the application has to end yet.
+    /// Those of them that the program has still to end.
     pub owed: u32,
 }
 
 impl Over {
-    /// Those that it has ended.
+    /// The windows that the program has ended.
     pub(crate) fn cached(self) -> u32 {
         self.windows.saturating_sub(self.owed)
     }
 }
 
-/// Whose a block is.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The application's.
+    /// The program holds it.
     Held,
-    /// Free to be handed out.
+    /// Kept, to be handed out.
     Kept,
-    /// To be freed as soon as it has no windows.
+    /// To be freed once it has no windows.
     Leaving,
 }
 
-/// What became of a block that was given back.
+/// What happened to a block that was given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
-    /// It stays, and these leave for it.
+    /// It is kept, and these blocks leave for it.
     Kept { over: Vec<Address> },
-    /// It has left.
+    /// It has left the ledger.
     LetGo,
-    /// Nobody had it.
+    /// The program did not hold it.
     NotHeld,
 }
 
-/// What there is.
+/// Totals of the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sums {
     pub held_blocks: usize,
@@ -88,16 +88,16 @@ struct Entry {
     state: State,
     is_tainted: bool,
     over: Over,
-    /// When it was given back last.
+    /// When its state last changed, in milliseconds.
     since: u64,
-    /// Registrations of the application's that have not ended.
+    /// Registrations by the program that have not ended.
     registrations: u32,
 }
 
 /// Kept blocks of one device and size. Never empty.
 #[derive(Debug)]
 struct Shelf {
-    /// By serial: the lowest goes first. So ranks that free in unlike orders still take blocks that correspond.
+    /// By serial, and the lowest is handed out first. So ranks that free in different orders still take corresponding blocks.
     blocks: BTreeMap<u64, Address>,
     /// When one was last put here, or taken.
     used: u64,
@@ -111,12 +111,12 @@ pub(crate) struct PoolLedger {
     shelves: BTreeMap<(Ordinal, u64), Shelf>,
     /// Kept bytes by device.
     kept: BTreeMap<Ordinal, u64>,
-    /// Serials of the blocks that each call registered which got this handle: of one range NCCL gives the same one again.
+    /// For each registration, the serials of the blocks of each call that returned it: NCCL returns the same handle for a range again.
     registrations: BTreeMap<Registration, Vec<Vec<u64>>>,
     sums: Sums,
     next_serial: u64,
     now: u64,
-    /// What the clock says, in milliseconds.
+    /// The time of the clock, in milliseconds.
     time: u64,
 }
 
@@ -142,7 +142,7 @@ impl PoolLedger {
         }
     }
 
-    /// What happens from now on happens at this time.
+    /// Sets the time of all that happens from now on.
     pub(crate) fn at(&mut self, time: u64) {
         self.time = time;
     }
@@ -151,7 +151,7 @@ impl PoolLedger {
         self.sums
     }
 
-    /// A new block, which the application has. What was known there has gone unseen.
+    /// Enters a new block, which the program holds. Blocks known in this range have been freed unseen.
     pub(crate) fn enter(&mut self, device: Ordinal, range: Range, buffer_id: u64) {
         for base in self.within(range) {
             self.remove(base);
@@ -185,8 +185,8 @@ impl PoolLedger {
         Some(entry.block)
     }
 
-    /// The application gives a block back. At most so many bytes are kept on its device: those of other sizes leave first, what
-    /// was used longest ago before what was used since, and of one size what was made last.
+    /// Takes a block back. Keeps at most `bytes_max` bytes on its device: the sizes used longest ago leave first, and of
+    /// one size the block that was made last.
     pub(crate) fn give_back(&mut self, block: &Block, bytes_max: u64) -> Given {
         let same = |entry: &&Entry| {
             let Block { serial, life, .. } = entry.block;
@@ -209,7 +209,7 @@ impl PoolLedger {
         Given::Kept { over }
     }
 
-    /// What is kept on a device leaves. What has windows will.
+    /// Removes all blocks that are kept on a device. Those with ended windows are leaving instead.
     pub(crate) fn trim(&mut self, device: Ordinal) -> Vec<Address> {
         let all: Vec<Address> = self
             .shelves
@@ -219,7 +219,7 @@ impl PoolLedger {
         all.into_iter().filter_map(|base| self.let_go(base)).collect()
     }
 
-    /// What has been kept for longer leaves. What has windows will.
+    /// Removes blocks that were kept for longer than `longest`, in milliseconds. Those with ended windows are leaving instead.
     pub(crate) fn age(&mut self, longest: u64) -> Vec<Address> {
         let latest = self.time.saturating_sub(longest);
         let is_old = |base: &Address| self.entries.get(base).is_some_and(|entry| entry.since < latest);
@@ -228,7 +228,7 @@ impl PoolLedger {
         old.into_iter().filter_map(|base| self.let_go(base)).collect()
     }
 
-    /// A block whose memory is not there any more.
+    /// Removes a block whose memory is gone.
     pub(crate) fn forget(&mut self, block: &Block) {
         if self.entries.get(&block.base).is_some_and(|entry| entry.block.serial == block.serial) {
             self.remove(block.base);
@@ -241,7 +241,7 @@ impl PoolLedger {
         (address - entry.block.base < entry.block.bytes).then_some((entry.block, entry.state))
     }
 
-    /// Never handed out again: what is kept is to leave.
+    /// Never hands this block out again. If it is kept, it is leaving now.
     pub(crate) fn taint(&mut self, serial: u64) {
         let Some(entry) = self.by_serial(serial) else { return };
         entry.is_tainted = true;
@@ -251,7 +251,7 @@ impl PoolLedger {
         }
     }
 
-    /// The same of all that there is of a device, or of every one.
+    /// Taints all blocks of a device, or of all devices.
     pub(crate) fn taint_all(&mut self, device: Option<Ordinal>) {
         let is_one = |entry: &&Entry| device.is_none_or(|device| entry.block.device == device);
         let all: Vec<u64> = self.entries.values().filter(is_one).map(|entry| entry.block.serial).collect();
@@ -331,14 +331,14 @@ impl PoolLedger {
         self.kept.keys().copied().collect()
     }
 
-    /// The block that leaves next.
+    /// The block that leaves next when too much is kept.
     fn oldest(&self, device: Ordinal) -> Option<Address> {
         let shelves = self.shelves.range((device, 0)..=(device, u64::MAX));
         let (_, shelf) = shelves.min_by_key(|(_, shelf)| shelf.used)?;
         shelf.blocks.last_key_value().map(|(_, base)| *base)
     }
 
-    /// Takes a block out; none if it has windows that are to go first, so that it is to leave later.
+    /// Removes a block. None if it has ended windows, which must go first: then it is leaving.
     fn let_go(&mut self, base: Address) -> Option<Address> {
         if self.entries.get(&base)?.over.cached() > 0 {
             self.move_to(base, State::Leaving);

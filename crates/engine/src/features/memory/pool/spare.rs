@@ -1,5 +1,5 @@
-//! How much of a device's memory may be kept: never more than an eighth of what is free. A program that asks `cudaMalloc` for memory
-//! hears nothing of what is kept, and is refused only if it asks for more than the rest. Where memory is short nothing is.
+//! How much of a device's memory the pool may keep: at most an eighth of what is free, and nothing when memory is short. `cudaMalloc` cannot
+//! take back kept memory, so it fails only if the program asks it for more than the rest.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,9 +8,9 @@ use windlass_base::gpu::{Driver, Home, Ordinal};
 
 use crate::features::memory::pool::is_short;
 
-/// What the driver said lasts so long: it takes tens of microseconds to ask. Who looks after what is kept asks oftener.
+/// How long the driver's answer is used, as asking takes tens of microseconds. The thread that looks after the pool asks more often.
 const LASTS_MS: u64 = 60;
-/// And for so much more that is kept then: what has changed since is small beside that.
+/// The answer is used while no more than this many further bytes are kept: smaller changes do not matter.
 const LASTS_FOR: u64 = 64 << 20;
 const PART: u64 = 8;
 
@@ -18,15 +18,15 @@ const PART: u64 = 8;
 struct Said {
     device: Ordinal,
     at: u64,
-    /// What may be kept.
+    /// Bytes that may be kept.
     spare: u64,
-    /// What was kept then.
+    /// Bytes that were kept then.
     kept: u64,
 }
 
 static SAID: Mutex<Vec<Said>> = Mutex::new(Vec::new());
 
-/// Bytes at this time, in milliseconds, where so many are kept and so many would be. None where nobody can be asked.
+/// How many bytes may be kept at time `now`, in milliseconds, where `kept` are kept and `would_be` would be. 0 if the driver cannot be asked.
 pub(crate) fn bytes(driver: &'static Driver, device: Ordinal, (kept, would_be): (u64, u64), now: u64) -> u64 {
     let lasts = |said: &&Said| now < said.at + LASTS_MS && would_be <= said.kept + LASTS_FOR;
     let known = lock().iter().find(|said| said.device == device).filter(lasts).map(|said| said.spare);
@@ -36,7 +36,7 @@ pub(crate) fn bytes(driver: &'static Driver, device: Ordinal, (kept, would_be): 
     })
 }
 
-/// The driver has said what is free. What may be kept.
+/// Notes the driver's answer, and returns how many bytes may be kept.
 pub(crate) fn said(device: Ordinal, room: Room, kept: u64, now: u64) -> u64 {
     let spare = if is_short(room.free, room.total) { 0 } else { room.free / PART };
     let mut all = lock();
@@ -45,12 +45,12 @@ pub(crate) fn said(device: Ordinal, room: Room, kept: u64, now: u64) -> u64 {
     spare
 }
 
-/// Held for some stores.
+/// Locked for some stores.
 fn lock() -> MutexGuard<'static, Vec<Said>> {
     SAID.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Of a program that has no primary context there: one would be made.
+/// The free memory of a device. None without a primary context there, since asking would make one.
 fn room_on(driver: &'static Driver, device: Ordinal) -> Option<Room> {
     let home = Home::if_primary(driver, device)?;
     let _entered = home.enter().ok()?;
@@ -61,7 +61,7 @@ fn room_on(driver: &'static Driver, device: Ordinal) -> Option<Room> {
 mod tests {
     use super::*;
 
-    /// An eighth of what is free, nothing where that is little.
+    /// An eighth of the free memory, and nothing where that is short.
     #[test]
     fn parts() {
         const GIB: u64 = 1 << 30;

@@ -1,6 +1,6 @@
-//! A question to the shared words, one access of memory at a time: what a rank does, and what tests explore in every order.
+//! Asks for the limit at a number as a state machine, one memory access per turn. Ranks run it in a loop; tests explore it in every order.
 //!
-//! Every access is one of [`Step`]'s; nothing else touches the words on the way to an answer.
+//! Each access is one [`Step`]. Nothing else touches the shared words on the way to an answer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use crate::features::registration::agreed::{
     HEAD, LAG_MAX, LAG_SEEN_EVERY, Number, OFFERS, Refusal, progress_of,
 };
 
-/// A question for the limit at a number.
+/// A request for the limit at a number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Asking {
     number: Number,
@@ -17,17 +17,17 @@ pub(crate) struct Asking {
     step: Step,
 }
 
-/// What comes next.
+/// The next access.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Step {
     Look,
-    /// The number is the next to be decided: what do all offer?
+    /// The number is the next to be decided: loads the offer of one rank.
     Offer {
         head: Head,
         rank: usize,
         wanted: u8,
     },
-    /// How far are they?
+    /// Loads the progress of one rank.
     Progress {
         head: Head,
         rank: usize,
@@ -41,12 +41,12 @@ enum Step {
 }
 
 impl Asking {
-    /// For one of so many ranks.
+    /// A request by one of so many ranks.
     pub(crate) fn new(number: Number, ranks: usize) -> Asking {
         Asking { number, ranks, step: Step::Look }
     }
 
-    /// One access of the words; the answer, once it is known. `words` are at least [`crate::features::registration::agreed::WORDS`].
+    /// Does one access, and returns the answer once it is known. `words` has at least [`crate::features::registration::agreed::WORDS`] words.
     pub(crate) fn turn(&mut self, words: &[AtomicU64]) -> Option<Result<u8, Refusal>> {
         let number = self.number;
         self.step = match self.step {
@@ -62,7 +62,7 @@ impl Asking {
             Step::Offer { head, rank, wanted } => {
                 let offer = words[OFFERS + rank].load(Ordering::SeqCst).min(u64::from(LIMIT_MAX)) as u8;
                 let wanted = wanted.min(offer);
-                // Others' progress lies in lines that they write with each candidate: looked at where it matters only.
+                // Every candidate writes the lines of progress, so these are loaded only where they matter.
                 let matters = wanted != head.limit || number.is_multiple_of(LAG_SEEN_EVERY);
                 match rank + 1 {
                     rank if rank < self.ranks => Step::Offer { head, rank, wanted },
@@ -71,7 +71,7 @@ impl Asking {
                 }
             }
             Step::Progress { head, rank, wanted, least } => {
-                // Acquire: what that rank asked before has been answered.
+                // Acquire: the answers to that rank's earlier requests were loaded before.
                 let least = least.min(words[progress_of(rank)].load(Ordering::Acquire));
                 match rank + 1 {
                     rank if rank < self.ranks => Step::Progress { head, rank, wanted, least },
@@ -90,7 +90,7 @@ impl Asking {
                 let (sequential, old) = (Ordering::SeqCst, head.pack());
                 match word.compare_exchange(old, next.pack(), sequential, sequential) {
                     Ok(_) => return Some(Ok(next.limit)),
-                    // Another rank came first: it is decided.
+                    // Another rank has decided the number.
                     Err(_) => Step::Look,
                 }
             }

@@ -1,4 +1,4 @@
-//! Every order in which two or three ranks' accesses can come, for small programs of offers, questions and passing.
+//! Explores every order of two or three ranks' memory accesses, for small programs of offers, requests and passing.
 
 #![cfg(test)]
 
@@ -21,47 +21,47 @@ enum Operation {
     Passed(Number),
 }
 
-/// A rank, between two accesses of memory.
+/// The state of a rank between two memory accesses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Rank {
     /// Operations that are done.
     done: usize,
-    /// An offer was stored, and the head is still to be looked at.
+    /// Whether an offer was stored and the head is still to be loaded.
     published: bool,
     asking: Option<Asking>,
-    /// By rank, the largest offer since the question last looked at the head.
+    /// By rank, the largest offer since this request last loaded the head.
     offered: [u8; RANKS],
     firm_from: u64,
     before: u64,
     owes: u8,
 }
 
-/// All that is.
+/// The state of all ranks and of the shared words.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     head: u64,
     offers: [u64; RANKS],
     progress: [u64; RANKS],
     ranks: Vec<Rank>,
-    /// By how far beyond the first, what was answered for a number.
+    /// The answer for each number, by its distance from the first.
     answers: [Option<u8>; 8],
 }
 
-/// What was seen: an exploration that sees none of it holds nothing.
+/// What an exploration covered. A run in which some field stays 0 proves nothing.
 #[derive(Debug, Default)]
 struct Seen {
     states: usize,
     changes: usize,
-    /// Answers from before the last change.
+    /// Answers that were the limit before the last change.
     previous: usize,
-    /// Deciders that came too late.
+    /// Deciders that another rank was ahead of.
     late: usize,
-    /// Limits above some rank's offer.
+    /// Answers above some rank's offer.
     bound: usize,
 }
 
 impl World {
-    /// Numbers up to `passed` are over.
+    /// All ranks have passed the numbers up to `passed`.
     fn new(ranks: usize, passed: Number) -> World {
         let head = Head { decided: passed as u32, since: head::LONG_AGO - 1, ..Head::default() };
         World {
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// One access by a rank; whether it had one.
+    /// Does one access of a rank. Returns whether it had one.
     fn turn(&mut self, rank: usize, programs: &Programs, words: &[AtomicU64], seen: &mut Seen) -> bool {
         let Programs { programs, first } = programs;
         let Some(operation) = programs[rank].get(self.ranks[rank].done) else { return false };
@@ -179,7 +179,7 @@ impl Random {
     }
 }
 
-/// Numbers in turn, with offers between them, going back to what is not passed, and passing late.
+/// A program that asks for numbers in turn, changes offers, asks again for numbers that it has not passed, and passes numbers late.
 fn program(random: &mut Random, passed: Number, count: Number) -> Vec<Operation> {
     let (mut operations, mut least) = (vec![Operation::Offer([23, 25, 0][random.below(3) as usize])], passed);
     for number in passed + 1..=passed + count {
@@ -201,7 +201,7 @@ fn program(random: &mut Random, passed: Number, count: Number) -> Vec<Operation>
 fn explore_random(seed: u64, programs: usize, ranks: usize, count: Number) {
     let (mut random, mut seen) = (Random(seed), Seen::default());
     for turn in 0..programs {
-        // Also where the number wraps and where a change becomes one of long ago.
+        // Includes the wrap of the number, and the point where a change counts as long ago.
         let passed = [0, 500, (1 << 32) - 3][turn % 3];
         let programs = (0..ranks).map(|_| program(&mut random, passed, count)).collect();
         explore(&Programs { programs, first: passed + 1 }, &mut seen);
@@ -211,7 +211,7 @@ fn explore_random(seed: u64, programs: usize, ranks: usize, count: Number) {
     assert!(states > 10_000 && changes > 0 && previous > 0 && late > 0 && bound > 0);
 }
 
-/// Two ranks: whoever comes first, all get the same answers, none above what a rank owes or the decider read.
+/// Two ranks: in every order all get the same answers, none above what a rank owes or the decider loaded.
 #[test]
 fn two_ranks() {
     explore_random(1, 24, 2, 5);
@@ -223,15 +223,15 @@ fn three_ranks() {
     explore_random(2, 6, 3, 2);
 }
 
-/// An offer that is taken back is not gone with the next number, whose decider may have read it before, nor while what was
-/// decided with it may be asked for again; and a change waits for the slowest.
+/// An offer that is taken back still binds for the next number, whose decider may have loaded it before, and while a number
+/// decided with it may be asked for again. A change waits for the slowest rank.
 #[test]
 fn late_decider() {
     let words = zeroed();
     let slots = [0, 1].map(|rank| RegistrationSlot::new(&words[..], rank, 2).unwrap());
     slots.iter().for_each(|slot| slot.offer(23));
     let mut deciding = Asking::new(1, 2);
-    // It looks and reads both offers.
+    // The decider loads the head and both offers.
     for _ in 0..3 {
         assert_eq!(deciding.turn(&words), None);
     }

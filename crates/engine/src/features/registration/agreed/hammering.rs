@@ -1,4 +1,4 @@
-//! Threads at the same words for a while, and the edges of what the words can say.
+//! Stress test: threads ask and offer at the same words for a while. Then tests of the edges of the words' values.
 
 #![cfg(test)]
 
@@ -12,7 +12,7 @@ fn zeroed() -> Arc<[AtomicU64]> {
     (0..WORDS).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Words with which all have passed these numbers.
+/// Words in which all ranks have passed the numbers up to `passed`.
 fn after(passed: Number, since: u32) -> Arc<[AtomicU64]> {
     let words = zeroed();
     let head = Head { decided: passed as u32, since, ..Head::default() };
@@ -28,7 +28,7 @@ fn slots(words: &Arc<[AtomicU64]>, ranks: u32) -> Vec<RegistrationSlot<Arc<[Atom
 const NUMBERS: usize = 1 << 22;
 const UNKNOWN: u8 = u8::MAX;
 
-/// Four threads with random offers and lags that go back within what they have not passed, over the wrap of the number: all
+/// Four threads with random offers and lags ask again for numbers they have not passed, across the wrap of the number. All
 /// get the same answers, none above what a rank owes.
 #[test]
 fn threads() {
@@ -96,7 +96,7 @@ fn threads() {
     assert!(reached.iter().all(|(_, registered, _)| *registered > 0));
 }
 
-/// Limits rise when all offer and fall with the first that does not; the offers and the limit can be seen.
+/// The limit rises when all ranks offer, and falls with the first rank that does not. Offers and limit can be read.
 #[test]
 fn one_after_the_other() {
     let slots = slots(&zeroed(), 3);
@@ -118,7 +118,7 @@ fn one_after_the_other() {
     assert_eq!((slots[0].owes(), all(4), slots[0].owes()), (25, 0, 0));
 }
 
-/// Who asks out of turn is told so, and nothing is decided.
+/// A rank that asks out of turn gets an error, and nothing is decided.
 #[test]
 fn out_of_turn() {
     let slots = slots(&zeroed(), 2);
@@ -130,7 +130,7 @@ fn out_of_turn() {
     assert_eq!((slots[1].ask(2), slots[1].ask(1), slots[0].ask(3)), (Ok(0), Ok(0), Ok(0)));
 }
 
-/// So many ranks, places and words there are, and no more.
+/// There are slots for the allowed ranks and words only.
 #[test]
 fn slots_there_are() {
     let words = zeroed();
@@ -139,8 +139,8 @@ fn slots_there_are() {
     assert!(!is(&words, 2, 2) && !is(&words, 0, 1) && !is(&words, 0, 17) && !is(&words[1..], 0, 2));
 }
 
-/// A rank that is far behind is told the truth about the numbers around an old change; another that would be too far ahead
-/// decides nothing until it has come nearer. Also over the wrap of the number.
+/// A rank that is far behind gets the right limits around an old change. A rank that is too far ahead
+/// decides nothing until the other has come nearer. Also across the wrap of the number.
 #[test]
 fn far_behind() {
     for passed in [0, (1 << 32) - 100] {
@@ -161,7 +161,7 @@ fn far_behind() {
         };
         assert_eq!(refusal, Refusal::Ahead { number, slowest: passed });
         assert!(number > passed + LAG_MAX && number <= passed + LAG_MAX + LAG_SEEN_EVERY);
-        // The first offer was taken back, but the slower rank may still ask for what was before.
+        // Rank 0 has taken its offer back, but the slower rank may still ask for earlier numbers.
         slots[0].offer(0);
         assert_eq!((slots[0].ask(number), slots[0].owes()), (Err(refusal), 23));
         let answer = |number| slots[1].ask(number).unwrap();
@@ -172,7 +172,7 @@ fn far_behind() {
     }
 }
 
-/// Memory that others write may say anything: there is an answer, whatever it is.
+/// Shared memory may hold any value: there is always an answer.
 #[test]
 fn wild_words() {
     for word in [u64::MAX, u64::MAX - 1, 1 << 63] {

@@ -1,33 +1,33 @@
-//! The one word by which ranks agree: which number was decided last, what limit holds, and since when.
+//! The head: the one word by which ranks agree on limits. It holds the newest decided number, the limit, and when the limit changed.
 //!
-//! 32 bits of the newest decided number, 20 of how many numbers ago the limit last changed, and twice 6 of a limit: the
-//! one that holds and the one before. Pure: no memory is shared here.
+//! 32 bits of the newest decided number, 20 bits of how many numbers ago the limit last changed, and 6 bits each of the
+//! current limit and of the one before. Pure.
 
 use crate::features::registration::agreed::Number;
 
-/// A limit has so many bits.
+/// Bits of a limit.
 const LIMIT_BITS: u32 = 6;
 /// The largest limit: the log2 of bytes.
 pub const LIMIT_MAX: u8 = (1 << LIMIT_BITS) - 1;
 const SINCE_BITS: u32 = 20;
-/// A change that is so many numbers ago, or more.
+/// Stands for a change at least so many numbers ago.
 pub(crate) const LONG_AGO: u32 = (1 << SINCE_BITS) - 1;
 
-/// What has been decided.
+/// The decoded head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Head {
     /// The newest decided number, modulo 2^32.
     pub decided: u32,
-    /// How many numbers ago the limit last changed; [`LONG_AGO`] stands for more, too.
+    /// How many numbers ago the limit last changed. [`LONG_AGO`] also stands for more.
     pub since: u32,
     /// The limit since then: log2 of bytes, 0 for none.
     pub limit: u8,
-    /// The limit before.
+    /// The limit before that change.
     pub previous: u8,
 }
 
 impl Head {
-    /// As a word.
+    /// Encodes the head.
     pub(crate) fn pack(self) -> u64 {
         u64::from(self.decided) << 32
             | u64::from(self.since) << (2 * LIMIT_BITS)
@@ -35,7 +35,7 @@ impl Head {
             | u64::from(self.previous)
     }
 
-    /// Of a word; all words are heads.
+    /// Decodes a word. Every word is a head.
     pub(crate) fn of(word: u64) -> Head {
         Head {
             decided: (word >> 32) as u32,
@@ -45,13 +45,13 @@ impl Head {
         }
     }
 
-    /// How far the newest decided number is beyond this one: negative for one that is not decided. Numbers must be within
-    /// 2^31 of each other, which [`crate::features::registration::agreed::LAG_MAX`] sees to.
+    /// How far the newest decided number is beyond `number`: negative if `number` is undecided. Both must be within
+    /// 2^31 of each other, which [`crate::features::registration::agreed::LAG_MAX`] ensures.
     pub(crate) fn beyond(self, number: Number) -> i64 {
         i64::from(self.decided.wrapping_sub(number as u32) as i32)
     }
 
-    /// The limit at a number that is decided, and that its rank has not passed; none of one that is not.
+    /// The limit at a decided number that the asking rank has not passed. None if the number is undecided.
     pub(crate) fn limit_at(self, number: Number) -> Option<u8> {
         match self.beyond(number) {
             ..0 => None,
@@ -60,14 +60,14 @@ impl Head {
         }
     }
 
-    /// The number at which the limit last changed, or a later one that no rank has still to ask before; `near` is a number
+    /// The number at which the limit last changed, or a later one before which no rank asks again. `near` is any number
     /// within 2^31 of the newest.
     pub(crate) fn changed_at(self, near: Number) -> Number {
         near.saturating_add_signed(self.beyond(near)).saturating_sub(u64::from(self.since))
     }
 
-    /// The next number is decided, and all ranks would have this limit. It changes only where the slowest rank has passed all
-    /// numbers before the last change: so nobody ever asks for more than the one limit before.
+    /// The head after the next number is decided, where the least offer is `wanted`. The limit changes only if the slowest rank has passed all
+    /// numbers before the last change, so no rank ever needs more than one earlier limit.
     pub(crate) fn next(self, wanted: u8, slowest: Slowest) -> Head {
         let decided = self.decided.wrapping_add(1);
         if wanted != self.limit && slowest == Slowest::PastTheChange {
@@ -78,12 +78,12 @@ impl Head {
     }
 }
 
-/// Where the rank is that has passed the least.
+/// How far the slowest rank is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slowest {
     /// It will not ask for a number before the last change.
     PastTheChange,
-    /// It may.
+    /// It may ask for such a number.
     BeforeIt,
 }
 
@@ -91,7 +91,7 @@ pub(crate) enum Slowest {
 mod tests {
     use super::*;
 
-    /// A head reads back from its word, at the edges of every field.
+    /// A head survives encoding and decoding, at the edges of every field.
     #[test]
     fn words() {
         let edges = [0, 1, 77, u32::MAX];
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(Head::of(0), Head::default(), "zeroed memory has decided nothing");
     }
 
-    /// What holds before, at and after a change, also where the number wraps in between.
+    /// The limits before, at and after a change, also across the wrap of the number.
     #[test]
     fn limits() {
         for first in [7_u64, u64::from(u32::MAX) - 2] {
@@ -121,7 +121,7 @@ mod tests {
         }
     }
 
-    /// A change long ago stays so.
+    /// A change long ago stays long ago.
     #[test]
     fn saturation() {
         let head = Head { decided: 5, since: LONG_AGO - 1, limit: 23, previous: 0 };

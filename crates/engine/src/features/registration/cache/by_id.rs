@@ -1,12 +1,12 @@
-//! A table by the driver's ids. Nobody chooses those to do harm, so one multiplication spreads them well enough.
+//! A hash table by the driver's ids. Nobody chooses ids to collide, so one multiplication spreads them well enough.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// What is known of the allocation with an id.
+/// A map from the id of an allocation.
 pub(crate) type ById<T> = HashMap<u64, T, BuildHasherDefault<Spread>>;
 
-/// 2^64 by the golden ratio.
+/// 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +37,7 @@ impl Hasher for Spread {
 mod tests {
     use super::*;
 
-    /// Ids in a row, far apart or at multiples of powers of two share few places: of 64 in a table of 128 no five one.
+    /// Ids in sequence, far apart, or at multiples of powers of two collide seldom: of 64 ids in 128 places, at most four share one.
     #[test]
     fn ids_are_spread() {
         for step in [1_u64, 2, 3, 7, 1 << 8, 1 << 12, 1 << 20, 1 << 32, 1 << 40, (1 << 32) + 1] {

@@ -1,15 +1,15 @@
-//! What is counted of registrations, for the report.
+//! Counters of registrations, for the report.
 
 use serde::Serialize;
 
 use crate::features::registration::cache::Why;
 
-/// One cache. What was registered and neither deregistered nor stuck is there, until the end.
+/// The counters of one cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// How often an allocation was registered.
+    /// How often an allocation was newly registered.
     pub registered: u64,
-    /// How often it was registered already.
+    /// How often an allocation was found registered.
     pub hits: u64,
     /// [`Why::Refused`]
     pub refused: u64,
@@ -19,23 +19,23 @@ pub struct Counters {
     pub full: u64,
     /// [`Why::Straddles`]
     pub straddles: u64,
-    /// How many left because their memory was seen to have gone.
+    /// How many entries left because their memory was found gone.
     pub changed: u64,
-    /// How many left because their memory was said to go.
+    /// How many entries left because their memory was reported freed.
     pub freed: u64,
-    /// How many left to make room.
+    /// How many entries left to make room.
     pub evicted: u64,
-    /// How many were given back, for whichever reason.
+    /// How many were deregistered, for any reason.
     pub deregistered: u64,
-    /// How many could not be given back.
+    /// How many could not be deregistered.
     pub stuck: u64,
-    /// How many there are, stuck ones too.
+    /// How many there are, stuck ones included.
     pub entries: u64,
-    /// The most there ever were.
+    /// The largest value of `entries` so far.
     pub entries_highest: u64,
-    /// Their bytes.
+    /// Bytes of these entries.
     pub bytes: u64,
-    /// The most there ever were.
+    /// The largest value of `bytes` so far.
     pub bytes_highest: u64,
 }
 

@@ -1,10 +1,10 @@
-//! Allocations that cannot be registered, so that nobody tries again with every call. Ids never come again: what was freed
-//! does no harm here, and is forgotten in time.
+//! Allocations that cannot be registered, so that not every call tries again. Ids are never reused, so freed allocations
+//! do no harm here, and are forgotten in time.
 
-/// At most so many; what was asked for longest ago is forgotten first.
+/// A list of at most `count_max` ids. The one that was asked for longest ago is forgotten first.
 #[derive(Debug)]
 pub(crate) struct Refused {
-    /// Asked for last stands last.
+    /// The id that was asked for last is at the end.
     ids: Vec<u64>,
     count_max: usize,
 }
@@ -14,7 +14,7 @@ impl Refused {
         Refused { ids: Vec::new(), count_max }
     }
 
-    /// Whether this one is here.
+    /// Whether this id is in the list. Moves it to the end.
     pub(crate) fn has(&mut self, id: u64) -> bool {
         let Some(at) = self.ids.iter().rposition(|known| *known == id) else { return false };
         if let Some(later) = self.ids.get_mut(at..) {
@@ -23,7 +23,7 @@ impl Refused {
         true
     }
 
-    /// Takes one in that is not here.
+    /// Adds an id that is not in the list.
     pub(crate) fn enter(&mut self, id: u64) {
         if self.count_max == 0 {
             return;

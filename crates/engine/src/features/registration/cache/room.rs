@@ -1,29 +1,29 @@
-//! Who leaves to make room. Pure.
+//! Decides which entries leave to make room. Pure.
 
 use crate::features::registration::cache::{Limits, Use};
 
-/// One that is there and could leave.
+/// An entry that could leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Resident {
-    /// First, so that they are sorted by it.
+    /// The first field, so that entries sort by it.
     pub last_use: Use,
     pub id: u64,
     pub bytes: u64,
 }
 
-/// Whether one more may come.
+/// Whether there is room for one more entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// It may.
+    /// There is.
     Free,
-    /// Once these have left, by id; they can when this call is over.
+    /// There is once these entries, by id, have left. They can leave when the call `last_use` is over.
     After { leave: Vec<u64>, last_use: Use },
-    /// Not though all left.
+    /// Not even if all entries left.
     Never,
 }
 
-/// Room for one more of `bytes` bytes, where there are so many entries of so many bytes, stuck ones too: those leave that
-/// were used longest ago, as few as will do.
+/// Plans room for one more entry of `bytes` bytes, beside `entries` of `entries_bytes` bytes, stuck ones included. The entries used longest
+/// ago leave, as few as suffice.
 pub(crate) fn plan(
     limits: Limits,
     mut entries: usize,
@@ -56,7 +56,7 @@ pub(crate) fn plan(
 mod tests {
     use super::*;
 
-    /// Room by number and by bytes, with what is stuck, and for what never fits.
+    /// Room by count and by bytes, with stuck entries, and for an entry that never fits.
     #[test]
     fn who_leaves() {
         let limits = Limits { entries_max: 4, bytes_max: 20, refused_max: 0 };
@@ -70,7 +70,7 @@ mod tests {
             (3, 12, 20, after(&[2, 1, 3], 5)),
             (3, 12, 21, Room::Never),
             (3, 12, u64::MAX, Room::Never),
-            // One more, of one byte, is stuck.
+            // One more entry, of one byte, is stuck.
             (4, 13, 1, after(&[2], 3)),
             (4, 13, 19, after(&[2, 1, 3], 5)),
             (4, 13, 20, Room::Never),

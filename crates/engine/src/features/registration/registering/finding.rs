@@ -1,4 +1,4 @@
-//! What NCCL gets in place of the buffers of a call that is registered: aliases, or staging memory where there can be none.
+//! Finds the substitutes of a registered call's buffers: aliases, or staging memory where a buffer cannot be registered.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,7 @@ use windlass_base::stats::registration::Registered;
 use crate::features::registration::registering::Registering;
 use crate::features::registration::registering::state::State;
 
-/// Allocations of the process that are remembered.
+/// How many allocations of the process are remembered.
 const ALLOCATIONS_MAX: usize = 1024;
 
 pub(crate) fn allocations(driver: &'static Driver) -> &'static Allocations {
@@ -56,7 +56,7 @@ impl Registering {
         Ok(substitutes)
     }
 
-    /// Where NCCL finds a buffer registered; none if it cannot be.
+    /// The address of a buffer's alias, which may be registered here. None if the buffer cannot be registered.
     fn alias(&self, state: &mut State, buffer: Range, number: Use) -> Option<Address> {
         let State { home, real: Some(real), cache, staging, .. } = state else { return None };
         let found = allocations(home.driver).look(buffer.base);
@@ -89,7 +89,7 @@ fn counted(why: Why) -> Registered {
     }
 }
 
-/// What is counted of memory that cannot be registered.
+/// The counter of memory that cannot be registered.
 pub(crate) fn counted_as(kind: Kind) -> Registered {
     match kind {
         Kind::Vmm { exportable: true } => Registered::Elsewhere,

@@ -1,4 +1,4 @@
-//! Up to which size this rank offers to register, by the buffers that it passes and the memory that it has.
+//! Decides up to which size this rank offers to register, from its calls' buffers and its memory.
 
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ use crate::features::registration::registering::state::State;
 use crate::features::registration::registering::{EVERYTHING, Registering};
 
 impl Registering {
-    /// What this rank can say of its buffers, from one that is not registered.
+    /// Learns from a call that is not registered, and may raise this rank's offer.
     pub(crate) fn learn(&self, state: &mut State, buffers: &Buffers, size: u8) {
         if self.vetoes.load(Ordering::Relaxed) > 0 || size > self.size_max || size >= state.size_refused {
             return;
@@ -53,7 +53,7 @@ impl Registering {
         }
     }
 
-    /// Whether a buffer lies in one allocation of this device's that can be mapped again and exported.
+    /// Whether a buffer lies in one allocation of this device that can be mapped again and exported.
     fn is_registrable(&self, state: &State, buffer: Range) -> bool {
         let found = allocations(state.home.driver).look(buffer.base);
         let fine = found.kind == Kind::Vmm { exportable: true }
@@ -65,7 +65,7 @@ impl Registering {
         fine
     }
 
-    /// What one call of that size takes, which is there before it is offered for: staging memory, and that NCCL could register.
+    /// Acquires what one call of that size needs, before this rank offers it: staging memory and free descriptors.
     fn prepare(&self, state: &mut State, size: u8) -> bool {
         let bytes = staging::needed(size, self.ranks);
         if !aliases::has_descriptors() {
@@ -86,7 +86,7 @@ impl Registering {
         is_prepared
     }
 
-    /// Whether NCCL can export the memory by the handles that it uses: those of its own.
+    /// Whether the memory can be exported by the handle types that NCCL uses for its own.
     fn has_types(&self, state: &State, buffers: &Buffers) -> bool {
         let driver = state.home.driver;
         let wanted = state.staging.handle_types();
@@ -95,8 +95,8 @@ impl Registering {
             .all(|buffer| driver.handle_types(buffer.base) & wanted == wanted)
     }
 
-    /// The application does by itself what this would, or nothing may run beside its calls: nothing is offered, and what
-    /// nobody may ask for any more goes back, as the worker may not look at it.
+    /// Takes the offer back, because the program registers buffers itself or its resources are shared. Deregisters what no rank may
+    /// still need, since the worker may not do that.
     pub(crate) fn withdraw(&self, state: &mut State) {
         if !state.pacing.has_offered() && state.cache.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! What a rank has of a communicator that registers, and how far its registered calls are.
+//! The state of one communicator's registrations on this rank, and how far its registered calls are.
 
 use crate::features::registration::agreed::Number;
 use crate::features::registration::aliases::Alias;
@@ -9,55 +9,55 @@ use windlass_base::config::config;
 use windlass_base::gpu::stream::{self, Event};
 use windlass_base::gpu::{Failure, Home, StreamHandle};
 
-/// NCCL walks through all registrations for every buffer of every call.
+/// NCCL walks through all registrations for every buffer of every call, so there are few.
 const ENTRIES_MAX: usize = 64;
-/// Allocations that cannot be registered, remembered.
+/// How many allocations that cannot be registered are remembered.
 const REFUSED_MAX: usize = 64;
 
-/// What an end leaves.
+/// What is left after the end of a communicator's registrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// NCCL has nothing of ours any more.
+    /// Nothing is registered with NCCL any more.
     Clean,
-    /// Peers may be writing to what is registered, or NCCL keeps it: it stays for good, and NCCL must not free its communicator,
-    /// since it looks for what is registered where it has just freed it (2.28.9, commFree).
+    /// Peers may be writing to registered memory, or NCCL keeps it. It stays for good, and NCCL must not free its communicator,
+    /// because NCCL would look for the registrations in memory that it has just freed (2.28.9, commFree).
     Left,
 }
 
-/// What this rank has of it.
+/// The state, locked in [`super::Registering`].
 #[derive(Debug)]
 pub(crate) struct State {
     pub home: Home,
-    /// NCCL's communicator, once it was asked for something.
+    /// NCCL's communicator, since the first candidate.
     pub real: Option<usize>,
     pub cache: Cache<Alias>,
     pub staging: Staging,
     pub pacing: OfferPacing,
-    /// Up to which size this rank has offered, as a power of two; 0 for nothing.
+    /// The size that this rank has offered, as log2 of bytes. 0 for none.
     pub offered: u8,
-    /// There was no memory to offer that size.
+    /// The size for which there was no memory.
     pub size_refused: u8,
     /// The number of the next candidate.
     pub next: Number,
-    /// Calls that are registered.
+    /// The number of the last registered call.
     pub uses: Use,
-    /// How many of them NCCL has not begun: those of open groups.
+    /// How many registered calls NCCL has not begun, because their groups are open.
     pub pending: u32,
-    /// Marks the end of the last that it has, and of what was copied; NCCL runs them in turn.
+    /// Marks the end of the last registered call and of its copies. NCCL runs these calls in order.
     last: Option<Event>,
-    /// Whether that one copied, which NCCL knows nothing of.
+    /// Whether the marked work ends with a copy, which NCCL does not order.
     last_copied: bool,
-    /// Something runs that could not be marked.
+    /// Whether work runs that could not be marked.
     pub is_lost: bool,
     pub end: Option<End>,
 }
 
-/// How far the calls that were registered are.
+/// How far the registered calls are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Over,
     Running,
-    /// The driver answers nothing any more, or did not when a call was to be marked.
+    /// The driver answers nothing any more, or a call could not be marked.
     Lost,
 }
 
@@ -82,17 +82,17 @@ impl State {
         }
     }
 
-    /// Whether no kernel of this rank uses anything, whatever groups still hold. In a context that is gone nothing runs.
+    /// Whether no kernel of this rank uses the registrations, even if groups hold calls. True if the context is gone.
     pub(crate) fn has_left(&self) -> bool {
         let Some(last) = &self.last else { return true };
         let is_done = || self.home.enter().is_ok_and(|_entered| last.is_done().unwrap_or(false));
         !self.home.is_there() || is_done()
     }
 
-    /// Asks the driver.
+    /// Asks the driver how far the registered calls are.
     pub(crate) fn progress(&self) -> Progress {
         let done = self.last.as_ref().map_or(Ok(true), |last| {
-            // Relaxed: another thread's capture forbids the question else.
+            // Entering relaxes the thread's capture mode. Otherwise another thread's capture would forbid the query.
             let _entered = self.home.enter()?;
             last.is_done()
         });
@@ -108,21 +108,21 @@ impl State {
         self.progress() == Progress::Over
     }
 
-    /// What comes next on a stream comes after what was copied last, whatever stream that was on.
+    /// Orders later work on a stream behind the last marked work, on whatever stream that was.
     pub(crate) fn wait(&self, stream: StreamHandle) -> Result<(), Failure> {
         self.last
             .as_ref()
             .map_or(Ok(()), |last| self.home.driver.wait(stream, last, stream::Ordering::Inside))
     }
 
-    /// Marks what a stream holds, and what was marked before.
+    /// Marks the work on a stream, and the work that was marked before.
     pub(crate) fn mark(&mut self, stream: StreamHandle, copied: bool) -> Result<(), Failure> {
         let marked = self.try_to_mark(stream, copied);
         self.is_lost |= marked.is_err();
         marked
     }
 
-    /// Marks what a stream holds and all that was marked before, where NCCL may not have run the call that orders the two.
+    /// Marks the work on a stream and all that was marked before, where NCCL may not have run the call that orders the two.
     pub(crate) fn mark_behind(&mut self, stream: StreamHandle) -> Result<(), Failure> {
         let marked = self.wait(stream).and_then(|()| self.try_to_mark(stream, true));
         self.is_lost |= marked.is_err();

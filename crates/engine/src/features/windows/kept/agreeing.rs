@@ -1,4 +1,4 @@
-//! The round of a registration: what all ranks say, how long that is waited for, and what becomes of it.
+//! The round of a registration: this rank says what it registers, waits for all ranks, and acts on the result.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,27 +24,27 @@ use crate::features::windows::kept::{Windows, standing};
 
 /// NCCL_WIN_REQUIRED_ALIGNMENT, from the start of the allocation.
 const ALIGNMENT: u64 = 4096;
-/// Ranks that come together find each other so.
+/// How long it spins, which is enough for ranks that come together.
 const SPINS_FOR: Duration = Duration::from_micros(20);
-/// Then it looks often for a while, then seldom.
+/// How long it then looks often, before it looks seldom.
 const LOOKS_FOR: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 const LOOK_SELDOM: Duration = Duration::from_millis(1);
-/// A rank that is missing for so long is named.
+/// After how long a missing rank is named.
 const NAMED_AFTER: Duration = Duration::from_secs(10);
-/// How often the peers' processes are looked at.
+/// How often it checks whether the peers' processes live.
 const LIVES_EVERY: Duration = Duration::from_millis(100);
 
-/// What is to be registered.
+/// A registration that the program asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowRequest {
     /// The addresses.
     pub range: Range,
-    /// As the application gave them.
+    /// The flags that the program gave.
     pub flags: u32,
 }
 
-/// A window that NCCL makes now.
+/// A window that NCCL is to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Making {
     request: WindowRequest,
@@ -52,37 +52,37 @@ pub struct Making {
     block: Option<Block>,
 }
 
-/// What becomes of a registration.
+/// The result of a registration on this rank.
 #[derive(Clone, Copy, Debug)]
 pub enum Course {
-    /// This window of NCCL's is it.
+    /// The window with this NCCL handle.
     Hit(usize),
-    /// NCCL makes one.
+    /// NCCL makes a new window.
     Make(Making),
-    /// It is refused: on this rank alone, or on all.
+    /// Refused with this code, on this rank alone or on all.
     Refused(ncclResult_t),
-    /// It is NCCL's alone.
+    /// NCCL does all of it.
     Forward,
 }
 
-/// How the ranks are, of whom some are waited for.
+/// The state of the ranks, for waits.
 pub trait Health {
-    /// The communicator's asynchronous error, `ncclSuccess` if there is none.
+    /// The communicator's asynchronous error. `ncclSuccess` if there is none.
     fn error(&self) -> ncclResult_t;
-    /// Ranks that are dead or have said that they have failed, a bit each.
+    /// Ranks that are dead or have said that they have failed, one bit each.
     fn gone(&self) -> u64;
-    /// This rank has failed.
+    /// Notes that this rank has failed.
     fn fail(&self, error: ncclResult_t);
 }
 
 impl Windows {
-    /// Agrees with the other ranks, which waits for them as NCCL does.
+    /// Agrees with the other ranks. Waits for them, as NCCL does.
     pub fn agree(&self, ranks: &dyn Health, real: ncclComm_t, request: WindowRequest) -> Course {
         let course = self.agreed(ranks, real, request);
         match course {
             Course::Hit(_) => count::windows(Kept::Hits, 1),
             Course::Refused(_) => count::windows(Kept::Refused, 1),
-            // Counted when it is there; NCCL's alone.
+            // A made window is counted by `made`, and a forwarded call is NCCL's alone.
             Course::Make(_) | Course::Forward => {}
         }
         course
@@ -96,8 +96,8 @@ impl Windows {
         self.drop_leaving();
         let block = pool::block_of(request.range.base).filter(|block| holds(block, request.range));
         if let Some((code, why)) = unfit(request.range, block.as_ref()) {
-            // NCCL is not asked: of a communicator's first symmetric window it looks at nothing before all ranks are there
-            // (2.28.9 to 2.30.7, ncclSymkInitOnce), and the others may wait here.
+            // NCCL is not called: for a communicator's first symmetric window it waits for all ranks before it looks at the arguments
+            // (2.28.9 to 2.30.7, ncclSymkInitOnce), while the others may wait here.
             self.slot.is_unfit(&self.said(request, None), code.0 as u32);
             return Course::Refused(refuse(code, format_args!("ncclCommWindowRegister: {why}")));
         }
@@ -114,14 +114,14 @@ impl Windows {
         }
     }
 
-    /// Registrations in groups are NCCL's alone from now on: a rank that has none in a group could be waited for here, and wait for
-    /// what the group makes.
+    /// Stops keeping windows because the program registers in groups. A rank could else wait here for a rank that is in no group, while that
+    /// one waits for the window of the group.
     pub fn forward_grouped(&self, real: ncclComm_t) {
         self.real.store(real as usize, Ordering::Release);
         self.stop_keeping("they are registered in groups");
     }
 
-    /// NCCL has answered what it asks no other rank about.
+    /// Tells the other ranks of a registration that NCCL has refused without asking them.
     pub fn was_refused(&self, request: WindowRequest, code: ncclResult_t) {
         if self.is_off.load(Ordering::Acquire) {
             return;
@@ -129,12 +129,12 @@ impl Windows {
         self.slot.is_unfit(&self.said(request, None), code.0 as u32);
     }
 
-    /// NCCL has made it.
+    /// Notes the window that NCCL has made.
     pub fn made(&self, making: &Making, handle: usize) {
         let Making { request: WindowRequest { range, flags }, number, block } = *making;
         let (block, life) = (block.map(|block| block.serial), block.map_or(0, |block| block.life));
         if handle == 0 {
-            // Nor does it ask other ranks.
+            // Without a handle NCCL has not asked the other ranks either.
             self.stop_keeping("NCCL makes none");
         } else {
             let record = Record { number, handle, range, flags, block, life, users: 1, times: 1 };
@@ -184,7 +184,7 @@ impl Windows {
             }
             Decision::Refused { rank, why } => {
                 let table: Vec<String> = all.iter().enumerate().map(line).collect();
-                // What NCCL answers where it does not hang.
+                // NCCL's own code where it does not hang.
                 let code = if why == Unlike::Over { ncclInvalidUsage } else { ncclUnhandledCudaError };
                 let table = table.join("; ");
                 let text = format_args!(
@@ -218,7 +218,7 @@ impl Windows {
                     unfit_since = None;
                     missing
                 }
-                // It may register something else, which NCCL would take for theirs; a lone call of its may be long over.
+                // That rank may still register something else, which NCCL would take for this window. Its refused call may also be long over.
                 Seen::Unfit(_)
                     if unfit_since.get_or_insert_with(Instant::now).elapsed() >= config().hang_timeout =>
                 {
@@ -262,13 +262,13 @@ impl Windows {
     }
 }
 
-/// Whether NCCL refuses a registration by what it is given, without the other ranks.
+/// Whether NCCL refuses a registration by its arguments, without the other ranks.
 pub(crate) fn is_refused_alone(range: Range) -> bool {
     let block = pool::block_of(range.base).filter(|block| holds(block, range));
     unfit(range, block.as_ref()).is_some()
 }
 
-/// What NCCL answers, and why, of what it looks at by itself: it makes no window over that.
+/// NCCL's answer and its cause, if NCCL refuses a window over this range by itself.
 fn unfit(range: Range, block: Option<&Block>) -> Option<(ncclResult_t, &'static str)> {
     let misaligned = (ncclInvalidArgument, "the address is misaligned");
     if let Some(block) = block {
@@ -277,7 +277,7 @@ fn unfit(range: Range, block: Option<&Block>) -> Option<(ncclResult_t, &'static 
     let no_memory = (ncclUnhandledCudaError, "there is no memory for windows");
     let Some(driver) = gpu::opened() else { return Some(no_memory) };
     if driver.is_mapped_by_handle(range.base) {
-        // The driver's own begin at multiples of more than the alignment.
+        // The driver's own reservations begin at multiples of more than the alignment.
         return (!range.base.is_multiple_of(ALIGNMENT)).then_some(misaligned);
     }
     let offset = |base: u64| range.base.wrapping_sub(base);

@@ -1,14 +1,14 @@
-//! How many windows there are over each block of the pool, of all communicators of the process.
+//! Counts the windows over each block of the pool, of all communicators of the process.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::features::memory::pool::{self, Over};
 
-/// By serial number. Held for some stores; after the lock of a ledger, before the pool's.
+/// By the block's serial. Locked for some stores, after the lock of a window ledger and before the pool's.
 static COUNTS: Mutex<BTreeMap<u64, Over>> = Mutex::new(BTreeMap::new());
 
-/// A ledger has changed: the block of each window, and whether the application has to end that yet, before and after.
+/// Updates the counts after a change of a ledger. Each entry is a window's block, and whether the program has still to end the window.
 pub(crate) fn changed(before: &[(u64, bool)], after: &[(u64, bool)]) {
     if before == after {
         return;
@@ -30,7 +30,7 @@ pub(crate) fn changed(before: &[(u64, bool)], after: &[(u64, bool)]) {
     counts.retain(|_, over| over.windows > 0);
 }
 
-/// Whether there are none over this one that the application has ended.
+/// Whether the block has no window that the program has ended.
 pub(crate) fn is_free(block: u64) -> bool {
     COUNTS.lock().unwrap_or_else(PoisonError::into_inner).get(&block).is_none_or(|over| over.cached() == 0)
 }
@@ -39,7 +39,7 @@ pub(crate) fn is_free(block: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// Windows of two communicators count together; those that the application has hold nothing up.
+    /// Windows of two communicators count together. Windows that the program has not ended do not keep a block.
     #[test]
     fn counted_together() {
         let (one, other) = (u64::MAX, u64::MAX - 1);

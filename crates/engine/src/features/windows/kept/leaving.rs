@@ -1,5 +1,5 @@
-//! Blocks that leave the pool: their windows go first, each with the gate of its communicator closed, then NCCL frees them. On a
-//! [thread of its own](crate::background::side_thread): a drop asks peers' processes.
+//! Frees blocks that leave the pool. Their windows are dropped first, each with the gate of its communicator closed, then NCCL frees them. A
+//! [side thread](crate::background::side_thread) does it, because a drop involves peers' processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,10 +12,10 @@ use crate::background::side_thread;
 use crate::features::registration::freeing::{self, Busy};
 use crate::features::windows::kept::{LOOK_EVERY, Windows, alive, blocks};
 
-/// Whether a thread is at it.
+/// Whether a thread is freeing leaving blocks for [`look`].
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Has the blocks that are to leave freed, of which no communicator has a call inside; the others later. Waits for nobody.
+/// Starts to free the leaving blocks, on a side thread. Those of communicators with a call inside stay for a later look. Does not wait.
 pub(crate) fn look() {
     if pool::leaving().is_empty() || IS_BUSY.swap(true, Ordering::AcqRel) {
         return;
@@ -30,8 +30,8 @@ pub(crate) fn look() {
     });
 }
 
-/// The same of a device's, for who needs its memory, which is waited for so long: a communicator may have a call inside, or the other
-/// thread that does this. How many were freed.
+/// Frees the leaving blocks of a device for a caller that needs memory. Waits up to `within`, as a communicator may have a call inside, or
+/// [`look`]'s thread may be at work. Returns how many were freed.
 pub(crate) fn free_leaving(device: Ordinal, within: Duration) -> usize {
     let leaving = move || pool::leaving().into_iter().filter(move |block| block.device == device);
     if leaving().next().is_none() {
@@ -54,13 +54,13 @@ pub(crate) fn free_leaving(device: Ordinal, within: Duration) -> usize {
     freed.load(Ordering::Relaxed)
 }
 
-/// Whether it has left.
+/// Drops a block's windows and frees it. Returns whether it was freed.
 fn leave(all: &[Arc<Windows>], block: &Block) -> bool {
     all.iter().for_each(|one| one.let_go(block.serial));
     free(block)
 }
 
-/// Has the blocks freed that are to leave and have no windows any more. For the application's thread: a communicator has ended.
+/// Frees the leaving blocks that have no windows any more, on the program's thread after a communicator has ended.
 pub(crate) fn free_left() {
     pool::leaving().iter().for_each(|block| {
         free(block);
@@ -70,7 +70,7 @@ pub(crate) fn free_left() {
 fn free(block: &Block) -> bool {
     let left = if blocks::is_free(block.serial) { pool::left(block.serial) } else { None };
     let Some(address) = left else { return false };
-    // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none.
+    // Without a current context NCCL, which restores the previous device, would make a context on device 0.
     let home = freeing::home_of(block.device);
     let _entered = home.as_ref().map(Home::enter);
     freeing::let_go(&[address]);
@@ -91,7 +91,7 @@ impl Windows {
         self.is_dropping.store(false, Ordering::SeqCst);
     }
 
-    /// For a thread of ours that has the gate closed, and has said that it is dropping some.
+    /// Whether windows may be dropped, asked by a thread of Windlass that has closed the gate and set `is_dropping`.
     fn may_drop(&self) -> bool {
         !self.is_aborted.load(Ordering::SeqCst) && !self.is_ended.load(Ordering::Acquire)
     }

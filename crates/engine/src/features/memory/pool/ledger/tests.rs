@@ -22,7 +22,7 @@ fn kept(over: &[u64]) -> Given {
     Given::Kept { over: over.iter().map(|base| base * MIB).collect() }
 }
 
-/// Of one size what was made first is handed out first, whatever the order of frees; other sizes and devices are not touched.
+/// Of one size, the block made first is handed out first, in whatever order blocks are freed. Other sizes and devices are not touched.
 #[test]
 fn lowest_serial() {
     let mut ledger = PoolLedger::new();
@@ -37,14 +37,14 @@ fn lowest_serial() {
     assert_eq!(bases, [10, 20, 30]);
     let again = ledger.find(10 * MIB + 5).unwrap();
     assert_eq!((again.0.life, again.0.held, again.1), (2, true, State::Held));
-    // The life before is over.
+    // The block's earlier life is over.
     assert_eq!(ledger.give_back(&made[0], LIMIT), Given::NotHeld);
     assert_eq!(ledger.give_back(&again.0, LIMIT), kept(&[]));
     assert_eq!(ledger.give_back(&again.0, LIMIT), Given::NotHeld);
 }
 
-/// Over the limit other sizes leave first, the longest unused of them; of one size what was made last; what is too large is
-/// not kept at all.
+/// Over the limit other sizes leave first, the longest unused of them. Of one size the block made last leaves. A block that is
+/// too large is not kept at all.
 #[test]
 fn eviction() {
     let mut ledger = PoolLedger::new();
@@ -66,7 +66,7 @@ fn eviction() {
     assert_eq!(ledger.sums(), Sums::default());
 }
 
-/// What nobody has wanted for a while leaves; what was used since does not.
+/// A block that is unused for a while leaves. One that was used since does not.
 #[test]
 fn ageing() {
     let mut ledger = PoolLedger::new();
@@ -86,7 +86,7 @@ fn ageing() {
     assert_eq!((ledger.age(50), ledger.sums().kept_blocks), (vec![10 * MIB], 0));
 }
 
-/// What is registered, or tainted, is not kept; what was deregistered is. One handle may stand for several calls.
+/// Registered or tainted blocks are not kept, deregistered ones are. One handle may stand for several calls.
 #[test]
 fn registrations() {
     let mut ledger = PoolLedger::new();
@@ -110,7 +110,7 @@ fn registrations() {
     assert_eq!(ledger.give_back(&two, LIMIT), Given::LetGo);
 }
 
-/// A block with windows is never given to be freed: it leaves when they are gone.
+/// A block with windows is not freed. It leaves when they are gone.
 #[test]
 fn windows() {
     let mut ledger = PoolLedger::new();
@@ -131,7 +131,7 @@ fn windows() {
     assert_eq!(ledger.trim(0), vec![30 * MIB]);
 }
 
-/// What the application has not ended holds no block up: NCCL frees it under them, as without us.
+/// Windows that the program has not ended do not keep a block: NCCL frees it under them, as without Windlass.
 #[test]
 fn owed_windows() {
     let mut ledger = PoolLedger::new();
@@ -145,7 +145,7 @@ fn owed_windows() {
     assert_eq!(ledger.leaving().len(), 1);
 }
 
-/// What peers may be writing to is handed out never again, whoever has it.
+/// Blocks that peers may be writing to are never handed out again, whoever holds them.
 #[test]
 fn tainted() {
     let mut ledger = PoolLedger::new();
@@ -175,7 +175,7 @@ fn tainted() {
     assert_eq!(ledger.sums(), Sums::default());
 }
 
-/// Memory that comes anew where a block was has taken its place.
+/// New memory in the place of a block replaces it in the ledger.
 #[test]
 fn entered_over_others() {
     let mut ledger = PoolLedger::new();
@@ -211,15 +211,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens: no block is handed out while somebody has it, or after it left; of the size asked for, never another;
-    /// nothing is freed twice, nor while it has windows or is held; no more is kept than may be; sums are sums.
+    /// In any sequence: no block is handed out while it is held or after it left, nor for another size. No block
+    /// is freed twice, while held, or while it has windows. No more is kept than allowed, and the totals are right.
     #[test]
     fn keeps_the_ledger(steps in prop::collection::vec(step(), 1..200)) {
         const LIMIT: u64 = 12 * MIB;
         let mut ledger = PoolLedger::new();
         let mut held: Vec<Block> = Vec::new();
         let mut freed: Vec<Block> = Vec::new();
-        // Really there: base, size, windows.
+        // Blocks that exist: base, size, windows.
         let mut real: BTreeMap<u64, (u64, u8)> = BTreeMap::new();
         let mut next = 1;
         let gone = |real: &mut BTreeMap<u64, (u64, u8)>, held: &[Block], bases: &[u64]| {
