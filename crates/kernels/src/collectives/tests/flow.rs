@@ -3,7 +3,7 @@
 use super::*;
 use crate::collective::COLLECTIVE_ROOT_SHIFT;
 
-/// All ranks' launches, under limits that follow from nothing.
+/// All ranks' launches, under limits chosen arbitrarily.
 fn everyone(
     of: impl Fn(usize) -> Collective,
     ranks: u32,
@@ -22,7 +22,7 @@ fn everyone(
         .collect()
 }
 
-/// What ranks must have alike, they have; each expects of each what that one sends.
+/// All ranks have alike what they must, and each expects from each what that rank sends.
 fn assert_agreed(all: &[Arranged]) {
     let first = &all[0];
     let reduces = first.launch.reduction_of_kernel(first.shape.kernel);
@@ -63,13 +63,13 @@ fn assert_agreed(all: &[Arranged]) {
     }
 }
 
-/// Of a reduce in two phases.
+/// The root of a reduce in two phases.
 fn root_of(launch: &CollectiveLaunch) -> Option<usize> {
     (launch.flags >> COLLECTIVE_ROOT_SHIFT).checked_sub(1).map(|root| root as usize)
 }
 
 impl CollectiveLaunch {
-    /// Whether the kernel makes one of what all ranks send.
+    /// Whether the kernel reduces what the ranks send.
     fn reduction_of_kernel(&self, kernel: Kernel) -> bool {
         !kernel.name().contains("Copy")
     }
