@@ -59,8 +59,8 @@ pub fn ring_bytes(wire: Wire, geometry: &Geometry, slots: u32) -> u64 {
     u64::from(channels) * u64::from(slot_bytes) * u64::from(slots)
 }
 
-/// The word for a ring. None if no channel can move into it: it is not aligned to 128 bytes, or its slots are no power of two, or not more
-/// than the first ring's (a sender must find room as soon as it has moved).
+/// The word for a ring. None if no channel can move into it: it must be aligned to 128 bytes, and its slots a power of two above the first ring's.
+/// So a sender finds room as soon as it has moved.
 pub fn ring_word(address: u64, wire: Wire, geometry: &Geometry, slots: u32) -> Option<u64> {
     let fits = address != 0
         && address.is_multiple_of(128)

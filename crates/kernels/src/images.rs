@@ -68,7 +68,7 @@ pub fn images_for(major: u32) -> &'static [Image] {
     images_of!("p2p", major)
 }
 
-/// The same for collectives: each has all [kernels](crate::collectives::Kernel).
+/// The images to try for collectives, best first: each has all [kernels](crate::collectives::Kernel).
 pub fn collective_images_for(major: u32) -> &'static [Image] {
     images_of!("collective", major)
 }

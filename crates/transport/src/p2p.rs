@@ -1,5 +1,5 @@
-//! Runs sends and receives between ranks that can write each other's memory: one kernel (`crates/kernels`) for each group of one
-//! communicator on one stream, over rings in regions of the ranks' symmetric heaps, with no NCCL connection.
+//! Runs sends and receives between ranks that can write each other's memory, over rings in regions of their symmetric heaps. One kernel
+//! (`crates/kernels`) runs each group of one communicator on one stream, with no NCCL connection.
 //!
 //! This module gets addresses; regions are lent and taken back elsewhere. A [`P2pDeviceResources`] per device has the loaded kernel. At init a
 //! rank lends a region of [`Layout::bytes`] zeros, tells its peers, makes its [`Sequencer`] and its [`P2p`]; whatever may run short fails there.

@@ -184,7 +184,7 @@ fn most_of_few_blocks(blocks: u32) -> u64 {
 /// What decides the path of a communicator's calls, by its negotiated config.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
-    /// How many ranks it has.
+    /// How many ranks the communicator has.
     pub ranks: usize,
     /// Up to which sizes collectives are native.
     pub native: Limits,

@@ -73,7 +73,7 @@ impl Driver {
         self.pointer_attributes([BUFFER_ID], at).map(|[id]| id).filter(|id| *id != 0)
     }
 
-    /// The kinds of handle by which peers may open the memory at an address: bits of `CUmemAllocationHandleType`, 1 for a file descriptor, 8 for a
+    /// The kinds of handle by which peers may open the memory at an address. Bits of `CUmemAllocationHandleType`: 1 for a file descriptor, 8 for a
     /// fabric handle. 0 if there is no memory, or no answer. NCCL chooses among them itself.
     pub fn handle_types(&self, at: Address) -> u64 {
         self.pointer_attributes([ALLOWED_HANDLE_TYPES], at).map_or(0, |[handles]| handles)

@@ -122,7 +122,7 @@ impl Driver {
         self.come_behind(stream, &nodes)
     }
 
-    /// Makes later work on `stream` come after these nodes, which may be of another capture into the same graph: the driver does not tell such
+    /// Makes later work on `stream` come after these nodes, which may be of another capture into the same graph. The driver does not tell such
     /// captures apart by an id, and refuses an event of one in the other. (Not for a graph from which nodes of ours were removed in between.)
     pub fn come_behind(&self, stream: StreamHandle, nodes: &[usize]) -> Result<(), Failure> {
         const ADD: u32 = 0;

@@ -103,7 +103,7 @@ impl Uneven {
         if self.reduction.is_some() { Kind::ReduceScatter } else { Kind::AllGather }
     }
 
-    /// That of the even collective of as many bytes, over LL128.
+    /// The family of the even collective of as many bytes, over LL128.
     fn family(&self, reducer: Reducer, total_bytes: u64, geometry: &Geometry, tuning: &Tuning) -> Family {
         // No uneven collective goes by Simple packets, and `Copy` has none.
         let reducer = if reducer == Reducer::Ordered { reducer } else { Reducer::Copy };

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// One symmetric heap.
+/// Counts of one symmetric heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// The device's number in this process.
@@ -29,7 +29,7 @@ pub struct Counters {
     pub refused: u64,
 }
 
-/// All peers' symmetric heaps, as mapped here.
+/// Counts of all mappings of peers' symmetric heaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PeerCounters {
     /// How many symmetric heaps of peers are mapped.

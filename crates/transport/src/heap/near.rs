@@ -15,7 +15,7 @@ pub fn reach(place: Place, local: &Heap) -> Result<PeerRegion, HeapError> {
 }
 
 impl Heap {
-    /// The same for a region of this symmetric heap.
+    /// Lets `device` reach a region of this symmetric heap.
     pub fn reach(&self, place: Place, device: Ordinal) -> Result<PeerRegion, HeapError> {
         self.reach_now(place, device).map_err(HeapError::told)
     }

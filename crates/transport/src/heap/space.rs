@@ -2,7 +2,7 @@
 //!
 //! A region lies in one chunk, at the first place where it fits from the lowest address on: low chunks stay full and high
 //! ones become empty, so that memory goes back. Regions are multiples of [`REGION_ALIGNMENT`]. That is 64 KiB and not the
-//! 2 MiB of the hardware's pages: rings and flags of small communicators would cost ten times what they hold, while
+//! 2 MiB of the hardware's pages. Rings and flags of small communicators would cost ten times what they hold, while
 //! 64 KiB still keep two communicators' lines apart and are enough for every kernel, bulk copy and window.
 
 use windlass_base::range::{Range, Ranges};

@@ -10,9 +10,9 @@ use windlass_base::gpu::{Driver, Failure, StreamHandle};
 /// A kernel's one parameter.
 #[derive(Debug)]
 pub(super) enum Parameter<'a> {
-    /// Of a kernel that runs one collective.
+    /// The parameter of a kernel that runs one collective.
     One(&'a mut CollectiveLaunch),
-    /// Of a kernel that runs several.
+    /// The parameter of a kernel that runs several.
     Several(&'a mut BatchLaunch),
 }
 

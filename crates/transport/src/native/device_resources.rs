@@ -43,7 +43,7 @@ impl NativeDeviceResources {
         NativeDeviceResources::with_images(sequencer, images, others_wait)
     }
 
-    /// The same with images of the caller, best first: for tests.
+    /// Loads the code from images of the caller, best first: for tests.
     pub fn with_images(
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],

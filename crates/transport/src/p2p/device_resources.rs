@@ -31,7 +31,7 @@ impl P2pDeviceResources {
         P2pDeviceResources::with_images(sequencer, images)
     }
 
-    /// The same with images of the caller, best first: for tests.
+    /// Loads the kernel from images of the caller, best first: for tests.
     pub fn with_images(
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],

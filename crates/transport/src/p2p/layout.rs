@@ -42,7 +42,7 @@ struct Block {
     /// The other rank gives credit here.
     ll128_credit: u64,
     bulk_credit: u64,
-    /// This rank's own counts.
+    /// How much this rank has sent and received.
     sent_ll128: u64,
     sent_bulk: u64,
     received_ll128: u64,

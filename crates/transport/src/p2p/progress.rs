@@ -15,11 +15,11 @@ pub struct Progress {
     pub direction: Direction,
     /// Packets for which the receiver has given credit, over all channels. It gives credit at least every quarter of a ring.
     pub packets: u64,
-    /// The same of chunks.
+    /// Chunks for which the receiver has given credit, likewise.
     pub chunks: u64,
     /// Whether this side's kernels may use a larger ring of LL128.
     pub ll128_grown: bool,
-    /// The same of a larger ring of chunks.
+    /// Whether this side's kernels may use a larger ring of chunks.
     pub bulk_grown: bool,
 }
 

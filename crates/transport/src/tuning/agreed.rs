@@ -19,7 +19,7 @@ use windlass_bootstrap::negotiated::{Device, NegotiatedConfig, capability};
 /// A limit that a rank brings: the largest size in bytes. None: native collectives serve no size.
 type Limit = Option<u64>;
 
-/// What one rank brings for one communicator.
+/// The limits that one rank brings for one communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brought {
     multicast: Multicast,
@@ -77,7 +77,7 @@ impl Brought {
     }
 }
 
-/// What holds for a communicator.
+/// The limits that hold for a communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {
     /// Up to which size each collective is native.

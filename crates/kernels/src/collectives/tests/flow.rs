@@ -171,7 +171,7 @@ fn launches_are_the_collectives() {
                 let inputs: Vec<Vec<u8>> = (0..ranks as usize)
                     .map(|rank| (0..sent).map(|at| (at * 7 + rank * 31 + at / 251) as u8).collect())
                     .collect();
-                // In NCCL's sense, all within the receiving buffer.
+                // In place, in NCCL's sense: all data lies in the receiving buffer.
                 let input_at = |rank: usize| if kind == Kind::AllGather { rank * count } else { 0 };
                 let result_at = |rank: usize| if kind == Kind::ReduceScatter { rank * count } else { 0 };
                 let mut memories: Vec<Memory> = Vec::new();
