@@ -1,8 +1,8 @@
-//! From the calls of a group to a launch: pure decisions about connections, blocks, warps and shared memory.
+//! Turns the calls of a group into a launch, by pure decisions about connections, blocks, warps and shared memory.
 //!
 //! The C++ tests use `host/arrange.h`, which decides the same; `tests/kernels/arrange.rs` holds that both give the same bytes.
-//! Channels, chunks and the virtual block that serves each of them concern the peer: they follow from a message's bytes, the pair
-//! of ranks and the geometry. What else is decided here (warps, how data is loaded) is this rank's own affair.
+//! The peer must decide channels, chunks and their virtual blocks alike: they follow from a message's bytes, the pair of ranks and the
+//! geometry. All else (warps, how data is loaded) each rank decides for itself.
 
 use crate::launch::{
     BLOCKS_SHIFT, BULK_SERVICE_WARPS, CONNECTION_ORDINARY_STORES, CONNECTION_RECEIVE, CONNECTION_WORDS,
@@ -15,11 +15,11 @@ use crate::launch::{
 pub struct Call {
     /// The user's buffer, of any alignment.
     pub address: u64,
-    /// Of any number; calls of zero bytes vanish.
+    /// Any number; calls of 0 bytes are left out.
     pub bytes: u64,
-    /// Index in the table of peers; the geometry's rank: a message to itself.
+    /// Index in the table of peers. The geometry's rank: a message to itself.
     pub peer: u32,
-    /// Which way.
+    /// Whether it is sent or received.
     pub direction: Direction,
 }
 
@@ -35,9 +35,9 @@ pub enum Direction {
 /// The addresses of both directions' rings shared with one peer; flags and counts in them are ignored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
-    /// This rank sends.
+    /// Where this rank sends.
     pub send: Connection,
-    /// This rank receives.
+    /// Where this rank receives.
     pub receive: Connection,
 }
 
@@ -72,22 +72,22 @@ pub struct Shape {
     pub blocks: u32,
     /// Threads of a block.
     pub threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory of a block.
     pub shared_bytes: u32,
     /// Blocks of a cluster, where the device has clusters (9.0 and newer); 1: launch without the attribute.
     pub cluster: u32,
-    /// The part of the launch to hand over.
+    /// Bytes of the launch to pass as parameter.
     pub parameter_bytes: u32,
-    /// Some message leaves in chunks.
+    /// Whether some message leaves in chunks.
     pub sends_chunks: bool,
-    /// The operations did not fit: place them in device-visible memory and set [`Launch::operation_list`].
+    /// Whether the operations did not fit: then place them in device-visible memory and set [`Launch::operation_list`].
     pub lists_operations: bool,
 }
 
-/// Copy warps of a block: of a kernel of at most 16 warps.
+/// The most copy warps of a block: a kernel has at most 16 warps.
 const COPY_WARPS_MAX: u32 = 16;
 const BULK_COPY_WARPS: u32 = COPY_WARPS_MAX - BULK_SERVICE_WARPS;
-/// What a rank sends to itself is copied by blocks of their own, beside messages by few threads.
+/// A rank's messages to itself are copied by blocks of their own. Beside messages to others these have few threads.
 const BYTES_A_COPYING_THREAD: u64 = 128;
 const COPYING_THREADS: u64 = 16 * 512;
 const COPY_BLOCKS_MAX: u64 = 64;
@@ -110,15 +110,15 @@ pub fn channels_of(bytes: u64, piece_bytes: u64, channels: u32) -> u32 {
     bytes.div_ceil(piece_bytes).min(u64::from(channels)) as u32
 }
 
-/// The virtual blocks over which a message by LL128 goes, from its connection's first on: whole clusters, or all. A function of bytes and
-/// geometry, equal on both sides. Few for what is small, as every block that waits for a peer's holds a multiprocessor.
+/// Over how many virtual blocks a message by LL128 goes, from its connection's first on: whole clusters, or all. It follows from bytes and
+/// geometry, equal on both sides. Small messages have few, as a block that waits for a peer's block holds a multiprocessor.
 fn blocks_of(bytes: u64, blocks: u32) -> u32 {
     let least = bytes.div_ceil(PACKETS_A_BLOCK * PACKET_PAYLOAD_BYTES).min(u64::from(blocks)) as u32;
     if least > 2 { least.next_multiple_of(CLUSTER).min(blocks) } else { least }
 }
 
-/// Writes `launch`, all but control, report, operation list and flags, and `operations`, which are in the launch too
-/// unless the shape says that they did not fit.
+/// Writes `launch`, except control, report, operation list and flags, and writes `operations`. The operations are in the launch, too, unless
+/// the shape says that they did not fit.
 ///
 /// # Errors
 /// See [`Refusal`].
@@ -225,8 +225,8 @@ pub fn arrange(
     })
 }
 
-/// Appends what the rank sends to itself, of each message where it goes and where it comes from: the first send into the
-/// first receive, and so on. The bytes of all.
+/// Appends this rank's messages to itself as pairs: where a message goes, and where it comes from. The first send goes into the first
+/// receive, and so on. Returns the bytes of all.
 fn copies(calls: &[Call], rank: u32, operations: &mut Vec<Operation>) -> u64 {
     let own = |direction| calls.iter().filter(move |call| call.peer == rank && call.direction == direction);
     let mut copied = 0;
@@ -242,11 +242,11 @@ fn copies(calls: &[Call], rank: u32, operations: &mut Vec<Operation>) -> u64 {
 
 struct Found {
     connection: Connection,
-    /// All buffers of bulk messages begin at a multiple of 16.
+    /// Whether all buffers of bulk messages begin at a multiple of 16.
     aligned: bool,
 }
 
-/// The connection of these calls, whose operations are appended; none if there are none.
+/// Makes the connection of these calls and appends their operations; none if there are no calls.
 fn connection<'a>(
     calls: impl Iterator<Item = &'a Call>,
     peer: &Peer,
@@ -272,7 +272,7 @@ fn connection<'a>(
     };
     let connection = &mut found.connection;
     for call in calls {
-        // No memory holds more; the kernel faults where it would have to.
+        // No memory is larger; beyond it the kernel faults.
         let bytes = call.bytes.min((1 << BLOCKS_SHIFT) - 1);
         let mut operation = Operation { address: call.address, bytes };
         if call.bytes >= geometry.bulk_from_bytes {
@@ -316,7 +316,7 @@ fn add(
     Ok(())
 }
 
-/// The virtual block that serves channel 0 from the first of the ranks to the second. Pairs as far apart share it, so that a rank's
+/// The virtual block that serves channel 0 from the first rank to the second. Pairs of ranks at the same distance share it, so that a rank's
 /// messages to all others, and from them, spread over all blocks.
 fn first_block([sender, receiver]: [u32; 2], ranks: u32, blocks: u32) -> u16 {
     let between = (receiver % ranks + ranks - sender % ranks - 1) % ranks;
@@ -324,14 +324,14 @@ fn first_block([sender, receiver]: [u32; 2], ranks: u32, blocks: u32) -> u16 {
     (between * each.max(1) % blocks) as u16
 }
 
-/// Channels that each virtual block serves: sends, then receives.
+/// How many channels each virtual block serves: of sends, then of receives.
 #[derive(Default)]
 struct Loads {
     ll128: [[u32; VIRTUAL_BLOCKS_MAX]; 2],
     bulk: [[u32; VIRTUAL_BLOCKS_MAX]; 2],
 }
 
-/// What the blocks in use need at most.
+/// The most that a block in use needs.
 struct Most {
     used_blocks: u32,
     ll128: [u32; 2],
@@ -339,7 +339,7 @@ struct Most {
 }
 
 impl Loads {
-    /// Deals a connection's channels to virtual blocks, as `blocks_behind` of `device/job.cuh` finds them.
+    /// Adds a connection's channels to virtual blocks, in the way in which `blocks_behind` of `device/job.cuh` finds them.
     fn add(&mut self, connection: &Connection, direction: Direction, blocks: u32) {
         let way = direction as usize;
         let deal = |loads: &mut [u32], of_blocks: u32, each: u32| {
@@ -366,8 +366,8 @@ impl Loads {
         most
     }
 
-    /// Most jobs that a copy warp can have: its lines of one direction, and its part in the block's bulk channels. None if each
-    /// has at most one LL128 channel, which needs no room.
+    /// The most jobs of a copy warp: its LL128 channels of one direction, and its part in the block's bulk channels. 0 if each warp has at most
+    /// one LL128 channel, which needs no room.
     fn jobs_per_warp(&self, launch: &Launch, by_stores: bool) -> Result<u16, Refusal> {
         let share = |channels: u32, warps: u32| if warps > 0 { channels.div_ceil(warps) } else { 0 };
         let jobs = |block: usize| {
@@ -381,7 +381,7 @@ impl Loads {
     }
 }
 
-/// Blocks of the grid for messages, those that fill up a cluster too, and of a cluster. Never more than there are virtual ones.
+/// Blocks of the grid for messages, filled up to whole clusters, and blocks of a cluster. Never more than there are virtual blocks.
 fn grid(used: u32, virtual_blocks: u32) -> (u32, u32) {
     let whole = used.next_multiple_of(CLUSTER);
     if used > 2 && whole <= virtual_blocks { (whole, CLUSTER) } else { (used, 1) }
@@ -397,7 +397,7 @@ fn send_by_ordinary_stores(launch: &mut Launch) {
     }
 }
 
-/// Shared memory of a block: `windlass_shared_layout` of `device/p2p.h`.
+/// Bytes of shared memory of a block, as `windlass_shared_layout` of `device/p2p.h` has them.
 fn shared_bytes(launch: &Launch) -> u32 {
     let tasks = launch.bulk_tasks;
     let stage_count = u32::from(launch.stages);

@@ -12,12 +12,12 @@ pub const LL_PAYLOAD_BYTES: u64 = 256;
 pub const LL_SLOT_BYTES: u64 = 512;
 pub const LL_SLOTS: u64 = 2;
 pub const LL_COUNT_BYTES: u64 = 8;
-/// Collectives that one kernel runs at most, and what its list of their packets has room for.
+/// The most collectives that one kernel runs, and the entries of its list of their packets.
 pub const BATCH_CALLS_MAX: usize = 64;
 pub const BATCH_ENTRIES: usize = 512;
 pub const LL128_HALF_PAYLOAD_BYTES: u64 = 960;
 pub const LL128_SLOT_BYTES: u64 = 2048;
-/// Of a block of the kernels of Simple packets.
+/// Shared memory of a block of a Simple kernel.
 pub const SIMPLE_SHARED_BYTES: u32 = 128;
 pub const CHANNEL_BYTES: u64 = 256;
 /// Which word of a channel of LL128 tells how many numbers have been received.
@@ -25,13 +25,13 @@ pub const CHANNEL_RECEIVED: usize = 2;
 
 /// The next kernel of the stream may be set up while this one runs.
 pub const COLLECTIVE_EARLY_NEXT: u32 = 1;
-/// All that is sent, and this rank's own part, is one and the same buffer.
+/// All that is sent, and this rank's own part, comes from one buffer.
 pub const COLLECTIVE_SAME: u32 = 2;
 /// Every rank sends every other one as many packets.
 pub const COLLECTIVE_EVEN: u32 = 4;
-/// Of a scaled sum `scale` is the address of this rank's scalar, not its bits.
+/// `scale` of a scaled sum is the address of this rank's scalar, not its bits.
 pub const COLLECTIVE_SCALAR_AT: u32 = 8;
-/// From this bit on: of a reduce in two phases the root, plus 1.
+/// From this bit on: the root plus 1, for a reduce in two phases.
 pub const COLLECTIVE_ROOT_SHIFT: u32 = 4;
 
 /// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of the p2p transport.
@@ -41,7 +41,7 @@ pub const WAITED_LL128_DATA: u32 = 8;
 pub const WAITED_RESULT_CREDIT: u32 = 9;
 pub const WAITED_RESULT_DATA: u32 = 10;
 
-/// Where a wire lies in every rank's region, from the beginning of the part for collectives.
+/// Where a wire lies in every rank's region: offsets in the part for collectives.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wire {

@@ -1,7 +1,7 @@
-//! From a collective to a launch: pure decisions about kernels, buffers, channels, blocks and warps.
+//! Turns a collective into a launch, by pure decisions about kernels, buffers, channels, blocks and warps.
 //!
-//! What peers must decide alike (the kernel, `used_channels`, the bytes of each connection, the grid) follows from the collective, the
-//! [`Geometry`], the [`Limits`] and the [`Tuning`], which all ranks share; not from where its buffers lie.
+//! Peers must decide alike on the kernel, `used_channels`, the bytes of each connection and the grid. These follow from the collective, the
+//! [`Geometry`], the [`Limits`] and the [`Tuning`], which all ranks share, and not from where a rank's buffers lie.
 
 mod batch;
 mod buffers;
@@ -35,12 +35,12 @@ pub enum Kind {
     AllReduce,
     /// `ncclBroadcast`.
     Broadcast {
-        /// Whose buffer goes to all.
+        /// The rank whose buffer goes to all.
         root: u32,
     },
     /// `ncclReduce`.
     Reduce {
-        /// Who gets the result.
+        /// The rank that gets the result.
         root: u32,
     },
     /// `ncclAllGather`.
@@ -50,7 +50,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every rank sends every other one as many packets.
+    /// Whether every rank sends every other one as many packets.
     fn is_even(self) -> bool {
         match self {
             Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter => true,
@@ -59,29 +59,28 @@ impl Kind {
     }
 }
 
-/// One collective as this rank calls it. All but `send`, `receive` and which scalar is equal on all ranks.
+/// One collective as this rank calls it. Only `send`, `receive` and the value of `scalar` may differ between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
-    /// Which.
+    /// The kind of collective.
     pub kind: Kind,
-    /// Elements, as NCCL counts them: of an all-gather those that each rank sends, of a reduce-scatter those that each
-    /// receives.
+    /// Number of elements, as NCCL counts them: of an all-gather those that each rank sends, of a reduce-scatter those that each rank receives.
     pub count: u64,
     /// Bytes of an element.
     pub element_bytes: u32,
-    /// Of the kinds that reduce; others ignore it.
+    /// How to reduce, for kinds that do; others ignore it.
     pub reduction: Option<Reduction>,
-    /// Of a scaled sum, and of nothing else that reduces: this rank's own.
+    /// This rank's scalar, for a scaled sum alone.
     pub scalar: Option<Scalar>,
-    /// The buffer that is read, of any alignment; read on the root alone of a broadcast.
+    /// The buffer that is read, of any alignment. A broadcast reads it on the root alone.
     pub send: u64,
-    /// The buffer that is written, of any alignment; written on the root alone of a reduce.
+    /// The buffer that is written, of any alignment. A reduce writes it on the root alone.
     pub receive: u64,
 }
 
-/// Writes `launch`, all but the addresses `control` and `report`, and [`COLLECTIVE_EARLY_NEXT`] in `flags`, which the
-/// caller sets afterwards. `regions`: of each rank, where the part for collectives of its region is mapped here. None:
-/// there is nothing to do (a count of zero), on all ranks alike.
+/// Writes `launch`, except the addresses `control` and `report`, and [`COLLECTIVE_EARLY_NEXT`] in `flags`, which the
+/// caller sets afterwards. `regions`: the address here of each rank's part for collectives. None: there is nothing to do (a count of
+/// zero), on all ranks alike.
 ///
 /// # Errors
 /// See [`Refused`]. Then, as with nothing to do, `launch` is untouched.
@@ -124,7 +123,7 @@ pub fn arrange(
     Ok(Some(shape))
 }
 
-/// How many ranks there are; refused if what was found at init cannot be.
+/// The number of ranks. Fails if geometry, limits or regions are not valid.
 fn ranks_of(geometry: &Geometry, limits: &Limits, regions: &[u64]) -> Result<u32, Refused> {
     geometry.check()?;
     limits.check()?;
@@ -134,7 +133,7 @@ fn ranks_of(geometry: &Geometry, limits: &Limits, regions: &[u64]) -> Result<u32
     }
 }
 
-/// A launch that knows its communicator.
+/// A launch in which only the communicator's fields are set.
 fn blank(geometry: &Geometry, regions: &[u64]) -> CollectiveLaunch {
     let mut launch = CollectiveLaunch {
         first_tag: geometry.first_tag,
@@ -149,7 +148,7 @@ fn blank(geometry: &Geometry, regions: &[u64]) -> CollectiveLaunch {
 }
 
 impl Collective {
-    /// Bytes of the larger of its buffers: what NCCL's own measurements count.
+    /// Bytes of the larger of its buffers, which NCCL's own measurements count, too.
     fn total_bytes(&self, ranks: u32) -> Result<u64, Refused> {
         let parts = match self.kind {
             Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => 1,
@@ -160,12 +159,12 @@ impl Collective {
             .ok_or(Refused::Count { count: self.count, element_bytes: self.element_bytes })
     }
 
-    /// Bytes from one rank to another, if nobody reduces in between. The product was found to fit.
+    /// Bytes from one rank to another, if nobody reduces in between. `total_bytes` has checked that the product fits.
     fn connection_bytes(&self) -> u64 {
         self.count * u64::from(self.element_bytes)
     }
 
-    /// Who reduces; and whether the rest of the call can be served.
+    /// The reducer. Fails if anything in the call cannot be served.
     fn reducer(&self, ranks: u32) -> Result<Reducer, Refused> {
         if let Kind::Broadcast { root } | Kind::Reduce { root } = self.kind
             && root >= ranks

@@ -1,4 +1,4 @@
-//! How large a ring grows, and the word by which kernels are told of it (`device/growth.cuh`).
+//! Decides how large a ring grows, and makes the word that tells kernels of it (`device/growth.cuh`).
 
 use crate::launch::{Geometry, PACKET_PAYLOAD_BYTES, PACKET_SLOT_BYTES};
 
@@ -10,10 +10,10 @@ pub enum Wire {
     Bulk,
 }
 
-/// Messages of any size that NCCL takes before the receiver comes.
+/// How many messages NCCL takes before the receiver comes, whatever their size.
 const MESSAGES: u64 = 8;
 
-/// Bytes that NCCL takes before the receiver comes, in a communicator of so many ranks within a host.
+/// Bytes that NCCL takes before the receiver comes, in a communicator of `ranks` ranks within a host.
 pub fn absorbed_bytes(ranks: u32) -> u64 {
     match ranks {
         0..=2 => 64 << 20,
@@ -22,13 +22,13 @@ pub fn absorbed_bytes(ranks: u32) -> u64 {
     }
 }
 
-/// Slots of each channel of the larger ring: so many that a connection in a communicator of so many ranks takes at least what NCCL does
-/// before the receiver comes, whichever way it goes. A power of two, more than the first ring has.
+/// Slots of each channel of the larger ring, so that a connection takes at least what NCCL takes before the receiver comes, by either wire.
+/// A power of two, more than the first ring has.
 pub fn growth(ranks: u32, wire: Wire, geometry: &Geometry) -> u32 {
     let absorbed = absorbed_bytes(ranks);
     let slots = match wire {
-        // Every message begins at the first channel, so each may cost the first channels a packet more. (Messages by chunks are so long that
-        // NCCL takes two at most.)
+        // Every message begins at the first channel, so each may need one packet more there. (Messages by chunks are so long that NCCL takes two
+        // at most.)
         Wire::Ll128 => {
             absorbed.div_ceil(u64::from(geometry.ll128_channels) * PACKET_PAYLOAD_BYTES) + MESSAGES
         }
@@ -42,7 +42,7 @@ pub fn growth(ranks: u32, wire: Wire, geometry: &Geometry) -> u32 {
     slots.next_power_of_two().max(2 * first_slots(wire, geometry))
 }
 
-/// Slots of each channel of the ring of init.
+/// Slots of each channel of the first ring, made at init.
 pub fn first_slots(wire: Wire, geometry: &Geometry) -> u32 {
     match wire {
         Wire::Ll128 => geometry.ll128_slots,
@@ -50,7 +50,7 @@ pub fn first_slots(wire: Wire, geometry: &Geometry) -> u32 {
     }
 }
 
-/// Bytes of a ring of so many slots a channel, of one connection.
+/// Bytes of the ring of one connection, with `slots` slots a channel.
 pub fn ring_bytes(wire: Wire, geometry: &Geometry, slots: u32) -> u64 {
     let (channels, slot_bytes) = match wire {
         Wire::Ll128 => (geometry.ll128_channels, PACKET_SLOT_BYTES),
@@ -59,8 +59,8 @@ pub fn ring_bytes(wire: Wire, geometry: &Geometry, slots: u32) -> u64 {
     u64::from(channels) * u64::from(slot_bytes) * u64::from(slots)
 }
 
-/// The word for a ring. None if it is not one that a channel can move into: not aligned to 128 bytes, or not of a power of two
-/// of slots, more than the first ring has (a sender finds room as soon as it has moved).
+/// The word for a ring. None if no channel can move into it: it must be aligned to 128 bytes, and its slots a power of two above the first ring's.
+/// So a sender finds room as soon as it has moved.
 pub fn ring_word(address: u64, wire: Wire, geometry: &Geometry, slots: u32) -> Option<u64> {
     let fits = address != 0
         && address.is_multiple_of(128)
@@ -73,7 +73,7 @@ pub fn ring_word(address: u64, wire: Wire, geometry: &Geometry, slots: u32) -> O
 mod tests {
     use super::*;
 
-    /// Whatever the grid, grown LL128 rings take what NCCL takes: in eight messages, or in one; their memory stays within bounds.
+    /// Whatever the grid, grown LL128 rings take what NCCL takes, in eight messages or in one; their memory stays within bounds.
     #[test]
     fn takes_what_nccl_takes() {
         for blocks in 1..=32 {
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!([2, 4, 8].map(|ranks| bytes(ranks, Wire::Bulk)), [64, 32, 16]);
     }
 
-    /// What no channel can move into has no word.
+    /// A ring that no channel can move into has no word.
     #[test]
     fn words() {
         let geometry = Geometry::recommended(32, 0);

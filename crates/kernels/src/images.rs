@@ -1,11 +1,11 @@
-//! The compiled kernels, made by `scripts/kernels`: of the p2p transport, and of collectives. They are packed, in a tenth of the room;
-//! only what a device is to load is unpacked, when it loads.
+//! Holds the compiled kernels of the p2p transport and of collectives, made by `scripts/kernels`. They are packed into a tenth of their size;
+//! an image is unpacked only when a device loads it.
 
 use ruzstd::decoding::FrameDecoder;
 use ruzstd::decoding::errors::FrameDecoderError;
 
-/// SHA-256 of the compiled kernels, packed as they are committed, one after the other in the order of their names: by it two builds can
-/// be told apart.
+/// SHA-256 of the compiled kernels, packed as they are committed, one after the other in the order of their names. It tells two builds
+/// apart.
 pub const DIGEST: &str = include_str!("../compiled/images.sha256").trim_ascii();
 
 /// One compiled form of all kernels of a source, to be loaded with `cuModuleLoadData`.
@@ -20,8 +20,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// What the driver loads: machine code, or PTX as a text; a zero byte ends either. Some 20 ms for collectives, and two more of
-    /// their size in memory meanwhile. An error: the library's file is damaged.
+    /// The code for the driver: machine code, or PTX as a text, ended by a zero byte. Unpacking collectives takes some 20 ms, and twice their size
+    /// of memory meanwhile. Fails if the library's file is damaged.
     pub fn unpack(&self) -> Result<Vec<u8>, FrameDecoderError> {
         let mut decoder = FrameDecoder::new();
         decoder.init(self.packed)?;
@@ -47,7 +47,7 @@ macro_rules! image {
 
 macro_rules! images_of {
     ($source:literal, $major:expr) => {{
-        // PTX serves its compute capability and all later ones, machine code the minor versions of one.
+        // PTX runs on its compute capability and all later ones, machine code on the minor versions of one.
         const PTX_80: Image = image!($source, "compute_80", "ptx", false);
         const PTX_90: Image = image!($source, "compute_90", "ptx", true);
         const SM_80: Image = image!($source, "sm_80", "cubin", false);
@@ -63,12 +63,12 @@ macro_rules! images_of {
     }};
 }
 
-/// What to try to load on a device of this compute capability for the p2p transport, best first.
+/// The images to try on a device of this major compute capability for the p2p transport, best first.
 pub fn images_for(major: u32) -> &'static [Image] {
     images_of!("p2p", major)
 }
 
-/// The same for collectives: each has all [kernels](crate::collectives::Kernel).
+/// The images to try for collectives, best first: each has all [kernels](crate::collectives::Kernel).
 pub fn collective_images_for(major: u32) -> &'static [Image] {
     images_of!("collective", major)
 }

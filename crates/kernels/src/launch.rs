@@ -20,22 +20,22 @@ pub const REPORT_ENTRIES: usize = 31;
 pub const BULK_SERVICE_WARPS: u32 = 2;
 /// Bytes of each wire at [`Launch::growth_requests`].
 pub const GROWTH_REQUESTS_PER_WIRE: usize = 64;
-/// Virtual blocks of a communicator at most.
+/// The most virtual blocks of a communicator.
 pub const VIRTUAL_BLOCKS_MAX: usize = 32;
 pub const PACKETS_A_BLOCK: u64 = 8;
-/// Where in [`Operation::bytes`] the blocks begin.
+/// The bit of [`Operation::bytes`] where the number of blocks begins.
 pub const BLOCKS_SHIFT: u32 = 56;
 
 pub const CONNECTION_RECEIVE: u16 = 1;
 /// The connection's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.
 pub const CONNECTION_ORDINARY_STORES: u16 = 2;
-/// Some connection's chunks have a grown ring to go to.
+/// Some connection has a grown ring for its chunks.
 pub const LAUNCH_BULK_GREW: u32 = 2;
 
 /// Values of the word at [`Launch::control`].
 pub const CONTROL_RUN: u32 = 0;
 pub const CONTROL_ABORT: u32 = 1;
-/// Who waits for a peer says so and leaves.
+/// A warp that waits for a peer reports that and leaves.
 pub const CONTROL_ASK: u32 = 2;
 
 /// Values of [`ReportEntry::waited_for`].
@@ -59,10 +59,9 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The measured geometry for grids of at most this many blocks (equal on all ranks; from 4 on whole clusters of 4):
-    /// per connection at most 4 MiB of LL128 ring and 2 MiB of bulk ring (3 and 1.5 MiB for 24 blocks). Rings [grow](crate::growth)
-    /// when they must; chunks through so small a ring are slow, and chunks of 32 KiB are slow where a block both sends and
-    /// receives.
+    /// The measured geometry for grids of at most `blocks_max` blocks (equal on all ranks; from 4 on whole clusters of 4). A connection has at
+    /// most 4 MiB of LL128 ring and 2 MiB of bulk ring (3 and 1.5 MiB for 24 blocks). Rings [grow](crate::growth) when they must. Chunks through
+    /// so small a ring are slow, and chunks of 32 KiB are slow if a block both sends and receives.
     pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
         let bulk_channels = match blocks_max.clamp(1, VIRTUAL_BLOCKS_MAX as u32) {
             few @ 1..4 => few,
@@ -116,7 +115,7 @@ pub struct Operation {
     pub bytes: u64,
 }
 
-/// All of a group's messages to one peer, or from one.
+/// All messages of a group to one peer, or from one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connection {
@@ -163,7 +162,7 @@ impl Connection {
     }
 }
 
-/// The kernel's one parameter. Only [`Shape::parameter_bytes`](crate::arrange::Shape) of it need be handed over.
+/// The kernel's one parameter. Only its first [`Shape::parameter_bytes`](crate::arrange::Shape) bytes need be passed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -216,7 +215,7 @@ impl Default for Launch {
     }
 }
 
-/// What a warp waited for when it saw the abort word.
+/// What a warp waited for when it left on an abort or a question.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReportEntry {
@@ -228,7 +227,7 @@ pub struct ReportEntry {
     pub seen: u64,
 }
 
-/// Written by the kernel on abort; zero before. In device memory.
+/// Written by kernels that leave on an abort or a question; zero before. In device memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {

@@ -1,8 +1,8 @@
-//! The device code of Windlass as data, and what it is launched with. See README.md for the protocol.
+//! The device code of Windlass as data, and its launch parameters. README.md describes the protocol.
 //!
-//! Nothing here calls CUDA: [`arrange`] makes a [`launch::Launch`] and a [`arrange::Shape`] of plain sends and receives,
-//! [`collectives`] a [`collective::CollectiveLaunch`] and a [`collectives::Shape`] of a collective; whoever launches hands
-//! the used part of it to the driver with the kernel of an [`images::Image`].
+//! Nothing here calls CUDA. [`arrange`] turns sends and receives into a [`launch::Launch`] and a [`arrange::Shape`]; [`collectives`] turns a
+//! collective into a [`collective::CollectiveLaunch`] and a [`collectives::Shape`]. Whoever launches passes the used part of it to the driver,
+//! with the kernel of an [`images::Image`].
 
 pub mod arrange;
 pub mod collective;

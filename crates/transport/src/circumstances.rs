@@ -1,5 +1,4 @@
-//! The circumstances under which this process would measure, or take what was measured: read from the device, the driver, NCCL's file and
-//! the environment.
+//! Observes the circumstances on which measured limits depend, from the device, the driver, NCCL's file and the environment.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,19 +14,19 @@ use crate::tuning::cache::Circumstances;
 use crate::tuning::file::Multicast;
 use crate::tuning::{self};
 
-/// The beginning of a library: its headers, and with them the build id.
+/// How much of a library is read: its headers, and with them the build id.
 const LIBRARY_HEAD_BYTES: u64 = 64 << 10;
 
 /// NCCL as it was loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Nccl<'a> {
-    /// Its file.
+    /// The path of its library.
     pub path: &'a Path,
     /// Its version code, 0 where it is unknown.
     pub version: i32,
 }
 
-/// Of a communicator of so many ranks on devices like this one. Reads files and asks NVML: not for every call.
+/// The circumstances of a communicator of `ranks` ranks on devices like this one. Reads files and asks NVML: not for every call.
 pub fn observe(
     driver: &Driver,
     device: &Facts,
@@ -61,7 +60,7 @@ pub fn observe(
     ])
 }
 
-/// `580` of the kernel module's `580.159.04`.
+/// The driver's major version: `580` of the kernel module's `580.159.04`.
 fn driver_major() -> String {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     major_of(&text).unwrap_or_else(|| "unknown".into())
@@ -75,7 +74,8 @@ fn major_of(text: &str) -> Option<String> {
     Some(version.split('.').next()?.to_owned())
 }
 
-/// Tells builds of one release apart, without reading a quarter of a gigabyte.
+/// A digest of a file's length and beginning, 0 if it cannot be read: tells builds of one release apart, without reading a quarter of a
+/// gigabyte.
 fn file_digest(path: &Path) -> u64 {
     let read = || {
         let file = File::open(path)?;

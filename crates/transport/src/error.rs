@@ -9,11 +9,11 @@ use windlass_kernels::{arrange, collectives};
 use windlass_base::error::refuse;
 use windlass_base::gpu::Failure;
 
-/// Why not, with the numbers.
+/// What failed, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum TransportError {
-    /// The driver could not.
+    /// A call of the driver failed.
     Cuda(Failure),
     /// The communicator was aborted before.
     Aborted { rank: u32 },
@@ -21,23 +21,23 @@ pub enum TransportError {
     Busy { rank: u32, waited_ms: u64 },
     /// No compiled kernel of the p2p transport, or of collectives, is for this device.
     NoImage { of: &'static str, device: i32, capability: i32 },
-    /// What the ranks agreed on is nothing that a p2p transport can run with.
+    /// The p2p transport cannot run with what the ranks agreed on.
     Strange { why: &'static str, ranks: usize, rank: u32 },
-    /// The kernel cannot serve all channels of such a group with so much shared memory a block.
+    /// The kernel cannot serve all channels of such a group with so many bytes of shared memory a block.
     Channels { shared_bytes_max: u32, why: arrange::Refusal },
-    /// There is no such rank.
+    /// The peer is no rank of the communicator.
     NoRank { peer: u32, ranks: u32 },
-    /// A send to itself without a receive, or the other way.
+    /// The rank does not receive as many messages from itself as it sends.
     Unmatched { rank: u32, sends: usize, receives: usize },
     /// Graphs hold all room for lists of operations, or one list is too long.
     NoRoom { operations: usize, most: usize },
-    /// No channel can move into such a ring.
+    /// The channels cannot move into this larger ring.
     NoGrowth { peer: u32, wire: Wire, why: &'static str },
-    /// A kernel of collectives that was not loaded at init.
+    /// The kernel of a collective was not loaded at init.
     NoKernel { name: &'static str },
-    /// Not one aligned region for each rank.
+    /// There is not one aligned region for each rank.
     Regions { regions: usize, ranks: u32 },
-    /// It is no collective, or none that the kernels know.
+    /// The kernels cannot run such a collective.
     Arranged(collectives::Refused),
 }
 
@@ -47,7 +47,7 @@ impl TransportError {
         match self {
             TransportError::Cuda(failure) => failure.result(),
             TransportError::NoRank { .. } => ncclInvalidArgument,
-            // Unmatched sends as NCCL at the end of a group.
+            // NCCL returns the same for unmatched sends, at the end of a group.
             TransportError::Aborted { .. } | TransportError::Unmatched { .. } => ncclInvalidUsage,
             TransportError::NoImage { .. } | TransportError::NoRoom { .. } => ncclSystemError,
             TransportError::Busy { .. }
@@ -60,7 +60,7 @@ impl TransportError {
         }
     }
 
-    /// Logs it, once, where it is decided.
+    /// Logs the error. Called once, where the error is decided.
     pub(crate) fn told(self) -> TransportError {
         refuse(self.result(), format_args!("{self}"));
         self

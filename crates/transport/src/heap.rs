@@ -1,14 +1,14 @@
-//! The symmetric heap: per process and device one growing block of device memory, lent in regions to
-//! communicators, exported to peer processes by descriptor, mapped once per peer process.
+//! The symmetric heap: one growing block of device memory per process and device. It is lent in regions to communicators, exported to peer
+//! processes by descriptor, and mapped once per peer process.
 //!
-//! A region's life: [`Heap::lend`] places and zeroes it; once it [holds zeros](Region::wait_zeroed) it is
-//! [announced](Region::announce) to the other ranks, which [map](PeerHeap::map) its chunk and find the region at the same
-//! offset of their mapping; ranks of the same process [reach] it where it lies. Dropping it closes it here; events tell when the others have; [`settle`], on the background
-//! worker, then takes it back, unmaps what is empty and lets go of symmetric heaps and peers that nobody uses.
+//! A region's life: [`Heap::lend`] places and zeroes it. Once it [holds zeros](Region::wait_zeroed) it is [announced](Region::announce) to the
+//! other ranks. They [map](PeerHeap::map) its chunk and find the region at the same offset of their mapping; ranks of the same process [reach]
+//! it at its own address. Dropping the [`Region`] closes it on this rank, and events tell when the others have closed it. Then [`settle`]
+//! takes it back, unmaps empty chunks, and drops symmetric heaps and mappings that nobody uses.
 //!
-//! Growth, mapping and unmapping are virtual memory calls alone, and zeroing runs on a stream of ours that waits for no
-//! other: all of it may happen beside kernels that wait for a peer, and while the calling thread captures. Of the first that is so beside
-//! kernels of all devices of a process, too, with peer access between their contexts (`ctests/programs/driver_beside_two.c`, driver 580).
+//! Growing, mapping and unmapping are virtual memory calls alone. Zeroing runs on a stream of Windlass that waits for no other. So all of it
+//! may happen beside kernels that wait for a peer, and while the calling thread captures. The virtual memory calls may also run beside kernels
+//! of all devices of a process, with peer access between their contexts (`ctests/programs/driver_beside_two.c`, driver 580).
 
 pub mod space;
 
@@ -52,20 +52,19 @@ use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
 use windlass_base::gpu::stream::{self, Stream};
 use windlass_base::gpu::{Address, Driver, Failure, Home, Ordinal};
 
-/// Addresses cost nothing: this many times what may be mapped keeps holes between chunks from mattering.
+/// Addresses cost nothing. This many times the bytes that may be mapped are reserved, so that holes between chunks do not matter.
 const SPAN_PER_MAPPED: u64 = 4;
 
-/// One device's.
+/// The symmetric heap of one device.
 ///
 /// Fields are dropped in this order: memory before its addresses, the context last.
 #[derive(Debug)]
 pub struct Heap {
-    /// What is mapped. Taken first of the three; held across virtual memory calls, by inits and the background worker
-    /// alone.
+    /// What is mapped. Locked first of the three; held across virtual memory calls, by inits and the background worker alone.
     chunks: Mutex<BTreeMap<Serial, Mapping>>,
-    /// Zeroing that was not seen done. Taken after `chunks`; held across the query of an event.
+    /// Zeroing not yet seen to be done. Locked after `chunks`; held across the query of an event.
     zeroing: Mutex<BTreeMap<LeaseId, stream::Event>>,
-    /// Who has what. Taken last, and never held across a call of the driver: events come from anywhere.
+    /// Who has which memory. Locked last, and never held across a call of the driver, as events come from any thread.
     ledger: Mutex<HeapLedger>,
     stream: Stream,
     reservation: Arc<Reservation>,
@@ -85,7 +84,7 @@ impl Heap {
         registry::heap(device).map_err(HeapError::told)
     }
 
-    /// A symmetric heap beside the process's own: what tests use. Maps at most `mapped_bytes_max` bytes.
+    /// A symmetric heap apart from the process's own, for tests. Maps at most `mapped_bytes_max` bytes.
     pub fn open(
         driver: &'static Driver,
         device: Ordinal,
@@ -126,13 +125,13 @@ impl Heap {
         &self.home
     }
 
-    /// Lends at least `bytes` bytes to the communicator of `holds`. They are being filled with zeros when this returns.
-    /// Maps more memory if need be; refuses at the limit, with the numbers.
+    /// Lends at least `bytes` bytes to the communicator of `holds`. They are still being filled with zeros when this returns.
+    /// Maps more memory if need be. Fails at the limit, with the numbers.
     pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, HeapError> {
         self.lend_or_refuse(bytes, holds, Content::BeingZeroed)
     }
 
-    /// The same, holding anything, for who needs no zeros: nothing runs on the device, so it never waits for kernels.
+    /// Lends memory of any content, for callers that need no zeros. Nothing runs on the device, so this never waits for kernels.
     pub fn lend_as_it_is(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, HeapError> {
         self.lend_or_refuse(bytes, holds, Content::Ready)
     }
@@ -150,17 +149,17 @@ impl Heap {
         lent.map_err(HeapError::told)
     }
 
-    /// Takes note of what happened to leases. Never waits for the driver; any thread, any time.
+    /// Notes what happened to leases. Any thread may call it at any time; it never waits for the driver.
     pub fn note(&self, event: Event) {
         if !self.is_in_forked_child() {
             lock(&self.ledger).quarantine.note(event);
         }
     }
 
-    /// Takes back the regions whose leases are over and unmaps what is empty. For the background worker.
+    /// Takes back the regions whose leases are over, and unmaps empty chunks. For the background worker.
     pub fn settle(&self) -> Result<(), HeapError> {
         self.refuse_child()?;
-        // Of a context that is gone nothing runs, and memory is no part of it.
+        // Without its context nothing runs on the device. Memory does not belong to the context and is still unmapped.
         let entered = if self.home.is_there() { Some(self.home.enter()?) } else { None };
         if entered.is_none() {
             self.forget_zeroing();
@@ -168,7 +167,7 @@ impl Heap {
         self.settle_within(&mut lock(&self.chunks)).map_err(|failure| HeapError::from(failure).told())
     }
 
-    /// What there is and was.
+    /// Present figures, and the highest so far.
     pub fn counters(&self) -> Counters {
         if self.is_in_forked_child() {
             return Counters::default();
@@ -224,7 +223,7 @@ impl Heap {
         }
     }
 
-    /// A place, on memory that may have to be mapped first. Where there is no room, leases that are over are taken back.
+    /// Places a region, on memory that may have to be mapped first. If there is no room, takes back leases that are over and tries again.
     fn place(&self, chunks: &mut BTreeMap<Serial, Mapping>, bytes: u64) -> Result<Placement, HeapError> {
         let first = self.place_or_grow(chunks, bytes);
         let worth_settling = match &first {
@@ -271,7 +270,7 @@ impl Heap {
         Ok(ledger.lent(placement))
     }
 
-    /// Virtual memory calls only. If the device is short of memory, what is needed must do.
+    /// Maps a chunk, by virtual memory calls only. If the device is short of memory, the chunk has only the bytes that are needed.
     fn map_chunk(&self, growth: space::Growth) -> Result<Mapping, Failure> {
         let (driver, device) = (self.home.driver, self.home.device);
         let physical = match Physical::create(driver, device, growth.bytes) {
@@ -283,8 +282,8 @@ impl Heap {
         Mapping::new(&self.reservation, growth.offset, physical, device)
     }
 
-    /// Begins zeroing and gives the event that tells its end. Zeroing is in order with zeroing alone, so a region that is
-    /// lent again is zeroed after everything that was done to it before.
+    /// Begins zeroing, and returns the event that tells its end. The stream orders zeroing against zeroing alone. That is enough, because a
+    /// region is lent again only after all use of it has ended.
     fn zero(&self, placement: Placement) -> Result<stream::Event, Failure> {
         let done = stream::Event::new(self.home.driver)?;
         self.stream.zero(self.address(placement), placement.bytes)?;
@@ -292,7 +291,7 @@ impl Heap {
         Ok(done)
     }
 
-    /// Looks whether zeroing is done, of one lease or of all. Waits for nothing.
+    /// Looks whether zeroing is done, of one lease or of all. Does not wait.
     fn observe_zeroing(&self, wanted: Option<LeaseId>) -> Result<(), Failure> {
         let mut zeroing = lock(&self.zeroing);
         let mut done = Vec::new();
@@ -310,7 +309,7 @@ impl Heap {
         Ok(())
     }
 
-    /// The context is gone, and what zeroed in it.
+    /// Counts all zeroing as done: the context that it ran in is gone.
     fn forget_zeroing(&self) {
         let leases: Vec<LeaseId> = std::mem::take(&mut *lock(&self.zeroing)).into_keys().collect();
         leases.into_iter().for_each(|lease| lock(&self.ledger).quarantine.note(Event::Zeroed(lease)));
@@ -325,7 +324,7 @@ impl Heap {
             }
             ledger.space.take_empty()
         };
-        // Each is unmapped and released here.
+        // Dropping a mapping unmaps and releases the chunk.
         empty.iter().for_each(|serial| drop(chunks.remove(serial)));
         Ok(())
     }
@@ -351,8 +350,7 @@ impl HeapLedger {
 }
 
 impl Drop for Heap {
-    /// The last owner is gone, but not every lease is over: the memory stays until the process ends, because peers,
-    /// graphs or our own zeroing may still touch it.
+    /// If leases are not over, the memory stays until the process ends: peers, graphs or our own zeroing may still touch it.
     fn drop(&mut self) {
         if self.is_in_forked_child() || lock(&self.ledger).quarantine.is_empty() {
             return;
@@ -361,13 +359,13 @@ impl Drop for Heap {
     }
 }
 
-/// A number that this process never used: symmetric heaps come and go, and what peers say of an old one may come late.
+/// A number that this process never used. Symmetric heaps come and go, and a peer's message about an old one may come late.
 fn never_again() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A panic elsewhere leaves these structures whole: every change of them is complete before anything can fail.
+/// Locks even after a panic of another thread: every change of these structures is complete before anything can fail.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

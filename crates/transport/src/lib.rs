@@ -9,7 +9,7 @@ pub use error::TransportError;
 
 pub mod heap;
 
-// What mechanisms that run on GPUs stand on.
+// The sequencer is the base of the mechanisms that launch kernels.
 pub mod sequencer;
 
 pub mod p2p;

@@ -1,10 +1,10 @@
-//! Collectives between ranks that can write each other's memory: one kernel each (`crates/kernels`), over rings in regions of
-//! the ranks' symmetric heaps, on any pointers of the application.
+//! Runs collectives between ranks that can write each other's memory: one kernel (`crates/kernels`) each, over rings in regions of the ranks'
+//! symmetric heaps, on any pointers of the application.
 //!
-//! All that a collective remembers lies in the regions; the host fills the kernel's parameter and launches it in a
-//! [turn](crate::sequencer). Which collectives come here is decided elsewhere: here every rank of the communicator must be. A
-//! [`NativeDeviceResources`] per device has the loaded kernels. At init a rank lends a region with [`Layout::bytes`] zeros for
-//! this, tells its peers and makes its [`Native`]; after that nothing allocates, nothing loads, and nothing waits.
+//! All state of a collective lies in the regions. The host fills the kernel's parameter and launches the kernel in a
+//! [turn](crate::sequencer). The engine decides which collectives run here; every rank of the communicator must run them here. A
+//! [`NativeDeviceResources`] per device has the loaded kernels. At init a rank lends a region with [`Layout::bytes`] zeros for this, tells
+//! its peers and makes its [`Native`]. After that nothing allocates, nothing loads, and nothing waits.
 
 mod calls;
 
@@ -31,24 +31,24 @@ use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::gpu::{Address, StreamHandle};
 use windlass_base::stats::count;
 
-/// A communicator of more ranks has none.
+/// The most ranks of a communicator with native collectives.
 pub const RANKS_MAX: usize = KERNEL_RANKS_MAX;
 
-/// What it is made of.
+/// What [`Native`] is made from.
 #[derive(Debug)]
 pub struct NativeParts {
-    /// Those for so many ranks, of this rank's device.
+    /// The kernels for so many ranks, of this rank's device.
     pub kernels: Arc<Kernels>,
-    /// The communicator's.
+    /// The communicator's sequencer.
     pub sequencer: Arc<Sequencer>,
-    /// What the ranks agreed on, and which of them this is.
+    /// What the ranks agreed on, and this rank's number.
     pub geometry: Geometry,
     /// Which kernel serves which size: the same on all ranks.
     pub tuning: Tuning,
-    /// What the ranks agreed on for all grids.
+    /// The limits of all grids, on which the ranks agreed.
     pub limits: Limits,
-    /// Where the part for collectives of each rank's region begins for this rank's device, this rank's own too. They stay as long
-    /// as this.
+    /// The address, for this rank's device, of the part for collectives in each rank's region, this rank's own too. The regions must stay as long
+    /// as [`Native`].
     pub regions: Vec<Address>,
 }
 
@@ -57,13 +57,13 @@ pub struct NativeParts {
 #[allow(missing_docs)]
 pub enum Task {
     One(Collective),
-    /// Several of a group that are one: all-gather-v, reduce-scatter-v.
+    /// Several collectives of a group that are one: all-gather-v, reduce-scatter-v.
     Fused(Uneven),
-    /// Several of a group beside each other.
+    /// Several collectives of a group beside each other.
     Batch(Vec<Collective>),
 }
 
-/// One rank's collectives of one communicator.
+/// One rank's native collectives of one communicator.
 #[derive(Debug)]
 pub struct Native {
     kernels: Arc<Kernels>,
@@ -76,7 +76,7 @@ pub struct Native {
 }
 
 impl Native {
-    /// Makes this rank's side. Every rank's region must hold zeros before any rank runs a collective.
+    /// Makes this rank's native collectives. Every rank's region must hold zeros before any rank runs a collective.
     pub fn new(parts: NativeParts) -> Result<Native, TransportError> {
         let NativeParts { kernels, sequencer, geometry, tuning, limits, regions } = parts;
         let ranks = regions.len() as u32;
@@ -90,7 +90,7 @@ impl Native {
         Ok(native)
     }
 
-    /// Refuses at init what could not be arranged later: that depends on no call.
+    /// Refuses at init what could not be arranged later, by arranging one collective: whether that succeeds depends on no call.
     fn try_one(&self) -> Result<(), TransportError> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
         let (reduction, scalar) = (None, None);
@@ -107,9 +107,9 @@ impl Native {
         run.map_err(TransportError::told)
     }
 
-    /// Launches one task's kernel in a turn; nothing where there is nothing to do. What it refuses is not logged yet.
+    /// Launches one task's kernel in a turn; nothing if the task is empty. Errors are not logged here.
     ///
-    /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
+    /// After a failure of the driver peers wait, and the owner must abort the communicator.
     pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), TransportError> {
         let Native { geometry, layout, regions, tuning, limits, .. } = self;
         if let Task::Batch(collectives) = task {
@@ -148,8 +148,8 @@ impl Native {
             return Err(TransportError::NoKernel { name: shape.kernel.name() });
         }
         let captured = turn.begin()?.is_some();
-        // In a graph the edge would say that nothing before it need be done. A kernel that begins early is resident beside the one
-        // before it: where others launch kernels, too, that is room which they may need.
+        // Not in a graph, where the edge would say that nothing before it need be done. A kernel that begins early is resident beside the one
+        // before it, and takes room that kernels of others may need.
         let early = shape.early && !captured && self.kernels.may_be_early && turn.is_alone();
         let launch = parameter.launch();
         launch.control = turn.control();
@@ -170,12 +170,12 @@ impl Native {
         Ok(())
     }
 
-    /// What this rank has received on all channels since init, in numbers of their packets, as its kernels tell (those of LL128 and
-    /// Simple packets when they end): for who watches over stuck operations. It waits for copies of ours.
+    /// How many packets this rank has received on all channels since init, for the hang detector. Kernels write these counts, those of LL128 and
+    /// Simple when they end. Waits for copies on a stream of Windlass.
     pub fn progress(&self) -> Result<u64, TransportError> {
         let own = self.regions.get(self.geometry.rank as usize).copied().unwrap_or_default();
         let Layout { ll, ll128, results, .. } = self.layout;
-        // Of each wire, the bytes of a channel and which word of them counts.
+        // Of each wire: the bytes of a channel, and the index of the word that counts.
         let wires = [
             (ll, LL_COUNT_BYTES, 0),
             (ll128, CHANNEL_BYTES, CHANNEL_RECEIVED),

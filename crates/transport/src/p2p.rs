@@ -1,16 +1,14 @@
-//! Sends and receives between ranks that can write each other's memory: one kernel for each group of one communicator on
-//! one stream (`crates/kernels`), over rings in regions of the ranks' symmetric heaps, with no NCCL connection.
+//! Runs sends and receives between ranks that can write each other's memory, over rings in regions of their symmetric heaps. One kernel
+//! (`crates/kernels`) runs each group of one communicator on one stream, with no NCCL connection.
 //!
-//! Regions come and go elsewhere; here are addresses. A [`P2pDeviceResources`] per device has the loaded kernel. At init a rank lends a
-//! region of [`Layout::bytes`] zeros, tells its peers, makes its [`Sequencer`] and its [`P2p`]; all that can fail for want of
-//! something fails there. After that nothing allocates on the device and nothing waits for it, except a group whose list of
-//! operations finds four lists before it still on their way.
+//! This module gets addresses; regions are lent and taken back elsewhere. A [`P2pDeviceResources`] per device has the loaded kernel. At init a
+//! rank lends a region of [`Layout::bytes`] zeros, tells its peers, makes its [`Sequencer`] and its [`P2p`]; whatever may run short fails there.
+//! Later nothing allocates on the device or waits for it, except a group whose list finds four earlier lists not copied yet.
 //!
 //! # Growing
-//! The first rings are small. A larger one is a region too, of [`P2p::growth_bytes`] at the receiver, mapped by
-//! the sender; the ranks agree on it elsewhere, asked by [`P2p::wants_growth`] and [`P2p::asks_early`]. Then
-//! [`P2p::grow_receive`] at the receiver, and only after it [`P2p::grow_send`] at the sender: both are a store, so
-//! that kernels that run already see it, and graphs too. It stays as long as the first ones.
+//! The first rings are small. A larger ring is a region of [`P2p::growth_bytes`] at the receiver, mapped by the sender.
+//! [`P2p::wants_growth`] and [`P2p::asks_early`] say who needs one, and the ranks agree on it elsewhere. The receiver calls
+//! [`P2p::grow_receive`], and only then the sender [`P2p::grow_send`]. Each stores one word, which running kernels and graphs see.
 
 pub mod calls;
 
@@ -52,15 +50,15 @@ use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::gpu::stream::{Capture, Ordering::Inside};
 use windlass_base::gpu::{Address, StreamHandle};
 
-/// What a p2p transport is made of.
+/// What a p2p transport is made from.
 pub struct P2pParts {
-    /// This rank's device's.
+    /// The resources of this rank's device.
     pub device_resources: Arc<P2pDeviceResources>,
-    /// The communicator's.
+    /// The communicator's sequencer.
     pub sequencer: Arc<Sequencer>,
-    /// What the ranks agreed on, and which of them this is.
+    /// What the ranks agreed on, and this rank's number.
     pub geometry: Geometry,
-    /// Where each rank's region begins for this rank's device, this rank's own too. They stay as long as the p2p transport.
+    /// The address of each rank's region for this rank's device, this rank's own too. They must stay as long as the p2p transport.
     pub regions: Vec<Address>,
 }
 
@@ -72,25 +70,25 @@ pub struct P2p {
     geometry: Geometry,
     limits: Limits,
     list: Address,
-    /// Where graphs and streams have lists in the launch resources' memory.
+    /// Room for lists of graphs and streams, in the launch resources' memory.
     room: Arc<Room>,
-    /// Peers to whom a group sent chunks.
+    /// The peers to whom a group has sent chunks, a bit each.
     sent_chunks: AtomicU64,
-    /// Taken in a turn only.
+    /// Locked in a turn only.
     work: Mutex<Work>,
 }
 
-/// What operations change and use again.
+/// Memory that operations use again.
 #[derive(Default)]
 struct Work {
     listed: Vec<Listed>,
     launch: Launch,
-    /// Eager lists that may not have been copied yet, each with its mark of the launch resources.
+    /// Lists of eager groups that may not have been copied yet, by their mark of the launch resources.
     copying: [Option<Run>; MARKS],
     next_copy: usize,
 }
 
-/// A list that a graph copies whenever it runs, and the launch resources that it lies in.
+/// A list that a graph copies whenever it runs, and the launch resources that hold the list.
 struct HeldList {
     _lent: Arc<Lent>,
     room: Arc<Room>,
@@ -104,7 +102,7 @@ impl Released for HeldList {
 }
 
 impl P2p {
-    /// Makes this rank's side. Every rank's region must hold zeros before any rank runs an operation.
+    /// Makes this rank's p2p transport. Every rank's region must hold zeros before any rank runs an operation.
     pub fn new(parts: P2pParts) -> Result<P2p, TransportError> {
         P2p::make(parts).map_err(TransportError::told)
     }
@@ -159,9 +157,9 @@ impl P2p {
         run.map_err(TransportError::told)
     }
 
-    /// Launches one group in a turn. What it refuses is not logged yet.
+    /// Launches one group in a turn. Errors are not logged here.
     ///
-    /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
+    /// After a failure of the driver peers wait, and the owner must abort the communicator.
     pub fn launch(&self, turn: &mut Turn<'_>, operations: &[Operation]) -> Result<(), TransportError> {
         let work = &mut *self.work.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(operations)?;
@@ -173,7 +171,7 @@ impl P2p {
             return Ok(());
         }
         let words = self.words().ok_or_else(|| self.ended())?;
-        // Lists are waited for by asking events, which may break others' captures.
+        // Waiting for room for a list queries events, which may break captures of others.
         let _relaxed = match shape.lists_operations {
             true => Some(Relaxed::enter(turn.driver())?),
             false => None,
@@ -222,7 +220,7 @@ impl P2p {
         TransportError::Aborted { rank: self.geometry.rank }
     }
 
-    /// Peers must be ranks, and as many messages come from this rank to itself as go.
+    /// Checks that peers are ranks, and that this rank receives as many messages from itself as it sends.
     fn check(&self, operations: &[Operation]) -> Result<(), TransportError> {
         let (rank, ranks) = (self.geometry.rank, self.peers.len() as u32);
         if let Some(stray) = operations.iter().find(|operation| operation.peer >= ranks) {
@@ -231,8 +229,8 @@ impl P2p {
         unmatched(operations, rank).map_or(Ok(()), Err)
     }
 
-    /// Host memory for the list of this group: for a graph until that is gone, else until it is copied. The list on the
-    /// device is one for all, as operations come one after the other.
+    /// Takes host memory for the group's list: until the graph is gone if there is a capture, otherwise until the list is copied. The device has
+    /// one list for all groups, as operations come one after the other.
     fn room_for_list(
         &self,
         turn: &Turn<'_>,
@@ -243,13 +241,13 @@ impl P2p {
         let no_room = || TransportError::NoRoom { operations, most: layout::LISTED_MAX };
         if let Some(capture) = capture {
             let list = self.room.take_for_graph(operations).ok_or_else(no_room)?;
-            // Given back when the graph is gone, also if this fails.
+            // The graph's destructor gives it back, also if this fails.
             let held = HeldList { _lent: self.sequencer.lent().clone(), room: self.room.clone(), list };
             turn.driver().retain_in_graph(capture.graph, Arc::new(held))?;
             return Ok(list);
         }
-        // As NCCL's host waits when its queue of work is full. The copies wait for operations before them, and those for
-        // peers; an abort ends it.
+        // Wait as NCCL's host does when its queue of work is full. The copies wait for earlier operations, and these for peers. An abort ends
+        // the wait.
         for index in (0..MARKS).map(|ahead| (next + ahead) % MARKS) {
             let room = if index == next { None } else { self.room.take(operations) };
             if let Some(run) = room {
@@ -272,8 +270,8 @@ impl P2p {
     }
 }
 
-/// Why a group of such messages is refused, if its rank does not receive as many from itself as it sends: to be asked before anything
-/// of the group runs.
+/// The error of a group in which `rank` does not receive as many messages from itself as it sends. To be asked before anything of the group
+/// runs.
 pub fn unmatched(operations: &[Operation], rank: u32) -> Option<TransportError> {
     let own =
         |direction| operations.iter().filter(|one| one.peer == rank && one.direction == direction).count();
@@ -281,7 +279,7 @@ pub fn unmatched(operations: &[Operation], rank: u32) -> Option<TransportError> 
     (sends != receives).then_some(TransportError::Unmatched { rank, sends, receives })
 }
 
-/// Refuses at init what could not be arranged later: all peers at once, both wires, both ways.
+/// Refuses at init what could not be arranged later, by trying the largest group: all peers at once, both wires, both directions.
 fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Result<(), TransportError> {
     let line = geometry.bulk_from_bytes - 1;
     let bulk = geometry.bulk_from_bytes.max(u64::from(geometry.bulk_channels * geometry.bulk_chunk_bytes));
@@ -289,7 +287,7 @@ fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Re
     let calls: Vec<Operation> = others
         .flat_map(|peer| {
             [Direction::Send, Direction::Receive].map(|direction| {
-                // An odd address: by ordinary stores, which need more state.
+                // Unaligned, so it goes by ordinary stores, which need more state.
                 [(line, 0), (bulk, 8)].map(|(bytes, address)| Operation { address, bytes, peer, direction })
             })
         })

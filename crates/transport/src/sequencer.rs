@@ -1,14 +1,14 @@
-//! A communicator's operations on a GPU come one after the other, as NCCL's do, whatever runs them and on whatever streams.
+//! Keeps a communicator's operations on a GPU in order, one after the other as NCCL does, whatever runs them and on whatever streams.
 //!
-//! A [`Sequencer`] is one rank's: the order, the word that tells its kernels to leave, and where they say what they waited for. Whoever
-//! runs an operation [takes a turn](Sequencer::take), gets what its kernel needs from it and launches there. A [`DeviceResources`] per device
-//! has what goes from one communicator to the next.
+//! Each rank has one [`Sequencer`] a communicator: the order, the control word that tells the rank's kernels to leave, and the report in
+//! which kernels say what they waited for. To run an operation a caller [takes a turn](Sequencer::take), gets from it what the kernel needs,
+//! and launches there. One [`DeviceResources`] per device keeps what passes from one communicator to the next.
 //!
 //! # The end
-//! NCCL's destroy waits for the work that was issued: [`Sequencer::wait_idle`], then all that uses it is dropped, then the regions.
-//! A sequencer that is dropped with work in flight aborts it, so that the GPU gets free; the regions must then stay until
-//! [`Sequencer::is_idle`] would have said so, or for ever. Graphs that captured a turn keep the word for the kernel, the
-//! events and, by [`SequencerParts::hold`], the regions; they may run after the communicator is gone, in order with each other.
+//! NCCL's destroy waits for issued work. So the owner calls [`Sequencer::wait_idle`], drops all users of the sequencer, then the regions.
+//! A sequencer that is dropped with work in flight aborts that work to free the GPU. The regions must then stay until [`Sequencer::is_idle`]
+//! would have said so, or for ever. Graphs that captured a turn keep the control word, the events and, by [`SequencerParts::hold`], the
+//! regions. They may run after the communicator is gone, in order with each other.
 
 pub mod host;
 
@@ -36,20 +36,20 @@ use windlass_base::gpu::module::MemoryDomain;
 use windlass_base::gpu::stream::{Capture, Ordering::Inside};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
 
-/// Lets the graph of a capture hold the communicator's regions; called by the first operation in a capture.
+/// Makes the graph of a capture keep the communicator's regions. The first operation in a capture calls it.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
 
-/// What a sequencer is made of.
+/// What a sequencer is made from.
 pub struct SequencerParts {
-    /// This rank's device's.
+    /// The resources of this rank's device.
     pub device_resources: Arc<DeviceResources>,
     /// This rank.
     pub rank: u32,
-    /// Where kernels report: a report in a region of this rank, zero.
+    /// Address of the report that kernels write: in a region of this rank, zero at first.
     pub report: Address,
-    /// For regions that graphs still need.
+    /// Makes the graph of a capture keep the regions.
     pub hold: Hold,
-    /// Of this rank alone.
+    /// How graphs of this rank run; other ranks may differ.
     pub graphs: Graphs,
 }
 
@@ -62,35 +62,35 @@ pub struct Sequencer {
     hold: Hold,
     graphs: Graphs,
     aborted: AtomicBool,
-    /// Kernels that wait are told to leave, so that they say so: see [`Sequencer::ask_who_waits`].
+    /// The control word asks waiting kernels to report and leave: see [`Sequencer::ask_who_waits`].
     asked: AtomicBool,
-    /// The driver failed in the middle of a turn: what it left is never known to be done, and all that it may touch stays.
+    /// The driver failed during a turn: when the issued work is done is never known, so all memory that it may touch stays.
     doubtful: AtomicBool,
-    /// A graph has taken turns: it may take them again at any time.
+    /// A capture has taken turns: its graph may run them at any time.
     captured: AtomicBool,
-    /// Taken by operations, which NCCL has one thread at a time issue, and held across calls of the driver.
+    /// Held during a turn, across driver calls. NCCL lets one thread at a time issue operations of a communicator.
     issued: Mutex<Issued>,
 }
 
 #[derive(Debug)]
 struct Issued {
     order: Order,
-    /// The capture that holds the launch resources already.
+    /// Id of the capture whose graph already keeps the launch resources.
     held: Option<u64>,
 }
 
-/// What is to be done once what [was ordered](Sequencer::order) is issued.
+/// What the caller of [`Sequencer::order`] must do once the work that it ordered is issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Afterwards {
-    /// No graph is to be ordered against what is eager: whoever runs the next looks at streams.
+    /// Nothing: no graph has to be ordered against this eager work. Whoever issues the next operation compares streams.
     Nothing,
-    /// A graph may run on any stream and looks at none: it waits for the sequencer's event.
+    /// Call [`Sequencer::follow`]: a graph may run on any stream and compares none, so it waits for the sequencer's event.
     Follow,
-    /// It is part of a capture, and the same.
+    /// Call [`Sequencer::follow`] for the same reason; the work is part of a capture.
     FollowInCapture,
 }
 
-/// One turn: what its operations need, in the order in which they ask for it.
+/// One turn: an operation's place in the order, and what its kernel needs.
 pub struct Turn<'sequencer> {
     sequencer: &'sequencer Sequencer,
     resources: &'sequencer LaunchResources,
@@ -101,7 +101,7 @@ pub struct Turn<'sequencer> {
     begun: bool,
 }
 
-/// Kept by a graph.
+/// Keeps the launch resources as long as a graph lives.
 struct HeldResources {
     _lent: Arc<Lent>,
 }
@@ -111,7 +111,7 @@ impl Released for HeldResources {
 }
 
 impl Sequencer {
-    /// Makes this rank's. At init only.
+    /// Makes this rank's sequencer, with launch resources. Call it at init only: it may wait for the device.
     pub fn new(parts: SequencerParts) -> Result<Arc<Sequencer>, TransportError> {
         let SequencerParts { device_resources, rank, report, hold, graphs } = parts;
         let lend = || -> Result<Lent, Failure> {
@@ -134,21 +134,21 @@ impl Sequencer {
         }))
     }
 
-    /// How graphs of it run.
+    /// How graphs that captured this communicator's operations run.
     pub fn graphs(&self) -> Graphs {
         self.graphs
     }
 
-    /// The launch resources, to be kept where it must outlive the sequencer.
+    /// The launch resources, for owners that must keep them longer than the sequencer.
     pub fn lent(&self) -> &Arc<Lent> {
         &self.lent
     }
 
-    /// Runs what `run` issues, on one stream, after all turns before it. It runs after what the other streams hold now, and what
-    /// they get later runs after it, as in NCCL. Also into a capture of that stream.
+    /// Issues the work of `run` to `stream`, after all earlier turns. The work runs after what `others` hold now, and what they get later runs
+    /// after the work, as in NCCL. `stream` may be captured.
     ///
-    /// A failure after something was issued leaves peers waiting: all of this rank's kernels are told to leave, and the
-    /// communicator is for its owner to abort. It is idle when what was issued is done.
+    /// A failure after something was issued leaves peers waiting. Then all of this rank's kernels are told to leave, and the owner must abort the
+    /// communicator. It is idle when the issued work is done, unless the driver failed ([`Sequencer::is_doubtful`]).
     pub fn take(
         &self,
         stream: StreamHandle,
@@ -167,20 +167,20 @@ impl Sequencer {
         if ran.is_err() && !may_run {
             return ran;
         }
-        // What was issued may run, also where more was to come.
+        // Issued work may run even if `run` failed before it had issued everything.
         let ended = turn.end();
         let is_doubtful = ended.is_err() || matches!(ran, Err(TransportError::Cuda(_)));
         let ran = ran.and(ended.map_err(TransportError::from));
         if ran.is_err() && may_run {
-            // Of what is doubtful nothing says when it is done.
+            // After a failure of the driver no event tells when the work is done.
             self.doubtful.fetch_or(is_doubtful, Ordering::Relaxed);
             self.abort();
         }
         ran
     }
 
-    /// Lets what comes next on a stream run after all turns so far, in its captures too. Where it may be of a graph, or graphs have
-    /// turns, [`Sequencer::follow`] is to be called when it was issued.
+    /// Makes the next work on `stream` run after all turns so far, also in a capture. The result says whether to call [`Sequencer::follow`]
+    /// once that work is issued.
     pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, TransportError> {
         let order = || -> Result<Afterwards, TransportError> {
             let issued = &mut *self.lock();
@@ -202,8 +202,8 @@ impl Sequencer {
         order().map_err(TransportError::told)
     }
 
-    /// Lets all turns to come run after what was issued on a stream since [`Sequencer::order`] said so, in captures too. Whether
-    /// that is all: of a capture it is what its graph will run.
+    /// Makes all later turns run after the work issued to `stream` since [`Sequencer::order`], also in a capture. True if no later call has to
+    /// do so again. False in a capture, whose graph runs the work later, and for eager work with [`Graphs::Apart`].
     pub fn follow(&self, stream: StreamHandle) -> Result<bool, TransportError> {
         let follow = || -> Result<bool, TransportError> {
             let issued = &mut *self.lock();
@@ -220,7 +220,7 @@ impl Sequencer {
         follow().map_err(TransportError::told)
     }
 
-    /// A capture that takes a turn keeps what that needs, as long as its graph lives.
+    /// Makes the graph of a capture keep the regions and launch resources that the capture's turns need.
     fn hold_in(&self, held: &mut Option<u64>, lane: Lane) -> Result<(), Failure> {
         let driver = self.device_resources.home().driver;
         if let Some(capture) = lane.capture()
@@ -233,37 +233,38 @@ impl Sequencer {
         Ok(())
     }
 
-    /// Lets kernels leave wherever they are, and refuses all that comes. From any thread; calls no driver and takes no lock.
+    /// Tells kernels to leave wherever they are, and refuses later turns. Any thread may call it. It calls no driver and takes no lock.
     pub fn abort(&self) {
         self.aborted.store(true, Ordering::SeqCst);
         self.tell_kernels(CONTROL_ABORT);
     }
 
-    /// Learns whether kernels wait, where whoever waits is lost anyway: one that has long found nothing [says what it waited for and
-    /// leaves](Sequencer::stuck). One that has not begun hears nothing of it, nor one that finds what it needs when it begins; until
-    /// [`Sequencer::ask_no_more`]. Nothing counts as done until [`Sequencer::have_asked`]. From one thread; calls no driver.
+    /// Asks kernels whether they wait for a peer, where a waiting kernel is lost anyway. A kernel that has long found nothing
+    /// [reports its wait and leaves](Sequencer::stuck). A kernel that has not begun, or finds its data when it begins, does not answer.
+    /// The question stands until [`Sequencer::ask_no_more`]. Nothing counts as done until [`Sequencer::have_asked`]. From one thread; calls no
+    /// driver.
     ///
-    /// No abort, which also ends what waits for warps of its own kernel alone, without a word: a kernel whose peers are there would
-    /// end with a part of its work not done.
+    /// An abort would not do: it also ends waits for warps of the same kernel, which report nothing. A kernel whose peers are there would end
+    /// with a part of its work not done.
     pub fn ask_who_waits(&self) {
         self.asked.store(true, Ordering::SeqCst);
         self.tell_unless_aborted(CONTROL_ASK);
     }
 
-    /// Whoever begins to wait from now on stays. Who has heard the question just before still leaves.
+    /// Takes the question back: waits that begin from now on go on. A kernel that has just seen the question still leaves.
     pub fn ask_no_more(&self) {
         self.tell_unless_aborted(CONTROL_RUN);
     }
 
     fn tell_unless_aborted(&self, word: u32) {
         self.tell_kernels(word);
-        // Another thread's abort may have come first.
+        // Another thread may have aborted before the store: its word must stay.
         if self.is_aborted() {
             self.tell_kernels(CONTROL_ABORT);
         }
     }
 
-    /// All that heard the question have left by now, and none did.
+    /// To be called when all kernels that saw the question have left and none has reported a wait. Finished work counts as done again.
     pub fn have_asked(&self) {
         self.asked.store(false, Ordering::SeqCst);
     }
@@ -274,22 +275,22 @@ impl Sequencer {
         }
     }
 
-    /// Whether it was aborted.
+    /// Whether [`Sequencer::abort`] was called.
     pub fn is_aborted(&self) -> bool {
         self.aborted.load(Ordering::SeqCst)
     }
 
-    /// Whether graphs may run what they once captured.
+    /// Whether a capture has taken turns, so that graphs may run them.
     pub fn is_captured(&self) -> bool {
         self.captured.load(Ordering::Relaxed)
     }
 
-    /// Whether the driver failed in the middle of a turn, so that nobody knows what has ended: then it is never idle.
+    /// Whether the driver failed during a turn, so that nobody knows what has ended. The sequencer is then never idle.
     pub fn is_doubtful(&self) -> bool {
         self.doubtful.load(Ordering::Relaxed)
     }
 
-    /// Whether all that was issued is done. Waits for nothing.
+    /// Whether all issued work is done. Does not wait.
     pub fn is_idle(&self) -> Result<bool, TransportError> {
         let is_asked = self.asked.load(Ordering::SeqCst) && !self.is_aborted();
         if self.is_doubtful() || is_asked {
@@ -300,7 +301,7 @@ impl Sequencer {
         Ok(resources.is_idle()?)
     }
 
-    /// Waits until all that was issued is done, at most so long, as NCCL's destroy does. Blocks no stream.
+    /// Waits until all issued work is done, at most for `at_most`, as NCCL's destroy does. Blocks no stream.
     pub fn wait_idle(&self, at_most: Duration) -> Result<(), TransportError> {
         let began = Instant::now();
         while !self.is_idle().map_err(TransportError::told)? {
@@ -313,7 +314,7 @@ impl Sequencer {
         Ok(())
     }
 
-    /// What kernels waited for when they left on an abort; nothing was stuck if there are no waits. Complete once all
+    /// What kernels waited for when they left on an abort or a question; empty if none waited. Complete once the sequencer
     /// [is idle](Sequencer::is_idle).
     pub fn stuck(&self) -> Result<Stuck, TransportError> {
         let home = self.device_resources.home();
@@ -325,46 +326,46 @@ impl Sequencer {
         read().map_err(|failure| TransportError::from(failure).told())
     }
 
-    /// Reads words of a region of this rank: allocates nothing, waits for a copy of ours.
+    /// Reads words of a region of this rank. Allocates nothing; waits for the copy on a stream of Windlass.
     pub fn read(&self, at: Address, words: &mut [u64]) -> Result<(), Failure> {
         let home = self.device_resources.home();
         let _entered = home.enter()?;
         host::words(home.driver, at, words, &self.device_resources.stream)
     }
 
-    /// There are launch resources until this is dropped.
+    /// Never fails: the launch resources are there until [`Lent`] is dropped.
     fn resources(&self) -> Result<&LaunchResources, TransportError> {
         self.lent.resources().ok_or(TransportError::Aborted { rank: self.rank })
     }
 
-    /// A panic elsewhere leaves the order whole.
+    /// Takes the lock even if it is poisoned: a panic of another thread leaves the order consistent.
     fn lock(&self) -> MutexGuard<'_, Issued> {
         self.issued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<'sequencer> Turn<'sequencer> {
-    /// The driver, in whose current context a turn is once it [is placed](Turn::place).
+    /// The driver. The device's context is current once the turn [is placed](Turn::place).
     pub fn driver(&self) -> &'static Driver {
         self.sequencer.device_resources.home().driver
     }
 
-    /// Where it runs.
+    /// The stream on which the turn runs.
     pub fn stream(&self) -> StreamHandle {
         self.stream
     }
 
-    /// The communicator's own.
+    /// The communicator's launch resources.
     pub fn resources(&self) -> &'sequencer LaunchResources {
         self.resources
     }
 
-    /// Where kernels find the word that tells them to leave.
+    /// Address of the control word, which tells kernels to leave.
     pub fn control(&self) -> Address {
         self.resources.host.control_address()
     }
 
-    /// Where they report.
+    /// Address of the report that kernels write.
     pub fn report(&self) -> Address {
         self.sequencer.report
     }
@@ -374,19 +375,18 @@ impl<'sequencer> Turn<'sequencer> {
         self.sequencer.device_resources.is_of_one()
     }
 
-    /// What a launch says of clusters of so many blocks. One block is said, too: an update of a graph lets a cluster stand of which the
-    /// new launch says nothing, and a kernel whose grid that does not divide is then left out without an error (driver 580).
-    /// Devices before 9.0 have none.
+    /// The cluster size to give at a launch of clusters of `blocks` blocks, 0 before 9.0. A size of 1 is given, too. Otherwise an update of a
+    /// graph keeps the former cluster size, and the driver (580) leaves out a kernel whose grid that size does not divide, without an error.
     pub fn cluster(&self, blocks: u32) -> u32 {
         if self.sequencer.device_resources.is_since_hopper() { blocks } else { 0 }
     }
 
-    /// That of all kernels.
+    /// The memory domain in which all kernels are launched.
     pub fn domain(&self) -> MemoryDomain {
         self.sequencer.device_resources.domain()
     }
 
-    /// Makes the context current and looks whether the stream is part of a capture, which then holds all that it needs.
+    /// Makes the device's context current and returns the capture that the stream is part of. Its graph then keeps all that the turn needs.
     pub fn place(&mut self) -> Result<Option<Capture>, Failure> {
         if let Some((lane, _)) = &self.placed {
             return Ok(lane.capture());
@@ -406,8 +406,7 @@ impl<'sequencer> Turn<'sequencer> {
         self.placed.as_ref().and_then(|(lane, _)| lane.capture())
     }
 
-    /// To be called before anything is issued to the stream: what comes now runs after all turns before. Whether it is
-    /// captured.
+    /// Orders the turn after all earlier ones. Call it before anything is issued to the stream. Returns the capture that the stream is part of.
     pub fn begin(&mut self) -> Result<Option<Capture>, Failure> {
         let capture = self.place()?;
         if self.begun {
@@ -423,7 +422,7 @@ impl<'sequencer> Turn<'sequencer> {
         Ok(capture)
     }
 
-    /// What was issued is the last so far.
+    /// Enters the issued work as the last in the order.
     fn end(&mut self) -> Result<(), Failure> {
         let (true, driver, Some((lane, _))) = (self.begun, self.driver(), &self.placed) else {
             return Ok(());
@@ -440,9 +439,9 @@ impl<'sequencer> Turn<'sequencer> {
 }
 
 impl Drop for Sequencer {
-    /// See the module's "The end". Work in flight is aborted, also a graph's; a graph that runs later is not touched.
+    /// See "The end" of the module. Aborts if work is in flight, also a graph's. If none is, graphs that run later are not affected.
     fn drop(&mut self) {
-        // The word that tells kernels to leave ended with the context.
+        // No kernel runs without the context, and the control word may have gone with it.
         if self.device_resources.home().driver.is_in_forked_child()
             || !self.device_resources.home().is_there()
         {

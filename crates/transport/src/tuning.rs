@@ -1,4 +1,4 @@
-//! Up to which size native collectives serve. Pure.
+//! Decides up to which size native collectives serve a call. Pure.
 //!
 //! A *cell* is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
 //! timed. A limit is [built in](built_in), or a rank brings it from a [file](file) or from this machine's [cache](cache); which one
@@ -17,10 +17,10 @@ use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 
 pub use built_in::{REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX, unmeasured_bytes_max};
-/// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
-/// of how groups are cut and ordered.
+/// Version of the kernels' protocol, and of how groups are cut and ordered. It must change with each change of packets, rings, credit or
+/// shares, or of groups.
 const PROTOCOL: u64 = 12;
-/// Ranks that the kernels have at most.
+/// The most ranks that the kernels have.
 const RANKS_MAX: usize = 8;
 
 /// The collectives that have cells.
@@ -33,26 +33,26 @@ pub enum Collective {
     Reduce,
     AllGather,
     ReduceScatter,
-    /// Broadcasts of one group with a root each; sizes are those of all together.
+    /// Broadcasts of one group with a root each; a size is the sum over all of them.
     UnevenAllGather,
     /// Reduces of one group with a root each.
     UnevenReduceScatter,
-    /// All-reduces of other types or operations than sums and averages of short floats: their kernel looks at both as it goes.
+    /// All-reduces of other types or operations than sums and averages of short floats. Their kernel looks at type and operation as it runs.
     OtherAllReduce,
-    /// Reduces of these.
+    /// Reduces of such types or operations.
     OtherReduce,
-    /// Reduce-scatters of these.
+    /// Reduce-scatters of such types or operations.
     OtherReduceScatter,
-    /// No native collective: all-gathers that NCCL runs, whose buffers Windlass registers.
+    /// Not a native collective: all-gathers that NCCL runs over buffers that Windlass registers.
     RegisteredAllGather,
 }
 
-/// How many there are.
+/// How many collectives have cells.
 pub const COLLECTIVES: usize = 11;
 
 impl Collective {
-    /// Which cell a function has. With a configuration of its own a call stays NCCL's. An all-to-all has none: NCCL makes it of sends
-    /// and receives, so one rank may call it while the others send and receive in a group. The p2p transport serves both.
+    /// The collective of a function. A `…Config` function has none, as its calls stay on NCCL. An all-to-all has none: NCCL makes it of sends and
+    /// receives, so one rank may call it while the others send and receive in a group. The p2p transport serves both.
     #[inline]
     pub fn of(function: Function) -> Option<Collective> {
         match function {
@@ -67,7 +67,7 @@ impl Collective {
 }
 
 impl Collective {
-    /// What several of one group are together where each has another root: all-gather-v, reduce-scatter-v.
+    /// What several of them in one group are together, each with another root: an all-gather-v or reduce-scatter-v.
     #[inline]
     pub fn fused(self) -> Option<Collective> {
         match self {
@@ -77,7 +77,7 @@ impl Collective {
         }
     }
 
-    /// What one that reduces is with other types or operations.
+    /// The same reduction with other types or operations.
     #[inline]
     pub fn other(self) -> Option<Collective> {
         match self {
@@ -88,7 +88,7 @@ impl Collective {
         }
     }
 
-    /// What an uneven one is where all parts are alike.
+    /// What an uneven collective is if all parts have one size.
     fn even(self) -> Option<Collective> {
         match self {
             Collective::UnevenAllGather => Some(Collective::AllGather),
@@ -98,13 +98,14 @@ impl Collective {
     }
 }
 
-/// The limits of one communicator, by collective: calls of fewer bytes ([`windlass_base::call::Shared::bytes`]) are served. 0: none is.
+/// The limits of one communicator, by collective: native collectives serve calls of fewer bytes ([`windlass_base::call::Shared::bytes`]).
+/// 0: they serve none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits(pub [u64; COLLECTIVES]);
 
-/// Whether a group takes so many kernels of ours of one communicator, one after the other, the smallest of so many bytes: NCCL
-/// runs all of a group in one, and what it has ahead is used up by three small ones (2 × H200, graph and eager: 4 all-reduces of 1 KB
-/// 8.3 us for 6.3, 32 of them 65 for 9; 4 of 1 MB 28 for 47, 8 of these eager 66 for 59; `crates/kernels/bench/grouped.cu`).
+/// Whether Windlass serves a group by `count` kernels of one communicator, one after the other, the smallest of `smallest_bytes` bytes. NCCL
+/// runs a whole group in one kernel, so three small kernels of ours are slower. Ours against NCCL's on 2 × H200, in us: 4 all-reduces of 1 KB
+/// 8.3 against 6.3, 32 of them 65 against 9; 4 of 1 MB 28 against 47, 8 of these eager 66 against 59 (`crates/kernels/bench/grouped.cu`).
 pub fn serve_separate(count: usize, smallest_bytes: u64) -> bool {
     match smallest_bytes {
         ..SEPARATE_BYTES_MIN => count <= 2,
@@ -112,26 +113,26 @@ pub fn serve_separate(count: usize, smallest_bytes: u64) -> bool {
     }
 }
 
-/// From here on a collective takes so long that two more kernels do not matter.
+/// From this size on a collective takes so long that two more kernels do not matter.
 const SEPARATE_BYTES_MIN: u64 = 1 << 20;
 
-/// Whether a group takes so many kernels each of which runs calls with a root each, the smallest of so many bytes in all. NCCL runs all of
-/// them in one, but takes longer to launch that (2 × H200, graph and eager: 2 all-gathers of 1 KB as two broadcasts each 5.9 us for 5.3, 9.7
-/// for 12.4, 3 of them 8.6 for 5.4, 14.0 for 13.0; 4 of 1 MB 22 for 31; reductions are dearer, 3 of 4 MB 48 for 44;
-/// `docs/measurements/2026-11-24-lists`).
+/// Whether Windlass serves a group by `count` kernels that each run calls with a root each, the smallest kernel of `smallest_bytes` bytes in
+/// all. NCCL runs all of them in one kernel, but takes longer to launch it. Ours against NCCL's on 2 × H200, in us: 2 all-gathers of 1 KB as
+/// two broadcasts each 5.9 against 5.3 in a graph, 9.7 against 12.4 eager; 3 of them 8.6 against 5.4 and 14.0 against 13.0; 4 of 1 MB 22
+/// against 31; 3 reductions of 4 MB 48 against 44 (`docs/measurements/2026-11-24-lists`).
 pub fn serve_lists(count: usize, reduce: bool, smallest_bytes: u64) -> bool {
     count <= if smallest_bytes >= SEPARATE_BYTES_MIN && !reduce { 4 } else { 2 }
 }
 
-/// The largest collective of a group that goes beside others in one kernel. Larger ones in one were not measured, and take so long
-/// that a kernel each does not matter.
+/// The largest collective of a group that runs beside others in one kernel. Larger ones were not measured so, and take so long that a kernel
+/// each does not matter.
 pub const BATCHED_BYTES_MAX: u64 = 8 << 20;
 
 impl Limits {
-    /// Native collectives serve nothing.
+    /// Limits by which native collectives serve nothing.
     pub const NONE: Limits = Limits([0; COLLECTIVES]);
 
-    /// Whether they serve so many bytes.
+    /// Whether native collectives serve a call of `bytes` bytes.
     #[inline]
     pub fn serve(&self, collective: Collective, bytes: u64) -> bool {
         bytes < self.0[collective as usize]
@@ -140,11 +141,11 @@ impl Limits {
     /// Whether one kernel serves several broadcasts, or several reduces, of these bytes over `ranks` ranks, each with a root of
     /// its own.
     ///
-    /// Those that are served each by itself are, as one kernel takes no longer than several. Others have a limit for all parts
-    /// together, measured in shares as 2n + 1, 2n + 3 … 4n - 1 of n ranks. The more uneven they are the more time goes by the largest part, which
-    /// its root's wires carry alone, while NCCL spreads it over all rings. So parts are served that are no more uneven than the measured
-    /// ones, or where what makes the largest more than an even share is no more than a single one has at its limit. Where no single one is served,
-    /// none are together: a table that says so of broadcasts means all of them.
+    /// Parts that are each served by themselves are served together, as one kernel takes no longer than several. Otherwise the limit is that of
+    /// all parts together, measured with shares of 2n + 1, 2n + 3 … 4n - 1 for n ranks. The more uneven the parts, the more the largest one sets
+    /// the time: its root's wires carry it alone, while NCCL spreads it over all rings. So parts are served that are no more uneven than the
+    /// measured ones, or whose largest exceeds an even share by no more than a single part does at its limit. If no single part is served, none
+    /// are together: a table that says so of broadcasts means all of them.
     pub fn serve_fused(
         &self,
         each: Collective,
@@ -154,8 +155,7 @@ impl Limits {
         let total = bytes.clone().fold(0, u64::saturating_add);
         let largest = bytes.max().unwrap_or_default();
         let n = ranks as u64;
-        // As many times the largest part as there are ranks, less all parts: (n - 1) / 3n of all in the measured shares, which are of
-        // whole elements.
+        // n times the largest part, less all parts. In the measured shares, which are of whole elements, it is (n - 1) / 3n of all parts.
         let uneven = n.saturating_mul(largest).saturating_sub(total);
         let as_measured = uneven.saturating_sub(8 * n).saturating_mul(3 * n) <= total.saturating_mul(n - 1);
         let alone = self.0[each as usize].saturating_sub(1);
@@ -168,12 +168,12 @@ impl Limits {
     }
 }
 
-/// Bytes for each block of a communicator with fewer than usual, up to which native collectives serve it: tables are measured with all.
+/// Up to so many bytes a block, native collectives serve a communicator with fewer blocks than usual. Tables are measured with all blocks.
 const EACH_BLOCK_BYTES_MAX: u64 = 64 << 10;
 
-/// Up to how many bytes so many blocks serve. With few of them NCCL's, which have more threads, are faster at large sizes. Measured on
-/// 2 × H100 with NCCL's kernels under the same limit (docs/measurements/2026-11-25-environments): 1 block 0.53 of NCCL's time for an
-/// all-reduce of 256 KiB, 1.40 for 4 MiB; 4 blocks 0.59 and 1.13; 8 blocks 0.91 for 4 MiB, 1.54 for 64 MiB.
+/// The most bytes that `blocks` blocks serve. With few blocks NCCL's kernels, which have more threads, are faster at large sizes. Parts of
+/// NCCL's time on 2 × H100, under the same limit on blocks, for an all-reduce (docs/measurements/2026-11-25-environments): 1 block 0.53 at
+/// 256 KiB, 1.40 at 4 MiB; 4 blocks 0.59 and 1.13; 8 blocks 0.91 at 4 MiB, 1.54 at 64 MiB.
 fn most_of_few_blocks(blocks: u32) -> u64 {
     match blocks {
         ..GRID_MAX => EACH_BLOCK_BYTES_MAX * u64::from(blocks),
@@ -184,24 +184,24 @@ fn most_of_few_blocks(blocks: u32) -> u64 {
 /// What decides the path of a communicator's calls, by its negotiated config.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
-    /// How many ranks it has.
+    /// How many ranks the communicator has.
     pub ranks: usize,
-    /// What native collectives serve.
+    /// Up to which sizes collectives are native.
     pub native: Limits,
-    /// Whether reductions that round are native at every size: then each folds the values of rank 0, 1 and so on.
+    /// Whether reductions that round are native at every size, and combine rank 0's value, then rank 1's, and so on.
     pub fixed_order: bool,
 }
 
 impl Terms {
-    /// With the limits that hold for it.
+    /// From the negotiated config, and the limits that hold for the communicator.
     pub fn of(negotiated: &NegotiatedConfig, native: Limits) -> Terms {
         let fixed_order = asks_for_fixed_order(negotiated) && serves(negotiated);
         Terms { ranks: negotiated.members.len(), native, fixed_order }
     }
 }
 
-/// Whether native collectives serve a communicator at all. A policy of blocks concerns the order of NCCL's sums, too, which fixed order
-/// has no use for.
+/// Whether native collectives serve a communicator at all. Without fixed order no rank may have asked for a policy of blocks (`UNBOUND`), as
+/// that concerns the order of NCCL's sums, too.
 pub fn serves(negotiated: &NegotiatedConfig) -> bool {
     let needed = if asks_for_fixed_order(negotiated) { capability::NATIVE } else { NEEDED };
     negotiated.capabilities & needed == needed && negotiated.members.len() <= RANKS_MAX
@@ -218,7 +218,7 @@ pub fn kernels() -> Tuning {
     Tuning::default()
 }
 
-/// All that this build decides by, as one number: ranks whose numbers differ have no peer group.
+/// A number for all that this build decides by. Ranks whose numbers differ have no peer group.
 pub fn hash() -> u64 {
     let mut writer = Writer::default();
     writer.u64(EACH_BLOCK_BYTES_MAX);
@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Without a limit nothing is served, not even nothing.
+    /// Without a limit nothing is served, not even 0 bytes.
     #[test]
     fn limits() {
         let mut limits = Limits::NONE;
@@ -286,7 +286,7 @@ mod tests {
         assert!(!limits.serve(Collective::AllReduce, 0));
     }
 
-    /// Even parts end where uneven ones do, or where each is NCCL's by itself; a single one ends where broadcasts do.
+    /// Even parts are served up to the limit of uneven ones, or while each is served by itself; a single part up to that of broadcasts.
     #[test]
     fn fused() {
         const KIB: u64 = 1 << 10;
@@ -312,8 +312,8 @@ mod tests {
         }
     }
 
-    /// In shares of 5 to 7 all-gathers of 2 ranks win at every size, reduce-scatters to 32 MiB and not at 64; what is ours each by itself is one
-    /// kernel rather than several.
+    /// In shares of 5 to 7, all-gathers of 2 ranks are served at every size, reduce-scatters at 32 MiB and not at 64. Parts that are served by
+    /// themselves are one kernel rather than several.
     #[test]
     fn uneven() {
         const MIB: u64 = 1 << 20;
@@ -326,7 +326,7 @@ mod tests {
         }
         assert!(serve(Collective::Reduce, [16 * MIB; 2]) && !serve(Collective::Reduce, [17 * MIB; 2]));
         assert!(serve(Collective::Reduce, [16 * MIB, MIB]) && !serve(Collective::Reduce, [24 * MIB, MIB]));
-        // Of more ranks, too, shares as they were measured have the limit of all parts.
+        // With more ranks, too, shares as they were measured have the limit of all parts.
         for ranks in [3, 4_usize] {
             let limits = decide(&negotiated(ranks, NEEDED, 90, 132)).limits;
             let places = 0..ranks as u64;
@@ -339,7 +339,7 @@ mod tests {
         }
     }
 
-    /// Limits of a table hold for what runs together, too; where it has none for single ones, none run together.
+    /// Limits of a table hold for what runs together, too. If it has none for single ones, none run together.
     #[test]
     fn tuned_fused() {
         let text = "windlass-tuning 1\n\
@@ -361,7 +361,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is served with others has a limit by itself, too, and nothing overflows.
+        /// Parts that are served together have a limit by themselves, too, and nothing overflows.
         #[test]
         fn fused_have_limits_alone(
             parts in proptest::collection::vec(0..u64::MAX, 1..9),

@@ -1,4 +1,4 @@
-//! Captures that run on the calling thread, and how our calls stay out of them.
+//! Keeps our calls of the driver from breaking captures that are under way.
 
 use std::marker::PhantomData;
 
@@ -7,12 +7,12 @@ use crate::gpu::library::Driver;
 
 const RELAXED: u32 = 2;
 
-/// While it lives, no call of this thread can break a capture, whoever's it is. The mode before comes back after.
+/// While it lives, no call of this thread can break a capture of anybody. Dropping it restores the mode before.
 #[derive(Debug)]
 pub struct Relaxed {
     driver: &'static Driver,
     before: u32,
-    /// The mode is the thread's.
+    /// The mode belongs to the thread.
     _thread: PhantomData<*const ()>,
 }
 

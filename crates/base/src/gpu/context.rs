@@ -1,4 +1,4 @@
-//! The context that our own work of a device lives in, and being in it for a while.
+//! Chooses the context in which our own work of a device runs, and makes it current for a while.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -9,17 +9,17 @@ use crate::gpu::device::Ordinal;
 use crate::gpu::failure::{Failure, SUCCESS};
 use crate::gpu::library::{Driver, driver};
 
-/// What streams, events and modules live in, and end with. Its handle comes again: a primary context that was reset (`cudaDeviceReset`) has
-/// the same in its next life, so its id says which it is.
+/// A context: streams, events and modules live in it and end with it. Handles come again: a primary context that was reset
+/// (`cudaDeviceReset`) has the same handle in its next life, so the id tells which context it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Context {
     handle: usize,
     id: u64,
 }
 
-/// Where our streams, events and modules of a device live: its primary context, which we retain, where the
-/// application uses it (all that use CUDA's runtime do). Otherwise the application's own context, if one of this
-/// device is current: making a primary context beside it would cost hundreds of megabytes. That one must outlive us.
+/// The context of our streams, events and modules of a device. It is the primary context, which we retain, if the application uses it (all
+/// that use CUDA's runtime do). Otherwise it is the application's own context, if one of this device is current: a primary context beside it
+/// would cost hundreds of megabytes. The application must keep its own context longer than we use it.
 #[derive(Clone, Copy, Debug)]
 pub struct Home {
     /// The driver.
@@ -29,25 +29,25 @@ pub struct Home {
     context: Context,
 }
 
-/// The primary contexts that we have retained, of each device the last.
+/// The primary context of each device that was retained last.
 static RETAINED: Mutex<BTreeMap<Ordinal, Context>> = Mutex::new(BTreeMap::new());
 
-/// Not held across calls of the driver.
+/// The lock is held across no call of the driver.
 fn retained() -> MutexGuard<'static, BTreeMap<Ordinal, Context>> {
     RETAINED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Our context is current on this thread and its capture mode relaxed; both come back after.
+/// While it lives, our context is current on this thread and its capture mode is relaxed. Dropping it restores both.
 #[derive(Debug)]
 pub struct Entered<'home> {
     _current: Current<'home>,
     _relaxed: Relaxed,
 }
 
-/// Our context is current on this thread; what was current comes back after.
+/// While it lives, our context is current on this thread. Dropping it restores the one before.
 #[derive(Debug)]
 pub struct Current<'home> {
-    /// Set if that was another.
+    /// Set if another context was current.
     pushed_by: Option<&'home Home>,
 }
 
@@ -67,14 +67,13 @@ impl Home {
         Ok(Home { driver, device, context: driver.primary_context(device)? })
     }
 
-    /// The device's primary context, if there is one: for what is done only where the application has one. One that was reset a moment ago
-    /// is not made again.
+    /// The device's primary context, if there is one; none is made. For looks that the background thread takes, also just after a reset.
     pub fn if_primary(driver: &'static Driver, device: Ordinal) -> Option<Home> {
         let known = driver.retained_context(device).map(|context| Home { driver, device, context });
         known.or_else(|| driver.has_primary_context(device).then(|| Home::of(driver, device).ok())?)
     }
 
-    /// The context: what is made in it is to be used no more once it [is gone](Driver::is_there).
+    /// The context. What was made in it must not be used once it [is gone](Driver::is_there).
     pub fn context(&self) -> Context {
         self.context
     }
@@ -84,7 +83,7 @@ impl Home {
         self.driver.is_there(self.context)
     }
 
-    /// Makes the context current and the capture mode relaxed. Refuses if the context is gone, though another has its handle.
+    /// Makes the context current and the capture mode relaxed. Fails if the context is gone, even if another has its handle.
     pub fn enter(&self) -> Result<Entered<'_>, Failure> {
         if !self.is_there() {
             let detail = format!("device {}, context {}", self.device, self.context.id);
@@ -94,7 +93,7 @@ impl Home {
         Ok(Entered { _current: self.be_current()?, _relaxed: relaxed })
     }
 
-    /// Makes the context current: enough for calls that may be part of a capture, and for what cannot break one.
+    /// Makes the context current. Enough for calls that may be part of a capture, or that cannot break one.
     pub fn be_current(&self) -> Result<Current<'_>, Failure> {
         let mut current = 0;
         // SAFETY: the output is a local.
@@ -110,7 +109,7 @@ impl Home {
     }
 }
 
-/// The context that our own work on a device goes to now; that of nobody where the driver has none.
+/// The context of our work on a device now; the default one if the driver gives none.
 pub fn on(device: Ordinal) -> Context {
     driver().and_then(|driver| Home::of(driver, device)).map(|home| home.context).unwrap_or_default()
 }
@@ -124,7 +123,7 @@ impl Driver {
         self.context(handle)
     }
 
-    /// Whether a context has not gone since. Without a context there is nothing to go.
+    /// Whether a context still exists. True for no context, which cannot go.
     pub fn is_there(&self, context: Context) -> bool {
         context.handle == 0 || self.context(context.handle).is_ok_and(|now| now.id == context.id)
     }
@@ -151,7 +150,7 @@ impl Driver {
         Ok(Some(device))
     }
 
-    /// Whether a device's primary context exists: to retain one that does not makes it.
+    /// Whether a device's primary context exists. Retaining one that does not exist would make it.
     pub fn has_primary_context(&self, device: Ordinal) -> bool {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: the outputs are locals.
@@ -159,8 +158,8 @@ impl Driver {
         code == SUCCESS && active != 0
     }
 
-    /// The device's primary context, made if there is none. It is retained once and never given back, as CUDA's runtime does below NCCL:
-    /// between a look at the context and the release the application may have reset it, and then the reference would be another's.
+    /// The device's primary context, made if there is none. It is retained once and never released, as CUDA's runtime does below NCCL. The
+    /// application could reset it between a look at it and the release, which would then release another's reference.
     fn primary_context(&self, device: Ordinal) -> Result<Context, Failure> {
         if let Some(context) = self.retained_context(device) {
             return Ok(context);

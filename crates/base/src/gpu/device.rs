@@ -1,4 +1,4 @@
-//! Devices: who they are, what they can, how two of them reach each other.
+//! Asks what devices are, what they can do, and how two of them reach each other.
 
 use std::ffi::c_int;
 
@@ -11,36 +11,36 @@ pub type Ordinal = i32;
 /// What a device says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// As this process numbers it.
+    /// The device's number in this process.
     pub ordinal: Ordinal,
-    /// The same in every process.
+    /// The device's UUID, the same in every process.
     pub uuid: [u8; 16],
-    /// `domain:bus:device.function`, lower case as the driver gives it or not: compare without case.
+    /// `domain:bus:device.function`, in the driver's case: compare it without case.
     pub pci: String,
     /// Compute capability, 90 for 9.0.
     pub capability: i32,
-    /// SMs.
+    /// Number of SMs.
     pub multiprocessors: i32,
     /// Device memory, bytes.
     pub memory_bytes: usize,
-    /// Virtual memory management, without which there is no symmetric heap.
+    /// Whether it has virtual memory management, without which there is no symmetric heap.
     pub virtual_memory: bool,
-    /// Handles of it as descriptors, without which no other process can map it.
+    /// Whether its memory can be exported as descriptors, without which no other process can map it.
     pub posix_handles: bool,
-    /// Multicast objects, over which NCCL has switches reduce and copy (NVLS).
+    /// Whether it has multicast objects, over which NCCL has switches reduce and copy (NVLS).
     pub multicast: bool,
-    /// Memory synchronisation domains; 1 where there are none to choose from.
+    /// Number of memory synchronisation domains, at least 1.
     pub memory_domains: i32,
-    /// Threads per SM at once.
+    /// Threads that an SM runs at once.
     pub threads_per_multiprocessor: i32,
 }
 
 /// How one device reaches another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// Loads and stores work.
+    /// Whether loads and stores work.
     pub access: bool,
-    /// Atomics work natively: NVLink, not PCIe.
+    /// Whether atomics work natively: over NVLink, not PCIe.
     pub native_atomics: bool,
     /// 0 is the best link of this machine.
     pub performance_rank: i32,
@@ -75,7 +75,7 @@ impl Driver {
         Ok(count)
     }
 
-    /// What a device says of itself. An attribute that the driver is too old for counts as not there.
+    /// What a device says of itself. Optional features that the driver is too old to know count as missing.
     pub fn device_facts(&self, ordinal: Ordinal) -> Result<Facts, Failure> {
         let detail = || format!("device {ordinal}");
         let mut device = 0;

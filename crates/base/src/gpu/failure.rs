@@ -1,4 +1,4 @@
-//! What a driver call answered when it did not succeed.
+//! Describes a driver call that did not succeed.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -21,12 +21,12 @@ pub const DEINITIALIZED: Code = Code(4);
 /// `CUDA_ERROR_NOT_READY`.
 pub const NOT_READY: Code = Code(600);
 
-/// A call, what it answered, and the arguments that matter.
+/// A call, the code that it returned, and the arguments that matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The driver's function, or what was tried instead of one.
     pub call: &'static str,
-    /// What it answered; none where the driver itself could not be had.
+    /// The code that it returned; none if the driver itself could not be called.
     pub code: Option<Code>,
     /// The driver's name of the code.
     pub name: String,
@@ -40,7 +40,7 @@ impl Failure {
         Failure { call, code: Some(code), name: name(driver, code), detail }
     }
 
-    /// Something that failed before the driver could answer.
+    /// A failure before the driver could return a code.
     pub fn without_code(call: &'static str, name: &str, detail: String) -> Failure {
         Failure { call, code: None, name: name.into(), detail }
     }

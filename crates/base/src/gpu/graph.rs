@@ -1,4 +1,4 @@
-//! What graphs keep alive: CUDA's user objects, whose destructors call no CUDA.
+//! Lets graphs keep objects alive, by CUDA's user objects, whose destructors call no CUDA.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use crate::gpu::library::Driver;
 const NO_DESTRUCTOR_SYNC: u32 = 1;
 const MOVE: u32 = 1;
 
-/// What happens when the last graph that kept an object is gone. Runs on a thread of the driver's: it may only mark
-/// things, never call CUDA, wait or take a lock that others hold for long.
+/// Called when the last graph that kept an object is gone, on a thread of the driver. It may only set marks: never call CUDA, wait, or take
+/// a lock that others hold for long.
 pub trait Released: Send + Sync + 'static {
     /// The graph, and everything made of it, is gone and will not run again.
     fn released(&self);
 }
 
 impl Driver {
-    /// Lets a graph, and everything made of it, keep `object`: [`Released::released`] is called once when all are gone.
-    /// If this fails it is called too, or was: the caller counts before and need not take back.
+    /// Makes a graph, and everything made of it, keep `object`. [`Released::released`] is called once when all are gone. It is also called if this
+    /// fails, so a caller that counts objects need not undo its count.
     pub fn retain_in_graph<T: Released>(&self, graph: usize, object: Arc<T>) -> Result<(), Failure> {
         let pointer = Arc::into_raw(object).cast_mut();
         let mut handle = 0;

@@ -1,8 +1,8 @@
 //! Opens the driver and finds its functions.
 //!
-//! The names are the versioned ones that programs have linked for years (`_v2`), so that `dlsym` gives exactly the
-//! signatures below. Not cudarc: its loader panics where a library or a function is missing, and its codes are Rust
-//! enums, which a newer driver's answer would make undefined.
+//! The names are the versioned ones that programs have linked for years (`_v2`), so that `dlsym` finds exactly the signatures below. We do
+//! not use cudarc: its loader panics if a library or a function is missing, and its codes are Rust enums, for which a newer driver's code is
+//! undefined behaviour.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -122,7 +122,7 @@ calls! {
 pub struct Driver {
     /// Its functions.
     pub calls: Calls,
-    /// The process that it was opened in: in a forked child CUDA is dead.
+    /// The process that opened it: CUDA does not work in a forked child.
     process: u32,
 }
 
@@ -139,7 +139,7 @@ pub fn opened() -> Option<&'static Driver> {
 }
 
 impl Driver {
-    /// Opens a driver by the name that the loader knows it under. The library stays open.
+    /// Opens a driver by the library name that the loader knows. The library stays open.
     pub fn open(name: &CStr) -> Result<Driver, Failure> {
         // SAFETY: every CUDA program runs this library's constructors; its text is the driver's or a simulator's.
         let library = unsafe { Library::open(Some(name.to_string_lossy().as_ref()), libc::RTLD_NOW) };
@@ -154,17 +154,17 @@ impl Driver {
         Ok(driver)
     }
 
-    /// A driver of the given functions.
+    /// Makes a driver of the given functions.
     pub fn of(calls: Calls) -> Driver {
         Driver { calls, process: std::process::id() }
     }
 
-    /// Whether this process was forked off the one that opened the driver: no call works here.
+    /// Whether this process was forked off the one that opened the driver. No call of the driver works then.
     pub fn is_in_forked_child(&self) -> bool {
         std::process::id() != self.process
     }
 
-    /// Turns a code into a result; `detail` is asked for only on failure.
+    /// Turns a code into a result. Calls `detail` only on failure.
     pub fn check(
         &self,
         call: &'static str,
@@ -174,7 +174,7 @@ impl Driver {
         if code == SUCCESS { Ok(()) } else { Err(Failure::of(self, call, code, detail())) }
     }
 
-    /// For destructors, which can tell nobody: what is not the end of the process is logged.
+    /// Logs a failed call of a destructor, which can return no error, unless the process is exiting.
     pub fn note(&self, call: &'static str, code: Code, detail: impl FnOnce() -> String) {
         if code != SUCCESS && code != super::failure::DEINITIALIZED {
             ::log::warn!("{}", Failure::of(self, call, code, detail()));

@@ -1,5 +1,5 @@
-//! Virtual memory: addresses, physical memory, what is mapped where. None of these calls waits for work on a GPU, so
-//! they may run beside kernels that wait for a peer.
+//! Manages virtual memory: addresses, physical memory, and mappings. No call here waits for work on a GPU, so all may run beside kernels that
+//! wait for a peer.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -43,19 +43,19 @@ fn shareable(device: Ordinal) -> AllocationProperties {
 /// How much memory a device has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// What nobody has, bytes.
+    /// Bytes that are free.
     pub free: u64,
-    /// All, bytes.
+    /// Bytes in all.
     pub total: u64,
 }
 
 impl Driver {
-    /// Bytes that are free on the current context's device, whoever has the rest.
+    /// Bytes that are free on the current context's device, whoever uses the rest.
     pub fn free_bytes(&self) -> Result<u64, Failure> {
         self.room().map(|room| room.free)
     }
 
-    /// The same, and what there is.
+    /// Free bytes and all bytes of the current context's device.
     pub fn room(&self) -> Result<Room, Failure> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the outputs are locals.
@@ -65,7 +65,7 @@ impl Driver {
     }
 }
 
-/// What sizes and offsets of shareable memory are multiples of, bytes.
+/// Sizes and offsets of shareable memory are multiples of this, bytes.
 pub fn granularity(driver: &Driver, device: Ordinal) -> Result<u64, Failure> {
     let mut bytes = 0;
     let properties = shareable(device);
@@ -75,18 +75,18 @@ pub fn granularity(driver: &Driver, device: Ordinal) -> Result<u64, Failure> {
     Ok(bytes as u64)
 }
 
-/// Addresses of ours, with or without memory behind them; given back when dropped, after all mappings in them.
+/// Reserved addresses, with or without memory behind them. Given back when dropped, after all mappings in them.
 #[derive(Debug)]
 pub struct Reservation {
     driver: &'static Driver,
     /// First address.
     pub base: Address,
-    /// How many.
+    /// How many addresses.
     pub bytes: u64,
 }
 
 impl Reservation {
-    /// Takes addresses anywhere. Costs no memory.
+    /// Reserves addresses anywhere. Costs no memory.
     pub fn new(driver: &'static Driver, bytes: u64, alignment: u64) -> Result<Reservation, Failure> {
         let mut base = 0;
         // SAFETY: the output is a local; no address is asked for.
@@ -110,14 +110,14 @@ impl Drop for Reservation {
     }
 }
 
-/// A handle of physical memory, released when dropped; mappings keep the memory beyond that.
+/// A handle of physical memory. Dropping it releases the handle; mappings keep the memory longer.
 #[derive(Debug)]
 pub struct Physical {
     driver: &'static Driver,
     handle: u64,
-    /// How much; for memory of another process, or another's mapping, what it said.
+    /// Size in bytes. For memory of another process, or behind another's mapping, as the caller of [`Physical`] gave it.
     pub bytes: u64,
-    /// Made at the first export: that takes the driver 1.5 ms, a copy of the descriptor none.
+    /// Kept from the first export: that takes the driver 1.5 ms, a copy of the descriptor takes no time.
     exported: OnceCell<Ours>,
 }
 
@@ -131,7 +131,7 @@ impl Physical {
         Ok(Physical { driver, handle, bytes, exported: OnceCell::new() })
     }
 
-    /// Memory of another process from its descriptor, which stays the caller's.
+    /// Memory of another process, from its descriptor. The caller keeps the descriptor.
     pub fn import(
         driver: &'static Driver,
         descriptor: BorrowedFd<'_>,
@@ -153,12 +153,12 @@ impl Physical {
         Ok(Physical { driver, handle, bytes, exported: OnceCell::new() })
     }
 
-    /// The memory mapped at an address, by whomever, of which `bytes` bytes are to be mapped again: from its first byte on, so
-    /// the address is to be the mapping's first. It stays while this is held, whatever becomes of that mapping. Only
-    /// `cuMemCreate`'s, or imported: memory that the driver maps itself (`cudaMalloc`, pools) it refuses.
+    /// The memory mapped at an address by anybody. It begins at the first byte of that memory, so `address` must be the mapping's first; `bytes`
+    /// bytes of it are to be mapped again. The memory stays while this is held, whatever becomes of that mapping. Works only for memory of
+    /// `cuMemCreate`, or imported memory: the driver refuses memory that it maps itself (`cudaMalloc`, pools).
     ///
-    /// Whoever frees memory meanwhile may have put other memory there: what was taken hold of is known only when the id of the
-    /// address is still the same afterwards.
+    /// If another thread frees memory meanwhile, other memory may lie there. The caller knows what it holds only if the id of the address is
+    /// still the same afterwards.
     pub fn behind(driver: &'static Driver, address: Address, bytes: u64) -> Result<Physical, Failure> {
         let mut handle = 0;
         // SAFETY: the output is a local; any address may be asked for.
@@ -168,7 +168,7 @@ impl Physical {
         Ok(Physical { driver, handle, bytes, exported: OnceCell::new() })
     }
 
-    /// A descriptor of it for other processes. While one is open, somewhere, the memory stays.
+    /// A descriptor of the memory for other processes. The memory stays while a descriptor is open anywhere.
     pub fn export(&self) -> Result<OwnedFd, Failure> {
         let first = self
             .exported
@@ -199,7 +199,7 @@ impl Physical {
         self.driver.check("cuMemExportToShareableHandle", code, detail)?;
         // SAFETY: a new descriptor that nobody else knows.
         let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
-        // Programs that are started meanwhile must not keep the memory. Without the flag it would only be kept longer.
+        // A program that is started meanwhile must not keep the memory. If setting the flag fails, it is only kept longer.
         let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
         Ok(descriptor)
     }
@@ -216,15 +216,15 @@ impl Drop for Physical {
     }
 }
 
-/// Physical memory at an address, unmapped and released when dropped. Nobody may use the addresses then.
+/// Physical memory mapped at an address. Dropping it unmaps and releases; nobody may use the addresses then.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Declared before the reservation: dropped first.
+    /// Declared before the reservation, so dropped first.
     physical: Physical,
     reservation: Arc<Reservation>,
     /// First address.
     pub address: Address,
-    /// The first 64 devices that may access it, one bit each: asking again takes the driver as long as the first time.
+    /// Which of the first 64 devices may access it, one bit each: the driver takes as long for a repeated request as for the first.
     allowed: AtomicU64,
 }
 
@@ -241,14 +241,14 @@ impl Mapping {
         // SAFETY: the addresses are of our reservation; the driver refuses what is mapped already or does not fit.
         let code = unsafe { (driver.calls.cuMemMap)(address, bytes as usize, 0, physical.handle, 0) };
         driver.check("cuMemMap", code, || format!("address {address:#x}, bytes {bytes}"))?;
-        // From here on dropping unmaps.
+        // From here on a failure drops the mapping, which unmaps.
         let mapping =
             Mapping { physical, reservation: reservation.clone(), address, allowed: AtomicU64::new(0) };
         mapping.allow(device)?;
         Ok(mapping)
     }
 
-    /// Lets another device of this process read and write it too.
+    /// Lets another device of this process read and write the mapping.
     pub fn allow(&self, device: Ordinal) -> Result<(), Failure> {
         let bit = 1_u64.checked_shl(device as u32).unwrap_or(0);
         if self.allowed.load(Ordering::Relaxed) & bit != 0 {

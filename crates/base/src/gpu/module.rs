@@ -1,4 +1,4 @@
-//! Kernels: modules from bytes, loaded whole before they are needed, and launches with attributes.
+//! Loads kernels: modules from bytes, loaded whole before they are needed. Launches them with attributes.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -19,13 +19,13 @@ const MEM_SYNC_DOMAIN: u32 = 10;
 const NUM_REGS: u32 = 4;
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
 
-/// Which stores a kernel's fences wait for.
+/// The memory synchronisation domain of a kernel: which stores its fences wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryDomain {
     /// Those of ordinary kernels.
     #[default]
     Default,
-    /// NCCL's, so that fences of ordinary kernels do not wait for stores over NVLink.
+    /// Those of NCCL's domain, so that fences of ordinary kernels do not wait for stores over NVLink.
     Remote,
 }
 
@@ -42,33 +42,33 @@ pub enum Start {
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Blocks.
+    /// Blocks of the grid.
     pub blocks: u32,
     /// Threads per block.
     pub threads: u32,
     /// Dynamic shared memory per block, bytes.
     pub shared_bytes: u32,
-    /// Blocks per cluster, of which `blocks` are whole ones; 0 says nothing of clusters.
+    /// Blocks per cluster, a divisor of `blocks`. 0: launch without the attribute.
     pub cluster: u32,
     /// Memory synchronisation domain.
     pub domain: MemoryDomain,
-    /// When it may begin.
+    /// When the kernel may begin.
     pub start: Start,
 }
 
-/// Loaded code, unloaded when dropped. Unloading can wait for the device: only when nothing of ours runs.
+/// Loaded code. Dropping it unloads, which can wait for the device: only when nothing of ours runs.
 #[derive(Debug)]
 pub struct Module {
     driver: &'static Driver,
     handle: usize,
 }
 
-/// A kernel of a module that its user keeps.
+/// A kernel of a module. Its user must keep the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function(usize);
 
-/// Loads the first image that the current context takes, best first, and takes of its module what is needed; none if there are no
-/// images. A device may refuse one that a newer driver made for another. `what` they are, for the log.
+/// Loads the first image that the current context accepts, best first, and returns it with what `take` makes of its module; none if there are
+/// no images. A device may refuse an image that was made for another one. `what` names the images in the log.
 pub fn load_first<'a, T>(
     driver: &'static Driver,
     images: &'a [Image],
@@ -89,8 +89,7 @@ pub fn load_first<'a, T>(
 }
 
 impl Module {
-    /// Loads an image of ours into the current context. It is unpacked meanwhile, and again for another device: kept, it would cost
-    /// each process its size.
+    /// Loads an image of ours into the current context. It is unpacked for each load: an unpacked copy would cost each process its size.
     fn of(driver: &'static Driver, image: &Image) -> Result<Module, Failure> {
         let damaged =
             |why| Failure::without_code("unpacking", "a damaged image", format!("{}: {why}", image.name));
@@ -102,7 +101,7 @@ impl Module {
     /// Loads a cubin, a fat binary or terminated PTX into the current context.
     ///
     /// # Safety
-    /// The driver finds the end of the image by its format: `image` is a whole one.
+    /// `image` must be whole, as the driver finds its end by its format.
     pub unsafe fn load(driver: &'static Driver, image: &[u8]) -> Result<Module, Failure> {
         let mut handle = 0;
         // SAFETY: the caller's guarantee. The driver keeps a copy of its own, also for what it loads later (cuLibraryLoadData's
@@ -112,8 +111,8 @@ impl Module {
         Ok(Module { driver, handle })
     }
 
-    /// A kernel, with its code on the device now: with lazy loading its first launch would otherwise load it, and that
-    /// can wait for a kernel that waits for us.
+    /// Finds a kernel and loads its code onto the device now. With lazy loading its first launch would load it, and that can wait for a kernel
+    /// that waits for us.
     pub fn function(&self, name: &CStr, shared_bytes_max: u32) -> Result<Function, Failure> {
         let mut handle = 0;
         let detail = || format!("kernel {}", name.to_string_lossy());
@@ -137,8 +136,8 @@ impl Module {
         Ok(Function(handle))
     }
 
-    /// Unloads it in the context that it was loaded into, with which it went if that is gone. It stays where that cannot be entered,
-    /// which is the failure, and in a forked child.
+    /// Unloads the module in the context that it was loaded into. If that context is gone, the module went with it. The module stays in a forked
+    /// child, and if the context cannot be entered, which is the error.
     pub fn unload(self, home: &Home) -> Result<(), Failure> {
         if home.driver.is_in_forked_child() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Whether NVLink joins two GPUs: over PCIe a line of 128 bytes may arrive in parts. The driver says it of GPUs that this
-//! process sees; of the others NVML does, if it is there.
+//! Finds out whether NVLink joins two GPUs: over PCIe a line of 128 bytes may arrive in parts. The driver tells it of GPUs that this process
+//! sees, NVML of all others, if NVML is there.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 
@@ -15,7 +15,7 @@ const CAPABILITY_NVLINK: c_int = 2;
 const LINKS_MAX: c_uint = 18;
 
 impl Driver {
-    /// Whether NVLink joins a device of this process to a GPU by UUID and PCI address (domain, bus, device). None: nobody knows.
+    /// Whether NVLink joins a device of this process to a GPU by UUID and PCI address (domain, bus, device). None if neither can tell.
     pub fn nvlink(&self, from: Ordinal, uuid: &[u8; 16], pci: (u32, u8, u8)) -> Option<bool> {
         match self.ordinal_of(uuid) {
             Some(to) => self.reach(from, to).ok().map(|reach| reach.access && reach.native_atomics),
@@ -27,7 +27,7 @@ impl Driver {
         }
     }
 
-    /// How many NVLinks of a device are up, and its power limit in watts; as far as NVML says.
+    /// How many NVLinks of a device are up, and its power limit in watts, each if NVML tells it.
     pub fn links_and_power(&self, ordinal: Ordinal) -> (Option<u32>, Option<u32>) {
         let found = || {
             let nvml = Nvml::opened()?;
@@ -52,7 +52,7 @@ type Handle = *mut c_void;
 struct Nvml(Library);
 
 impl Nvml {
-    /// Opened once, for good.
+    /// Opened at the first call, and never closed.
     fn opened() -> Option<&'static Nvml> {
         static NVML: OnceCell<Option<Nvml>> = OnceCell::new();
         NVML.get_or_init(Nvml::open).as_ref()

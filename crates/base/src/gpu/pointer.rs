@@ -1,5 +1,5 @@
-//! What the driver knows of an address. These questions change nothing, wait for nothing and want no context; they are
-//! asked in the middle of calls, also of captured ones (`ctests/programs/buffer_ids.c`).
+//! Asks the driver what it knows of an address. The calls change nothing, do not wait and need no context, so they may be made in the middle
+//! of any call, also in a capture (`ctests/programs/buffer_ids.c`).
 
 use std::ffi::{c_uint, c_void};
 
@@ -8,7 +8,7 @@ use crate::gpu::device::Ordinal;
 use crate::gpu::failure::SUCCESS;
 use crate::gpu::library::Driver;
 
-/// `CUpointer_attribute`: a word each, whatever the driver writes of it.
+/// `CUpointer_attribute`. Each fits a word of 8 bytes.
 const MEMORY_TYPE: c_uint = 2;
 const BUFFER_ID: c_uint = 7;
 const IS_MANAGED: c_uint = 8;
@@ -26,35 +26,35 @@ const HOST: u64 = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: u64 = 1;
 
-/// Addresses from `base`, so many bytes.
+/// A range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First address.
     pub base: Address,
-    /// How many.
+    /// How many bytes.
     pub bytes: u64,
 }
 
 /// What is at an address, in the driver's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// `BUFFER_ID`: no other allocation of this process ever has it.
+    /// `BUFFER_ID`, which no other allocation of this process ever has.
     pub id: u64,
-    /// `RANGE_*`: of mapped memory the whole reservation.
+    /// `RANGE_*`: for mapped memory the whole reservation.
     pub range: Extent,
-    /// `MAPPING_*`: of memory that the driver maps itself the block that it is cut from.
+    /// `MAPPING_*`: for memory that the driver maps itself, the block that it is cut from.
     pub mapping: Extent,
-    /// Where it is.
+    /// The device of the memory.
     pub device: Ordinal,
-    /// Host memory, the driver's or registered with it.
+    /// Whether it is host memory, allocated by the driver or registered with it.
     pub is_host: bool,
-    /// Managed memory, wherever it is now.
+    /// Whether it is managed memory, wherever it is now.
     pub is_managed: bool,
-    /// Of a stream's pool, this process's or a peer's.
+    /// Whether it is of a stream's pool, this process's or a peer's.
     pub is_of_pool: bool,
     /// Whether peers may open it by `cuIpcGetMemHandle`: only of `cuMemAlloc`.
     pub has_legacy_ipc: bool,
-    /// `ALLOWED_HANDLE_TYPES`: as what peers may be given it, bits of `CUmemAllocationHandleType`.
+    /// `ALLOWED_HANDLE_TYPES`: the kinds of handle by which peers may open it, bits of `CUmemAllocationHandleType`.
     pub handles: u64,
 }
 
@@ -66,20 +66,20 @@ impl Attributes {
 }
 
 impl Driver {
-    /// The id of the allocation at an address; none where there is none, or nobody to ask. An H200 takes 65 ns, and 105 where
-    /// there is none.
+    /// The id of the allocation at an address; none if there is none, or the driver does not answer. Takes 65 ns on an H200, and 105 if there is
+    /// no allocation.
     #[inline]
     pub fn buffer_id(&self, at: Address) -> Option<u64> {
         self.pointer_attributes([BUFFER_ID], at).map(|[id]| id).filter(|id| *id != 0)
     }
 
-    /// As what peers may be given the memory at an address: bits of `CUmemAllocationHandleType`, 1 for a file descriptor, 8
-    /// for a fabric handle. None where there is none, or nobody to ask. Which of them NCCL asks for is its own choice.
+    /// The kinds of handle by which peers may open the memory at an address. Bits of `CUmemAllocationHandleType`: 1 for a file descriptor, 8 for a
+    /// fabric handle. 0 if there is no memory, or no answer. NCCL chooses among them itself.
     pub fn handle_types(&self, at: Address) -> u64 {
         self.pointer_attributes([ALLOWED_HANDLE_TYPES], at).map_or(0, |[handles]| handles)
     }
 
-    /// All that is asked of an address, at once: 110 ns.
+    /// All attributes of an address at once. Takes 110 ns.
     pub fn attributes(&self, at: Address) -> Option<Attributes> {
         let asked = [
             BUFFER_ID,
@@ -110,8 +110,8 @@ impl Driver {
         })
     }
 
-    /// Whether a handle (`cuMemCreate`, or an imported one) is mapped there; the driver maps its own memory without. 92 ns
-    /// where one is, else 1 us.
+    /// Whether memory of a handle (`cuMemCreate`, or imported) is mapped there; memory that the driver maps itself has none. Takes 92 ns if so,
+    /// else 1 us.
     pub fn is_mapped_by_handle(&self, at: Address) -> bool {
         let mut handle = 0;
         // SAFETY: the output is a local; any address may be asked for.
@@ -125,8 +125,8 @@ impl Driver {
         true
     }
 
-    /// By the function that answers zeros for an address that nobody knows, which is four times faster than its single
-    /// brother's error.
+    /// Asks by `cuPointerGetAttributes`, which returns zeros for an unknown address. That is four times faster than the error of
+    /// `cuPointerGetAttribute`.
     #[inline]
     fn pointer_attributes<const COUNT: usize>(
         &self,

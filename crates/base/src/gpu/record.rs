@@ -1,6 +1,6 @@
-//! Nodes of captures that record an event, beside the streams: adding them, moving them, finding those that a graph has.
+//! Handles the nodes of captures that record an event beside the streams: adds them, moves them, and finds those that a graph has.
 //!
-//! All that is done here to a graph is allowed while it is captured: only nodes may not go, and it may not be destroyed.
+//! All of this is allowed while a graph is captured; only removing nodes and destroying the graph are not.
 
 use crate::gpu::failure::{Failure, SUCCESS};
 use crate::gpu::library::Driver;
@@ -14,31 +14,31 @@ const EVENT_RECORD: u32 = 7;
 #[derive(Debug)]
 pub struct RecordNode {
     node: usize,
-    /// What its stream held when it was added or moved last.
+    /// The last nodes of its stream when it was added or moved last.
     last: Vec<usize>,
-    /// What it comes after: these, and what no edge could be taken from.
+    /// The nodes that it comes after: `last`, and nodes from which no edge could be removed.
     after: Vec<usize>,
 }
 
 impl RecordNode {
-    /// What it is behind.
+    /// The nodes that it is behind.
     pub fn last(&self) -> &[usize] {
         &self.last
     }
 }
 
-/// What of a graph records an event.
+/// The nodes of a graph that record an event.
 #[derive(Debug, Default)]
 pub struct Records {
-    /// Nodes of the graph's own.
+    /// The graph's own nodes.
     nodes: Vec<usize>,
-    /// Child graphs with such nodes, however deep.
+    /// Child graphs that hold such nodes, at any depth.
     children: Vec<usize>,
 }
 
 impl Driver {
-    /// Adds a node that records an event for what is outside a capture, after all that this stream of it holds now. Unlike
-    /// [`Event::record`]'s, it stands beside the stream: nothing that comes later waits for it.
+    /// Adds a node that records an event for work outside a capture, after all that `stream` holds in the capture now. Unlike
+    /// [`Event::record`]'s node it stands beside the stream: nothing later waits for it.
     pub fn add_record(
         &self,
         stream: StreamHandle,
@@ -61,12 +61,11 @@ impl Driver {
         Ok(RecordNode { node, after: last.clone(), last })
     }
 
-    /// Moves such a node of the same capture behind what this stream of it holds now, which comes after what it was behind.
-    /// Nothing may come after the node yet, or what this stream holds could come after that: a cycle, which the driver refuses
-    /// to make executable. Who asks the graph for its nodes during the capture can bring that about; it is not looked for at
-    /// each operation.
+    /// Moves a record node of the same capture behind what `stream` holds now, which comes after what the node was behind before. Nothing may
+    /// come after the node yet. Otherwise what `stream` holds could come after it: a cycle, and the driver refuses to instantiate the graph. A
+    /// program that asks the graph for its nodes during the capture can cause that; this is not checked at each operation.
     ///
-    /// The old edges go: behind all operations at once, each of them would have to signal beside what is next in its own order.
+    /// The old edges are removed: a node behind all operations would make each of them signal it, beside the next operation.
     pub fn move_record(
         &self,
         stream: StreamHandle,
@@ -89,14 +88,14 @@ impl Driver {
             // SAFETY: as above.
             let code =
                 unsafe { (self.calls.cuGraphRemoveDependencies)(capture.graph, before, &record.node, 1) };
-            // Graphs that allocate let no edge go: one too many costs time only.
+            // In graphs that allocate memory no edge can be removed; one edge too many costs time only.
             code != SUCCESS
         });
         record.after.extend(new);
         Ok(())
     }
 
-    /// What of the graph of a capture under way records this event. Looks at every node once.
+    /// Finds the nodes that record this event in the graph of a capture under way. Looks at every node once.
     pub fn records_of(&self, capture: Capture, event: &Event) -> Result<Records, Failure> {
         let mut records = Records::default();
         let mut open = Vec::new();
@@ -117,21 +116,20 @@ impl Driver {
         Ok(records)
     }
 
-    /// Lets what comes next on a stream of their capture come after all of these.
+    /// Makes later work on `stream` in this capture come after all of `records`.
     pub fn come_after(&self, stream: StreamHandle, records: &Records) -> Result<(), Failure> {
         let nodes: Vec<usize> = records.nodes.iter().chain(&records.children).copied().collect();
         self.come_behind(stream, &nodes)
     }
 
-    /// Lets what comes next on a stream come after these nodes, which may be of another capture into the same graph: the driver
-    /// tells these by no id, and refuses an event of the one in the other. (Not for a graph from which nodes of ours were
-    /// removed between.)
+    /// Makes later work on `stream` come after these nodes, which may be of another capture into the same graph. The driver does not tell such
+    /// captures apart by an id, and refuses an event of one in the other. (Not for a graph from which nodes of ours were removed in between.)
     pub fn come_behind(&self, stream: StreamHandle, nodes: &[usize]) -> Result<(), Failure> {
         const ADD: u32 = 0;
         if nodes.is_empty() {
             return Ok(());
         }
-        // The stream's own last, mostly; or the application has begun the capture behind all that the graph holds.
+        // Mostly these are the stream's own last nodes, or the application began the capture behind all that the graph holds.
         let last = self.last_nodes(stream)?;
         let new: Vec<usize> = nodes.iter().filter(|node| !last.contains(node)).copied().collect();
         if new.is_empty() {
@@ -143,8 +141,8 @@ impl Driver {
         self.check("cuStreamUpdateCaptureDependencies", code, || about(stream))
     }
 
-    /// Lets them record another event from now on; not what child graphs have, which is the application's. Where that
-    /// fails they go on as they did.
+    /// Makes the graph's own nodes record another event from now on. Those of child graphs, which belong to the application, are left alone. If
+    /// that fails, they go on as before.
     pub fn redirect(&self, records: &Records, event: &Event) {
         for node in &records.nodes {
             // SAFETY: the capture is under way, so its nodes live; the event is alive.

@@ -1,4 +1,4 @@
-//! Streams and events: our own, and what can be known of the application's.
+//! Handles streams and events: our own, and what can be known of the application's.
 
 use std::ffi::c_void;
 
@@ -9,7 +9,7 @@ use crate::gpu::{Address, Context};
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 
-/// A stream of anybody's, as C passes it. Handles are reused: two streams are the same if their ids are.
+/// A stream of any owner, as C passes it. Handles are reused: two streams are the same only if their ids are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamHandle(pub usize);
 
@@ -43,14 +43,14 @@ pub struct Capture {
 /// Where what is issued to a stream goes: into the stream itself, or into a capture that it is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// With the stream's id, which tells it from others.
+    /// Into the stream. Its id tells it from all others.
     Eager(u64),
-    /// Into this one.
+    /// Into this capture.
     Captured(Capture),
 }
 
 impl Driver {
-    /// Where that is. The capture is asked for first: the driver refuses to tell the id of a stream that is part of one.
+    /// Where work issued to a stream goes. Asks for the capture first: the driver refuses to tell the id of a captured stream.
     pub fn place_of(&self, stream: StreamHandle) -> Result<Place, Failure> {
         Ok(match self.capture_of(stream)? {
             Some(capture) => Place::Captured(capture),
@@ -58,7 +58,7 @@ impl Driver {
         })
     }
 
-    /// What tells a stream from any other, also after its handle is reused.
+    /// The id of a stream, which no other stream ever has, even if it reuses the handle.
     pub fn stream_id(&self, stream: StreamHandle) -> Result<u64, Failure> {
         let mut id = 0;
         // SAFETY: the application vouches for its stream; the output is a local.
@@ -68,7 +68,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// The capture that a stream is part of, if any. An invalidated one is a failure to come of the application's own.
+    /// The capture that a stream is part of, if any. None for an invalidated capture, which fails at the application's own end of it.
     pub fn capture_of(&self, stream: StreamHandle) -> Result<Option<Capture>, Failure> {
         const ACTIVE: u32 = 1;
         let (mut status, mut id, mut graph) = (0, 0, 0);
@@ -87,7 +87,7 @@ impl Driver {
         Ok((status == ACTIVE).then_some(Capture { id, graph }))
     }
 
-    /// What the next node of a stream in a capture would come after.
+    /// The nodes that the next node of a captured stream would come after.
     pub fn last_nodes(&self, stream: StreamHandle) -> Result<Vec<usize>, Failure> {
         let (mut status, mut nodes, mut count) = (0, std::ptr::null(), 0);
         // SAFETY: as for `capture_of`.
@@ -109,14 +109,14 @@ impl Driver {
         Ok(unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec())
     }
 
-    /// Lets later work of a stream wait for an event.
+    /// Makes later work on a stream wait for an event.
     pub fn wait(&self, stream: StreamHandle, event: &Event, ordering: Ordering) -> Result<(), Failure> {
         // SAFETY: the event is alive; the application vouches for its stream.
         let code = unsafe { (self.calls.cuStreamWaitEvent)(stream.0, event.handle, ordering.flag()) };
         self.check("cuStreamWaitEvent", code, || about(stream))
     }
 
-    /// Copies bytes in a stream's order, whatever memory they are in.
+    /// Copies bytes in a stream's order, between memory of any kind.
     pub fn copy(&self, to: Address, from: Address, bytes: u64, stream: StreamHandle) -> Result<(), Failure> {
         // SAFETY: callers pass memory that they, or the application, keep until the work is done.
         let code = unsafe { (self.calls.cuMemcpyAsync)(to, from, bytes as usize, stream.0) };
@@ -145,7 +145,7 @@ pub(super) fn about(stream: StreamHandle) -> String {
     format!("stream {:#x}", stream.0)
 }
 
-/// A stream of ours that orders itself with no other, destroyed when dropped, unless its context is gone, and it with that.
+/// A stream of ours, not ordered against any other. Dropping it destroys it, unless it has gone with its context.
 #[derive(Debug)]
 pub struct Stream {
     driver: &'static Driver,
@@ -155,7 +155,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Makes one in the current context.
+    /// Makes a stream in the current context.
     pub fn new(driver: &'static Driver) -> Result<Stream, Failure> {
         let (context, mut handle) = (driver.current_context()?, 0);
         // SAFETY: the output is a local.
@@ -164,28 +164,28 @@ impl Stream {
         Ok(Stream { driver, context, handle: StreamHandle(handle) })
     }
 
-    /// Waits for all that it holds.
+    /// Waits for all work of the stream.
     pub fn wait(&self) -> Result<(), Failure> {
         // SAFETY: the stream is alive.
         let code = unsafe { (self.driver.calls.cuStreamSynchronize)(self.handle.0) };
         self.driver.check("cuStreamSynchronize", code, || about(self.handle))
     }
 
-    /// Fills `bytes` bytes at `address` with zero, in order.
+    /// Fills `bytes` bytes at `address` with zeros, in the stream's order.
     pub fn zero(&self, address: Address, bytes: u64) -> Result<(), Failure> {
         // SAFETY: callers pass memory that they have mapped and keep until the work is done.
         let code = unsafe { (self.driver.calls.cuMemsetD8Async)(address, 0, bytes as usize, self.handle.0) };
         self.driver.check("cuMemsetD8Async", code, || format!("address {address:#x}, bytes {bytes}"))
     }
 
-    /// Stores a word at `address`, in order.
+    /// Stores a word at `address`, in the stream's order.
     pub fn store(&self, address: Address, word: u32) -> Result<(), Failure> {
         // SAFETY: as above.
         let code = unsafe { (self.driver.calls.cuMemsetD32Async)(address, word, 1, self.handle.0) };
         self.driver.check("cuMemsetD32Async", code, || format!("address {address:#x}"))
     }
 
-    /// Loads the word at `address`: waits for this stream, and for no other.
+    /// Loads the word at `address`. Waits for this stream, and for no other.
     pub fn load(&self, address: Address) -> Result<u32, Failure> {
         let mut word = 0_u32;
         let detail = || format!("address {address:#x}");
@@ -212,7 +212,7 @@ impl Drop for Stream {
     }
 }
 
-/// An event without a time, destroyed when dropped as a stream is.
+/// An event without a time. Dropping it destroys it, unless it has gone with its context.
 #[derive(Debug)]
 pub struct Event {
     driver: &'static Driver,
@@ -221,7 +221,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes one in the current context.
+    /// Makes an event in the current context.
     pub fn new(driver: &'static Driver) -> Result<Event, Failure> {
         let (context, mut handle) = (driver.current_context()?, 0);
         // SAFETY: the output is a local.
@@ -238,7 +238,7 @@ impl Event {
         self.driver.check("cuEventRecordWithFlags", code, || about(stream))
     }
 
-    /// Whether what was marked last is done. Waits for nothing.
+    /// Whether the work that was marked last is done. Does not wait.
     pub fn is_done(&self) -> Result<bool, Failure> {
         // SAFETY: the event is alive.
         match unsafe { (self.driver.calls.cuEventQuery)(self.handle) } {

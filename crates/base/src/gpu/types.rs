@@ -1,4 +1,4 @@
-//! Structures of the driver's C interface that its functions take.
+//! Structures that functions of the driver's C interface take.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! Several collectives of a group as one kernel: their packets in a row, in call order, over LL if all are small, else over LL128.
+//! Arranges several collectives of a group as one kernel. Their packets stand in a row, in call order: over LL if all are small, else over LL128.
 
 use super::buffers::share;
 use super::kernel::{Family, Kernel, Reducer, Straight};
@@ -7,8 +7,8 @@ use crate::collective::{
     BATCH_CALLS_MAX, BATCH_ENTRIES, BatchCall, BatchLaunch, COLLECTIVE_EVEN, LL_PAYLOAD_BYTES,
 };
 
-/// Of all buffers of the collectives that one kernel runs over LL128, each its larger one. On 2 × H200 NCCL's kernel for a whole group is
-/// not ahead of ours up to there, graph or eager (`docs/measurements/2026-11-23-groups`); on more ranks this was not measured.
+/// The most bytes of all collectives that one kernel runs over LL128, each counted by its larger buffer. Up to here NCCL's kernel for a whole
+/// group is not faster than ours on 2 × H200, graph or eager (`docs/measurements/2026-11-23-groups`). More ranks were not measured.
 pub const fn batch_bytes_max(kind: Kind, ranks: u32) -> u64 {
     let mib = match (kind, ranks) {
         (Kind::AllReduce, 2) => 32,
@@ -19,18 +19,18 @@ pub const fn batch_bytes_max(kind: Kind, ranks: u32) -> u64 {
     mib << 20
 }
 
-/// Packets of LL, of which there are at most [`BATCH_ENTRIES`], if so much goes from each rank to each other.
+/// LL packets of a collective in which each rank sends each other so many bytes. A batch has at most [`BATCH_ENTRIES`] of them.
 pub fn packets(connection_bytes: u64) -> u64 {
     connection_bytes.div_ceil(LL_PAYLOAD_BYTES)
 }
 
-/// As [`arrange`](super::arrange), for at most [`BATCH_CALLS_MAX`] collectives in which every rank sends every other one as much. Ranks
-/// must have them in the same order. Small ones may be of several kinds, if all move bytes, or all reduce in the same way; others are
-/// all-reduces alone, all-gathers, or reduce-scatters, of at most [`batch_bytes_max`]. Floats of 8 bits and
-/// scaled sums have no kernels for several.
+/// As [`arrange`](super::arrange), for at most [`BATCH_CALLS_MAX`] collectives in which every rank sends every other one as much. All ranks
+/// must have them in the same order. Small ones may be of several kinds, if all move bytes, or all reduce in the same way. Others must all be
+/// all-reduces, all-gathers, or reduce-scatters, of at most [`batch_bytes_max`] together. Floats of 8 bits and scaled sums have no kernels for
+/// several.
 ///
 /// # Errors
-/// See [`Refused`]. Then, as with nothing to do, nobody may launch what `batch` holds.
+/// See [`Refused`]. Then, as with nothing to do, `batch` must not be launched.
 pub fn arrange_batch(
     collectives: &[Collective],
     geometry: &Geometry,
@@ -69,7 +69,7 @@ pub fn arrange_batch(
     let kernel = Kernel::of(family, reducer, ranks, Straight::of(is_whole));
     let limits = match family {
         Family::BatchLl => limits.modest(first.kind, ranks, total_bytes),
-        // NCCL's kernel for a group is as wide; with a single collective's 16 blocks 16 MiB of all-gathers took 1.5 times as long.
+        // NCCL's kernel for a group is as wide. With a single collective's 16 blocks, all-gathers of 16 MiB took 1.5 times as long.
         _ => *limits,
     };
     let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
@@ -78,14 +78,14 @@ pub fn arrange_batch(
     Ok(Some(shape))
 }
 
-/// What collectives are together.
+/// What the collectives of a batch have in common.
 struct Together {
     reducer: Reducer,
     total_bytes: u64,
     family: Family,
 }
 
-/// Refused if one kernel cannot run them.
+/// Finds what they have in common. Fails if one kernel cannot run them.
 fn together(
     collectives: &[Collective],
     first: &Collective,
@@ -134,7 +134,7 @@ fn largest_connection_bytes(collective: &Collective, family: Family, ranks: u32)
 
 fn call(collective: &Collective, family: Family, ranks: u32, first_packet: u32) -> BatchCall {
     let Collective { send, receive, .. } = *collective;
-    // Few enough in all that everything fits.
+    // A batch has few enough bytes for everything to fit.
     let bytes = collective.connection_bytes() as u32;
     let (send_step, receive_step) = match collective.kind {
         Kind::AllReduce if family.has_shares() => {
@@ -144,13 +144,13 @@ fn call(collective: &Collective, family: Family, ranks: u32, first_packet: u32) 
         Kind::AllReduce => (0, 0),
         Kind::AllGather => (0, bytes),
         Kind::ReduceScatter => (bytes, 0),
-        // Others are not even.
+        // Never in a batch: not even.
         Kind::Broadcast { .. } | Kind::Reduce { .. } => (bytes, bytes),
     };
     BatchCall { send, receive, send_step, receive_step, bytes, first_packet }
 }
 
-/// Writes for each entry the call of its first packet.
+/// Writes, for each entry of the list, the call of its first packet.
 fn list(batch: &mut BatchLaunch, all_packets: u64) {
     let entry_of = |packet: u64| packet.div_ceil(1 << batch.packets_log2) as usize;
     for place in 0..batch.count as usize {

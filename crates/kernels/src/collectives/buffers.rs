@@ -1,4 +1,4 @@
-//! What goes from where to where.
+//! Writes into a launch which bytes go from where to where.
 
 use super::kernel::Family;
 use super::{Collective, Kind};
@@ -8,18 +8,18 @@ use crate::collective::{COLLECTIVE_ROOT_SHIFT, COLLECTIVE_SAME, CollectiveLaunch
 /// vector that a thread loads lies in one share.
 const SHARE_ALIGNMENT: u64 = 16;
 
-/// Of a call in two phases of so many bytes, which as many ranks reduce: those of the first share, the largest, if there are as many.
+/// Bytes of the first, largest share of a call in two phases: `ranks` ranks reduce `bytes` bytes. The share may exceed `bytes`.
 pub(super) fn share(bytes: u64, ranks: u32) -> u64 {
     bytes.div_ceil(ranks.into()).next_multiple_of(SHARE_ALIGNMENT)
 }
 
-/// Writes the buffers and their bytes, of the launch's rank. Bytes of the largest connection among all ranks.
+/// Writes this rank's buffers and their bytes. Returns the bytes of the largest connection among all ranks.
 pub(super) fn write(collective: &Collective, family: Family, launch: &mut CollectiveLaunch) -> u64 {
     let Collective { send, receive, .. } = *collective;
     let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
-    // What `count` stands for.
+    // The bytes that `count` stands for.
     let bytes = collective.connection_bytes();
-    // Wrapping: an address that ends nowhere faults on the device, as NCCL's do.
+    // Wrapping: an address beyond all memory faults on the device, as with NCCL.
     let part = |buffer: u64, rank: usize| buffer.wrapping_add(rank as u64 * bytes);
     match collective.kind {
         Kind::AllReduce if family.has_shares() => {
@@ -35,7 +35,7 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
         Kind::Reduce { root } if family.has_shares() => {
             let share = share(bytes, launch.ranks - 1);
             launch.flags |= (root + 1) << COLLECTIVE_ROOT_SHIFT;
-            // The root has none.
+            // The root has no share.
             for (index, rank) in (0..ranks).filter(|rank| *rank != root as usize).enumerate() {
                 let at = (index as u64 * share).min(bytes);
                 let length = share.min(bytes - at);
@@ -75,7 +75,7 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
 }
 
 impl CollectiveLaunch {
-    /// Whether all that is moved lies and ends at multiples of so many bytes (a power of two) on this rank.
+    /// Whether all that this rank moves begins and ends at multiples of `vector_bytes` (a power of two).
     pub(super) fn is_whole(&self, vector_bytes: u64) -> bool {
         let of = |addresses: &[u64; RANKS_MAX], bytes: &[u64; RANKS_MAX]| {
             let moved = addresses.iter().zip(bytes).filter(|(_, bytes)| **bytes > 0);

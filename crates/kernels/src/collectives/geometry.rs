@@ -1,4 +1,4 @@
-//! What the ranks agreed on at init, and where their wires lie.
+//! What the ranks agreed on at init, and where their wires lie in a region.
 
 use super::Refused;
 use super::kernel::Family;
@@ -10,11 +10,11 @@ use crate::collective::{
 /// What the ranks agreed on at init; all but `rank` is equal on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Tag of packet 0 of every channel; 0 is no tag, and those that follow must not reach it.
+    /// Tag of packet 0 of every channel. Neither it nor a later tag may be 0, which is no tag.
     pub first_tag: u64,
     /// This rank.
     pub rank: u32,
-    /// 2 to 8.
+    /// Number of ranks, 2 to 8.
     pub ranks: u32,
     /// Channels of every wire: a power of two.
     pub channels: u32,
@@ -22,7 +22,7 @@ pub struct Geometry {
     pub slots: u32,
 }
 
-/// Channels for each block at least: as many as a block has senders at full size.
+/// The fewest channels for each block: as many as a block has senders at full size.
 const CHANNELS_A_BLOCK: u32 = 8;
 const BLOCKS_MAX: u32 = 32;
 /// With 4 slots large collectives of 2 ranks took up to a quarter longer; for more than 4 ranks there is no room for 8.
@@ -30,7 +30,7 @@ const SLOTS: u32 = 8;
 const SLOTS_OF_MANY: u32 = 4;
 
 impl Geometry {
-    /// For grids of at most this many blocks (equal on all ranks: the least of their limits). With more than 16 of them a region has
+    /// For grids of at most `blocks_max` blocks (equal on all ranks: the least of their limits). With more than 16 blocks a region has
     /// 17, 33 and 34 MiB for 2, 4 and 8 ranks.
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
         let channels = CHANNELS_A_BLOCK * blocks_max.clamp(1, BLOCKS_MAX).next_power_of_two();
@@ -38,7 +38,7 @@ impl Geometry {
         Geometry { first_tag, rank, ranks, channels, slots }
     }
 
-    /// Most bytes of a connection that LL can carry: a packet a channel.
+    /// The most bytes of a connection that LL can carry: a packet a channel.
     pub(super) fn ll_bytes_max(&self) -> u64 {
         u64::from(self.channels) * LL_PAYLOAD_BYTES
     }
@@ -65,14 +65,14 @@ pub struct Layout {
     pub ll: Wire,
     /// Packets of 960 or 1920 bytes.
     pub ll128: Wire,
-    /// As `ll128`, for the second phase, where there are two.
+    /// As `ll128`, for the second phase of kernels that have two.
     pub results: Wire,
-    /// Of the whole part. Zeroed before any peer may write.
+    /// Bytes of the whole part. It must be zero before any peer writes.
     pub bytes: u64,
 }
 
 impl Layout {
-    /// Those that a kernel uses.
+    /// The wires that kernels of a family use.
     pub(super) fn wires(&self, family: Family) -> [Wire; 2] {
         match family {
             Family::Ll | Family::BatchLl => [self.ll, Wire::default()],
@@ -81,7 +81,7 @@ impl Layout {
         }
     }
 
-    /// The same on all ranks.
+    /// The layout, the same on all ranks.
     pub fn of(geometry: &Geometry) -> Layout {
         let channels = u64::from(geometry.channels);
         let sources = u64::from(geometry.ranks);

@@ -1,17 +1,17 @@
-//! How many blocks and warps serve the channels: channel `l` is served by block `l % blocks`, and each warp goes through its channels in
-//! increasing order. The grid is equal on all ranks, so that a block waits for blocks of its own number alone.
+//! Decides how many blocks and warps serve the channels. Channel `l` is served by block `l % blocks`, and each warp goes through its channels
+//! in increasing order. The grid is equal on all ranks, so that a block waits only for blocks of its own number.
 
 use super::kernel::{Family, Kernel};
 use super::refused::Refused;
 use super::{Geometry, Kind};
 use crate::collective::CollectiveLaunch;
 
-/// What the ranks agreed on for all grids: equal on all of them.
+/// The limits of all grids: the ranks agreed on them, so they are equal on all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Blocks of a grid; at least 1.
     pub blocks_max: u32,
-    /// Every rank's device has clusters (9.0 and newer).
+    /// Whether every rank's device has clusters (9.0 and newer).
     pub clusters: bool,
 }
 
@@ -20,7 +20,7 @@ impl Limits {
         if self.blocks_max == 0 { Err(Refused::Blocks(self.blocks_max)) } else { Ok(()) }
     }
 
-    /// What a collective of so many bytes in all takes of them.
+    /// The limits for a collective of so many bytes: with fewer blocks if programs run it beside matrix products.
     pub(super) fn modest(self, kind: Kind, ranks: u32, total_bytes: u64) -> Limits {
         let is_beside_products = match kind {
             Kind::AllGather | Kind::ReduceScatter => {
@@ -44,36 +44,36 @@ pub struct Shape {
     pub blocks: u32,
     /// Threads of a block.
     pub threads: u32,
-    /// Warps of a block for each role: what the launch says.
+    /// Warps of a block for each role, as in the launch.
     pub role_warps: u32,
-    /// Channels that are used, the first ones: what the launch says.
+    /// Channels that are used, the first ones, as in the launch.
     pub used_channels: u32,
-    /// Dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory of a block.
     pub shared_bytes: u32,
     /// Blocks of a cluster; 1: launch without the attribute.
     pub cluster: u32,
-    /// Programmatic serialization pays, if the launch is not captured. Then also set
+    /// Whether programmatic serialization pays, if the launch is not captured. Then also set
     /// [`COLLECTIVE_EARLY_NEXT`](crate::collective::COLLECTIVE_EARLY_NEXT).
     pub early: bool,
 }
 
 /// Blocks of a cluster. Without clusters the first blocks crowd on one part of the GPU and starve its links.
 const CLUSTER: u32 = 4;
-/// A next kernel that waits spoils the placement of the blocks of larger ones.
+/// Kernels of more bytes do not begin early: a next kernel that waits spoils the placement of their blocks.
 const EARLY_BYTES_MAX: u64 = 2 << 20;
-/// Warps of a block of the kernels of LL while there are blocks left: 1 to 8 were as quick (within 2 %, 2 × H200), and fewer
-/// blocks are in the way of fewer of others.
+/// Warps of a block of LL kernels while there are blocks left. 1 to 8 were as fast (within 2 %, 2 × H200), and fewer blocks hinder fewer
+/// other kernels.
 const LL_WARPS_FIRST: u32 = 8;
-/// Blocks of all-gathers and reduce-scatters of up to so many bytes in all. Programs run these beside matrix products, and a block
-/// that waits for its peer's holds a multiprocessor, so that the product's last wave may need another. On 2 × H200, beside products of 0.17
-/// and 1.4 ms, 32 blocks made both together up to 17 % longer than NCCL's did, these not (`docs/measurements/2026-11-22-beside-products`);
-/// alone they cost the collective 9, 4 and 26 % at 64 KB, 1 MB and 16 MB.
+/// Blocks of all-gathers and reduce-scatters of up to so many bytes in all. Programs run these beside matrix products. A block that waits for
+/// its peer's holds a multiprocessor, so that the product may need one more wave. On 2 × H200, beside products of 0.17 and 1.4 ms, 32 blocks
+/// made both together take up to 17 % longer than with NCCL, these did not (`docs/measurements/2026-11-22-beside-products`). Alone, a
+/// collective takes 9, 4 and 26 % longer with them at 64 KB, 1 MB and 16 MB.
 const BESIDE_PRODUCTS: [(u64, u32); 2] = [(64 << 10, 8), (16 << 20, 16)];
-/// More ranks move more bytes: from there on the narrower grid was not measured, and all blocks stay.
+/// More than 2 ranks move more bytes: above this size the narrower grid was not measured, and all blocks stay.
 const BESIDE_PRODUCTS_BYTES_MAX_OF_MORE: u64 = 1 << 20;
 
 impl Shape {
-    /// `packets`: of the largest connection.
+    /// `packets`: those of the largest connection.
     pub(super) fn of(
         kernel: Kernel,
         packets: u64,
@@ -101,14 +101,14 @@ impl Shape {
         Shape { kernel, blocks, threads, role_warps, used_channels, shared_bytes, cluster, early }
     }
 
-    /// What the launch says of it.
+    /// Writes its part of the launch.
     pub(super) fn tell(&self, launch: &mut CollectiveLaunch) {
         (launch.used_channels, launch.role_warps) = (self.used_channels, self.role_warps);
     }
 }
 
-/// Of so many channels, those of whole rounds of the warps: a warp serves its channels one after the other, so one with a channel more
-/// than the others would be the last. A channel of a single call over LL has one packet, so they are as many as packets.
+/// How many of `channels` channels to use: whole rounds of the warps. A warp serves its channels one after the other, so a warp with one more
+/// than the others would end last. A single call over LL has one packet a channel, so it keeps all channels.
 fn evenly(family: Family, channels: u32, warps: u32) -> u32 {
     let rounds = channels / warps;
     if rounds == 0 || family == Family::Ll { channels } else { rounds * warps }

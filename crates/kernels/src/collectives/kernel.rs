@@ -1,33 +1,33 @@
-//! The kernels of `device/collective_list.h`; `tests/kernels/collectives.rs` holds that the lists are the same.
+//! Names the kernels of `device/collective_list.h`; `tests/kernels/collectives.rs` holds that the lists are the same.
 
 use crate::collective::{LL_PAYLOAD_BYTES, LL128_HALF_PAYLOAD_BYTES, LL128_SLOT_BYTES, SIMPLE_SHARED_BYTES};
 
-/// How data go.
+/// How data moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Ll,
     /// Packets of two groups of lines.
     Ll128x2,
-    /// Of four.
+    /// Packets of four groups of lines.
     Ll128x4,
-    /// LL128 in two phases, two groups.
+    /// LL128 in two phases, in packets of two groups.
     AllReduce,
     /// Simple, in one phase.
     Simple,
-    /// In two.
+    /// Simple, in two phases.
     SimpleAllReduce,
     /// Several collectives, over LL.
     BatchLl,
-    /// Over LL128, in packets of two groups among more than 4 ranks.
+    /// Several, over LL128 in packets of two groups, for more than 4 ranks.
     BatchLl128x2,
-    /// Of four among fewer.
+    /// Several, over LL128 in packets of four groups, for at most 4 ranks.
     BatchLl128x4,
-    /// All-reduces in two phases.
+    /// Several all-reduces, in two phases.
     BatchAllReduce,
 }
 
 impl Family {
-    /// Payload of a packet.
+    /// Bytes of payload in a packet.
     pub(super) fn packet_bytes(self) -> u64 {
         match self {
             Family::Ll | Family::BatchLl => LL_PAYLOAD_BYTES,
@@ -39,7 +39,7 @@ impl Family {
         }
     }
 
-    /// What a thread moves at once, and where it must lie and end for that.
+    /// Bytes that a thread moves at once, if data begins and ends at multiples of them.
     pub(super) fn vector_bytes(self) -> u64 {
         match self {
             Family::Ll | Family::BatchLl => 8,
@@ -60,7 +60,7 @@ impl Family {
         }
     }
 
-    /// All warps of a block: those of the roles, and the one that posts.
+    /// All warps of a block: those of the roles, and the signal warp.
     pub(super) fn warps(self, role_warps: u32) -> u32 {
         self.roles() * role_warps + u32::from(self.is_simple())
     }
@@ -74,23 +74,23 @@ impl Family {
         matches!(self, Family::Simple | Family::SimpleAllReduce)
     }
 
-    /// In two phases, of shares.
+    /// Whether it runs in two phases, in which each rank reduces a share.
     pub(super) fn has_shares(self) -> bool {
         matches!(self, Family::AllReduce | Family::SimpleAllReduce | Family::BatchAllReduce)
     }
 
-    /// Several collectives.
+    /// Whether it runs several collectives.
     pub(super) fn is_batch(self) -> bool {
         self == Family::BatchLl || !self.has_straight()
     }
 
-    /// Whether there are kernels for what is whole alone.
+    /// Whether there are kernels of [`Straight::Whole`].
     pub(super) fn has_straight(self) -> bool {
         !matches!(self, Family::BatchLl128x2 | Family::BatchLl128x4 | Family::BatchAllReduce)
     }
 }
 
-/// What a kernel makes of the elements.
+/// How a kernel combines elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reducer {
     Copy,
@@ -98,18 +98,18 @@ pub(super) enum Reducer {
     SumF16,
     SumBf16,
     Any,
-    /// Only what order makes native: floats of 8 bits, and scaled sums of every type.
+    /// What only fixed order makes native: floats of 8 bits, and scaled sums of every type.
     Ordered,
 }
 
 impl Reducer {
-    /// Whether there are kernels for what is whole alone.
+    /// Whether there are kernels of [`Straight::Whole`].
     pub(super) fn has_straight(self) -> bool {
         self != Reducer::Ordered
     }
 }
 
-/// Whether there are kernels of Simple packets: for sums of floats among few ranks, which alone are large enough.
+/// Whether there are kernels of Simple packets: for sums of floats on at most 4 ranks, as others do not get large enough.
 pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
     ranks <= 4 && matches!(reducer, Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16)
 }
@@ -119,17 +119,17 @@ pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
 pub struct Kernel {
     family: Family,
     reducer: Reducer,
-    /// Most ranks: 2, 4 or 8.
+    /// The most ranks: 2, 4 or 8.
     ranks: u32,
     straight: Straight,
 }
 
-/// A rank's own affair: the others cannot tell.
+/// Which form of a kernel runs. A rank decides it for itself, as the others cannot tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Straight {
-    /// Only what is even, and lies and ends where whole vectors do.
+    /// For even collectives whose data begins and ends at whole vectors.
     Whole,
-    /// Anything.
+    /// For any call.
     No,
 }
 
@@ -182,7 +182,7 @@ macro_rules! names {
         ]
     };
 }
-/// By reducer, family, ranks and straightness; also of those that do not exist.
+/// Names by reducer, family, ranks and straightness, also of kernels that do not exist.
 const NAMES: [[[[&str; STRAIGHT.len()]; RANKS.len()]; FAMILIES.len()]; REDUCERS.len()] =
     names!("Copy" "SumF32" "SumF16" "SumBf16" "Any" "Ordered");
 
@@ -200,7 +200,7 @@ impl Kernel {
         RANKS.into_iter().flat_map(Kernel::all_for)
     }
 
-    /// Those that a communicator of so many ranks launches; none if there are more than 8.
+    /// The kernels that a communicator of so many ranks launches; none for more than 8.
     pub fn all_for(ranks: u32) -> impl Iterator<Item = Kernel> {
         let every = REDUCERS.into_iter().flat_map(|reducer| FAMILIES.map(|family| (family, reducer)));
         every
@@ -229,14 +229,14 @@ impl Kernel {
         NAMES[self.reducer as usize][self.family as usize][self.of_ranks()][self.straight as usize]
     }
 
-    /// A number of its own, below [`INDICES`](Kernel::INDICES).
+    /// The kernel's own number, below [`INDICES`](Kernel::INDICES).
     pub fn index(&self) -> usize {
         let of_ranks =
             (self.reducer as usize * FAMILIES.len() + self.family as usize) * RANKS.len() + self.of_ranks();
         of_ranks * STRAIGHT.len() + self.straight as usize
     }
 
-    /// Threads of a block at most; more do not load.
+    /// The most threads of a block with which the kernel loads.
     pub fn threads_max(&self) -> u32 {
         match (self.family, self.ranks) {
             (Family::AllReduce | Family::BatchAllReduce, 2 | 4) => 768,
@@ -252,12 +252,12 @@ impl Kernel {
         (self.threads_max() / 32 - self.family.warps(0)) / self.family.roles()
     }
 
-    /// Its parameter is a [`BatchLaunch`](crate::collective::BatchLaunch), not a [`CollectiveLaunch`](crate::collective::CollectiveLaunch).
+    /// Whether its parameter is a [`BatchLaunch`](crate::collective::BatchLaunch), not a [`CollectiveLaunch`](crate::collective::CollectiveLaunch).
     pub fn runs_several(&self) -> bool {
         self.family.is_batch()
     }
 
-    /// It takes any call.
+    /// Whether it takes any call.
     pub fn is_for_any(&self) -> bool {
         self.straight == Straight::No
     }

@@ -1,25 +1,25 @@
-//! Which types and operations are reduced, by which kernels, and what those are told.
+//! Decides which types and operations are reduced by which kernels, and what the kernels are told of them.
 
 use super::Refused;
 use super::kernel::Reducer;
 use crate::collective::{COLLECTIVE_SCALAR_AT, CollectiveLaunch};
 
-/// What a collective that reduces makes of its elements, in NCCL's numbers.
+/// How a collective reduces its elements, in NCCL's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reduction {
     /// `ncclDataType_t`: 0 (int8) to 11 (float8e5m2).
     pub datatype: i32,
-    /// `ncclRedOp_t`: 0 (sum) to 4 (average); or 5, a number of ours: a sum of what each rank has multiplied by its own [`Scalar`], as
-    /// the operations of `ncclRedOpCreatePreMulSum`.
+    /// `ncclRedOp_t`: 0 (sum) to 4 (average). Or 5, a number of ours: each rank multiplies its elements by its own [`Scalar`] before the sum, as
+    /// the operations of `ncclRedOpCreatePreMulSum` do.
     pub operation: i32,
 }
 
-/// What this rank multiplies its elements by: of their type. Peers may have another one, and give it otherwise.
+/// The factor by which this rank multiplies its elements, of their type. Peers may have another value, and give it in the other form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scalar {
-    /// Its bits, the low ones: as many as an element has.
+    /// Its bits, the low ones of the word: as many as an element has.
     Bits(u64),
-    /// Where it lies, aligned as its type: any address that the device reads. It is read when the kernel runs, and must not change before the
+    /// Its address, aligned for its type; any address that the device reads. The kernel reads it when it runs, so it must not change before the
     /// kernel has ended.
     At(u64),
 }
@@ -38,7 +38,7 @@ pub(super) const FLOAT8_E5M2: i32 = 11;
 pub(super) const ELEMENT_BYTES: [u32; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
 
 impl Reduction {
-    /// Bytes of an element of the type, if we reduce it so, with such a scalar or none.
+    /// Bytes of an element. Fails if we do not reduce this type by this operation, with this scalar or none.
     pub(super) fn element_bytes(self, scalar: Option<Scalar>) -> Result<u32, Refused> {
         let of_type = usize::try_from(self.datatype).ok().and_then(|datatype| ELEMENT_BYTES.get(datatype));
         let of_type = of_type.filter(|_| (SUM..=SCALED_SUM).contains(&self.operation));
@@ -61,7 +61,7 @@ impl Reduction {
         }
     }
 
-    /// Tells the kernel; both numbers were found in range.
+    /// Writes the reduction into the launch. Both numbers are in range.
     pub(super) fn tell(self, scalar: Option<Scalar>, launch: &mut CollectiveLaunch) {
         launch.reduction = self.datatype as u32 | (self.operation as u32) << 8;
         launch.scale = match scalar {
@@ -74,7 +74,7 @@ impl Reduction {
         };
     }
 
-    /// What elements are multiplied by, as NCCL does: before they are summed. Of integers the ranks, to divide by.
+    /// The factor by which elements are multiplied before they are summed, as in NCCL. For averages of integers the number of ranks, to divide by.
     fn scale(self, ranks: u32) -> u64 {
         let factor = match self.operation {
             SUM => 1.0,

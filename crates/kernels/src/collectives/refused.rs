@@ -1,4 +1,4 @@
-//! What cannot be arranged, and why.
+//! Says what cannot be arranged, and why.
 
 use std::fmt;
 
@@ -6,32 +6,32 @@ use super::reduction::SCALED_SUM;
 use super::{Kind, Reduction, Scalar};
 use crate::collective::RANKS_MAX;
 
-/// Why a collective cannot be arranged. All ranks get the same answer but for `Regions` and `Blocks`, which are found at
-/// init, and for what hangs on scalars, which are each rank's own. The fields are the values at fault.
+/// Why a collective cannot be arranged. All ranks get the same error, except `Regions` and `Blocks`, which are found at init, and errors that
+/// depend on a rank's own scalar. The fields are the values at fault.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// Fewer than 2 ranks, or more than the kernels have.
     Ranks(u32),
-    /// No such rank.
+    /// The rank is not below the number of ranks.
     Rank { rank: u32, ranks: u32 },
-    /// No channels, no power of two of slots that is at least 2, or a first tag of 0, which is none.
+    /// Channels that are no power of two, slots that are no power of two from 2 on, or a first tag of 0, which is no tag.
     Geometry { channels: u32, slots: u32, first_tag: u64 },
-    /// Not one region of each rank.
+    /// Not one region for each rank.
     Regions { regions: usize, ranks: u32 },
     /// A grid of no blocks.
     Blocks(u32),
-    /// The root is no rank.
+    /// The root is no rank of the communicator.
     Root { root: u32, ranks: u32 },
-    /// A kind that reduces, and no word of how.
+    /// The kind reduces, but there is no reduction.
     NoReduction { kind: Kind },
     /// A type or an operation that we do not reduce.
     Reduction(Reduction),
-    /// A scaled sum without a scalar, or a scalar for what has none.
+    /// A scaled sum without a scalar, or a scalar for another operation.
     Scalar { reduction: Reduction, scalar: Option<Scalar> },
     /// Elements of another size than their type's.
     ElementBytes { element_bytes: u32, datatype: i32 },
-    /// More bytes than there are addresses.
+    /// More bytes than there are addresses, or a part that is no whole number of elements.
     Count { count: u64, element_bytes: u32 },
     /// Collectives that one kernel cannot run together: too many, too large, or not alike.
     Batch { calls: usize, bytes: u64 },

@@ -150,7 +150,7 @@ fn sizes_choose_kernels() {
     assert_eq!([reduce(3 * mib, 3), reduce(512 * kib, 8)], ["AllReduce_SumF32_4", "AllReduce_SumF32_8"]);
 }
 
-/// Whatever lies where on a rank, all have the same packets on the same channels, in the same grid.
+/// Wherever buffers lie on a rank, all ranks have the same packets on the same channels, in the same grid.
 #[test]
 fn alignment_is_nobodys_affair() {
     for (ranks, kind) in (2..=8).flat_map(|ranks| kinds(ranks).into_iter().map(move |kind| (ranks, kind))) {
@@ -260,7 +260,7 @@ fn reductions_are_told() {
     assert_eq!(WAITED_RESULT_DATA, 10);
 }
 
-/// Only order makes these native: they have kernels of their own, one way of each kind.
+/// Only fixed order makes these native: they have kernels of their own, of two families.
 fn is_ordered(datatype: i32, operation: i32) -> bool {
     operation == SCALED_SUM || [FLOAT8_E4M3, FLOAT8_E5M2].contains(&datatype)
 }
@@ -320,7 +320,7 @@ fn scalars_are_told() {
     assert_eq!(answer(Some(Scalar::At(0x1234_5678_9abc))), [(7 | 5 << 8, 0x1234_5678_9abc, 8); 2]);
 }
 
-/// What cannot be done is refused with its values; what there is nothing of is nothing.
+/// What cannot be done is refused with its values; an empty collective launches nothing.
 #[test]
 fn nonsense_is_refused() {
     let geometry = Geometry::recommended(32, 4, 1, 1);
@@ -367,7 +367,7 @@ fn nonsense_is_refused() {
         assert_eq!(refused, Refused::Scalar { reduction, scalar });
         assert_eq!(refused.to_string(), told);
     }
-    // As their reduction, what only moves does not look at it.
+    // A collective that only moves data ignores the scalar, as it ignores the reduction.
     assert!(of(Collective { scalar: Some(Scalar::Bits(1)), ..collective(Kind::AllGather, 5) }).is_ok());
     let wide = Collective { element_bytes: 4, ..all_reduce };
     assert_eq!(of(wide), Err(Refused::ElementBytes { element_bytes: 4, datatype: 0 }));
@@ -381,7 +381,7 @@ fn nonsense_is_refused() {
     assert_eq!(of(Collective { element_bytes: 0, ..collective(Kind::AllGather, 5) }), Ok(None));
 }
 
-/// What is read once for all goes by one flag, and only there.
+/// A flag says that one buffer is read for all ranks, and is set only then.
 #[test]
 fn one_buffer_for_all_is_told() {
     let geometry = Geometry::recommended(32, 4, 1, 1);
@@ -398,8 +398,8 @@ fn one_buffer_for_all_is_told() {
     }
 }
 
-/// Straight kernels are for what is even, and lies and ends at whole vectors everywhere; what has more than a packet a channel does not
-/// go by LL.
+/// Straight kernels are for even collectives whose data begins and ends at whole vectors. A connection of more than a packet a channel does
+/// not go by LL.
 #[test]
 fn straight_kernels_take_what_is_whole() {
     let geometry = Geometry::recommended(32, 4, 1, 1);

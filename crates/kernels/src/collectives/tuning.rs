@@ -1,20 +1,20 @@
-//! From which size on which kernel serves.
+//! Decides which kernel serves which size.
 
 use super::kernel::{Family, Reducer, can_post};
 use super::{Geometry, Kind};
 
-/// Sizes at which one kind changes its kernels, in total bytes: count times element, of all-gather and reduce-scatter
+/// The sizes at which a kind of collective changes its kernel, in total bytes: count times element, for all-gather and reduce-scatter also
 /// times ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crossover {
-    /// Up to here it goes by LL, if it has the channels for it; 0: never. A broadcast and a reduce never do: LL is
-    /// for what every rank sends every other one.
+    /// Up to here it goes by LL, if there are channels enough; 0: never. A broadcast and a reduce never do: LL is for what every rank sends every
+    /// other one.
     pub ll_bytes_max: u64,
-    /// Above LL up to here it goes by LL128 in packets of two groups, above of four. An all-reduce, and more than 4 ranks,
+    /// Above `ll_bytes_max` up to here it goes by LL128 in packets of two groups, above in packets of four. An all-reduce, and more than 4 ranks,
     /// always have two.
     pub two_groups_bytes_max: u64,
-    /// From here it goes the way of large ones: all-reduces and reduce-scatters that sum floats, of at most 4 ranks, by Simple packets; a
-    /// reduce in two phases, if bytes times ranks - 2 are as many.
+    /// From here it goes the way of large ones. All-reduces and reduce-scatters that sum floats on at most 4 ranks go by Simple packets. A reduce
+    /// goes in two phases, if bytes times (ranks - 2) reach this size.
     pub large_bytes_min: u64,
 }
 
@@ -34,8 +34,8 @@ pub struct Tuning {
 }
 
 const NEVER: u64 = u64::MAX;
-/// In one phase a root gets ranks - 1 buffers, in two phases one, some microseconds later. Of 4 ranks 1 MB took 9.3 us in one phase and 10.4 in two,
-/// 8 MB 73 and 40 (4 × H100); that other numbers of ranks are alike is a model.
+/// In one phase the root of a reduce gets ranks - 1 buffers; in two phases it gets one, some microseconds later. On 4 ranks 1 MB took 9.3 us in
+/// one phase and 10.4 in two, 8 MB 73 and 40 (4 × H100). For other numbers of ranks this is a model.
 const TWO_PHASES_BYTES_MIN: u64 = 3 << 20;
 
 impl Default for Tuning {
@@ -68,7 +68,7 @@ impl Tuning {
         }
     }
 
-    /// `connection_bytes`: what goes from one rank to another.
+    /// `connection_bytes`: bytes from one rank to another.
     pub(super) fn family(
         &self,
         kind: Kind,
@@ -83,7 +83,7 @@ impl Tuning {
             total_bytes.saturating_mul(u64::from(geometry.ranks) - 2) >= crossover.large_bytes_min;
         match kind {
             Kind::Reduce { .. } if in_two_phases => Family::AllReduce,
-            // One way of each kind has kernels.
+            // Ordered reductions have kernels of `AllReduce` and `Ll128x2` alone.
             Kind::AllReduce if reducer == Reducer::Ordered => Family::AllReduce,
             _ if reducer == Reducer::Ordered => Family::Ll128x2,
             _ if kind.is_even()

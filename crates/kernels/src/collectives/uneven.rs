@@ -1,37 +1,35 @@
-//! Collectives whose ranks have parts of sizes of their own: all-gather-v and reduce-scatter-v.
+//! Arranges collectives whose ranks have parts of different sizes: all-gather-v and reduce-scatter-v.
 
 use super::kernel::{Family, Kernel, Reducer, Straight};
 use super::{Geometry, Kind, Layout, Limits, Reduction, Refused, Scalar, Shape, Tuning, blank, ranks_of};
 use crate::collective::{COLLECTIVE_EVEN, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
 
-/// What one rank contributes, or gets, and where.
+/// What one rank contributes, or gets, and its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// A buffer of any alignment; not looked at where there are no bytes.
+    /// A buffer of any alignment; ignored if there are no bytes.
     pub address: u64,
-    /// Its bytes: of one rank's part equal on all ranks. 0: that rank has none.
+    /// Bytes of this part, equal on all ranks. 0: the rank has no part.
     pub bytes: u64,
 }
 
-/// An all-gather-v or a reduce-scatter-v, as this rank calls it. All but addresses and which scalar is equal on all ranks.
+/// An all-gather-v or a reduce-scatter-v, as this rank calls it. Only addresses and the value of `scalar` may differ between ranks.
 ///
 /// Parts lie anywhere, apart from each other or side by side; this rank's own may be where `own` is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uneven {
-    /// None: an all-gather-v, else a reduce-scatter-v, and what it makes of the elements.
+    /// None for an all-gather-v. For a reduce-scatter-v: how it reduces.
     pub reduction: Option<Reduction>,
-    /// Of a scaled sum, and of nothing else that reduces: this rank's own.
+    /// This rank's scalar, for a scaled sum alone.
     pub scalar: Option<Scalar>,
-    /// By rank; those beyond the communicator's ranks are none. Of an all-gather-v where each rank's part comes to, of a
-    /// reduce-scatter-v what goes into each rank's result.
+    /// By rank; parts beyond the communicator's ranks are empty. For an all-gather-v: where each rank's part arrives. For a reduce-scatter-v: what
+    /// goes into each rank's result.
     pub parts: [Part; RANKS_MAX],
-    /// Of an all-gather-v what this rank gives to all, of a reduce-scatter-v where its result goes: as many bytes as this rank's
-    /// part has.
+    /// For an all-gather-v: what this rank gives to all. For a reduce-scatter-v: where its result goes. As many bytes as this rank's part.
     pub own: u64,
 }
 
-/// As [`arrange`](super::arrange), for parts of sizes of their own. Always over LL128: LL is for what every rank sends every other
-/// alike.
+/// As [`arrange`](super::arrange), for parts of different sizes. Always over LL128: LL is for what every rank sends every other alike.
 ///
 /// # Errors
 /// See [`Refused`]. Then, as with nothing to do, `launch` is untouched.
@@ -95,19 +93,19 @@ impl Uneven {
         Ok(total)
     }
 
-    /// Every rank sends every other one as much, after all.
+    /// Whether every rank sends every other one as much after all.
     fn is_even(&self, ranks: u32) -> bool {
         self.parts.iter().take(ranks as usize).all(|part| part.bytes == self.parts[0].bytes)
     }
 
-    /// What it is with equal parts.
+    /// The kind that it is with equal parts.
     fn even_kind(&self) -> Kind {
         if self.reduction.is_some() { Kind::ReduceScatter } else { Kind::AllGather }
     }
 
-    /// As the even one of as many bytes, over LL128.
+    /// The family of the even collective of as many bytes, over LL128.
     fn family(&self, reducer: Reducer, total_bytes: u64, geometry: &Geometry, tuning: &Tuning) -> Family {
-        // None goes by Simple packets.
+        // No uneven collective goes by Simple packets, and `Copy` has none.
         let reducer = if reducer == Reducer::Ordered { reducer } else { Reducer::Copy };
         match tuning.family(self.even_kind(), reducer, total_bytes, total_bytes, geometry) {
             ll128 @ (Family::Ll128x2 | Family::Ll128x4) => ll128,
@@ -115,7 +113,7 @@ impl Uneven {
         }
     }
 
-    /// Writes buffers and bytes. Bytes of the largest connection among all ranks.
+    /// Writes buffers and bytes. Returns the bytes of the largest connection among all ranks.
     fn write(&self, launch: &mut CollectiveLaunch) -> u64 {
         let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
         let parts = &self.parts[..ranks];

@@ -1,38 +1,38 @@
-//! What is counted of symmetric heaps, for the report.
+//! Counts the use of symmetric heaps, for the report.
 
 use serde::Serialize;
 
-/// One symmetric heap.
+/// Counts of one symmetric heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// As this process numbers it.
+    /// The device's number in this process.
     pub device: i32,
-    /// `WINDLASS_HEAP_MAX`, in whole granules.
+    /// `WINDLASS_HEAP_MAX`, rounded down to whole granules of the driver.
     pub mapped_bytes_limit: u64,
-    /// Device memory that it has.
+    /// Device memory that is mapped.
     pub mapped_bytes: u64,
-    /// The most it ever had.
+    /// The most that was ever mapped.
     pub mapped_bytes_highest: u64,
-    /// What regions have of it.
+    /// Bytes of all regions.
     pub lent_bytes: u64,
-    /// The most they ever had.
+    /// The most bytes that regions ever had.
     pub lent_bytes_highest: u64,
-    /// What regions have that this rank closed and that wait for other ranks, or for graphs.
+    /// Bytes of regions that this rank has closed and that wait for other ranks, or for graphs.
     pub waiting_bytes: u64,
-    /// Regions, waiting ones too.
+    /// How many regions there are, waiting ones too.
     pub regions: u64,
-    /// Chunks.
+    /// How many chunks there are.
     pub chunks: u64,
     /// How often it grew.
     pub grown: u64,
-    /// How often it could not lend.
+    /// How often it refused to lend.
     pub refused: u64,
 }
 
-/// All peers' symmetric heaps, as mapped here.
+/// Counts of all mappings of peers' symmetric heaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PeerCounters {
-    /// How many.
+    /// How many symmetric heaps of peers are mapped.
     pub peers: u64,
     /// Their chunks.
     pub chunks: u64,
@@ -40,7 +40,7 @@ pub struct PeerCounters {
     pub mapped_bytes: u64,
 }
 
-/// What cannot be seen from what is.
+/// Figures that the present state does not show.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub mapped_bytes_highest: u64,

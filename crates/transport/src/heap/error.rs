@@ -8,24 +8,24 @@ use crate::heap::place::Place;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Address, Failure};
 
-/// Why not, with the numbers.
+/// What failed, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeapError {
     /// The limit does not allow it, or the holes between chunks are too small.
     #[allow(missing_docs)]
     Full { device: i32, asked_bytes: u64, lent_bytes: u64, mapped_bytes: u64, mapped_bytes_limit: u64 },
-    /// The driver could not.
+    /// A call of the driver failed.
     Cuda(Failure),
-    /// It does not hold zeros yet, so that nobody may be told of it.
+    /// The region does not hold zeros yet, so no rank may be told of it.
     #[allow(missing_docs)]
     NotZeroed { bytes: u64, waited_ms: u64 },
-    /// The device did not come to our own work.
+    /// The device has not done the symmetric heap's own work in time.
     #[allow(missing_docs)]
     Late { device: i32, waited_ms: u64 },
-    /// A peer announced what cannot be.
+    /// A peer announced a place that cannot be.
     #[allow(missing_docs)]
     Strange { place: Place, why: &'static str },
-    /// A load does not see what was stored.
+    /// A load returned another word than was stored.
     #[allow(missing_docs)]
     Deaf { address: Address, expected: u32, loaded: u32 },
     /// The region's memory is not mapped.
@@ -48,7 +48,7 @@ impl HeapError {
         }
     }
 
-    /// Logs it, once, where it is decided.
+    /// Logs the error. Called once, where the error is decided.
     pub(super) fn told(self) -> HeapError {
         refuse(self.result(), format_args!("{self}"));
         self

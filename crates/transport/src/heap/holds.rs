@@ -1,4 +1,4 @@
-//! What graphs hold: a graph that captured our kernels may run them long after the communicator was destroyed.
+//! Counts the graphs that hold a communicator: a graph that captured our kernels may run them long after the communicator was destroyed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -6,23 +6,23 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use windlass_base::gpu::stream::Capture;
 use windlass_base::gpu::{Driver, Failure, graph::Released};
 
-/// Of one communicator: how many graphs can still run its kernels. Its own regions, and its mappings of peers' regions,
-/// stay while there are any; it tells its peers that it has closed only when there are none.
+/// How many graphs can still run kernels of one communicator. While there are any, its regions and its mappings of peers' regions stay, and
+/// it does not tell its peers that it has closed.
 #[derive(Debug, Default)]
 pub struct Holds {
     graphs: AtomicUsize,
-    /// The capture that was counted last, so that each is counted once. Capture ids are never used again.
+    /// Id of the capture that was counted last, so that each is counted once. Capture ids are never used again.
     last_capture: AtomicU64,
 }
 
 impl Holds {
-    /// None.
+    /// No graph holds the communicator.
     pub fn new() -> Arc<Holds> {
         Arc::default()
     }
 
-    /// Lets the graph of a capture, and everything made of it, hold the communicator. Cheap when this was the last one
-    /// that asked. One thread at a time, as NCCL has it for a communicator.
+    /// Makes the graph of a capture, and everything made of it, hold the communicator. Cheap if the same capture came last. One thread at a time,
+    /// as NCCL demands for a communicator.
     pub fn hold(self: &Arc<Self>, driver: &Driver, capture: Capture) -> Result<(), Failure> {
         if self.last_capture.load(Ordering::Relaxed) == capture.id {
             return Ok(());
@@ -44,7 +44,7 @@ impl Holds {
 }
 
 impl Released for Holds {
-    /// Only marks: this runs in a destructor of the driver's. The background worker sees it when it settles.
+    /// Only counts, because this runs in a destructor of the driver. The background worker sees it when it settles.
     fn released(&self) {
         self.graphs.fetch_sub(1, Ordering::Release);
     }

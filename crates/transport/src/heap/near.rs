@@ -1,4 +1,4 @@
-//! Regions of other ranks of this process: reached where they lie, as an address is the same for all devices of a process.
+//! Reaches regions of other ranks of this process at their own address, which is the same for all devices of a process.
 //! That takes no descriptor and no second mapping.
 
 use crate::heap::error::HeapError;
@@ -8,14 +8,14 @@ use crate::heap::space::Serial;
 use crate::heap::{Heap, lock, registry};
 use windlass_base::gpu::Ordinal;
 
-/// Lets the device of `local` reach a region that another rank of this process [announced](super::Region::announce_here)
-/// to the one that asks. It stays where it is until that one has closed.
+/// Lets the device of `local` reach a region that another rank of this process [announced](super::Region::announce_here) to the calling
+/// rank. The region stays until the calling rank has closed.
 pub fn reach(place: Place, local: &Heap) -> Result<PeerRegion, HeapError> {
     registry::heap_with(place.chunk).ok_or_else(|| HeapError::Gone.told())?.reach(place, local.device())
 }
 
 impl Heap {
-    /// The same for a region of this symmetric heap.
+    /// Lets `device` reach a region of this symmetric heap.
     pub fn reach(&self, place: Place, device: Ordinal) -> Result<PeerRegion, HeapError> {
         self.reach_now(place, device).map_err(HeapError::told)
     }

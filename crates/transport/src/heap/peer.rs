@@ -1,4 +1,4 @@
-//! Another process's symmetric heap, mapped here: once, whatever the number of communicators and of our devices.
+//! Maps another process's symmetric heap, once for all communicators and all devices of this process.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -13,12 +13,12 @@ use crate::heap::{Heap, lock, registry};
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
 use windlass_base::gpu::{Address, Driver, Home, Ordinal};
 
-/// Whose symmetric heap.
+/// Names a symmetric heap of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer {
-    /// The process.
+    /// The process that owns it.
     pub process: Process,
-    /// The device, by the name that it has in every process.
+    /// Its device, by the UUID, which is the same in every process.
     pub device_uuid: [u8; 16],
 }
 
@@ -26,16 +26,16 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct PeerHeap {
     driver: &'static Driver,
-    /// Taken first; held across virtual memory calls, by inits and the background worker alone.
+    /// Locked first; held across virtual memory calls, by inits and the background worker alone.
     mapped: Mutex<Mapped>,
-    /// Taken after `mapped`, never held across a call of the driver: regions close from anywhere.
+    /// Locked after `mapped`, and never held across a call of the driver, as any thread may close a region.
     uses: Mutex<BTreeMap<Serial, Uses>>,
 }
 
 #[derive(Debug, Default)]
 struct Mapped {
     chunks: BTreeMap<Serial, PeerChunk>,
-    /// The same offsets as in the peer's own.
+    /// Has the same offsets as the peer's own addresses.
     reservation: Option<Arc<Reservation>>,
 }
 
@@ -58,17 +58,17 @@ impl Uses {
     }
 }
 
-/// A peer's region as our devices reach it. Dropping it closes it, without a driver call: only when no kernel of ours can
-/// touch it any more, except from graphs, which `holds` counts.
+/// A peer's region, as our devices reach it. Dropping it closes it, without a driver call. Drop it only when no kernel of ours can touch it
+/// any more, except from graphs, which `holds` counts.
 #[derive(Debug)]
 pub struct PeerRegion {
     address: Address,
     bytes: u64,
-    /// None for a region of this process, which is reached where it lies.
+    /// None for a region of this process, which needs no second mapping.
     _mapped: Option<Use>,
 }
 
-/// A use of a chunk of our mapping.
+/// One use of a mapped chunk.
 #[derive(Debug)]
 struct Use {
     heap: Arc<PeerHeap>,
@@ -82,13 +82,13 @@ impl PeerHeap {
         registry::peer(peer).map_err(HeapError::told)
     }
 
-    /// A mapping beside the process's own: what tests use.
+    /// A mapping apart from the process's own, for tests.
     pub fn new(driver: &'static Driver) -> Arc<PeerHeap> {
         Arc::new(PeerHeap { driver, mapped: Mutex::default(), uses: Mutex::default() })
     }
 
-    /// Maps what a peer announced, for the device of `local`, if that was not done already. The descriptor stays the
-    /// caller's. A failure leaves nothing behind.
+    /// Maps the region that a peer announced, for the device of `local`, unless that was done already. The descriptor stays the caller's. A
+    /// failure leaves nothing behind.
     pub fn map(
         self: &Arc<Self>,
         place: Place,
@@ -122,7 +122,7 @@ impl PeerHeap {
         Ok(PeerRegion { address: base + place.offset, bytes: place.bytes, _mapped: Some(mapped) })
     }
 
-    /// Gives the address that offset 0 has here.
+    /// Maps the chunk, and returns the address that offset 0 of the peer's symmetric heap has here.
     fn map_chunk(
         &self,
         mapped: &mut Mapped,
@@ -147,7 +147,7 @@ impl PeerHeap {
             chunk.mapping.allow(device)?;
             return Ok(reservation.base);
         }
-        // The peer uses these addresses again: what was mapped there before is over for it, so it must be for us.
+        // The peer uses these addresses again, so its former chunk there is over, and must be unmapped here.
         self.unmap_unused(mapped);
         let end = place.chunk_offset + place.chunk_bytes;
         let overlaps = |chunk: &PeerChunk| {
@@ -163,7 +163,7 @@ impl PeerHeap {
         Ok(reservation.base)
     }
 
-    /// Unmaps what no region of ours uses any more, so that the peer's memory really goes back. For the background worker.
+    /// Unmaps chunks that no region of ours uses any more, so that the peer's memory really goes back. For the background worker.
     pub fn settle(&self) {
         if self.driver.is_in_forked_child() {
             return;
@@ -186,7 +186,7 @@ impl PeerHeap {
         over.iter().for_each(|serial| drop(mapped.chunks.remove(serial)));
     }
 
-    /// Chunks and bytes that are mapped.
+    /// How many chunks are mapped, and their bytes.
     pub fn mapped(&self) -> (u64, u64) {
         let mapped = lock(&self.mapped);
         (mapped.chunks.len() as u64, mapped.chunks.values().map(|chunk| chunk.mapping.physical().bytes).sum())
@@ -198,17 +198,17 @@ impl PeerHeap {
 }
 
 impl PeerRegion {
-    /// One of this process. Its owner's quarantine keeps it there until this rank has closed.
+    /// A region of this process. Its owner's quarantine keeps the region until this rank has closed.
     pub(super) fn here(address: Address, bytes: u64) -> PeerRegion {
         PeerRegion { address, bytes, _mapped: None }
     }
 
-    /// Where it begins, for the devices that it was mapped for.
+    /// Where the region begins, for the devices that it was mapped for.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// How much.
+    /// Bytes of the region.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

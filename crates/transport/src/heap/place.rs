@@ -1,32 +1,32 @@
-//! What a rank tells its peers of a region: numbers, and one descriptor.
+//! What a rank tells its peers of a region: the numbers of its [`Place`], and one descriptor.
 
 use std::os::fd::OwnedFd;
 
 use crate::heap::error::HeapError;
 use crate::heap::space::Serial;
 
-/// No symmetric heap has more addresses: 16 TiB.
+/// The most addresses of a symmetric heap: 16 TiB.
 pub(super) const SPAN_BYTES_MAX: u64 = 1 << 44;
 
 /// Where a region lies in its owner's symmetric heap. The same offsets hold in every mapping of the symmetric heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// How many addresses the owner's symmetric heap has: what a peer reserves.
+    /// Bytes of addresses of the owner's symmetric heap; a peer reserves as many.
     pub span_bytes: u64,
-    /// The chunk, by a number that its owner never uses again.
+    /// The chunk's number, which its owner never uses again.
     pub chunk: Serial,
     /// Where the chunk begins.
     pub chunk_offset: u64,
-    /// How long it is.
+    /// Bytes of the chunk.
     pub chunk_bytes: u64,
     /// Where the region begins, from the beginning of the symmetric heap.
     pub offset: u64,
-    /// How long it is.
+    /// Bytes of the region.
     pub bytes: u64,
 }
 
-/// A place and the memory of its chunk. The descriptor is closed on `exec`; drop it when it is sent: while it is open,
-/// the memory stays.
+/// A place, and a descriptor of its chunk's memory. The descriptor is closed on `exec`. Drop it once it is sent: the memory stays as long as
+/// it is open.
 #[derive(Debug)]
 pub struct Announcement {
     /// The numbers.
@@ -36,10 +36,10 @@ pub struct Announcement {
 }
 
 impl Place {
-    /// Its length on a wire.
+    /// Bytes of a place on the wire.
     pub const WIRE_BYTES: usize = 48;
 
-    /// As little-endian words.
+    /// Encodes a place as little-endian words.
     pub fn to_wire(self) -> [u8; Place::WIRE_BYTES] {
         let words =
             [self.span_bytes, self.chunk, self.chunk_offset, self.chunk_bytes, self.offset, self.bytes];
@@ -50,7 +50,7 @@ impl Place {
         wire
     }
 
-    /// What came over a wire; whether it makes sense is checked when it is mapped.
+    /// Decodes a place. Whether it makes sense is checked when it is mapped.
     pub fn from_wire(wire: [u8; Place::WIRE_BYTES]) -> Place {
         let mut words = [0; 6];
         for (word, bytes) in words.iter_mut().zip(wire.chunks_exact(8)) {
@@ -60,13 +60,13 @@ impl Place {
         Place { span_bytes, chunk, chunk_offset, chunk_bytes, offset, bytes }
     }
 
-    /// Whether it makes sense, for fuzzing.
+    /// Whether the place makes sense, for fuzzing.
     #[cfg(any(test, feature = "test-support"))]
     pub fn is_sound(&self, granularity: u64) -> bool {
         self.check(granularity).is_ok()
     }
 
-    /// Refuses what no symmetric heap would say: peers are believed no further than they can be checked.
+    /// Refuses a place that no symmetric heap can have: a peer's numbers are not trusted unchecked.
     pub(super) fn check(&self, granularity: u64) -> Result<(), HeapError> {
         let within = |offset: u64, bytes: u64, whole_offset: u64, whole_bytes: u64| {
             bytes > 0

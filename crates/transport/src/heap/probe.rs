@@ -1,4 +1,4 @@
-//! Loads and stores through a mapping: that a call to map succeeded does not prove that memory is there.
+//! Tests mappings by loads and stores: a successful call to map does not prove that memory is there.
 
 use std::time::{Duration, Instant};
 
@@ -7,20 +7,20 @@ use crate::heap::error::HeapError;
 use windlass_base::gpu::Address;
 use windlass_base::gpu::stream::{Event, Ordering};
 
-/// A device that does nothing of ours for so long will not.
+/// A device that has done none of our work for so long never will.
 const AT_MOST: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 impl Heap {
-    /// Loads a word by this symmetric heap's device: of a region of its own, or of a peer's in our mapping. Waits for the stream
-    /// that zeroes regions, and for no other.
+    /// Loads a word by this symmetric heap's device, from a region of its own or from a peer's in our mapping. Waits for the stream that zeroes
+    /// regions, and for no other.
     pub fn load(&self, address: Address) -> Result<u32, HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
         self.load_after_stream(address)
     }
 
-    /// Stores a word by this symmetric heap's device, and loads it back, so that it is there when this returns.
+    /// Stores a word by this symmetric heap's device, and loads it back, so that it has arrived when this returns.
     pub fn store(&self, address: Address, word: u32) -> Result<(), HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
@@ -31,8 +31,8 @@ impl Heap {
         }
     }
 
-    /// The copy to the host waits inside the driver, perhaps with its locks. So it is issued when it has nothing to wait
-    /// for: a fill can stand behind long kernels, and those behind launches that need the same locks.
+    /// Loads once the stream is empty. The copy to the host waits inside the driver, perhaps with locks of the driver held. A fill before it may
+    /// stand behind long kernels, and these behind launches that need the same locks.
     fn load_after_stream(&self, address: Address) -> Result<u32, HeapError> {
         let done = Event::new(self.home.driver)?;
         done.record(self.stream.handle, Ordering::Inside)?;
@@ -47,7 +47,7 @@ impl Heap {
         Ok(self.stream.load(address)?)
     }
 
-    /// What init demands of every mapping: the word that its owner stored is there, and ours can be stored beside it.
+    /// Tests a mapping at init: the word that its owner stored must be at `read`, and a word stored at `write` must arrive.
     pub fn probe(&self, read: Address, expected: u32, write: Address, word: u32) -> Result<(), HeapError> {
         let loaded = self.load(read).map_err(HeapError::told)?;
         if loaded != expected {

@@ -1,8 +1,7 @@
-//! When a region may go back: after every member of its communicator has closed, no graph can run its kernels any more,
-//! and our own zeroing of it is done. Pure: fed by events.
+//! Decides when a region may be lent again: after every member of its communicator has closed, no graph can run its kernels any more, and our
+//! own zeroing of it is done. Pure: fed by events.
 //!
-//! A dead process counts as closed. Nothing else ends a wait here: a member that is only slow keeps its regions, and the
-//! counters show it.
+//! A dead process counts as closed. Nothing else ends a wait: a member that is only slow keeps its regions, and the counters show it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,19 +9,19 @@ use std::sync::Arc;
 use crate::heap::holds::Holds;
 use crate::heap::space::Placement;
 
-/// Names a lease for good, in this process: events may come late, and those of leases that are gone mean nothing.
+/// Names a lease, uniquely in this process. Events may come late; those of leases that are gone mean nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeaseId(pub u64);
 
-/// A process, by whatever makes it unique among the peers of this host.
+/// Names a process, uniquely among the peers of this host.
 pub type Process = u64;
 
-/// Another rank that a region was announced to.
+/// Another rank to which a region was announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// Its rank in the communicator.
     pub rank: u32,
-    /// Where it lives.
+    /// The process of that rank.
     pub process: Process,
 }
 
@@ -31,12 +30,12 @@ pub struct Member {
 pub enum Event {
     /// The memory holds zeros.
     Zeroed(LeaseId),
-    /// This rank has closed.
+    /// This rank has closed the region.
     ClosedHere(LeaseId),
-    /// Another rank has closed: it has unmapped, or will not touch it again.
+    /// Another rank has closed the region: it has unmapped it, or will not touch it again.
     Closed(LeaseId, u32),
-    /// A process is gone, with all its ranks, and so are its kernels. Its pidfd tells that, or that it can be waited
-    /// for; a closed connection does not: sockets are closed before the driver has stopped what runs on the GPU.
+    /// A process has ended, with all its ranks and kernels. Its pidfd tells that, or that it can be waited for. A closed connection does not:
+    /// sockets are closed before the driver has stopped what runs on the GPU.
     Died(Process),
 }
 
@@ -59,9 +58,9 @@ enum Here {
 /// What a lent region holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Zeros, soon.
+    /// It is being filled with zeros.
     BeingZeroed,
-    /// What the lender wanted: zeros, or anything.
+    /// What the lender asked for: zeros, or anything.
     Ready,
 }
 
@@ -72,14 +71,14 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// A region is lent; if it is to hold zeros, that has been issued.
+    /// Enters a lease. If the region is to hold zeros, its zeroing has been issued.
     pub fn lend(&mut self, id: LeaseId, placement: Placement, holds: Arc<Holds>, content: Content) {
         let lease = Lease { placement, holds, here: Here::Open, content, open: BTreeSet::new() };
         self.leases.insert(id, lease);
     }
 
-    /// A region is about to be announced: from now on these may touch it. False: there is no such lease, or it does not
-    /// hold yet what it should.
+    /// Notes that these members may touch a region, before it is announced to them. False if there is no such lease, if this rank has closed it,
+    /// or if its content is not ready.
     #[must_use]
     pub fn announce(&mut self, id: LeaseId, members: &[Member]) -> bool {
         match self.leases.get_mut(&id) {
@@ -91,7 +90,7 @@ impl Quarantine {
         }
     }
 
-    /// Takes note. Events of leases that are gone, and repeated ones, change nothing.
+    /// Notes an event. Events of leases that are gone, and repeated ones, change nothing.
     pub fn note(&mut self, event: Event) {
         match event {
             Event::Zeroed(id) => self.change(id, |lease| lease.content = Content::Ready),
@@ -112,7 +111,7 @@ impl Quarantine {
         }
     }
 
-    /// Takes out the leases that are over.
+    /// Removes the leases that are over, and returns them.
     pub fn take_over(&mut self) -> Vec<(LeaseId, Placement)> {
         let over: Vec<_> = self
             .leases
@@ -129,12 +128,12 @@ impl Quarantine {
         self.leases.get(&id).is_none_or(|lease| lease.content == Content::Ready)
     }
 
-    /// How many.
+    /// How many leases there are.
     pub fn len(&self) -> usize {
         self.leases.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no leases.
     pub fn is_empty(&self) -> bool {
         self.leases.is_empty()
     }

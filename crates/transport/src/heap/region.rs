@@ -14,8 +14,8 @@ use windlass_base::gpu::{Address, Failure, Ordinal};
 /// How often a wait for zeros looks: zeroing runs at a terabyte a second.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// Dropping it closes it on this rank, without a driver call: only when no kernel of ours can touch it any more, except
-/// from graphs, which its communicator's [`Holds`](super::Holds) count.
+/// Dropping it closes the region on this rank, without a driver call. Drop it only when no kernel of ours can touch it any more, except from
+/// graphs, which its communicator's [`Holds`](super::Holds) count.
 #[derive(Debug)]
 pub struct Region {
     heap: Arc<Heap>,
@@ -28,27 +28,27 @@ impl Region {
         Region { heap, lease, placement }
     }
 
-    /// Where it begins, for all devices of this process that may access it.
+    /// Where the region begins, for all devices of this process that may access it.
     pub fn address(&self) -> Address {
         self.heap.address(self.placement)
     }
 
-    /// Whose memory it is.
+    /// The device whose memory it is.
     pub fn device(&self) -> Ordinal {
         self.heap.device()
     }
 
-    /// How much, at least what was asked for.
+    /// Bytes of the region, at least as many as were asked for.
     pub fn bytes(&self) -> u64 {
         self.placement.bytes
     }
 
-    /// Its symmetric heap, which events go to.
+    /// Its symmetric heap, to which events of the region go.
     pub fn heap(&self) -> &Arc<Heap> {
         &self.heap
     }
 
-    /// What events call it.
+    /// The lease by which events name the region.
     pub fn lease(&self) -> LeaseId {
         self.lease
     }
@@ -61,7 +61,7 @@ impl Region {
         Ok(lock(&self.heap.ledger).quarantine.is_zeroed(self.lease))
     }
 
-    /// Waits until it holds zeros, at most so long. Blocks no stream and holds no lock.
+    /// Waits until it holds zeros, at most for `at_most`. Blocks no stream and holds no lock.
     pub fn wait_zeroed(&self, at_most: Duration) -> Result<(), HeapError> {
         let began = Instant::now();
         while !self.is_zeroed().map_err(HeapError::told)? {
@@ -77,16 +77,16 @@ impl Region {
         Ok(())
     }
 
-    /// From now on these ranks may touch it: it goes back only after each has closed or died. Gives what they need to
-    /// map it; members of this process need only the place, see [`announce_here`](Self::announce_here). Refused before it
-    /// holds zeros. May be called again for further members.
+    /// Lets these ranks touch the region: it is taken back only after each has closed or died. Returns what they need to map it. Members of this
+    /// process need only the place, see [`announce_here`](Self::announce_here). Fails before the region holds zeros. May be called again for
+    /// further members.
     pub fn announce(&self, members: &[Member]) -> Result<Announcement, HeapError> {
         self.announce_with(members, |mapping, place| {
             Ok(Announcement { place, descriptor: mapping.physical().export()? })
         })
     }
 
-    /// The same for members that are all in this process: they [reach](super::reach) it where it lies.
+    /// The same for members that are all in this process: they [reach](super::reach) the region at its own address.
     pub fn announce_here(&self, members: &[Member]) -> Result<Place, HeapError> {
         self.announce_with(members, |_, place| Ok(place))
     }
@@ -120,8 +120,8 @@ impl Region {
         announced().map_err(HeapError::told)
     }
 
-    /// Lets another device of this process read and write it, at the same address. It holds for the whole chunk, until
-    /// that is unmapped.
+    /// Lets another device of this process read and write the region, at the same address. It holds for the whole chunk, until the chunk is
+    /// unmapped.
     pub fn allow(&self, device: Ordinal) -> Result<(), HeapError> {
         self.heap.refuse_child()?;
         let _entered = self.heap.home.enter()?;

@@ -1,4 +1,4 @@
-//! The symmetric heaps of this process and its peers', one each. They live while somebody uses them.
+//! Keeps the symmetric heaps of this process, and its mappings of peers', one each, as long as somebody uses them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,16 +11,16 @@ use crate::heap::{Heap, lock};
 use windlass_base::config::config;
 use windlass_base::gpu::{self, Context, Ordinal};
 
-/// Taken before everything of a symmetric heap; held while one is opened, by inits alone.
+/// Locked before all locks of a symmetric heap; held while one is opened, by inits alone.
 static HEAPS: Mutex<BTreeMap<Of, Arc<Heap>>> = Mutex::new(BTreeMap::new());
 
-/// A device, and the context in which its symmetric heap works. Those of contexts that are gone have what they lent until it comes back.
+/// A device, and the context in which its symmetric heap works. A symmetric heap whose context is gone stays until all that it lent has come back.
 type Of = (Ordinal, Context);
 
-/// Taken before everything of a peer's symmetric heap.
+/// Locked before all locks of a peer's mapping.
 static PEERS: Mutex<BTreeMap<(Peer, u64), Arc<PeerHeap>>> = Mutex::new(BTreeMap::new());
 
-/// The context of each device that had a symmetric heap, and how often one had another than before. Taken after the symmetric heaps.
+/// The context of each device that had a symmetric heap, and how often a device got another one. Locked after [`HEAPS`].
 static CONTEXTS: Mutex<(BTreeMap<Ordinal, Context>, u64)> = Mutex::new((BTreeMap::new(), 0));
 
 pub(super) fn heap(device: Ordinal) -> Result<Arc<Heap>, HeapError> {
@@ -56,25 +56,25 @@ pub(super) fn peer(peer: Peer) -> Result<Arc<PeerHeap>, HeapError> {
     if driver.is_in_forked_child() {
         return Err(HeapError::ForkedChild);
     }
-    // What is mapped for a context that is gone may have been mapped for it alone.
+    // A mapping made for a context that is gone may be accessible to that context alone.
     let changes = lock(&CONTEXTS).1;
     Ok(lock(&PEERS).entry((peer, changes)).or_insert_with(|| PeerHeap::new(driver)).clone())
 }
 
-/// Takes back what is over in all symmetric heaps and mappings of this process, and lets go of those that nobody uses. The
-/// background worker calls it now and then, and after it told a symmetric heap that something closed. Never beside a call.
+/// Takes back what is over in all symmetric heaps and mappings of this process, and drops those that nobody uses. Called by inits, by ends of
+/// communicators and by the background worker, never while a call is served.
 pub fn settle() {
     if !are_ours() {
         return;
     }
     let heaps: Vec<_> = lock(&HEAPS).values().cloned().collect();
-    // What fails has been logged where it did, and is tried again the next time.
+    // A failure has been logged already, and is tried again the next time.
     heaps.iter().for_each(|heap| drop(heap.settle()));
     drop(heaps);
     let peers: Vec<_> = lock(&PEERS).values().cloned().collect();
     peers.iter().for_each(|peer| peer.settle());
     drop(peers);
-    // Only the table's own reference: nobody else can take one while it is locked. Dropped after that.
+    // A count of 1 is the table's own reference: nobody can take another while the table is locked. They are dropped after that.
     let idle_heaps: Vec<_> =
         lock(&HEAPS).extract_if(.., |_, heap| Arc::strong_count(heap) == 1 && heap.is_idle()).collect();
     let idle_peers: Vec<_> =
@@ -82,7 +82,7 @@ pub fn settle() {
     drop((idle_heaps, idle_peers));
 }
 
-/// What all symmetric heaps of this process have, and what is mapped of peers'.
+/// Counts of all symmetric heaps of this process, and of all mappings of peers'.
 pub fn counters() -> (Vec<Counters>, PeerCounters) {
     if !are_ours() {
         return Default::default();
@@ -98,7 +98,7 @@ pub fn counters() -> (Vec<Counters>, PeerCounters) {
     (heaps, peers)
 }
 
-/// Whether this process can have symmetric heaps at all. In a forked child the locks may be held by threads that are not here.
+/// Whether this process can have symmetric heaps at all. In a forked child, threads that do not exist there may hold the locks.
 fn are_ours() -> bool {
     gpu::opened().is_some_and(|driver| !driver.is_in_forked_child())
 }

@@ -1,13 +1,13 @@
-//! Where regions lie: chunks of memory within the symmetric heap's addresses, and regions within chunks. Pure.
+//! Decides where regions lie: chunks of memory within the symmetric heap's addresses, and regions within chunks. Pure.
 //!
 //! A region lies in one chunk, at the first place where it fits from the lowest address on: low chunks stay full and high
 //! ones become empty, so that memory goes back. Regions are multiples of [`REGION_ALIGNMENT`]. That is 64 KiB and not the
-//! 2 MiB of the hardware's pages: rings and flags of small communicators would cost ten times what they hold, while
+//! 2 MiB of the hardware's pages. Rings and flags of small communicators would cost ten times what they hold, while
 //! 64 KiB still keep two communicators' lines apart and are enough for every kernel, bulk copy and window.
 
 use windlass_base::range::{Range, Ranges};
 
-/// What regions' offsets and sizes are multiples of, bytes.
+/// Offsets and sizes of regions are multiples of this, bytes.
 pub const REGION_ALIGNMENT: u64 = 64 << 10;
 
 /// The smallest step in which a symmetric heap grows: what a first pair's ring needs, bytes.
@@ -16,8 +16,8 @@ pub const CHUNK_BYTES_MIN: u64 = 4 << 20;
 /// The largest step, except for regions that are larger: mapping one at every peer takes under 1 ms, bytes.
 pub const CHUNK_BYTES_MAX: u64 = 32 << 20;
 
-/// Which chunk, ever, in this process: offsets are used again, also by a later symmetric heap of the device; serials never, so
-/// that a peer never takes what it has mapped for another chunk.
+/// Numbers a chunk, uniquely in this process. Offsets are used again, also by a later symmetric heap of the device. Serials never are, so
+/// that a peer never takes an old mapping for another chunk.
 pub type Serial = u64;
 
 /// Where a region lies. Offsets count from the beginning of the symmetric heap.
@@ -25,7 +25,7 @@ pub type Serial = u64;
 pub struct Placement {
     /// The chunk that it lies in.
     pub chunk: Serial,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     /// A multiple of [`REGION_ALIGNMENT`].
     pub bytes: u64,
@@ -34,11 +34,12 @@ pub struct Placement {
 /// A chunk to map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// Where.
+    /// Offset of the chunk.
     pub offset: u64,
-    /// What it should have: half as much again, to grow rarely.
+    /// Bytes that it should have, to grow rarely: as many as are mapped already, from [`CHUNK_BYTES_MIN`] to [`CHUNK_BYTES_MAX`], or more if the
+    /// region needs more; less at the limit.
     pub bytes: u64,
-    /// What it must have, if there is no more.
+    /// Bytes that it must have, if the device is short of memory.
     pub bytes_min: u64,
 }
 
@@ -51,14 +52,14 @@ pub enum Obstacle {
     Full,
 }
 
-/// The sizes that everything is measured in.
+/// The limits of a symmetric heap, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapLimits {
-    /// What chunks are multiples of, bytes.
+    /// Chunks are multiples of this.
     pub granularity: u64,
-    /// How much may be mapped, bytes.
+    /// The most that may be mapped.
     pub mapped_bytes_max: u64,
-    /// How many addresses there are.
+    /// How many addresses are reserved.
     pub span_bytes: u64,
 }
 
@@ -78,12 +79,12 @@ struct Chunk {
 }
 
 impl Space {
-    /// Nothing mapped yet.
+    /// A space with nothing mapped.
     pub fn new(limits: HeapLimits) -> Space {
         Space { limits, chunks: Ranges::new(), mapped_bytes: 0, lent_bytes: 0 }
     }
 
-    /// Lends a place for `bytes` bytes, or says what it takes.
+    /// Lends a place for `bytes` bytes, or says what stands in the way.
     pub fn lend(&mut self, bytes: u64) -> Result<Placement, Obstacle> {
         let bytes = bytes.max(1).checked_next_multiple_of(REGION_ALIGNMENT).ok_or(Obstacle::Full)?;
         for (whole, chunk) in self.chunks.iter_mut() {
@@ -110,7 +111,7 @@ impl Space {
         place(wanted).or_else(|| place(bytes_min))
     }
 
-    /// Enters a chunk that has been mapped. False: another one is there.
+    /// Enters a chunk that has been mapped. False if another one is there.
     #[must_use]
     pub fn grown(&mut self, serial: Serial, offset: u64, bytes: u64) -> bool {
         let chunk = Chunk { serial, regions: Ranges::new() };
@@ -121,7 +122,7 @@ impl Space {
         entered
     }
 
-    /// Takes a region back. False: there is no such region.
+    /// Takes a region back. False if there is no such region.
     pub fn give_back(&mut self, placement: Placement) -> bool {
         let Some((_, chunk)) = self.chunks.find_mut(placement.offset) else { return false };
         if chunk.serial != placement.chunk || chunk.regions.remove(placement.offset).is_none() {
@@ -131,7 +132,7 @@ impl Space {
         true
     }
 
-    /// Takes out the chunks that no region lies in: they are to be unmapped.
+    /// Removes the chunks without regions, and returns them to be unmapped.
     pub fn take_empty(&mut self) -> Vec<Serial> {
         let empty: Vec<u64> = self
             .chunks
@@ -149,22 +150,22 @@ impl Space {
         serials
     }
 
-    /// Bytes of chunks.
+    /// Bytes of all chunks.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped_bytes
     }
 
-    /// Bytes of regions.
+    /// Bytes of all regions.
     pub fn lent_bytes(&self) -> u64 {
         self.lent_bytes
     }
 
-    /// How many chunks.
+    /// How many chunks there are.
     pub fn chunk_count(&self) -> usize {
         self.chunks.len()
     }
 
-    /// What may be mapped, bytes.
+    /// The most bytes that may be mapped.
     pub fn mapped_bytes_max(&self) -> u64 {
         self.limits.mapped_bytes_max
     }
@@ -187,7 +188,7 @@ mod tests {
         *state
     }
 
-    /// Lends, growing as told.
+    /// Lends, and grows as the space says.
     fn lend(space: &mut Space, bytes: u64) -> Option<Placement> {
         match space.lend(bytes) {
             Ok(placement) => Some(placement),

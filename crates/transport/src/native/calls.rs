@@ -1,4 +1,4 @@
-//! What native collectives ask of the driver beside [`windlass_base::gpu`]: all `unsafe` of theirs.
+//! The calls of the driver by native collectives beside [`windlass_base::gpu`]. All their `unsafe` is here.
 
 #![allow(unsafe_code)]
 
@@ -10,14 +10,14 @@ use windlass_base::gpu::{Driver, Failure, StreamHandle};
 /// A kernel's one parameter.
 #[derive(Debug)]
 pub(super) enum Parameter<'a> {
-    /// Of those that run one collective.
+    /// The parameter of a kernel that runs one collective.
     One(&'a mut CollectiveLaunch),
-    /// Of those that run several.
+    /// The parameter of a kernel that runs several.
     Several(&'a mut BatchLaunch),
 }
 
 impl Parameter<'_> {
-    /// What all of them have.
+    /// The part that both kinds have.
     pub(super) fn launch(&mut self) -> &mut CollectiveLaunch {
         match self {
             Parameter::One(launch) => launch,
@@ -26,7 +26,7 @@ impl Parameter<'_> {
     }
 }
 
-/// Launches a kernel that takes such a parameter, which is copied by the driver.
+/// Launches a kernel with its parameter, which the driver copies.
 pub(super) fn launch(
     driver: &Driver,
     function: Function,
@@ -38,7 +38,7 @@ pub(super) fn launch(
         Parameter::One(launch) => (&raw mut *launch).cast(),
         Parameter::Several(batch) => (&raw mut *batch).cast(),
     };
-    // SAFETY: the kernels have this one parameter, of the kind that the caller has looked at. Regions, word and report stay while one runs: the communicator's owner
-    // keeps the regions, the launch resources the word; the application vouches for its buffers.
+    // SAFETY: the kernels have this one parameter, of the kind that the caller has looked at. Regions, control word and report stay while a kernel
+    // runs: the communicator's owner keeps the regions, the launch resources the word; the application vouches for its buffers.
     unsafe { driver.launch(function, stream, shape, &mut [parameter]) }
 }

@@ -1,5 +1,5 @@
-//! What the collectives of one device share: the loaded kernels. Those for a number of ranks are found, with their code on the
-//! device, at the first init of a communicator of so many; nothing loads later.
+//! Loads the kernels of native collectives, once for all communicators of a device. The first init of a communicator of so many ranks finds
+//! the kernels for that number, with their code on the device; nothing loads later.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -12,12 +12,12 @@ use crate::error::TransportError;
 use crate::sequencer;
 use windlass_base::gpu::module::{Function, Module, load_first};
 
-/// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
-/// graphs that captured its kernels must be gone ([`sequencer::DeviceResources::is_unused`]).
+/// The kernels of one device. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU.
+/// Graphs that captured its kernels must be gone before ([`sequencer::DeviceResources::is_unused`]).
 #[derive(Debug)]
 pub struct NativeDeviceResources {
     module: Option<Module>,
-    /// By the ranks of a communicator. Held while they are found, by inits alone.
+    /// By the number of ranks. Locked by inits alone, while they find kernels.
     found: Mutex<BTreeMap<u32, Arc<Kernels>>>,
     sequencer: Arc<sequencer::DeviceResources>,
     /// See [`Kernels::may_be_early`].
@@ -28,13 +28,13 @@ pub struct NativeDeviceResources {
 #[derive(Debug)]
 pub struct Kernels {
     by_index: [Option<Function>; Kernel::INDICES],
-    /// A kernel may be set up while the one before it runs, and lets the next one be. Whoever's kernel that is has to wait for
-    /// its end, as ours do.
+    /// Whether a kernel may be set up while the one before it runs, and lets the next one be. The next kernel, whoever launches it, must then
+    /// wait for the end of this one, as ours do.
     pub(super) may_be_early: bool,
 }
 
 impl NativeDeviceResources {
-    /// Loads the code for a device. `others_wait`: kernels that others have begin early wait for the one before.
+    /// Loads the code for a device. `others_wait`: kernels of others that begin early wait for the kernel before.
     pub fn new(
         sequencer: Arc<sequencer::DeviceResources>,
         others_wait: bool,
@@ -43,7 +43,7 @@ impl NativeDeviceResources {
         NativeDeviceResources::with_images(sequencer, images, others_wait)
     }
 
-    /// The same with images of the caller's, best first: what tests use.
+    /// Loads the code from images of the caller, best first: for tests.
     pub fn with_images(
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],
@@ -60,7 +60,7 @@ impl NativeDeviceResources {
             load_first(home.driver, images, "kernels of collectives", Ok)?.ok_or(no_image)?;
         drop(entered);
         ::log::debug!("device {}: kernels of collectives {}", home.device, image.name);
-        // Code for older devices has no instruction to wait with.
+        // Code for older devices has no instruction by which to wait for the kernel before.
         let may_be_early = others_wait && sequencer.is_since_hopper() && image.has_bulk_copies;
         Ok(Arc::new(NativeDeviceResources {
             module: Some(module),
@@ -70,7 +70,7 @@ impl NativeDeviceResources {
         }))
     }
 
-    /// The kernels for communicators of so many ranks. At init only.
+    /// The kernels for communicators of `ranks` ranks. At init only: the first call for a number may load code.
     pub fn kernels(&self, ranks: u32) -> Result<Arc<Kernels>, TransportError> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = found.get(&ranks) {

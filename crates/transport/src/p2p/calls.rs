@@ -1,5 +1,5 @@
-//! What the p2p transport asks of the driver beside [`windlass_base::gpu`]: copies, the launch; and its part of the launch resources' host memory. All
-//! `unsafe` of the p2p transport is here.
+//! The p2p transport's calls of the driver beside [`windlass_base::gpu`] (copies, the launch), and its part of the launch resources' host
+//! memory. All `unsafe` of the p2p transport is here.
 
 #![allow(unsafe_code)]
 
@@ -19,21 +19,21 @@ use windlass_base::gpu::{Address, Driver, Failure, Home, StreamHandle};
 /// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
 const SHARED_BYTES_OPTIN: u32 = 97;
 
-/// Words that kernels read and write while they run. What one side writes shares no line with what the other does.
+/// Words that kernels and the host read while kernels run. What the host writes shares no cache line with what kernels write.
 #[repr(C)]
 struct Head {
-    /// Written by the kernel: by wire and peer.
+    /// Set by the kernel where it wants a larger ring: by wire and peer.
     growth_requests: [[AtomicU8; GROWTH_REQUESTS_PER_WIRE]; 2],
-    /// Words for larger rings: by direction, peer and wire.
+    /// Set by the host to tell kernels of a larger ring: by direction, peer and wire.
     growth: [[[AtomicU64; 2]; PEERS_MAX]; 2],
 }
 
-/// Ranks of a communicator; fewer fit a launch.
+/// Ranks of a communicator that the words have room for; fewer fit a launch.
 pub(super) const PEERS_MAX: usize = GROWTH_REQUESTS_PER_WIRE;
 const HEAD_BYTES: usize = size_of::<Head>();
 const _: () = assert!(HEAD_BYTES.is_multiple_of(128));
 
-/// Host memory that launch resources have for the p2p transport: the words, then room for lists.
+/// Bytes of host memory that launch resources have for the p2p transport: the words, then room for lists.
 pub const HOST_BYTES: usize = HEAD_BYTES + lists::BYTES;
 
 /// The p2p transport's part of launch resources' memory.
@@ -55,18 +55,18 @@ impl<'resources> Words<'resources> {
         unsafe { self.base.cast::<Head>().as_ref() }
     }
 
-    /// Where the kernel says that it wants larger rings.
+    /// Where the kernel asks for larger rings.
     pub(super) fn growth_requests_address(&self) -> Address {
         self.head().growth_requests.as_ptr() as Address
     }
 
-    /// The peers for whom the kernel wants one, a bit each.
+    /// The peers for whom the kernel asks for a larger ring, a bit each.
     pub(super) fn growth_requests(&self, wire: Wire) -> u64 {
         let bytes = self.head().growth_requests[wire as usize].iter().enumerate();
         bytes.fold(0, |mask, (peer, byte)| mask | u64::from(byte.load(Ordering::Relaxed) != 0) << peer)
     }
 
-    /// The word that tells the kernel of a larger ring. Released by whoever stores it, once.
+    /// The word that tells the kernel of a larger ring. It is stored once, with release order.
     pub(super) fn growth(&self, direction: Direction, peer: u32, wire: Wire) -> &'resources AtomicU64 {
         &self.growths(direction, peer)[wire as usize]
     }
@@ -80,7 +80,7 @@ impl<'resources> Words<'resources> {
         &self.head().growth[direction as usize][peer as usize]
     }
 
-    /// Writes a list and lets a stream copy it to the device. The bytes from `offset` on are the caller's until the copy,
+    /// Writes a list at `offset` bytes of the room, and lets `stream` copy it to the device. The bytes there are the caller's until the copy,
     /// and every replay of it, is done.
     pub(super) fn copy_list(
         &self,
@@ -106,17 +106,17 @@ impl<'resources> Words<'resources> {
         driver.check("cuMemcpyHtoDAsync_v2", code, detail)
     }
 
-    /// Nothing is asked for and nothing has grown.
+    /// Clears all requests and all larger rings.
     pub(super) fn reset(&self) {
         let head = self.head();
         head.growth_requests.iter().flatten().for_each(|byte| byte.store(0, Ordering::Relaxed));
         head.growth.iter().flatten().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
-        // Release, for whoever runs kernels afterwards.
+        // This store has release order, for whoever runs kernels afterwards.
         self.resources.host.reset();
     }
 }
 
-/// Shared memory that a block of this device may have, bytes.
+/// The most bytes of shared memory that a block of this device may have.
 pub(super) fn shared_bytes_max(home: &Home) -> Result<u32, Failure> {
     let mut bytes: c_int = 0;
     // SAFETY: the output is a local.
@@ -128,7 +128,7 @@ pub(super) fn shared_bytes_max(home: &Home) -> Result<u32, Failure> {
     Ok(bytes.max(0) as u32)
 }
 
-/// Launches the kernel. The launch is copied by the driver.
+/// Launches the kernel. The driver copies `launch`.
 pub(super) fn launch(
     driver: &Driver,
     function: Function,

@@ -1,4 +1,4 @@
-//! What the p2p transports of one device share: the loaded kernel.
+//! Loads the kernel of the p2p transport, once for all communicators of a device.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::p2p::calls;
 use crate::sequencer;
 use windlass_base::gpu::module::{Function, Module, load_first};
 
-/// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
-/// graphs that captured its kernel must be gone ([`sequencer::DeviceResources::is_unused`]).
+/// The kernel of one device. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU.
+/// Graphs that captured the kernel must be gone before ([`sequencer::DeviceResources::is_unused`]).
 #[derive(Debug)]
 pub struct P2pDeviceResources {
     module: Option<Module>,
@@ -31,7 +31,7 @@ impl P2pDeviceResources {
         P2pDeviceResources::with_images(sequencer, images)
     }
 
-    /// The same with images of the caller's, best first: what tests use.
+    /// Loads the kernel from images of the caller, best first: for tests.
     pub fn with_images(
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],

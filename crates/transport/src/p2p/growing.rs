@@ -1,6 +1,6 @@
-//! Larger rings: who wants one, and telling the kernels of it. No call of the driver, no lock, nothing allocated: any thread,
-//! at any time, also while the kernel waits for room. The words lie in host memory because a copy to the device might stand
-//! in a queue behind that very kernel.
+//! Finds out which connections need a larger ring, and tells kernels of it. Nothing here calls the driver, takes a lock or allocates, so any
+//! thread may call it at any time, even while the kernel waits for room. The words lie in host memory because a copy to the device could queue
+//! behind that kernel.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::p2p::calls::Words;
 use crate::p2p::{Operation, P2p};
 use windlass_base::gpu::Address;
 
-/// Peers with whom a connection should have a larger ring, a bit for each rank. This rank sends.
+/// The peers to whom this rank should send over a larger ring, a bit for each rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Wants {
@@ -20,7 +20,7 @@ pub struct Wants {
     pub bulk: u64,
 }
 
-/// Gives every connection its words for larger rings.
+/// Gives every connection the addresses of its words for larger rings.
 pub(super) fn place_words(peers: &mut [Peer], words: Words<'_>) {
     for (index, peer) in (0..).zip(peers) {
         peer.send.growth = words.growth_address(Direction::Send, index);
@@ -38,25 +38,24 @@ impl P2p {
         }
     }
 
-    /// The peers to whom a group sent messages by chunks, over a ring that has not grown: it works, but slowly. Known when
-    /// the group is issued.
+    /// The peers to whom a group sent chunks over a ring that has not grown, which is slow. Known when the group is issued.
     pub fn asks_early(&self) -> Wants {
         let bulk = self.sent_chunks.load(Ordering::Relaxed) & !self.grown_sends(Wire::Bulk);
         Wants { ll128: 0, bulk }
     }
 
-    /// Slots of each channel that a ring of this communicator grows to: enough for what NCCL takes before the receiver comes.
+    /// Slots of each channel in a larger ring of this communicator: enough for what NCCL takes before the receiver comes.
     pub fn growth_slots(&self, wire: Wire) -> u32 {
         growth::growth(self.peers.len() as u32, wire, &self.geometry)
     }
 
-    /// Bytes of such a ring.
+    /// Bytes of a larger ring.
     pub fn growth_bytes(&self, wire: Wire) -> u64 {
         growth::ring_bytes(wire, &self.geometry, self.growth_slots(wire))
     }
 
-    /// The ring in which messages of `peer` may arrive from now on: in this rank's symmetric heap, holding anything, for as long as the
-    /// regions. Once for each peer and wire, before the peer [tells its own kernels](P2p::grow_send).
+    /// Sets the ring in which messages of `peer` may arrive from now on. It lies in this rank's symmetric heap, may hold anything, and stays as
+    /// long as the regions. Call it once for each peer and wire, before the peer calls [`grow_send`](P2p::grow_send).
     pub fn grow_receive(
         &self,
         peer: u32,
@@ -67,8 +66,8 @@ impl P2p {
         self.grow(Direction::Receive, peer, wire, address, slots).map_err(TransportError::told)
     }
 
-    /// The ring in which messages to `peer` go from now on, where this rank's device has it mapped: after the peer has
-    /// [told its own kernels](P2p::grow_receive), and with the same slots.
+    /// Sets the ring into which messages to `peer` go from now on, by its address for this rank's device. Call it after the peer has called
+    /// [`grow_receive`](P2p::grow_receive), with the same slots.
     pub fn grow_send(
         &self,
         peer: u32,
@@ -95,7 +94,7 @@ impl P2p {
         let word = growth::ring_word(address, wire, &self.geometry, slots)
             .ok_or_else(|| refused("it is not aligned, or not larger by a power of two"))?;
         let there = self.words().ok_or_else(|| refused("it has ended"))?.growth(direction, peer, wire);
-        // Release: who finds the word finds the ring mapped.
+        // Release: whoever sees the word finds the ring mapped.
         there
             .compare_exchange(0, word, Ordering::Release, Ordering::Relaxed)
             .map(drop)
@@ -114,7 +113,7 @@ impl P2p {
         grown.fold(0, |mask, peer| mask | 1 << peer)
     }
 
-    /// Of a group that is being issued.
+    /// Notes to which peers a group sends chunks.
     pub(super) fn note_chunks(&self, calls: &[Operation]) {
         let large = calls.iter().filter(|call| {
             call.direction == Direction::Send

@@ -1,8 +1,8 @@
-//! Where the parts of every connection lie in the ranks' regions: a function of what all ranks agreed on, and of
-//! nothing else, so that every rank computes its peers' addresses too.
+//! Computes where the parts of every connection lie in the ranks' regions. The result depends only on what all ranks agreed on, so that every
+//! rank computes its peers' addresses, too.
 //!
-//! A region holds one block for each other rank, then what the rank has once: the report and the list of operations. All
-//! begin at multiples of 128, and rings share no line with anything else.
+//! A region holds one block for each other rank, then what the rank has once: the report and the list of operations. All begin at multiples
+//! of 128 bytes, and rings share no cache line with anything else.
 
 use windlass_kernels::arrange::Peer;
 use windlass_kernels::launch::{
@@ -13,36 +13,36 @@ use windlass_kernels::launch::{
 use windlass_base::gpu::Address;
 
 const LINE: u64 = 128;
-/// Operations of one group at most; NCCL's own groups end earlier, at memory.
+/// The most operations of one group; NCCL's own groups run out of memory earlier.
 pub const LISTED_MAX: usize = 1 << 16;
 /// Bytes of the list that lies in a region.
 pub const LIST_BYTES: u64 = (LISTED_MAX * size_of::<Operation>()) as u64;
 
-/// Offsets in a region of a communicator.
+/// Offsets in a communicator's region, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     ranks: u32,
     block: Block,
-    /// The kernel's report.
+    /// The report that kernels write.
     pub report: u64,
-    /// The operations of the group that runs, where they do not fit the kernel's parameters.
+    /// The list of the running group's operations, where they do not fit the kernel's parameters.
     pub list: u64,
-    /// Of a region.
+    /// Size of a region.
     pub bytes: u64,
 }
 
-/// What a region has for one other rank: offsets from the block's beginning.
+/// The part of a region for one other rank: offsets from the block's beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
-    /// The other sends into these.
+    /// The other rank sends into these four.
     ll128_ring: u64,
     bulk_ring: u64,
     posted: u64,
     ll128_from: u64,
-    /// The other gives credit here.
+    /// The other rank gives credit here.
     ll128_credit: u64,
     bulk_credit: u64,
-    /// Own counts.
+    /// How much this rank has sent and received.
     sent_ll128: u64,
     sent_bulk: u64,
     received_ll128: u64,
@@ -51,7 +51,7 @@ struct Block {
 }
 
 impl Layout {
-    /// For a communicator of so many ranks.
+    /// The layout for a communicator of `ranks` ranks.
     pub fn of(ranks: u32, geometry: &Geometry) -> Layout {
         let block = Block::of(geometry);
         let mut end = block.bytes * u64::from(ranks.saturating_sub(1));
@@ -60,8 +60,8 @@ impl Layout {
         Layout { ranks, block, report, list, bytes: end }
     }
 
-    /// The rings that `rank` shares with `peer`, from where both regions begin for the device of `rank`. Words for
-    /// larger rings lie in no region: `growth` is left open.
+    /// The connections of `rank` with `peer`, by the addresses of both regions for the device of `rank`. `growth` is left open: words for larger
+    /// rings lie in no region.
     pub fn peer(&self, rank: u32, own: Address, peer: u32, theirs: Address) -> Peer {
         if peer == rank {
             return Peer::default();
@@ -123,7 +123,7 @@ impl Block {
     }
 }
 
-/// The next part of so many bytes.
+/// Takes `bytes` bytes at `end`, and returns their offset.
 fn take(end: &mut u64, bytes: u64) -> u64 {
     let at = *end;
     *end = (at + bytes).next_multiple_of(LINE);

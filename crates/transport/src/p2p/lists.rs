@@ -1,5 +1,5 @@
-//! Room for lists of operations in host memory: 64 equal parts, a bit each, taken in runs. Streams and graphs that may
-//! still copy a list keep its parts.
+//! Allocates host memory for lists of operations: 64 equal parts, a bit each, taken in runs. A stream or graph that may still copy a list
+//! keeps its parts.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -17,11 +17,11 @@ pub(super) const BYTES: usize = LIST_BYTES as usize;
 #[derive(Debug, Default)]
 pub(super) struct Room {
     taken: AtomicU64,
-    /// How many of them graphs have.
+    /// How many parts graphs have.
     of_graphs: AtomicUsize,
 }
 
-/// Parts side by side.
+/// Adjacent parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     mask: u64,
@@ -29,14 +29,14 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Where it begins, bytes.
+    /// Where the run begins, in bytes.
     pub(super) fn offset(self) -> usize {
         self.first * OPERATIONS_PER_PART * size_of::<Operation>()
     }
 }
 
 impl Room {
-    /// The same for a graph, which keeps them: all graphs together have three quarters.
+    /// Takes parts for a graph, which keeps them. All graphs together have at most three quarters.
     pub(super) fn take_for_graph(&self, operations: usize) -> Option<Run> {
         let parts = operations.div_ceil(OPERATIONS_PER_PART).max(1);
         let run = if self.of_graphs.fetch_add(parts, Ordering::AcqRel) + parts <= PARTS / 4 * 3 {
@@ -50,13 +50,13 @@ impl Room {
         run
     }
 
-    /// The graph is gone.
+    /// Gives parts back when their graph is gone.
     pub(super) fn give_back_of_graph(&self, run: Run) {
         self.give_back(run);
         self.of_graphs.fetch_sub(run.mask.count_ones() as usize, Ordering::AcqRel);
     }
 
-    /// Parts for so many operations, if they are free.
+    /// Takes adjacent free parts for `operations` operations; none if there are too few.
     pub(super) fn take(&self, operations: usize) -> Option<Run> {
         let parts = operations.div_ceil(OPERATIONS_PER_PART).max(1);
         if parts > PARTS {
@@ -74,7 +74,7 @@ impl Room {
         }
     }
 
-    /// Nobody copies from them any more.
+    /// Gives parts back when nobody copies from them any more.
     pub(super) fn give_back(&self, run: Run) {
         self.taken.fetch_and(!run.mask, Ordering::AcqRel);
     }

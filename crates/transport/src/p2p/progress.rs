@@ -1,4 +1,4 @@
-//! How far every connection of a rank came.
+//! Reads how far every connection of a rank has come.
 
 use windlass_kernels::launch::{BULK_WORD_STRIDE, LL128_WORD_STRIDE};
 
@@ -6,26 +6,26 @@ use crate::error::TransportError;
 use crate::p2p::{Direction, P2p, Wire};
 use windlass_base::gpu::{Address, Failure};
 
-/// How far a connection came since init, readable while kernels run: what does not grow for long is stuck.
+/// How far a connection has come since init, readable while kernels run. If nothing grows for long, it is stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// The other side.
+    /// The rank on the other side.
     pub peer: u32,
-    /// Seen from this rank.
+    /// Whether this rank sends or receives.
     pub direction: Direction,
-    /// Packets that the receiver has consumed and told of, over all channels; it tells at least every quarter of a ring.
+    /// Packets for which the receiver has given credit, over all channels. It gives credit at least every quarter of a ring.
     pub packets: u64,
-    /// Chunks, likewise.
+    /// Chunks for which the receiver has given credit, likewise.
     pub chunks: u64,
-    /// This side's kernels may use a larger ring of LL128.
+    /// Whether this side's kernels may use a larger ring of LL128.
     pub ll128_grown: bool,
-    /// A larger ring of chunks, likewise.
+    /// Whether this side's kernels may use a larger ring of chunks.
     pub bulk_grown: bool,
 }
 
 impl P2p {
-    /// How far every connection of this rank came. For reports and for who watches over stuck operations: it allocates
-    /// and waits for copies of ours.
+    /// How far every connection of this rank has come, for reports and the hang detector. It allocates, and waits for copies on a stream of
+    /// Windlass.
     pub fn progress(&self) -> Result<Vec<Progress>, TransportError> {
         let read = || -> Result<Vec<Progress>, Failure> {
             let mut all = Vec::new();

@@ -1,5 +1,5 @@
-//! What the communicators of one device share: launch resources that go from one communicator to the next, because freeing host memory may
-//! wait for the device.
+//! Keeps what the communicators of one device share. Launch resources pass from an ended communicator to the next, because freeing host
+//! memory may wait for the device.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,15 +11,15 @@ use windlass_base::gpu::stream::{Event, Stream};
 use windlass_base::gpu::{Driver, Failure, Home};
 use windlass_base::stats::count;
 
-/// Events for whoever has to know how far a stream came.
+/// How many events launch resources have for callers that must know how far a stream has come.
 pub const MARKS: usize = 4;
 
-/// One device's. Keep it as long as the process uses the device: dropping it frees, which may wait for work on the GPU, and
-/// graphs that captured its communicators' kernels must be gone ([`DeviceResources::is_unused`]).
+/// What the communicators of one device share. Keep it as long as the process uses the device: dropping it frees memory, which may wait for
+/// work on the GPU. Graphs that captured its communicators' kernels must be gone before ([`DeviceResources::is_unused`]).
 #[derive(Debug)]
 pub struct DeviceResources {
     domain: MemoryDomain,
-    /// For what is read of the device: reports, after an abort.
+    /// On this stream the host reads reports and counts from the device.
     pub(super) stream: Stream,
     beside_bytes: usize,
     capability: i32,
@@ -27,35 +27,34 @@ pub struct DeviceResources {
     home: Home,
 }
 
-/// What lies ready. A graph's destructor puts things here, so the lock is held for moments only, and never across a call
-/// of the driver.
+/// Launch resources that lie ready. A graph's destructor puts resources here, so the lock is held briefly and never across a driver call.
 #[derive(Debug)]
 struct Shelf {
-    /// None once the device's are gone.
+    /// None once the [`DeviceResources`] are dropped.
     ready: Mutex<Option<Vec<LaunchResources>>>,
-    /// Launch resources in use.
+    /// How many launch resources are in use.
     lent: AtomicUsize,
 }
 
-/// Launch resources in use of all devices.
+/// How many launch resources are in use on all devices.
 static LENT: AtomicUsize = AtomicUsize::new(0);
 
 /// What one communicator needs of the driver beside its regions.
 #[derive(Debug)]
 pub struct LaunchResources {
-    /// What its kernels look at.
+    /// Host memory that the communicator's kernels read and write.
     pub host: HostMemory,
-    /// After the communicator's last operation.
+    /// Recorded after the communicator's last operation.
     pub(super) done: Event,
-    /// What nodes of graphs record from when another one came after them. Nobody waits for it.
+    /// What a graph's record node records instead of `done` once a later record node exists. Nobody waits for it.
     pub(super) passed: Event,
-    /// Between the streams of one turn.
+    /// Orders the streams of one turn against each other.
     pub(super) joined: Event,
-    /// For whoever has to know how far a stream came.
+    /// For callers that must know how far a stream has come.
     pub marks: [Event; MARKS],
 }
 
-/// Launch resources in use by a communicator and by graphs that captured it. They come back without a driver call.
+/// Launch resources in use by a communicator and by graphs that captured it. They are returned without a driver call.
 #[derive(Debug)]
 pub struct Lent {
     resources: Option<LaunchResources>,
@@ -63,7 +62,7 @@ pub struct Lent {
 }
 
 impl DeviceResources {
-    /// For the device of `home`; launch resources have so much room for those who make kernels.
+    /// For the device of `home`. Launch resources get `beside_bytes` bytes of host memory for those who make kernels.
     pub fn new(home: Home, beside_bytes: usize) -> Result<Arc<DeviceResources>, TransportError> {
         let facts = home.driver.device_facts(home.device)?;
         let entered = home.enter()?;
@@ -80,7 +79,7 @@ impl DeviceResources {
         &self.home
     }
 
-    /// That of all kernels.
+    /// The memory domain in which all kernels are launched.
     pub fn domain(&self) -> MemoryDomain {
         self.domain
     }
@@ -95,19 +94,19 @@ impl DeviceResources {
         self.capability >= 90
     }
 
-    /// Whether no communicator, and no graph that captured one, is left: then it may be dropped.
+    /// Whether no communicator, and no graph that captured one, is left. Only then may this be dropped.
     pub fn is_unused(&self) -> bool {
         self.shelf.lent.load(Ordering::Acquire) == 0
     }
 
-    /// Whether one communicator is all that launches kernels on this device: there is no other one with launch resources, no graph that has captured
-    /// one, and none that NCCL alone runs, on any device of this process.
+    /// Whether only one communicator launches kernels on this device. No other communicator, and no graph that captured another, has launch
+    /// resources here. NCCL alone runs no communicator of this process, on any device.
     pub fn is_of_one(&self) -> bool {
         let (here, everywhere) = (self.shelf.lent.load(Ordering::Relaxed), LENT.load(Ordering::Relaxed));
         here == 1 && count::living() <= everywhere
     }
 
-    /// Launch resources whose former work is done, or new ones. At init only, in the home's context.
+    /// Takes launch resources whose former work is done, or makes new ones. Call it at init only, in the home's context.
     pub(super) fn lend(&self) -> Result<Lent, Failure> {
         let mut former = self.shelf.lock().replace(Vec::new()).unwrap_or_default();
         let mut found = None;
@@ -143,14 +142,14 @@ impl LaunchResources {
         })
     }
 
-    /// Marks are made before the operation that they belong to, so its end is theirs.
+    /// The event `done` is enough: marks are recorded before the operation that they belong to.
     pub(super) fn is_idle(&self) -> Result<bool, Failure> {
         self.done.is_done()
     }
 }
 
 impl Lent {
-    /// The launch resources; there are some until this is dropped.
+    /// The launch resources, which are there until this is dropped.
     pub fn resources(&self) -> Option<&LaunchResources> {
         self.resources.as_ref()
     }
@@ -163,7 +162,7 @@ impl Shelf {
 }
 
 impl Drop for Lent {
-    /// Perhaps on a thread of the driver's. Launch resources that find those of the device gone are left to the process's end.
+    /// May run on a thread of the driver. If the [`DeviceResources`] are gone, the launch resources stay until the process ends.
     fn drop(&mut self) {
         let Some(resources) = self.resources.take() else { return };
         let mut ready = self.shelf.lock();
@@ -185,7 +184,7 @@ impl Drop for DeviceResources {
         }
         match self.home.enter() {
             Ok(_entered) => drop(ready),
-            // They went with the context.
+            // The launch resources have gone with the context.
             Err(_) if !self.home.is_there() => std::mem::forget(ready),
             Err(failure) => {
                 ::log::warn!("launch resources of device {} stay: {failure}", self.home.device);

@@ -1,5 +1,5 @@
-//! What the kernels of a communicator read of the host's memory while they run, and what the host reads of theirs
-//! afterwards. All `unsafe` of the sequencer is here.
+//! Host memory that a communicator's kernels read while they run, and reading the report that kernels leave in device memory. All `unsafe`
+//! of the sequencer is here.
 
 #![allow(unsafe_code)]
 
@@ -14,16 +14,16 @@ use windlass_base::gpu::failure::SUCCESS;
 use windlass_base::gpu::stream::Stream;
 use windlass_base::gpu::{Address, Driver, Failure};
 
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`, and the same of memory that is registered.
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`. The flags of `cuMemHostRegister` have the same values.
 const FOR_ALL_DEVICES: c_uint = 3;
-/// What one side writes shares no line with what the other does.
+/// The control word has a cache line of its own, as the host writes it and devices write behind it.
 const HEAD_BYTES: usize = 128;
 
-/// Memory of the host that devices read and write: the word that tells kernels to leave, then room for whoever makes them.
-/// Zero at first.
+/// Host memory that devices read and write: the control word, which tells kernels to leave, then room for those who make kernels. Zero at
+/// first.
 ///
-/// It is mapped here and registered with the driver where that may be, so that it stays when the context goes (`cudaDeviceReset`): our
-/// worker thread reads it whenever it likes, of a communicator that was not destroyed before, too.
+/// Where possible Windlass maps it and registers it with the driver, so that it outlives the context (`cudaDeviceReset`). The worker thread
+/// may read it at any time, also of a communicator that was not destroyed before.
 #[derive(Debug)]
 pub struct HostMemory {
     driver: &'static Driver,
@@ -45,7 +45,7 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// In the current context. May wait for the device: at init only.
+    /// Allocates in the current context. May wait for the device: call it at init only.
     pub fn new(driver: &'static Driver, beside_bytes: usize) -> Result<HostMemory, Failure> {
         let bytes = HEAD_BYTES + beside_bytes;
         if let Some(base) = registered(driver, bytes) {
@@ -63,18 +63,18 @@ impl HostMemory {
         Ok(HostMemory { driver, base, beside_bytes, by: By::Driver })
     }
 
-    /// The word that tells kernels to leave.
+    /// The control word, which tells kernels to leave.
     pub fn control(&self) -> &AtomicU32 {
         // SAFETY: within the allocation, which is aligned to a page; all use it as an atomic.
         unsafe { self.base.cast::<AtomicU32>().as_ref() }
     }
 
-    /// Where devices find the word: the same address as on the host, as all memory has one address.
+    /// The control word's address for devices: the same as on the host, as there is one address space.
     pub fn control_address(&self) -> Address {
         self.base.as_ptr() as Address
     }
 
-    /// The room beside it, aligned to 128 bytes, and how many bytes it has.
+    /// The room behind the control word: its address, aligned to 128 bytes, and its size in bytes.
     pub fn beside(&self) -> (NonNull<u8>, usize) {
         // SAFETY: within the allocation, or its end.
         (unsafe { self.base.add(HEAD_BYTES) }, self.beside_bytes)
@@ -87,7 +87,7 @@ impl HostMemory {
 }
 
 impl Drop for HostMemory {
-    /// In the current context; may wait for the device.
+    /// Frees in the current context; may wait for the device.
     fn drop(&mut self) {
         if self.driver.is_in_forked_child() {
             return;
@@ -107,8 +107,8 @@ impl Drop for HostMemory {
     }
 }
 
-/// Memory of this process that devices reach at the host's own addresses; none where they do not, or the driver cannot.
-/// A forked child shares it: what a copy of it would take to write, the device would not see.
+/// Maps memory that devices reach at the host's own addresses. None if their addresses differ, or the driver refuses.
+/// The mapping is shared with forked children: the device would not see the copy that a write to a private mapping makes after a fork.
 fn registered(driver: &Driver, bytes: usize) -> Option<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: new memory, nowhere in particular.
@@ -141,7 +141,7 @@ fn unmap(base: NonNull<u8>, bytes: usize) {
     }
 }
 
-/// Reads the report: waits for `stream`, which is ours, and for no other.
+/// Reads the report. Waits for `stream`, which is a stream of Windlass, and for no other.
 pub(super) fn report(driver: &Driver, at: Address, stream: &Stream) -> Result<Report, Failure> {
     let mut report = Report::default();
     // SAFETY: the report lies in a region of the communicator; any bytes are a report.
@@ -149,7 +149,7 @@ pub(super) fn report(driver: &Driver, at: Address, stream: &Stream) -> Result<Re
     Ok(report)
 }
 
-/// Reads 64-bit words of a region, likewise.
+/// Reads 64-bit words of a region, and waits in the same way.
 pub(super) fn words(driver: &Driver, at: Address, words: &mut [u64], stream: &Stream) -> Result<(), Failure> {
     // SAFETY: callers pass words of a region that is mapped as long as the communicator is; any bytes are words.
     unsafe { read(driver, at, words.as_mut_ptr().cast(), size_of_val(words), stream) }

@@ -1,56 +1,46 @@
-//! NCCL totally orders a communicator's operations on a GPU; here is how, over streams and captures.
+//! Orders a communicator's operations on a GPU totally, as NCCL does, over streams and captures. The sequencer's lock is held.
 //!
-//! Each operation records the communicator's event right after itself in its own stream; nothing is recorded later on a
-//! stream that has gone on with other communicators' work. The next operation waits for it if the stream's *id* differs.
-//! In a capture the first operation waits by a node that reaches outside the graph, and one other records after them all: it stands
-//! beside the streams, so that none waits for it (0.7 us an operation where each recorded in its stream), and moves behind each
-//! new one. Among themselves operations of one graph come after the nodes that the one before left, whatever their streams; captures
-//! one after the other into one graph have one id, so they are one to us. After a first capture every operation waits: a graph
-//! may have run on any stream since.
+//! An eager operation records the communicator's event, `done`, right behind itself in its own stream. Nothing is recorded there later, when
+//! the stream may hold work of other communicators. The next operation waits for the event if its stream has another *id*.
 //!
-//! [`Graphs::Apart`]: a capture holds kernels alone, as NCCL's does then, so that it may be the body of a conditional node, which event nodes
-//! may not be part of. Operations of one capture are in order all the same; that a graph runs beside nothing else of the communicator's
-//! is the program's guarantee. What it breaks by breaking that it breaks in NCCL, too: two operations of a communicator at once.
-//!
-//! Of one graph one node records, or the one that happens to run last could be behind a part only. Captures into a graph that has
-//! such a node already (of one that [`CAPTURES`] others made us forget) and those into which a graph was
-//! launched or put as a child before come after it, and the node that gave way records another event from then on.
-//! It is looked for in the graph at the first operation of a capture that is not known.
-//!
-//! Not seen is a graph that becomes a child of one *after* the communicator's first operation there (by a launch into the capture,
-//! which a driver of CUDA 13.0 was seen to refuse, or by the application's own hand between two captures): it is not ordered
-//! against operations on other streams; and if none of the communicator's follows in the graph, its node and ours are not ordered,
-//! so that what follows eagerly on another stream may come too early. NCCL 2.28.9 has this gap too. A record in the user's stream would
-//! close it, for 0.8 us an operation.
+//! In a capture the first operation waits for the event by a node that reaches outside the graph. One *record node* records the event after
+//! all operations of the graph. It moves behind each new operation and stands beside the streams, so that no stream waits for it (0.7 us an
+//! operation where each recorded in its stream). An operation of a graph comes after the nodes that the one before left, whatever their
+//! streams. Captures one after the other into one graph have one id and count as one capture. After the first capture every operation waits,
+//! because a graph may have run on any stream since.
 
 use crate::sequencer::device_resources::LaunchResources;
 use windlass_base::gpu::record::{RecordNode, Records};
 use windlass_base::gpu::stream::{Capture, Ordering, Place};
 use windlass_base::gpu::{Driver, Failure, StreamHandle};
 
-/// Captures that are in progress at once and use one communicator; the next one forgets that which was used least lately. Each body of a
-/// conditional node is captured by itself, while the graph around it is.
+/// How many captures are remembered; the next one replaces the least recently used one. Each body of a conditional node is a capture of its
+/// own, while the graph around it is captured.
 const CAPTURES: usize = 16;
 
 /// How graphs that captured a communicator's operations run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Graphs {
-    /// Beside others and beside eager operations, which are to be ordered against them.
+    /// Beside other graphs and eager operations, so all are ordered against each other.
     #[default]
     Mixed,
-    /// Never while any other operation of the communicator is in flight, by the program's word (NCCL_GRAPH_MIXING_SUPPORT=0).
+    /// Never while another operation of the communicator is in flight: the program guarantees it (NCCL_GRAPH_MIXING_SUPPORT=0). A program that
+    /// breaks its word has two operations in flight at once, in NCCL, too.
+    ///
+    /// A capture then holds kernels alone, as NCCL's does, so that it may be the body of a conditional node, which may hold no event nodes.
+    /// Operations of one capture are still in order.
     Apart,
 }
 
-/// What was issued so far.
+/// The order of the operations issued so far.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     graphs: Graphs,
-    /// The stream of the last eager operation.
+    /// Id of the stream of the last eager operation.
     last: Option<u64>,
-    /// A capture has taken operations: the event may be recorded by graphs.
+    /// A capture has taken operations, so graphs may record the event.
     shared_with_graphs: bool,
-    /// The captures that were seen last, the last one first.
+    /// The captures used last, the latest first.
     captures: Vec<Known>,
     looked: Option<Looked>,
 }
@@ -62,23 +52,23 @@ struct Known {
     behind: Behind,
 }
 
-/// What the last operation of a capture left there.
+/// What the last operation of a capture left in the graph.
 #[derive(Debug)]
 enum Behind {
-    /// A node behind it. Nothing comes after that.
+    /// The record node behind it. Nothing comes after this node.
     Record(RecordNode),
-    /// What its stream held then: of graphs apart.
+    /// The nodes that its stream held then, with [`Graphs::Apart`].
     Nodes(Vec<usize>),
 }
 
-/// The capture whose graph was looked through last, while no other took a first operation.
+/// The capture whose graph was searched last for record nodes. It is dropped when another capture takes its first operation.
 #[derive(Debug)]
 struct Looked {
     capture: Capture,
     found: Records,
 }
 
-/// Where an operation runs.
+/// Where an operation runs: on a stream that is eager or captured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lane {
     pub stream: StreamHandle,
@@ -103,7 +93,7 @@ impl Order {
         Order { graphs, ..Order::default() }
     }
 
-    /// Whether all operations so far were eager ones where this one is.
+    /// Whether all operations so far were eager, on the stream of `lane`.
     pub(super) fn is_all_in(&self, lane: Lane) -> bool {
         !self.shared_with_graphs && matches!(lane.place, Place::Eager(id) if self.last == Some(id))
     }
@@ -113,7 +103,7 @@ impl Order {
         self.shared_with_graphs
     }
 
-    /// Lets the operation that comes now in `lane` run after all before it.
+    /// Makes the operation that comes now in `lane` run after all before it.
     pub(super) fn before(
         &mut self,
         driver: &Driver,
@@ -139,11 +129,11 @@ impl Order {
         if self.shared_with_graphs {
             driver.come_after(lane.stream, self.look(driver, resources, capture)?)?;
         }
-        // Also on the same stream, where it adds nothing: which stream it was cannot be asked.
+        // Adds nothing if the last operation was on the same stream, but the id of a captured stream cannot be asked.
         driver.wait(lane.stream, &resources.done, Ordering::External)
     }
 
-    /// The operation was issued in `lane`, after [`Order::before`] there.
+    /// Notes that the operation was issued in `lane`, after [`Order::before`].
     pub(super) fn after(
         &mut self,
         driver: &Driver,
@@ -176,7 +166,8 @@ impl Order {
         Ok(())
     }
 
-    /// The node of a capture that records from now on; those that did give way.
+    /// Adds the record node of a capture. Record nodes that its graph had before record `passed` from now on: of two that record `done`, the one
+    /// that happens to run last could be behind some of the operations only.
     fn first_record(
         &mut self,
         driver: &Driver,
@@ -191,8 +182,14 @@ impl Order {
         Ok(record)
     }
 
-    /// What of a capture's graph records already, of another capture's operations. That capture gets a new node at its next
-    /// operation: something comes after its present one now.
+    /// Finds the record nodes that a capture's graph already has. They are of a capture that was forgotten ([`CAPTURES`]), or of a graph that
+    /// was launched into this one or made its child before. Their capture gets a new node at its next operation, as something comes after its
+    /// present one now.
+    ///
+    /// A graph that becomes a child *after* the communicator's first operation is not found. The program does that by a launch into the capture,
+    /// which a driver of CUDA 13.0 refused, or by hand between two captures. The child is not ordered against operations on other streams. If
+    /// no operation of the communicator follows in the graph, the two record nodes are not ordered, and later eager work on another stream may
+    /// run too early. NCCL 2.28.9 has this gap, too. A record in the user's stream would close it, for 0.8 us an operation.
     fn look(
         &mut self,
         driver: &Driver,
@@ -203,7 +200,7 @@ impl Order {
             Some(looked) => looked,
             None => {
                 let found = driver.records_of(capture, &resources.done)?;
-                // Perhaps a graph of before with the same handle: of no use any more either.
+                // A remembered capture with this handle, even of an earlier graph, is of no use any more.
                 self.captures.retain(|known| known.capture.graph != capture.graph);
                 Looked { capture, found }
             }

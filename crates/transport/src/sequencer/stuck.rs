@@ -1,4 +1,4 @@
-//! Where operations were stuck, told by the kernel when it left.
+//! Describes where a rank's operations were stuck, from the report that its kernels wrote when they left.
 
 use std::fmt;
 
@@ -12,31 +12,31 @@ use windlass_kernels::launch::{
     WAITED_P2P_LL128_DATA,
 };
 
-/// All that a rank waited for.
+/// All waits of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stuck {
-    /// Who waited.
+    /// The rank that waited.
     pub rank: u32,
-    /// For what.
+    /// What it waited for.
     pub waits: Vec<Wait>,
-    /// Waits that the report had no room for.
+    /// Waits that the report had no room for, and entries that cannot be read.
     pub dropped: u32,
 }
 
-/// One channel that did not get on.
+/// One channel that made no progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// The other side.
+    /// The rank on the other side.
     pub peer: u32,
-    /// Seen from this rank.
+    /// Whether this rank sends or receives.
     pub direction: Direction,
     /// What the channel carries.
     pub carries: Carries,
     /// Which channel of the connection.
     pub channel: u32,
-    /// Of messages: which of the group's to or from this peer, the first is 0.
+    /// For messages: the index, from 0, among the group's messages to or from this peer.
     pub message: u32,
-    /// Which packet or chunk of the channel since init it was.
+    /// The number, since init, of the packet or chunk of this channel that was waited for.
     pub sequence: u64,
     /// How far the other side was: packets or chunks consumed for a send, arrived for a receive.
     pub seen: u64,
@@ -49,9 +49,9 @@ pub enum Carries {
     Messages(Wire),
     /// A small collective.
     Ll,
-    /// A larger one; of an all-reduce the parts to be reduced.
+    /// A larger collective; of an all-reduce the parts to be reduced.
     Ll128,
-    /// What an all-reduce has made of them.
+    /// The reduced parts of an all-reduce.
     Results,
 }
 
@@ -61,7 +61,7 @@ impl Stuck {
         self.waits.is_empty() && self.dropped == 0
     }
 
-    /// Reads a report; entries that make no sense are left out and counted.
+    /// Reads a report. Entries that cannot be read are left out and counted.
     pub(super) fn of(report: &Report, rank: u32) -> Stuck {
         let claimed = report.claimed as usize;
         let waits: Vec<Wait> =

@@ -1,11 +1,11 @@
-//! Which limits hold for a communicator: what its ranks bring, compared cell by cell, and what is [built in](super::built_in). Pure.
+//! Decides which limits hold for a communicator, from what its ranks bring and what is [built in](super::built_in). Pure.
 //!
 //! Each rank brings the cells that its file (`WINDLASS_TUNING`) and its [cache](super::cache) have for the communicator. All ranks read what
 //! all have brought in the negotiated config, so they decide alike:
 //!
 //! - A cell of a file counts before one of a cache.
 //! - Ranks that bring nothing take what the others bring. Caches count only where all ranks have the same circumstances.
-//! - Where two ranks bring unlike limits of one cell, the built-in one holds, and both are named.
+//! - Where two ranks bring different limits of one cell, the built-in one holds, and [`Decided::unlike`] names both.
 
 pub use windlass_base::stats::limits::Source;
 
@@ -16,20 +16,20 @@ use super::{COLLECTIVES, Collective, Limits, most_of_few_blocks, serves};
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_bootstrap::negotiated::{Device, NegotiatedConfig, capability};
 
-/// A limit that a rank brings: the largest size in bytes, or none at which native collectives serve.
+/// A limit that a rank brings: the largest size in bytes. None: native collectives serve no size.
 type Limit = Option<u64>;
 
-/// What one rank brings for one communicator.
+/// The limits that one rank brings for one communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brought {
     multicast: Multicast,
-    /// Of [`Circumstances`]; 0 where the rank does not know them.
+    /// Digest of the rank's [`Circumstances`]; 0 if it does not know them.
     circumstances: u64,
     cells: [Option<(Source, Limit)>; COLLECTIVES],
 }
 
 impl Brought {
-    /// From a rank's file, and from its cache for these circumstances, where it knows them.
+    /// Takes a rank's cells from its file, else from its cache if the rank knows its circumstances.
     pub fn of(
         ranks: usize,
         device: &Device,
@@ -47,7 +47,7 @@ impl Brought {
         Brought { multicast, circumstances, cells }
     }
 
-    /// As a rank reports it.
+    /// Encodes it for the rank's report.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.u8((self.multicast == Multicast::Yes).into()).u64(self.circumstances);
@@ -59,7 +59,7 @@ impl Brought {
         writer.finish()
     }
 
-    /// Of what a rank has reported; none of what cannot be read.
+    /// Decodes what a rank has reported; none if it cannot be read.
     fn decode(bytes: &[u8]) -> Option<Brought> {
         let mut reader = Reader::new(bytes);
         let multicast = if reader.u8()? == 0 { Multicast::No } else { Multicast::Yes };
@@ -77,26 +77,26 @@ impl Brought {
     }
 }
 
-/// What holds for a communicator.
+/// The limits that hold for a communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {
     /// Up to which size each collective is native.
     pub limits: Limits,
     /// Where each limit comes from.
     pub sources: [Source; COLLECTIVES],
-    /// What ranks bring that is unlike: a line for each cell.
+    /// A line for each cell of which ranks bring different limits.
     pub unlike: Vec<String>,
 }
 
 impl Decided {
-    /// All sources, as bits.
+    /// The sources of all limits that are not 0, as bits.
     pub fn source_bits(&self) -> u32 {
         let served = self.sources.iter().zip(self.limits.0).filter(|(_, limit)| *limit > 0);
         served.fold(0, |bits, (source, _)| bits | source.bit())
     }
 }
 
-/// Decides, the same on every rank.
+/// Decides the limits, the same on every rank.
 pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
     let ranks = brought(negotiated);
     let built_in = built_in::limits(negotiated);
@@ -106,14 +106,14 @@ pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
             unlike.push(words);
             None
         });
-        // Who asks for registration everywhere has it also where it was measured not to pay.
+        // If all ranks ask for registration everywhere, only a file can end it, no measurement in a cache.
         let is_asked_for = collective == Collective::RegisteredAllGather
             && negotiated.capabilities & capability::REGISTERS_ANYWHERE != 0;
         taken.filter(|(source, _)| !is_asked_for || *source == Source::File)
     });
     let decided = Collective::ALL.map(|collective| {
         let (own, source) = built_in[collective as usize];
-        // Tables of before say nothing of uneven ones, which were not to be larger than even ones.
+        // Older tables say nothing of uneven collectives, whose limits were never above those of even ones.
         let of_even = || {
             let (source, even) = taken[collective.even()? as usize]?;
             Some((source, own.min(even)))
@@ -132,7 +132,7 @@ pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
     Decided { limits: Limits(limits), sources: decided.map(|(source, _)| source), unlike }
 }
 
-/// What each rank brings that may count, by rank. Nothing where GPUs are unlike, or where not all ranks say the same of multicast.
+/// What each rank brings that may count, by rank. Empty if GPUs differ, or if a rank says otherwise of multicast than the negotiated config.
 fn brought(negotiated: &NegotiatedConfig) -> Vec<(u32, Brought)> {
     let is_multicast = negotiated.capabilities & capability::MULTICAST != 0;
     let kind = |device: &Device| (device.capability, device.multiprocessors);
@@ -158,7 +158,7 @@ fn brought(negotiated: &NegotiatedConfig) -> Vec<(u32, Brought)> {
     all
 }
 
-/// The limit that ranks bring for a cell, if any does; in words where they are unlike.
+/// The limit that ranks bring for a cell, if any does. If they bring different ones, the error names both.
 fn taken(ranks: &[(u32, Brought)], collective: Collective) -> Result<Option<(Source, Limit)>, String> {
     let of = |brought: &Brought| brought.cells[collective as usize];
     let Some(source) = ranks.iter().filter_map(|(_, brought)| Some(of(brought)?.0)).max() else {
@@ -233,7 +233,7 @@ mod tests {
         }
     }
 
-    /// Unlike limits of one cell leave the built-in one, and say so; other cells hold.
+    /// Different limits of one cell leave the built-in one, and are named; other cells hold.
     #[test]
     fn unlike() {
         let (one, reduce) = (line("all_reduce", "1M"), line("reduce", "2M"));
@@ -283,7 +283,7 @@ mod tests {
         assert!(of(capability::REGISTERS_ANYWHERE) > 1 << 30);
     }
 
-    /// Nothing that is brought counts where GPUs or multicast are unlike, or a rank's words cannot be read.
+    /// Nothing that is brought counts if GPUs or multicast differ, or if a rank's report cannot be read.
     #[test]
     fn unreadable() {
         let file = table(&[&line("all_reduce", "1M")]);
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(Brought::decode(&brought.encode()), Some(brought));
     }
 
-    /// Under a limit on blocks less is served; what cannot be served has no limit.
+    /// A limit on blocks lowers the limits. A communicator that native collectives do not serve has none.
     #[test]
     fn blocks() {
         let of = |ctas_max, ranks| {
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Uneven ones have the limit that a table gives them; without one, none above even ones'.
+    /// Uneven collectives have the limit that a table gives them; without one, none above that of even ones.
     #[test]
     fn uneven() {
         let limit_with = |lines: &[(&str, &str)]| {

@@ -1,4 +1,4 @@
-//! The limits before anything was measured on this machine. Pure.
+//! The limits that hold before anything was measured on this machine. Pure.
 
 use windlass_bootstrap::negotiated::bytes::Writer;
 use windlass_bootstrap::negotiated::{Device, NegotiatedConfig, capability};
@@ -7,14 +7,14 @@ use super::agreed::Source;
 use super::file::NATIVE_BYTES_MAX;
 use super::{COLLECTIVES, Collective};
 
-/// Of cells that nobody measured, and for which no model speaks: LL wins anywhere.
+/// The limit of cells that nobody measured and no model covers: up to here LL is faster than NCCL anywhere.
 pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
-/// Of reductions whose kernel looks at type and operation as it goes: up to here arithmetic hardly counts.
+/// The limit of reductions whose kernel looks at type and operation as it runs: up to here arithmetic hardly counts.
 const OTHER_BYTES_MAX: u64 = 64 << 10;
 
-/// Up to which size Windlass serves a collective whose cell nobody measured, and for which no model speaks; none: not at all. A reduce of other
-/// types is as slow as its arithmetic from the first byte on: one of 1 KiB of int8 takes 1.06, 1.45 and 1.67 of NCCL's time with 2, 3 and 4
-/// ranks (docs/measurements/2026-11-26-grids).
+/// The largest size of a native collective whose cell nobody measured and no model covers. None: no size. A reduce of other types is as slow
+/// as its arithmetic from the first byte on: with 1 KiB of int8 it takes 1.06, 1.45 and 1.67 of NCCL's time on 2, 3 and 4 ranks
+/// (docs/measurements/2026-11-26-grids).
 pub fn unmeasured_bytes_max(collective: Collective) -> Option<u64> {
     match collective {
         Collective::OtherReduce | Collective::RegisteredAllGather => None,
@@ -26,10 +26,10 @@ pub fn unmeasured_bytes_max(collective: Collective) -> Option<u64> {
 /// Bytes of the larger buffer from which on NCCL is faster with registered ones (docs/registration.md).
 pub const REGISTERED_BYTES_MIN: u64 = 8 << 20;
 
-/// The releases that run rings of 2 to 4 ranks of 9.0 though they could use multicast: read in their cost models, 2.21.5 to 2.31.
+/// The releases 2.21.5 to 2.31 of NCCL: they run rings on 2 to 4 ranks of 9.0 though they could use multicast, by their cost models.
 pub const RINGS_IN_FOURS: std::ops::Range<i32> = 22105..23200;
 
-/// The largest sizes by collective, if any is served, and where each comes from.
+/// The largest size of each collective, if any size is served, and where it comes from.
 pub(super) type BuiltIn = [(Option<u64>, Source); COLLECTIVES];
 
 /// A kind of GPU.
@@ -49,10 +49,10 @@ impl Gpu {
 /// The GPUs of the measured cells.
 const MEASURED: &[Gpu] = &[Gpu { capability: 90, multiprocessors_min: 114 }];
 
-/// Where registering buffers was measured.
+/// The compute capability on which registering buffers was measured.
 const REGISTERS_ON: u16 = 90;
 
-/// The cells of so many ranks.
+/// The cells of one number of ranks.
 #[derive(Clone, Copy, Debug)]
 struct Cells {
     ranks: usize,
@@ -69,15 +69,15 @@ const CELLS: &[Cells] = &[
     Cells { ranks: 4, bytes_max: [32 << 20, 512 << 10, 2 << 20, 32 << 20, 256 << 20, 256 << 20, 64 << 20] },
 ];
 
-/// The largest all-reduce of 3 or 4 ranks with multicast that has a measured cell's limit. NCCL runs rings there, but with buffers that the
-/// application has registered it takes multicast. Of 4 ranks this moves 1.25 bytes for each byte where ours moves 1.5, and begins later: by the
-/// constants of NCCL's own model they meet between 2 and 3 MiB. Of 3 ranks both move 1.33, of 2 multicast moves more than ours. Ranks register by
-/// themselves, so a limit that followed it would differ between them.
+/// The largest all-reduce of 3 or 4 ranks with multicast that has a measured cell's limit. NCCL runs rings there, but takes multicast for
+/// buffers that the application has registered. On 4 ranks multicast moves 1.25 bytes for each byte where Windlass moves 1.5, and begins
+/// later. By the constants of NCCL's own model they meet between 2 and 3 MiB. On 3 ranks both move 1.33, on 2 multicast moves more. Ranks
+/// register buffers by themselves, so a limit that followed that would differ between them.
 const ALL_REDUCE_BYTES_MAX_WITH_MULTICAST: u64 = 2 << 20;
 
-/// 5 to 8 ranks: a pessimistic model of ours against what others have published for NCCL with multicast on 8 × H100 and H200, in
-/// us: all-reduce 128 KiB 7.4 / 20.3, 512 KiB 10 / 20.8; all-gather 2 MiB 12.3 / 20.2. All-reduces end one step below where the factor is 2,
-/// the others at half of the smallest size that was published. Nothing is said of reduces, and of parts of uneven size.
+/// The limits of 5 to 8 ranks: a pessimistic model of Windlass against published times of NCCL with multicast on 8 × H100 and H200, in us:
+/// all-reduce 128 KiB 7.4 / 20.3, 512 KiB 10 / 20.8; all-gather 2 MiB 12.3 / 20.2. All-reduces end one step below a factor of 2, the others
+/// at half of the smallest published size. Reduces and uneven collectives have no model.
 const fn model_bytes_max(collective: Collective) -> Option<u64> {
     match collective {
         Collective::AllReduce => Some(256 << 10),
@@ -86,7 +86,7 @@ const fn model_bytes_max(collective: Collective) -> Option<u64> {
     }
 }
 
-/// What holds for a communicator that [native collectives serve](super::serves) and no rank brings a cell for.
+/// The limits of a communicator that [native collectives serve](super::serves), if no rank brings a cell.
 pub(super) fn limits(negotiated: &NegotiatedConfig) -> BuiltIn {
     let is_known = negotiated.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
     Collective::ALL.map(|collective| match of_known(negotiated, collective) {
@@ -96,8 +96,8 @@ pub(super) fn limits(negotiated: &NegotiatedConfig) -> BuiltIn {
     })
 }
 
-/// Registering buffers pays on 9.0 without multicast (docs/registration.md). Elsewhere only those who ask for it have it
-/// (`WINDLASS_REGISTER=on`, on every rank).
+/// Up to which size buffers are registered. That pays on 9.0 without multicast (docs/registration.md). Elsewhere it is done only if every
+/// rank asks for it (`WINDLASS_REGISTER=on`).
 fn registered(negotiated: &NegotiatedConfig) -> (Option<u64>, Source) {
     let has = |bit| negotiated.capabilities & bit != 0;
     let is_measured = !has(capability::MULTICAST)
@@ -109,7 +109,7 @@ fn registered(negotiated: &NegotiatedConfig) -> (Option<u64>, Source) {
     }
 }
 
-/// The same on GPUs of the kind that was measured.
+/// The limit of a collective on GPUs of a measured kind, from a measured cell or the model.
 fn of_known(negotiated: &NegotiatedConfig, collective: Collective) -> Option<(u64, Source)> {
     let ranks = negotiated.members.len();
     let has = |bit| negotiated.capabilities & bit != 0;
@@ -118,19 +118,19 @@ fn of_known(negotiated: &NegotiatedConfig, collective: Collective) -> Option<(u6
     let measured = cells.and_then(|cells| cells.bytes_max.get(collective as usize).copied());
     match measured {
         Some(bytes) if !multicast => Some((bytes, Source::BuiltIn)),
-        // Where NCCL runs what it runs without multicast.
+        // Here NCCL runs with multicast what it runs without.
         Some(bytes) if has(capability::RINGS_IN_FOURS) => {
             let is_bounded = ranks > 2 && collective == Collective::AllReduce;
             let most = if is_bounded { ALL_REDUCE_BYTES_MAX_WITH_MULTICAST } else { u64::MAX };
             Some((bytes.min(most), Source::BuiltIn))
         }
-        // Elsewhere it may run multicast already, and was timed by nobody.
+        // Elsewhere NCCL may run multicast already, and nobody timed it.
         Some(_) => None,
         _ => model_bytes_max(collective).map(|bytes| (bytes, Source::Model)),
     }
 }
 
-/// All that is built in, for what ranks compare.
+/// Writes all that is built in, for the number that ranks compare.
 pub(super) fn put(writer: &mut Writer) {
     writer.u64(ALL_REDUCE_BYTES_MAX_WITH_MULTICAST);
     writer.u64(REGISTERED_BYTES_MIN).u16(REGISTERS_ON);
@@ -156,7 +156,7 @@ mod tests {
     use super::super::{NEEDED, agreed};
     use super::*;
 
-    /// Of what always has a limit.
+    /// The limit of a collective that always has one.
     fn of(negotiated: &NegotiatedConfig, collective: Collective) -> (u64, Source) {
         let (bytes, source) = limits(negotiated)[collective as usize];
         (bytes.unwrap(), source)
@@ -166,7 +166,7 @@ mod tests {
         of(negotiated, Collective::AllReduce)
     }
 
-    /// A cell that was measured has its own limit; 5 to 8 ranks the model's; any other the small one.
+    /// A measured cell has its own limit, 5 to 8 ranks have that of the model, any other cell has the small one.
     #[test]
     fn cells() {
         assert_eq!(all_reduce(&negotiated(2, NEEDED, 90, 132)), (256 << 20, Source::BuiltIn));
@@ -194,8 +194,8 @@ mod tests {
         assert_eq!(all_reduce(&mixed), (16 << 10, Source::Unmeasured));
     }
 
-    /// With multicast 2 to 4 ranks have the measured cells where NCCL's release is known to run rings; large all-reduces of 3 and 4 have not.
-    /// Elsewhere they have the small one.
+    /// With multicast, 2 to 4 ranks have the measured cells if NCCL's release is known to run rings, except for large all-reduces of 3 and 4.
+    /// Otherwise they have the small one.
     #[test]
     fn with_multicast() {
         let of = |ranks, rings| {
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// No cell is below what holds for all others, but that of reduces that were slower at any size.
+    /// No limit is below that of unmeasured cells, except of reduces that were slower at any size.
     #[test]
     fn none_is_below_the_least() {
         for ranks in 2..=8 {

@@ -1,4 +1,4 @@
-//! What was measured on this machine, as text: a file for each set of circumstances. Pure.
+//! Reads and writes what was measured on this machine, as text: a file for each set of circumstances. Pure.
 //!
 //! ```text
 //! windlass-cache 1
@@ -9,28 +9,28 @@
 //! end 0123456789abcdef
 //! ```
 //!
-//! All of the circumstances must be the reader's own. What follows them is a [table](super::file), which can be used as a file by itself. The
-//! last line is a checksum of all before it: a file that was cut off or changed is none.
+//! All circumstances must be the reader's own. A [table](super::file) follows them, which can be used as a file by itself. The last line is a
+//! checksum of all before it: a file that was cut off or changed is refused.
 
 use super::file::{Cell, HEAD as HEAD_OF_TABLE, Key, TEXT_BYTES_MAX, Table};
 use windlass_bootstrap::negotiated::bytes::checksum;
 
-/// The first line: the version of the form.
+/// The first line, with the version of the format.
 const HEAD: &str = "windlass-cache 1";
 const CIRCUMSTANCE: &str = "circumstance ";
 const END: &str = "end ";
-/// No file is longer.
+/// The most bytes of a file.
 pub const CACHE_BYTES_MAX: usize = TEXT_BYTES_MAX + (64 << 10);
 
-/// What measurements depend on beside the cell: cells of one set never count under another.
+/// What measurements depend on beside the cell. Cells of one set of circumstances never count under another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Circumstances {
-    /// Name and value, by name.
+    /// Name and value, sorted by name.
     lines: Vec<String>,
 }
 
 impl Circumstances {
-    /// Of names without blanks, and values without line ends.
+    /// From names without blanks, and values; line ends in values become blanks.
     pub fn new(facts: impl IntoIterator<Item = (&'static str, String)>) -> Circumstances {
         let line = |(name, value): (&str, String)| format!("{name} {}", value.replace(['\n', '\r'], " "));
         let mut lines: Vec<String> = facts.into_iter().map(line).collect();
@@ -38,37 +38,37 @@ impl Circumstances {
         Circumstances { lines }
     }
 
-    /// From [`lines`](Self::lines), as another process has told them.
+    /// From the [`lines`](Self::lines) of another process.
     pub fn of_lines(mut lines: Vec<String>) -> Circumstances {
         lines.sort();
         Circumstances { lines }
     }
 
-    /// As one number, never 0.
+    /// A digest of the circumstances, never 0.
     pub fn digest(&self) -> u64 {
         checksum(self.lines.join("\n").as_bytes()).max(1)
     }
 
-    /// The name of their file.
+    /// The name of the cache file of these circumstances.
     pub fn file_name(&self) -> String {
         format!("cells-{:016x}.txt", self.digest())
     }
 
-    /// For people.
+    /// A line for each circumstance, for people.
     pub fn lines(&self) -> &[String] {
         &self.lines
     }
 }
 
-/// The text of a cache file from that of a [table](super::file).
+/// The text of a cache file, made from the text of a [table](super::file).
 pub fn text(circumstances: &Circumstances, table: &str) -> String {
     let lines: String = circumstances.lines.iter().map(|line| format!("{CIRCUMSTANCE}{line}\n")).collect();
     let body = format!("{HEAD}\n{lines}{}\n", table.trim_end());
     format!("{body}{END}{:016x}\n", checksum(body.as_bytes()))
 }
 
-/// A table's text with these cells in the place of its own of the same keys. Each cell is its line, with comments above it and behind it;
-/// comments above a cell of the table stay with it, or go with it.
+/// The text of `table`, with `cells` in the place of its own cells of the same keys. A new cell is its line, with comments above it and
+/// behind it. Comments above a cell of `table` stay or go with the cell. A text that gets too long loses its comments.
 pub fn merge(table: &str, cells: &[(Key, String)]) -> String {
     let mut text = format!("{HEAD_OF_TABLE}\n");
     let mut comments = String::new();
@@ -88,7 +88,7 @@ pub fn merge(table: &str, cells: &[(Key, String)]) -> String {
     bare.map(|line| format!("{line}\n")).collect()
 }
 
-/// Reads a cache file of these circumstances: the table, or what is wrong.
+/// Reads a cache file of these circumstances: its table, or what is wrong.
 pub fn parse(text: &str, circumstances: &Circumstances) -> Result<Table, String> {
     let (own, table) = split(text)?;
     if own != circumstances.lines {
@@ -98,7 +98,7 @@ pub fn parse(text: &str, circumstances: &Circumstances) -> Result<Table, String>
     Table::parse(table).map_err(|complaint| format!("in its table, {complaint}"))
 }
 
-/// The circumstances and the text of the table, whatever the reader's are.
+/// The circumstances that a cache file names, and the text of its table, whatever the reader's circumstances are.
 pub fn split(text: &str) -> Result<(Vec<&str>, &str), String> {
     let is_head = text.lines().next() == Some(HEAD);
     if !is_head {
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(here().file_name().len(), "cells-0123456789abcdef.txt".len());
     }
 
-    /// Other circumstances, another version, a file cut off or changed: each is none, and says why.
+    /// Other circumstances, another version, a file cut off or changed: each is refused, and the error says why.
     #[test]
     fn refused() {
         let good = text(&here(), TABLE);
@@ -167,7 +167,7 @@ mod tests {
         assert!(of(&broken).starts_with("in its table, line 2"));
     }
 
-    /// New cells replace old ones of their key, with what stands above them; others stay as they are.
+    /// New cells replace old ones of their key, with the comments above them; other cells stay as they are.
     #[test]
     fn merged() {
         let line = |name: &str, limit: &str| {

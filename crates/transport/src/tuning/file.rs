@@ -1,4 +1,4 @@
-//! Tuning tables as text: what `windlass tune` writes and `WINDLASS_TUNING` names. Pure.
+//! Reads and writes tuning tables as text: `windlass tune` writes them and `WINDLASS_TUNING` names one. Pure.
 //!
 //! ```text
 //! windlass-tuning 1
@@ -7,21 +7,21 @@
 //! reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max none
 //! ```
 //!
-//! A line is a cell: one collective over so many ranks, on GPUs of one compute capability and number of multiprocessors, where
-//! NCCL may or may not use multicast (the hardware has it, and `NCCL_NVLS_ENABLE` allows it). Cells that a table does not have
-//! are the built-in one's; without one for uneven all-gathers or reduce-scatters, that of even ones is their limit, too. The order of lines and all comments are for people: tables with the same cells are the same.
+//! A line is a cell: a collective over so many ranks, on GPUs of one compute capability and number of multiprocessors, where NCCL may or may
+//! not use multicast (`NCCL_NVLS_ENABLE`). Cells that a table lacks are built in; that of an uneven collective is at most that of its even form.
+//! The order of lines and all comments are for people.
 
 use std::fmt;
 
 use super::{COLLECTIVES, Collective, RANKS_MAX};
 
-/// The first word of a table, and the version of its form.
+/// The first line of a table, with the version of the format.
 pub const HEAD: &str = "windlass-tuning 1";
-/// No table is longer.
+/// The most bytes of a table.
 pub const TEXT_BYTES_MAX: usize = 256 << 10;
-/// No limit is larger: the kernels count what one rank sends another in packets of 256 bytes and more, in 32 bits.
+/// The largest limit: in 32 bits the kernels count the packets, of 256 bytes and more, that one rank sends another.
 pub const NATIVE_BYTES_MAX: u64 = 256 << 30;
-/// Nor has it more cells.
+/// The most cells of a table.
 pub const CELLS_MAX: usize = 1024;
 
 /// Which calls a limit is for.
@@ -44,7 +44,7 @@ pub enum Multicast {
     Yes,
 }
 
-/// A key and the largest size, in bytes, at which native collectives serve; none at which they do.
+/// A key, and the largest size in bytes that native collectives serve. None: they serve no size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub struct Cell {
@@ -55,14 +55,14 @@ pub struct Cell {
 /// A table. The default one has no cells.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// By key, each once.
+    /// Sorted by key, each key once.
     cells: Vec<Cell>,
 }
 
-/// What is wrong with a text, and where.
+/// What is wrong with a table's text, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Complaint {
-    /// From 1.
+    /// The line's number, from 1.
     pub line: usize,
     /// What was found, and what was expected.
     pub words: String,
@@ -93,13 +93,13 @@ impl Table {
         Ok(Table { cells })
     }
 
-    /// The limit of a cell, if the table has it.
+    /// The limit of a cell, if the table has that cell.
     pub fn get(&self, key: &Key) -> Option<Option<u64>> {
         let found = self.cells.binary_search_by(|cell| cell.key.cmp(key)).ok()?;
         Some(self.cells[found].native_bytes_max)
     }
 
-    /// The same as text, for fuzzing.
+    /// The table as text, for fuzzing.
     #[cfg(any(test, feature = "test-support"))]
     pub fn text(&self) -> String {
         let rows = self.cells.iter().map(Cell::to_string);
@@ -131,7 +131,7 @@ fn cell(text: &str) -> Result<Cell, String> {
     keyword(next("\"multicast\"")?, "multicast")?;
     let multicast = value(next("yes or no")?, "yes or no", multicast_of)?;
     let word = next("\"native_bytes_max\"")?;
-    // Of earlier versions.
+    // Earlier versions wrote another word.
     keyword(if word == "fast_bytes_max" { "native_bytes_max" } else { word }, "native_bytes_max")?;
     let about = "bytes up to 256G, with K, M or G for powers of 1024, or none";
     let native_bytes_max = value(next(about)?, about, limit_of)?;
@@ -203,7 +203,7 @@ impl Cell {
     }
 }
 
-/// As it is read.
+/// In the form that [`Cell::parse`] reads.
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key { collective, ranks, capability, multiprocessors, multicast } = self.key;
@@ -218,7 +218,7 @@ impl fmt::Display for Cell {
     }
 }
 
-/// A limit as tables have it.
+/// A limit in the form of tables.
 pub(super) fn limit_text(limit: Option<u64>) -> String {
     let Some(bytes) = limit else { return "none".into() };
     let units = [(30, "G"), (20, "M"), (10, "K")];
@@ -236,7 +236,7 @@ impl fmt::Display for Complaint {
 impl std::error::Error for Complaint {}
 
 impl Collective {
-    /// All of them.
+    /// All collectives that have cells.
     pub const ALL: [Collective; COLLECTIVES] = [
         Collective::AllReduce,
         Collective::Broadcast,
@@ -251,7 +251,7 @@ impl Collective {
         Collective::RegisteredAllGather,
     ];
 
-    /// As tables name it.
+    /// The name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Collective::AllReduce => "all_reduce",
@@ -268,7 +268,7 @@ impl Collective {
         }
     }
 
-    /// Whether it is for other types and operations than sums and averages of short floats.
+    /// Whether it reduces with other types or operations than sums and averages of short floats.
     pub fn is_other(self) -> bool {
         matches!(self, Collective::OtherAllReduce | Collective::OtherReduce | Collective::OtherReduceScatter)
     }
@@ -295,7 +295,7 @@ mod tests {
         Key { collective, ranks: 2, capability: 90, multiprocessors: 132, multicast: Multicast::No }
     }
 
-    /// Cells are found by all of their key; what a table does not say it does not know.
+    /// A cell is found by its whole key; cells that a table does not have are not found.
     #[test]
     fn read() {
         let text = format!(
@@ -377,7 +377,7 @@ mod tests {
             prop_assert_eq!(table(&text).unwrap().get(&key), Some(native_bytes_max), "{}", text);
         }
 
-        /// No text makes it fall over.
+        /// No text makes it panic.
         #[test]
         fn any_text(text in "\\PC{0,200}") {
             let _ = Table::parse(&text);

@@ -10,14 +10,14 @@ fn answer_with(
     collectives: &[Collective],
     geometry: &Geometry,
 ) -> Result<Option<(Shape, Box<BatchLaunch>)>, Refused> {
-    // What lies there before is told apart from what is written.
+    // The value 99 tells entries that were not written.
     let mut batch = Box::new(BatchLaunch { call_of_packet: [99; BATCH_ENTRIES], ..Default::default() });
     let (layout, regions) = (Layout::of(geometry), regions(geometry.ranks));
     let shape = arrange_batch(collectives, geometry, &layout, &regions, tuning, &LIMITS, &mut batch)?;
     Ok(shape.map(|shape| (shape, batch)))
 }
 
-/// Of all sizes by LL, as long as they fit.
+/// Arranges a batch by the tuning with which all sizes go by LL, if they fit.
 fn answer(
     collectives: &[Collective],
     geometry: &Geometry,
@@ -25,7 +25,7 @@ fn answer(
     answer_with(&tunings()[0], collectives, geometry)
 }
 
-/// Of two of them together, by LL, and by LL128 if that has it.
+/// The kernels of a batch of two such calls, by LL, and by LL128 if it has one.
 pub(super) fn kernels_of(call: &Collective, geometry: &Geometry) -> Vec<Kernel> {
     let answers = [0, 2].map(|tuning| answer_with(&tunings()[tuning], &[*call, *call], geometry));
     answers.into_iter().flatten().map(|answer| answer.unwrap().0.kernel).collect()
@@ -44,7 +44,7 @@ fn call_of(batch: &BatchLaunch, packet: u64) -> usize {
     place
 }
 
-/// For each thread's bytes the batch says what the launches by themselves say over the same wire, in call order, and nothing twice.
+/// A batch moves the bytes that the single launches move over the same wire, in call order, and none twice.
 #[test]
 fn each_is_what_it_is_alone() {
     let average = Reduction { datatype: 0, operation: AVERAGE };
@@ -90,7 +90,7 @@ fn each_is_what_it_is_alone() {
                         false => call.count,
                     };
                     assert_eq!(part(ours.send_step), alone.send_bytes[rank]);
-                    // Where what is empty lies is nobody's business.
+                    // The address of an empty part does not matter.
                     if alone.send_bytes[rank] > 0 {
                         assert_eq!(ours.send + at(ours.send_step), alone.send[rank]);
                     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::collective::COLLECTIVE_ROOT_SHIFT;
 
-/// All ranks' launches, under limits that follow from nothing.
+/// All ranks' launches, under limits chosen arbitrarily.
 fn everyone(
     of: impl Fn(usize) -> Collective,
     ranks: u32,
@@ -22,7 +22,7 @@ fn everyone(
         .collect()
 }
 
-/// What ranks must have alike, they have; each expects of each what that one sends.
+/// All ranks have alike what they must, and each expects from each what that rank sends.
 fn assert_agreed(all: &[Arranged]) {
     let first = &all[0];
     let reduces = first.launch.reduction_of_kernel(first.shape.kernel);
@@ -63,13 +63,13 @@ fn assert_agreed(all: &[Arranged]) {
     }
 }
 
-/// Of a reduce in two phases.
+/// The root of a reduce in two phases.
 fn root_of(launch: &CollectiveLaunch) -> Option<usize> {
     (launch.flags >> COLLECTIVE_ROOT_SHIFT).checked_sub(1).map(|root| root as usize)
 }
 
 impl CollectiveLaunch {
-    /// Whether the kernel makes one of what all ranks send.
+    /// Whether the kernel reduces what the ranks send.
     fn reduction_of_kernel(&self, kernel: Kernel) -> bool {
         !kernel.name().contains("Copy")
     }
@@ -171,7 +171,7 @@ fn launches_are_the_collectives() {
                 let inputs: Vec<Vec<u8>> = (0..ranks as usize)
                     .map(|rank| (0..sent).map(|at| (at * 7 + rank * 31 + at / 251) as u8).collect())
                     .collect();
-                // In NCCL's sense, all within the receiving buffer.
+                // In place, in NCCL's sense: all data lies in the receiving buffer.
                 let input_at = |rank: usize| if kind == Kind::AllGather { rank * count } else { 0 };
                 let result_at = |rank: usize| if kind == Kind::ReduceScatter { rank * count } else { 0 };
                 let mut memories: Vec<Memory> = Vec::new();
