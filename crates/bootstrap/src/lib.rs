@@ -28,7 +28,7 @@
 //!   [`complete_all`] then runs all sessions of the group, with a function that prepares. With the outcome *on NCCL*
 //!   the caller runs the real init with the same id. The relay serves that init, as it does beside a peer group.
 //! - `ncclCommInitAll`: [`decision::decide`], without a session.
-//! - After a fork: [`process`], which starts a new bootstrap.
+//! - After a fork: [`mod@process`], which starts a new bootstrap.
 //! - `ncclCommSplit` and `ncclCommShrink` to lazy communicators: [`Bootstrap::await_ranks`] by the rank whose process
 //!   hosts, and [`Bootstrap::join_invited`] or [`Bootstrap::decline`] by each rank; see [`children`].
 //! - The same, where NCCL makes the communicators: [`Bootstrap::enter_local`] before NCCL's call, then

@@ -4,7 +4,7 @@
 //! * [`for_each_entry`]: the list that the ABI layer, the header, the simulator and the tests expand from.
 //! * [`slots`]: one cell an entry point, through which every call reaches the real library.
 //! * [`real`]: typed calls through those cells.
-//! * [`trampoline`]: keeps a call's arguments while Rust code decides where it goes on.
+//! * [`mod@trampoline`]: keeps a call's arguments while Rust code decides where it goes on.
 //! * [`missing`]: answers where there is nothing to call.
 //! * [`forked`]: what a forked child's calls go through.
 //! * [`open`]: opening the real library, once.

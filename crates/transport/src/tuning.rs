@@ -1,8 +1,8 @@
 //! Decides up to which size native collectives serve a call. Pure.
 //!
 //! A *cell* is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
-//! timed. A limit is [built in](built_in), or a rank brings it from a [file](file) or from this machine's [cache](cache); which one
-//! holds is [agreed](agreed).
+//! timed. A limit is [built in](built_in), or a rank brings it from a [file](mod@file) or from this machine's [`cache`]; which one
+//! holds is [`agreed`].
 
 pub mod agreed;
 mod built_in;

@@ -77,7 +77,7 @@ impl Product {
 
 const PLAIN_NAME: &std::ffi::CStr = c"windlassBenchProduct";
 
-/// result[row][column] = sum of left[row][k] * right[k][column]; a block has 64 columns of one row.
+/// `result[row][column]` = sum of `left[row][k] * right[k][column]`; a block has 64 columns of one row.
 const PLAIN: &std::ffi::CStr = c".version 7.0
 .target sm_70
 .address_size 64

@@ -1,4 +1,4 @@
-//! Splits and shrinks that NCCL makes ([`children`](super::children) decides which). Afterwards, at the call or at the end of the
+//! Splits and shrinks that NCCL makes ([`super::children`] decides which). Afterwards, at the call or at the end of the
 //! outermost group, the ranks of the child may meet and get a peer group.
 
 use std::cell::Cell;

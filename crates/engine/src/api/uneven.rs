@@ -1,5 +1,5 @@
 //! `windlassAllGatherV` and `windlassReduceScatterV`: each is a group of broadcasts or reduces, one for each rank, that runs as any
-//! group of the application does. Within a peer group it may become one kernel ([`dispatch::fusing`]); else NCCL runs it.
+//! group of the application does. Within a peer group it may become one kernel (`dispatch/fusing.rs`); else NCCL runs it.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;

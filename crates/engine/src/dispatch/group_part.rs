@@ -18,7 +18,7 @@ pub struct Part {
     pub communicator: ncclComm_t,
     /// Its peer group.
     pub peer_group: Arc<PeerGroup>,
-    /// Its collectives, in the order that [all ranks have](common_order); an error where one of them cannot be run.
+    /// Its collectives, in the order that [all ranks have](super::common_order); an error where one of them cannot be run.
     pub tasks: Result<Vec<Task>, ncclResult_t>,
     /// Its messages, in call order.
     pub operations: Vec<Operation>,

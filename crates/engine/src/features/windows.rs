@@ -2,7 +2,7 @@
 //!
 //! The number of the round that made a window names it on all ranks. In a round every rank says what it registers, and which of its
 //! windows would fit. [`decide`] then has one result on all ranks: that window, a new one, or a
-//! refusal. A [`WindowLedger`] lists a rank's windows. Ranks speak through a few words of the shared page ([`WindowSlot`]).
+//! refusal. A `WindowLedger` lists a rank's windows. Ranks speak through a few words of the shared page (`WindowSlot`).
 //!
 //! Only [`kept`] waits for other ranks and calls NCCL. The other files do neither.
 

@@ -1,5 +1,5 @@
 //! The scalars of the program's own reductions (`ncclRedOpCreatePreMulSum`), of communicators whose operations NCCL makes. In fixed order
-//! native collectives run them, too. A lazy communicator keeps [its own](crate::lazy::operators).
+//! native collectives run them, too. A lazy communicator keeps its own (`lazy/operators.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

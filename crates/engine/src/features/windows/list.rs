@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(ledger.end(16, held(1)), Ended::Unknown);
     }
 
-    /// The oldest windows leave if there are too many. `end_cached` and `leave` remove what they promise.
+    /// The oldest windows leave if there are too many. `end_cached` and `leave` remove these windows.
     #[test]
     fn limits() {
         let mut ledger = ledger(&[1, 2, 3, 4].map(|number| record(number, number * 0x1000)));
