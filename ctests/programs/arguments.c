@@ -1,9 +1,9 @@
-/* Holds: null and wrong arguments are answered with NCCL's own codes, and a refused call harms nothing after it. */
+/* Holds that null and wrong arguments get NCCL's own result codes, and that a refused call does not disturb later calls. */
 #include "../support/collective.h"
 
 #include <string.h>
 
-/* Prints what was asked and answered, from rank 0 only, and checks the code. */
+/* Prints a call and its result code, on rank 0 only, and checks the code. */
 #define ANSWERS(call, code) answers(self, CODE(call, code), #call, code)
 
 static void answers(struct rank* self, bool right, const char* call, int code) {
@@ -71,7 +71,7 @@ static void wrong_values(struct rank* self, ncclComm_t communicator) {
   device_free(buffer);
 }
 
-/* An error within a group comes back from its end as well, and the next group is clean. */
+/* An error within a group is also the result of ncclGroupEnd, and the next group is not affected. */
 static void in_a_group(struct rank* self, ncclComm_t communicator) {
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);

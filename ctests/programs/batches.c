@@ -1,7 +1,7 @@
-/* Holds: many collectives in one group give what each would give alone, of any kinds, types, operations, sizes and places, on
- * several streams and communicators, among messages and larger ones, eager and captured, in whatever order each rank calls them.
- * Through Windlass, where ranks meet: those that fit are one kernel, if all ranks would have it so; with the word "alone" one would
- * not, with the word "tuned" all sizes are native. */
+/* Holds that many collectives in one group give the results that each would give alone: of any kinds, types, operations and
+ * sizes, in and out of place, on several streams and communicators, among messages and larger collectives, eager and captured,
+ * in any order on each rank. Through Windlass with a peer group, those that fit run as one kernel, unless a rank refuses: with
+ * the word "alone" rank 1 has WINDLASS_BATCH=off. With the word "tuned" collectives of all sizes are native. */
 #include "../support/collective.h"
 #include "../support/fused.h"
 #include "../support/tuning.h"
@@ -11,7 +11,7 @@
 
 enum { LIST_MAX = 160 };
 
-/* One rank has the option off: then all have. A table of ours. */
+/* `alone`: one rank has switched batches off, so no rank may use them. `tuned`: this program writes a tuning table. */
 static bool alone, tuned;
 
 static bool batch_is(const char* word) {
@@ -19,7 +19,7 @@ static bool batch_is(const char* word) {
   return strcmp(batch ? batch : "all", word) == 0;
 }
 
-/* See fused_since: none where batches are off. */
+/* See fused_since. No kernel fuses calls where batches are off. */
 static void batches_since(const struct rank* self, const struct fused* then, int kernels, int calls) {
   bool on = !batch_is("off") && !alone;
   fused_since(self, then, on ? kernels : 0, on ? calls : 0);
@@ -50,7 +50,7 @@ static void settle(struct rank* self, struct transfer* list, int count) {
   }
 }
 
-/* So many small ones are so many kernels, as one has room for 64 calls. */
+/* Groups of small collectives: a kernel has room for 64 calls, so a group takes one kernel for each 64. */
 static void many(struct rank* self, ncclComm_t communicator) {
   static const struct { int calls, kernels, fused; } groups[] = {{1, 0, 0},   {2, 1, 2},    {3, 1, 3},     {32, 1, 32},
                                                                  {64, 1, 64}, {65, 1, 64}, {128, 2, 128}, {130, 3, 130}};
@@ -70,7 +70,8 @@ static void many(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* More packets than a kernel has channels; one call more than it has room for over LL, so that this one goes alone, or all by LL128. */
+/* More packets than a kernel has channels, then one call more than a kernel has room for over LL. That call runs alone, or all
+ * run by LL128. */
 static void full(struct rank* self, ncclComm_t communicator) {
   enum { CALLS = 9, KIB_16 = 4096 /* elements: 64 packets of LL, of 512 that fit */ };
   struct transfer list[CALLS];
@@ -87,8 +88,8 @@ static void full(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* By LL128, one kind after the other and all together: sizes of none, around those of packets and shares, and more than half of what rings hold; in place and
- * not; on sizes that nobody measured NCCL runs them. */
+/* By LL128, one kind after the other and then all kinds: empty ones, sizes around a packet and a share, and more than half a
+ * ring; in and out of place. NCCL runs sizes that were not measured. */
 static void larger(struct rank* self, ncclComm_t communicator) {
   static const enum collective kinds[] = {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER};
   static const ncclDataType_t types[] = {ncclFloat32, ncclInt8, ncclFloat32};
@@ -114,7 +115,7 @@ static void larger(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* Of more bytes than a kernel may take on so many ranks: each goes alone, or all are NCCL's. */
+/* More bytes than one kernel may take on three or more ranks: there each call runs alone, or NCCL runs all. */
 static void largest(struct rank* self, ncclComm_t communicator) {
   enum { CALLS = 3 };
   struct transfer list[CALLS];
@@ -128,7 +129,7 @@ static void largest(struct rank* self, ncclComm_t communicator) {
   settle(self, list, CALLS);
 }
 
-/* Any: kinds with roots, types, operations, sizes of none and of NCCL's, two streams, between single calls. */
+/* Random groups: kinds with roots, types, operations, empty and large sizes, two streams. */
 static void any(struct rank* self, ncclComm_t communicator) {
   static const enum collective kinds[] = {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE};
   static const ncclDataType_t types[] = {ncclFloat32, ncclInt8, ncclInt32, ncclUint64};
@@ -184,14 +185,14 @@ static void among_others(struct rank* self, ncclComm_t first, ncclComm_t second)
   device_free(to);
 }
 
-/* NCCL sorts a group by size since 2.22: there ranks may call it in any order, if no two are of like size. */
+/* Since 2.22 NCCL sorts a group by size, so ranks may call it in any order, if no two calls move equally many bytes. */
 static bool is_sorted(void) {
   int version = 0;
   NCCL(ncclGetVersion(&version));
   return version >= 22203;
 }
 
-/* In the order of the list, backwards, and from somewhere in it on. */
+/* Ranks begin at different places of the list, and odd ranks go backwards. */
 static void launch_as_rank_likes(const struct rank* self, const struct transfer* list, int count, ncclComm_t communicator) {
   int turn = is_sorted() ? self->rank : 0;
   NCCL(ncclGroupStart());
@@ -202,7 +203,8 @@ static void launch_as_rank_likes(const struct rank* self, const struct transfer*
   NCCL(ncclGroupEnd());
 }
 
-/* Every rank calls a group's in another order; each moves twice what the one before does. Small ones are one kernel; any kinds and sizes. */
+/* Every rank calls the group in another order. Each call moves twice the bytes of the one before. The small calls run as one
+ * kernel; then come all kinds. */
 static void opposite_orders(struct rank* self, ncclComm_t communicator) {
   enum { SMALL = 6, MIXED = 11 };
   static const struct { enum collective which; int root; } mixed[MIXED] = {
@@ -217,7 +219,7 @@ static void opposite_orders(struct rank* self, ncclComm_t communicator) {
   batches_since(self, &then, 1, SMALL);
   settle(self, list, SMALL);
   for (int i = 0; i < MIXED; i++) {
-    /* Elements that NCCL reckons to move 1 KiB, 2 KiB and so on. */
+    /* Elements of a call that moves 1 KiB, 2 KiB and so on, as NCCL counts them. */
     size_t moved = (size_t)256 << i;
     bool by_rank = mixed[i].which == ALL_GATHER || mixed[i].which == REDUCE_SCATTER;
     size_t count = mixed[i].which == ALL_REDUCE ? moved / 2 : by_rank ? moved / (size_t)self->ranks : moved;
@@ -229,13 +231,13 @@ static void opposite_orders(struct rank* self, ncclComm_t communicator) {
   settle(self, list, MIXED);
 }
 
-/* In a graph, replayed between eager groups; where all sizes are native, by LL128. */
+/* A group captured into a graph, replayed between eager groups. Where all sizes are native it runs by LL128. */
 static void captured(struct rank* self, ncclComm_t communicator) {
   enum { CALLS = 20, REPLAYS = 4 };
   CUgraph graph = NULL;
   CUgraphExec executable = NULL;
   struct transfer list[CALLS];
-  /* All of a kind together stay within the limit of so many ranks. */
+  /* All calls of a kind together stay within the limit for this number of ranks. */
   size_t times = tuned && batch_is("all") && !alone ? (self->ranks > 4 ? 50 : 100) : 1;
   for (int i = 0; i < CALLS; i++)
     list[i] = transfer_of(self, i % 2 ? ALL_REDUCE : ALL_GATHER, times * (size_t)(30 * i + 1), 12000 + (uint64_t)i);
@@ -270,7 +272,7 @@ static void write_table(const struct rank* self) {
 }
 
 static void all(struct rank* self) {
-  if (alone && self->rank == 1) setenv("WINDLASS_BATCH", "off", 1); /* before the first call, which reads it */
+  if (alone && self->rank == 1) setenv("WINDLASS_BATCH", "off", 1); /* before the first call of NCCL, which reads the variable */
   if (tuned) write_table(self);
   ncclComm_t first = world(self, 0), second = world(self, 1);
   RUN_PART(many, self, first);

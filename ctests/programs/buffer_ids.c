@@ -1,9 +1,9 @@
-/* Holds: what the driver says of an address identifies the allocation that holds it. The id of a buffer
- * (CU_POINTER_ATTRIBUTE_BUFFER_ID) is one for all addresses of an allocation, stays while it lives, and never comes again,
- * not even for memory of the same kind at the same address: that is what a cache of registrations stands on.
+/* Holds that what the driver says of an address identifies the allocation that holds it. The id of a buffer
+ * (CU_POINTER_ATTRIBUTE_BUFFER_ID) is the same for all addresses of an allocation, stays while the allocation lives, and never
+ * comes again, not even for memory of the same kind at the same address. A cache of registrations depends on that.
  *
- * One GPU, two processes (a peer that exports), no NCCL. Prints a line a fact; what we rely on is checked, all else only
- * told. The driver is opened by name, so that the program skips where there is none. */
+ * One GPU, two processes (a peer that exports), no NCCL. Prints a line a fact. Facts that Windlass relies on are checked, others
+ * only printed. The driver is opened by name, so that the program skips where there is none. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 #include "../support/driver_answers.h"
 
-/* cuMemAlloc: freed and made again. */
+/* cuMemAlloc: freed and allocated again. */
 static void plain(void) {
   static const size_t sizes[] = {512, 65536, 2 << 20, (3 << 20) + 512, 64 << 20, 1000 << 20};
   for (int s = 0; s < 6; s++) {
@@ -94,7 +94,7 @@ static void virtual_memory(void) {
   CU(MemAddressFree(again, 4 * bytes));
 }
 
-/* What a stream's pool gives. `pool` NULL: the device's own. */
+/* Memory of a stream-ordered pool. With `pool` NULL it is the device's default pool. */
 static void pool_memory(void* pool, const char* which) {
   void* own = NULL;
   CU(DeviceGetDefaultMemPool(&own, 0));
@@ -135,7 +135,7 @@ static void pool_memory(void* pool, const char* which) {
     CU(MemFreeAsync(now, stream));
   }
   CU(StreamSynchronize(stream));
-  /* Freed behind work that is not done. */
+  /* Freed behind work that has not finished. */
   word now;
   CU(MemAllocFromPoolAsync(&now, 8 * MIB, pool ? pool : own, stream));
   struct seen seen = hold_new(see(now), now, 8 * MIB);
@@ -145,7 +145,7 @@ static void pool_memory(void* pool, const char* which) {
   printf("%s, freed behind work: its id %s, the stream is then %s\n", which, told ? "is still told" : "is gone",
          still ? "at work" : "idle");
   CU(StreamSynchronize(stream));
-  /* By the synchronous free. */
+  /* Freed by the synchronous call. */
   CU(MemAllocFromPoolAsync(&now, 8 * MIB, pool ? pool : own, stream));
   seen = hold_new(see(now), now, 8 * MIB);
   CU(MemFree_v2(now));
@@ -166,7 +166,7 @@ static void pools(void) {
   }
 }
 
-/* Memory that no registration wants: only told, so that it is known by what. */
+/* Memory that is never registered: only printed, to know by which attributes it shows. */
 static void host_and_managed(void) {
   word managed;
   CU(MemAllocManaged(&managed, 4 * MIB, MANAGED_GLOBAL));
@@ -198,7 +198,7 @@ static void host_and_managed(void) {
   CHECK(see((uintptr_t)&on_stack).id == 0 && see(0).id == 0);
 }
 
-/* Memory that a graph allocates is nobody's until the graph runs. */
+/* Memory that a graph allocates belongs to no allocation until the graph runs. */
 static void of_a_graph(void) {
   word captured = 0;
   void *graph = NULL, *executable = NULL;
@@ -221,7 +221,7 @@ static void of_a_graph(void) {
   CU(GraphDestroy(graph));
 }
 
-/* Questions disturb no capture, in the strictest mode. */
+/* Attribute queries do not break a capture, even in the strictest mode. */
 static void in_a_capture(void) {
   word pointer, handle, base = 0;
   size_t bytes = 0;
@@ -259,7 +259,7 @@ static int by_value(const void* left, const void* right) {
   double a = *(const double*)left, b = *(const double*)right;
   return (a > b) - (a < b);
 }
-/* The median of 1000, the clock's own time included. */
+/* The median of 1000 calls, including the time to read the clock. */
 #define COST(what, call)                                                                                    \
   do {                                                                                                      \
     static double times[1000];                                                                              \
@@ -320,7 +320,7 @@ int main(void) {
   int sockets[2], version = 0, status = 0;
   char name[100] = "";
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets)) return perror("socketpair"), 1;
-  /* The driver survives no fork. */
+  /* The driver does not work after a fork, so the peer starts before it. */
   pid_t peer = fork();
   if (!peer) prctl(PR_SET_PDEATHSIG, SIGKILL), alarm(120);
   close(sockets[peer ? 1 : 0]);

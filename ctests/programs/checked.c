@@ -1,5 +1,5 @@
-/* Holds: with WINDLASS_CHECK the log names the rank whose call differs from the others', or that does not come, and says nothing where
- * all call alike. Through Windlass that keeps windows; of the simulator unequal offsets are let pass. */
+/* Holds that with WINDLASS_CHECK=1 the log names the rank whose call differs from the others' or is missing, and says nothing
+ * where all ranks call alike. Runs through Windlass with kept windows; the simulator is told to accept unequal offsets. */
 #include "../support/windows.h"
 
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 enum { FIRST, SECOND };
 enum { SMALL = 1024, LARGE = 1 << 20 };
 
-/* What is told is compared by another thread. */
+/* Waits up to 20 seconds: another thread compares the calls. */
 static bool log_will_say(const char* first, const char* second) {
   for (int look = 0; look < 2000; look++) {
     if (log_says(first, second)) return true;
@@ -29,7 +29,7 @@ static void gather(struct rank* self, ncclComm_t communicator, char* at, size_t 
   wait_for(self->stream);
 }
 
-/* What this process has counted. */
+/* Whether the `check` part of this process's counters contains `name`. */
 static bool counts(const char* name) {
   char path[4096];
   snprintf(path, sizeof path, "%s.counts-%d", getenv("WINDLASS_LOG_FILE"), (int)getpid());
@@ -48,7 +48,7 @@ static bool counts(const char* name) {
   return strstr(check, name) != NULL;
 }
 
-/* Equal calls at equal places, in a window, beside it and in groups, more of them than are remembered at once. */
+/* Equal calls at equal places: in a window, outside it and in groups, more calls than Windlass remembers at once. */
 static void clean(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = memory_alloc(self, NCCLS, 4 * LARGE * (size_t)self->ranks);
@@ -79,7 +79,7 @@ static void clean(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* One rank has a tensor more than the others in the pool under a window: what it allocates next lies elsewhere. */
+/* One rank has one tensor more than the others in the pool under a window, so its next tensor lies at another offset. */
 static void offsets(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = memory_alloc(self, NCCLS, 16 * LARGE);
@@ -93,7 +93,7 @@ static void offsets(struct rank* self) {
   }
   reduce(self, communicator, at, LARGE);
   if (window) CHECK(log_will_say("call 4, ncclAllReduce: rank 1 differs", "at 65536 bytes"));
-  /* Out of the window on one rank. */
+  /* Outside the window on one rank. */
   struct memory other = memory_alloc(self, NCCLS, 4 * LARGE);
   reduce(self, communicator, is_one ? other.at : memory.at, SMALL);
   if (window) CHECK(log_will_say("call 5, ncclAllReduce: rank 1 differs", "rank 1 in no window"));
@@ -104,7 +104,7 @@ static void offsets(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* One rank registers another size, of another allocation's: where NCCL would hang Windlass refuses that on all. Then all go on. */
+/* One rank registers a block of another size. NCCL would hang; Windlass refuses it on all ranks, which then go on. */
 static void sizes(struct rank* self) {
   enum { KEPT_SINCE = 22803, UNLIKE_SINCE = 23007 };
   int version = 0;
@@ -128,7 +128,7 @@ static void sizes(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* One rank calls for more elements, and another for something else: both hang. */
+/* On one communicator a rank calls for fewer elements, on another a rank calls another collective: both hang. */
 static void calls(struct rank* self) {
   void* buffer = device_alloc(4 * SMALL * (size_t)self->ranks);
   ncclComm_t communicator = world(self, FIRST);
@@ -155,7 +155,7 @@ static void calls(struct rank* self) {
   device_free(buffer);
 }
 
-/* One rank comes when the log has named it. */
+/* Rank 1 makes its call only when the log has named it as missing. */
 static void late(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   void* buffer = device_alloc(4 * SMALL);
@@ -175,7 +175,7 @@ static void all(struct rank* self) {
   RUN_PART(late, self);
 }
 
-/* One rank does not say that it would. */
+/* WINDLASS_CHECK is not set on rank 1, so nothing is compared. */
 static void without(struct rank* self) {
   if (self->ranks < 2) return;
   if (self->rank == 1) unsetenv("WINDLASS_CHECK");

@@ -1,11 +1,11 @@
-/* Holds: every collective gives what the host computes, for all types, operations and counts, in and out of place,
- * with ranks as processes. On the simulator, where threads of the host are those of kernels, it is one of seven combinations. */
+/* Holds that every collective gives what the host computes, for all types, operations and counts, in and out of place. Ranks are
+ * processes. On the simulator, where a thread of a kernel is a thread of the host, one of seven combinations runs. */
 #include "../support/collective.h"
 
 static const size_t COUNTS[] = {0, 1, 3, 255, 1024, 16411};
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0] };
 
-/* No divisor of how many types, operations, counts and places there are: all meet. */
+/* Seven divides none of the numbers of types, operations, counts and places, so all of them are tested together. */
 static bool is_taken(uint64_t key) { return on_gpus() || key % 7 == 0; }
 
 static void one(struct rank* self, ncclComm_t communicator, struct transfer transfer) {
@@ -35,7 +35,8 @@ static void all(struct rank* self) {
       }
     }
   }
-  /* Larger than any one buffer or chunk of the library. The p2p transport takes a second a MiB on the simulator, and has a quarter there. */
+  /* A call larger than any buffer or chunk of the library. On the simulator the p2p transport takes a second for a MiB, so it
+   * has a quarter. */
   for (int which = 0; which < known; which++, key++) {
     size_t count = (which >= ALL_TO_ALL && !on_gpus() ? (size_t)1 << 18 : (size_t)1 << 20) + 3;
     one(self, communicator, (struct transfer){.which = (enum collective)which, .type = ncclFloat32, .op = ncclSum,

@@ -1,8 +1,9 @@
-/* Holds: pairs that end and are made again are as good as new, whatever of the old ones is used again: after finalize, unused in
- * between, with another configuration, in other roles, ended in a group or with work in flight, captured, with a
- * child, and where one rank's is no longer fit. Reports say of just as many that they were used again as is stated here
- * (--reused). Parts that never run without being named: `differing` has a rank that keeps nothing; `kept` and `short` hold that what nobody uses ends
- * by itself, after some seconds, or at once where memory is short. */
+/* Holds that pair communicators work when they are made again from cached ones: after finalize, unused in between, with another
+ * configuration, in other roles, ended in a group or with work in flight, captured, with a child, and where one rank has none to
+ * reuse. The runner compares how many the reports call reused with what this program states (--reused).
+ *
+ * Parts that run only if named: in `differing` one rank caches nothing; `kept` and `short` hold that unused cached communicators
+ * end after some seconds, or at once where memory is short. */
 #include "../support/held.h"
 #include "../support/team.h"
 
@@ -12,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Of one communicator of this rank: NCCL's of an ended one is used again. */
+/* States that a communicator of this rank reuses a cached one of NCCL. */
 static void expect_reuse(void) { count_calls("reused", 1); }
 
 static struct team configured(struct rank* self, ncclConfig_t* config) {
@@ -35,7 +36,7 @@ static void used_and_ended(struct rank* self, struct team team, uint64_t key) {
 static void again(struct rank* self) {
   for (uint64_t round = 0; round < 4; round++) {
     used_and_ended(self, team_made(self, 2, BUILT), 10 + round * 10);
-    /* What earlier parts left may serve the first. */
+    /* Earlier parts may have left a cached one for the first round. */
     if (round) expect_reuse();
   }
 }
@@ -51,7 +52,7 @@ static void finalized(struct rank* self) {
   expect_reuse();
 }
 
-/* One that nobody needed is as it was. */
+/* A communicator that reused a cached one and never needed it gives it back unchanged. */
 static void not_needed(struct rank* self) {
   for (int round = 0; round < 3; round++) {
     struct team team = team_made(self, 2, UNBUILT);
@@ -72,7 +73,7 @@ static void other_configuration(struct rank* self) {
   used_and_ended(self, configured(self, &config), 80);
 }
 
-/* Each rank in the other's role: that is another communicator. */
+/* Rank 0 and rank 1 change places: a cached communicator with the former ranks does not fit. */
 static void other_roles(struct rank* self) {
   for (int round = 0; round < 2; round++) {
     struct team team = {NULL, 1 - self->rank % 2, 2};
@@ -85,11 +86,11 @@ static void other_roles(struct rank* self) {
   }
 }
 
-/* Two live at once, the same thrice; the last ends in flight, before anybody has waited for it. */
+/* Two communicators live at once, three times over. The last operation is in flight when they end. */
 static void in_a_group(struct rank* self) {
   for (uint64_t round = 0; round < 3; round++) {
     struct team first = team_made(self, 2, BUILT), second = team_made(self, 2, BUILT);
-    /* One there was before. */
+    /* An earlier part has left one. */
     expect_reuse();
     if (round) expect_reuse();
     team_reduces(self, &first, 100 + round);
@@ -110,7 +111,8 @@ static void in_a_group(struct rank* self) {
   }
 }
 
-/* Rank 0 has registered something with NCCL's: only rank 1's is kept, and of no use. So twice each is built. */
+/* Rank 0 has registered a buffer with NCCL's communicator, so only rank 1 caches its own, which alone is of no use: NCCL builds
+ * twice. */
 static void unfit_on_one_rank(struct rank* self) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 6;
@@ -130,7 +132,7 @@ static void unfit_on_one_rank(struct rank* self) {
   device_free(buffer);
 }
 
-/* Its own operator is gone in time, or it is not kept. */
+/* A communicator is cached only if its own operators are destroyed first. */
 static void operators(struct rank* self) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 7;
@@ -154,7 +156,7 @@ static void operators(struct rank* self) {
   }
 }
 
-/* What a graph has captured may run later. */
+/* A communicator that a graph has captured is not cached, as the graph may run later. */
 static void captured(struct rank* self) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 9;
@@ -183,7 +185,8 @@ static void captured(struct rank* self) {
   expect_reuse();
 }
 
-/* A child that NCCL makes, as it does in a group, may share what its parent has. */
+/* A communicator with a child that NCCL makes, as it does in a group, is not cached: the child may share resources of its
+ * parent. */
 static void with_a_child(struct rank* self) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 10;
@@ -198,7 +201,7 @@ static void with_a_child(struct rank* self) {
   used_and_ended(self, configured(self, &config), 162);
 }
 
-/* What was aborted is nobody's. */
+/* An aborted communicator is not cached. */
 static void aborted(struct rank* self) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 8;
@@ -209,7 +212,7 @@ static void aborted(struct rank* self) {
     if (round < 2) NCCL(ncclCommAbort(team.communicator));
     else NCCL(ncclCommDestroy(team.communicator));
   }
-  /* Taken and not needed. */
+  /* This one takes a cached communicator, which it does not need, and is aborted. */
   struct team team = {NULL, self->rank % 2, 2};
   ncclUniqueId id = team_id(self, 2);
   NCCL(ncclCommInitRankConfig(&team.communicator, 2, id, team.rank, &config));
@@ -232,9 +235,9 @@ static void all(struct rank* self) {
   RUN_PART(aborted, self);
 }
 
-/* 150 of one kind and 150 of 30 kinds, more than are kept. The counters are those of the last 255. */
+/* 150 communicators of one configuration and 150 of 30 others, more than are cached. The counters are those of the last 255. */
 static void cycles(struct rank* self) {
-  /* The simulator keeps the sockets of its latest 256 ids for good. */
+  /* The simulator keeps the sockets of its latest 256 ids until the process ends. */
   for (int i = 0; i < 260; i++) team_id(self, 2);
   struct held warm = held_now();
   const struct held rooms = {24, 12, 48, (size_t)64 << 20};
@@ -262,7 +265,7 @@ static void differing(struct rank* self) {
   for (uint64_t round = 0; round < 3; round++) used_and_ended(self, team_made(self, 2, BUILT), 10 * round);
 }
 
-/* How many of NCCL's communicators this process keeps, as it says itself. */
+/* How many of NCCL's communicators this process caches, from its own counters. */
 static int kept_now(void) {
   char path[4096];
   snprintf(path, sizeof path, "%s.counts-%d", getenv("CTESTS_CALLS"), (int)getpid());
@@ -278,15 +281,15 @@ static int kept_now(void) {
   return kept ? atoi(kept + strlen("\"cached\":")) : -1;
 }
 
-/* Whether so many are kept within so many seconds; gives up later than that. */
+/* Whether exactly `kept` are cached within `seconds`. */
 static bool keeps_within(int kept, int seconds) {
   time_t until = time(NULL) + seconds;
   while (kept_now() != kept && time(NULL) <= until) usleep(20 * 1000);
   return kept_now() == kept;
 }
 
-/* Those of pairs: one that is made again quickly is used again, and nothing is kept that nobody wants for some seconds. While another
- * communicator is alive it ends with the next that ends. */
+/* A pair that is made again quickly reuses the cached communicator. An unused one ends after some seconds, but while another
+ * communicator lives only with that communicator's end. */
 static void kept(struct rank* self) {
   used_and_ended(self, team_made(self, 2, BUILT), 10);
   CHECK(kept_now() == 1);
@@ -311,7 +314,7 @@ static void kept(struct rank* self) {
   expect_reuse();
 }
 
-/* Nothing is kept for long where memory is short, and nothing more from then on. */
+/* Where memory is short cached communicators end soon, and no more are cached. */
 static void short_of_memory(struct rank* self) {
   used_and_ended(self, team_made(self, 2, BUILT), 10);
   CHECK(kept_now() == 1);

@@ -1,7 +1,7 @@
-/* Holds: with NCCL_GRAPH_MIXING_SUPPORT=0 collectives and messages stand in the body of a conditional node (as torch.cond makes them), in
- * the order of their calls whatever their streams, and in the graph around it; a launch whose condition is 0 leaves the body out. Without that
- * variable the driver makes nothing executable of such a body, as with NCCL alone. What a body's graph keeps lives as long as the executable
- * graph. */
+/* Holds that with NCCL_GRAPH_MIXING_SUPPORT=0 collectives and messages may stand in the body of a conditional node (as
+ * torch.cond makes them). They run in the order of their calls, on any streams, in the body and in the graph around it; a launch
+ * with condition 0 leaves the body out. Without that variable the driver refuses to instantiate such a graph, as with NCCL
+ * alone. What the graph of a body retains lives as long as the executable graph. */
 #include "../support/harness.h"
 
 #include <stdatomic.h>
@@ -17,7 +17,7 @@ struct conditional {
   CUstream other;
 };
 
-/* The sum of all, which NCCL may run; the maximum of the first few, which it need not. */
+/* The sum of all elements, which NCCL may run; the maximum of the first few, which Windlass can run. */
 static void sum(struct conditional* it, CUstream stream) {
   NCCL(ncclAllReduce(it->at, it->at, LARGE, ncclInt32, ncclSum, it->communicator, as_cuda(stream)));
 }
@@ -41,7 +41,7 @@ static void capture_to(CUstream stream, CUgraph graph, const CUgraphNode* after,
   CUDA(cuStreamBeginCaptureToGraph(stream, graph, after, NULL, count, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 }
 
-/* Behind all that the graph has. */
+/* Adds the node behind all nodes of the graph; returns its body. */
 static CUgraph add_conditional(CUgraph graph, unsigned value, CUgraphNode* node) {
   CUgraphNode nodes[NODES_MAX];
   size_t count = NODES_MAX;
@@ -53,7 +53,7 @@ static CUgraph add_conditional(CUgraph graph, unsigned value, CUgraphNode* node)
   return parameters.bodies[0];
 }
 
-/* In the graph a sum; then, if at all: a maximum on another stream, a sum, messages; then a maximum. */
+/* The graph: a sum; the conditional body with a maximum on another stream, a sum and messages; then a maximum. */
 static CUgraph captured(struct conditional* it, unsigned value) {
   struct rank* self = it->self;
   CUgraph graph = NULL, ended = NULL;
@@ -97,7 +97,7 @@ static void prepare(struct conditional* it) {
   device_fill(it->in, 0xff, MESSAGES * MESSAGE * sizeof *it->host);
 }
 
-/* All is as after these steps of every launch; `came`: whether messages did. */
+/* The buffer is as after these steps of every launch. `came`: whether the messages ran. */
 static void verify(struct conditional* it, const enum step* steps, int count, bool came) {
   struct rank* self = it->self;
   download(it->host, it->at, LARGE * sizeof *it->host);
@@ -132,7 +132,7 @@ static struct conditional made(struct rank* self) {
   it.in = device_alloc(MESSAGES * MESSAGE * sizeof *it.in);
   it.host = malloc(LARGE * sizeof *it.host);
   prepare(&it);
-  /* Connections are made before anything is captured. */
+  /* NCCL makes its connections before anything is captured. */
   sum(&it, self->stream);
   maximum(&it, self->stream);
   messages(&it, self->stream);
@@ -166,7 +166,7 @@ static void apart(struct rank* self) {
   struct conditional it = made(self);
   launched(&it, 1);
   launched(&it, 0);
-  /* Eager ones, when no graph is in flight. */
+  /* Eager calls, when no graph is in flight. */
   prepare(&it);
   for (int i = 0; i < LAUNCHES; i++) sum(&it, self->stream), maximum(&it, self->stream);
   wait_for(self->stream);
@@ -187,7 +187,8 @@ static void mixed(struct rank* self) {
 
 static void is_gone(void* gone) { atomic_store((atomic_bool*)gone, true); }
 
-/* Of the driver alone: what Windlass, as NCCL, relies on for memory that a body's kernels use. */
+/* The driver alone keeps a body's user objects until the executable graph ends. Windlass and NCCL rely on that for memory of
+ * kernels in a body. */
 static void kept(struct rank* self) {
   static atomic_bool gone;
   CUgraph graph = NULL, ended = NULL;

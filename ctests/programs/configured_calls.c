@@ -1,6 +1,6 @@
-/* Holds: collectives with a configuration of their own (NCCL 2.31) are held in a group as all others are, where NCCL builds the
- * communicator when its first call needs it: one thread may bring all ranks, calls run in the order in which they were made, and
- * the configuration may go as soon as a call has returned. Over the simulator with newer_nccl.c. */
+/* Holds that collectives with a configuration of their own (NCCL 2.31) are held in a group like all others while the
+ * communicator is lazy: one thread may bring all ranks, calls run in the order in which they were made, and the configuration
+ * may be freed as soon as a call has returned. Runs on the simulator with newer_nccl.c. */
 #include "../support/one_thread.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static ncclResult_t reduce_configured(float* buffer, ncclComm_t communicator, CU
   return answer;
 }
 
-/* A broadcast and a sum of all, each in a buffer of its own: NCCL guarantees no order within a group. */
+/* A broadcast and a sum, each in a buffer of its own: NCCL guarantees no order within a group. */
 static void in_a_group(struct one_thread* all, const ncclComm_t* communicators) {
   float values[COUNT], *given[RANKS], *summed[RANKS];
   for (int rank = 0; rank < RANKS; rank++) {
@@ -63,7 +63,7 @@ int main(void) {
   int devices[] = {0, 1};
   NCCL(ncclCommInitAll(communicators, RANKS, devices));
   for (int i = 0; i < RANKS; i++) count_calls("lazy/2/built", 1);
-  /* The first has the communicator built, the second finds it. */
+  /* In the first round NCCL builds the communicator, in the second it exists. */
   for (int round = 0; round < 2; round++) in_a_group(&all, communicators);
   one_thread_end_streams(&all);
   NCCL(ncclGroupStart());

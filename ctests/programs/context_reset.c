@@ -1,5 +1,6 @@
-/* Holds: communicators that come after cuDevicePrimaryCtxReset (cudaDeviceReset) have all that those before it had, and give right results:
- * nothing of the context that is gone is used again. One that is never destroyed hurts nobody when its context goes. */
+/* Holds that communicators made after cuDevicePrimaryCtxReset (cudaDeviceReset) have the same features as earlier ones and give
+ * right results: nothing of the former context is used again. A communicator that is never destroyed does no harm when its
+ * context ends. */
 #include "../support/harness.h"
 
 #include <stdlib.h>
@@ -39,7 +40,7 @@ static void shifted(struct rank* self, ncclComm_t communicator, int32_t* memory,
   record(self, host, MESSAGE * sizeof *host);
 }
 
-/* A graph of it, launched and gone. */
+/* A graph that captures a call, launched and destroyed. */
 static void captured(struct rank* self, ncclComm_t communicator, void* memory) {
   CUgraph graph = NULL;
   CUgraphExec executable = NULL;
@@ -69,7 +70,7 @@ static void used(struct rank* self, ncclComm_t communicator, int round) {
   free(host);
 }
 
-/* All that lives in the context goes, and then it. */
+/* Everything that lives in the context ends, then the context. */
 static void reset(struct rank* self) {
   CUDA(cuStreamDestroy_v2(self->stream));
   CUDA(cuCtxSetCurrent(NULL));
@@ -94,7 +95,7 @@ static void again(struct rank* self) {
     NCCL(ncclCommDestroy(second));
     NCCL(ncclCommDestroy(communicator));
     reset(self);
-    /* Threads of the library look around, now and while there is no context. */
+    /* Time for threads of the library to run, while there is a context and while there is none. */
     if (round == 1) usleep(AFTER_RESET_US);
     begin_again(self);
   }
@@ -112,7 +113,7 @@ int main(void) {
   begin("context_reset", 90);
   int ranks = rank_count(3);
   run_ranks("again", PROCESSES, ranks, again, NULL);
-  /* A communicator that is never destroyed is no leak here. */
+  /* A communicator that is never destroyed is no leak in this test. */
   setenv("WINDLASS_SIM_STRICT", "0", 1);
   run_ranks("never destroyed", PROCESSES, ranks, never_destroyed, NULL);
   return finish();

@@ -1,6 +1,6 @@
-/* Holds: collectives of six communicators, with a stream each, which half of the ranks launch in the opposite order, end with the
- * right results, small and large ones, eagerly and from graphs, also where on some ranks other work fills the device before they
- * get it. */
+/* Holds that collectives of six communicators, each on its own stream, finish with right results although half of the ranks
+ * launch them in the opposite order: small and large ones, eager and from graphs, also while other work fills the device of some
+ * ranks. */
 #include "../support/collective.h"
 #include "../support/tuning.h"
 
@@ -9,7 +9,7 @@
 
 enum { COMMUNICATORS = 6, KINDS = 5, ROUNDS = 3 };
 
-/* Spins for so many nanoseconds in every thread: PTX, which the driver compiles. */
+/* PTX of a kernel in which every thread spins for `nanoseconds`. The driver compiles it. */
 static const char occupying[] =
   ".version 7.0\n.target sm_70\n.address_size 64\n"
   ".visible .entry occupy(.param .u64 nanoseconds) {\n"
@@ -19,14 +19,14 @@ static const char occupying[] =
 
 struct occupant { CUmodule module; CUfunction function; int blocks; };
 
-/* None on simulators, which have no compiler. */
+/* Empty on simulators, which have no compiler. */
 static struct occupant occupant_made(const struct rank* self) {
   struct occupant occupant = {0};
   if (!on_gpus()) return occupant;
   CUDA(cuModuleLoadData(&occupant.module, occupying));
   CUDA(cuModuleGetFunction(&occupant.function, occupant.module, "occupy"));
   CUDA(cuDeviceGetAttribute(&occupant.blocks, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, self->device));
-  occupant.blocks *= 2; /* of 1024 threads: all that a multiprocessor holds */
+  occupant.blocks *= 2; /* of 1024 threads each: all that a multiprocessor holds */
   return occupant;
 }
 
@@ -67,7 +67,7 @@ static void lane_capture(struct lane* lane) {
   CUDA(cuGraphDestroy(graph));
 }
 
-/* Both halves of the ranks have launched their first three communicators when they begin with the others. */
+/* Both halves of the ranks have launched their first three communicators before they begin with the others. */
 static void round_of(struct rank* self, struct lane* lanes, const struct occupant* occupant, bool in_graphs) {
   for (int i = 0; i < COMMUNICATORS * KINDS; i++) transfer_clear(&lanes[i / KINDS].list[i % KINDS]);
   for (int i = 0; i < COMMUNICATORS; i++) {
@@ -94,7 +94,7 @@ static void write_table(const struct rank* self) {
   tuning_end(file);
 }
 
-/* Small ones, some of every wire of ours, and on GPUs such as take every block that a communicator may have. */
+/* Small collectives, some over each wire of Windlass, and on GPUs sizes that take every block that a communicator may have. */
 static void all(struct rank* self) {
   const size_t counts[] = {100, 9000, on_gpus() ? (size_t)1 << 20 : 40000};
   struct lane lanes[COMMUNICATORS] = {{0}};
@@ -106,7 +106,7 @@ static void all(struct rank* self) {
   struct occupant occupant = occupant_made(self);
   for (uint64_t size = 0; size < sizeof counts / sizeof *counts; size++) {
     for (uint64_t i = 0; i < COMMUNICATORS; i++) lane_prepare(self, &lanes[i], 100 * size + i, counts[size]);
-    /* NCCL connects in the first calls, for which ranks wait: one communicator after the other. */
+    /* In its first calls NCCL connects, and ranks wait for each other: one communicator after the other. */
     for (int i = 0; i < COMMUNICATORS; i++) {
       lane_issue(&lanes[i]);
       wait_for(lanes[i].stream);
@@ -127,7 +127,7 @@ static void all(struct rank* self) {
 }
 
 int main(void) {
-  /* Streams that share a queue of the device wait for each other's kernels, whoever launches them. */
+  /* Streams that share a hardware queue wait for each other's kernels. */
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   begin("crowded", 280);
   run_ranks("ranks", PROCESSES, rank_count(4), all, NULL);

@@ -1,9 +1,9 @@
-/* Tells: whether one thread can make, share, map and unmap memory while another is in a call of the driver that waits for a kernel.
- * NCCL does the former on its proxy threads when peers register buffers or give them back; if it had to wait there, a rank that frees
- * memory beside a registered collective would wait for a peer that waits for it.
+/* Prints whether one thread can allocate, share, map and unmap memory while another thread is in a driver call that waits for a
+ * kernel. NCCL does that on its proxy threads when peers register buffers or deregister them. If those had to wait, a rank that
+ * frees memory beside a registered collective would wait for a peer that waits for it.
  *
- * One GPU, no NCCL. Prints a line a call: what it took, and what the other thread took beside it. The kernel ends after two seconds
- * in any case. Nothing is held but that all of it ends. */
+ * One GPU, no NCCL. Prints a line a call: how long it took, and how long the other thread's call took beside it. The kernel ends
+ * after two seconds in any case. Nothing is checked but that all of it ends. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,7 +16,7 @@
 
 #include "../support/driver_answers.h"
 
-/* Spins until the word is not zero, or so many nanoseconds have passed. */
+/* Spins until the word is not zero, or until `nanoseconds` have passed. */
 static const char SPIN[] =
     ".version 7.0\n.target sm_80\n.address_size 64\n"
     ".visible .entry spin(.param .u64 at, .param .u64 limit) {\n"
@@ -45,7 +45,7 @@ static void begin_spin(void) {
   CU(LaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
 }
 
-/* What is called while the kernel runs; each has its memory made before. */
+/* The calls that are timed while the kernel runs. Their memory is made before. */
 enum what { ALLOCATES, ALLOCATES_LITTLE, FREES, FREES_LITTLE, ALLOCATES_HOST, FREES_HOST, REGISTERS_HOST, UNREGISTERS_HOST, UNMAPS, SYNCHRONIZES, WHATS };
 static const char* const NAMES[WHATS] = {"cuMemAlloc of 64 MiB", "cuMemAlloc of 512 bytes", "cuMemFree of 64 MiB",
                                          "cuMemFree of 512 bytes", "cuMemHostAlloc of 16 MiB", "cuMemFreeHost of 16 MiB",
@@ -104,7 +104,7 @@ static void release(struct blocked* call) {
   if (call->what == UNMAPS) CU(MemAddressFree(call->base, granule));
 }
 
-/* As NCCL's proxy threads do for a peer's buffer, and for its end. */
+/* The steps of NCCL's proxy threads for a peer's buffer, up to its end. */
 enum { STEPS = 9 };
 static const char* const STEP_NAMES[STEPS] = {"create", "export", "import", "reserve", "map", "set access", "unmap", "free addresses", "release"};
 
@@ -176,7 +176,7 @@ int main(void) {
   ends_spin = host;
   CU(ModuleLoadData(&module, SPIN));
   CU(ModuleGetFunction(&spin, module, "spin"));
-  /* Whatever a first launch takes. */
+  /* The first launch is slow, so it is not timed. */
   begin_spin();
   *ends_spin = 1;
   CU(StreamSynchronize(stream));

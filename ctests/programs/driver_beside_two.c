@@ -1,9 +1,11 @@
-/* Holds: in a process with two devices one thread can make, map, give access to, unmap and release memory while kernels of both spin, also
- * with peer access between their contexts, and other threads' launches go on meanwhile. That is what Windlass's worker thread does when a
- * ring grows between two ranks of one process: if it had to wait, it would wait for kernels that wait for that ring.
+/* Holds that in a process with two devices one thread can make, map, give access to, unmap and release memory while kernels of both
+ * devices spin, also with peer access between their contexts, and that other threads' launches go on meanwhile. Windlass's worker
+ * thread does so when a ring grows between two ranks of one process. If it had to wait, it would wait for kernels that wait for
+ * that ring.
  *
- * Two GPUs, no NCCL. Prints what each call took, and the longest launch beside them; for comparison what cuMemAlloc and cuMemFree take. The
- * kernels end after two seconds in any case. The simulator, which has no such kernels, waits for a word in a stream instead. */
+ * Two GPUs, no NCCL. Prints how long each call took, and the longest launch beside them; for comparison the same of cuMemAlloc
+ * and cuMemFree. The kernels end after two seconds in any case. On the simulator, which has no such kernels, a stream waits for
+ * a word instead. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -14,7 +16,7 @@
 
 #include "../support/driver_answers.h"
 
-/* Spins until the word is not zero, or so many nanoseconds have passed, and reads memory of the other device on the way. */
+/* Spins until the word is not zero, or until `nanoseconds` have passed; reads memory of the other device meanwhile. */
 static const char SPIN[] =
     ".version 7.0\n.target sm_80\n.address_size 64\n"
     ".visible .entry spin(.param .u64 at, .param .u64 limit, .param .u64 beside) {\n"
@@ -34,7 +36,7 @@ struct device {
 };
 
 static struct device devices[DEVICES];
-/* The first ends the kernels that spin; the second is never zero. */
+/* The first word ends the kernels that spin; the second is never set. */
 static volatile unsigned* words;
 
 static double ms(void) {
@@ -50,7 +52,7 @@ static void spin(struct device* device, void* on, volatile unsigned* until) {
   else CU(StreamWaitValue32_v2(on, at, 1, 1));
 }
 
-/* Memory of a device that both reach. */
+/* Memory of one device that both devices can access. */
 static word shared_by_both(int device, size_t bytes) {
   struct allocation_kind kind = {PINNED, DESCRIPTOR, {DEVICE, device}, NULL, {0}};
   struct access access[DEVICES] = {{{DEVICE, 0}, READ_WRITE}, {{DEVICE, 1}, READ_WRITE}};
@@ -63,7 +65,7 @@ static word shared_by_both(int device, size_t bytes) {
   return at;
 }
 
-/* What the worker thread does, for memory of one device. */
+/* The calls that Windlass's worker thread makes, for memory of one device. */
 enum { STEPS = 8, ALLOCATING = 2 };
 static const char* const STEP_NAMES[STEPS] = {"create", "reserve", "map", "own access", "other's access", "unmap", "free addresses", "release"};
 static const char* const ALLOCATING_NAMES[ALLOCATING] = {"cuMemAlloc", "cuMemFree"};
@@ -115,7 +117,7 @@ static void* works(void* argument) {
   return NULL;
 }
 
-/* Launches on both devices, as an application's threads do. */
+/* A thread that launches on both devices, as an application's threads do. */
 struct launcher {
   atomic_bool ends;
   double longest;
@@ -138,7 +140,7 @@ static void* launches(void* argument) {
   return NULL;
 }
 
-/* Some more, on both devices. */
+/* Waits for some more launches, on both devices. */
 static void await_launches(struct launcher* launcher) {
   int wanted = atomic_load(&launcher->launches) + 2 * DEVICES;
   double began = ms();
@@ -209,7 +211,7 @@ int main(void) {
     CU(StreamCreate(&devices[i].launches, 1));
     if (cu.ModuleLoadData(&module, SPIN) || cu.ModuleGetFunction(&devices[i].spin, module, "spin")) devices[i].spin = NULL;
     devices[i].beside = shared_by_both(1 - i, 2 * MIB);
-    /* Whatever a first launch takes. */
+    /* The first launch is slow, so it is not timed. */
     spin(&devices[i], devices[i].spins, &words[1]);
     spin(&devices[i], devices[i].launches, &words[1]);
     CU(CtxSynchronize());

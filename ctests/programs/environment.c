@@ -1,10 +1,10 @@
-/* Holds: results are right under whatever variables of NCCL's are set, and whenever. One round of all that Windlass has paths for: a
- * communicator of all ranks with small and large collectives, large all-gathers in memory of ncclMemAlloc, messages, a window made twice
- * over memory that comes again; then communicators of two ranks, whose all-reduce comes beside a receive that waits. All but gathers and
- * windows again, with new communicators.
+/* Holds that results are right whichever of NCCL's variables are set, and whenever. A round covers every path of Windlass: on a
+ * communicator of all ranks small and large collectives, large all-gathers in memory of ncclMemAlloc, messages, and a window made
+ * twice over memory that is freed and allocated again; then communicators of two ranks, whose all-reduce comes beside a receive
+ * that waits. A second round, with new communicators, leaves out the gathers and windows.
  *
- * Variables in CTESTS_LATE (NAME=VALUE, apart by blanks) are set after the first call of all, as programs do that ask for the version
- * first; those in CTESTS_LATER between the two rounds. Reports tell which paths ran. Ranks are processes. */
+ * Variables in CTESTS_LATE (NAME=VALUE, separated by blanks) are set after the first call of all, as by programs that ask for
+ * the version first; those in CTESTS_LATER between the two rounds. Reports tell which paths ran. Ranks are processes. */
 #define _GNU_SOURCE
 #include "../support/collective.h"
 #include "../support/messages.h"
@@ -16,7 +16,7 @@
 enum { KIB = 1024, GATHERS = 6 };
 enum { FIRST, SECOND, EARLY_PAIRS, LATE_PAIRS = EARLY_PAIRS + RANKS_MAX };
 
-/* Sets the variables that another one lists. */
+/* Sets the variables that the variable `list` names. */
 static void set_listed(const char* list) {
   const char* text = getenv(list);
   char* copy = text ? strdup(text) : NULL;
@@ -44,7 +44,7 @@ static void collective(struct rank* self, ncclComm_t communicator, size_t bytes)
   transfer_release(&transfer);
 }
 
-/* From each rank to that which is so many after it. */
+/* Each rank sends to the rank `step` places after it. */
 static void ring(struct rank* self, ncclComm_t communicator, size_t bytes, int step) {
   int next = (self->rank + step) % self->ranks, before = (self->rank + self->ranks - step) % self->ranks;
   struct message out = message_to_send((uint64_t)self->rank, bytes, 0), in = message_to_receive((uint64_t)before, bytes, 0);
@@ -58,7 +58,7 @@ static void ring(struct rank* self, ncclComm_t communicator, size_t bytes, int s
   message_release(&in);
 }
 
-/* Memory that was freed comes again, and its window. */
+/* A window over a block that is freed, allocated again and registered again. */
 static void windows(struct rank* self, ncclComm_t communicator) {
   for (int round = 0; round < 3; round++) {
     struct memory block = memory_alloc(self, NCCLS, window_room(self));
@@ -84,8 +84,8 @@ static void round_of(struct rank* self, ncclComm_t communicator) {
   ring(self, communicator, 16 * KIB, self->ranks - 1);
 }
 
-/* The lower rank waits for a message of another communicator that the upper one sends only after an all-reduce of both: the first call
- * that needs NCCL's part of their communicator. */
+/* The lower rank waits for a message of another communicator. The upper rank sends it only after an all-reduce of both, the
+ * first call that needs NCCL's part of their communicator. */
 static void pair(struct rank* self, ncclComm_t other, int slot) {
   int own = self->rank % 2;
   if (self->rank - own + 1 >= self->ranks) return;

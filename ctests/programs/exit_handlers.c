@@ -1,6 +1,7 @@
-/* Holds: exit handlers that were registered before NCCL's first call, and so run behind its own and behind the end of the thread's
- * storage, use communicators as ever: collectives and messages, alone and in groups, the first large collective of a lazy communicator,
- * messages that are to be absorbed, inits, splits, ends. The thread that exits does it itself. */
+/* Holds that exit handlers can still use communicators although they run after NCCL's own handler and after the end of
+ * thread-local storage, because they were registered before NCCL's first call. They run collectives and messages, alone and in
+ * groups, the first large collective of a lazy communicator, messages that NCCL absorbs, inits, splits and destroys, on the
+ * thread that exits. */
 #include "../support/collective.h"
 #include "../support/messages.h"
 
@@ -22,7 +23,7 @@ static void reduce(ncclComm_t communicator, int rank, int ranks, size_t count, u
   transfer_release(&transfer);
 }
 
-/* Both ranks of a pair send, and receive only then: the one before the other where `absorbed`, in one group where not. */
+/* Both ranks of a pair send and then receive: one call after the other where `absorbed`, else in one group. */
 static void exchange(size_t bytes, bool absorbed, unsigned char value) {
   int other = 1 - self->rank % 2;
   unsigned char* host = malloc(bytes);
@@ -44,7 +45,7 @@ static void exchange(size_t bytes, bool absorbed, unsigned char value) {
   free(host);
 }
 
-/* Once more while the process ends, by a handler that is older still. */
+/* The handler that was registered first, and so runs last. */
 static void again(void) {
   if (!self) return;
   exchange(100000, false, 70);
@@ -56,7 +57,7 @@ static void again(void) {
 static void use(void) {
   if (!self) return;
   int rank = self->rank, ranks = self->ranks;
-  /* NCCL builds the pair's own communicator only for this, with an id of the first rank's process, which comes later. */
+  /* For this call NCCL builds the pair's communicator, with an id from the first rank's process, which comes later. */
   if (rank % 2 == 0) usleep(200000);
   reduce(pair, rank % 2, 2, 3000000, 12);
   exchange(5000, false, 10);
@@ -64,7 +65,7 @@ static void use(void) {
   reduce(everybody, rank, ranks, 1000000, 13);
   exchange((size_t)24 << 20, true, 14);
   ncclComm_t late = world(self, 3), half = NULL;
-  /* Two ranks stay together: a communicator of one rank has no peer group. */
+  /* With two ranks there is no split in halves: a communicator of one rank has no peer group. */
   int parts = ranks > 2 ? 2 : 1;
   NCCL(ncclCommSplit(late, rank % parts, rank, &half, NULL));
   reduce(late, rank, ranks, 5003, 15);
