@@ -1,9 +1,8 @@
-/* Holds, over the p2p transport and native collectives: when a rank's process dies in the middle of a message, its partner's receive ends with an
- * asynchronous error after the configured time, the stream gets free, calls on that communicator answer the error, an abort
- * returns at once, and another communicator goes on all the while. An abort from another thread ends a receive that
- * nobody answers. What a rank has sent before it ended arrives, also behind work of the application's that takes longer than that time.
- * A rank that fails by itself, here by a stream that is none, ends its partners' waits as a dead one does. NCCL
- * alone would wait. */
+/* Holds that over the p2p transport and native collectives a rank's death in the middle of a message ends its partner's receive
+ * with an asynchronous error after WINDLASS_HANG_TIMEOUT. The stream is then free, calls on that communicator return the error,
+ * an abort returns at once, and another communicator goes on meanwhile. An abort from another thread ends a receive without a
+ * sender. What a rank sent before it ended arrives, also behind work of the application that takes longer than that timeout. A
+ * rank that fails by itself, here by an invalid stream, ends its partners' waits as a dead one does. NCCL alone would wait. */
 #include "../support/collective.h"
 #include "../support/messages.h"
 #include "../support/tuning.h"
@@ -34,7 +33,7 @@ static void partner_dies(struct rank* self) {
   struct message half = message_to_send(5, BYTES / 4, 0), whole = message_to_receive(6, BYTES, 0);
   struct message first = message_to_receive(5, BYTES / 4, 0);
   if (self->rank == 1) {
-    /* The first of the messages that rank 0 waits for. */
+    /* The first message that rank 0 waits for. */
     message_send(&half, 0, all, stream);
     wait_for(stream);
     count_calls("ncclSend", -1);
@@ -89,8 +88,8 @@ static void sleep_long(void* unused) {
   sleep(7);
 }
 
-/* Rank 1 sends and ends in good order, while work of rank 0's own holds its stream for several times the configured time: all arrives. What
- * waits for rank 1 after that ends as ever. */
+/* Rank 1 sends and ends in order while work of rank 0 holds rank 0's stream for longer than WINDLASS_HANG_TIMEOUT: all messages
+ * arrive. A later wait for rank 1 ends with an error. */
 static void partner_ends_before_it_is_heard(struct rank* self) {
   ncclComm_t all = world(self, 0);
   CUstream stream = new_stream();
@@ -138,7 +137,7 @@ static void* abort_soon(void* communicator) {
   return NULL;
 }
 
-/* Another thread aborts a receive to which nobody sends. */
+/* Another thread aborts a receive without a sender. */
 static void aborted(struct rank* self) {
   ncclComm_t all = world(self, 0);
   struct message never = message_to_receive(7, 1000, 0);
@@ -155,7 +154,7 @@ static void aborted(struct rank* self) {
   message_release(&never);
 }
 
-/* Rank 0 cannot issue what rank 1 waits for; rank 2 waits for rank 1, which gives up. The first message arrived. */
+/* Rank 0 cannot launch what rank 1 waits for; rank 2 waits for rank 1, which gives up. The first message arrived. */
 static void a_launch_fails(struct rank* self) {
   ncclComm_t all = world(self, 0);
   struct message first = self->rank == 0 ? message_to_send(40, 70000, 0) : message_to_receive(40, 70000, 0);
@@ -170,7 +169,7 @@ static void a_launch_fails(struct rank* self) {
     CODE(ncclSend(second.at, second.bytes, ncclUint8, 1, all, as_cuda(none)), ncclUnhandledCudaError);
     CODE(ncclSend(second.at, second.bytes, ncclUint8, 1, all, as_cuda(self->stream)), ncclUnhandledCudaError);
     EQUAL(error_after_a_while(all), ncclUnhandledCudaError);
-    wait_for(self->stream); /* what came before ends, too, when rank 2 has given up */
+    wait_for(self->stream); /* earlier work ends, too, once rank 2 has given up */
     meet(self);
     double began = seconds();
     NCCL(ncclCommDestroy(all));
@@ -199,7 +198,7 @@ static void write_table(const struct rank* self) {
 
 enum { SMALL, LARGE, TOGETHER, IN_GRAPH, COURSES, CALLS_OF_COURSE = 4 };
 
-/* One way to call collectives, on a communicator of its own. */
+/* One way to call collectives, with a communicator of its own. */
 struct course { ncclComm_t communicator; CUstream stream; CUgraphExec executable; struct transfer list[CALLS_OF_COURSE]; int count; };
 
 static void course_prepare(struct rank* self, struct course* course, int kind) {
@@ -230,7 +229,7 @@ static void course_run(struct course* course, int kind) {
   CUDA(cuGraphLaunch(course->executable, course->stream));
 }
 
-/* All ranks have run each course once; then rank 1 dies, and the others run all of them again: each ends by itself. */
+/* All ranks run each course once. Then rank 1 dies and the others run all courses again: each ends with an error by itself. */
 static void one_dies_before_collectives(struct rank* self) {
   struct course courses[COURSES] = {{0}};
   write_table(self);
@@ -241,7 +240,7 @@ static void one_dies_before_collectives(struct rank* self) {
     for (int i = 0; i < courses[kind].count; i++) transfer_verify(&courses[kind].list[i], self);
   }
   if (self->rank == 1) {
-    /* What it has called is in no report. */
+    /* A rank that dies leaves no report, so its calls are not counted. */
     count_calls("ncclCommInitRank", -COURSES);
     count_calls("ncclGroupStart", -1);
     count_calls("ncclGroupEnd", -1);
@@ -268,7 +267,7 @@ int main(void) {
   begin("faults", 120);
   if (rank_count(4) < 3) skip("needs three ranks");
   run_ranks("aborted", PROCESSES, 2, aborted, NULL);
-  /* On GPUs a stream that is none is nobody's to pass. */
+  /* On GPUs a program may not pass an invalid stream. */
   if (!on_gpus()) run_ranks("launch fails", PROCESSES, 3, a_launch_fails, NULL);
   run_ranks("partner dies", PROCESSES, 3, partner_dies, NULL);
   run_ranks("partner ends before it is heard", PROCESSES, 2, partner_ends_before_it_is_heard, NULL);

@@ -1,7 +1,8 @@
-/* Holds: with WINDLASS_ORDER=fixed every element of a reduction that rounds is the fold of the ranks' values of that element, rank 0's
- * first, to the bit: by all-reduce, reduce and reduce-scatter, of any slice, at any offset, alone, in groups, with a root each and in a
- * graph, for every operation and type that rounds. Values differ much in magnitude, so that any other order shows. With the word
- * `differs` it holds that some elements are not so: by it other runs show that this program would find that. */
+/* Holds that with WINDLASS_ORDER=fixed every element of a reduction that rounds is the fold of the ranks' values of that
+ * element, from rank 0 upward, to the bit. That is so in all-reduce, reduce and reduce-scatter, of any slice, at any offset,
+ * alone, in groups, with every root and in a graph, for every operation and type that rounds. Values differ much in magnitude,
+ * so any other order shows. With the word `differs` the test holds the opposite, that some elements differ, to prove that it
+ * would find a wrong order. */
 #include "../support/harness.h"
 
 #include <math.h>
@@ -29,7 +30,7 @@ static bool expects_differences;
 static uint64_t seed;
 static size_t elements(void) { return on_gpus() ? (size_t)5 << 20 | 11 : 9011; }
 
-/* The nearest value of the type, halfway cases to the even one. */
+/* The value of the type nearest to `value`, halfway cases to even. */
 static double rounded(const struct type* type, double value) {
   if (type->bytes == 8 || value == 0) return value;
   if (type->bytes == 4) return (float)value;
@@ -46,7 +47,7 @@ static void put(const struct type* type, void* place, double value) {
   if (type->bytes == 8) memcpy(place, &value, 8);
   if (type->bytes == 4) memcpy(place, &single, 4);
   if (type->bytes > 2) return;
-  /* Sign, exponent and fraction of what is a value of the type. */
+  /* The bits of `value`, which is a value of the type: sign, exponent and fraction. */
   int exponent, bias = (1 << (type->exponent_bits - 1)) - 1;
   double fraction = frexp(fabs(value), &exponent);
   unsigned bits = 0;
@@ -62,14 +63,14 @@ static void put(const struct type* type, void* place, double value) {
   memcpy(place, &bits, type->bytes);
 }
 
-/* A step of the fold, in the type in which it goes: float, or double for doubles. */
+/* A step of the fold, computed as the fold is: in double for doubles, else in float. */
 static double combined(const struct type* type, bool multiplies, double one, double other) {
   if (type->bytes == 8) return multiplies ? one * other : one + other;
   volatile float result = multiplies ? (float)one * (float)other : (float)one + (float)other;
   return result;
 }
 
-/* What a rank has of an element: a value of the type. */
+/* A rank's input at `index`: a value of the type. */
 static double value_of(const struct type* type, int operation, int rank, size_t index) {
   struct random random = random_from(index * 31 + (size_t)rank * 7919 + (size_t)operation * 104729 + (size_t)type->code);
   uint64_t bits = random_next(&random);
@@ -92,7 +93,7 @@ static double expected(const struct type* type, int operation, int ranks, size_t
   return rounded(type, fold);
 }
 
-/* One type and operation. */
+/* One type and operation, with its buffers. */
 struct work {
   struct rank* self;
   const struct type* type;
@@ -104,7 +105,7 @@ struct work {
 };
 static size_t different;
 
-/* Whether `count` elements of the output are those from `first` on. */
+/* Holds that `count` elements of the output, from `at` on, are the expected ones from `first` on. */
 static void verify(struct work* work, size_t at, size_t first, size_t count, const char* how) {
   size_t bytes = work->type->bytes;
   download(work->seen, work->output + at * bytes, count * bytes);
@@ -150,7 +151,7 @@ static void one_by_one(struct work* work) {
   verify(work, 3, share * (size_t)work->self->rank, share, "reduce-scatter");
 }
 
-/* Three all-reduces, so many that NCCL would be given them, and a reduce to each rank, of sizes of their own. */
+/* Three all-reduces, so many that NCCL would run them without fixed order, and a reduce to each rank, of different sizes. */
 static void in_a_group(struct work* work) {
   size_t all = elements(), firsts[3], counts[3], part = all / 8, at = 0;
   NCCL(ncclGroupStart());
@@ -214,7 +215,7 @@ static void run(struct rank* self, ncclComm_t communicator, const struct type* t
   upload(work.input, given, bytes);
   device_fill(work.output, 0xee, bytes);
   if (operation == OWN) {
-    /* Half of the ranks have theirs on the device. */
+    /* Half of the ranks have their scalar on the device. */
     char scalar[8] = {0};
     bool is_here = self->rank % 2 == 0;
     put(type, scalar, scalar_of(type, self->rank));

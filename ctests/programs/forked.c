@@ -1,5 +1,5 @@
-/* Holds: a process that has communicators may fork: the child runs a program or exits cleanly, the parent's
- * communicators go on, and what the child closes does not harm them. A handle that is Windlass's own is none in a child. */
+/* Holds that a process with communicators may fork: the child runs a program or exits cleanly, the parent's communicators go on,
+ * and what the child closes does not harm them. In a child a handle of Windlass's own is refused. */
 #include "../support/collective.h"
 
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static void check_exit(pid_t child) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Without a check that counts: its output is compared with runs that have no such child. */
+/* Checks without counting: the output is compared with that of runs without such a child. */
 static void check_child(pid_t child) {
   int status = -1;
   if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status)) CHECK(!"refused");
@@ -32,7 +32,7 @@ static void all(struct rank* self) {
   if (child == 0) _exit(0);
   check_exit(child);
   reduce(self, communicator, 2);
-  /* A child that asks something harmless and leaves by exit(), so that destructors run in it. */
+  /* A child that makes harmless calls and leaves by exit(), so that destructors run in it. */
   child = fork();
   if (child == 0) {
     int version = 0;
@@ -42,7 +42,7 @@ static void all(struct rank* self) {
   }
   check_exit(child);
   reduce(self, communicator, 3);
-  /* A child that becomes another program. */
+  /* A child that executes another program. */
   child = fork();
   if (child == 0) {
     execl("/bin/true", "true", (char*)NULL);
@@ -50,7 +50,7 @@ static void all(struct rank* self) {
   }
   check_exit(child);
   reduce(self, communicator, 4);
-  /* Where the handle is Windlass's own, NCCL never sees it in a child. With NCCL's own this would crash, or wait. */
+  /* A handle of Windlass's own is never given to NCCL in a child. With NCCL's own handle this call would crash or wait. */
   const char* lazy = getenv("WINDLASS_LAZY");
   child = lazy && !strcmp(lazy, "all") ? fork() : -1;
   if (child == 0) {
@@ -64,8 +64,8 @@ static void all(struct rank* self) {
   }
   if (child > 0) check_child(child);
   reduce(self, communicator, 5);
-  /* A child that asks for a communicator of its own: CUDA is dead there, and the log and report of Windlass say whose child it is. NCCL's
-   * own answer on GPUs is not looked at. */
+  /* A child that asks for a communicator of its own: CUDA does not work there, and Windlass's log and report name its parent.
+   * NCCL's own answer on GPUs is not checked. */
   child = on_gpus() ? -1 : fork();
   if (child == 0) {
     ncclComm_t own = NULL;

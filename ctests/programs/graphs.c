@@ -1,6 +1,6 @@
-/* Holds: collectives and send/receive captured into a graph give the right result at every replay, with new inputs,
- * and eager calls before, between and after the replays do too; also where the graph is a clone, and where what is launched was updated
- * to another capture, of other sizes, and these graphs are gone. */
+/* Holds that collectives and sends and receives captured into a graph give the right result at every replay, with new inputs,
+ * and that eager calls before, between and after the replays do, too; also where the graph is a clone, and where the executable
+ * graph was updated to another capture, of other sizes, and the graphs themselves are destroyed. */
 #include "../support/collective.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static void set_input(struct rank* self, const struct buffers* buffers, uint64_t
   upload(buffers->input, host, sizeof host);
 }
 
-/* `reduced` is the sum of all inputs; `shifted` is the sum too, having come from the rank before. */
+/* `reduced` is the sum of all inputs; `shifted` is that sum as received from the rank before. */
 static void check_outputs(struct rank* self, const struct buffers* buffers, uint64_t key) {
   float seen[COUNT], wanted[COUNT];
   reduced_fill(wanted, key, self->ranks, 0, COUNT, ncclFloat, ncclSum, 1);
@@ -47,7 +47,7 @@ static void eager(struct rank* self, ncclComm_t communicator, const struct buffe
   check_outputs(self, buffers, key);
 }
 
-/* A graph that is nothing but a collective of each kind, those of messages too, as large as `count` makes it. */
+/* A graph with only a collective of each kind, including those made of messages, of the size that `count` gives. */
 static CUgraph captured(struct rank* self, ncclComm_t communicator, struct transfer* list, int kinds, size_t count, uint64_t key) {
   CUgraph graph = NULL;
   for (int which = 0; which < kinds; which++) {
@@ -78,7 +78,7 @@ static void replay(struct rank* self, ncclComm_t communicator, CUgraphExec execu
   transfer_release(&eager);
 }
 
-/* The driver may refuse an update (whether of NCCL's kernels or of ours): then programs instantiate anew. */
+/* The driver may refuse an update (of NCCL's kernels or of Windlass's): then programs instantiate anew. */
 static void become(CUgraphExec* executable, CUgraph graph) {
   CUgraphExecUpdateResultInfo result = {0};
   if (cuGraphExecUpdate_v2(*executable, graph, &result) != CUDA_SUCCESS) {
@@ -116,7 +116,7 @@ static void all(struct rank* self) {
   eager(self, communicator, &buffers, 1);
   CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   issue(self, communicator, &buffers);
-  /* As cuBLAS does for its workspace. From a graph that allocates no edge can be taken any more. */
+  /* As cuBLAS does for its workspace. The driver lets no edge be removed from a graph that allocates. */
   CUdeviceptr workspace = 0;
   CUDA(cuMemAllocAsync(&workspace, 1 << 20, self->stream));
   issue(self, communicator, &buffers);
@@ -131,7 +131,7 @@ static void all(struct rank* self) {
     check_outputs(self, &buffers, 10 + replay);
     eager(self, communicator, &buffers, 20 + replay);
   }
-  /* Several replays in flight: each does the same work again. */
+  /* Several replays in flight: each repeats the same work. */
   set_input(self, &buffers, 30);
   for (int replay = 0; replay < REPLAYS; replay++) CUDA(cuGraphLaunch(executable, self->stream));
   wait_for(self->stream);

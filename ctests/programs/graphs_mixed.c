@@ -1,6 +1,7 @@
-/* Holds: one communicator's all-reduces, in place on one buffer, small and large, eager and of graphs, run in the order in which they
- * are called and graphs are launched, on streams that nothing else joins, and that are destroyed before they have run. The sum of the whole and the maximum of its beginning do not
- * commute, so what overtakes is seen; each rank is late before the first of two in its turn. */
+/* Holds that one communicator's all-reduces, in place on one buffer, run in the order in which they are called and their graphs
+ * launched: small and large, eager and from graphs, on streams that nothing else joins and that are destroyed before they have
+ * run. The sum of the whole buffer and the maximum of its beginning do not commute, so a wrong order shows. Ranks take turns at
+ * being late before the first of two. */
 #include "../support/harness.h"
 
 #include <stdatomic.h>
@@ -9,7 +10,7 @@
 
 enum { LARGE = 30011, SMALL = 256, LATE_US = 40000, STREAMS = 3 };
 
-/* The sum of all, which NCCL runs; the maximum of the first few. */
+/* The sum of all elements, which NCCL runs; the maximum of the first few, which Windlass can run. */
 enum step { SUM, MAXIMUM };
 
 struct mixed {
@@ -40,7 +41,7 @@ static void issue_grouped(struct mixed* mixed, enum step step, CUstream stream) 
   NCCL(ncclGroupEnd());
 }
 
-/* New input, and whose turn it is to be late on this stream. */
+/* Writes new input; one rank in turn is late on the stream `late`. */
 static void begin_round(struct mixed* mixed, int round, CUstream late) {
   struct rank* self = mixed->self;
   for (size_t i = 0; i < LARGE; i++) mixed->host[i] = value(self->rank, i);
@@ -49,7 +50,7 @@ static void begin_round(struct mixed* mixed, int round, CUstream late) {
   CUDA(cuLaunchHostFunc(late, be_late, NULL));
 }
 
-/* All is as after these steps, one after the other. */
+/* Holds that the buffer is as after these steps, one after the other. */
 static void end_round(struct mixed* mixed, const enum step* steps, int count) {
   struct rank* self = mixed->self;
   for (int i = 0; i < STREAMS; i++) wait_for(mixed->streams[i]);
@@ -85,7 +86,7 @@ static CUgraphExec captured(struct mixed* mixed, enum step step, CUstream stream
   return executable;
 }
 
-/* A communicator of which nothing was captured yet, and all that has run is the sum on the first stream, then the maximum. */
+/* A communicator of which nothing was captured yet. It has run the sum on the first stream, then the maximum. */
 static struct mixed made(struct rank* self) {
   struct mixed mixed = {.self = self, .communicator = world(self, 0)};
   mixed.at = device_alloc(LARGE * sizeof *mixed.at);
@@ -105,7 +106,7 @@ static void end(struct mixed* mixed) {
   NCCL(ncclCommDestroy(mixed->communicator));
 }
 
-/* A graph of before is launched behind an eager call, and before one, each of which was called by itself or in a group. */
+/* A graph captured earlier is launched after an eager call and before one, each called alone or in a group. */
 static void a_graph_of_before(struct rank* self) {
   static void (*const ways[])(struct mixed*, enum step, CUstream) = {issue, issue_grouped};
   for (int which = 0; which < 2; which++) {
@@ -128,7 +129,7 @@ static void a_graph_of_before(struct rank* self) {
   }
 }
 
-/* The first capture comes while a call of the other kind, on the same stream or another, has not run yet. */
+/* The first capture comes while an eager call of the other kind, on the same stream or another, has not run yet. */
 static void a_first_capture(struct rank* self) {
   for (int which = 0; which < 4; which++) {
     for (int round = 0; round < self->ranks; round++) {
@@ -145,7 +146,7 @@ static void a_first_capture(struct rank* self) {
   }
 }
 
-/* A capture that is not launched, of either kind, comes between two eager calls. */
+/* A capture of either kind, never launched, comes between two eager calls. */
 static void a_capture_between(struct rank* self) {
   for (int which = 0; which < 8; which++) {
     for (int round = 0; round < self->ranks; round++) {
@@ -162,7 +163,7 @@ static void a_capture_between(struct rank* self) {
   }
 }
 
-/* A graph of each kind, launched on streams of their own. */
+/* A graph of each kind, each launched on its own stream. */
 static void two_graphs(struct rank* self) {
   struct mixed mixed = made(self);
   CUstream one = mixed.streams[0], two = mixed.streams[1];
@@ -180,7 +181,8 @@ static void two_graphs(struct rank* self) {
   end(&mixed);
 }
 
-/* Each call is on a stream of its own that goes at once, with the work still to come: the next one may have its handle. */
+/* Each call is on its own stream, which is destroyed at once with its work still pending. The next stream may get the same
+ * handle. */
 static void streams_that_go(struct rank* self) {
   static void (*const ways[])(struct mixed*, enum step, CUstream) = {issue, issue_grouped};
   struct mixed mixed = made(self);

@@ -1,6 +1,6 @@
-/* Holds: sends and receives captured into graphs move new bytes at every replay: alone and in groups, hundreds of them,
- * over forked streams, in every mode of capture, two graphs in turn, on other streams, with eager calls between, and a
- * communicator may be destroyed before the graphs that captured it are. */
+/* Holds that sends and receives captured into graphs move new bytes at every replay: alone and in groups, hundreds of them, over
+ * forked streams, in every capture mode, two graphs in turn, on other streams, with eager calls between. A communicator may be
+ * destroyed before the graphs that captured its calls. */
 #include "../support/messages.h"
 
 #include <pthread.h>
@@ -13,7 +13,7 @@ enum { PARCELS_MAX = 1024 };
 
 struct graph { CUgraph graph; CUgraphExec executable; };
 
-/* How the calls of a capture stand: each alone, or all in one group. */
+/* How the calls of a capture are made: each alone, or all in one group. */
 enum grouping { ALONE, GROUPED };
 
 static void issue(const struct exchange* exchange, ncclComm_t communicator, CUstream stream, enum grouping grouping) {
@@ -60,7 +60,7 @@ static struct parcel parcel(int from, int to, size_t bytes, uint64_t key) {
   return (struct parcel){.from = from, .to = to, .bytes = bytes, .type = ncclUint8, .key = key * 1000};
 }
 
-/* Neighbours two by two, a message each way, one after the other. */
+/* Neighbouring ranks in pairs: a message each way, one after the other. */
 static int couples(int ranks, struct parcel* parcels, size_t bytes) {
   int count = 0;
   for (int rank = 0; rank + 1 < ranks; rank += 2) {
@@ -70,7 +70,7 @@ static int couples(int ranks, struct parcel* parcels, size_t bytes) {
   return count;
 }
 
-/* Around the ring both ways, small and large, and to oneself. */
+/* Around the ring in both directions, small and large messages, and from each rank to itself. */
 static int wheel(int ranks, struct parcel* parcels, size_t bytes) {
   int count = 0;
   for (int rank = 0; rank < ranks; rank++) {
@@ -83,7 +83,7 @@ static int wheel(int ranks, struct parcel* parcels, size_t bytes) {
 
 static size_t large(void) { return (on_gpus() ? (size_t)40 : (size_t)2) << 20; }
 
-/* Capture first: before any eager call of the communicator, as far as NCCL allows, which must have its connections. */
+/* A capture that comes before any eager call of the communicator but those in which NCCL makes its connections. */
 static void alone_and_in_groups(struct rank* self, ncclComm_t communicator) {
   struct parcel parcels[PARCELS_MAX];
   const size_t sizes[] = {8, 100003, large()};
@@ -94,7 +94,7 @@ static void alone_and_in_groups(struct rank* self, ncclComm_t communicator) {
     struct graph captured = capture(&exchange, communicator, self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, grouping);
     exchange_untouched(&exchange);
     for (uint64_t round = 0; round < 3; round++) replay(self, &captured, &exchange, round, self->stream);
-    /* Several replays in flight do the same work again. */
+    /* Several replays in flight repeat the same work. */
     exchange_renew(&exchange, 9);
     for (int i = 0; i < 4; i++) CUDA(cuGraphLaunch(captured.executable, self->stream));
     wait_for(self->stream);
@@ -143,7 +143,7 @@ static void two_graphs(struct rank* self, ncclComm_t communicator) {
   exchange_release(&between);
 }
 
-/* Eager calls right before and right behind a replay, with nothing waited for between. */
+/* Eager calls right before and right after a replay, with no wait between. */
 static void eager_beside(struct rank* self, ncclComm_t communicator) {
   struct parcel parcels[PARCELS_MAX], others[PARCELS_MAX], more[PARCELS_MAX];
   struct exchange exchange = exchange_prepare(self->rank, parcels, wheel(self->ranks, parcels, 200003));
@@ -168,7 +168,7 @@ static void eager_beside(struct rank* self, ncclComm_t communicator) {
   exchange_release(&behind);
 }
 
-/* More operations than a launch holds, so that the graph must keep a list of them; two such graphs live at once. */
+/* More operations than a launch holds, so that the graph must keep a list of them. Two such graphs live at once. */
 static void hundreds(struct rank* self, ncclComm_t communicator) {
   struct parcel parcels[2][PARCELS_MAX];
   struct exchange exchanges[2];
@@ -191,7 +191,7 @@ static void hundreds(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* Groups on two branches of one capture, with no edge of the application's between them: NCCL orders them. */
+/* Groups on two branches of one capture, with no edge of the application's between the branches: NCCL orders them. */
 static void forked(struct rank* self, ncclComm_t communicator) {
   struct parcel first[PARCELS_MAX], second[PARCELS_MAX];
   struct exchange one = exchange_prepare(self->rank, first, wheel(self->ranks, first, 150001));
@@ -231,7 +231,7 @@ static void* end_communicator(void* argument) {
   return NULL;
 }
 
-/* NCCL's destroy waits until the graph is gone, so it stands on another thread. */
+/* NCCL's destroy waits until the graph is destroyed, so it runs on another thread. */
 static void destroyed_before_its_graph(struct rank* self) {
   struct ending ending = {.self = self, .communicator = world(self, 1)};
   struct parcel parcels[PARCELS_MAX];
@@ -243,7 +243,7 @@ static void destroyed_before_its_graph(struct rank* self) {
   pthread_t thread;
   if (pthread_create(&thread, NULL, end_communicator, &ending)) abort();
   while (!atomic_load(&ending.begun)) usleep(100);
-  usleep(20000); /* it has come as far as it can */
+  usleep(20000); /* time for the destroy to come to its wait */
   destroy(&captured);
   pthread_join(thread, NULL);
   exchange_release(&exchange);
@@ -256,7 +256,7 @@ static char** wanted_names;
 static void all(struct rank* self) {
   ncclComm_t communicator = world(self, 0);
   struct parcel parcels[PARCELS_MAX];
-  /* NCCL makes its connections now: a capture in global mode would forbid it. */
+  /* NCCL makes its connections now: it cannot during a capture in global mode. */
   exchange_whole(self, communicator, parcels, wheel(self->ranks, parcels, large()));
   PART(alone_and_in_groups);
   PART(all_modes);

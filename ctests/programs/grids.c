@@ -1,7 +1,7 @@
-/* Holds: how many blocks a call's kernels have depends on the call and on what its communicator's ranks agreed on, not on which other
- * communicators live: with none, with many idle ones of the same ranks, and where one rank is in more of them than its peer, eagerly
- * and from graphs. Collectives have as many on all ranks, and the largest as many as the argument says. On the simulator, which
- * tells what ran. */
+/* Holds that the number of blocks of a call's kernels depends on the call and on what its ranks have agreed on, not on which
+ * other communicators live: with none, with many idle ones of the same ranks, and where one rank is in more of them than its
+ * peer, eager and in graphs. Collectives have equal grids on all ranks; the largest has as many blocks as the argument says.
+ * Runs on the simulator, which records launches. */
 #define _GNU_SOURCE
 #include "../support/collective.h"
 #include "../support/messages.h"
@@ -13,12 +13,12 @@
 
 enum { IDLE = 40, ROOM = 4, GROUP = 3, KIB = 1024 };
 
-/* One call, a group of collectives of as many bytes each, or a message to the next rank beside one from that before. */
+/* One call, a group of collectives of equal bytes, or a message to the next rank beside one from the rank before. */
 enum shape { CALL, TOGETHER, RING };
 
 struct step { enum shape shape; enum collective which; size_t bytes; };
 
-/* Few, and no larger than it takes for a grid of all blocks: in the simulator each warp is a thread. */
+/* Few and small, just enough for a grid of all blocks: on the simulator each warp is a thread. */
 static const struct step STEPS[] = {
   {CALL, ALL_REDUCE, 4},          {CALL, ALL_REDUCE, 16 * KIB},     {CALL, ALL_REDUCE, 96 * KIB},
   {CALL, ALL_GATHER, 4},          {CALL, ALL_GATHER, 16 * KIB},     {CALL, ALL_GATHER, 64 * KIB},
@@ -35,11 +35,11 @@ static const char* const MODE_NAMES[MODES] = {"eager", "graph"};
 struct grids { size_t count; unsigned blocks[ROOM]; };
 struct seen { struct grids of[MODES][STEPS_COUNT]; };
 
-/* Of all ranks, which are processes: mapped before they start. */
+/* Written by all ranks, which are processes, so it is mapped before they start. */
 static struct seen* shared;
 static unsigned largest;
 
-/* What ran on this rank's device since the last time. */
+/* The grids of Windlass's kernels on this rank's device since the last call of `take`. */
 static struct grids take(void) {
   static CUresult (*taking)(const char*, unsigned*, size_t, size_t*);
   struct grids grids = {0};
@@ -49,10 +49,10 @@ static struct grids take(void) {
   return grids;
 }
 
-/* What a step moves. */
+/* The buffers of a step. */
 struct work { const struct step* step; int count; struct transfer list[GROUP]; struct message from, to; };
 
-/* No more kinds than two kernels run: of more the group would be NCCL's. */
+/* Two kinds only, which two kernels run. NCCL would run a group of more kinds. */
 static enum collective member(const struct step* step, int i) {
   static const enum collective group[GROUP] = {ALL_REDUCE, ALL_REDUCE, ALL_GATHER};
   return step->shape == TOGETHER ? group[i] : step->which;
@@ -109,7 +109,7 @@ static CUgraphExec capture(const struct work* work, int rank, int ranks, ncclCom
   return executable;
 }
 
-/* Runs all steps and says what they took. */
+/* Runs all steps; returns the grids of each. */
 static struct seen look(struct rank* self, int rank, int ranks, ncclComm_t communicator) {
   struct seen seen = {0};
   take();
@@ -141,7 +141,7 @@ static void say(const char* who, const struct grids* grids) {
   fprintf(stderr, grids->count ? " blocks\n" : " no kernel of Windlass\n");
 }
 
-/* Every call's grids are the same in both. */
+/* Holds that both have the same grids in every step. */
 static void hold_equal(const char* one_name, const struct seen* one, const char* other_name, const struct seen* other) {
   for (int place = 0; place < MODES * STEPS_COUNT; place++) {
     const struct grids *left = &one->of[place / STEPS_COUNT][place % STEPS_COUNT], *right = &other->of[place / STEPS_COUNT][place % STEPS_COUNT];
@@ -153,8 +153,8 @@ static void hold_equal(const char* one_name, const struct seen* one, const char*
   }
 }
 
-/* Kernels of ours ran each step, and the largest of a collective has as many blocks as is said. What a rank sends to itself is copied
- * by blocks of its own, which wait for nobody and are counted beside those. */
+/* Holds that kernels of Windlass ran each step, and that the largest grid of a collective has `largest` blocks. All-to-all is
+ * left out: more blocks, which wait for nobody, copy what a rank sends to itself. */
 static void hold_largest(const struct seen* seen) {
   unsigned most = 0;
   for (int place = 0; place < MODES * STEPS_COUNT; place++) {
@@ -166,7 +166,7 @@ static void hold_largest(const struct seen* seen) {
   EQUAL(most, largest);
 }
 
-/* All steps are as many bytes on every rank, so messages have as many blocks, too. */
+/* Every step moves equal bytes on every rank, so grids of messages are equal, too. */
 static void hold_on_all_ranks(struct rank* self, int rank, int ranks, const struct seen* seen) {
   shared[rank] = *seen;
   meet(self);
@@ -176,7 +176,7 @@ static void hold_on_all_ranks(struct rank* self, int rank, int ranks, const stru
   meet(self);
 }
 
-/* Of all ranks; it runs once, as idle ones did once. */
+/* A communicator of all ranks that has run one call and then stays idle. */
 static ncclComm_t used_once(struct rank* self) {
   ncclComm_t communicator = world(self, 0);
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 1, .rank = self->rank, .ranks = self->ranks};
@@ -184,7 +184,7 @@ static ncclComm_t used_once(struct rank* self) {
   return communicator;
 }
 
-/* With no other, with idle ones, without them again. */
+/* Looks with no other communicator, with idle ones, and after these have ended. */
 static void alike(struct rank* self) {
   ncclComm_t communicator = world(self, 0), idle[IDLE];
   struct seen alone = look(self, self->rank, self->ranks, communicator);
@@ -200,7 +200,7 @@ static void alike(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* A communicator of ranks 0 and `other`; NULL on the third. */
+/* A communicator of ranks 0 and `other`; NULL on the third rank. */
 static ncclComm_t pair_with(struct rank* self, int other) {
   ncclComm_t communicator = NULL;
   ncclUniqueId id = share_id(self, 0, 0);
@@ -214,7 +214,7 @@ static void run_pair(struct rank* self, ncclComm_t communicator) {
   transfer_run(&transfer, communicator, self);
 }
 
-/* Of three ranks: two of them look, of which the first is in two more communicators than the second. */
+/* Of three ranks two run the steps. The first of them is in two more communicators than the second. */
 static void unlike(struct rank* self) {
   ncclComm_t communicator = pair_with(self, 1), more[2];
   struct seen alone = {0}, among = {0};

@@ -1,12 +1,12 @@
-/* Holds: the communicators of a group run in NCCL's order, whoever runs them. On one stream: before NCCL 2.26 that is the
- * order of their first calls, so one rank may group what others call one by one; from 2.26 on an order that all ranks see
- * alike, so ranks may group the same calls in any order. On a stream each: any order, grouped or not. */
+/* Holds that the communicators of a group run in NCCL's order, whether Windlass or NCCL runs their calls. On one stream that is
+ * before NCCL 2.26 the order of their first calls, so one rank may group what others call one by one. From 2.26 on all ranks see
+ * the same order, so they may group the same calls in any order. With a stream each any order works, grouped or not. */
 #include "../support/collective.h"
 #include "../support/messages.h"
 
 enum { COMMUNICATORS = 3, KEEPS_CALLS_BEFORE = 22602 };
 
-/* What a communicator runs: two that a peer group may serve, and a collective that is too large for it here. */
+/* What a communicator runs: two kinds that a peer group may serve, and a collective that is too large for that here. */
 enum what { SMALL, RING, LARGE, WHATS };
 
 struct task {
@@ -74,13 +74,13 @@ static void settle(struct rank* self, struct task* first, struct task* second) {
   verify(self, second);
 }
 
-/* Rank 0 groups both; the others do what NCCL lets live beside that. */
+/* Rank 0 groups both; the other ranks make the calls in the way that this version of NCCL allows beside that. */
 static void on_one_stream(struct rank* self, struct task* first, struct task* second) {
   together(self);
   if (self->rank == 0) {
     grouped(self, first, second);
   } else if (keeps_calls()) {
-    /* As many calls as with the other order, for the output. */
+    /* An empty group, so that the count of calls in the output is the same for both versions. */
     NCCL(ncclGroupStart());
     NCCL(ncclGroupEnd());
     issue(self, first);
@@ -91,7 +91,7 @@ static void on_one_stream(struct rank* self, struct task* first, struct task* se
   settle(self, first, second);
 }
 
-/* The others call both one by one, the other way round. */
+/* The other ranks call both one by one, in the opposite order. */
 static void on_a_stream_each(struct rank* self, struct task* first, struct task* second, CUstream other) {
   second->stream = other;
   together(self);
@@ -109,7 +109,7 @@ static void all(struct rank* self) {
   CUstream other = new_stream();
   uint64_t key = 0;
   for (int which = 0; which < COMMUNICATORS; which++) communicators[which] = world(self, which);
-  /* Connections, for which ranks wait on the host, are made: each rank calls one by one below. */
+  /* One call of each kind first: NCCL makes its connections then, for which ranks wait on the host. */
   for (int which = 0; which < COMMUNICATORS; which++) {
     for (enum what what = SMALL; what < WHATS; what++) {
       struct task task = prepare(self, what, communicators[which], ++key);
@@ -120,7 +120,7 @@ static void all(struct rank* self) {
       verify(self, &task);
     }
   }
-  /* Every two communicators in both orders: whatever tokens they have, one of them is against these. */
+  /* Every two communicators in both orders: one of the two is against the order of their tokens. */
   for (int pair = 0; pair < COMMUNICATORS * COMMUNICATORS; pair++) {
     ncclComm_t one = communicators[pair / COMMUNICATORS], two = communicators[pair % COMMUNICATORS];
     if (one == two) continue;

@@ -1,5 +1,5 @@
-/* Holds: groups nest, hold calls on several communicators and streams, mix collectives with send and receive, may be
- * empty, may be closed and reopened, and nothing in them is lost. */
+/* Holds that no call in a group is lost: groups nest, hold calls on several communicators and streams, mix collectives with
+ * sends and receives, may be empty, and may be closed and reopened. */
 #include "../support/collective.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ static void empty(void) {
   NCCL(ncclGroupEnd());
 }
 
-/* Starts at the outermost end only. */
+/* The calls start only when the outermost group ends. */
 static void nested(struct rank* self, ncclComm_t communicator) {
   struct transfer transfers[3] = {transfer_of(self, ALL_REDUCE, 1000, 10), transfer_of(self, ALL_GATHER, 333, 11),
                                   transfer_of(self, BROADCAST, 77, 12)};
@@ -91,8 +91,8 @@ static void mixed(struct rank* self, ncclComm_t communicator) {
   device_free(to);
 }
 
-/* All groups closed to make a communicator, then as many reopened: what PyTorch does. Ranks that are processes leave the
- * first call in flight meanwhile. */
+/* As PyTorch does, all open groups are closed to make a communicator, and then as many opened again. Where ranks are processes
+ * the first call is still in flight meanwhile. */
 static void closed_and_reopened(struct rank* self, ncclComm_t communicator) {
   ncclComm_t made = NULL;
   struct transfer transfers[2] = {transfer_of(self, ALL_REDUCE, 12, 40), transfer_of(self, ALL_REDUCE, 13, 41)};
@@ -116,13 +116,13 @@ static void closed_and_reopened(struct rank* self, ncclComm_t communicator) {
   NCCL(ncclCommDestroy(made));
 }
 
-/* More ends than starts is a usage error and harms nothing. */
+/* An ncclGroupEnd without a start is a usage error and harms nothing. */
 static void one_end_too_many(struct rank* self, ncclComm_t communicator) {
   CODE(ncclGroupEnd(), ncclInvalidUsage);
   nested(self, communicator);
 }
 
-/* The second set of names is the same functions: a group opened by one is closed by the other. */
+/* A group opened by ncclGroupStart may be closed by pncclGroupEnd, and the other way round. */
 static void by_the_other_names(struct rank* self, ncclComm_t communicator) {
   struct transfer transfers[2] = {transfer_of(self, ALL_REDUCE, 71, 50), transfer_of(self, ALL_GATHER, 72, 51)};
   cudaStream_t stream = as_cuda(self->stream);

@@ -1,4 +1,4 @@
-/* Holds: the harness fails where it must. Each mode is a run that has to end with a failure: CTest expects it. */
+/* Holds that the harness fails where it must. Each mode is a run that must end with a failure, which CTest expects. */
 #include "../support/collective.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ static void wrong_code(struct rank* self) {
   CODE(ncclGetVersion(NULL), self->rank == 1 ? ncclSuccess : ncclInvalidArgument);
 }
 
-/* The others would wait for rank 1 for ever. */
+/* Rank 1 dies, for which the others would wait for ever. */
 static void dead_rank(struct rank* self) {
   CHECK(true);
   if (self->rank == 1) _exit(3);
@@ -29,7 +29,7 @@ static void never_ends(struct rank* self) {
 
 static void checks_nothing(struct rank* self) { (void)self; }
 
-/* One byte of an input differs from what the reference takes it for. */
+/* One byte of an input differs from the one that the reference computes with. */
 static void wrong_byte(struct rank* self) {
   ncclComm_t communicator = world(self, 0);
   struct transfer transfer = {.which = ALL_GATHER, .type = ncclInt8, .op = ncclSum, .count = 99, .rank = self->rank,
@@ -57,6 +57,6 @@ int main(int count, char** words) {
     run_ranks(MODES[i].name, PROCESSES, rank_count(2), MODES[i].body, NULL);
     return finish();
   }
-  /* A mode that nobody knows must not look like the failure that is expected. */
+  /* An unknown mode must not look like the expected failure. */
   return STATUS_PASSED;
 }

@@ -1,5 +1,5 @@
-/* Holds: workers that are forked after their launcher has made an id, for them or for others, have communicators as if it had made none
- * before: also where a worker forks another before it makes one. The launcher makes no call of CUDA. */
+/* Holds that workers forked after their launcher has made an id, for them or for others, have communicators as if it had made
+ * none: also where a worker forks another process before it makes a communicator. The launcher makes no call of CUDA. */
 #include "../support/collective.h"
 
 #include <stdlib.h>
@@ -21,14 +21,14 @@ static void work(struct rank* self, ncclUniqueId id, uint64_t key) {
 static void by_launcher(struct rank* self) { work(self, *(const ncclUniqueId*)self->argument, 1); }
 static void by_worker(struct rank* self) { work(self, share_id(self, 0, 1), 2); }
 
-/* An id of a process that makes no communicator itself: no report counts it. */
+/* An id of a process that makes no communicator itself, so no report counts the call. */
 static ncclUniqueId uncounted_id(void) {
   ncclUniqueId id;
   CHECK(ncclGetUniqueId(&id) == ncclSuccess);
   return id;
 }
 
-/* Without the harness' ranks, which use the GPU before they come here: each worker makes an id, and forks the rank itself. */
+/* Does not use the harness's ranks, which use the GPU before they run this: each worker makes an id, and then forks the rank. */
 static void in_turn(int ranks, const ncclUniqueId* id) {
   pid_t workers[RANKS_MAX];
   int status = -1;

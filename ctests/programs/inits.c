@@ -1,6 +1,6 @@
-/* Holds: communicators are made in groups as NCCL has it: all ranks of a process by one thread, several communicators in
- * one group and in another order on every rank. With the argument `faults`, and where ranks meet at init: a rank that
- * dies or is aborted before all have met makes the others' inits fail at once, and later inits work. */
+/* Holds that communicators may be made in groups as NCCL allows: all ranks of a process by one thread, and several communicators
+ * in one group, in another order on every rank. With the argument `faults`, and where ranks meet at init: a rank that dies or is
+ * aborted before all have met makes the others' inits fail at once, and later inits work. */
 #define _GNU_SOURCE
 #include "../support/one_thread.h"
 
@@ -19,7 +19,7 @@ static void works(struct rank* self, ncclComm_t communicator, uint64_t key) {
   transfer_release(&transfer);
 }
 
-/* Three communicators in one group: every rank begins with another one, at their end, too. */
+/* Three communicators are made in one group. Every rank begins with another one, and ends them in that order, too. */
 static void in_any_order(struct rank* self) {
   ncclComm_t communicators[3] = {NULL, NULL, NULL};
   ncclUniqueId ids[3];
@@ -38,7 +38,7 @@ static void in_any_order(struct rank* self) {
   destroy_each(ends, 3);
 }
 
-/* A rank that is late is waited for; destroying at once after an init harms nobody. */
+/* A late rank is waited for; a destroy right after an init harms no other rank. */
 static void late_and_short(struct rank* self) {
   for (uint64_t round = 0; round < 8; round++) {
     if (self->rank == (int)round % self->ranks) usleep(30000);
@@ -48,19 +48,19 @@ static void late_and_short(struct rank* self) {
   }
 }
 
-/* In this order: what a thread counts while another moves the counters into shared memory, at the first communicator, may
- * stay behind. */
+/* The order of these parts matters: at the first communicator the counters move into shared memory, and what another thread
+ * counts at that moment may be lost. */
 static void all(struct rank* self) {
   RUN_PART(late_and_short, self);
   RUN_PART(in_any_order, self);
 }
 
-/* Rank 1 makes two communicators in one group, the others one after the other. */
+/* Rank 1 makes two communicators in one group, the others make them one after the other. */
 static void in_turn(struct rank* self) {
   ncclComm_t communicators[2] = {NULL, NULL};
   ncclUniqueId ids[2] = {share_id(self, 0, 0), share_id(self, 1, 0)};
   if (self->rank == 1) NCCL(ncclGroupStart());
-  /* The group names them in the other order. */
+  /* The group has them in the opposite order. */
   for (int i = 0; i < 2; i++) {
     int which = self->rank == 1 ? 1 - i : i;
     NCCL(ncclCommInitRank(&communicators[which], self->ranks, ids[which], self->rank));
@@ -70,7 +70,7 @@ static void in_turn(struct rank* self) {
   for (int i = 0; i < 2; i++) NCCL(ncclCommDestroy(communicators[i]));
 }
 
-/* All ranks of one process, each with its device current, by one thread in one group. */
+/* All ranks of one process are made by one thread in one group, each with its own device current. */
 static void by_one_thread(int ranks) {
   struct one_thread all = one_thread_begin("one thread", ranks);
   ncclComm_t communicators[RANKS_MAX];
@@ -89,7 +89,7 @@ static void by_one_thread(int ranks) {
   one_thread_print(&all, "one-thread");
 }
 
-/* The thread of the rank that is to wait. */
+/* The thread of the rank that must be waiting. */
 static pid_t waits;
 
 static void* die_soon(void* argument) {
@@ -98,8 +98,8 @@ static void* die_soon(void* argument) {
   _exit(0);
 }
 
-/* Rank 2 reports and dies while the others wait for rank 3, which does not come. Its own calls are not counted: it leaves no
- * report. */
+/* Rank 2 reports and dies while the others wait for rank 3, which does not come. Rank 2 leaves no report, so its calls are not
+ * counted. */
 static void a_rank_dies(struct rank* self) {
   ncclComm_t communicator = NULL;
   ncclUniqueId id = share_id(self, 0, 0);

@@ -1,4 +1,5 @@
-/* Holds: what a program that links NCCL sets of WINDLASS_NCCL after it was loaded comes too late: there is one NCCL. */
+/* Holds that a program that links NCCL sets WINDLASS_NCCL too late once it runs: the real NCCL was opened when the program was
+ * loaded, and there is one. */
 #include "../support/harness.h"
 
 #include <stdlib.h>

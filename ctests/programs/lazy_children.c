@@ -1,17 +1,16 @@
-/* Holds: communicators made from others, and all of a process by one call, live the same where NCCL builds them only when a
- * call needs it: colors of one, two and three ranks at once, ranks without a color or turned round by keys, children of pairs
- * and of children, of parents that have gone, of revoked ones, shrunk ones, with configurations, several in one group. */
+/* Holds that lazy communicators made from others, and all of a process made by one call, work as those that NCCL builds at once:
+ * colors of one, two and three ranks at a time, ranks without a color or with reversed keys, children of pairs and of children,
+ * of destroyed and of revoked parents, shrunk ones, with configurations, several in one group. */
 #include "../support/one_thread.h"
 #include "../support/team.h"
 
 static int version;
 
-/* The color that each rank of four names; those of two ranks are halves of it. */
+/* The color of each of four ranks. Two ranks use the halves. */
 struct coloring { int colors[4]; };
 enum { NONE = NCCL_SPLIT_NOCOLOR };
 
-/* Splits off what this rank's color makes; its ranks keep their order, or are turned round. A child that no collective
- * reaches stays as it is. */
+/* Splits off this rank's child, whose ranks keep the parent's order or reverse it. `build` states whether NCCL must build it. */
 static struct team child_of(const struct team* parent, const int* colors, bool turned, enum build build,
                             ncclConfig_t* configuration) {
   struct team child = {(ncclComm_t)(uintptr_t)1, 0, 0};
@@ -41,10 +40,10 @@ static void ends(const struct team* child) {
   if (child->communicator) NCCL(ncclCommDestroy(child->communicator));
 }
 
-/* All ranks of the section; whether a split of it needs NCCL is not said. */
+/* A parent of all ranks of the section. Whether a split needs NCCL to build the parent is not stated. */
 static struct team parent_made(struct rank* self) { return team_made(self, self->ranks, EITHER); }
 
-/* Sizes of every kind beside each other, with messages alone and with collectives. */
+/* Children of different sizes at the same time, with messages alone and with collectives. */
 static void mixed(struct rank* self) {
   static const struct coloring colorings[] = {{{0, 1, 1, 1}}, {{4, 4, 2, 2}}, {{0, 1, 2, 2}}, {{3, 3, NONE, NONE}},
                                               {{1, 0, 1, 0}}, {{0, 0, 0, 1}}, {{7, 7, 7, 7}}, {{NONE, NONE, NONE, NONE}}};
@@ -63,7 +62,7 @@ static void mixed(struct rank* self) {
   ends(&parent);
 }
 
-/* Several children at once; collectives come last, and not to all. */
+/* Several children live at once. Collectives come last, and only on some. */
 static void many_alive(struct rank* self) {
   static const struct coloring colorings[] = {{{0, 0, 1, 1}}, {{0, 1, 1, 0}}, {{0, 1, 0, 1}}};
   struct team parent = parent_made(self), children[3];
@@ -75,7 +74,7 @@ static void many_alive(struct rank* self) {
   ends(&parent);
 }
 
-/* The parent is a pair: turned round, parted, left out, the same again. */
+/* Children of a pair: reversed, of one rank each, with a rank left out, and like the parent. */
 static void of_a_pair(struct rank* self) {
   static const int same[] = {5, 5}, parted[] = {0, 1}, left_out[] = {0, NONE};
   struct team parent = team_made(self, 2, EITHER);
@@ -95,7 +94,7 @@ static void of_a_pair(struct rank* self) {
   ends(&parent);
 }
 
-/* Children of children; every parent goes as soon as it has a child. */
+/* Children of children. Every parent is destroyed as soon as it has a child. */
 static void nested(struct rank* self) {
   static const struct coloring colorings[] = {{{0, 0, 0, NONE}}, {{2, 2, NONE}}, {{6, 6}}, {{1, 0}}};
   struct team parent = parent_made(self);
@@ -128,7 +127,7 @@ static void configured(struct rank* self) {
   ends(&parent);
 }
 
-/* Without the first rank, which does not call. */
+/* Without rank 0, which does not call. */
 static void shrunk(struct rank* self) {
   if (version < 22703 || self->ranks < 3) return;
   struct team parent = parent_made(self);
@@ -149,7 +148,7 @@ static void shrunk(struct rank* self) {
   ends(&parent);
 }
 
-/* What is revoked still has children. */
+/* A revoked communicator can still have children. */
 static void of_a_revoked_one(struct rank* self) {
   static const int halves[] = {0, 0, 1, 1};
   if (version < 22807) return;
@@ -164,7 +163,7 @@ static void of_a_revoked_one(struct rank* self) {
   ends(&parent);
 }
 
-/* Of two parents in one group; such children do not meet. */
+/* Splits of two parents in one group. NCCL makes such children; their ranks hold no session. */
 static void grouped(struct rank* self) {
   static const int halves[] = {0, 0, 1, 1};
   struct team first = parent_made(self), second = parent_made(self);
@@ -193,7 +192,7 @@ static void all(struct rank* self) {
   RUN_PART(grouped, self);
 }
 
-/* A message to the other of the pair and one back, of all communicators in one group. */
+/* Every rank of a pair sends the other a message, on all communicators in one group. */
 static void exchanges(struct one_thread* all, const ncclComm_t* communicators, uint64_t key) {
   struct message from[RANKS_MAX], to[RANKS_MAX];
   for (int device = 0; device < all->ranks; device++) {
@@ -216,7 +215,8 @@ static void exchanges(struct one_thread* all, const ncclComm_t* communicators, u
   }
 }
 
-/* Pairs made by one call each, on one thread: messages alone, then the first collectives of all pairs in one group. */
+/* All pairs of one process are made by one thread, by one call each: messages first, then the first collectives of all pairs in
+ * one group. */
 static void pairs_of_one_process(int ranks) {
   struct one_thread all = one_thread_begin("one thread", ranks);
   ncclComm_t quiet[RANKS_MAX], loud[RANKS_MAX], turned[RANKS_MAX];
@@ -252,7 +252,7 @@ static void pairs_of_one_process(int ranks) {
     transfer_release(&transfers[device]);
   }
   exchanges(&all, loud, 360);
-  /* Children of those, made in one group, each pair turned round. */
+  /* Children of those pairs, made in one group, each with its ranks reversed. */
   for (int low = 0; low < ranks; low += 2) {
     NCCL(ncclGroupStart());
     for (int i = 0; i < 2; i++) NCCL(ncclCommSplit(loud[low + i], 0, -i, &turned[low + 1 - i], NULL));

@@ -1,7 +1,7 @@
-/* Holds: communicators of two ranks, and of all, that NCCL builds only when a call needs it, live as those do that it
- * builds at init: queries, messages only, the first collective in every place where it may stand (alone, after messages,
- * in groups of several in unlike orders, on several threads, captured or beside captures), operators, registrations and
- * windows from before and after it, configurations, and every end; and what no call of all ranks asks for is never built. */
+/* Holds that lazy communicators, of two ranks and of all, behave as those that NCCL builds at init: queries, messages only, the
+ * first collective at any point (alone, after messages, in groups of several in different orders, on several threads, captured
+ * or beside captures), operators, registrations and windows made before and after NCCL builds, configurations, and every end.
+ * NCCL never builds one without a call that all ranks make. */
 #include "../support/team.h"
 
 #include <pthread.h>
@@ -33,7 +33,7 @@ static void messages_only(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* What is made of messages is served as they are. */
+/* All-to-all, gather and scatter are served by the p2p transport, so they build nothing. */
 static void made_of_messages(struct rank* self) {
   if (collectives_known() < COLLECTIVES) return;
   struct team team = made(self, UNBUILT);
@@ -46,7 +46,7 @@ static void made_of_messages(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* One way only, one rank after the other, nothing grouped. */
+/* Messages in one direction only, one rank after the other, outside of groups. */
 static void one_way(struct rank* self) {
   struct team team = made(self, UNBUILT);
   struct message from = message_to_send(20, 9001, 1), to = message_to_receive(20, 9001, 2);
@@ -63,7 +63,7 @@ static void one_way(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* A collective of no elements and a window over nothing are nobody's business: one rank alone may call them. */
+/* A collective of no elements and a window over nothing concern no other rank: one rank alone may call them. */
 static void nothing_at_all(struct rank* self) {
   struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(64);
@@ -106,7 +106,7 @@ static void to_oneself(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Each kind as the very first call. */
+/* A collective of each kind is the very first call. */
 static void each_collective_first(struct rank* self) {
   for (enum collective which = ALL_REDUCE; which < COLLECTIVES_OF_2_18; which++) {
     if (on_gpus() && which != REDUCE && which != ALL_GATHER) continue;
@@ -130,7 +130,7 @@ static void interleaved(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Messages that nobody has waited for are on their way when the first collective comes; more follow at once. */
+/* Messages are still in flight when the first collective comes; more follow at once. */
 static void in_flight(struct rank* self) {
   enum { MESSAGES = 6 };
   struct team team = made(self, BUILT);
@@ -162,7 +162,7 @@ static void in_flight(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* One rank comes much later. */
+/* The last rank comes 200 ms after the others. */
 static void late(struct rank* self) {
   struct team team = made(self, BUILT);
   if (team.rank == team.ranks - 1) usleep(200000);
@@ -170,7 +170,7 @@ static void late(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* The first collectives of one communicator in one group, messages between them. */
+/* Several first collectives of one communicator are in one group, with messages between them. */
 static void first_in_a_group(struct rank* self) {
   struct team team = made(self, BUILT);
   struct transfer first = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 300, .rank = team.rank,
@@ -243,7 +243,7 @@ static void several_end(struct rank* self, struct several* several) {
   destroy_each(communicators, SEVERAL);
 }
 
-/* The first collectives of several in one group: odd ranks name them in the opposite order. */
+/* The first collectives of several communicators are in one group; odd ranks call them in the opposite order. */
 static void opposite_orders(struct rank* self) {
   struct several several = several_made(self, 90);
   NCCL(ncclGroupStart());
@@ -266,7 +266,7 @@ static void* launches(void* argument) {
   return NULL;
 }
 
-/* The first collectives of several, each on a thread of its own. */
+/* Several communicators have their first collectives, each on its own thread. */
 static void on_many_threads(struct rank* self) {
   struct several several = several_made(self, 100);
   struct launch each[SEVERAL];
@@ -295,7 +295,7 @@ static void* watches(void* argument) {
   return NULL;
 }
 
-/* Another thread asks for its state all the while, as PyTorch's does; one rank comes late. */
+/* Another thread queries the state all the time, as PyTorch's watchdog does; one rank comes late. */
 static void watched(struct rank* self) {
   struct team team = made(self, BUILT);
   struct watch watch = {.communicator = team.communicator};
@@ -311,7 +311,7 @@ static void watched(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* In one group, the first collective of one and the init of another. */
+/* One group holds the first collective of one communicator and the init of another. */
 static void beside_a_init(struct rank* self) {
   struct team team = made(self, BUILT), later = {NULL, team.rank, team.ranks};
   struct transfer transfer = {.which = ALL_GATHER, .type = ncclFloat, .op = ncclSum, .count = 64, .rank = team.rank,
@@ -333,7 +333,7 @@ static void beside_a_init(struct rank* self) {
   destroy_each((ncclComm_t[]){later.communicator, team.communicator}, 2);
 }
 
-/* The first rank waits on one stream for a message that the second sends only after a first collective of both. */
+/* Rank 0 waits on one stream for a message that rank 1 sends only after a first collective of both. */
 static void first_beside_a_wait(struct rank* self) {
   struct team quiet = made(self, UNBUILT), loud = made(self, BUILT);
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 777, .rank = loud.rank,
@@ -358,7 +358,7 @@ static void first_beside_a_wait(struct rank* self) {
   NCCL(ncclCommDestroy(loud.communicator));
 }
 
-/* In one group, messages of one and the first collective of another: the former needs nothing. */
+/* One group holds messages of one communicator and the first collective of another. The former is not built. */
 static void beside_messages(struct rank* self) {
   struct team quiet = made(self, UNBUILT), loud = made(self, BUILT);
   struct transfer transfer = {.which = REDUCE_SCATTER, .type = ncclFloat, .op = ncclSum, .count = 511, .rank = loud.rank,
@@ -392,8 +392,8 @@ static ncclRedOp_t times_factor(const struct team* team) {
   return operator;
 }
 
-/* An all-reduce with this operator; it is destroyed right after the call, within the group, when `within` says so: as
- * PyTorch does. */
+/* An all-reduce with this operator. With `within` the operator is destroyed right after the call, inside the group, as PyTorch
+ * does. */
 static void multiplies(struct rank* self, const struct team* team, ncclRedOp_t operator, bool within, uint64_t key) {
   float host[ELEMENTS], wanted[ELEMENTS];
   void *input = device_alloc(sizeof host), *output = device_alloc(sizeof host);
@@ -429,14 +429,15 @@ static void operators(struct rank* self) {
   multiplies(self, &team, other, true, 123);
   CODE(ncclRedOpDestroy(other, team.communicator), ncclInvalidArgument);
   CODE(ncclRedOpDestroy(early, team.communicator), ncclInvalidArgument);
-  /* What was destroyed before it was ever used stays so. */
+  /* An operator destroyed before its first use stays invalid. */
   ncclRedOp_t last = times_factor(&team);
   NCCL(ncclRedOpDestroy(last, team.communicator));
   team_reduces(self, &team, 124);
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* In one group: a first collective with an operator that goes at once, and one with the next, which may get its number. */
+/* In one group: a first collective whose operator is destroyed at once, and one with the next operator, which may get the same
+ * number. */
 static void operators_in_a_group(struct rank* self) {
   struct team team = made(self, BUILT);
   float host[ELEMENTS], wanted[ELEMENTS];
@@ -466,7 +467,7 @@ static void operators_in_a_group(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Operators come and go without any collective. */
+/* Operators are made and destroyed without any collective. */
 static void idle_operators(struct rank* self) {
   struct team team = made(self, UNBUILT);
   for (int i = 0; i < 20; i++) NCCL(ncclRedOpDestroy(times_factor(&team), team.communicator));
@@ -476,7 +477,7 @@ static void idle_operators(struct rank* self) {
 
 enum { REGISTERED_BYTES = 4 << 20 };
 
-/* An all-reduce from the first to the second half of this memory. */
+/* An all-reduce from the first half of this memory into the second. */
 static void reduces_within(struct rank* self, const struct team* team, char* memory, uint64_t key) {
   enum { COUNT = 2049 };
   int32_t host[COUNT], wanted[COUNT];
@@ -493,7 +494,7 @@ static void reduces_within(struct rank* self, const struct team* team, char* mem
   record(self, host, sizeof host);
 }
 
-/* Registered before, while it is lazy, and after; given back in both. */
+/* Buffers are registered before NCCL builds and after, and deregistered before and after. */
 static void registrations(struct rank* self) {
   struct team team = made(self, BUILT);
   void *memory = NULL, *other = NULL, *early = NULL, *kept = NULL, *inside = NULL, *late = NULL;
@@ -517,7 +518,7 @@ static void registrations(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Registered, used for messages, given back: nothing of it reaches NCCL. */
+/* A buffer is registered, used for messages and deregistered: NCCL never hears of it. */
 static void idle_registrations(struct rank* self) {
   struct team team = made(self, UNBUILT);
   void *memory = NULL, *handle = NULL;
@@ -537,7 +538,7 @@ static void idle_registrations(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* A window is NCCL's own: it asks for NCCL at once. */
+/* A window needs NCCL, so its registration has NCCL build the communicator. */
 static void windows(struct rank* self) {
   if (version < 22703) return;
   struct team team = made(self, BUILT);
@@ -547,14 +548,14 @@ static void windows(struct rank* self) {
   NCCL(ncclCommWindowRegister(team.communicator, memory, REGISTERED_BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
   team_passes(self, &team, 3000, 140);
   reduces_within(self, &team, memory, 141);
-  /* A library may have no windows on this machine: it then says success and gives none. */
+  /* Where the machine supports no windows the library returns success and no window. */
   if (window) NCCL(ncclCommWindowDeregister(team.communicator, window));
   reduces_within(self, &team, memory, 142);
   NCCL(ncclMemFree(memory));
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Two windows and a first collective in one group. */
+/* Two window registrations and a first collective are in one group. */
 static void windows_in_a_group(struct rank* self) {
   if (version < 22703) return;
   struct team team = made(self, BUILT);
@@ -584,7 +585,7 @@ static void windows_in_a_group(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Messages captured while it is lazy are replayed then, and after the first collective, which no capture sees. */
+/* Messages captured while the communicator is lazy are replayed before and after the first collective, which is not captured. */
 static void captured_messages(struct rank* self) {
   struct team team = made(self, BUILT);
   CUgraph graph = NULL;
@@ -643,7 +644,7 @@ static void captured_collective(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* With a configuration; it has gone when NCCL is asked for. */
+/* A communicator with a configuration, which the program has overwritten by the time NCCL is asked. */
 static void configured(struct rank* self) {
   int ranks = size_of_teams(self);
   struct team team = {NULL, self->rank % ranks, ranks};
@@ -665,7 +666,7 @@ static void configured(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Every order of finalize and destroy, with use and without. */
+/* Every order of finalize and destroy, of used and of unused communicators. */
 static void ends(struct rank* self) {
   for (int used = 0; used < 3; used++) {
     if (on_gpus() && used == 1) continue;
@@ -681,7 +682,7 @@ static void ends(struct rank* self) {
   }
 }
 
-/* One that was used and one that was not end in one group. */
+/* A used and an unused communicator end in one group. */
 static void ends_in_a_group(struct rank* self) {
   struct team quiet = made(self, UNBUILT), loud = made(self, BUILT);
   team_passes(self, &quiet, 400, 250);
@@ -692,7 +693,7 @@ static void ends_in_a_group(struct rank* self) {
   NCCL(ncclGroupEnd());
 }
 
-/* The ends of one with messages that nobody has waited for: destroy waits for them. */
+/* Communicators end with messages in flight: destroy waits for them. */
 static void ends_in_flight(struct rank* self) {
   struct team team = made(self, UNBUILT);
   struct message from = message_to_send(260 + (uint64_t)team.rank, large(), 0);
@@ -720,7 +721,7 @@ static void aborted(struct rank* self) {
   NCCL(ncclCommAbort(other.communicator));
 }
 
-/* Within a group an abort acts at once; what the group holds of others goes its way. */
+/* Within a group an abort acts at once; the group's calls on another communicator still run. */
 static void aborted_within_a_group(struct rank* self) {
   struct team idle = made(self, UNBUILT), team = made(self, BUILT);
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclMin, .count = 65, .rank = team.rank,
@@ -738,7 +739,7 @@ static void aborted_within_a_group(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* A group that ends as a rehearsal runs nothing. */
+/* A group that ends with ncclGroupSimulateEnd runs nothing. */
 static void rehearsed(struct rank* self) {
   if (version < 22200) return;
   struct team team = made(self, EITHER);
@@ -783,9 +784,9 @@ static void revoked(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* The same ranks make, use and end communicators again and again; half of them come to a collective. */
+/* The same ranks make, use and end communicators again and again; half of these run a collective. */
 static void again_and_again(struct rank* self) {
-  /* Reports keep some 250 communicators of a process: with more, what is stated could not be held. */
+  /* Reports keep some 250 communicators of a process. With more, what is stated could not be checked. */
   uint64_t rounds = on_gpus() ? 4 : 8;
   for (uint64_t round = 0; round < rounds; round++) {
     struct team team = made(self, round % 2 ? BUILT : UNBUILT);

@@ -1,7 +1,7 @@
-/* Holds: of a communicator that NCCL builds only when a call needs it, wrong calls are answered at once with NCCL's codes, by
- * one rank alone, outside and inside groups; a group that failed has done nothing, and what comes after is right; an abort
- * from another thread ends a first collective to which nobody comes. With the argument `faults`, and where ranks meet at
- * init: the same after the peer has died; and an abort ends a destroy or finalize that waits for the device. */
+/* Holds that wrong calls on a lazy communicator return NCCL's codes at once, on one rank alone, outside and inside groups. A
+ * group that failed has run nothing, and later calls are right. An abort from another thread ends a first collective to which no
+ * other rank comes. With the argument `faults`, and where ranks meet at init: the same after the peer has died; and an abort
+ * ends a destroy or finalize that waits for the device. */
 #include "../support/team.h"
 
 #include <pthread.h>
@@ -45,7 +45,7 @@ static void wrong_calls(struct rank* self, const struct team* team, void* buffer
   REFUSED(ncclSend(buffer, 4, no_type, 0, communicator, stream), ncclInvalidArgument);
   REFUSED(ncclRecv(buffer, 4, ncclFloat, -1, communicator, stream), ncclInvalidArgument);
   REFUSED(ncclSend(buffer, 4, ncclFloat, 0, NULL, stream), ncclInvalidArgument);
-  /* Wrong ones of no elements are wrong all the same. */
+  /* Wrong arguments are errors even with no elements. */
   REFUSED(ncclAllReduce(buffer, buffer, 0, no_type, ncclSum, communicator, stream), ncclInvalidArgument);
   REFUSED(ncclBroadcast(buffer, buffer, 0, ncclFloat, ranks, communicator, stream), ncclInvalidArgument);
   REFUSED(ncclRedOpDestroy(ncclSum, communicator), ncclInvalidArgument);
@@ -76,7 +76,7 @@ static void wrong_shrinks(const struct team* team) {
   CHECK(made == NULL);
 }
 
-/* The first and the last rank of a team by turns make mistakes, and nobody else notices. */
+/* The first and the last rank of a team take turns at wrong calls, and no other rank notices. */
 static void wrong_arguments(struct rank* self) {
   struct team team = made(self, BUILT);
   void* buffer = device_alloc(4096);
@@ -89,14 +89,14 @@ static void wrong_arguments(struct rank* self) {
     team_passes(self, &team, 4321, 10 + (uint64_t)turn);
   }
   team_reduces(self, &team, 12);
-  /* And of one that NCCL has built. */
+  /* The same on a communicator that NCCL has built. */
   wrong_calls(self, &team, buffer);
   team_reduces(self, &team, 13);
   device_free(buffer);
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* The same never asks for NCCL. */
+/* Wrong calls never have NCCL build the communicator. */
 static void wrong_arguments_only(struct rank* self) {
   struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(4096);
@@ -106,7 +106,7 @@ static void wrong_arguments_only(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* The text of the last error is there for whoever asks, as PyTorch does. */
+/* ncclGetLastError gives the text of the error, for which PyTorch asks. */
 static void says_why(struct rank* self) {
   struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(4096);
@@ -124,7 +124,7 @@ static struct transfer prepared(const struct team* team, uint64_t key) {
   return transfer;
 }
 
-/* Nothing was written by this collective. */
+/* Holds that this collective has written nothing. */
 static void never_ran(const struct transfer* transfer) {
   unsigned char* seen = malloc(transfer->receive_bytes);
   download(seen, transfer->receive, transfer->receive_bytes);
@@ -134,7 +134,7 @@ static void never_ran(const struct transfer* transfer) {
   free(seen);
 }
 
-/* One rank alone makes a group with a first collective and an error: nobody needs to come, before it and after. */
+/* One rank alone makes a group with a first collective and an error. No other rank need call, before the group and after. */
 static void a_group_fails_alone(struct rank* self) {
   struct team team = made(self, UNBUILT), other = made(self, UNBUILT);
   void* buffer = device_alloc(4096);
@@ -153,7 +153,7 @@ static void a_group_fails_alone(struct rank* self) {
     wait_for(self->stream);
     never_ran(&transfer);
     transfer_release(&transfer);
-    /* The error is of that group alone. */
+    /* The error belongs to that group alone. */
     NCCL(ncclGroupStart());
     NCCL(ncclGroupEnd());
   }
@@ -164,7 +164,7 @@ static void a_group_fails_alone(struct rank* self) {
   destroy_each((ncclComm_t[]){team.communicator, other.communicator}, 2);
 }
 
-/* On all ranks; the messages of the failed group never leave. Then the very same is right. */
+/* The group fails on all ranks, and its messages are never sent. The same calls without the error then give right results. */
 static void a_group_fails(struct rank* self) {
   struct team team = made(self, BUILT);
   struct message from = message_to_send(30 + (uint64_t)team.rank, 2000, 0);
@@ -195,7 +195,7 @@ static void a_group_fails(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* A message to oneself that nobody takes, and the other way round. */
+/* A message to oneself without a receive, and a receive without a send. */
 static void unmatched(struct rank* self) {
   struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(4096);
@@ -209,8 +209,8 @@ static void unmatched(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* The same beside collectives, a small one and one that is large: of the group nothing runs on any rank, and the communicator
- * works on and ends. */
+/* The same beside collectives, a small and a large one: nothing of the group runs on any rank, and the communicator still works
+ * and ends. */
 static void unmatched_beside_collectives(struct rank* self) {
   struct team team = made(self, BUILT);
   void* buffer = device_alloc(4096);
@@ -248,7 +248,7 @@ static ncclRedOp_t times_two(const struct team* team) {
   return operator;
 }
 
-/* An operator for another type, and one that is no more: of a lazy communicator, and of one that NCCL has built since. */
+/* An operator for another type, and a destroyed one: on a lazy communicator, and once NCCL has built it. */
 static void wrong_operators(struct rank* self) {
   struct team team = made(self, BUILT);
   void* buffer = device_alloc(4096);
@@ -263,7 +263,7 @@ static void wrong_operators(struct rank* self) {
     NCCL(ncclGroupStart());
     REFUSED(ncclReduceScatter(buffer, buffer, 4, ncclFloat, gone, team.communicator, stream), ncclInvalidArgument);
     CODE(ncclGroupEnd(), ncclInvalidArgument);
-    /* The group that failed ran nothing, so one rank alone may have had it; the next is clean. */
+    /* The group that failed ran nothing, so one rank alone may have had it. The next group has no error. */
     NCCL(ncclGroupStart());
     NCCL(ncclGroupEnd());
   }
@@ -290,8 +290,8 @@ static void* aborts(void* argument) {
   return NULL;
 }
 
-/* Makes the first collective, which another thread aborts after a while. What it answers is not guaranteed, only that it does,
- * and that the stream gets free. */
+/* Makes a first collective that another thread aborts after `after` microseconds. Its result is not guaranteed, only that it
+ * returns and that the stream becomes free. */
 static void calls_and_is_aborted(struct rank* self, ncclComm_t communicator, useconds_t after) {
   struct aborting aborting = {self, communicator, after};
   pthread_t thread;
@@ -317,7 +317,7 @@ static void aborted_while_nobody_comes(struct rank* self) {
   NCCL(ncclCommDestroy(beside.communicator));
 }
 
-/* The peers come at about the time at which the first rank gives up. */
+/* The peers call at about the time at which rank 0 gives up. */
 static void aborted_while_the_others_come(struct rank* self) {
   uint64_t rounds = on_gpus() ? 2 : 8;
   for (uint64_t round = 0; round < rounds; round++) {
@@ -329,7 +329,7 @@ static void aborted_while_the_others_come(struct rank* self) {
   }
 }
 
-/* In a group; the group's end is what waits. */
+/* In a group: the wait is in ncclGroupEnd. */
 static void aborted_in_a_group(struct rank* self) {
   struct team team = made(self, EITHER), other = made(self, EITHER);
   struct aborting both[2] = {{self, team.communicator, 150000}, {self, other.communicator, 200000}};
@@ -373,7 +373,7 @@ static void all(struct rank* self) {
   RUN_PART(aborted_in_a_group, self);
 }
 
-/* The last rank dies before anybody needs NCCL. It leaves no report, so its calls are not counted. */
+/* The last rank dies before any rank needs NCCL. It leaves no report, so its calls are not counted. */
 static void peer_dies(struct rank* self) {
   int ranks = *(int*)self->argument;
   ncclUniqueId id = share_id(self, 0, 0);
@@ -399,8 +399,8 @@ static void* waits_for_the_device(void* argument) {
   return NULL;
 }
 
-/* The first rank's second collective has nobody to meet, and so its end waits for the device; an abort from another thread frees
- * it. What the end answers is not guaranteed. */
+/* No peer joins rank 0's second collective, so its destroy or finalize waits for the device until another thread aborts. The
+ * result of that end is not guaranteed. */
 static void ends_and_is_aborted(struct rank* self) {
   for (int finalizes = 0; finalizes < 2; finalizes++) {
     struct team team = team_made(self, 2, BUILT);

@@ -1,7 +1,7 @@
-/* Holds, where NCCL builds communicators only when a call needs it, and where the simulator loses or refuses such a build on one
- * rank by request: the other ranks' calls end, too, with an error; messages go on; the next call of all is right. What comes of a
- * communicator that was built on some ranks only is right, in groups and outside. An abort ends a wait for the id of the dead.
- * Without WINDLASS_FIRST_LAUNCH_GUARD, whose communicator counts. */
+/* Holds that where the simulator lets NCCL's build of a lazy communicator fail on one rank, the other ranks' calls fail, too.
+ * Messages go on, and the next call of all ranks gives the right result. Children of a communicator that was built on some ranks
+ * only work, made in groups and outside. An abort ends a wait for an id from a dead rank. Runs with
+ * WINDLASS_FIRST_LAUNCH_GUARD=off, as the guard's own communicator would count as an init. */
 #include "../support/team.h"
 
 #include <pthread.h>
@@ -15,7 +15,7 @@ static double seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* One rank of those that meet. Before its first call: the simulator reads these once. */
+/* The rank whose builds fail. Its variables are set before its first call, as the simulator reads them once. */
 enum { LOSER = 1 };
 static void lose_on(struct rank* self, const char* name, const char* inits) {
   if (self->rank == LOSER) setenv(name, inits, 1);
@@ -26,7 +26,8 @@ static ncclResult_t reduce(struct rank* self, const struct team* team, void* buf
   return ncclAllReduce(buffer, buffer, 100, ncclFloat, ncclSum, team->communicator, as_cuda(self->stream));
 }
 
-/* The build of the loser fails before NCCL has met anybody; twice, the second time in a group. Whoever comes later hears of it, too. */
+/* The loser's build fails before NCCL has met any other rank; twice, the second time in a group. A rank that calls later gets
+ * the error, too. */
 static void refused(struct rank* self) {
   lose_on(self, "WINDLASS_SIM_REFUSED_INITS", "1,2");
   struct team team = team_made(self, *(int*)self->argument, BUILT);
@@ -35,7 +36,7 @@ static void refused(struct rank* self) {
   for (int round = 0; round < 2 && loses; round++) {
     double began = seconds();
     if (round) NCCL(ncclGroupStart());
-    /* The first one waits when the loser fails; the last one comes when it has. */
+    /* The first rank is waiting when the loser fails; the last rank calls after that. */
     if (team.rank == team.ranks - 1 && self->rank != LOSER) usleep(700000);
     ncclResult_t answer = reduce(self, &team, buffer);
     if (round) {
@@ -55,7 +56,7 @@ static void refused(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Of four ranks the loser's build fails when all have met, so that the others have theirs. */
+/* The loser's build fails when all ranks have met, so that the others have built their part. */
 static struct team partly_built(struct rank* self, void* buffer) {
   lose_on(self, "WINDLASS_SIM_LOST_INITS", "1");
   struct team team = team_made(self, self->ranks, EITHER);
@@ -65,7 +66,7 @@ static struct team partly_built(struct rank* self, void* buffer) {
   return team;
 }
 
-/* What the parent had begun ends with it. */
+/* Ends the parent with the collective in flight; its child works after that. */
 static void ends(struct rank* self, const struct team* parent, const struct team* child, void* buffer) {
   meet(self);
   NCCL(ncclCommAbort(parent->communicator));
@@ -79,7 +80,7 @@ static void ends(struct rank* self, const struct team* parent, const struct team
   device_free(buffer);
 }
 
-/* The last rank is alone in what it gets, which NCCL makes. */
+/* The last rank is alone in its child, which NCCL makes. */
 static void split(struct rank* self) {
   void* buffer = device_alloc(4096);
   struct team parent = partly_built(self, buffer);
@@ -90,13 +91,13 @@ static void split(struct rank* self) {
   ends(self, &parent, &child, buffer);
 }
 
-/* Without the last rank, which does not call, and with what the parent had begun. */
+/* Without the last rank, which does not call, and with the parent's collective in flight. */
 static void shrink(struct rank* self, bool grouped) {
   void* buffer = device_alloc(4096);
   struct team parent = partly_built(self, buffer);
   int last = self->ranks - 1;
   struct team child = {NULL, self->rank, last};
-  if (grouped) usleep(500000); /* Who does not wait goes by what it has heard. */
+  if (grouped) usleep(500000); /* A rank that does not wait goes by what it has heard, so give it time. */
   if (self->rank != last) {
     if (grouped) NCCL(ncclGroupStart());
     NCCL(ncclCommShrink(parent.communicator, &last, 1, &child.communicator, NULL, NCCL_SHRINK_ABORT));
@@ -119,8 +120,8 @@ static void* aborts(void* argument) {
   return NULL;
 }
 
-/* The rank whose process makes the id of what the others make dies before; it leaves no report, so its calls are not counted. A
- * configuration that only NCCL can judge lets nobody wait for all. */
+/* The rank whose process would make the children's id dies first. It leaves no report, so its calls are not counted. The
+ * configuration is one that only NCCL can check, so the ranks wait for no round of all. */
 static void id_of_the_dead(struct rank* self) {
   enum { DEAD = 1 };
   ncclUniqueId id = share_id(self, 0, 0);

@@ -1,7 +1,8 @@
-/* Holds that no communicator needs a process that is in it no more, or never was: whoever has made the id, hosted the init or
- * stood first in the parent may be done and end, in good order or killed. The others' calls work, and what they hold does not grow.
+/* Holds that no communicator needs a process that has left it or was never in it: the process that made the id, hosted the init or
+ * was first in the parent may end, in order or killed. The others' calls work, and their memory, descriptors and threads do not
+ * grow.
  *
- * Arguments: a part, and how many rounds; none means all parts, of a few rounds. */
+ * Arguments: a part, and the number of rounds; none means all parts, of a few rounds. */
 #include "../support/harness.h"
 
 #include <dirent.h>
@@ -23,7 +24,7 @@ enum end { EXITS, DIES };
 
 struct shared {
   ncclUniqueId id;
-  atomic_int has_id, arrived, gone; /* by rounds: how far all are */
+  atomic_int has_id, arrived, gone; /* counted over all rounds: how far the ranks are */
   atomic_int wrong;
 };
 static struct shared* shared;
@@ -35,7 +36,7 @@ static void wrong(const char* what, long long seen, long long expected) {
   atomic_fetch_add(&shared->wrong, 1);
 }
 
-/* Killed ranks report no counts: these calls are not counted. */
+/* Calls by OK are not counted, as killed ranks report no counts. */
 #define OK(call) \
   do { \
     ncclResult_t code = (call); \
@@ -50,7 +51,7 @@ static void await(atomic_int* counter, int value) {
   while (atomic_load(counter) < value) usleep(200);
 }
 
-/* An all-reduce of ones, and what comes back. */
+/* An all-reduce of ones, whose sums are checked. */
 static void works(ncclComm_t communicator, int ranks, CUstream stream) {
   enum { COUNT = 300 };
   int ones[COUNT], sums[COUNT];
@@ -83,7 +84,7 @@ static int entries(const char* folder) {
   return count;
 }
 
-/* What a process holds. */
+/* The resources of a process. */
 struct holds {
   long long bytes, descriptors, threads;
 };
@@ -94,16 +95,17 @@ static struct holds held(void) {
   return (struct holds){(long long)(all - unused), entries("/proc/self/fd"), entries("/proc/self/task")};
 }
 
-/* Windlass keeps streams for later communicators, as many as ever lived at a time, and each is a thread of the simulator. A communicator
- * that ends late lives beside the next: that is one more, once. Two rounds at least follow, so one a round is seen. */
+/* Windlass keeps streams for later communicators, as many as ever lived at a time, and each is a thread of the simulator. A
+ * communicator that ends late lives beside the next one, which makes one more thread, once. At least two more rounds follow, so
+ * a leak of one a round is seen. */
 enum { LATE = 1 };
 
 static bool is_within(struct holds now, struct holds before) {
-  /* What one communicator has is more than 8 MiB. */
+  /* A communicator takes more than 8 MiB, so a leak of one is seen. */
   return now.bytes <= before.bytes + (8 << 20) && now.descriptors <= before.descriptors && now.threads <= before.threads + LATE;
 }
 
-/* The others may take a moment to let go. */
+/* Waits up to five seconds: the other ranks may take a moment to release memory. */
 static void is_flat(struct holds before) {
   struct holds now = held();
   for (int looks = 0; looks < 500 && !is_within(now, before); looks++) {
@@ -115,17 +117,17 @@ static void is_flat(struct holds before) {
   if (now.threads > before.threads + LATE) wrong("threads", now.threads, before.threads);
 }
 
-/* A part: what a rank does in a round, until rank 0 has ended and after it. */
+/* A part of the test: what a rank does in a round, before and after the leaver has ended. */
 struct part {
   const char* name;
   enum end end;
-  /* Of rank 0, until it ends; of the others, with `gone` to wait for. */
+  /* Rank 0 runs it until it ends; the others run it and wait for `gone` inside. */
   void (*round)(int rank, int round, CUstream stream);
   int rounds;
-  bool has_launcher; /* the process that ends is no rank: it makes the id */
+  bool has_launcher; /* the process that ends is no rank; it makes the id */
 };
 
-/* Rank 0 has made the id, and hosted the init; the others end their communicator when it is gone. */
+/* Rank 0 has made the id and hosted the init. The others end their communicator when rank 0 is gone. */
 static void maker(int rank, int round, CUstream stream) {
   ncclComm_t communicator = joined(rank, round, rank == 0);
   works(communicator, RANKS, stream);
@@ -136,7 +138,7 @@ static void maker(int rank, int round, CUstream stream) {
   OK(ncclCommDestroy(communicator));
 }
 
-/* The same of a process that is killed in the middle: the others abort. `survivor` makes the ids of the next. */
+/* Rank 0 is killed with its communicator alive, and the others abort. With `makes_id` this rank makes the ids. */
 static void elastic(int rank, int round, bool makes_id, CUstream stream) {
   ncclComm_t communicator = joined(rank, round, makes_id);
   works(communicator, RANKS, stream);
@@ -149,7 +151,7 @@ static void elastic(int rank, int round, bool makes_id, CUstream stream) {
 static void maker_dies(int rank, int round, CUstream stream) { elastic(rank, round, rank == 0, stream); }
 static void other_dies(int rank, int round, CUstream stream) { elastic(rank, round, rank == 1, stream); }
 
-/* The maker of the id is no rank, and ends once all are through their init. */
+/* The process that makes the id is no rank, and ends once all ranks are through their init. */
 static void launcher(int rank, int round, CUstream stream) {
   ncclComm_t communicator = joined(rank, round, false);
   atomic_fetch_add(&shared->arrived, 1);
@@ -158,8 +160,8 @@ static void launcher(int rank, int round, CUstream stream) {
   OK(ncclCommDestroy(communicator));
 }
 
-/* Rank 0 is in another child than most others, or in none, and ends as soon as its own call has come back. The other of its child
- * has nothing more to do with it. */
+/* Rank 0 is in another child than most others, or in none, and ends as soon as its own split has returned. The other rank of its
+ * child does nothing more with that child. */
 static void split(int rank, int round, int color, CUstream stream) {
   ncclComm_t parent = joined(rank, round, rank == 1), child = NULL;
   works(parent, RANKS, stream);
@@ -193,7 +195,7 @@ static const struct part parts[] = {
   {"halves_die", DIES, halves, 6, false},
 };
 
-/* Long enough that what grows for a while has: caches of events, allocators, threads. */
+/* Rounds after which what grows only at first no longer does: caches of events, allocators, threads. */
 static int settled(int rounds) { return rounds < 20 ? rounds / 2 : 20; }
 
 static void survives(const struct part* part, int rounds) {
@@ -214,14 +216,14 @@ static void survives(const struct part* part, int rounds) {
   exit(0);
 }
 
-/* A process that ends with this program, however that ends. */
+/* A child process that is killed when this program ends, however it ends. */
 static pid_t begun(void) {
   pid_t process = fork();
   if (!process) prctl(PR_SET_PDEATHSIG, SIGKILL);
   return process;
 }
 
-/* In a process of its own each round. */
+/* Each round the leaver is a new process. */
 static void leaves(const struct part* part, int round) {
   if (part->has_launcher) {
     OK(ncclGetUniqueId(&shared->id));
@@ -258,7 +260,7 @@ static void run(const struct part* part, int rounds) {
     int status = status_of(leaver);
     bool is_right = part->end == DIES ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0;
     if (!CHECK(is_right)) exit(finish());
-    /* All are through what it could have disturbed. */
+    /* All ranks are past what the leaver's end could have disturbed. */
     await(&shared->arrived, RANKS * (round + 1));
     atomic_store(&shared->gone, round + 1);
   }

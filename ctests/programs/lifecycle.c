@@ -1,5 +1,5 @@
-/* Holds: communicators are made and ended in every way that NCCL knows: init, with a configuration, with several
- * ids, split (no color, keys, nested), shrink, finalize, destroy, abort from another thread; and each works. */
+/* Holds that communicators can be made and ended in every way that NCCL has: init, with a configuration, with several ids, split
+ * (no color, keys, nested), shrink, finalize, destroy, abort from another thread; and that each works. */
 #include "../support/one_thread.h"
 
 #include <pthread.h>
@@ -54,7 +54,7 @@ static void with_several_ids(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Keys turn the order of the ranks round. */
+/* Keys reverse the order of the ranks. */
 static void split_by_key(struct rank* self, ncclComm_t parent) {
   ncclComm_t child = NULL;
   NCCL(ncclCommSplit(parent, 0, -self->rank, &child, NULL));
@@ -63,7 +63,7 @@ static void split_by_key(struct rank* self, ncclComm_t parent) {
   NCCL(ncclCommDestroy(child));
 }
 
-/* Rank 0 takes no part; the others split once more. */
+/* Rank 0 has no color; the others split once more. */
 static void split_without_color(struct rank* self, ncclComm_t parent) {
   ncclComm_t child = (ncclComm_t)(uintptr_t)1, grandchild = NULL;
   NCCL(ncclCommSplit(parent, self->rank == 0 ? NCCL_SPLIT_NOCOLOR : 7, self->rank, &child, NULL));
@@ -111,7 +111,7 @@ static void* abort_it(void* argument) {
   return NULL;
 }
 
-/* Rank 0 starts an all-reduce that no other rank joins; abort, from another thread, ends it. */
+/* Rank 0 starts an all-reduce that no other rank joins. An abort from another thread ends it. */
 static void abort_from_another_thread(struct rank* self) {
   struct rank aborting = *self;
   pthread_t thread;
@@ -123,7 +123,7 @@ static void abort_from_another_thread(struct rank* self) {
   }
   if (pthread_create(&thread, NULL, abort_it, &aborting)) return;
   pthread_join(thread, NULL);
-  cuStreamSynchronize(self->stream); /* ends; what it answers is not guaranteed */
+  cuStreamSynchronize(self->stream); /* it returns; its result is not guaranteed */
   device_free(buffer);
 }
 
@@ -142,7 +142,7 @@ static void all(struct rank* self) {
   RUN_PART(abort_from_another_thread, self);
 }
 
-/* All communicators of one process by one call; the operations of its ranks stand in one group. */
+/* All communicators of one process are made by one call; each collective of all ranks is one group. */
 static void init_all(int ranks) {
   struct one_thread all = one_thread_begin("init all", ranks);
   ncclComm_t communicators[RANKS_MAX];

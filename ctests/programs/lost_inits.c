@@ -1,7 +1,7 @@
-/* Holds, with the inits 2, 4, 5 and 6 of every process lost by the simulator on request: what an init had taken goes back as soon
- * as NCCL has answered that there is no communicator, and not first when its handle is aborted: alone and in groups, by
- * one thread, from another communicator. What was before, and what comes after, works. And a group that NCCL will not
- * run, because a call in it was wrong, waits for nobody. */
+/* Holds that the resources of an init are freed as soon as NCCL has returned that there is no communicator, and not only when
+ * its handle is aborted: alone and in groups, by one thread, for splits. On request the simulator lets inits 2, 4, 5 and 6 of
+ * every process fail. Earlier and later communicators work. A group that NCCL will not run, because a call in it was wrong,
+ * waits for no other rank. */
 #include "../support/collective.h"
 
 #include <time.h>
@@ -25,7 +25,7 @@ static size_t free_bytes(void) {
   return bytes;
 }
 
-/* The others may take a moment to let go. */
+/* Waits up to ten seconds: the other ranks may take a moment to release memory. */
 static bool comes_back(size_t bytes) {
   double began = seconds();
   while (free_bytes() < bytes && seconds() - began < 10) usleep(1000);
@@ -75,7 +75,7 @@ static void lost(struct rank* self) {
   CHECK(comes_back(before));
 }
 
-/* Two of four inits by one call, and in a group: the second of each is lost. */
+/* Two inits by one thread, by one call and in a group: the second of each two fails. */
 static void by_one_thread(void) {
   CUcontext contexts[2];
   size_t before[2];
@@ -107,7 +107,7 @@ static void by_one_thread(void) {
   }
 }
 
-/* Rank 0 makes a mistake in its group, and rank 1 never comes. */
+/* Rank 0 makes a wrong call in its group, and rank 1 never comes. */
 static void a_wrong_group(struct rank* self) {
   ncclComm_t communicator = NULL;
   ncclUniqueId id = share_id(self, 0, 0);
