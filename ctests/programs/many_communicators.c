@@ -1,6 +1,6 @@
-/* Holds: many communicators of the same ranks live at once, and each carries a collective and a message to the next rank beside one
- * from that before, the last made as the first, also when all have run something; then what they took comes back. Says on standard
- * error what they cost the first rank. The argument is how many. */
+/* Holds that many communicators of the same ranks live at once: each runs a collective and a ring of messages, the last one as
+ * the first, also when all have run something. Afterwards their memory is free again. Says on standard error what they cost rank
+ * 0. The argument is their number. */
 #include "../support/collective.h"
 #include "../support/held.h"
 #include "../support/messages.h"
@@ -17,7 +17,7 @@ static void say_held(const struct rank* self, const char* when, const struct hel
           now.threads - start->threads);
 }
 
-/* All-reduces and all-gathers in turn, other bytes each time. */
+/* All-reduces and all-gathers in turn, with different bytes each time. */
 static void reduces(struct rank* self, ncclComm_t communicator, int number) {
   struct transfer transfer = {.which = number % 2 ? ALL_GATHER : ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .rank = self->rank,
                               .count = BYTES / sizeof(float) / (size_t)self->ranks, .ranks = self->ranks, .key = (uint64_t)number};
@@ -38,7 +38,7 @@ static void passes(struct rank* self, ncclComm_t communicator, int number) {
   message_release(&to);
 }
 
-/* From the last back in the second round: what was first is not what is served best. */
+/* In the second round from the last one back: the communicator served first need not be the one served best. */
 static void serve_all(struct rank* self, const ncclComm_t* communicators, int count, int round) {
   for (int i = 0; i < count; i++) {
     int place = round ? count - 1 - i : i;
@@ -47,10 +47,10 @@ static void serve_all(struct rank* self, const ncclComm_t* communicators, int co
   }
 }
 
-/* Of the peers, too, which may not have closed yet what they mapped of this rank's. Ids keep sockets of the process that made them. */
+/* Memory that peers have mapped is free only when they have closed it, too. Ids keep sockets of the process that made them. */
 static void hold_given_back(struct rank* self, const struct held* start, int count) {
   struct held room = {.descriptors = 64 + 2 * count, .threads = 1000, .mappings = 10000, .device_bytes = (size_t)16 << 20};
-  if (on_gpus()) room.device_bytes = (size_t)1 << 30; /* of 56 GiB NCCL keeps 514 MiB: what its kernels need on a device stays with it */
+  if (on_gpus()) room.device_bytes = (size_t)1 << 30; /* of 56 GiB NCCL keeps 514 MiB, which its kernels need on a device */
   CHECK(held_again(start, &room));
   say_held(self, "after their end", start);
 }

@@ -1,5 +1,6 @@
-/* Holds: a thread that brings both ranks may have more calls in a group than a stream holds launches (WINDLASS_SIM_QUEUE on the simulator,
- * about 1024 on GPUs): in fixed order each is a kernel, and the first rank's launches must not wait for those of the second, which come after. */
+/* Holds that a thread that brings both ranks may have more calls in a group than a stream can queue launches (WINDLASS_SIM_QUEUE
+ * on the simulator, about 1024 on GPUs). In fixed order each call is a kernel, and rank 0's launches must not wait for rank 1's,
+ * which come after them. */
 #include "../support/one_thread.h"
 
 enum { CALLS_MAX = 1500, COUNT = 8, RANKS = 2 };
@@ -25,7 +26,7 @@ int main(void) {
   NCCL(ncclGroupStart());
   for (int rank = 0; rank < RANKS; rank++) {
     for (int call = 0; call < calls(); call++) {
-      /* A root that comes again is another kernel. */
+      /* Each call has the same root, so each takes a kernel of its own. */
       NCCL(ncclReduce(given[rank] + call * COUNT, summed + call * COUNT, COUNT, ncclFloat, ncclSum, 0, communicators[rank],
                       as_cuda(all.streams[rank])));
     }

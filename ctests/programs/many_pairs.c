@@ -1,6 +1,6 @@
-/* Holds: many pair communicators, over all pairs of ranks in turn, live at once, and each carries a message both ways. Says
- * on standard error what they cost the first rank: device memory, and how long each took to make, to carry its first messages
- * and to end. The argument is how many. */
+/* Holds that many pair communicators, over all pairs of ranks in turn, live at once, and that each carries a message both ways.
+ * Says on standard error what they cost rank 0: device memory, and how long each took to make, to carry its first messages and
+ * to end. The argument is their number. */
 #include "../support/held.h"
 #include "../support/team.h"
 
@@ -21,7 +21,7 @@ static int by_size(const void* left, const void* right) {
   return (difference > 0) - (difference < 0);
 }
 
-/* Of this rank's pairs: the middle one and the longest. */
+/* Prints the median and the longest of the times of this rank's pairs. */
 static void say(struct rank* self, const char* what, double* times, int count) {
   if (self->rank != 0 || !count) return;
   qsort(times, (size_t)count, sizeof *times, by_size);
@@ -94,8 +94,8 @@ static void live_at_once(struct rank* self) {
   meet(self);
   say_held(self, "after destroy", &start);
   meet(self);
-  /* Memory that peers have mapped goes when they have closed, too. NCCL keeps what its kernels need on a device; a simulator's
-   * streams are threads of the process. */
+  /* Memory that peers have mapped is free only when they have closed it, too. NCCL keeps what its kernels need on a device. The
+   * simulator's streams are threads of the process. */
   double began = milliseconds();
   struct held room = {.descriptors = 64, .threads = 1000, .mappings = 10000, .device_bytes = (size_t)16 << 20};
   const char* guard = getenv("WINDLASS_FIRST_LAUNCH_GUARD");
@@ -109,7 +109,7 @@ static void live_at_once(struct rank* self) {
 
 int main(int count, char** words) {
   begin("many_pairs", 280);
-  /* As many a device, however many there are: each takes some multiprocessors of both. */
+  /* A fixed number for each device, as each pair takes some multiprocessors of both devices. */
   int ranks = rank_count(4), pairs = 16 * ranks;
   if (count > 1) pairs = atoi(words[1]);
   if (pairs < 1 || pairs > PAIRS_MAX) skip("1 to 1024 pairs");

@@ -1,12 +1,12 @@
-/* Holds: a communicator with `blocking = 0` answers ncclInProgress where NCCL may, becomes ready by polling, and then
- * gives the same results; finalize and destroy work the same way. One whose other ranks never come answers at once, alone
- * and in a group, and is aborted. */
+/* Holds that a communicator with `blocking = 0` returns ncclInProgress where NCCL may, becomes ready by polling, and then gives
+ * the same results; finalize and destroy work the same way. An init whose other ranks never come returns at once, alone and in a
+ * group, and can be aborted. */
 #include "../support/collective.h"
 
 #include <sched.h>
 #include <time.h>
 
-/* Polls until nothing is in progress. How many polls that takes is the machine's business: no check counts them. */
+/* Polls until nothing is in progress. The number of polls varies, so no check counts them. */
 static void settled(ncclComm_t communicator) {
   ncclResult_t state = ncclInProgress;
   while (state == ncclInProgress) {
@@ -73,7 +73,7 @@ static double seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Rank 0 is alone. */
+/* Rank 0 begins an init to which no other rank comes. */
 static void nobody_comes(struct rank* self) {
   ncclUniqueId ids[2] = {share_id(self, 0, 0), share_id(self, 1, 0)};
   for (int i = 0; self->rank == 0 && i < 2; i++) {
@@ -100,7 +100,7 @@ static void nobody_comes(struct rank* self) {
 int main(void) {
   begin("nonblocking", 60);
   run_ranks("nonblocking", PROCESSES, rank_count(4), all, NULL);
-  /* What a real root does with a rank that leaves it is not tried here. */
+  /* How NCCL's root takes a rank that leaves is not tested here. */
   if (!on_gpus()) run_ranks("nobody comes", PROCESSES, 2, nobody_comes, NULL);
   return finish();
 }

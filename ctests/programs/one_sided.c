@@ -1,5 +1,5 @@
-/* Holds: a put (NCCL 2.29.2) reads what an all-reduce of its communicator has written, which was called before on a stream that nothing
- * joins with the put's; each rank is late in its turn. Over the simulator with newer_nccl.c, where a window is an address. */
+/* Holds that a put (NCCL 2.29.2) reads what an earlier all-reduce of its communicator has written, although nothing joins the
+ * streams of the two. Ranks take turns at being late. Runs on the simulator with newer_nccl.c, where a window is an address. */
 #include "../support/harness.h"
 
 #include <stdatomic.h>

@@ -1,5 +1,6 @@
-/* Holds: where ranks cannot reduce in fixed order, what rounds goes to NCCL and is counted, or with WINDLASS_ORDER=strict (the word
- * `strict`) is refused, alone and in a group; what has only one order runs as ever: integers, maxima, what moves, nothing, one rank. */
+/* Holds that where ranks cannot reduce in fixed order, reductions that round go to NCCL and are counted, or with
+ * WINDLASS_ORDER=strict (the word `strict`) are refused, alone and in a group. Calls that have only one order run as ever:
+ * integers, maxima, copies, no elements, one rank. */
 #include "../support/harness.h"
 
 #include <dlfcn.h>
@@ -18,7 +19,7 @@ static void all(struct rank* self) {
   void* buffer = device_alloc(BYTES);
   device_fill(buffer, 0, BYTES);
   cudaStream_t stream = as_cuda(self->stream);
-  /* Those that round. */
+  /* Reductions that round. */
   ncclResult_t lost = is_strict ? ncclInvalidUsage : ncclSuccess;
   CODE(ncclAllReduce(buffer, buffer, COUNT, ncclFloat, ncclSum, communicator, stream), lost);
   CODE(ncclReduce(buffer, buffer, COUNT, ncclHalf, ncclProd, 0, communicator, stream), lost);
@@ -26,7 +27,7 @@ static void all(struct rank* self) {
   NCCL(ncclGroupStart());
   CODE(ncclAllReduce(buffer, buffer, COUNT, ncclBfloat16, ncclSum, communicator, stream), lost);
   CODE(ncclGroupEnd(), lost);
-  /* Of one that Windlass did not see made, the first call too. */
+  /* The first call, too, of a communicator that Windlass did not see made. */
   ncclComm_t unseen = NULL;
   if (getenv("NCCL_P2P_DISABLE")) {
     void* real = dlopen(getenv("WINDLASS_NCCL"), RTLD_NOW);
@@ -36,7 +37,7 @@ static void all(struct rank* self) {
     if (split) EQUAL(split(communicator, 0, self->rank, &unseen, NULL), ncclSuccess);
     CODE(ncclAllReduce(buffer, buffer, COUNT, ncclFloat, ncclSum, unseen, stream), lost);
   }
-  /* Those that do not. */
+  /* Calls that do not round. */
   NCCL(ncclAllReduce(buffer, buffer, COUNT, ncclInt32, ncclSum, communicator, stream));
   NCCL(ncclAllReduce(buffer, buffer, COUNT, ncclFloat, ncclMax, communicator, stream));
   NCCL(ncclBroadcast(buffer, buffer, COUNT, ncclFloat, 0, communicator, stream));

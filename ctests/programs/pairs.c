@@ -1,6 +1,6 @@
-/* Holds: programs that live with NCCL because their messages stand on separate communicators live here, too: an unbatched
- * ring, two communicators in opposite order, a pipeline with one direction on each of two communicators, and six
- * communicators launched in opposite orders. */
+/* Holds that programs that work with NCCL because their messages are on separate communicators work here, too: an ungrouped
+ * ring, two communicators in opposite orders, a pipeline with one direction on each of two communicators, and six communicators
+ * launched in opposite orders. */
 #include "../support/messages.h"
 
 #include <stdlib.h>
@@ -18,16 +18,16 @@ static ncclComm_t pair_of(struct rank* self, int slot, int low, int high) {
   return communicator;
 }
 
-/* Every rank sends to the next and receives from the one before, each at once and on a communicator and stream of that
- * pair alone, as PyTorch's isend and irecv do. No ring absorbs the message: on one communicator this hangs. (What stands in
- * for GPUs would take a minute for as much.) */
+/* Every rank sends to the next and receives from the one before, each at once and on the communicator and stream of that pair
+ * alone, as PyTorch's isend and irecv do. No ring is large enough to absorb the message, so on one communicator this hangs. (The
+ * simulator, where such a message takes a minute, has a smaller one.) */
 static void ring(struct rank* self) {
   const size_t bytes = (size_t)(on_gpus() ? 72 : 36) << 20;
   int before = (self->rank + self->ranks - 1) % self->ranks;
-  ncclComm_t pairs[RANKS_MAX] = {NULL}; /* the pair of a rank and the next one */
+  ncclComm_t pairs[RANKS_MAX] = {NULL}; /* the communicator of each rank and the next one */
   for (int low = 0; low < self->ranks; low++) pairs[low] = pair_of(self, low, low, (low + 1) % self->ranks);
   CUstream streams[2] = {new_stream(), new_stream()};
-  /* The first of a pair is its rank 0. */
+  /* In each pair the first rank has rank 0. */
   for (int low = 0; low < self->ranks; low++) {
     if (pairs[low]) acquaint(self, pairs[low], low != self->rank);
   }
@@ -48,8 +48,9 @@ static void ring(struct rank* self) {
   }
 }
 
-/* Two communicators over the same two ranks, a stream each. One rank begins with the first, the other with the second, and
- * each sends on one and receives on the other: with one order for both, each waits for what the other has behind. */
+/* Two communicators over the same two ranks, with a stream each. One rank begins with the first, the other with the second, and
+ * each sends on one and receives on the other. With one order for both communicators each would wait for a call that the other
+ * rank makes later. */
 static void opposite(struct rank* self) {
   const size_t bytes = (size_t)(on_gpus() ? 72 : 36) << 20;
   ncclComm_t communicators[2] = {NULL, NULL};
@@ -80,8 +81,8 @@ static void opposite(struct rank* self) {
   }
 }
 
-/* A pipeline of two stages whose activations go by one communicator and whose gradients come by the other; each stage
- * posts the next receive before the send that its peer waits for, as Megatron does. */
+/* A pipeline of two stages: activations go by one communicator, gradients come back by the other. Each stage posts the next
+ * receive before the send that its peer waits for, as Megatron does. */
 static void pipeline(struct rank* self) {
   enum { STEPS = 12 };
   ncclComm_t onward = world(self, 0), back = world(self, 1);
@@ -110,7 +111,7 @@ static void pipeline(struct rank* self) {
   NCCL(ncclCommDestroy(onward));
 }
 
-/* Six communicators with a stream each; half of the ranks launch on them from the first on, half from the last. */
+/* Six communicators with a stream each. Half of the ranks launch on them from the first on, half from the last. */
 static void six(struct rank* self) {
   enum { COMMUNICATORS = 6, ROUNDS = 3 };
   ncclComm_t communicators[COMMUNICATORS];
@@ -134,7 +135,7 @@ static void six(struct rank* self) {
       NCCL(ncclGroupStart());
       exchange_issue(&exchanges[which], communicators[which], streams[which]);
       NCCL(ncclGroupEnd());
-      /* Both ranks have launched their first halves when they begin with the others. */
+      /* Both halves of the ranks have launched their first three before they begin with the others. */
       if (i == COMMUNICATORS / 2 - 1) meet(self);
     }
     for (int i = 0; i < COMMUNICATORS; i++) wait_for(streams[i]);
@@ -153,7 +154,7 @@ static void six(struct rank* self) {
 int main(int count, char** arguments) {
   wanted_count = count;
   wanted_names = arguments;
-  /* Streams that share a queue of the device wait for each other's kernels, whoever launches them. */
+  /* Streams that share a hardware queue wait for each other's kernels. */
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   begin("pairs", 280);
   int ranks = rank_count(4), devices = device_count();

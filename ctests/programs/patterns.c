@@ -1,7 +1,7 @@
-/* Holds: groups of sends and receives move every byte whatever their pattern: all-to-all, gather, scatter, hypercube,
- * several messages a pair, hundreds of messages, zero counts, to oneself in every mix, every type, every alignment,
- * messages larger than any ring, two communicators, collectives among them, one communicator on several streams, nested
- * groups, and wrong arguments among right ones. */
+/* Holds that groups of sends and receives move every byte in any pattern: all-to-all, gather, scatter, hypercube, several
+ * messages a pair, hundreds of messages, zero counts, to oneself in every mix, every type, every alignment, messages larger than
+ * any ring, two communicators, collectives among them, one communicator on several streams, nested groups, and wrong arguments
+ * among right ones. */
 #include "../support/collective.h"
 #include "../support/messages.h"
 
@@ -45,7 +45,7 @@ static void all_to_all(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* To one rank from all, and from one to all, each rank once. */
+/* One rank receives from all, then sends to all; each rank in turn. */
 static void gather_and_scatter(struct rank* self, ncclComm_t communicator) {
   for (int root = 0; root < self->ranks; root++) {
     struct list gather = empty_list(), scatter = empty_list();
@@ -58,7 +58,7 @@ static void gather_and_scatter(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* An exchange across each dimension, each in its own group. */
+/* For each dimension of the hypercube an exchange with the neighbour, each in a group of its own. */
 static void hypercube(struct rank* self, ncclComm_t communicator) {
   for (int distance = 1; distance < self->ranks; distance *= 2) {
     struct list list = empty_list();
@@ -69,7 +69,7 @@ static void hypercube(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* Several messages of each pair of neighbours in one group, small and large ones in turn: they keep their order. */
+/* Several messages of each pair of neighbours in one group, small and large ones in turn, arrive in order. */
 static void several_a_pair(struct rank* self, ncclComm_t communicator) {
   struct list list = empty_list();
   for (int i = 0; i < 9; i++) {
@@ -88,7 +88,7 @@ static void hundreds(struct rank* self, ncclComm_t communicator) {
   for (int which = 0; which < 2; which++) {
     struct random random = random_from(900 + (uint64_t)which);
     struct list list = empty_list();
-    /* As many sends and receives of each rank, about. */
+    /* Every rank sends and receives about equally often. */
     for (int i = 0; i < totals[which] * self->ranks / 2; i++) {
       int from = i % self->ranks, to = (from + 1 + (int)random_below(&random, (uint64_t)self->ranks - 1)) % self->ranks;
       size_t bytes = random_below(&random, 30) ? random_below(&random, 3000) : random_below(&random, 60000);
@@ -98,7 +98,7 @@ static void hundreds(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* Nothing but zeros; zeros among others; one side of a pair only. */
+/* Only messages of zero bytes; some among others; a message between two ranks alone. */
 static void zeros(struct rank* self, ncclComm_t communicator) {
   for (int mix = 0; mix < 3; mix++) {
     struct list list = empty_list();
@@ -114,7 +114,7 @@ static void zeros(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* To oneself: alone, several, of zero bytes, before and after and between messages to others. */
+/* Messages to oneself: alone, several, of zero bytes, before, after and between messages to others. */
 static void to_oneself(struct rank* self, ncclComm_t communicator) {
   for (int mix = 0; mix < 5; mix++) {
     struct list list = empty_list();
@@ -145,7 +145,7 @@ static void every_type(struct rank* self, ncclComm_t communicator) {
   run(self, communicator, &list);
 }
 
-/* Buffers that begin anywhere, at each side elsewhere; short ones, and long enough for every way of moving them. */
+/* Buffers at every alignment, different on the two sides; short messages, and messages long enough for every way to move them. */
 static void every_alignment(struct rank* self, ncclComm_t communicator) {
   const size_t sizes[] = {1, 15, 16, 17, 119, 120, 121, 1919, 1921, 40000, 1000001};
   for (size_t size = 0; size < sizeof sizes / sizeof *sizes; size++) {
@@ -155,14 +155,14 @@ static void every_alignment(struct rank* self, ncclComm_t communicator) {
         struct parcel* parcel = add(&list, rank, (rank + 1) % self->ranks, sizes[size]);
         parcel->send_offset = offset;
         parcel->receive_offset = (offset * 7 + 3) % 16;
-        if (sizes[size] > 100000 && offset % 5) list.count--; /* some are enough */
+        if (sizes[size] > 100000 && offset % 5) list.count--; /* a part of these is enough */
       }
     }
     run(self, communicator, &list);
   }
 }
 
-/* Messages many times as large as what the receiver has room for, alone and beside small ones; aligned, and not. */
+/* Messages many times as large as the receiver's ring, alone and beside small ones; aligned and not. */
 static void large(struct rank* self, ncclComm_t communicator) {
   size_t bytes = (size_t)(on_gpus() ? 64 : 8) << 20;
   for (int odd = 0; odd < 2; odd++) {
@@ -219,7 +219,7 @@ static void with_collectives(struct rank* self, ncclComm_t communicator) {
   }
   struct exchange exchange = exchange_prepare(self->rank, list.parcels, list.count);
   for (int round = 0; round < 2; round++) {
-    /* The second time the collectives stand outside the group: what runs on two paths keeps its order. */
+    /* The second time the collectives are outside the group: calls on two paths keep their order. */
     if (round) transfer_launch(&transfers[0], communicator, self->stream);
     NCCL(ncclGroupStart());
     if (!round) transfer_launch(&transfers[0], communicator, self->stream);
@@ -240,8 +240,8 @@ static void with_collectives(struct rank* self, ncclComm_t communicator) {
   free(list.parcels);
 }
 
-/* What was received on one stream is sent on by the next operation, on another stream and with no event between: NCCL
- * orders a communicator's operations itself, so each block goes round all ranks. */
+/* What was received on one stream is sent on by the next operation, on another stream and with no event between. NCCL orders a
+ * communicator's operations itself, so each block goes round all ranks. */
 static void several_streams(struct rank* self, ncclComm_t communicator) {
   enum { STREAMS = 3 };
   const size_t bytes = 300001;
@@ -257,7 +257,7 @@ static void several_streams(struct rank* self, ncclComm_t communicator) {
     NCCL(ncclGroupEnd());
   }
   for (int i = 0; i < STREAMS; i++) wait_for(streams[i]);
-  /* The last block has come round twice; the other buffer holds what the rank before had then. */
+  /* The last block has gone round twice. The other buffer holds what the rank before had then. */
   buffers[steps % 2].key = (uint64_t)self->rank;
   buffers[(steps + 1) % 2].key = (uint64_t)next;
   for (int i = 0; i < 2; i++) {
@@ -267,7 +267,7 @@ static void several_streams(struct rank* self, ncclComm_t communicator) {
   for (int i = 1; i < STREAMS; i++) CUDA(cuStreamDestroy_v2(streams[i]));
 }
 
-/* Nothing starts before the outermost end, and levels do not cut the group. */
+/* Nothing starts before the outermost end: nested groups do not divide it. */
 static void nested(struct rank* self, ncclComm_t communicator) {
   struct list lists[3] = {empty_list(), empty_list(), empty_list()};
   struct exchange exchanges[3];
@@ -298,7 +298,7 @@ static void nested(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* A wrong argument is answered at its call and again at the end; nothing of the group runs, and the next group does. */
+/* A wrong argument is an error of its call and of the group's end. Nothing of the group runs, and the next group does. */
 static void errors(struct rank* self, ncclComm_t communicator) {
   struct list list = empty_list();
   for (int rank = 0; rank < self->ranks; rank++) add(&list, rank, (rank + 1) % self->ranks, 10007);
@@ -320,7 +320,7 @@ static void errors(struct rank* self, ncclComm_t communicator) {
     if (which % 2) exchange_issue(&exchange, communicator, self->stream);
     CODE(ncclGroupEnd(), ncclInvalidArgument);
     wait_for(self->stream);
-    meet(self); /* what a peer ran in error would have come by now */
+    meet(self); /* time for what a peer would have run in error */
     exchange_untouched(&exchange);
     meet(self);
     NCCL(ncclGroupStart());

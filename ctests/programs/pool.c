@@ -1,9 +1,9 @@
-/* Holds: ncclMemAlloc and ncclMemFree answer as NCCL's do, whatever is recycled: sizes, null, unknown, interior and other memory, what was
- * freed or unmapped before, other devices, many threads, a forked child, handles and exports, memory that is short. Where Windlass
- * keeps what was freed: the same blocks come again, the first made first, by size alone, and never one that is still registered; no more
- * is kept than may be, and it goes back when memory is needed.
+/* Holds that ncclMemAlloc and ncclMemFree return what NCCL's do while freed memory is recycled: sizes, null, unknown, interior and
+ * other pointers, memory freed or unmapped before, other devices, many threads, a forked child, handles and exports, and memory
+ * that is short. Where Windlass keeps freed blocks, they are handed out again by size alone, the first made first, and never one
+ * that is still registered. No more than the limit is kept, and it goes back when memory is needed.
  *
- * Ranks are processes; what they do before their first communicator counts too. Words as `choose` has them. */
+ * Ranks are processes. What they do before their first communicator counts, too. Words as `choose` has them. */
 #include "../support/memory.h"
 #include "../support/uneven.h"
 #include "../../include/windlass.h"
@@ -19,7 +19,7 @@
 enum { MIB = 1 << 20, GRANULE = 2 * MIB, THREADS_MAX = 8, ROUNDS = 200 };
 
 static int version;
-/* Nothing is kept before the first communicator, nor without a peer group: a thread looks after what is. */
+/* Freed memory is kept only while there is a communicator with a peer group, as the background worker must look after it. */
 static bool is_looked_after;
 
 /* Whether freed memory is kept here at all. */
@@ -29,7 +29,7 @@ static bool is_kept(void) {
   return is_looked_after && windlass_function("windlassGetStats") && pool && strcmp(pool, "off") && !(nccls && !strcmp(nccls, "0"));
 }
 
-/* What holds only where it is; not counted, so that runs on NCCL alone print the same. */
+/* Checks `condition` only where freed memory is kept. Not counted, so that the output of runs on NCCL alone is the same. */
 #define KEPT(condition) ((void)(is_kept() && !(condition) && CHECK(!#condition)))
 
 static windlassStats_t stats(void) {
@@ -40,7 +40,7 @@ static windlassStats_t stats(void) {
   return now;
 }
 
-/* How often NCCL has made memory; only the simulator tells. */
+/* How many blocks NCCL has made; only the simulator knows. */
 static uint64_t makings(void) {
   const char* path = getenv("WINDLASS_NCCL");
   void* real = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
@@ -52,7 +52,7 @@ static uint64_t makings(void) {
   return made;
 }
 
-/* Bytes that may be kept on a device. */
+/* The limit in bytes of what is kept on a device. */
 static size_t limit(void) {
   const char* pool = getenv("WINDLASS_POOL");
   return pool ? (size_t)atol(pool) * MIB : 0;
@@ -74,14 +74,14 @@ static size_t size_of(void* memory) {
   return bytes;
 }
 
-/* The code is NCCL's: the same in every run. */
+/* Records a code of NCCL's, which must be the same in every run. */
 static void record_code(struct rank* self, const char* what, ncclResult_t code) {
   record(self, &code, sizeof code);
   count_calls(what, 1);
   fprintf(stderr, "rank %d: %s answered %d\n", self->rank, what, (int)code);
 }
 
-/* The block that was freed comes again at once, with what it was; sizes are NCCL's. */
+/* A freed block is handed out again at once, with its memory. Sizes are NCCL's. */
 static void again(struct rank* self) {
   static const size_t sizes[] = {1, 4096, GRANULE, GRANULE + 1, 5 * MIB, 64 * MIB};
   for (int i = 0; i < 6; i++) {
@@ -104,7 +104,7 @@ static void again(struct rank* self) {
   }
 }
 
-/* A block of another size is never given, larger or not. */
+/* A block of another size is never handed out, not even a larger one. */
 static void by_size(struct rank* self) {
   char* large = allocate(8 * MIB);
   give_back(large);
@@ -118,7 +118,7 @@ static void by_size(struct rank* self) {
   (void)self;
 }
 
-/* Whatever the order of frees, what was made first comes first: so that ranks get blocks that correspond. */
+/* In whatever order blocks are freed, the one made first is handed out first, so that ranks get blocks that correspond. */
 static void in_order(struct rank* self) {
   enum { BLOCKS = 4, BYTES = 6 * MIB };
   static const int orders[][BLOCKS] = {{2, 0, 3, 1}, {3, 2, 1, 0}};
@@ -133,7 +133,7 @@ static void in_order(struct rank* self) {
   for (int i = 0; i < BLOCKS; i++) give_back(blocks[i]);
 }
 
-/* What is no block, or none any more. */
+/* The codes for pointers that are no block, or no longer one. */
 static void codes(struct rank* self) {
   int on_stack = 0;
   void* nothing = &on_stack;
@@ -171,7 +171,7 @@ static void unmap_it(char* memory) {
   CUDA(cuMemUnmap(at, bytes));
   CUDA(cuMemAddressFree(at, bytes));
   CUDA(cuMemRelease(handle));
-  if (on_gpus()) CUDA(cuMemRelease(handle)); /* NCCL's own, which its free would release */
+  if (on_gpus()) CUDA(cuMemRelease(handle)); /* NCCL's own reference, which its free would release */
 }
 
 static void unmapped(struct rank* self) {
@@ -182,7 +182,7 @@ static void unmapped(struct rank* self) {
   device_fill(memory, 3, 12 * MIB);
   give_back(memory);
   if (!is_kept()) return;
-  /* What it has given back already: a mistake, which harms nobody. */
+  /* The program has freed the block and then unmaps it: a mistake, which must harm nothing else. */
   unmap_it(memory);
   void* next = NULL;
   if (ncclMemAlloc(&next, 12 * MIB) != ncclSuccess || next == NULL) CHECK(!"allocated");
@@ -192,7 +192,7 @@ static void unmapped(struct rank* self) {
   count_calls("ncclMemFree", 1);
 }
 
-/* Another device's block, from this device's context, and the other way round; the current context stays. */
+/* A block of another device is freed in this device's context, and the other way round. The current context stays. */
 static void other_device(struct rank* self) {
   int other = (self->device + 1) % self->ranks;
   CUcontext before = NULL, after = NULL, there = use_device(other);
@@ -216,7 +216,7 @@ static void other_device(struct rank* self) {
 
 struct worker { struct rank* self; int number; pthread_t thread; bool is_right; };
 
-/* No two threads have one block: each finds what it has written. */
+/* No two threads have the same block: each finds what it has written. */
 static void* works(void* argument) {
   struct worker* worker = argument;
   CUDA(cuCtxSetCurrent(worker->self->context));
@@ -248,7 +248,7 @@ static void threads(struct rank* self) {
   }
 }
 
-/* A child of a process that has blocks gets none: CUDA is dead there. */
+/* A forked child gets no kept block: CUDA does not work there. */
 static void forked(struct rank* self) {
   char* memory = allocate(4 * MIB);
   give_back(memory);
@@ -264,7 +264,7 @@ static void forked(struct rank* self) {
   (void)self;
 }
 
-/* A handle of a recycled block, exported and imported again, is of its memory. */
+/* The handle of a recycled block, exported and imported again, is of that block's memory. */
 static void exported(struct rank* self) {
   enum { BYTES = 4 * MIB };
   for (int round = 0; round < 2; round++) {
@@ -292,7 +292,7 @@ static void exported(struct rank* self) {
   }
 }
 
-/* What is kept is not missed by who allocates: NCCL's own refusal comes only when there is nothing to give back. */
+/* Kept memory is given back before an allocation fails. */
 static void shortage(struct rank* self) {
   enum { LEFT = 640 * MIB };
   memory_return();
@@ -311,7 +311,7 @@ static void shortage(struct rank* self) {
   (void)self;
 }
 
-/* No more than WINDLASS_POOL is kept: what is too large is not at all. */
+/* No more than WINDLASS_POOL is kept, and never a block larger than that. */
 static void capped(struct rank* self) {
   size_t bytes_max = limit();
   char* blocks[8];
@@ -327,7 +327,7 @@ static void capped(struct rank* self) {
   (void)self;
 }
 
-/* Registered memory is kept when its registration has ended, and is NCCL's to free while it has not. */
+/* A block whose registration has ended is kept. A block that is still registered is freed by NCCL. */
 static void registered(struct rank* self, ncclComm_t communicator) {
   enum { BYTES = 14 * MIB };
   void* handle = NULL;
@@ -356,7 +356,7 @@ static void registered(struct rank* self, ncclComm_t communicator) {
   give_back(last);
 }
 
-/* Memory that others need goes back by itself, while there is a communicator. */
+/* While there is a communicator kept memory goes back when memory of the device is short. */
 static void watched(struct rank* self) {
   enum { KEEPS = 256 * MIB, LEFT = 64 * MIB };
   if (!is_kept() || limit() < KEEPS) return;
@@ -376,7 +376,7 @@ static void watched(struct rank* self) {
   (void)self;
 }
 
-/* What nobody wants any more goes back by itself, also where there is enough. */
+/* Memory kept too long goes back by itself, also where enough is free. */
 static void aged(struct rank* self) {
   give_back(allocate(6 * MIB));
   if (!is_kept()) return;

@@ -1,14 +1,14 @@
-/* Holds: a thousand times ncclMemAlloc and ncclMemFree of 2, 64 and 1,024 MiB take no memory and no addresses away: neither the
- * device's memory in use nor the process's mappings grow. What they cost `windlass bench --symmetric-memory` tells.
+/* Holds that a thousand cycles of ncclMemAlloc and ncclMemFree of 2, 64 and 1,024 MiB leak neither device memory nor mappings of
+ * the process. `windlass bench --symmetric-memory` measures what they cost.
  *
- * One rank's device a process, as `rank_count` has it; on simulators sizes are smaller. */
+ * Ranks are processes, one for each device that `rank_count` takes; on simulators sizes are smaller. */
 #include "../support/memory.h"
 
 #include <stdio.h>
 
 enum { MIB = 1 << 20, CYCLES = 1000 };
 
-/* Lines of /proc/self/maps, and the bytes of addresses in all of them. */
+/* The number of lines of /proc/self/maps, and the bytes of all their address ranges. */
 struct maps { size_t lines, bytes; };
 
 static struct maps maps_now(void) {
@@ -31,7 +31,7 @@ static void cycle(size_t bytes) {
 }
 
 static void again_and_again(size_t bytes) {
-  /* What drivers do beside, and what the C library reserves for a thread that allocates first: 64 MiB, for two. */
+  /* Room for what drivers do, and for what the C library reserves for a thread that allocates first: 64 MiB, for two. */
   enum { SLACK = 4 * MIB, LINES = 16, THREADS = 128 * MIB };
   int cycles = on_gpus() ? CYCLES : 200;
   cycle(bytes);
@@ -46,7 +46,7 @@ static void again_and_again(size_t bytes) {
 
 static void all(struct rank* self) {
   size_t sizes[] = {2 * (size_t)MIB, (on_gpus() ? 64 : 8) * (size_t)MIB, (on_gpus() ? 1024 : 32) * (size_t)MIB};
-  /* While there is one, what is freed is kept. */
+  /* Freed memory is kept while there is a communicator. */
   ncclComm_t communicator = world(self, 0);
   for (int i = 0; i < 3; i++) {
     again_and_again(sizes[i]);

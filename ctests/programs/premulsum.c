@@ -1,5 +1,5 @@
-/* Holds: ncclRedOpCreatePreMulSum multiplies each rank's input by its scalar before the sum, with scalars on the host
- * and on the device; several operations live at once; a destroyed one cannot be used. */
+/* Holds that ncclRedOpCreatePreMulSum multiplies each rank's input by its scalar before the sum, with scalars on the host and on
+ * the device. Several operations live at once, and a destroyed one cannot be used. */
 #include "../support/reference.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 enum { COUNT = 2051, FACTOR = 3 };
 
 static void scalar_of(void* to, ncclDataType_t type) {
-  /* input 1 times 3, through the reference's own conversion: one element whose value is the factor */
+  /* the scalar as an element: the reference's input 1 times FACTOR, converted by the reference */
   static const float single = FACTOR;
   static const double twice = FACTOR;
   static const int32_t whole = FACTOR;
@@ -36,7 +36,7 @@ static void multiplied(struct rank* self, ncclComm_t communicator, ncclDataType_
   input_fill(host, key, self->rank, 0, COUNT, type, ncclSum);
   upload(input, host, bytes);
   NCCL(ncclAllReduce(input, output, COUNT, type, op, communicator, as_cuda(self->stream)));
-  /* Calls already made keep an operation that ends. */
+  /* Calls that were made before keep their destroyed operation. */
   NCCL(ncclRedOpDestroy(op, communicator));
   wait_for(self->stream);
   download(host, output, bytes);

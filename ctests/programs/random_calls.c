@@ -1,5 +1,5 @@
-/* Holds: hundreds of calls drawn from a seed, on several communicators and streams, alone and in groups, give what the
- * host computes; every rank draws the same sequence. */
+/* Holds that hundreds of calls drawn from a seed, on several communicators and streams, alone and in groups, give what the host
+ * computes. Every rank draws the same sequence. */
 #include "../support/collective.h"
 
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static void step(struct rank* self, struct random* random, const struct place* p
   }
 }
 
-/* Every rank sends to and receives from the rank that is `distance` further on, as many bytes as were drawn. */
+/* Every rank sends to the rank `distance` places after it and receives from the one before it, equally many random bytes. */
 static void shift(struct rank* self, struct random* random, const struct place* place, CUstream stream, uint64_t key) {
   int distance = (int)(random_next(random) % (uint64_t)place->ranks);
   size_t count = (size_t)random_below(random, 20000);

@@ -1,8 +1,10 @@
-/* Holds: random collectives and shifts of every kind, type, operation, count and alignment, in and out of place, over
- * several communicators and streams, alone, in groups, in groups over two communicators and in graphs that are launched again
- * between others, some for many batches, give what a reference on the host gives, and write nothing else; ranks that all get a result get the same
- * bits. All ranks derive the same plan from the seed. CTESTS_OPERATIONS: how many calls, 400; CTESTS_SECONDS: to end earlier
- * when so much time is over. It ends with the first batch in which something is wrong. */
+/* Holds that random collectives and shifts give what a reference on the host gives and write nothing else, and that ranks get the
+ * same bits where all get a result. Calls are of every kind, type, operation, count and alignment, in and out of place, over
+ * several communicators and streams, alone, in groups, in groups over two communicators and in graphs, some of which are launched
+ * again in later batches. All ranks derive the same plan from the seed.
+ *
+ * CTESTS_OPERATIONS: the number of calls, 400. CTESTS_SECONDS: a time after which no further batch begins. The test ends with
+ * the first batch that has an error. */
 #include "../support/calls.h"
 
 #include <stdlib.h>
@@ -11,9 +13,9 @@
 #include <time.h>
 
 enum { PLACES_MAX = 5, STREAMS = 3, ITEMS_MAX = 8, CALLS_MAX = 96, CLEARED = 0xee };
-enum { KEPT = 4, KEPT_EVERY = 7 }; /* graphs that live on, and after how many batches the next of them is replaced */
+enum { KEPT = 4, KEPT_EVERY = 7 }; /* graphs that live on, and after how many batches one of them is replaced */
 
-/* What is launched at once: calls on one communicator and stream. */
+/* Calls on one communicator and stream that are launched together. */
 struct item {
   int place, stream, first, count;
   bool grouped, with_next, captured;
@@ -26,13 +28,13 @@ struct batch {
   int item_count, call_count;
   bool captures;
   size_t begin, used, limit; /* of the received bytes */
-  int results;               /* where its first call is on the board */
+  int results;               /* the index of its first call in `board->results` */
 };
 
-/* A graph that is launched again in later batches: a batch of one item, with received bytes of its own. */
-struct kept { struct batch batch; CUgraphExec executable; bool is_launched; int after; /* which item */ };
+/* A graph that is launched again in later batches. It has a batch of one item, with its own part of the received bytes. */
+struct kept { struct batch batch; CUgraphExec executable; bool is_launched; int after; /* the item after which it is launched */ };
 
-/* What ranks show each other of a batch, between two barriers. */
+/* Shared by all ranks: written and read between two barriers of a batch. */
 struct board { bool over; uint64_t results[(1 + KEPT) * CALLS_MAX][RANKS_MAX]; };
 static struct board* board;
 
@@ -45,7 +47,7 @@ struct machine {
   unsigned char* seen;
   bool captures;
   struct kept kept[KEPT];
-  unsigned long long bytes; /* that calls have moved, each its larger buffer */
+  unsigned long long bytes; /* of all calls, for each its larger buffer */
 };
 
 struct options { uint64_t seed; int operations; double seconds; bool captures; };
@@ -54,7 +56,7 @@ static size_t pool_bytes(void) { return on_gpus() ? (size_t)72 << 20 : (size_t)1
 static size_t received_bytes(void) { return on_gpus() ? (size_t)384 << 20 : (size_t)8 << 20; }
 static size_t kept_bytes(void) { return received_bytes() / 16; }
 
-/* Bytes of a whole call. */
+/* Bytes of a rank's larger buffer. */
 static size_t draw_bytes(struct random* random) {
   uint64_t kind = random_below(random, 1000);
   if (kind < 30) return 0;
@@ -66,7 +68,7 @@ static size_t draw_bytes(struct random* random) {
   return random_below(random, (uint64_t)64 << 20);
 }
 
-/* False: the batch is full. */
+/* Adds a call; false if the batch is full. */
 static bool add(struct batch* batch, const struct machine* machine, const struct item* item, struct call call) {
   int ranks = machine->places[item->place].ranks;
   size_t bytes = larger_bytes(&call, ranks);
@@ -88,7 +90,7 @@ static struct call draw_call(struct random* random, const struct machine* machin
   call.count = 1;
   call.count = bytes / larger_bytes(&call, ranks);
   if (which == SHIFT || which == ALL_TO_ALL || which == GATHER || which == SCATTER) call.in_place = false;
-  /* Launched twice, it would take its result for its input. */
+  /* A second launch would take the result for its input. */
   if (item->captured && call_reduces(&call)) call.in_place = false;
   return call;
 }
@@ -96,7 +98,7 @@ static struct call draw_call(struct random* random, const struct machine* machin
 static void draw_item(struct batch* batch, struct random* random, const struct machine* machine, const struct item* item) {
   int ranks = machine->places[item->place].ranks;
   if (item->grouped && random_below(random, 6) == 0) {
-    /* Uneven shares: a broadcast from each rank, or a reduce to each. */
+    /* Parts of different sizes: a broadcast from each rank, or a reduce to each. */
     int which = random_below(random, 2) ? BROADCAST : REDUCE;
     struct call first = draw_call(random, machine, item, which);
     for (int root = 0; root < ranks; root++) {
@@ -111,7 +113,7 @@ static void draw_item(struct batch* batch, struct random* random, const struct m
   int most = item->grouped ? 8 : 4;
   for (int left = 1 + (int)random_below(random, (uint64_t)most); left > 0; left--) {
     int which = (int)random_below(random, (uint64_t)machine->known + item->grouped);
-    if (which == machine->known) which = SHIFT; /* in groups alone: others would wait for each other */
+    if (which == machine->known) which = SHIFT; /* only in groups, as else all ranks would wait for each other */
     if (!add(batch, machine, item, draw_call(random, machine, item, which))) return;
   }
 }
@@ -141,7 +143,7 @@ static void draw_batch(struct batch* batch, struct random* random, const struct 
     item->grouped = random_below(random, 2);
     item->captured = captures && random_below(random, 2);
     item->replays = 1 + (int)random_below(random, 3);
-    /* The simulator of NCCL gives graphs no place among the eager operations of other streams. */
+    /* NCCL's simulator does not order graphs among eager operations of other streams. */
     if (captures && !on_gpus()) item->stream = item->place % STREAMS;
     item->first = batch->call_count;
     draw_item(batch, random, machine, item);
@@ -155,7 +157,7 @@ static void draw_batch(struct batch* batch, struct random* random, const struct 
   }
 }
 
-/* Clears where this rank receives, and puts there what it gives in place. */
+/* Clears the received bytes of this batch, and writes the inputs of calls in place. */
 static void prepare(struct machine* machine, const struct batch* batch) {
   int rank = machine->self->rank;
   device_fill(machine->received + batch->begin, CLEARED, batch->used + SLACK - batch->begin);
@@ -182,7 +184,7 @@ static void issue(const struct machine* machine, const struct place* place, cons
   call_issue(call, place, machine->self->rank, machine->values, machine->received, stream);
 }
 
-/* Launches a graph again that an item has captured. On another stream, too, where NCCL orders those. */
+/* Launches again a graph that an item has captured. On GPUs it takes another stream, as NCCL orders those. */
 static void launch_again(const struct machine* machine, const struct item* item, CUgraphExec executable, int stream) {
   if (executable) CUDA(cuGraphLaunch(executable, machine->streams[on_gpus() ? stream : item->stream]));
 }
@@ -201,8 +203,8 @@ static void capture(const struct machine* machine, const struct batch* batch, co
   CUDA(cuGraphDestroy(graph));
 }
 
-/* Where ranks are threads of one process on GPUs, NCCL's first use of a connection may wait for all its kernels, and hold up
- * launches for which those wait: see `together`. */
+/* Waits for all streams where ranks are threads of one process on GPUs: there NCCL's first use of a connection may wait for all
+ * kernels of the process, and delay launches for which these kernels wait. See `together`. */
 static void settle(const struct machine* machine) {
   if (machine->self->kind != THREADS || !on_gpus()) return;
   for (int i = 0; i < STREAMS; i++) wait_for(machine->streams[i]);
@@ -214,7 +216,7 @@ static void launch(const struct machine* machine, const struct batch* batch, str
   for (int i = 0; i < batch->item_count; i++) {
     const struct item* item = &batch->items[i];
     const struct place* place = &machine->places[item->place];
-    /* Drawn on every rank. */
+    /* Drawn on every rank, to keep the sequences equal. */
     int former = (int)random_below(random, ITEMS_MAX), other = (int)random_below(random, STREAMS);
     bool begins = item->grouped && !open && (place->own >= 0 || (item->with_next && machine->places[item[1].place].own >= 0));
     if (item->captured) {
@@ -261,7 +263,7 @@ static void tell(const struct machine* machine, const struct batch* batch, int i
           item->captured ? ", captured" : "");
 }
 
-/* Compares a call's output, then takes it out of what was seen; whether it is right. */
+/* Compares a call's output, then clears it from `seen`. Returns whether it is right. */
 static bool check_one(struct machine* machine, const struct batch* batch, int i, int j, int number) {
   const struct place* place = &machine->places[batch->items[i].place];
   const struct call* call = &batch->calls[j];
@@ -276,7 +278,7 @@ static bool check_one(struct machine* machine, const struct batch* batch, int i,
     tell(machine, batch, i, j, number);
   }
   if (call->which == ALL_REDUCE) board->results[batch->results + j][machine->self->rank] = digest_words(seen, bytes);
-  /* What the other blocks of an input in place are after a reduce-scatter, nobody says. */
+  /* After a reduce-scatter in place the other blocks of the input are undefined. */
   memset(buffer, CLEARED, apart ? larger_bytes(call, place->ranks) : bytes);
   record(machine->self, &call->key, sizeof call->key);
   return at == bytes;
@@ -305,7 +307,7 @@ static bool check(struct machine* machine, const struct batch* batch, int number
   return false;
 }
 
-/* After a barrier: what all ranks get is the same on all, also where no reference says which bits. */
+/* Called after a barrier: results that all ranks get have the same bits on all, also where the reference leaves bits open. */
 static void compare(struct machine* machine, const struct batch* batch, int number) {
   int rank = machine->self->rank;
   for (int i = 0; i < batch->item_count; i++) {
@@ -319,7 +321,8 @@ static void compare(struct machine* machine, const struct batch* batch, int numb
   }
 }
 
-/* All ranks; all in reverse; all but the last; the first and the last; where each half is as large, two by a split. */
+/* Communicators of all ranks; all in reverse; all but the last; the first and the last; and the two halves made by a split, if
+ * they are equal. */
 static void make_places(struct machine* machine) {
   struct rank* self = machine->self;
   int ranks = self->ranks;
@@ -348,13 +351,13 @@ static double now_s(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Draws which graphs of former batches are launched in this one, and replaces one now and then. */
+/* Draws which graphs of former batches are launched in this one, and sometimes replaces one. */
 static void draw_again(struct machine* machine, const struct batch* batch, struct random* random, int number) {
   for (int k = 0; k < KEPT; k++) {
     struct kept* kept = &machine->kept[k];
     bool wanted = random_below(random, 2);
     kept->after = (int)random_below(random, (uint64_t)batch->item_count);
-    /* For the stream: see draw_batch. */
+    /* Without the GPUs' order only in a batch whose calls are captured: see draw_batch. */
     kept->is_launched = wanted && kept->batch.call_count > 0 && (on_gpus() || batch->captures);
   }
   if (!machine->captures || number % KEPT_EVERY) return;
@@ -367,7 +370,7 @@ static void draw_again(struct machine* machine, const struct batch* batch, struc
   }
 }
 
-/* Batches until there were so many operations, or the time is over; how many operations. */
+/* Runs batches until `operations` are done or the time is over; returns how many were done. */
 static int run(struct machine* machine, const struct options* options) {
   struct rank* self = machine->self;
   struct random random = random_from(options->seed);
@@ -455,7 +458,7 @@ int main(int count, char** arguments) {
   CHECK(board != MAP_FAILED);
   values_share(pool_bytes());
   if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, &options);
-  /* While kernels of one rank wait for another's, instantiating a graph may wait for them. */
+  /* Instantiating a graph may wait for kernels of one rank that wait for another rank's. */
   options.captures = false;
   options.operations = options.operations / 4 + 1;
   options.seed++;

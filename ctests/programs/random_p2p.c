@@ -1,6 +1,6 @@
-/* Holds: random sends and receives of every pattern, size, type and alignment, over several communicators and streams,
- * alone, in groups, in groups over two communicators and in graphs, move every byte and write nothing else. All ranks
- * derive the same plan from the seed. CTESTS_OPERATIONS: how many messages, 600. */
+/* Holds that random sends and receives move every byte and write nothing else: of every pattern, size, type and alignment, over
+ * several communicators and streams, alone, in groups, in groups over two communicators and in graphs. All ranks derive the same
+ * plan from the seed. CTESTS_OPERATIONS: the number of messages, 600. */
 #include "../support/messages.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ struct place { int ranks, members[RANKS_MAX]; ncclComm_t communicator; int own; 
 
 struct sending { int from, to; size_t bytes, send_at, receive_at; ncclDataType_t type; uint64_t key; };
 
-/* What is launched at once: messages of one communicator on one stream. */
+/* Messages of one communicator on one stream that are launched together. */
 struct item {
   int place, stream, first, count;
   bool grouped, with_next, captured;
@@ -61,7 +61,7 @@ static size_t draw_offset(struct random* random, size_t used) {
   return random_below(random, 2) ? aligned : aligned + random_below(random, 256);
 }
 
-/* False: the batch is full. */
+/* Adds a message; false if the batch is full. */
 static bool add(struct batch* batch, struct random* random, const struct machine* machine, int from, int to,
                 size_t bytes) {
   ncclDataType_t type = machine->types[random_below(random, (uint64_t)machine->type_count)];
@@ -84,7 +84,7 @@ static void draw_messages(struct batch* batch, struct random* random, const stru
   int ranks = machine->places[item->place].ranks;
   int one = (int)random_below(random, (uint64_t)ranks), other = (int)random_below(random, (uint64_t)ranks);
   if (!item->grouped) {
-    /* Alone: one way, or there and back; to oneself needs a group. */
+    /* Outside a group: one message, or one each way. A message to oneself needs a group. */
     if (one == other) other = (one + 1) % ranks;
     add(batch, random, machine, one, other, draw_bytes(random));
     if (random_below(random, 2)) add(batch, random, machine, other, one, draw_bytes(random));
@@ -134,7 +134,7 @@ static void draw_batch(struct batch* batch, struct random* random, const struct 
     item->grouped = random_below(random, 4) != 0;
     item->captured = captures && random_below(random, 2);
     item->replays = 1 + (int)random_below(random, 3);
-    /* The simulator of NCCL gives graphs no place among the eager operations of other streams. */
+    /* NCCL's simulator does not order graphs among eager operations of other streams. */
     if (captures) item->stream = item->place % STREAMS;
     item->first = batch->sending_count;
     draw_messages(batch, random, machine, item);
@@ -148,7 +148,7 @@ static void draw_batch(struct batch* batch, struct random* random, const struct 
   }
 }
 
-/* One rank's calls of an item. In a group sends and receives may stand in any order that keeps each pair's. */
+/* Makes one rank's calls of an item. In a group sends and receives may come in any order that keeps that of each pair. */
 static void issue(const struct machine* machine, const struct batch* batch, const struct item* item) {
   const struct place* place = &machine->places[item->place];
   cudaStream_t stream = as_cuda(machine->streams[item->stream]);
@@ -177,7 +177,7 @@ static void fill(unsigned char* to, const struct sending* sending) {
   }
 }
 
-/* Uploads what this rank sends, clears where it receives, and computes what must be there in the end. */
+/* Uploads what this rank sends, clears where it receives, and computes the expected bytes. */
 static void prepare(const struct machine* machine, const struct batch* batch) {
   size_t extent = batch->receive_used + 512;
   memset(machine->wanted, CLEARED, extent);
@@ -204,7 +204,7 @@ static void launch(const struct machine* machine, const struct batch* batch, CUg
     if (machine->places[item->place].own < 0) {
       if (open) NCCL(ncclGroupEnd());
       open = false;
-      /* The next one's group, if this was to be its beginning. */
+      /* Opens the group for the next item, if this item should have opened it. */
       if (item->with_next && machine->places[item[1].place].own >= 0) {
         NCCL(ncclGroupStart());
         open = true;
@@ -257,7 +257,7 @@ static void check(const struct machine* machine, const struct batch* batch, int 
   record(machine->self, &sum, sizeof sum);
 }
 
-/* All ranks; all in reverse; all but the last; the first and the last. */
+/* Communicators of all ranks; all in reverse; all but the last; the first and the last. */
 static void make_places(struct machine* machine) {
   struct rank* self = machine->self;
   int ranks = self->ranks;
@@ -319,7 +319,7 @@ int main(void) {
   struct options options = {program_seed(20261), wanted ? atoi(wanted) : 600, true};
   int ranks = rank_count(4);
   run_ranks("processes", PROCESSES, ranks, all, &options);
-  /* While kernels of one rank wait for another's, instantiating a graph may wait for them. */
+  /* Instantiating a graph may wait for kernels of one rank that wait for another rank's. */
   options.captures = false;
   options.operations = options.operations / 4 + 1;
   options.seed++;

@@ -1,11 +1,11 @@
-/* Holds: large all-gathers are right whatever memory each rank passes, however that changes from call to call: memory that
- * could be registered on all ranks, on some, on none; several buffers of one allocation, at any alignment; on streams by turns,
- * in groups, in graphs, after mistakes of one rank. Ranks are processes, then threads; words as `choose` has them. */
+/* Holds that large all-gathers are right whatever memory each rank passes, and however it changes between calls: memory that all
+ * ranks, some or none can register; several buffers of one allocation, at any alignment; on alternating streams, in groups, in
+ * graphs, after mistakes of one rank. Ranks are processes, then threads; words as `choose` has them. */
 #include "../support/gathers.h"
 
 enum { MIB = 1 << 20 };
 
-/* Slots of what ranks exchange: one a communicator that lives. */
+/* Slots of share_id, one for each communicator that lives at a time. */
 enum { FIRST, SECOND };
 
 static size_t odd(size_t number) { return 2 * number + 1; }
@@ -15,14 +15,14 @@ static struct memory pair_of(struct rank* self, enum origin origin) {
   return memory_alloc(self, origin, gather_room(self, gather_count(self, 65536)) + gather_count(self, 65536));
 }
 
-/* In place for even keys; all else differs with the key, too. */
+/* In place for even keys; other parameters vary with the key, too. */
 static struct gather gather_in(struct rank* self, const struct memory* memory, uint64_t key) {
   size_t count = gather_count(self, odd(key * 131 % 30000));
   const char* send = key % 2 ? memory->at + gather_room(self, gather_count(self, 65536)) + key % 7 : NULL;
   return gather_into(self, send, memory, key * 97 % 4096, count, key);
 }
 
-/* Four times three in flight; each third has its input in another allocation; one of four is of floats. */
+/* Three calls in flight, four times. Every third call has its input in another allocation, every fourth is of floats. */
 static void steady(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory outputs = memory_alloc(self, NCCLS, 36 * MIB), inputs = memory_alloc(self, NCCLS, 6 * MIB);
@@ -43,7 +43,7 @@ static void steady(struct rank* self) {
     together(self);
     for (int i = 0; i < 3; i++) gather_verify(&gathers[i], self);
   }
-  /* From the first byte of an allocation, and to the last of one. */
+  /* An output at the first byte of an allocation, and an input that ends at the last byte of one. */
   struct gather edge = {.send = inputs.at, .count = gather_count(self, 0), .type = ncclUint8, .key = 120,
                         .rank = self->rank, .ranks = self->ranks};
   edge.receive = outputs.at;
@@ -57,7 +57,7 @@ static void steady(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Rank 0's memory can never be registered; then the last rank's input alone can. */
+/* At first rank 0's memory cannot be registered, then only the last rank's input cannot. */
 static void mixed(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = pair_of(self, self->rank ? NCCLS : PLAIN);
@@ -77,7 +77,8 @@ static void mixed(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* All could be registered; then not rank 1's for eight calls; then all again, long enough to be trusted anew. */
+/* All memory can be registered; then for eight calls not rank 1's; then all again, for enough calls that all ranks register
+ * again. */
 static void changes(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory good = pair_of(self, NCCLS), plain = pair_of(self, PLAIN);
@@ -91,8 +92,8 @@ static void changes(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Three streams by turns, each call's input being a block of what the call before got; from the second batch on rank 1's memory
- * cannot be registered. */
+/* Three streams in turn; each call's input is a block of the call before. From the second batch on rank 1's memory cannot be
+ * registered. */
 static void streams(struct rank* self) {
   enum { CALLS = 8, STREAMS = 3 };
   ncclComm_t communicator = world(self, FIRST);
@@ -139,8 +140,8 @@ static void streams(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Groups of three on one communicator, then over two and two streams; every other group has one rank whose middle buffer cannot
- * be registered, and every third a small all-gather between. */
+/* Groups of three calls on one communicator, then over two communicators and two streams. In every second group one rank's
+ * middle buffer cannot be registered; in every third there is a small all-gather between. */
 static void grouped(struct rank* self) {
   enum { CALLS = 3 };
   ncclComm_t first = world(self, FIRST), second = world(self, SECOND);
@@ -176,7 +177,8 @@ static void grouped(struct rank* self) {
   destroy_each((ncclComm_t[]){first, second}, 2);
 }
 
-/* A graph of two gathers, launched between eager ones. NCCL registers in graphs by itself, so all ranks' memory is alike. */
+/* A graph of two gathers, launched between eager ones. NCCL registers buffers of graphs itself, so all ranks have the same kind
+ * of memory. */
 static void captured(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory[3] = {pair_of(self, NCCLS), pair_of(self, NCCLS), pair_of(self, NCCLS)};
@@ -197,7 +199,7 @@ static void captured(struct rank* self) {
     CUDA(cuGraphLaunch(executable, self->stream));
     wait_for(self->stream);
     for (int i = 0; i < 2; i++) gather_verify(&inside[i], self);
-    /* The same buffers, too. */
+    /* An eager call also uses the graph's buffers. */
     inside[replay % 2].key = eager.key = 630 + replay;
     gather_run(self, communicator, &inside[replay % 2]);
     gather_run(self, communicator, &eager);
@@ -210,13 +212,14 @@ static void captured(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* What one rank alone may do wrong: nothing of it counts, neither alone nor in a group that fails. */
+/* Mistakes of one rank alone: no other rank sees them, and neither a call nor a group that fails counts as one of the
+ * all-gathers that ranks agree on. */
 static void err(struct rank* self, ncclComm_t communicator, const struct gather* gather) {
   cudaStream_t stream = as_cuda(self->stream);
   const ncclDataType_t no_type = (ncclDataType_t)99;
   CODE(ncclAllGather(gather->send, gather->receive, gather->count, no_type, communicator, stream), ncclInvalidArgument);
   CODE(ncclAllGather(gather->send, gather->receive, gather->count, ncclUint8, NULL, stream), ncclInvalidArgument);
-  /* NCCL itself looks at no pointer, unless asked to. */
+  /* NCCL does not check pointers unless asked to. */
   if (!on_gpus()) {
     CODE(ncclAllGather(gather->send, NULL, gather->count, ncclUint8, communicator, stream), ncclInvalidArgument);
     CODE(ncclAllGather(NULL, gather->receive, gather->count, ncclUint8, communicator, stream), ncclInvalidArgument);
@@ -227,7 +230,7 @@ static void err(struct rank* self, ncclComm_t communicator, const struct gather*
     CODE(ncclAllGather(gather->send, gather->receive, gather->count, no_type, communicator, stream), ncclInvalidArgument);
     if (!order) gather_launch(gather, communicator, self->stream);
     CODE(ncclGroupEnd(), ncclInvalidArgument);
-    /* The error is of that group alone. */
+    /* The error belongs to that group alone. */
     NCCL(ncclGroupStart());
     NCCL(ncclGroupEnd());
   }
@@ -248,7 +251,7 @@ static void mistakes(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* More allocations by turns than anyone would keep registered, in an order that is random and the same on all ranks. */
+/* More allocations in turn than Windlass keeps registered, in a random order that is the same on all ranks. */
 static void many(struct rank* self) {
   enum { ALLOCATIONS = 100 };
   ncclComm_t communicator = world(self, FIRST);
@@ -257,7 +260,7 @@ static void many(struct rank* self) {
   size_t count = gather_count(self, 0);
   for (int i = 0; i < ALLOCATIONS; i++) inputs[i] = memory_alloc(self, i % 3 ? NCCLS : MAPPED, count);
   for (uint64_t call = 0; call < ALLOCATIONS + 40; call++) {
-    /* Each once, then by chance. */
+    /* Each allocation once, then random ones. */
     uint64_t which = call < ALLOCATIONS ? call * 37 % ALLOCATIONS : random_below(&random, ALLOCATIONS);
     struct gather gather = gather_into(self, inputs[which].at, &output, call % 64, count, 800 + call);
     gather_run(self, communicator, &gather);

@@ -1,6 +1,6 @@
-/* Holds: large all-gathers are right where one rank does what no other does: stages calls on two streams by turns, registers a
- * buffer of its own, or (asked for by the word `without`) has registering switched off. In the latter two, ranks stop registering, which
- * the runner holds reports against. Ranks are processes, then threads; words as `choose` has them. */
+/* Holds that large all-gathers are right where one rank alone does something: stages calls on two streams in turn, registers a
+ * buffer of its own, or (only with the word `without`) has WINDLASS_REGISTER=off. In the latter two ranks stop registering, and
+ * the runner checks that in the reports. Ranks are processes, then threads; words as `choose` has them. */
 #include "../support/gathers.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 enum { MIB = 1 << 20 };
 
-/* Slots of what ranks exchange. */
+/* Slots of share_id. */
 enum { FIRST };
 
 static void gathers_in(struct rank* self, ncclComm_t communicator, const struct memory* memory, int calls, uint64_t key) {
@@ -20,8 +20,8 @@ static void gathers_in(struct rank* self, ncclComm_t communicator, const struct 
   }
 }
 
-/* One rank comes last to calls on two streams by turns, of which some have memory that cannot be registered: what is copied for one
- * stays till it is read, on whatever stream the next is. */
+/* One rank is last to calls on two streams in turn, some of which have memory that cannot be registered. The copy staged for a
+ * call must stay until it is read, whichever stream the next call is on. */
 static void turns(struct rank* self) {
   enum { CALLS = 6 };
   static const struct { int stream; bool is_bad; } plan[CALLS] = {{0, true}, {1, false}, {1, true}, {0, false}, {0, true}, {1, true}};
@@ -41,7 +41,7 @@ static void turns(struct rank* self) {
       gather_prepare(&gathers[i]);
     }
     together(self);
-    /* As often as it takes to be trusted. */
+    /* Enough calls that the ranks register these sizes. */
     for (int again = 0; again < 2; again++) {
       for (int i = 0; i < CALLS; i++) gather_launch(&gathers[i], communicator, streams[0]);
     }
@@ -70,7 +70,7 @@ static void turns(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Rank 1 registers what no gather uses; nobody else knows. */
+/* Rank 1 registers memory that no gather uses; other ranks do not know. */
 static void own(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = memory_alloc(self, NCCLS, gather_room(self, gather_count(self, 0))), other = memory_alloc(self, NCCLS, MIB);
@@ -85,7 +85,7 @@ static void own(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Before the process has called anything. */
+/* The variable is set before the first call of the process. */
 static void without(struct rank* self) {
   if (self->rank == 1) setenv("WINDLASS_REGISTER", "off", 1);
   ncclComm_t communicator = world(self, FIRST);

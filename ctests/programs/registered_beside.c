@@ -1,8 +1,7 @@
-/* Holds: what other threads of a rank do beside its registered all-gathers harms neither: one that captures a graph so that the
- * whole process must do nothing unsafe, while registrations come, go and end; one of Windlass's own that gives back what was freed
- * when the communicator's end comes; and (asked for by the word `aborts`, where it takes long to give registrations back) one that
- * aborts the communicator while a call is inside. Ranks are processes, then threads;
- * words as `choose` has them. */
+/* Holds that other threads of a rank and its registered all-gathers do not disturb each other: a thread that captures in global
+ * mode, when unsafe calls of any thread break the capture, while registrations are made and ended; Windlass's worker, which
+ * deregisters freed memory when the communicator ends; and (only with the word `aborts`, where deregistering is slow) a thread
+ * that aborts the communicator while a call is inside. Ranks are processes, then threads; words as `choose` has them. */
 #include "../support/gathers.h"
 
 #include <pthread.h>
@@ -10,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, INPUTS = 72 /* more than anyone keeps registered */, OUTPUTS = 8 };
+enum { MIB = 1 << 20, INPUTS = 72 /* more than Windlass keeps registered */, OUTPUTS = 8 };
 
-/* Slots of what ranks exchange: one a communicator that lives. */
+/* Slots of share_id, one for each communicator that lives at a time. */
 enum { FIRST, SECOND };
 
 struct place {
@@ -37,7 +36,7 @@ static struct gather gather_at(const struct rank* self, const struct place* plac
   return gather_into(self, place->inputs[number % INPUTS].at, &place->output, number % OUTPUTS * place->room, place->count, key);
 }
 
-/* As often as it takes to be trusted. */
+/* Enough calls that the ranks register. */
 static void first_few(struct rank* self, ncclComm_t communicator, const struct place* place) {
   for (uint64_t round = 0; round < 6; round++) {
     struct gather gather = gather_at(self, place, 0, 10 + round);
@@ -65,7 +64,7 @@ static void* captures(void* argument) {
   return NULL;
 }
 
-/* The program knows what it does: its own waits disturb no capture. */
+/* Waits in relaxed mode, so that this thread's wait does not break the capture of the other. */
 static void wait_aside(CUstream stream) {
   int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   CUDA(cuThreadExchangeStreamCaptureMode(&mode));
@@ -73,7 +72,7 @@ static void wait_aside(CUstream stream) {
   CUDA(cuThreadExchangeStreamCaptureMode(&mode));
 }
 
-/* Registered calls over more memory than is kept, and an end, while another thread captures. */
+/* Registered calls over more memory than is kept registered, and a destroy, while another thread captures. */
 static void captured_beside(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct place place = place_made(self);
@@ -94,7 +93,7 @@ static void captured_beside(struct rank* self) {
     gather_launch(&gathers[i], communicator, self->stream);
     if (i % 8 == 7) wait_aside(self->stream);
   }
-  /* NCCL's own end waits for the device. */
+  /* On GPUs NCCL's destroy waits for the device. */
   if (!on_gpus()) NCCL(ncclCommDestroy(communicator));
   meet(self);
   pthread_barrier_wait(&capturing.turns);
@@ -116,20 +115,20 @@ struct working {
   atomic_bool stops;
 };
 
-/* Each call behind the first sixty-odd gives a registration back. */
+/* After the first 66 or so each call ends a registration. */
 static void* works(void* argument) {
   struct working* working = argument;
   CUDA(cuCtxSetCurrent(working->self->context));
   while (!atomic_load(&working->stops)) {
     struct gather gather = gather_at(working->self, &working->place, (uint64_t)atomic_fetch_add(&working->calls, 1), 0);
-    /* The last may say anything. */
+    /* The call that is aborted may return anything. */
     (void)ncclAllGather(gather.send, gather.receive, gather.count, gather.type, working->communicator, as_cuda(working->self->stream));
     wait_for(working->self->stream);
   }
   return NULL;
 }
 
-/* Waits until that thread is surely inside a call, which takes it four times as long as this looks, or in a wait. */
+/* Waits until that thread is surely inside a call, which takes it four times as long as the sleep below, or in a wait. */
 static void until_inside(struct working* working) {
   int seen, before = 0;
   do {
@@ -145,7 +144,8 @@ static void aborted_inside(struct rank* self) {
     pthread_t thread;
     first_few(self, working.communicator, &working.place);
     if (!CHECK(pthread_create(&thread, NULL, works, &working) == 0)) return;
-    /* Nobody aborts before all are so far: one that had not come there would wait for ever. Then all at once, or one before. */
+    /* No rank aborts before all are inside: one that came later would wait for ever. In the first round all abort at once, in
+     * the second rank 0 before the others. */
     until_inside(&working);
     meet(self);
     if (round == 1 && self->rank) meet(self);
@@ -164,7 +164,8 @@ static void aborted_inside(struct rank* self) {
   }
 }
 
-/* Freed by the program's own means, while nobody calls NCCL: what gives it back has begun when the end comes, and has more to do. */
+/* Memory is freed by the driver's calls, without a call of NCCL. The worker has begun to deregister it when the communicator
+ * ends, and has more to do. */
 static void ended_while_freed(struct rank* self) {
   enum { FREED = 6 };
   for (int round = 0; round < 3; round++) {
@@ -180,11 +181,11 @@ static void ended_while_freed(struct rank* self) {
       memory_free(self, &place.inputs[i]);
       place.inputs[i] = memory_alloc(self, PLAIN, MIB);
     }
-    /* Any moment will do; at this one it is most likely at it. */
+    /* Any moment is right; the worker is most likely deregistering now. */
     usleep(200000);
     meet(self);
     if (round == 0) NCCL(ncclCommDestroy(communicator));
-    /* One rank alone before the others, or all at once. */
+    /* In round 1 rank 0 aborts before the others, else all end at once. */
     if (round == 1 && self->rank) meet(self);
     if (round) NCCL(ncclCommAbort(communicator));
     if (round == 1 && !self->rank) meet(self);

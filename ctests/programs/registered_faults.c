@@ -1,5 +1,5 @@
-/* Holds, where one rank meets with what no other sees, much of which the simulator brings about on request: large all-gathers stay right,
- * and what NCCL may still use is not taken away. Sections run alone by their names: `failed`, `lost`, `kept`, `grown`,
+/* Holds that large all-gathers stay right where one rank meets an error that no other rank sees, often made by the simulator on
+ * request, and that what NCCL may still use is not freed. Sections run alone by their names: `failed`, `lost`, `kept`, `grown`,
  * `disabled`, `few`; without a name all but the last two. Ranks are processes. */
 #include "../support/gathers.h"
 
@@ -9,12 +9,12 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, RANKS = 4, CALLS = 6 /* enough to be registered on the way */ };
+enum { MIB = 1 << 20, RANKS = 4, CALLS = 6 /* enough to be registered by the last ones */ };
 
-/* Slots of what ranks exchange. */
+/* Slots of share_id. */
 enum { FIRST, LOWER, UPPER };
 
-/* The one rank. Before its first call of NCCL: the simulator reads these once. */
+/* The rank with the errors. Its variables are set before its first call of NCCL, as the simulator reads them once. */
 enum { LOSER = 1 };
 static void ask_simulator(const struct rank* self, const char* name, const char* value) {
   if (self->rank == LOSER) setenv(name, value, 1);
@@ -34,9 +34,9 @@ static void gathers_in(struct rank* self, ncclComm_t communicator, const struct 
   }
 }
 
-/* NCCL says that a call has failed, alone and then in a group, and it runs all the same when an abort comes. */
+/* NCCL returns an error for a call, alone and then in a group, yet the call runs once an abort comes. */
 static void failed(struct rank* self) {
-  /* The one behind those of `gathers_in`, of each communicator. */
+  /* The call after those of `gathers_in`, on each communicator. */
   ask_simulator(self, "WINDLASS_SIM_FAILED_LAUNCHES", "7,14");
   struct memory memory = memory_alloc(self, NCCLS, room(self));
   for (int in_group = 0; in_group < 2; in_group++) {
@@ -58,7 +58,7 @@ static void failed(struct rank* self) {
   memory_free(self, &memory);
 }
 
-/* NCCL runs a group, and then cannot build the communicator of another call in it, which was not built before: the gather counts. */
+/* NCCL runs a group and then cannot build the lazy communicator of another call in it. The gather must count as done. */
 static void lost(struct rank* self) {
   setenv("WINDLASS_SIM_LOST_INITS", "2", 1);
   ncclComm_t all = world(self, FIRST), pair = NULL;
@@ -86,7 +86,7 @@ static void lost(struct rank* self) {
   device_free(buffer);
 }
 
-/* NCCL keeps what it was to give back when larger calls came: it is not ended as if it had nothing. */
+/* NCCL refuses to deregister a buffer when larger calls need another registration. Its memory must then not be freed. */
 static void kept(struct rank* self) {
   ask_simulator(self, "WINDLASS_SIM_KEPT_REGISTRATIONS", "1");
   ncclComm_t communicator = world(self, FIRST);
@@ -102,7 +102,7 @@ static void kept(struct rank* self) {
   memory_free(self, &memory);
 }
 
-/* Memory for a group of calls that are staged goes back when others come. */
+/* Staging buffers for a group of calls are freed when later calls do not need them. */
 static void grown(struct rank* self) {
   enum { GROUP = 6 };
   ncclComm_t communicator = world(self, FIRST);
@@ -115,7 +115,7 @@ static void grown(struct rank* self) {
     gathers[i] = gather_into(self, NULL, memory, i * room(self), gather_count(self, 0), 410 + i);
     gather_prepare(&gathers[i]);
   }
-  /* The others' calls have their place when this rank's come. */
+  /* The other ranks have launched their calls before this rank calls. */
   NCCL(ncclGroupStart());
   if (is_bad) meet(self);
   for (int i = 0; i < GROUP; i++) gather_launch(&gathers[i], communicator, self->stream);
@@ -133,8 +133,8 @@ static void grown(struct rank* self) {
   memory_free(self, &plain);
 }
 
-/* Windlass is switched off: not while a group is open, and calls are right after. What is called then is not counted, and what Windlass
- * has of communicators stays. */
+/* Windlass is disabled: not while a group is open, and later calls are right. Calls after that are not counted, and Windlass's
+ * part of communicators stays. */
 static void disabled(struct rank* self) {
   ncclResult_t (*disable)(void) = NULL;
   *(void**)&disable = dlsym(RTLD_DEFAULT, "windlassDisable");
@@ -165,7 +165,7 @@ static void disabled(struct rank* self) {
   memory_free(self, &memory);
 }
 
-/* No more than so many further descriptors may be opened; gives what it was. */
+/* Lets the process open only `more` further descriptors; returns the limit of before. */
 static struct rlimit limit_descriptors(rlim_t more) {
   struct rlimit before, now;
   int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -177,7 +177,7 @@ static struct rlimit limit_descriptors(rlim_t more) {
   return before;
 }
 
-/* NCCL's registering takes descriptors, and says nothing to the other ranks if there are none: nothing is registered then. */
+/* NCCL needs descriptors to register, and does not tell other ranks when it has none: then nothing is registered. */
 static void few(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = memory_alloc(self, NCCLS, room(self));

@@ -1,21 +1,21 @@
-/* Holds: large all-gathers that are made in groups alone are right as those outside are: more buffers in one group than anyone
- * keeps registered; one rank whose buffers cannot be registered, in group after group and for ever larger calls; and what is
- * queued on a group's streams before its end comes before its calls, what is queued after it, after them, of each communicator
- * by itself. Ranks are processes, then threads, then all one thread's; words as `choose` has them. */
+/* Holds that large all-gathers made only in groups are right: more buffers in one group than Windlass keeps registered; one rank
+ * whose buffers cannot be registered, in many groups and for growing sizes; and work queued on a group's streams before its end
+ * runs before its calls, work queued after its end after them, for each communicator separately. Ranks are processes, then
+ * threads, then all one thread's; words as `choose` has them. */
 #include "../support/gathers.h"
 #include "../support/one_thread.h"
 
 enum { MIB = 1 << 20 };
 
-/* Slots of what ranks exchange: one a communicator that lives. */
+/* Slots of share_id, one for each communicator that lives at a time. */
 enum { FIRST, SECOND };
 
 static struct memory part_of(const struct memory* memory, size_t offset, size_t bytes) {
   return (struct memory){memory->at + offset, bytes, memory->origin};
 }
 
-/* 34 gathers a group. One rank's are over 68 allocations, in another order each time; all others' over two, and those have made
- * their calls before. */
+/* A group is 34 gathers. One rank's buffers are in 68 allocations, in another order each time. All others' are in two
+ * allocations, and these ranks have made their calls before. */
 static void many(struct rank* self) {
   enum { CALLS = 34, FEW = 3 };
   ncclComm_t communicator = world(self, FIRST);
@@ -30,14 +30,14 @@ static void many(struct rank* self) {
     bool has_many = self->rank == (int)round % self->ranks;
     struct gather gathers[CALLS];
     for (uint64_t i = 0; i < CALLS; i++) {
-      uint64_t which = (i * (2 * round + 1) + 5 * round) % CALLS; /* 1, 3 and 5 have no divisor of 34 */
+      uint64_t which = (i * (2 * round + 1) + 5 * round) % CALLS; /* 1, 3 and 5 have no common divisor with 34 */
       struct memory output = has_many ? outputs[which] : part_of(&one_output, which * room, room);
       const char* input = has_many ? inputs[i].at : one_input.at + i * count;
       gathers[i] = gather_into(self, input, &output, 0, count, 100 + round * CALLS + i);
       gather_prepare(&gathers[i]);
     }
     together(self);
-    /* As often as it takes to be trusted, in two allocations everywhere; what arrives is overwritten. */
+    /* Enough calls that the ranks register, over two allocations on every rank. The outputs are overwritten later. */
     for (int group = 0; group < 4; group++) {
       NCCL(ncclGroupStart());
       for (uint64_t i = 0; i < FEW; i++) {
@@ -76,11 +76,11 @@ static void pair_run(struct rank* self, ncclComm_t communicator, const struct ga
   NCCL(ncclGroupEnd());
 }
 
-/* Whether some ranks may launch what others launch only later, on their word: see `together`. */
+/* Whether some ranks may launch before others (may not on GPUs as threads: see `together`). */
 static bool may_run_ahead(const struct rank* self) { return self->kind == PROCESSES || !on_gpus(); }
 
-/* Groups of two of 8, 16 and 32 MiB, twice. After some of each size one rank, another each time, has memory that cannot be
- * registered, for three groups that all others have launched before. */
+/* Groups of two gathers of 8, 16 and 32 MiB, twice. After some groups of each size one rank, another each time, has memory that
+ * cannot be registered for three groups, which all others launch before it. */
 static void ever_larger(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   size_t most = gather_count(self, 0) * 4, room = gather_room(self, most);
@@ -98,7 +98,7 @@ static void ever_larger(struct rank* self) {
       gather_prepare(&pair[i]);
     }
     together(self);
-    /* As often as it takes to be trusted anew. */
+    /* Enough calls that the ranks register again. */
     for (uint64_t group = 0; group < 3 + 2 * round; group++) pair_run(self, communicator, pair);
     wait_for(self->stream);
     together(self);
@@ -127,8 +127,8 @@ static void copy(const char* to, const char* from, size_t bytes, CUstream stream
   CUDA(cuMemcpyDtoDAsync_v2((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, stream));
 }
 
-/* Two gathers on two streams: the inputs come between call and end, each on the other's stream; after the end each other stream
- * copies the outputs. From the fourth round on one rank's memory cannot be registered. */
+/* Two gathers on two streams. The inputs are copied between the call and the group's end, each on the other's stream; after the
+ * end each output is copied on the other stream. From the fifth round on one rank's memory cannot be registered. */
 static void meanwhile(struct rank* self) {
   enum { STALE = 0x5c };
   ncclComm_t communicator = world(self, FIRST);
@@ -154,7 +154,7 @@ static void meanwhile(struct rank* self) {
       device_fill(later[i].at, STALE, room);
     }
     together(self);
-    /* A group on a stream alone, then over both. */
+    /* In odd rounds a group for each stream, else one group over both. */
     if (round % 2) {
       for (int i = 0; i < PAIR; i++) {
         NCCL(ncclGroupStart());
@@ -189,8 +189,8 @@ static void meanwhile(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Two communicators in a group, each on a stream of its own, of which the second's is held up till the first's call is over. From
- * the fifth round on one rank's memory cannot be registered, which concerns the first communicator alone. */
+/* Two communicators in a group, each on its own stream. The second's stream is held up until the first's call is over. From the
+ * fifth round on one rank's memory for the first communicator cannot be registered. */
 static void apart(struct rank* self) {
   ncclComm_t communicators[PAIR] = {world(self, FIRST), world(self, SECOND)};
   CUstream streams[PAIR] = {self->stream, new_stream()}, aside = new_stream();
@@ -231,7 +231,8 @@ static void all(struct rank* self) {
   RUN_PART(apart, self);
 }
 
-/* Each call of a group is another rank's, on a device of its own. From the fifth round on one rank's memory cannot be registered. */
+/* The calls of a group are those of all ranks, each on its own device. From the fifth round on one rank's memory cannot be
+ * registered. */
 static void by_one_thread(int ranks) {
   struct one_thread all = one_thread_begin("one thread", ranks);
   ncclComm_t communicators[RANKS_MAX];

@@ -1,5 +1,5 @@
-/* Holds: memory of large all-gathers may come and go as the program likes. Freed memory whose address comes again means the new
- * one, on all ranks or on some; what is freed is the driver's again, also where nobody calls NCCL any more; other threads
+/* Holds that a program may free and allocate the memory of large all-gathers as it likes. New memory at a former address is
+ * used, on all ranks or on some. Freed memory goes back to the driver, even without further calls of NCCL. Other threads
  * allocate and free meanwhile; the program registers the same buffers itself; communicators are split, destroyed and aborted
  * right after. Ranks are processes, then threads; words as `choose` has them. */
 #include "../support/gathers.h"
@@ -8,9 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, CALLS = 6 /* enough to be registered on the way */ };
+enum { MIB = 1 << 20, CALLS = 6 /* enough to be registered by the last ones */ };
 
-/* Slots of what ranks exchange: one a communicator that lives. */
+/* Slots of share_id, one for each communicator that lives at a time. */
 enum { FIRST };
 
 static int version;
@@ -23,14 +23,14 @@ static double seconds(void) {
 
 static size_t room(const struct rank* self) { return gather_room(self, gather_count(self, 4096)); }
 
-/* Out of place for odd keys, where the memory has room for the input, too; in place for all others. */
+/* For odd keys out of place, if the memory has room for the input; else in place. */
 static struct gather gather_in(const struct rank* self, const struct memory* memory, uint64_t key) {
   size_t count = gather_count(self, key * 2 % 4096 + 1);
   bool has_input = memory->bytes >= room(self) + count + 8;
   return gather_into(self, has_input && key % 2 ? memory->at + room(self) + key % 8 : NULL, memory, 0, count, key);
 }
 
-/* As many are in flight at once; the last is verified, having overwritten the others. */
+/* All calls are in flight at once. Each overwrites the output of the one before, and the last is verified. */
 static void gathers_in(struct rank* self, ncclComm_t communicator, const struct memory* memory, int calls, uint64_t key) {
   struct gather gather = gather_in(self, memory, key);
   gather_prepare(&gather);
@@ -41,7 +41,7 @@ static void gathers_in(struct rank* self, ncclComm_t communicator, const struct 
   gather_verify(&gather, self);
 }
 
-/* ncclMemAlloc mostly gives what ncclMemFree took; ranks run ahead of each other. */
+/* ncclMemAlloc mostly returns the address that ncclMemFree took. Ranks run ahead of each other. */
 static void reused_address(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   char* before = NULL;
@@ -59,8 +59,8 @@ static void reused_address(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Reserved addresses stay, what is mapped there changes: everywhere, on some ranks, on one, to what cannot be registered and
- * back. At most this call's and the next one's memory is there, so that what is stale shows. */
+/* Reserved addresses stay and the memory mapped there changes: on all ranks, on some, on one, at last to two handles. A call
+ * over memory that is no longer mapped gives wrong bytes. */
 static void mapped_anew(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = {addresses_reserve(self, 2 * room(self)), 2 * room(self), MAPPED};
@@ -77,7 +77,7 @@ static void mapped_anew(struct rank* self) {
     }
     gathers_in(self, communicator, &memory, 1, 120 + round);
   }
-  /* Two handles where there was one. */
+  /* Two handles in the place of one: such memory cannot be registered. */
   size_t half = 2 * MIB;
   memory_unmap(self, memory.at, memory.bytes);
   memory_map(self, memory.at, half);
@@ -91,7 +91,7 @@ static void mapped_anew(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Whether so many bytes less are in use within a second, and after how many milliseconds. */
+/* Whether the memory in use falls to `bytes` within a second, and after how many milliseconds. */
 static bool falls_to(size_t bytes, double* took_ms) {
   double began = seconds();
   bool has_fallen = false;
@@ -103,9 +103,9 @@ static bool falls_to(size_t bytes, double* took_ms) {
   return has_fallen;
 }
 
-/* Freed on all ranks, without a further call of NCCL but ncclMemFree: the driver has it back. */
+/* Memory is freed on all ranks, without a further call of NCCL but ncclMemFree, and the driver gets it back. */
 static void returned(struct rank* self) {
-  enum { BYTES = 64 * MIB, SLACK = 4 * MIB /* what drivers do beside */ };
+  enum { BYTES = 64 * MIB, SLACK = 4 * MIB /* for what drivers do */ };
   ncclComm_t communicator = world(self, FIRST);
   for (uint64_t round = 0; round < 3; round++) {
     struct memory own = memory_alloc(self, MAPPED, BYTES), nccls = memory_alloc(self, NCCLS, BYTES);
@@ -115,7 +115,7 @@ static void returned(struct rank* self) {
     meet(self);
     size_t used = memory_used();
     meet(self);
-    /* By the program's own means alone in the second round, so that nobody is told. */
+    /* In the second round only by the driver's calls, of which Windlass is not told. */
     memory_free(self, &own);
     if (round != 1) memory_free(self, &nccls), memory_return();
     bool is_back = falls_to(used + SLACK - (round == 1 ? 1 : 2) * (size_t)BYTES, &took_ms);
@@ -130,7 +130,7 @@ static void returned(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* As an allocator's thread does: what this makes is none of the gathers' memory. */
+/* Allocates and frees as an allocator's thread does, memory that no gather uses. */
 static void* allocates(void* argument) {
   const struct rank* self = argument;
   CUDA(cuCtxSetCurrent(self->context));
@@ -144,11 +144,11 @@ static void* allocates(void* argument) {
   return NULL;
 }
 
-/* A second thread a rank; the gathers' own memory comes and goes, too. */
+/* Each rank has a second thread. The memory of the gathers is freed and allocated, too. */
 static void frees_elsewhere(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   pthread_t thread;
-  /* NCCL's first collective allocates and launches by turns. */
+  /* NCCL's first collective allocates and launches in turn, so it runs before the thread starts. */
   struct memory memory = memory_alloc(self, NCCLS, room(self));
   gathers_in(self, communicator, &memory, 2, 300);
   if (pthread_create(&thread, NULL, allocates, self)) return;
@@ -162,7 +162,7 @@ static void frees_elsewhere(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* The program registers what might be registered already, and gives it back. */
+/* The program registers and deregisters buffers that Windlass may have registered. */
 static void own(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = memory_alloc(self, NCCLS, room(self));
@@ -191,7 +191,7 @@ static void in_a_window(struct rank* self) {
   NCCL(ncclCommWindowRegister(communicator, memory.at, memory.bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
   gathers_in(self, communicator, &memory, 3, 510);
   meet(self);
-  /* A library may have no windows on this machine: it then says success and gives none. */
+  /* Where the machine supports no windows the library returns success and no window. */
   if (window) NCCL(ncclCommWindowDeregister(communicator, window));
   gathers_in(self, communicator, &memory, CALLS, 520);
   meet(self);
@@ -199,7 +199,7 @@ static void in_a_window(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* A child over all ranks, turned round, with the parent's resources or its own, gathers by turns with the parent. */
+/* A child over all ranks in reverse order, with the parent's resources or its own. Parent and child gather in turn. */
 static void children(struct rank* self) {
   for (int shares = 0; shares < 2; shares++) {
     ncclComm_t parent = world(self, FIRST), child = NULL;
@@ -225,7 +225,7 @@ static void children(struct rank* self) {
   }
 }
 
-/* Freed, and at once destroyed; destroyed, and then freed; freed between calls and aborted; aborted, and then freed. */
+/* Memory is freed right before a destroy, after it, right before an abort, after it. */
 static void ends(struct rank* self) {
   for (int way = 0; way < 4; way++) {
     ncclComm_t communicator = world(self, FIRST);
@@ -236,7 +236,7 @@ static void ends(struct rank* self) {
       memory_free(self, &memory);
       memory_free(self, &second);
     }
-    /* An abort on one rank may take the others' operations with it. */
+    /* An abort on one rank may end the others' operations. */
     if (way >= 2) meet(self);
     if (way < 2) NCCL(ncclCommDestroy(communicator));
     else NCCL(ncclCommAbort(communicator));
@@ -253,7 +253,7 @@ static void all(struct rank* self) {
   RUN_PART(reused_address, self);
   RUN_PART(mapped_anew, self);
   RUN_PART(returned, self);
-  /* What another thread allocates may wait for the kernels of all ranks of its process: see `together`. */
+  /* Allocations of another thread may wait for the kernels of all ranks of the process: see `together`. */
   if (self->kind == PROCESSES || !on_gpus()) RUN_PART(frees_elsewhere, self);
   RUN_PART(own, self);
   if (version >= 22703) RUN_PART(in_a_window, self);

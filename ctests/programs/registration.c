@@ -1,5 +1,5 @@
-/* Holds: memory from ncclMemAlloc, registered buffers and symmetric windows are accepted, collectives on them give the
- * same results, and what was registered can be given back. */
+/* Holds that memory from ncclMemAlloc, registered buffers and symmetric windows are accepted, that collectives on them give the
+ * same results, and that they can be deregistered and freed. */
 #include "../support/collective.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ enum { BYTES = 4 << 20, COUNT = 100003 };
 
 static int version;
 
-/* An all-reduce from the first to the second half of `memory`. */
+/* An all-reduce from the first half of `memory` into the second. */
 static void reduce_within(struct rank* self, ncclComm_t communicator, char* memory, uint64_t key) {
   size_t bytes = COUNT * sizeof(float);
   char* host = malloc(bytes);
@@ -54,7 +54,7 @@ static void in_a_window(struct rank* self, ncclComm_t communicator) {
   NCCL(ncclCommWindowRegister(communicator, memory, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
   reduce_within(self, communicator, memory, 5);
   meet(self);
-  /* A library may have no windows on this machine: it then says success and gives none. */
+  /* Where the machine supports no windows the library returns success and no window. */
   if (window) NCCL(ncclCommWindowDeregister(communicator, window));
   reduce_within(self, communicator, memory, 6);
   NCCL(ncclMemFree(memory));

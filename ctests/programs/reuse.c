@@ -1,7 +1,7 @@
-/* Holds: communicators of two to four ranks come and go by the hundreds, of members and ranks by chance, some without any
- * use, some with messages, some with collectives, with unlike configurations, ended in every way, now and then by an abort
- * of one rank alone: all results are right, and the process holds no more descriptors, threads, mappings and device memory
- * at the end than after the first quarter. The argument is how many. */
+/* Holds that hundreds of communicators of two to four ranks give right results and leak nothing. Members and order of ranks are
+ * random; some are never used, some carry messages, some collectives; configurations differ; they end in every way, sometimes by
+ * an abort of one rank alone. The process holds no more descriptors, threads, mappings and device memory at the end than after
+ * the first quarter. The argument is their number. */
 #include "../support/held.h"
 #include "../support/team.h"
 
@@ -9,7 +9,7 @@
 
 enum { MEMBERS_MAX = 4 };
 
-/* What all ranks know of one: its members in the order of their ranks, and what is done with it. */
+/* A communicator's random properties, known to all ranks: its members in the order of their ranks, and its calls. */
 struct life {
   int members[MEMBERS_MAX], ranks, maker;
   int ctas_max; /* 0 for no configuration */
@@ -33,7 +33,7 @@ static struct life drawn(struct random* random, int ranks) {
   life.passes = use & 1;
   life.reduces = use == 4 || use == 5;
   life.finalizes = end & 1;
-  /* On GPUs a peer may still read from a rank that is done; only destroy waits for it. */
+  /* On GPUs a peer may still read from a rank whose stream has finished; only destroy waits for it. */
   bool may_abort = !on_gpus() || !(life.passes || life.reduces);
   life.aborter = may_abort && end < 4 ? (int)end : RANKS_MAX;
   life.ctas_max = (int)random_below(random, 3) * 4;
@@ -64,8 +64,8 @@ static void lived(struct rank* self, const struct life* life, ncclUniqueId id, u
   if (!aborts) NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* The simulator keeps the sockets of its latest 256 ids for good, as if each had a root that waits: they are there from the
- * first on. */
+/* The simulator keeps the sockets of its latest 256 ids until the process ends, as if each had a waiting root. Make these first,
+ * so that they do not count as a leak. */
 static void fill_with_ids(void) {
   ncclUniqueId id;
   for (int i = 0; i < 260; i++) NCCL(ncclGetUniqueId(&id));
@@ -76,7 +76,7 @@ static void soak(struct rank* self) {
   int rounds = *(int*)self->argument;
   struct random random = random_from(program_seed(2024));
   struct held warm = held_now();
-  /* A leak of one in ten communicators is ten times this. */
+  /* Less than a leak of one in ten communicators. */
   const int room = rounds / 100 < 12 ? 12 : rounds / 100;
   const struct held rooms = {room, room, 4 * room, (size_t)64 << 20};
   for (int round = 0; round < rounds; round++) {

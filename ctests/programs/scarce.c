@@ -1,11 +1,13 @@
-/* Holds that a process which can open no descriptor, map no memory or start no thread makes no other wait: whichever of Windlass's calls
- * on one rank fails, alone or with all later ones, an init, a split and a destroy end on every rank, within seconds, and alike:
- * with a communicator that works, or with an error. So with few descriptors for all that a process does, NCCL's part of it, too.
+/* Holds that a process which can open no descriptor, map no memory or start no thread lets no other rank hang. Whichever of
+ * Windlass's calls fails on one rank, alone or with all later ones, an init, a split and a destroy end within 15 seconds on every
+ * rank, and alike: with a communicator that works, or with an error. The part `few` limits the descriptors of the whole process,
+ * NCCL's included.
  *
- * All later ones fail on rank 1 only, as rank 0 makes the id, and NCCL's ranks come to Windlass in its process.
+ * All later calls fail only on rank 1: rank 0 makes the id, and NCCL's connections come to Windlass in its process.
  *
- * Arguments: a part (init, split, destroy, few, all), and the steps between the calls that fail: alone, and with all later ones; 0 for none.
- * A rank and a call after these run that alone, of the part; one more word, with that rank as the last that comes. */
+ * Arguments: a part (init, split, destroy, few, all), then two steps between the numbers of the calls that fail: alone, and with
+ * all later ones; 0 for none. A rank and a number after these run that one case of the part; with one more word that rank comes
+ * last. */
 #include "../support/harness.h"
 #include "../support/scarce.h"
 
@@ -30,12 +32,12 @@ struct shared {
 };
 static struct shared* shared;
 
-/* One run: which rank lacks what, and when. */
+/* One run: which rank's call fails, which call, and in which part. */
 struct want {
   const char* part;
   int rank, first;
   bool and_later;
-  /* It begins its init when the others wait for it: their connections have what it would need. */
+  /* The rank begins its init when the others wait for it: their connections may have taken the descriptors that it needs. */
   bool comes_last;
 };
 
@@ -47,7 +49,7 @@ static void all_here(int times) {
   while (atomic_load(&shared->arrived) < RANKS * times) usleep(100);
 }
 
-/* The process may have so many descriptors. */
+/* Limits the process to `count` descriptors. */
 static void has_few(int count) {
   struct rlimit limit = {(rlim_t)count, (rlim_t)count};
   if (setrlimit(RLIMIT_NOFILE, &limit)) _exit(2);
@@ -61,7 +63,7 @@ static void lacks_no_more(const struct want* want, int rank) {
   if (rank == want->rank) atomic_store(&shared->seen, end_want());
 }
 
-/* What a call answers here, and whether all its ranks have a communicator of it. */
+/* Shares the result of a call. Returns whether it succeeded on all its ranks; a mixture is an error of the test. */
 static bool all_have(int call, int ranks, int rank, ncclResult_t code) {
   atomic_store(&shared->codes[call][rank], code ? (int)code : -1);
   int good = 0;
@@ -121,7 +123,7 @@ static void body(const struct want* want, int rank) {
   if (!strcmp(want->part, "split")) lacks(want, rank);
   code = ncclCommSplit(world, rank < 2 ? 0 : NCCL_SPLIT_NOCOLOR, rank, &pair, NULL);
   ncclResult_t second = ncclCommSplit(world, 0, rank, &all, NULL);
-  /* Who lacks everything can tell nobody: the others hear it later. */
+  /* A rank whose calls all fail cannot tell the others, so let them succeed before the others wait. */
   if (!strcmp(want->part, "split")) lacks_no_more(want, rank);
   bool has_pair = all_have(1, 2, rank, code), has_all = all_have(2, RANKS, rank, second);
   if (has_pair && rank < 2) works(pair, 2, stream);
@@ -133,7 +135,7 @@ static void body(const struct want* want, int rank) {
     if (code || second) atomic_store(&shared->wrong, 3);
   }
   if (strcmp(want->part, "destroy")) _exit(0);
-  /* NCCL builds the pair's now. */
+  /* This call has NCCL build the pair. */
   if (has_pair && rank < 2) is_large(pair, stream);
   all_here(3);
   lacks(want, rank);
@@ -145,7 +147,7 @@ static void body(const struct want* want, int rank) {
   _exit(0);
 }
 
-/* Whether the call that was to fail was made at all. */
+/* Runs the three ranks. Returns whether the call that was to fail was made at all. */
 static bool run(const struct want* want) {
   pid_t ranks[RANKS];
   memset(shared, 0, sizeof *shared);
@@ -203,7 +205,7 @@ int main(int count, char** arguments) {
     for (int rank = 0; rank < 2; rank++) {
       for (int later = 0; later < (rank ? 2 : 1); later++) {
         struct want want = {parts[part], rank, 1, later, false};
-        /* What is tried again is a call each time: so no more than there are where nothing is lacking. */
+        /* A retry is a call, too. So with all later calls failing no number beyond that of the calls without failures is tried. */
         while (steps[later] && want.first < (later ? calls[rank] + 1 : 400) && run(&want)) want.first += steps[later];
         if (!later) calls[rank] = want.first - 1;
       }

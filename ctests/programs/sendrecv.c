@@ -1,5 +1,5 @@
-/* Holds: send and receive move every byte: to oneself in a group, around a ring, between all pairs, with zero
- * counts, several messages to one peer in order, and unequal sizes. */
+/* Holds that sends and receives move every byte: to oneself in a group, around a ring, between all pairs, with zero counts,
+ * several messages to one peer in order, and unequal sizes. */
 #include "../support/reference.h"
 
 #include <stdlib.h>
@@ -67,7 +67,7 @@ static void ring(struct rank* self, ncclComm_t communicator, size_t bytes) {
   device_free(from.device);
 }
 
-/* Every pair, itself too, each with its own size, zero among them. */
+/* Messages between all pairs, and to oneself, each of another size, zero among them. */
 static void all_pairs(struct rank* self, ncclComm_t communicator) {
   struct message from[RANKS_MAX], to[RANKS_MAX];
   for (int peer = 0; peer < self->ranks; peer++) {
@@ -87,7 +87,7 @@ static void all_pairs(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* Messages without a group from rank 0 to the last one arrive in the order of the calls. */
+/* Messages without a group from rank 0 to the last rank arrive in the order of the calls. */
 static void one_after_another(struct rank* self, ncclComm_t communicator) {
   enum { MESSAGES = 6 };
   int last = self->ranks - 1;
@@ -107,7 +107,7 @@ static void one_after_another(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* Two messages of one pair in one group keep their order too. */
+/* Two messages of one pair in one group also keep their order. */
 static void two_in_a_group(struct rank* self, ncclComm_t communicator) {
   int peer = self->rank ^ 1;
   if (peer >= self->ranks) return;

@@ -1,7 +1,7 @@
-/* Holds, within a peer group only: messages that several captures put into one graph, or that a capture launches as a graph of
- * before, run in the order of the calls, and eager calls on another stream after all of them, at every replay. Nothing else
- * orders them here, and NCCL does not: no run on NCCL alone. One rank is late at a different place in each part, so that what
- * overtook there would meet its peers' other messages. */
+/* Holds that within a peer group messages run in the order of the calls at every replay, where several captures put them into
+ * one graph or a capture launches an earlier graph, and that eager calls on another stream run in order with them. Nothing else
+ * orders them here, and NCCL does not, so there is no run on NCCL alone. In each part a rank is late at another place, so that a
+ * message out of order would reach the receive of another. */
 #include "../support/messages.h"
 
 #include <dlfcn.h>
@@ -10,12 +10,12 @@
 
 enum { PARCELS_MAX = 64, PARTS = 3, ROUNDS = 4, LATE_US = 30000 };
 
-/* CUDA 12.3's. */
+/* The type of cuStreamBeginCaptureToGraph, which came with CUDA 12.3. */
 typedef CUresult begin_capture_to_graph(CUstream stream, CUgraph graph, const void* dependencies, const void* data, size_t count,
                                         int mode);
 static begin_capture_to_graph* begin_capture_into;
 
-/* What a replay does, and one rank's buffers: the graph's exchanges, then what is called eagerly before and behind it. */
+/* A rank's buffers and graph: the exchanges of the graph, then those called eagerly before and after it. */
 struct replayed {
   CUgraphExec executable;
   struct parcel parcels[PARTS + 2][PARCELS_MAX];
@@ -30,7 +30,7 @@ static void be_late(void* nothing) {
   if (atomic_load(&is_late)) usleep(LATE_US);
 }
 
-/* All alike in sizes, so that what overtakes is taken for the other. */
+/* All exchanges have the same sizes, so a message out of order is received in the place of another. */
 static int around(int ranks, struct parcel* parcels, uint64_t key) {
   int count = 0;
   for (int rank = 0; rank < ranks; rank++) {
@@ -68,7 +68,7 @@ static void end_into(CUgraph graph, CUstream stream) {
   CHECK(ended == graph);
 }
 
-/* Replays between eager calls on a third stream, with nothing waited for between; each rank is late in its turn. */
+/* Replays between eager calls on a third stream, with no wait between. Ranks take turns at being late. */
 static void replay(struct rank* self, ncclComm_t communicator, struct replayed* replayed) {
   struct exchange* exchanges = replayed->exchanges;
   for (int round = 0; round < ROUNDS; round++) {
@@ -88,7 +88,7 @@ static void end(struct replayed* replayed) {
   for (int i = 0; i < 3; i++) CUDA(cuStreamDestroy_v2(replayed->streams[i]));
 }
 
-/* Two captures into one graph, the first with two groups; `late` says before which group of the graph a rank is late. */
+/* Two captures into one graph, the first of two groups. `late` is the group before which a rank is late. */
 static void captured_twice(struct rank* self, ncclComm_t communicator, int late) {
   struct replayed replayed;
   prepare(self, &replayed);
@@ -111,7 +111,7 @@ static void late_in_the_first(struct rank* self, ncclComm_t communicator) { capt
 static void late_within(struct rank* self, ncclComm_t communicator) { captured_twice(self, communicator, 1); }
 static void late_in_the_second(struct rank* self, ncclComm_t communicator) { captured_twice(self, communicator, 2); }
 
-/* A graph of before is launched on one branch of a capture, then groups come on the other. */
+/* An earlier graph is launched on one branch of a capture, then groups come on the other branch. */
 static void launched(struct rank* self, ncclComm_t communicator) {
   struct replayed replayed;
   prepare(self, &replayed);

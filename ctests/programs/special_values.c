@@ -1,7 +1,8 @@
-/* Holds: what NCCL makes of not-a-numbers, infinities, zeros of both signs, and the smallest and largest values of every
- * floating type. Of minimum and maximum a digest of all bits is printed, but of f64 not which not-a-number it is
- * (of two ranks ours and NCCL's were seen to differ in that). So it is of sums and products of two ranks, where all pairs of special values meet;
- * of more ranks these depend on the order. There is no reference: the run on NCCL alone is. */
+/* Holds that minimum, maximum, sum and product of special values are as on NCCL alone: not-a-numbers, infinities, zeros of both
+ * signs, and the smallest and largest values of every floating type. There is no reference but the run on NCCL alone. A digest
+ * of all bits is printed of minimum and maximum, of f64 without which not-a-number it is (there Windlass and NCCL were seen to
+ * differ with two ranks). Sums and products have a digest without that, too, for two ranks, where all pairs of special values
+ * occur; of more ranks they depend on the order. */
 #include "../support/collective.h"
 
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 enum { COUNT = 1024 };
 
-/* Bits of a type, from the place of its sign and how many bits its fraction has. */
+/* The bits of a type: the place of its sign, and the number of bits of its fraction. */
 struct layout { ncclDataType_t type; int sign, fraction; };
 static const struct layout layouts[] = {{ncclFloat16, 15, 10}, {ncclBfloat16, 15, 7}, {ncclFloat32, 31, 23}, {ncclFloat64, 63, 52}};
 
@@ -26,7 +27,8 @@ static bool is_nan(const struct layout* layout, uint64_t bits) {
   return magnitude > special(layout, 1);
 }
 
-/* The digit of `index` that is this rank's, in base 14; beyond two ranks mixed, so that few elements hold many meetings. */
+/* Which value this rank has at `index`: with two ranks all pairs occur; further ranks mix, so that few elements have many
+ * combinations. */
 static int chosen(int index, int rank, uint64_t mixed) {
   enum { VALUES = 14 };
   if (rank == 0) return index % VALUES;

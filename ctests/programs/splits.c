@@ -1,7 +1,7 @@
-/* Holds: communicators made from others carry collectives and messages: two colors, ranks turned round by keys, ranks
- * without a color or alone, children of children, several in one group, with configurations, shrunk ones, many after
- * each other; one rank groups two splits that the others make in turn. Over two hosts, and of more than 16 ranks: those of a world that has no peer group. With the argument `faults`, and where ranks meet at
- * init: a shrink after a rank has died, also the one that made the id. */
+/* Holds that communicators made from others carry collectives and messages: two colors, ranks reversed by keys, ranks without a
+ * color or alone, children of children, several in one group, with configurations, shrunk ones, many one after the other; one
+ * rank groups two splits that the others make one by one. With two hosts, or more than 16 ranks, the parent has no peer group.
+ * With the argument `faults`, and where ranks meet at init: a shrink after a rank has died, also the one that made the id. */
 #include "../support/one_thread.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 static int version;
 
-/* How often `reduces` and `passes_on` call `together`. */
+/* How often `reduces` and `passes_on` call `together`, in sum. */
 enum { STEPS = 4 };
 
 static void reduces(struct rank* self, ncclComm_t communicator, int rank, int ranks, uint64_t key) {
@@ -51,7 +51,8 @@ static void passes_on(struct rank* self, ncclComm_t communicator, int rank, int 
   device_free(to);
 }
 
-/* This rank is `rank` of `ranks` there, and it works. All ranks of the section call; those that are in none, with NULL. */
+/* Holds that this rank is `rank` of `ranks` in `communicator`, and that calls on it work. All ranks of the section call it,
+ * those outside of the communicator with NULL. */
 static void works(struct rank* self, ncclComm_t communicator, int rank, int ranks, uint64_t key) {
   if (!communicator) {
     for (int step = 0; step < STEPS; step++) together(self);
@@ -70,7 +71,7 @@ static int half_of(int rank) { return rank % 2; }
 
 static int of_half(struct rank* self) { return (self->ranks + 1 - half_of(self->rank)) / 2; }
 
-/* Two communicators that have no rank in common: at once, only as threads on GPUs (`together`) one after the other. */
+/* Runs two communicators without a common rank: at the same time, but as threads on GPUs (`together`) one after the other. */
 static void apart(struct rank* self, ncclComm_t communicator, int which, int rank, int ranks, uint64_t key) {
   for (int turn = 0; turn < 2; turn++) works(self, turn == which ? communicator : NULL, rank, ranks, key);
 }
@@ -94,7 +95,7 @@ static void turned_round(struct rank* self, ncclComm_t parent) {
   NCCL(ncclCommDestroy(child));
 }
 
-/* Rank 1 is in none; the others split once more, turned round, and what comes of that shrinks where it can. */
+/* Rank 1 has no color. The others split once more, in reverse, and the result is shrunk where NCCL can. */
 static void nested(struct rank* self, ncclComm_t parent) {
   ncclComm_t child = (ncclComm_t)(uintptr_t)1, grandchild = NULL, last = NULL;
   NCCL(ncclCommSplit(parent, self->rank == 1 ? NCCL_SPLIT_NOCOLOR : 3, self->rank, &child, NULL));
@@ -120,7 +121,7 @@ static void alone(struct rank* self, ncclComm_t parent) {
   NCCL(ncclCommSplit(parent, self->rank, 0, &child, NULL));
   works(self, child, 0, 1, 40);
   NCCL(ncclCommDestroy(child));
-  /* Rank 0 alone, the others together. */
+  /* Rank 0 is alone in its child, the others are together. */
   NCCL(ncclCommSplit(parent, self->rank == 0, 0, &child, NULL));
   apart(self, child, self->rank == 0, self->rank ? self->rank - 1 : 0, self->rank ? self->ranks - 1 : 1, 41);
   NCCL(ncclCommDestroy(child));
@@ -132,7 +133,7 @@ static void nobody(struct rank* self, ncclComm_t parent) {
   CHECK(child == NULL);
 }
 
-/* Of two parents, and an init from an id, in one group. (Two of one parent mix up their ranks in NCCL 2.28.9.) */
+/* Splits of two parents and an init from an id, in one group. (Two splits of one parent mix up their ranks in NCCL 2.28.9.) */
 static void grouped(struct rank* self, ncclComm_t parent) {
   ncclComm_t other = world(self, 1), half = NULL, turned = NULL, made = NULL;
   ncclUniqueId id = share_id(self, 2, self->ranks - 1);
@@ -147,7 +148,7 @@ static void grouped(struct rank* self, ncclComm_t parent) {
   destroy_each((ncclComm_t[]){made, half, turned, other}, 4);
 }
 
-/* With configurations: limits, shared resources as PyTorch asks for them, a child that does not wait. */
+/* Children with configurations: limits, shared resources as PyTorch asks for them, nonblocking. */
 static void configured(struct rank* self, ncclComm_t parent) {
   ncclComm_t child = NULL;
   ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
@@ -157,7 +158,7 @@ static void configured(struct rank* self, ncclComm_t parent) {
   NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &child, &configuration));
   halves(self, child, 60);
   NCCL(ncclCommDestroy(child));
-  /* NCCL waits as the parent was configured; how the child waits is the child's own. */
+  /* The split waits as the parent was configured; later calls on the child wait as the child was. */
   configuration = (ncclConfig_t)NCCL_CONFIG_INITIALIZER;
   configuration.blocking = 0;
   NCCL(ncclCommSplit(parent, 0, self->rank, &child, &configuration));
@@ -180,7 +181,7 @@ static void shrink(struct rank* self, ncclComm_t parent) {
   }
 }
 
-/* The parent goes at once; rank 0's process hosts what is not its own. */
+/* The parent is destroyed at once; rank 0's process hosts a session that it is not in. */
 static void outlives_its_parent(struct rank* self) {
   ncclComm_t parent = world(self, 3), child = NULL;
   NCCL(ncclCommSplit(parent, self->rank == 0 ? NCCL_SPLIT_NOCOLOR : 0, 0, &child, NULL));
@@ -189,8 +190,8 @@ static void outlives_its_parent(struct rank* self) {
   if (child) NCCL(ncclCommDestroy(child));
 }
 
-/* Late ranks are waited for, and many children leave nothing behind: few on GPUs, where each takes 0.6 s, and 1.5 if it
- * works (0.5 of either to destroy it). */
+/* Late ranks are waited for, and many children leave nothing behind. On GPUs there are few, as each takes 0.6 s, or 1.5 s with
+ * calls (0.5 s of either for its destroy). */
 static void many(struct rank* self, ncclComm_t parent) {
   uint64_t rounds = on_gpus() ? 2 : 24;
   for (uint64_t round = 0; round < rounds; round++) {
@@ -227,7 +228,7 @@ static void all(struct rank* self) {
   NCCL(ncclCommDestroy(parent));
 }
 
-/* All ranks of one process by one thread: splits in one group. */
+/* One thread makes the splits of all ranks of one process, in one group. */
 static void by_one_thread(int ranks) {
   struct one_thread all = one_thread_begin("one thread", ranks);
   ncclComm_t parents[RANKS_MAX], children[RANKS_MAX];
@@ -245,7 +246,7 @@ static void by_one_thread(int ranks) {
   one_thread_print(&all, "one-thread");
 }
 
-/* A rank dies; the others shrink without it. It leaves no report, so its calls are not counted. */
+/* A rank dies and the others shrink without it. It leaves no report, so its calls are not counted. */
 static void shrink_without_the_dead(struct rank* self) {
   int dead = *(int*)self->argument;
   ncclComm_t parent = NULL, smaller = NULL;
@@ -279,7 +280,8 @@ static void in_turn(struct rank* self) {
   NCCL(ncclCommDestroy(second));
 }
 
-/* One rank may be without the others. Children on one host, over both, of one of these, in a group, and that do not wait; then the parent goes first. */
+/* Splits of a world over two hosts, in which one rank may be without Windlass (CTESTS_LONER): children on one host, over both,
+ * of a child, in a group, nonblocking, and after the parent is destroyed. */
 static void on_hosts(struct rank* self) {
   const char* loner = getenv("CTESTS_LONER");
   if (loner && atoi(loner) == self->rank) setenv("WINDLASS_PEER_GROUPS", "off", 1);
@@ -290,22 +292,22 @@ static void on_hosts(struct rank* self) {
   NCCL(ncclCommSplit(parent, host, self->rank, &child, NULL));
   apart(self, child, host, place, per, 200);
   NCCL(ncclCommDestroy(child));
-  /* A rank of each host. */
+  /* Children with a rank of each host. */
   NCCL(ncclCommSplit(parent, place, self->rank, &child, NULL));
   for (int turn = 0; turn < per; turn++) works(self, turn == place ? child : NULL, host, HOSTS, 210 + (uint64_t)turn);
   NCCL(ncclCommDestroy(child));
-  /* All but the first of one host, turned round; the other host has none. */
+  /* A child with all ranks but the first of one host, in reverse; ranks of the other host have no color. */
   child = NULL;
   NCCL(ncclCommSplit(parent, host == 1 && place ? 3 : NCCL_SPLIT_NOCOLOR, -self->rank, &child, NULL));
   works(self, child, per - 1 - place, per - 1, 220);
   if (child) NCCL(ncclCommDestroy(child));
-  /* Of a child over both. */
+  /* Children of a child over both hosts. */
   NCCL(ncclCommSplit(parent, 0, -self->rank, &all, NULL));
   NCCL(ncclCommSplit(all, host, self->rank, &child, NULL));
   apart(self, child, host, place, per, 230);
   NCCL(ncclCommDestroy(child));
   NCCL(ncclCommDestroy(all));
-  /* Without the last: what is split of the rest; and the first host alone. */
+  /* A shrink without the last rank, then splits of the result; and a shrink to the first host alone. */
   if (version >= 22703) {
     int last[] = {self->ranks - 1}, second[RANKS_MAX];
     for (int other = 0; other < per; other++) second[other] = per + other;

@@ -1,4 +1,4 @@
-/* Holds: the version and every error string are the real library's, under both names, and need no GPU. */
+/* Holds that the version and every error string are the real library's, under the nccl and the pnccl names, and need no GPU. */
 #include "../support/harness.h"
 
 #include <string.h>

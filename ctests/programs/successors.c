@@ -1,6 +1,6 @@
-/* Holds: where the symmetric heap has room for three communicators, one that is made right after another one's end, of which this
- * rank and its peers are through at unlike times, has a peer group: what ended has given back its memory by then. Ends are destroys,
- * destroys of both, and aborts in the middle of a receive that nobody answers. Words as `choose` has them. */
+/* Holds that a communicator made right after another one's end has a peer group, where the symmetric heap has room for three:
+ * the ended one has given back its memory by then, although its ranks finish at different times. The ends are destroys, destroys
+ * of two, and aborts in the middle of a receive without a sender. Words as `choose` has them. */
 #include "../support/messages.h"
 
 enum { ROUNDS = 12, BYTES = 3000 };

@@ -1,4 +1,4 @@
-/* Holds: every name of the lists given as arguments resolves, and to the library that answers ncclGetVersion. */
+/* Holds that every name of the lists given as arguments resolves to a symbol of the library that has ncclGetVersion. */
 #define _GNU_SOURCE
 #include "../support/harness.h"
 

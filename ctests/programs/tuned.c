@@ -1,6 +1,6 @@
-/* Holds: ranks agree on limits cell by cell. A table that all ranks have decides what is native; so does one rank's where the other has
- * none, or one that cannot be read. A cell that two ranks have unlike is the built-in one on both, other cells hold, and nothing hangs. The
- * argument says which: same, other, none or wrong. */
+/* Holds that ranks agree on limits cell by cell. A table that all ranks have decides what is native, and so does one rank's
+ * table where the other has none or cannot read its own. A cell that differs between two ranks has the built-in limit on both;
+ * other cells hold, and no rank hangs. The argument says which case runs: same, other, none or wrong. */
 #include "../support/collective.h"
 #include "../support/tuning.h"
 
@@ -8,7 +8,7 @@
 
 static const char* what;
 
-/* All-reduces to 1 MiB are native, all-gathers never. */
+/* All-reduces up to 1 MiB are native, all-gathers never. */
 static void write_table(const struct rank* self) {
   const bool is_odd = self->rank == 1;
   if (is_odd && !strcmp(what, "none")) return;

@@ -1,7 +1,7 @@
-/* Holds: broadcasts, or reduces, with a root each in one group give what each would give alone, whatever their sizes, also none,
- * whatever their order, types and places, eager and captured, on several streams and communicators, among other calls, above
- * every limit, and beside wrong arguments; Windlass's own functions of such a whole do too, and say what is wrong with their arguments.
- * Through Windlass, where ranks meet: each such group within the limits is one kernel. */
+/* Holds that broadcasts, or reduces, with a root each in one group give what each would give alone: of any sizes, also none, in
+ * any order, of all types, in and out of place, eager and captured, on several streams and communicators, among other calls,
+ * above every limit, and beside wrong arguments. windlassAllGatherV and windlassReduceScatterV do, too, and refuse wrong
+ * arguments. Through Windlass with a peer group each such group within the limits runs as one kernel. */
 #include "../support/collective.h"
 #include "../support/fused.h"
 #include "../support/uneven.h"
@@ -11,7 +11,7 @@
 
 enum { LIST_MAX = 64, KIB = 1024 };
 
-/* Of elements; ranks take them in turn. */
+/* Elements of each part; ranks have these in turn. */
 static const size_t SIZES[][3] = {{1, 0, 0},       {5, 7, 961},    {240, 241, 0},  {0, 0, 2000},
                                   {700, 3, 64},    {1000, 1000, 1000}, {0, 0, 0},  {1, 2, 3}};
 enum { SIZES_COUNT = sizeof SIZES / sizeof *SIZES };
@@ -23,7 +23,7 @@ static struct uneven uneven_of(const struct rank* self, bool reduces, const size
   return u;
 }
 
-/* Reduces of other types and operations are NCCL's, unless limits were measured. */
+/* NCCL runs reduces of other types and operations, unless limits were measured. */
 static bool is_native(const struct uneven* u) {
   const char* cache = getenv("WINDLASS_CACHE");
   if (cache && strcmp(cache, "off") != 0) return true;
@@ -31,7 +31,7 @@ static bool is_native(const struct uneven* u) {
   return !u->reduces || (is_short_float && u->op == ncclSum);
 }
 
-/* Runs them one after the other, nobody waiting between, and verifies all; each that has several parts is one kernel. */
+/* Runs all without a wait between, then verifies all. Each with several parts must be one kernel. */
 static void run_all(struct rank* self, ncclComm_t communicator, struct uneven* list, int count, bool whole) {
   int kernels = 0, calls = 0;
   for (int i = 0; i < count; i++) {
@@ -92,7 +92,7 @@ static void functions(struct rank* self, ncclComm_t communicator) {
   run_all(self, communicator, list, count, true);
 }
 
-/* Two of them, on two streams and two communicators, with other calls between, in a group of the program's. */
+/* Two uneven collectives, on two streams and communicators, with other calls between, in one group of the program's. */
 static void among_others(struct rank* self, ncclComm_t first, ncclComm_t second) {
   enum { LISTED = 4 };
   CUstream other = new_stream();
@@ -141,7 +141,7 @@ static void among_others(struct rank* self, ncclComm_t first, ncclComm_t second)
   CUDA(cuStreamDestroy_v2(other));
 }
 
-/* In a graph, replayed between eager ones, with new inputs. */
+/* In a graph, replayed with new inputs between eager ones. */
 static void captured(struct rank* self, ncclComm_t communicator) {
   enum { CAPTURED = 3, REPLAYS = 4 };
   CUgraph graph = NULL;
@@ -177,8 +177,8 @@ static void captured(struct rank* self, ncclComm_t communicator) {
   for (int i = 0; i <= CAPTURED; i++) uneven_release(&list[i]);
 }
 
-/* Parts above the limit of a single call: together within theirs; or too unlike, then NCCL runs the small ones, too; or a single one. Where
- * nothing is measured, all is NCCL's. */
+/* Parts above the limit of a single call: within the limit of a group; too different, then NCCL runs the small ones, too; only
+ * one. Where limits were not measured NCCL runs all. */
 static void large(struct rank* self, ncclComm_t communicator) {
   static const size_t sizes[][3] = {{1200 * KIB, 900 * KIB, 1100 * KIB}, {5000 * KIB, 10, 4000}, {6000 * KIB, 0, 0}};
   for (size_t number = 0; number < sizeof sizes / sizeof *sizes; number++) {
@@ -190,7 +190,7 @@ static void large(struct rank* self, ncclComm_t communicator) {
       struct fused then = fused_now();
       uneven_launch(&u, communicator, self->stream);
       wait_for(self->stream);
-      /* Of two ranks the second is ours, too, as their limits are higher. */
+      /* With two ranks the second case is also native, as their limits are higher. */
       bool measured = getenv("WINDLASS_SIM_MULTIPROCESSORS") || on_gpus();
       bool all = measured && (number == 0 || (number == 1 && self->ranks == 2));
       fused_since(self, &then, all, all ? self->ranks : 0);
@@ -201,8 +201,7 @@ static void large(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* A large call alone in its group, and beside one that NCCL refuses: then nothing runs, and the next group is as if nothing had
- * been. */
+/* A large call is alone in its group, or beside one that NCCL refuses: then nothing runs, and the next group has no error. */
 static void refused(struct rank* self, ncclComm_t communicator) {
   static const size_t sizes[] = {1500 * KIB, 0, 0}, small[] = {5, 6, 7};
   struct uneven large = uneven_of(self, false, &sizes, 600), next = uneven_of(self, true, &small, 601);
@@ -225,7 +224,8 @@ static void refused(struct rank* self, ncclComm_t communicator) {
   uneven_release(&next);
 }
 
-/* What the functions say of wrong arguments; in a group it fails that. Where they are not, this holds nothing. */
+/* The functions of Windlass refuse wrong arguments, and inside a group that makes the group fail. Checks nothing where there are
+ * no such functions. */
 static void arguments(struct rank* self, ncclComm_t communicator) {
   ncclResult_t (*gather)(const void*, void*, const size_t*, const size_t*, ncclDataType_t, ncclComm_t, cudaStream_t) = NULL;
   ncclResult_t (*scatter)(const void*, void*, const size_t*, const size_t*, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) = NULL;
@@ -254,9 +254,9 @@ static void arguments(struct rank* self, ncclComm_t communicator) {
   REFUSED(scatter(memory, memory, counts, negative, ncclInt32, ncclSum, communicator, stream));
   EQUAL(has ? gather(NULL, NULL, nothing, NULL, ncclInt8, communicator, stream) : ncclSuccess, ncclSuccess);
   EQUAL(has ? scatter(NULL, NULL, nothing, nothing, ncclInt8, ncclSum, communicator, stream) : ncclSuccess, ncclSuccess);
-  /* Which operators there are NCCL knows, which refuses the first call of such a group. */
+  /* NCCL alone knows which operators exist, and refuses the first call of the group. */
   REFUSED(scatter(memory, memory, counts, NULL, ncclInt32, (ncclRedOp_t)77, communicator, stream));
-  /* None did anything but the last three. */
+  /* The counts of the last three calls; all others made no calls of NCCL. */
   if (has) {
     count_calls("ncclGroupStart", 3);
     count_calls("ncclGroupEnd", 3);

@@ -1,5 +1,5 @@
-/* Holds: port scanners and health checks that visit the port in an id change nothing. They say something else and close, at once or
- * after a while, or reset, while ranks wait for the others and before any has come. */
+/* Holds that port scanners and health checks that connect to the port in an id change nothing. They send other bytes and close,
+ * at once or after a while, or reset the connection, while ranks wait for the others and before any rank has come. */
 #include "../support/collective.h"
 
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@ static int visitor(const ncclUniqueId* id) {
 }
 
 static void say(int socket_of_mine, const void* words, size_t bytes) {
-  ssize_t sent = send(socket_of_mine, words, bytes, MSG_NOSIGNAL); /* it may have been closed meanwhile */
+  ssize_t sent = send(socket_of_mine, words, bytes, MSG_NOSIGNAL); /* the other side may have closed it */
   (void)sent;
 }
 
@@ -50,7 +50,7 @@ static void all(struct rank* self) {
   if (self->rank == 0) visit(&id);
   meet(self);
   if (self->rank == 1) {
-    usleep(100000); /* the others wait for this one by now, most likely */
+    usleep(100000); /* time for the other ranks to wait for this one */
     visit(&id);
   }
   NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));

@@ -1,7 +1,7 @@
-/* Holds: a thousand ids, of which pairs are made that nothing is done with, leave no thread and no socket behind, nor do those of
- * communicators that NCCL makes: their root ends when all ranks have been there, and Windlass's port behind it. NCCL alone
- * keeps a thread and a socket of each id of which nothing was made; so does, up to now, Windlass: with the argument
- * `nothing` the program fails. */
+/* Holds that a thousand ids leave no thread and no socket behind when only unused pairs are made of them, nor do ids of
+ * communicators that NCCL makes: NCCL's root ends when all ranks have been there, and then Windlass's port. NCCL alone keeps a
+ * thread and a socket of each id of which nothing is made. So does Windlass so far: with the argument `nothing` the program
+ * fails. */
 #include "../support/held.h"
 #include "../support/team.h"
 

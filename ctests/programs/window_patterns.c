@@ -1,7 +1,8 @@
-/* Holds: what clients do with symmetric memory gives the right bytes, whatever is kept of windows. A part a client: vLLM (segments that
- * stay, graphs over superseded buffers), SGLang (one pool for several communicators, windows never ended), Megatron (the whole pool
- * deregistered and registered again), PyTorch's MemPool (segments that come and go), graphs over windows of recycled blocks, threads that
- * allocate beside all that. Where windows are kept, Megatron's pool makes none after the first rounds. */
+/* Holds that the ways in which clients use symmetric memory give the right bytes while windows are kept. A part for each client:
+ * vLLM (segments that stay, graphs over superseded buffers), SGLang (one pool for several communicators, windows never ended),
+ * Megatron (the whole pool deregistered and registered again), PyTorch's MemPool (segments that come and go), graphs over
+ * windows of recycled blocks, threads that allocate beside all that. Where windows are kept, Megatron's pool makes no new ones
+ * after the first rounds. */
 #include "../support/reference.h"
 #include "../support/windows.h"
 
@@ -11,10 +12,10 @@
 
 enum { MIB = 1 << 20, SEGMENTS_MAX = 16, CIRCLES_MAX = 3, ALIGNMENT = 512 };
 
-/* A communicator, and who this rank is in it. */
+/* A communicator, with this rank's number in it and its ranks. */
 struct circle { ncclComm_t communicator; int rank, ranks; };
 
-/* A block of a pool, divided from its start; windows of several communicators may be over it. */
+/* A block of a pool, handed out from its start. Several communicators may have windows over it. */
 struct segment {
   struct memory memory;
   size_t used;
@@ -24,14 +25,14 @@ struct segment {
 
 struct pool { struct segment segments[SEGMENTS_MAX]; int count; };
 
-/* Where a gather of `count` bytes from each rank has its output and its input: at the same place of its segment on all ranks. */
+/* The output and input of a gather of `count` bytes a rank: at the same offset of its segment on all ranks. */
 struct piece { struct memory memory; size_t offset, count; };
 
 struct live_graph { struct gather gather; CUgraph graph; CUgraphExec executable; };
 
 static struct circle everyone(struct rank* self) { return (struct circle){world(self, 0), self->rank, self->ranks}; }
 
-/* Ranks of each smaller communicator: half of them, but no fewer than two. */
+/* Ranks of a smaller communicator: half of all, but no fewer than two. */
 static int half_of(const struct rank* self) { return self->ranks >= 4 ? self->ranks / 2 : self->ranks; }
 
 static struct circle split(const struct rank* self, const struct circle* parent, int color, int rank) {
@@ -40,18 +41,18 @@ static struct circle split(const struct rank* self, const struct circle* parent,
   return circle;
 }
 
-/* Of neighbours, as tensor parallelism has them. */
+/* A communicator of neighbouring ranks, as in tensor parallelism. */
 static struct circle neighbours(const struct rank* self, const struct circle* parent) {
   return split(self, parent, self->rank / half_of(self), self->rank % half_of(self));
 }
 
-/* One of each such, as data parallelism has them. */
+/* A communicator of one rank of each such group, as in data parallelism. */
 static struct circle counterparts(const struct rank* self, const struct circle* parent) {
   int apart = self->ranks / half_of(self);
   return split(self, parent, self->rank % apart, self->rank / apart);
 }
 
-/* Children first. */
+/* Destroys children before their parents. */
 static void destroy_circles(const struct circle* circles, int count) {
   ncclComm_t communicators[CIRCLES_MAX];
   for (int i = 0; i < count; i++) communicators[i] = circles[count - 1 - i].communicator;
@@ -75,7 +76,7 @@ static struct piece divide(const struct rank* self, struct segment* segment, siz
   return piece;
 }
 
-/* From the first segment that has room, as a caching allocator does; else from a new one. */
+/* Takes a piece from the first segment with room, as a caching allocator does, else from a new segment. */
 static struct piece take(struct rank* self, struct pool* pool, size_t count) {
   size_t bytes = piece_bytes(self, count);
   for (int i = 0; i < pool->count; i++) {
@@ -85,7 +86,7 @@ static struct piece take(struct rank* self, struct pool* pool, size_t count) {
   return divide(self, segment_new(self, pool, (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB)), count);
 }
 
-/* Every segment that is no window of the communicator yet; `which` is its number. */
+/* Registers every segment without a window of this communicator, which has the index `which`. */
 static void register_new(struct pool* pool, const struct circle* circle, int which) {
   for (int i = 0; i < pool->count; i++) {
     struct segment* segment = &pool->segments[i];
@@ -95,7 +96,7 @@ static void register_new(struct pool* pool, const struct circle* circle, int whi
   }
 }
 
-/* The caller has met: where a peer is in a call still, NCCL hangs. */
+/* All ranks must have met: NCCL hangs where a peer is still in a call. */
 static void deregister_all(struct pool* pool, const struct circle* circle, int which) {
   for (int i = 0; i < pool->count; i++) {
     struct segment* segment = &pool->segments[i];
@@ -104,7 +105,8 @@ static void deregister_all(struct pool* pool, const struct circle* circle, int w
   }
 }
 
-/* Frees all but the first `kept`: upwards on even ranks, downwards on odd ones, as garbage is collected somehow. */
+/* Frees all segments but the first `kept`: upwards on even ranks, downwards on odd ones, as garbage collectors free in any
+ * order. */
 static void free_but(struct rank* self, struct pool* pool, int kept) {
   int leaving = pool->count - kept;
   for (int i = 0; i < leaving; i++) {
@@ -144,7 +146,7 @@ static void reduces(struct rank* self, const struct circle* circle, const struct
   record(self, values, sizeof values);
 }
 
-/* Of a communicator that has carried something. */
+/* Captures a gather, on a communicator that has run one before. */
 static struct live_graph captures(struct rank* self, const struct circle* circle, const struct piece* piece) {
   struct live_graph live = {.gather = gather_at(self, circle, piece, 0)};
   CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
@@ -169,8 +171,8 @@ static void graph_ends(const struct live_graph* live) {
   CUDA(cuGraphDestroy(live->graph));
 }
 
-/* At the end of each context all new segments become windows. Scratch grows to twice its size, and what was before is kept: graphs were
- * captured over it, and replayed after. */
+/* At the end of each context all new segments become windows. The scratch buffer doubles, and the former one is kept, as graphs
+ * captured over it are replayed later. */
 static void vllm(struct rank* self) {
   enum { STEPS = 5 };
   struct circle circle = everyone(self);
@@ -187,15 +189,15 @@ static void vllm(struct rank* self) {
     reduces(self, &circle, &scratch, 1300 + step);
   }
   for (int step = 0; step < STEPS; step++) graph_ends(&graphs[step]);
-  /* The program would end here. What a graph captured the simulator forgets at the end of its windows alone. */
+  /* The program would end here. The simulator forgets captured calls only when their windows end. */
   meet(self);
   deregister_all(&pool, &circle, 0);
   free_but(self, &pool, 0);
   NCCL(ncclCommDestroy(circle.communicator));
 }
 
-/* One large block first, which is divided; each context registers all that is new with its own communicator. The blocks are freed
- * while they are windows, as the process ends. */
+/* One large block is divided first. Each context registers all new blocks with its own communicator. The blocks are freed while
+ * they have windows, when the process ends. */
 static void sglang(struct rank* self) {
   enum { CONTEXTS = 9 };
   struct circle circles[CIRCLES_MAX] = {everyone(self)};
@@ -209,14 +211,14 @@ static void sglang(struct rank* self) {
     pieces[context] = take(self, &pool, (size_t)(256 << 10) * (1 + context / 3));
     register_new(&pool, &circles[which], which);
     runs(self, &circles[which], &pieces[context], 2000 + context);
-    /* What another communicator's context left. */
+    /* A piece of another communicator's context. */
     runs(self, &circles[which], &pieces[context / 2], 2100 + context);
     reduces(self, &circles[which], &pieces[context], 2200 + context);
   }
   meet(self);
   for (int i = 0; i < pool.count; i++) memory_free(self, &pool.segments[i].memory);
   meet(self);
-  /* The program ends with its windows. On GPUs they end before the communicators, late. */
+  /* The program ends with its windows. On GPUs they end before the communicators, after the blocks were freed. */
   for (int i = CIRCLES_MAX - 1; i >= 0; i--) {
     if (on_gpus()) deregister_all(&pool, &circles[i], i);
     else NCCL(ncclCommAbort(circles[i].communicator));
@@ -225,7 +227,7 @@ static void sglang(struct rank* self) {
   together(self);
 }
 
-/* Of communicators that are NCCL's own: the simulator does not know the handles of others. */
+/* For NCCL's own communicators only: the simulator does not know the handles of lazy ones. */
 static long long made_of(const struct circle* circles) {
   long long made = 0;
   for (int i = 0; i < CIRCLES_MAX; i++) {
@@ -235,7 +237,7 @@ static long long made_of(const struct circle* circles) {
   return made;
 }
 
-/* The pool is deregistered of all communicators at each context's begin, registered at its end. */
+/* At each context's begin the pool is deregistered from all communicators, at its end registered. */
 static void megatron(struct rank* self) {
   enum { ROUNDS = 60, GROWING = 3 };
   struct circle circles[CIRCLES_MAX] = {everyone(self)};
@@ -262,8 +264,8 @@ static void megatron(struct rank* self) {
   destroy_circles(circles, CIRCLES_MAX);
 }
 
-/* Segments of changing sizes; the pool is registered in some rounds, in some a segment comes after that, which PyTorch registers on its
- * own; most are released, in an order that differs between ranks. */
+/* Segments change their sizes. In some rounds the pool is registered, in some a later segment, which PyTorch registers by
+ * itself. Most segments are released, in an order that differs between ranks. */
 static void mem_pool(struct rank* self) {
   enum { ROUNDS = 16, COUNT = 48 << 10 };
   struct circle circle = everyone(self);
@@ -297,7 +299,7 @@ static void mem_pool(struct rank* self) {
   NCCL(ncclCommDestroy(circle.communicator));
 }
 
-/* A graph a round over a window whose block comes again; beside it one that lives all the time. */
+/* Each round has a graph over a window whose block comes again. Another graph lives all the time. */
 static void live_graphs(struct rank* self) {
   enum { ROUNDS = 6, COUNT = 200 << 10 };
   struct circle circle = everyone(self);
@@ -338,7 +340,7 @@ static bool all_are(const unsigned char* bytes, unsigned char value) {
   return bytes[0] == value && memcmp(bytes, bytes + 1, LOOKED_AT - 1) == 0;
 }
 
-/* That nobody else has been given this block, or a part of it. */
+/* Holds that no other thread has been given this block or a part of it. */
 static void holds(const struct memory* memory, unsigned char value, CUstream stream) {
   unsigned char first[LOOKED_AT], last[LOOKED_AT];
   CUdeviceptr at = (CUdeviceptr)(uintptr_t)memory->at;
@@ -383,7 +385,7 @@ static void many_threads(struct rank* self) {
     register_new(&pool, &circle, 0);
     runs(self, &circle, &piece, 6000 + round);
     meet(self);
-    /* In every other round late: the memory is another thread's by then, perhaps. */
+    /* In every second round after the free, when another thread may have the memory. */
     if (round % 2) deregister_all(&pool, &circle, 0);
     memory_free(self, &pool.segments[0].memory);
     deregister_all(&pool, &circle, 0);
@@ -398,7 +400,7 @@ static void all(struct rank* self) {
   RUN_PART(megatron, self);
   RUN_PART(mem_pool, self);
   RUN_PART(live_graphs, self);
-  /* Threads of one process that allocate beside others' kernels hang on GPUs, with NCCL alone: see `together`. */
+  /* Threads of one process that allocate beside others' kernels hang on GPUs with NCCL alone: see `together`. */
   if (!on_gpus() || self->kind == PROCESSES) RUN_PART(many_threads, self);
 }
 

@@ -1,11 +1,11 @@
-/* Holds: windows do what NCCL guarantees of them: registered, used, deregistered, freed, again and again; two communicators' over
- * one block; inside a block; two of one block; deregistered after the free; of groups. And, if asked for by name (Windlass that
- * keeps windows): a thousand times makes one window, and takes no more memory. */
+/* Holds that windows do what NCCL guarantees: registered, used, deregistered and freed again and again; of two communicators
+ * over one block; inside a block; two in one block; deregistered after the free; in groups. Only if named, for kept windows: a
+ * thousand registrations make one window and take no more memory. */
 #include "../support/windows.h"
 
 enum { FIRST, SECOND };
 
-/* Alloc, register, use, deregister, free. */
+/* Allocate, register, use, deregister, free. */
 static void again_and_again(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   for (uint64_t round = 0; round < 6; round++) {
@@ -19,7 +19,7 @@ static void again_and_again(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* The block is held; its window comes and goes, with another size in between. */
+/* The block stays allocated; its window is made and ended, with another size in between. */
 static void held(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = memory_alloc(self, NCCLS, 2 * window_room(self));
@@ -67,7 +67,7 @@ static void inside(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* The program frees first. */
+/* The program frees the block before it ends the window. */
 static void late_end(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   for (uint64_t round = 0; round < 3; round++) {
@@ -81,8 +81,9 @@ static void late_end(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Groups of one, of two windows of a communicator, of two communicators'; and of rank 0 alone, where the others make them one after
- * the other. On real processes NCCL 2.28.9 hangs in the last two: only what all ranks group alike is asked of it. */
+/* Registrations in a group: one, two of a communicator, two of two communicators; and in a group on rank 0 alone, where the
+ * others make them one by one. NCCL 2.28.9 hangs in the last two with processes on GPUs, so only what all ranks group alike runs
+ * there. */
 static void grouped(struct rank* self) {
   ncclComm_t communicators[] = {world(self, FIRST), world(self, SECOND)};
   struct memory memory[2];
@@ -104,7 +105,7 @@ static void grouped(struct rank* self) {
   destroy_each(communicators, 2);
 }
 
-/* Over nothing NCCL makes none, and asks nobody: one rank alone may say so, also what it refuses at once. */
+/* A window over nothing is none, and no other rank is asked: one rank alone may call, also with what NCCL refuses at once. */
 static void nothing(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = memory_alloc(self, NCCLS, window_room(self));
@@ -123,7 +124,7 @@ static void nothing(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Of the steady state of programs that register what they get. */
+/* The steady state of programs that register every buffer they get. */
 static void thousand(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   size_t used = 0;
@@ -131,7 +132,8 @@ static void thousand(struct rank* self) {
     struct memory memory = memory_alloc(self, NCCLS, window_room(self));
     ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
     if (round % 100 == 0) window_gather(self, communicator, &memory, 0, 1000 + round);
-    /* One of three forgets it: the block comes back all the same, and so does its window. */
+    /* In one of three rounds the program does not end the window. The block is handed out again all the same, and its window
+     * reused. */
     if (round % 3) window_end(communicator, window);
     memory_free(self, &memory);
     if (round == 10 || round == 999) {

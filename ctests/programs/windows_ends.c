@@ -1,6 +1,6 @@
-/* Holds: however a communicator ends, or the memory of its windows leaves, nobody hangs, nothing is left, and the memory is whole:
- * destroyed, finalized with windows that the program has, aborted, aborted by another thread while ranks wait in a registration;
- * memory that is trimmed while windows stand on it, of one communicator and of two; a peer that dies (`dies`, where windows are kept). */
+/* Holds that no rank hangs, nothing leaks and memory is intact however a communicator ends or the memory of its windows goes:
+ * destroyed, finalized with windows alive, aborted, aborted by another thread while ranks wait in a registration; memory trimmed
+ * under windows, of one communicator and of two; a peer that dies (`dies`, where windows are kept). */
 #include "../support/windows.h"
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 enum { FIRST, SECOND };
 
-/* Finalized and destroyed, destroyed, aborted; its memory freed before and after. Then used by the next one. */
+/* Finalized and destroyed, destroyed, or aborted, with the memory freed before or after. The next communicator uses the memory. */
 static void each_way(struct rank* self) {
   for (int way = 0; way < 6; way++) {
     ncclComm_t communicator = world(self, FIRST);
@@ -25,7 +25,7 @@ static void each_way(struct rank* self) {
   }
 }
 
-/* Finalized while the program has a window, whose block it frees then: nobody is in NCCL's communicator any more. */
+/* Finalized while the program has a window; then its block is freed. No rank is in NCCL's communicator any more. */
 static void finalized(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = memory_alloc(self, NCCLS, window_room(self));
@@ -35,7 +35,7 @@ static void finalized(struct rank* self) {
   NCCL(ncclCommFinalize(communicator));
   memory_free(self, &memory);
   usleep(300 * 1000);
-  /* An end in order would count the window as left. */
+  /* The simulator would count the window as a leak at a destroy. */
   if (on_gpus()) NCCL(ncclCommDestroy(communicator));
   else NCCL(ncclCommAbort(communicator));
   together(self);
@@ -56,7 +56,7 @@ static void of_two(struct rank* self) {
   NCCL(ncclCommDestroy(second));
 }
 
-/* Blocks of more sizes than may be kept: the first leave, with their windows. */
+/* Blocks of more sizes than may be kept: the first ones are freed, with their windows. */
 static void leaving(struct rank* self) {
   ncclComm_t communicators[] = {world(self, FIRST), world(self, SECOND)};
   for (uint64_t round = 0; round < 8; round++) {
@@ -78,9 +78,10 @@ static void leaving(struct rank* self) {
   destroy_each(communicators, 2);
 }
 
-/* What is kept, with its window, is given back to who needs the memory. */
+/* A kept block is freed, with its window, when an allocation needs the memory. */
 static void short_of_memory(struct rank* self) {
-  /* A tenth of what is left, which is less than an eighth of what is free beside it; with it, what is free is not enough. */
+  /* A tenth of what is left is kept, less than the limit of an eighth of what is free. WANTED fits only if the kept block is
+   * freed. */
   enum { MIB = 1 << 20, KEPT = 16 * MIB, LEFT = 10 * KEPT, WANTED = LEFT - KEPT / 2 };
   ncclComm_t communicator = world(self, FIRST);
   size_t free_bytes = 0, total = 0;
@@ -101,7 +102,7 @@ static void short_of_memory(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Freed, it is there at once for who does not ask NCCL, whatever is kept: more than an eighth of what is free never is. */
+/* Freed memory is at once available to cuMemAlloc, as no more than an eighth of what is free is kept. */
 static void given_back(struct rank* self) {
   enum { MIB = 1 << 20, FREED = 96 * MIB, LEFT = FREED + 64 * MIB };
   ncclComm_t communicator = world(self, FIRST);
@@ -133,7 +134,7 @@ static void* wait_in_registration(void* argument) {
   return NULL;
 }
 
-/* All but rank 0 wait in a registration, and are aborted. */
+/* All ranks but rank 0 wait in a registration and are aborted. */
 static void aborted(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = used_block(self, communicator, 400);
@@ -159,7 +160,7 @@ static void dies(struct rank* self) {
   struct memory memory = memory_alloc(self, NCCLS, window_room(self));
   meet(self);
   if (self->rank == 1) {
-    /* It leaves no report. */
+    /* A rank that dies leaves no report, so its calls are not counted. */
     count_calls("ncclCommInitRank", -1);
     count_calls("ncclMemAlloc", -1);
     _exit(0);

@@ -1,5 +1,5 @@
-/* Holds: where one rank registers what NCCL makes no window of, or another allocation's size, all ranks are refused, where NCCL alone
- * hangs; the log names the rank, and the next window is made. Through Windlass that keeps windows. */
+/* Holds that where one rank registers memory of which NCCL makes no window, or from an allocation of another size, all ranks are
+ * refused, where NCCL alone hangs. The log names the rank, and the next window is made. Runs through Windlass with kept windows. */
 #include "../support/windows.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static ncclResult_t ask(ncclComm_t communicator, char* at, size_t bytes) {
   return code;
 }
 
-/* All are there again, and the window is made. */
+/* Afterwards all ranks make the window. */
 static void then_fine(struct rank* self, ncclComm_t communicator, const struct memory* memory, uint64_t key) {
   meet(self);
   ncclWindow_t window = window_over(communicator, memory->at, memory->bytes);
@@ -49,7 +49,7 @@ static void one_rank(struct rank* self) {
   CHECK(log_says("rank 1 differs in the size of its allocation", "16384 bytes"));
   then_fine(self, communicator, &memory, 103);
 
-  /* A window over the same block on one rank only. */
+  /* Only one rank has a window over the same block already. */
   ncclWindow_t window = window_over(communicator, memory.at, 4096);
   struct memory other = memory_alloc(self, NCCLS, window_room(self));
   EQUAL(ask(communicator, self->rank == 2 ? memory.at + 4096 : other.at, 20480), ncclInvalidUsage);

@@ -1,10 +1,11 @@
-/* Holds: a window that was deregistered has gone, whatever is kept of it: calls over its memory run as if it had never been, also
- * where other ranks' buffers lie elsewhere. (On NCCL a buffer in a window on some ranks only hangs, or gives wrong bytes.) */
+/* Holds that a deregistered window is gone although Windlass keeps it: calls over its memory run as if it had never been, also
+ * where other ranks' buffers lie elsewhere. (With NCCL a buffer that is in a window on some ranks only hangs, or gives wrong
+ * bytes.) */
 #include "../support/windows.h"
 
 enum { FIRST };
 
-/* Rank 0 in what was a window, the others in memory that no window can be over; then all of them, in a window again. */
+/* Rank 0's buffer is in a former window, the others' in memory that cannot have one. Then all buffers are in a window again. */
 static void on_one_rank(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   for (uint64_t round = 0; round < 3; round++) {
@@ -21,12 +22,13 @@ static void on_one_rank(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Of two such blocks rank 0 takes the other one. */
+/* There are two such blocks, and rank 0 uses the other one. */
 static void unlike_blocks(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory first = used_block(self, communicator, 200), second = used_block(self, communicator, 201);
   window_gather(self, communicator, self->rank ? &first : &second, 0, 202);
-  /* Freed in another order, and allocated again: whoever has which block, its window is the one it registers. */
+  /* The blocks are freed in another order on rank 0 and allocated again. Each rank's window is the one that it registers,
+   * whichever block it has. */
   memory_free(self, self->rank ? &first : &second);
   memory_free(self, self->rank ? &second : &first);
   for (uint64_t round = 0; round < 3; round++) {
@@ -42,7 +44,7 @@ static void unlike_blocks(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* A window over a part of what was one, on all ranks; then what was a part and lies in a window of all. */
+/* A window over a part of a former one, on all ranks; then a window over all that contains a former part. */
 static void other_ranges(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   size_t room = window_room(self);
@@ -63,7 +65,7 @@ static void other_ranges(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Registered by itself where the window was, and used so. */
+/* The program registers a buffer where the former window was, and uses it. */
 static void registered(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = used_block(self, communicator, 400);
@@ -76,7 +78,8 @@ static void registered(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Ended in an open group, which NCCL hears of at once; and where the program ends a registration of the whole block. */
+/* A window ends inside an open group, where NCCL ends it at once, and where the program deregisters a buffer that is the whole
+ * block. */
 static void ended_at_once(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = used_block(self, communicator, 600);
@@ -98,8 +101,8 @@ static void ended_at_once(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Captured by rank 0 where its window was. Not on GPUs: NCCL itself registers what is captured, and hangs where one rank's memory
- * cannot be. */
+/* Rank 0 captures a call where its former window was. Not on GPUs, where NCCL registers buffers of graphs itself, and hangs
+ * where one rank's memory cannot be. */
 static void captured(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = used_block(self, communicator, 500), plain = memory_alloc(self, PLAIN, window_room(self));
