@@ -88,10 +88,10 @@ static void init_rank(void) {
   printf("rank %d\n", (int)ncclCommInitRank(&communicator, 5, id, 3));
 }
 
-/* All values differ, so that none can stand for another. */
+/* All values differ, so that an argument in another's place is found. */
 static void put(void) {
   void* address = dlsym(RTLD_DEFAULT, "ncclPutSignal");
-  /* The window is an opaque pointer, written so that this compiles against headers that know no windows. */
+  /* The window is an opaque pointer here, so that this compiles with headers that have no windows. */
   ncclResult_t (*function)(const void*, size_t, ncclDataType_t, int, void*, size_t, int, int, unsigned int, ncclComm_t,
                            cudaStream_t);
   memcpy(&function, &address, sizeof function);
@@ -137,7 +137,7 @@ static void obey(char* word) {
   else if (!strcmp(word, "allgather"))
     printf("allgather %d\n", (int)ncclAllGather(NULL, NULL, 0, ncclInt8, communicator, NULL));
   else if (!strcmp(word, "suspend") || !strcmp(word, "world")) {
-    /* Looked up, not linked: this program also runs over libraries that lack them. */
+    /* Looked up, not linked, as this program also runs with libraries that lack them. */
     void* address = dlsym(RTLD_DEFAULT, word[0] == 's' ? "ncclCommSuspend" : "ncclTeamWorld");
     ncclResult_t (*function)(ncclComm_t, int);
     memcpy(&function, &address, sizeof function);

@@ -24,7 +24,7 @@ bool call_reduces(const struct call* call) {
   return call->which < COLLECTIVES && collective_reduces((enum collective)call->which);
 }
 
-/* A number of a call and a rank of the section. */
+/* A number that depends on the call and on a rank of the section. */
 static uint64_t mixed(const struct call* call, int rank, uint64_t salt) {
   struct random random = random_from(call->key + (uint64_t)rank * 0x9e3779b1u + salt * 0x10001u);
   return random_next(&random);

@@ -31,7 +31,7 @@ bool average_is_exact(ncclDataType_t type, int ranks) {
 
 static bool at_root(const struct transfer* transfer) { return transfer->rank == transfer->root; }
 
-/* Elements that this rank gives. */
+/* Elements of this rank's input. */
 static size_t given(const struct transfer* t) {
   switch (t->which) {
     case REDUCE_SCATTER: case ALL_TO_ALL: return t->count * (size_t)t->ranks;
@@ -41,7 +41,7 @@ static size_t given(const struct transfer* t) {
   }
 }
 
-/* Elements that this rank gets. */
+/* Elements of this rank's output. */
 static size_t gotten(const struct transfer* t) {
   switch (t->which) {
     case ALL_GATHER: case ALL_TO_ALL: return t->count * (size_t)t->ranks;
@@ -72,7 +72,7 @@ static void expect(const struct transfer* t, unsigned char* to) {
   }
 }
 
-/* Whether this rank's buffers are one: in a rooted collective with blocks only the root has two roles. */
+/* Whether this rank has one buffer for both. In a rooted collective with blocks only the root has an input and an output. */
 static bool shares_buffer(const struct transfer* t) {
   bool rooted_blocks = t->which == GATHER || t->which == SCATTER;
   return t->which == BCAST || (t->in_place && collective_can_be_in_place(t->which) && (!rooted_blocks || at_root(t)));
@@ -122,7 +122,7 @@ void transfer_verify(const struct transfer* t, struct rank* self) {
   unsigned char* seen = malloc(t->receive_bytes + GUARD_BYTES);
   unsigned char* wanted = malloc(t->receive_bytes + 1);
   bool shared = shares_buffer(t);
-  /* In place the buffer may end elsewhere than the output does. */
+  /* In place the buffer may end elsewhere than the output does, so no guard is checked. */
   size_t guard = shared ? 0 : GUARD_BYTES;
   download(seen, t->receive, t->receive_bytes + guard);
   expect(t, wanted);

@@ -6,12 +6,12 @@
 
 enum collective {
   ALL_REDUCE, REDUCE, BROADCAST, BCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER,
-  COLLECTIVES, /* how many */
+  COLLECTIVES, /* their number */
   COLLECTIVES_OF_2_18 = ALL_TO_ALL,
 };
 
 struct transfer {
-  /* What is asked for. */
+  /* Set by the caller. */
   enum collective which;
   ncclDataType_t type;
   ncclRedOp_t op;
@@ -19,8 +19,8 @@ struct transfer {
   int root, rank, ranks;
   bool in_place;
   uint64_t key; /* chooses the inputs: equal on all ranks, different in every call */
-  /* What prepare makes. */
-  void *input, *output; /* device allocations; no input when in place */
+  /* Set by transfer_prepare. */
+  void *input, *output; /* device memory; no input if in place */
   const void* send;
   void* receive;
   size_t send_bytes, receive_bytes;
@@ -36,12 +36,12 @@ bool average_is_exact(ncclDataType_t type, int ranks);
 
 void transfer_prepare(struct transfer* transfer);
 void transfer_launch(const struct transfer* transfer, ncclComm_t communicator, CUstream stream);
-/* Compares with the host reference, and that nothing else was written; adds the output to the rank's digest. */
+/* Compares the output with the host reference and checks that nothing else was written. Adds the output to the rank's digest. */
 void transfer_verify(const struct transfer* transfer, struct rank* self);
-/* Before it runs again: the output, if that is not the input too, is as before the first time. */
+/* Before another run: clears the output as `transfer_prepare` did, unless it is the input, too. */
 void transfer_clear(const struct transfer* transfer);
 void transfer_release(struct transfer* transfer);
-/* All of these, once, on the rank's stream. */
+/* Prepares, launches, waits, verifies and releases, on the rank's stream. */
 void transfer_run(struct transfer* transfer, ncclComm_t communicator, struct rank* self);
 
 #endif

@@ -124,7 +124,7 @@ CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgra
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* count);
 CUresult cuGraphNodeGetType(CUgraphNode node, int* type);
 enum { CU_GRAPH_NODE_TYPE_CONDITIONAL = 13, CU_GRAPH_COND_TYPE_IF = 0, CU_GRAPH_COND_ASSIGN_DEFAULT = 1 };
-/* Of a conditional node: the type, and its part of the union. */
+/* Parameters of a conditional node: the type, and its part of the driver's union. */
 typedef struct {
   int type, reserved[3];
   unsigned long long handle;
@@ -145,7 +145,7 @@ CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned in
 typedef struct { int result; void *node, *from; } CUgraphExecUpdateResultInfo;
 CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph, CUgraphExecUpdateResultInfo* result);
 
-/* Code for GPUs alone: the driver compiles PTX. */
+/* Functions for GPUs only: the simulator compiles no PTX. */
 typedef struct CUmod_st* CUmodule;
 typedef struct CUfunc_st* CUfunction;
 CUresult cuModuleLoadData(CUmodule* module, const void* image);

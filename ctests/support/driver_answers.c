@@ -76,7 +76,8 @@ struct seen see(word pointer) {
   seen.start = range > mapping ? range : mapping;
   seen.bytes = (range_end < mapping_end ? range_end : mapping_end) - seen.start;
   seen.block = attribute(BLOCK_ID, pointer, NULL);
-  /* All at once, as the library asks: the same, and no error where nobody knows the address, but zeros. */
+  /* Windlass queries all attributes in one call. That gives the same values, and for an unknown address zeros instead of an
+   * error. */
   int asked[] = {BUFFER_ID, RANGE_START, RANGE_BYTES, MAPPING_START, MAPPING_BYTES};
   word answers[5] = {0};
   void* places[5];
@@ -112,7 +113,7 @@ struct seen tell(word pointer, const char* format, ...) {
   return seen;
 }
 
-/* Ids that were some allocation's. */
+/* Ids that belonged to some allocation. */
 static word known[4096];
 
 static int is_known(word id) {

@@ -1,5 +1,5 @@
-/* What the driver answers about addresses, asked by its own names: for programs that hold the driver to what a cache of
- * registrations relies on. The driver is opened by name, so that such a program skips where there is none. */
+/* What the driver says of addresses, queried by its own names: for programs that check what a cache of registrations relies on.
+ * The driver is opened by name, so that such a program skips where there is none. */
 #ifndef WINDLASS_CTESTS_DRIVER_ANSWERS_H
 #define WINDLASS_CTESTS_DRIVER_ANSWERS_H
 
@@ -48,49 +48,50 @@ enum { MEMORY_TYPE = 2, BUFFER_ID = 7, IS_MANAGED, ORDINAL, LEGACY_IPC, RANGE_ST
 struct driver { FUNCTIONS(MEMBER) };
 
 extern struct driver cu;
-/* A stream that waits for no other, how large mappings are at least, and the `handle_types` of what `created` makes. */
+/* A non-blocking stream, the granularity of mappings, and the `handle_types` of what `created` makes. */
 extern void* stream;
 extern size_t granule;
 extern int device_handle_types;
 extern int checks, failures, known_count;
 enum { MIB = 1 << 20 };
 
-/* Opens the driver, before anything forks; then starts it, on the first GPU. Both skip the program where there is none. */
+/* open_driver opens the driver, before any fork; start_driver initializes it, on the first GPU. Both skip the program where
+ * there is none. */
 void open_driver(void);
 void start_driver(void);
 
 #define CHECK(condition) check_that((condition), #condition, __LINE__)
 void check_that(int holds, const char* text, int line);
-/* A step without which nothing follows. */
+/* A call that must succeed, else the program ends. */
 #define CU(call) need(cu.call, #call, __LINE__)
 void need(int code, const char* call, int line);
 const char* name_of(int code);
 
-/* What is said of one address. An allocation is what its range and its mapping share: of memory from cuMemAlloc and pools
- * the range is the allocation and the mapping the block that it is cut from; of mapped memory the mapping is the allocation
- * and the range the whole reservation. That is what cuMemGetAddressRange answers, which wants a context. */
+/* What the driver says of one address. The allocation is the part that its range and its mapping share. With cuMemAlloc and
+ * pools the range is the allocation, and the mapping the block that contains it. With mapped memory the mapping is the
+ * allocation, and the range the whole reservation. cuMemGetAddressRange, which needs a context, returns that range. */
 struct seen { int code; word id, start, bytes, block; };
-/* Zero where the driver has no answer. */
+/* The attribute `which`; zero where the driver has no value. */
 word attribute(int which, word pointer, int* code);
 struct seen see(word pointer);
-/* Prints all of it as well. Addresses as distances from `pointer`, so that lines of two runs compare. */
+/* Queries an address and prints the result. Addresses are printed as distances from `pointer`, so that two runs print the same. */
 struct seen tell(word pointer, const char* format, ...) __attribute__((format(printf, 2, 3)));
-/* Holds of an allocation of `bytes` bytes that was just made: its id is one that no other ever had, the same at its first
- * and last byte, and it begins at `pointer`. */
+/* Holds of a new allocation of `bytes` bytes that its id is unlike all before, that its first and last byte have the same id,
+ * and that it begins at `pointer`. */
 #define FRESH(pointer, bytes, ...) hold_new(tell(pointer, __VA_ARGS__), pointer, bytes)
 struct seen hold_new(struct seen seen, word pointer, size_t bytes);
-/* Holds that nothing has changed since. */
+/* Holds that the driver says the same of `pointer` as before. */
 void hold_same(struct seen before, word pointer);
-/* The id, if there is one, is nobody's yet. */
+/* Holds that no allocation has had this id. */
 void hold_unknown(word id);
 
-/* Device memory to map, and mapping it for reading and writing. */
+/* Makes device memory; maps it for reading and writing. */
 word created(size_t bytes);
 void map(word at, size_t bytes, word handle);
 /* Whether pools can be handed to other processes. */
 int has_shared_pools(void);
 
-/* What a peer exports to this process: `peer` runs in a child forked before `start_driver`. */
+/* The process that exports memory to this one: `peer` runs in a child forked before `start_driver`. */
 void peer_of_imports(int socket);
 void imported_memory(int socket);
 

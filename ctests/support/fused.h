@@ -1,15 +1,15 @@
-/* How many kernels of Windlass ran several calls of a group. */
+/* Counts the kernels of Windlass that ran several calls of a group. */
 #ifndef WINDLASS_CTESTS_FUSED_H
 #define WINDLASS_CTESTS_FUSED_H
 
 #include "harness.h"
 
-/* What has been counted so far in this process; nothing where Windlass is not there. */
+/* The counts of this process; zeros without Windlass. */
 struct fused { uint64_t kernels, calls; };
 struct fused fused_now(void);
 
-/* Holds that since then so many kernels ran so many calls. Where no kernels of Windlass run collectives, or another rank's are counted,
- * too, it holds nothing, which counts as much. */
+/* Holds that since `then` exactly `kernels` kernels ran `calls` calls. Where Windlass's kernels run no collectives, or the
+ * process has other ranks, it compares nothing, but counts as many checks. */
 void fused_since(const struct rank* self, const struct fused* then, int kernels, int calls);
 
 #endif

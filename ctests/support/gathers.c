@@ -12,7 +12,7 @@ static size_t block_bytes(const struct gather* g) { return g->count * element_by
 
 static size_t guard_bytes(const struct gather* g) { return g->guarded ? GUARD_BYTES : 0; }
 
-/* Eight bytes a step: these inputs are long. */
+/* Eight bytes a step, as these inputs are long. */
 static void pattern(void* to, size_t bytes, uint64_t key, int rank) {
   struct random random = random_from(key * 0x100000001b3u + (uint64_t)rank * 0x10001u);
   uint64_t word = random_next(&random), step = random_next(&random) | 1;
@@ -61,7 +61,7 @@ static void say(const struct gather* g, const unsigned char* seen, const unsigne
           g->ranks, (unsigned long long)g->key, from, bytes, wrong, first, seen[first], wanted[first]);
 }
 
-/* FNV-1a over every eighth word: each byte was compared before. */
+/* FNV-1a over every eighth word only, as each byte was compared before. */
 static void record_some(struct rank* self, const void* bytes, size_t count) {
   uint64_t digest = 0xcbf29ce484222325u, word;
   for (size_t at = 0; at + 8 <= count; at += 64) {

@@ -1,5 +1,5 @@
-/* All-gathers large enough that registered buffers pay, from input to verified output, in memory of the caller's: 8 MiB in
- * total and more. Inputs are cheap patterns; every byte is compared, also before and behind the output. */
+/* All-gathers large enough to gain by registered buffers (8 MiB in total and more), from input to verified output, in the
+ * caller's memory. Inputs are cheap patterns. Every byte is compared, also before and behind the output. */
 #ifndef WINDLASS_CTESTS_GATHERS_H
 #define WINDLASS_CTESTS_GATHERS_H
 
@@ -14,26 +14,26 @@ struct gather {
   ncclDataType_t type;
   uint64_t key; /* chooses the inputs: equal on all ranks, different in every call */
   int rank, ranks;
-  int from;     /* whose input rank r gives: that of rank r + from, where each passes on what it got before */
-  bool guarded; /* GUARD_BYTES of the caller's lie before and behind the output */
+  int from;     /* rank r gives the input of rank r + from, for chains in which each passes on what it got before */
+  bool guarded; /* GUARD_BYTES of the caller's are before and behind the output */
 };
 
-/* Elements of one byte that each rank gives, so that it is GATHER_BYTES in total and `more` from each. */
+/* The elements of one byte that each rank gives for GATHER_BYTES in total, and `more` for each rank. */
 size_t gather_count(const struct rank* self, size_t more);
-/* Bytes of a buffer for a gather of `count` bytes, its guards too. */
+/* Bytes of an output and its guards, for `count` bytes a rank. */
 size_t gather_room(const struct rank* self, size_t count);
-/* Out of place, from `send` into `memory` at `offset` behind a guard; in place without `send`. Elements are bytes. */
+/* A gather of bytes from `send` into `memory`, behind a guard at `offset`; in place if `send` is NULL. */
 struct gather gather_into(const struct rank* self, const char* send, const struct memory* memory, size_t offset, size_t count,
                           uint64_t key);
 
-/* Writes other bytes over the output and its guards, then the input. Waits for all work of the device. */
+/* Overwrites the output and its guards, then writes the input. Waits for all work of the device. */
 void gather_prepare(const struct gather* gather);
 void gather_launch(const struct gather* gather, ncclComm_t communicator, CUstream stream);
-/* Compares; adds the output to the rank's digest. */
+/* Compares the output and adds it to the rank's digest. */
 void gather_verify(const struct gather* gather, struct rank* self);
-/* Holds that nothing arrived since `prepare`. */
+/* Holds that nothing was written since `gather_prepare`. */
 void gather_untouched(const struct gather* gather);
-/* Prepare, launch, wait, verify. */
+/* Prepares, launches, waits and verifies. */
 void gather_run(struct rank* self, ncclComm_t communicator, const struct gather* gather);
 
 #endif

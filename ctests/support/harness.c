@@ -18,24 +18,24 @@
 
 enum { FUNCTIONS_MAX = 128, NAME_BYTES = 48 };
 
-/* What ranks share, be they threads or processes: mapped before the first of them starts. */
+/* Shared by the ranks, be they threads or processes: mapped before the first of them starts. */
 struct board {
   atomic_int checks, failures;
   pthread_mutex_t mutex; /* protects the calls and, with `moved`, the barrier */
   pthread_cond_t moved;
   int barrier_size, arrived;
-  unsigned barrier; /* how many are over */
+  unsigned barrier; /* how many barriers are over */
   struct { char name[NAME_BYTES]; long long count; } calls[FUNCTIONS_MAX];
   ncclUniqueId ids[SLOTS_MAX];
   uint64_t digests[RANKS_MAX];
-  /* What each rank is in: a string constant, at the same address in all processes. */
+  /* The part that each rank is in: a string constant, at the same address in all processes. */
   _Atomic(const char*) parts[RANKS_MAX];
 };
 
 static struct board* board;
 static const char* program = "test";
 static const char* section = "the beginning";
-static int word_count; /* the program's arguments, with its name */
+static int word_count; /* the arguments of the program, with its name */
 static char** words;
 static pid_t starter;
 static pid_t children[RANKS_MAX];
@@ -46,7 +46,7 @@ static void end_children(void) {
   }
 }
 
-/* As a signal's handler may. */
+/* Only calls that a signal handler may make. */
 static void write_error(const char* text) {
   ssize_t written = write(STDERR_FILENO, text, strlen(text));
   (void)written;
@@ -68,7 +68,7 @@ static void out_of_time(int signal_number) {
   _exit(STATUS_FAILED);
 }
 
-/* Where it crashed: in which library, at which offset. What this calls may allocate, but there is nothing to lose. */
+/* Prints in which library, and at which offset, the program crashed. Its calls may allocate, but the process is lost anyway. */
 static void crashed(int signal_number) {
   void* addresses[64];
   int count = backtrace(addresses, 64);
@@ -77,7 +77,7 @@ static void crashed(int signal_number) {
   raise(signal_number);
 }
 
-/* A run that reaches another library than it means to proves nothing: CTESTS_NCCL names the right one. */
+/* A run that loads another library than it should proves nothing. CTESTS_NCCL names the right one. */
 static void check_library(void) {
   const char* meant = getenv("CTESTS_NCCL");
   Dl_info info = {0};
@@ -178,7 +178,7 @@ int rank_count(int usual) {
   }
   if (ranks > RANKS_MAX) ranks = RANKS_MAX;
   if (ranks > devices) ranks = devices;
-  /* Sums over three ranks have averages that no format holds exactly: the even number below tests as much. */
+  /* An average over three ranks is exact in no format, and two ranks test as much as the odd number. */
   if (!wanted && ranks == 3) ranks = 2;
   if (ranks < 2) skip("fewer than two devices");
   return ranks;
@@ -235,8 +235,8 @@ bool part_begins(struct rank* self, const char* part) {
   return true;
 }
 
-/* The others' lines come at the section's end: here their order would be chance, and waiting for them would hide what
- * happens when one runs ahead. */
+/* Other ranks' lines are printed at the section's end. Here their order would be random, and waiting for them would hide errors
+ * of a rank that runs ahead. */
 void part_ends(struct rank* self) {
   const char* part = atomic_exchange(&board->parts[self->rank], NULL);
   if (self->rank != 0) return;
@@ -261,7 +261,7 @@ CUcontext use_device(int ordinal) {
 
 struct start { struct rank rank; void (*body)(struct rank*); };
 
-/* The ordinal of a rank's own device. On one GPU that is shown as several (one_gpu.c) every process sees its own first. */
+/* The ordinal of a rank's own device. If one GPU is shown as several (one_gpu.c), every process has its own as the first. */
 static int device_of(int rank) {
   if (!getenv("CTESTS_ONE_GPU")) return rank;
   char ordinal[] = {(char)('0' + rank), 0};
@@ -291,7 +291,8 @@ static void run_threads(struct start* starts, int ranks) {
   for (int rank = 0; rank < ranks; rank++) pthread_join(threads[rank], NULL);
 }
 
-/* Ranks in a row are on one host, as large ones as hosts are given: network namespaces, by their files, apart by colons. */
+/* Moves this process to its rank's host. Hosts are network namespaces, given by their files, separated by colons. Each has
+ * consecutive ranks, as many as every other. */
 static void enter_host(int rank, int ranks) {
   const char* given = getenv("CTESTS_HOSTS");
   if (!given) return;
@@ -304,7 +305,7 @@ static void enter_host(int rank, int ranks) {
   int host = open(name, O_RDONLY | O_CLOEXEC);
   if (host < 0 || setns(host, CLONE_NEWNET)) abort();
   close(host);
-  setenv("NCCL_HOSTID", name, 1); /* by which NCCL tells hosts apart */
+  setenv("NCCL_HOSTID", name, 1); /* NCCL tells hosts apart by it */
 }
 
 static void run_processes(struct start* starts, int ranks) {
@@ -329,14 +330,14 @@ static void run_processes(struct start* starts, int ranks) {
       fprintf(stderr, "%s: rank %d ended with %s %d\n", program, rank, WIFEXITED(status) ? "status" : "signal",
               WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
       atomic_fetch_add(&board->failures, 1);
-      end_children(); /* they would wait for the dead one for ever */
+      end_children(); /* else they would wait for the dead one for ever */
     }
   }
 }
 
 void run_ranks(const char* name, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument) {
   struct start starts[RANKS_MAX];
-  if (kind == THREADS && getenv("CTESTS_ONE_GPU")) return; /* a process has one of them */
+  if (kind == THREADS && getenv("CTESTS_ONE_GPU")) return; /* on one shared GPU a process has one device */
   memset(starts, 0, sizeof starts);
   section_begins(name);
   board->barrier_size = ranks;
@@ -421,8 +422,7 @@ void count_calls(const char* function, int calls) {
   pthread_mutex_unlock(&board->mutex);
 }
 
-/* Counts the call written as `text`, for instance "ncclCommCount(communicator, &count)"; the pnccl twin of a function
- * counts as the function. */
+/* Counts the call written as `text`, for instance "ncclCommCount(communicator, &count)". A pnccl name counts as the nccl one. */
 static void count_call(const char* text) {
   if (text[0] == 'p') text++;
   char name[NAME_BYTES];
@@ -511,13 +511,13 @@ void device_free(void* pointer) { CUDA(cuMemFree_v2((CUdeviceptr)(uintptr_t)poin
 
 void device_fill(void* pointer, unsigned char value, size_t bytes) {
   if (bytes) CUDA(cuMemsetD8_v2((CUdeviceptr)(uintptr_t)pointer, value, bytes));
-  CUDA(cuCtxSynchronize()); /* a memset need not have finished when it returns */
+  CUDA(cuCtxSynchronize()); /* a memset may not have finished when it returns */
 }
 
 void upload(void* device, const void* host, size_t bytes) {
   if (bytes) CUDA(cuMemcpyHtoD_v2((CUdeviceptr)(uintptr_t)device, host, bytes));
-  /* From pageable memory the last bytes may still be on their way when it returns, and streams here order
-   * themselves with no other. */
+  /* From pageable memory the copy's last bytes may still be in flight when it returns, and these streams do not order themselves
+   * with others. */
   CUDA(cuCtxSynchronize());
 }
 

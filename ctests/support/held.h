@@ -1,4 +1,4 @@
-/* What a process holds of the machine, to see that nothing grows: counted by the kernel and the driver, whoever took it. */
+/* The resources of a process, to see that nothing grows: counted by the kernel and the driver, so whoever took them. */
 #ifndef WINDLASS_CTESTS_HELD_H
 #define WINDLASS_CTESTS_HELD_H
 
@@ -7,12 +7,12 @@
 
 struct held {
   int descriptors, threads, mappings;
-  size_t device_bytes; /* of the calling thread's device, of all processes */
+  size_t device_bytes; /* of the calling thread's device, by all processes */
 };
 
 struct held held_now(void);
-/* Whether this process soon holds no more than before, `room` aside: what ends beside the program is waited for, ten seconds
- * at most. Says what is more. */
+/* Whether this process holds no more than `before` plus `room`. Waits up to ten seconds for resources that are being freed;
+ * prints what is more. */
 bool held_again(const struct held* before, const struct held* room);
 
 #endif

@@ -1,4 +1,5 @@
-/* What a peer's memory is called here: allocations of another process, by descriptor, out of its pool, by legacy IPC. */
+/* What the driver says of a peer's memory: of allocations of another process, imported by descriptor, from its pool, and by
+ * legacy IPC. */
 #define _GNU_SOURCE
 #include "driver_answers.h"
 
@@ -8,7 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Between the two processes: bytes, and perhaps a descriptor. */
+/* Sends bytes to the other process, with a descriptor if there is one. */
 static void send_to(int socket, const void* bytes, size_t count, int descriptor) {
   char control[CMSG_SPACE(sizeof(int))] = {0};
   struct iovec part = {(void*)bytes, count};
@@ -66,7 +67,7 @@ static void export_pool(int socket) {
   CU(MemPoolDestroy(pool));
 }
 
-/* The peer: makes memory of each kind twice, and lets it go in between. */
+/* The peer: makes memory of each kind twice, and frees it in between. */
 void peer_of_imports(int socket) {
   struct bytes64 data;
   int descriptor;

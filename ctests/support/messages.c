@@ -57,7 +57,7 @@ void message_refill(struct message* message, uint64_t key) {
   message->key = key;
   fill(host, key, message->bytes);
   upload(message->at, host, message->bytes);
-  CUDA(cuCtxSynchronize()); /* a copy from ordinary memory need not have arrived when it returns */
+  CUDA(cuCtxSynchronize()); /* a copy from pageable memory may not have arrived when it returns */
   free(host);
 }
 
@@ -78,7 +78,7 @@ struct message message_to_receive(uint64_t key, size_t bytes, unsigned offset) {
   return message;
 }
 
-/* The whole allocation on the host, and what it must be but for the message itself. */
+/* Copies the whole allocation to the host; `wanted` is what it must be outside of the message. */
 static unsigned char* seen_of(const struct message* message, unsigned char** wanted) {
   size_t all = whole_bytes(message);
   unsigned char* seen = malloc(all);

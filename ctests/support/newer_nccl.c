@@ -1,5 +1,6 @@
-/* What the simulator of NCCL lacks of 2.29 to 2.31, over it: a collective with a configuration of its own, of which it holds that this comes
- * as the program gave it; and a put of bytes, whose window is an address of the caller's own device, with no signal. */
+/* Functions of NCCL 2.29 to 2.31 that the simulator lacks, over the simulator: a collective with a configuration of its own,
+ * which must arrive as the program gave it; and a put of bytes without a signal, whose window is an address of the caller's own
+ * device. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <nccl.h>

@@ -1,11 +1,10 @@
-/* A libcuda.so.1 in front of the driver's that shows one GPU as eight, so that ranks which are processes meet on a machine with one
- * GPU, on the real driver and the compiled kernels. A process has the first of them; ONE_GPU_ORDINAL says which of the eight that
- * is, and the others stand behind it for the peers'. Windlass and the test programs look names up in this library;
- * NCCL and the CUDA runtime ask cuGetProcAddress, which is the driver's own, and see one GPU with its own name: NCCL, from 2.30.7 on,
- * then wants NCCL_MULTI_RANK_GPU_ENABLE=1.
+/* A libcuda.so.1 in front of the driver's that shows one GPU as eight, so that ranks in processes can meet on a machine with one
+ * GPU, with the real driver and the compiled kernels. A process uses the first device; ONE_GPU_ORDINAL says which of the eight that
+ * is, and the others follow it, as the peers'. Windlass and the test programs look up names in this library. NCCL and the CUDA
+ * runtime call the driver's own cuGetProcAddress, and see one GPU: NCCL, from 2.30.7 on, then needs NCCL_MULTI_RANK_GPU_ENABLE=1.
  *
- * Kernels of processes take turns on the GPU, so times say nothing. What is not here is the driver's, which this library needs
- * (DT_NEEDED) under the path that REAL_DRIVER names. */
+ * Kernels of processes take turns on the GPU, so times say nothing. All other functions are the driver's, which this library
+ * needs (DT_NEEDED) under the path REAL_DRIVER. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +13,7 @@ enum { DEVICES = 8, INVALID_VALUE = 1, INVALID_DEVICE = 101 };
 
 static int is_known(int device) { return device >= 0 && device < DEVICES; }
 
-/* Which of the eight. */
+/* The number of a device among the eight, the same in all processes. */
 static unsigned identity(int device) {
   const char* own = getenv("ONE_GPU_ORDINAL");
   return ((own ? (unsigned)atoi(own) : 0) + (unsigned)device) % DEVICES;

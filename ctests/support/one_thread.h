@@ -6,16 +6,16 @@
 
 struct one_thread {
   int ranks;
-  CUcontext contexts[RANKS_MAX]; /* of device 0, 1, ... */
-  CUstream streams[RANKS_MAX];   /* as many */
-  struct rank all;               /* has the digest of all ranks' results */
+  CUcontext contexts[RANKS_MAX]; /* of devices 0, 1, ... */
+  CUstream streams[RANKS_MAX];   /* one for each context */
+  struct rank all;               /* holds the digest of all ranks' results */
 };
 
-/* Leaves the last device current. */
+/* Makes contexts and streams; leaves the last device current. */
 struct one_thread one_thread_begin(const char* section, int ranks);
 void one_thread_use(const struct one_thread* self, int device);
-/* One collective call, verified on all ranks; `communicators` are in the order of devices. `what` says all but the ranks;
- * `places` gives each device's rank, NULL if they are equal. */
+/* Runs one collective and verifies it on all ranks. `communicators` are in the order of devices. `what` has all but the ranks.
+ * `places` gives each device's rank; NULL if that is the device's number. */
 void one_thread_runs(struct one_thread* self, struct transfer what, const ncclComm_t* communicators, const int* places);
 void one_thread_end_streams(struct one_thread* self);
 /* Prints the digest. */

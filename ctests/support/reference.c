@@ -23,7 +23,7 @@ const char* op_name(ncclRedOp_t op) {
   return (unsigned)op < 5 ? names[op] : "custom";
 }
 
-/* A float's bits as a 16-bit float, rounded towards zero: exact for the values used here. */
+/* The bits of a float as a 16-bit float, rounded towards zero, which is exact for the values used here. */
 static uint16_t half_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);

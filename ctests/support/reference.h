@@ -1,7 +1,7 @@
-/* What the collectives must give, computed on the host.
+/* The results of collectives, computed on the host.
  *
- * Inputs are small integers, so that every sum, product and average (over 2, 4 or 8 ranks) is exact in every data
- * type whatever the order of additions: results are compared byte for byte. */
+ * Inputs are small integers, so that every sum, product and average (over 2, 4 or 8 ranks) is exact in every data type whatever
+ * the order of additions. Results are compared byte for byte. */
 #ifndef WINDLASS_CTESTS_REFERENCE_H
 #define WINDLASS_CTESTS_REFERENCE_H
 

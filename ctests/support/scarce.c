@@ -1,7 +1,8 @@
-/* Preloaded before Windlass: lets its k-th opening of a descriptor, mapping of memory or start of a thread fail, and perhaps all that come
- * after it. What the program and NCCL do is left alone: only calls that come from Windlass's text count.
+/* Preloaded before Windlass: lets Windlass's k-th call that opens a descriptor, maps memory or starts a thread fail, and on request
+ * all such calls after it. Calls of the program and of NCCL do not count and do not fail.
  *
- * Windlass makes system calls itself, so a filter (seccomp) raises SIGSYS for those that come from its text, and the handler answers. */
+ * Windlass makes system calls itself. A seccomp filter raises SIGSYS for those from Windlass's text, and the handler answers
+ * them. */
 #define _GNU_SOURCE
 #include "scarce.h"
 
@@ -31,7 +32,7 @@ static atomic_int armed, seen, kth, forever, closed;
 enum what { DESCRIPTOR, OTHER };
 enum course { PASSES, FAILS, TAKES_CLOSED };
 
-/* What becomes of this call. Later ones that open a descriptor do not fail where one has been closed since: they take that. */
+/* Whether this call fails. Later calls that open a descriptor pass for each descriptor that has been closed since. */
 static enum course course_of(enum what what) {
   if (!atomic_load(&armed)) return PASSES;
   int number = atomic_fetch_add(&seen, 1) + 1, first = atomic_load(&kth);
@@ -58,7 +59,7 @@ static void on_call(int signal, siginfo_t* info, void* context) {
   long result = syscall(info->si_syscall, registers[REG_RDI], registers[REG_RSI], registers[REG_RDX], registers[REG_R10],
                         registers[REG_R8], registers[REG_R9]);
   registers[REG_RAX] = result < 0 ? -errno : result;
-  /* It opened none: nobody waited to be accepted. */
+  /* No descriptor was opened (accept4 found nobody), so the closed one stays available. */
   if (result < 0 && course == TAKES_CLOSED) atomic_fetch_add(&closed, 1);
   errno = before;
 }
@@ -82,7 +83,7 @@ static bool filter(void) {
   struct sock_filter program[CALLS + 10];
   size_t at = 0;
   const uint32_t ip = offsetof(struct seccomp_data, instruction_pointer);
-  /* The text's addresses have one upper half. */
+  /* The filter compares the upper halves of addresses once, so they must be equal in all of the text. */
   if (text >> 32 != (text_end - 1) >> 32) return false;
   program[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, ip + 4);
   program[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)(text >> 32), 0, CALLS + 4);

@@ -5,7 +5,7 @@
 
 FILE* tuning_begin(const struct rank* self) {
   char path[512];
-  const char* folder = getenv("CTESTS_CALLS"); /* the runner's */
+  const char* folder = getenv("CTESTS_CALLS"); /* set by the runner */
   snprintf(path, sizeof path, "%s.table-%d", folder ? folder : "tuned", self->rank);
   FILE* file = fopen(path, "w");
   if (!CHECK(file != NULL)) return NULL;

@@ -1,4 +1,4 @@
-/* A tuning table for Windlass. */
+/* Writes a tuning table for Windlass. */
 #ifndef WINDLASS_CTESTS_TUNING_H
 #define WINDLASS_CTESTS_TUNING_H
 
@@ -6,9 +6,9 @@
 
 #include "harness.h"
 
-/* This process's table, without a row yet: before the first call, which reads it. NULL where it cannot be made. */
+/* Begins this process's table, without a row. Call it before the first call of NCCL, which reads the table. NULL on failure. */
 FILE* tuning_begin(const struct rank* self);
-/* A row for as many ranks as there are, on such GPUs, with and without multicast. */
+/* Writes a row for this number of ranks, on this kind of GPU, with and without multicast. */
 void tuning_row(FILE* file, const struct rank* self, const char* collective, const char* key, const char* value);
 void tuning_end(FILE* file);
 

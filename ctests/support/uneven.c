@@ -42,7 +42,7 @@ void uneven_prepare(struct uneven* u) {
   uneven_fill(u);
 }
 
-/* What this rank gives into a part begins at an element of its own for each part. */
+/* For a reduce each part has inputs of its own, 1000 elements apart. */
 static void give(const struct uneven* u, unsigned char* to, int part) {
   size_t first = u->reduces ? 1000 * (size_t)part : 0;
   input_fill(to, u->key, u->rank, first, u->counts[part], u->type, u->op);
@@ -103,13 +103,13 @@ void uneven_launch_whole(const struct uneven* u, ncclComm_t communicator, CUstre
     return;
   }
   const size_t* displacements = u->packed ? NULL : u->displacements;
-  /* They count as the calls that they are made of. */
+  /* Windlass's function counts as the calls that it is made of. */
   count_calls("ncclGroupStart", 1);
   count_calls(u->reduces ? "ncclReduce" : "ncclBroadcast", u->ranks);
   count_calls("ncclGroupEnd", 1);
   ncclResult_t seen = u->reduces ? scatter(u->memory, at(u, u->own), u->counts, displacements, u->type, u->op, communicator, as_cuda(stream))
                                  : gather(at(u, u->own), u->memory, u->counts, displacements, u->type, communicator, as_cuda(stream));
-  /* As many checks as the calls would be. */
+  /* Makes as many checks as those calls would. */
   for (int i = 0; i < u->ranks + 2; i++) require_nccl(seen, "windlass's own function", __FILE__, __LINE__);
 }
 

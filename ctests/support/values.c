@@ -65,8 +65,8 @@ size_t values_offset(struct source source) { return pool_bytes * (size_t)pool_of
 
 const void* values_of(int rank, struct source source) { return (const char*)values_all(rank) + values_offset(source); }
 
-/* The bits of a value: exact ones are 0 or a power of two from 1/4 to 2, real ones any from 1/4 to 2, so that products of 8
- * lose nothing below the least normal 16-bit float on the way. */
+/* The bits of a random value. Exact values are 0 or a power of two from 1/4 to 2, real ones anything from 1/4 to 2, so that a
+ * product of 8 never falls below the least normal 16-bit float. */
 static uint64_t float_bits(const struct format* format, bool real, uint64_t drawn) {
   uint64_t sign = (drawn & 1) << (8 * format->bytes - 1), mantissa = 0, exponent;
   if (real) {
@@ -98,8 +98,8 @@ void values_fill(int rank, uint64_t seed) {
   }
 }
 
-/* Integers wrap as their type does; an average is the wrapped sum divided towards zero. Ranks go on the outside, so that the
- * loops over elements are plain. */
+/* Integers wrap as their type does; an average is the wrapped sum, divided towards zero. The outer loop is over ranks, so that
+ * the inner ones over elements are simple. */
 #define INTEGERS(NAME, TYPE, UNSIGNED)                                                                     \
   static size_t NAME(const struct reduction* reduction, const TYPE* seen) {                                \
     TYPE result[BLOCK];                                                                                    \
@@ -149,7 +149,7 @@ static void decode(double* to, const void* from, size_t first, size_t count, ncc
   }
 }
 
-/* `size` becomes what a rounding of a partial result can be relative to, in sum. */
+/* `size` accumulates the magnitude to which the rounding errors of partial results are relative. */
 static void accumulate(double* result, double* size, const double* input, size_t count, ncclRedOp_t op) {
   switch (op) {
     case ncclProd: for (size_t i = 0; i < count; i++) size[i] = fabs(result[i] *= input[i]); break;
@@ -159,7 +159,7 @@ static void accumulate(double* result, double* size, const double* input, size_t
   }
 }
 
-/* The nearest value of a 16-bit type, halfway cases to the even one. */
+/* The value of a 16-bit type nearest to `value`, halfway cases to even. */
 static double rounded(const struct format* format, float value) {
   int exponent, least = 1 - format->bias;
   frexpf(value, &exponent);
@@ -167,14 +167,14 @@ static double rounded(const struct format* format, float value) {
   return format->bytes == 2 ? nearbyint(value / step) * step : value;
 }
 
-/* The fold from rank 0 upward that WINDLASS_ORDER=fixed guarantees, in floats and rounded to the type once; in doubles for doubles. */
+/* The fold from rank 0 upward that WINDLASS_ORDER=fixed guarantees: in floats, rounded to the type once; of doubles in doubles. */
 static void fold(double* result, const struct reduction* reduction, const struct format* format, size_t first, size_t count) {
   double input[BLOCK];
   volatile float reciprocal = 1.0f / (float)reduction->ranks;
   for (int rank = 0; rank < reduction->ranks; rank++) {
     decode(input, reduction->inputs[rank], first, count, reduction->type);
     for (size_t i = 0; i < count; i++) {
-      /* Volatile: no product and sum become one operation. */
+      /* Volatile, so that the compiler does not fuse a product and a sum into one rounding. */
       volatile double value = input[i];
       if (reduction->op == ncclAvg) value = format->bytes == 8 ? input[i] * (1.0 / reduction->ranks) : (float)input[i] * reciprocal;
       if (rank == 0) {
@@ -195,7 +195,7 @@ static bool is_in_fixed_order(void) {
   return order && strcmp(order, "auto") != 0;
 }
 
-/* Real values in fixed order, to the bit: they are never zero. */
+/* The first element that is not the fold to the bit. Real values are never zero. */
 static size_t folds(const struct reduction* reduction, const struct format* format, const void* seen) {
   double wanted[BLOCK], other[BLOCK];
   for (size_t first = 0; first < reduction->count; first += BLOCK) {
@@ -214,7 +214,7 @@ static size_t floats(const struct reduction* reduction, const void* seen) {
   bool chooses = reduction->op == ncclMax || reduction->op == ncclMin, averages = reduction->op == ncclAvg;
   bool is_exact = !reduction->real && !(averages && (reduction->ranks & (reduction->ranks - 1)));
   if (!chooses && reduction->real && is_in_fixed_order()) return folds(reduction, format, seen);
-  /* As many roundings as ranks, one more of an average's factor; as many again in the reference's own doubles. */
+  /* As many roundings as ranks, one more for an average's factor; twice for doubles, as the reference rounds, too. */
   double roundings = chooses || is_exact ? 0 : (reduction->ranks + 2) * (format->bytes == 8 ? 2 : 1) * format->unit;
   double smallest = roundings > 0 ? reduction->ranks * format->smallest : 0, divisor = averages ? reduction->ranks : 1;
   double result[BLOCK], size[BLOCK], other[BLOCK];

@@ -36,7 +36,7 @@ struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t ke
   return memory;
 }
 
-/* The simulator's own questions; Windlass has it loaded by its path. */
+/* Calls a function of the simulator of NCCL, which Windlass has loaded by its path. -1 on GPUs or without the function. */
 static long long ask(const char* question, ncclComm_t communicator) {
   const char* path = getenv("WINDLASS_NCCL");
   if (on_gpus()) return -1;

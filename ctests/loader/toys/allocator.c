@@ -1,4 +1,5 @@
-/* A preloaded allocator, as jemalloc is one to the loader: `free` is not libc's, so nothing may be bound deep. */
+/* A preloaded allocator, for the loader like jemalloc: `free` is not libc's, so the real library must not be opened with
+ * RTLD_DEEPBIND. */
 #include <stddef.h>
 
 extern void* __libc_malloc(size_t bytes);

@@ -7,14 +7,14 @@
 static pthread_t loader;
 static int loaded;
 
-/* Version 1 for the constructor; no one else may come before it has run. */
+/* Version 1 for the constructor. A call of another thread before the constructor has run is an error. */
 ncclResult_t ncclGetVersion(int* version) {
   if (!loaded && !pthread_equal(loader, pthread_self())) return ncclInternalError;
   *version = loaded ? 22803 : 1;
   return ncclSuccess;
 }
 
-/* Long enough that other threads come meanwhile. */
+/* Time for other threads to call meanwhile. */
 __attribute__((constructor)) static void load(void) {
   int version = 0;
   loader = pthread_self();

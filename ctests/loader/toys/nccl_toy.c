@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <stddef.h>
 
-/* How often the innermost function has run: read by name from the program. */
+/* How often the innermost function has run; the program reads it by name. */
 int toy_broadcasts;
 int toy_others;
 
@@ -44,7 +44,7 @@ ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int ro
   return ncclSuccess;
 }
 
-/* Through the PLT; what follows the call keeps it from being a tail call. */
+/* Calls through the PLT. The statement after the call keeps it from being a tail call. */
 ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root,
                            ncclComm_t comm, cudaStream_t stream) {
   (void)sendbuff;
@@ -75,7 +75,7 @@ ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcoun
   return ncclSuccess;
 }
 
-/* The next three check that what arrives is what `ask` passes. */
+/* The next three functions check that the arguments are those of `ask`. */
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
   for (int i = 0; i < NCCL_UNIQUE_ID_BYTES; i++) {
     if (id.internal[i] != (char)(i * 3 + 1)) return ncclInternalError;
@@ -94,7 +94,7 @@ ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t d
   return right ? ncclSuccess : ncclInvalidArgument;
 }
 
-/* The second toy is older: it lacks what returns a structure. */
+/* The toy with this version is an older library: it lacks the function that returns a structure. */
 #if TOY_VERSION != 22802
 struct team { int ranks, rank, stride; };
 struct team ncclTeamWorld(ncclComm_t comm) { (void)comm; return (struct team){11, 22, 33}; }
