@@ -1,4 +1,4 @@
-"""Holds: what the head of each compiled example says of its report on the simulator stands there.
+"""Holds that the report of each compiled example on the simulator has the line that the example's head names.
 
     example_reports.py SOURCE=PROGRAM...
 """

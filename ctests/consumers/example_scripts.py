@@ -1,5 +1,5 @@
-"""Holds: examples that need GPUs tell what they lack, and those that start another program start it as they say. Python has no
-packages here, and other programs are stand-ins that print their words and variables."""
+"""Holds that examples which need GPUs name what is missing, and that those which start another program start it as they
+say. Python has no packages here, and the other programs are scripts that print their arguments and variables."""
 
 import ast
 import os
@@ -32,7 +32,7 @@ def check_python(name, missing, *options):
 
 
 def check_launcher(path, folder, needed, words, expected, *variables):
-    """A launcher without words, without the programs that it starts, and with all."""
+    """Runs a launcher without arguments, without the programs that it starts, and with both."""
     launcher = EXAMPLES / path
     tools = folder / "tools"  # no program but these: what the machine has installed does not count
     tools.mkdir()

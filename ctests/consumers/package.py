@@ -1,5 +1,5 @@
-"""Holds: after cmake/install.cmake a project that says find_package(Windlass) compiles, links and runs, wants no newer
-version than there is, pkg-config does the same for a single file, and the installed tree may be moved."""
+"""Holds that after cmake/install.cmake a project with find_package(Windlass) compiles, links and runs, and a newer version
+is not found. pkg-config does the same for a single file, and the installed tree may be moved."""
 
 import os
 import pathlib

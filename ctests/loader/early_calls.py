@@ -1,5 +1,6 @@
-"""Holds: a real library that calls its own public names while it is being loaded opens, bound deep or not, and no
-thread comes in before it is loaded; nor does a constructor that calls NCCL wait for a thread that waits for it."""
+"""Holds that a real library which calls its own public names while it is being loaded can be opened, with RTLD_DEEPBIND
+or without. No other thread calls into it before it is loaded. A constructor that calls NCCL does not wait for a thread
+that waits for the loader."""
 
 from scene import BUILD, PRELOAD, TOYS, check, check_quiet, done, run
 

@@ -1,5 +1,5 @@
-"""Holds: Windlass exports exactly the names that some release of NCCL exports, and its own few; it is called
-libnccl.so.2, and needs neither CUDA nor NCCL."""
+"""Holds that Windlass exports exactly the names that some release of NCCL exports, and its own few. Its soname is
+libnccl.so.2, and it needs neither CUDA nor NCCL."""
 
 import re
 import subprocess

@@ -1,5 +1,5 @@
-"""Holds: a process whose files may not grow to the size of the shared counters lives, says nothing and counts in its
-own memory (the kernel would end it with SIGXFSZ)."""
+"""Holds that a process whose file size limit is below that of the shared counters goes on, prints nothing and counts in
+its own memory. (Growing the file would end it with SIGXFSZ.)"""
 
 from scene import BUILD, PRELOAD, TOYS, check, check_quiet, done, run
 

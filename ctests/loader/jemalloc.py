@@ -1,5 +1,5 @@
-"""Holds: with jemalloc preloaded, before or behind Windlass, a process lives (bound deep, the real library would end
-it with "free(): invalid pointer")."""
+"""Holds that a process runs with jemalloc preloaded, before or after Windlass. (Opened with RTLD_DEEPBIND, the real
+library would end it with "free(): invalid pointer".)"""
 
 import glob
 

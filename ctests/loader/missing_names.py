@@ -1,5 +1,5 @@
-"""Holds: a name that the real library lacks answers ncclInvalidUsage every time and is logged once, as a warning (by
-default a program that does without prints nothing); one that returns a structure answers an empty one."""
+"""Holds that a function which the real library lacks returns ncclInvalidUsage every time and is logged once, as a
+warning (by default nothing is printed). One that returns a structure returns an empty one."""
 
 from scene import BUILD, PRELOAD, TOYS, check, done, log_lines, run
 

@@ -1,4 +1,5 @@
-"""Holds: where no real NCCL is, every call answers ncclSystemError, one line says what was searched, nothing dies."""
+"""Holds that without a real NCCL every call returns ncclSystemError, one log line says what was searched, and no process
+crashes."""
 
 from scene import BUILD, PRELOAD, check, copy, done, log_lines, run, scratch
 

@@ -1,5 +1,5 @@
-"""Holds: programs compiled against NVIDIA's older headers, whose structures are smaller, run through Windlass and give
-what they give without it."""
+"""Holds that programs compiled against NVIDIA's older headers, whose structures are smaller, print the same through
+Windlass as without it."""
 
 import subprocess
 import sys

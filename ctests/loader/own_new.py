@@ -1,5 +1,5 @@
-"""Holds: a C++ program that replaces `new` and `delete`, catches what NCCL throws and cancels a thread blocked in NCCL
-does the same with and without Windlass."""
+"""Holds that a C++ program prints the same with and without Windlass when it replaces `new` and `delete`, catches
+exceptions of NCCL and cancels a thread blocked in NCCL."""
 
 from scene import BUILD, PRELOAD, TOYS, check, check_quiet, done, run
 

@@ -1,5 +1,5 @@
-"""Holds: every argument arrives and every result comes back unchanged, in registers and on the stack, by value and by
-pointer, also in the very first call, which opens the real library on its way, and from many threads at once."""
+"""Holds that every argument and every result passes unchanged, in registers and on the stack, by value and by pointer,
+also in the very first call, which opens the real library, and from many threads at once."""
 
 from scene import BUILD, PRELOAD, TOYS, check, done, run
 

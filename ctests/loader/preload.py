@@ -1,4 +1,4 @@
-"""Holds: preloaded into programs that have nothing to do with NCCL, Windlass says nothing and changes nothing."""
+"""Holds that Windlass prints nothing and changes nothing when preloaded into programs that do not use NCCL."""
 
 import shutil
 
@@ -17,6 +17,6 @@ with scratch() as folder:
     script = "import os; print(len(os.listdir('/proc/self/task')), len(os.listdir('/proc/self/fd')))"
     check(run("python3", "-c", script, LD_PRELOAD=PRELOAD).stdout == run("python3", "-c", script).stdout,
           "as many threads and descriptors as without")
-    # A report is asked for, but nothing was called: nothing is said.
+    # A report is asked for, but there was no call, so nothing is printed.
     check_quiet(run("python3", "-c", "pass", LD_PRELOAD=PRELOAD, WINDLASS_LOG="error"), "with the log on")
 done()

@@ -1,5 +1,5 @@
-"""Holds: calls that the real library makes into its own public names run in it, and are not counted as the
-program's: through the PLT, from its own thread and by a tail call, bound deep or not."""
+"""Holds that calls of the real library to its own public names run in the real library and are not counted as the
+program's: through the PLT, from its own thread and by a tail call, with RTLD_DEEPBIND or without."""
 
 from scene import BUILD, PRELOAD, TOYS, check, done, functions_of, run, scratch
 

@@ -1,4 +1,4 @@
-"""Where the loader tests play: folders from the environment that CTest sets, and running programs in them."""
+"""What the loader tests share: folders from variables that CTest sets, and functions that run programs and check them."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ failures = 0
 
 
 def run(*command, **variables):
-    """Runs a program with only the named variables of ours set; its result, with text."""
+    """Runs a program with only the given variables of Windlass set; returns its result, with text."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("WINDLASS_", "CTESTS_", "LD_", "NCCL_"))}
     kept.update({name: str(value) for name, value in variables.items()})
@@ -35,7 +35,7 @@ def paths(*folders):
 
 
 def check(holds, sentence, result=None):
-    """Counts and prints one check; what a program said is shown when it fails."""
+    """Counts and prints one check; prints the program's output if it fails."""
     global failures
     print(("ok      " if holds else "FAILED  ") + sentence)
     if not holds:
@@ -50,7 +50,7 @@ def check_quiet(result, sentence):
 
 
 def log_lines(result):
-    """What Windlass logged."""
+    """The lines that Windlass logged."""
     return [line for line in result.stderr.splitlines() if " WINDLASS " in line]
 
 

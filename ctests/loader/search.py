@@ -1,5 +1,5 @@
-"""Holds: the real library is found where the program would have found it, the first of several wins, it is mapped
-once, and Windlass never takes itself or a copy of itself."""
+"""Holds that the real library is found where the program would have found it, that the first of several is taken and
+mapped once, and that Windlass never takes itself or a copy of itself."""
 
 import os
 

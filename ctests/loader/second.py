@@ -1,5 +1,5 @@
-"""Holds: a second NCCL in a process is warned of, once in the log and by `windlass doctor` while the process runs; what
-is none, or is the one that Windlass opened, is not."""
+"""Holds that Windlass warns of a second NCCL in a process, once in the log and by `windlass doctor` while the process
+runs, and not of other libraries or of the NCCL that Windlass opened."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ WARNED = "a second NCCL is mapped"
 
 
 def settings(**more):
-    # The first pair is to be lazy: nothing of NCCL's is left by those that are never destroyed.
+    # The first pair must be lazy, too, so that communicators that are never destroyed leave nothing of NCCL behind.
     return dict(LD_PRELOAD=PRELOAD, WINDLASS_NCCL=REAL, LD_LIBRARY_PATH=SIM, WINDLASS_LOG="warn", WINDLASS_FIRST_LAUNCH_GUARD="off", **more)
 
 
@@ -28,7 +28,7 @@ def warnings(result):
 
 @contextlib.contextmanager
 def held(*words, **variables):
-    """`ask` with these words, asleep after the last of them."""
+    """`ask` with these words, which waits after the last of them."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("WINDLASS_", "CTESTS_", "LD_", "NCCL_"))}
     kept.update({name: str(value) for name, value in variables.items()})
@@ -42,7 +42,7 @@ def held(*words, **variables):
 
 
 def doctor(process, *options):
-    """What `windlass doctor` says of a process: the lines, or with --json its facts and findings."""
+    """The output of `windlass doctor` on a process: lines, or with --json its facts and findings."""
     result = run(DOCTOR, "doctor", "--nccl", REAL, *options, LD_LIBRARY_PATH=SIM)
     if "--json" not in options:
         return [line for line in result.stdout.splitlines() if f"process {process} " in line], result

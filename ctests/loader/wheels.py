@@ -1,5 +1,5 @@
-"""Holds: NVIDIA's own libraries, the oldest and the newest, load under Windlass without a GPU and answer; programs
-compiled against our header run with them, and programs compiled against theirs run with Windlass."""
+"""Holds that NVIDIA's own libraries, the oldest and the newest, load under Windlass without a GPU and answer calls.
+Programs compiled against Windlass's header run with them, and programs compiled against theirs run with Windlass."""
 
 import subprocess
 import sys

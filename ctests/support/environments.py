@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs one program under the variables that known programs set, and holds what Windlass does then.
+"""Runs one program under the variables that known programs set, and holds that Windlass does what the page says.
 
     environments.py --out DIR --nccl FILE --cuda DIR --windlass DIR PROGRAM
 
-Each row runs on the simulator, on devices that say they have multicast, as the usual machines do. Its results must be those without
-Windlass, and what its reports say must be what docs/environments.md says: the page is made from these runs (WINDLASS_BLESS=1).
+Each row runs on the simulator, on devices that say they have multicast, as usual machines do. Its results must be those without
+Windlass, and its reports must agree with docs/environments.md, which is made from these runs (WINDLASS_BLESS=1).
 """
 
 import argparse
@@ -107,7 +107,7 @@ def run(options, out, row, windlass, in_order=False):
 
 
 def cells(out):
-    """What the reports say of the communicators of all ranks, in the page's columns."""
+    """The columns of the page, from the reports on the communicators of all ranks."""
     reports = [json.loads(path.read_text()) for path in sorted(out.glob("report-*.json"))]
     communicators = [communicator for report in reports for communicator in report["communicators"] if communicator["serial"]]
     paths = {calls["path"] for communicator in communicators for calls in communicator["calls"]}
@@ -117,7 +117,7 @@ def cells(out):
             lacks.update(communicator.get("lacks", {}))
 
     def said(has, feature):
-        # What is not there says why, and what is there has nothing to say.
+        # Only a feature that is missing has a reason.
         if has == (feature in lacks):
             sys.exit(f"{out}: {feature} ran: {has}; its reports say: {lacks}")
         return "yes" if has else f"no: {lacks[feature]}"
@@ -147,7 +147,7 @@ def main():
             sys.exit(f"{row.who}: other results with Windlass\n{alone}\n{with_windlass}")
         said = cells(options.out / str(number))
         if said[1] != "yes":
-            # Another order would be refused.
+            # WINDLASS_ORDER=strict would refuse another order.
             in_order = run(options, options.out / f"{number}-in-order", row, windlass=True, in_order=True)
             if alone != in_order or cells(options.out / f"{number}-in-order")[1] != "yes":
                 sys.exit(f"{row.who}: in fixed order\n{alone}\n{in_order}")

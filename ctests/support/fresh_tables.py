@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches a wheel and compares the committed tables with what it holds.
+"""Fetches a wheel and compares the committed tables with its contents.
 
     fresh_tables.py CACHE_DIR VERSION
 """

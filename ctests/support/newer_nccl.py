@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs a program over the simulator of NCCL with what newer_nccl.c adds.
+"""Runs a program over the simulator of NCCL with the functions that newer_nccl.c adds.
 
     newer_nccl.py COMPILER INCLUDES SIMULATOR OUT RUNNER_ARGUMENT...
 
-INCLUDES are apart by colons. The simulator is copied under another soname, because the loader takes Windlass for a library that
+INCLUDES are separated by colons. The simulator is copied under another soname, because the loader takes Windlass for a library that
 needs libnccl.so.2; the runner (run.py) gets the two as `--nccl`.
 """
 

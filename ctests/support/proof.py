@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds: the harness and the runner fail where they must, and say why.
+"""Holds that the harness and the runner fail where they must, and say why.
 
     proof.py SIM_DIR HARNESS_PROOF_PROGRAM ANY_PROGRAM OUT_DIR
 """
@@ -26,7 +26,7 @@ def main():
     wrong = 0
     for mode, words in MODES.items():
         wrong += not fails([*base, "--", proof, mode], words, mode)
-    # Another library in Windlass's place: nothing is counted.
+    # Another library in Windlass's place, so no call is counted.
     wrong += not fails([*base, "--windlass", sim, "--", program], r"was called \d+ times, Windlass counted 0",
                        "not Windlass")
     sys.exit(1 if wrong else 0)

@@ -4,15 +4,19 @@
     run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--unordered CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
            [--reused] [--limits SOURCES]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
-The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
-the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --peers
-the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
-semicolons; without it they do not. Then strictness about leaks holds for the simulator of libcuda, too. With --served
-the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --unordered so many reductions that were not in fixed order; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --unbuilt they
-must say of just as many communicators as the program stated (support/team.h) that NCCL never built them; of a program
-that states nothing, that some were lazy (then the first of a device may be, too: WINDLASS_FIRST_LAUNCH_GUARD is off); with
---reused, of just as many as it stated that an ended one's was used again, of none where WINDLASS_CACHE_MAX is 0. With --limits they
-must say just what is in SOURCES of where the limits of native collectives come from, in the form of --peers.
+The program's standard output is kept in DIR/output.txt. Through Windlass its reports are kept, too, and must have every
+call that the program counted, exactly as often: a test that never reached Windlass proves nothing. What else they must have:
+
+    --peers        (WINDLASS_PEER_GROUPS=on, else off; libcuda's simulator is strict about leaks) of communicators exactly REASONS:
+                   "yes", or why there is no peer group, separated by semicolons; with a ? one that may be missing
+    --served       some calls on the path; --most PATH=CALLS at most so many; --just PATH=CALLS exactly so many
+    --unordered    exactly so many reductions that were not in fixed order
+    --logged       a line of a log with this text
+    --lazy         of lazy communicators exactly these WAYS
+    --unbuilt      (WINDLASS_FIRST_LAUNCH_GUARD=off) as many communicators that NCCL never built as the program stated
+                   (support/team.h); some, if it stated nothing
+    --reused       (as above) as many that reused a cached communicator as the program stated; none with WINDLASS_CACHE_MAX=0
+    --limits       of where the limits of native collectives come from exactly SOURCES, in the form of --peers
 """
 
 import argparse
@@ -77,7 +81,7 @@ def read_options():
 
 
 def environment(options):
-    """The program's environment; everything of ours that the caller has set for other purposes is left out."""
+    """The program's environment. Variables of Windlass that the caller has set are left out, but those of the simulator."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith("WINDLASS_") or name.startswith("WINDLASS_SIM_")}
     first = options.windlass or options.nccl.parent
@@ -107,18 +111,18 @@ def environment(options):
         kept["WINDLASS_FIRST_LAUNCH_GUARD"] = "off"
     kept.update(pair.split("=", 1) for pair in options.set)
     if options.windlass and not {"WINDLASS_LOG", "WINDLASS_LOG_FILE"} & set(kept):
-        # Why, where something is not as it should be.
+        # Says why, if the reports are wrong.
         kept["WINDLASS_LOG"] = "info"
         kept["WINDLASS_LOG_FILE"] = f"{options.out}/log-%p.txt"
     return kept
 
 
 class NoHosts(Exception):
-    """This machine has no `ip`, or does not let us."""
+    """This machine has no `ip`, or refuses to make network namespaces."""
 
 
 class Hosts:
-    """Two network namespaces that reach each other, as hosts do, and what tells the ranks of them."""
+    """Two network namespaces that reach each other as hosts do, and the variables that name them to the ranks."""
 
     def __enter__(self):
         self.names = [f"ctests-{os.getpid()}-{host}" for host in range(2)]

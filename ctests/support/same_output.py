@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what a test program printed on NCCL alone and through Windlass.
+"""Compares the output of a test program on NCCL alone with that through Windlass.
 
     same_output.py NCCL_DIR WINDLASS_DIR
 """
