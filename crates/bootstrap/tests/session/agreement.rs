@@ -1,4 +1,4 @@
-//! The agreement over a model network: connections keep order, everything else is up to chance.
+//! Tests of the agreement over a model network: each connection keeps its order, and all else happens in a random order.
 
 use std::collections::VecDeque;
 
@@ -13,10 +13,10 @@ use windlass_bootstrap::participation::{Participation, Stage, Turn, WithoutHost}
 
 use crate::support::facts;
 
-/// The process that hosts; no rank's, unless a test says so.
+/// The hosting process, which no rank is in unless a test says so.
 const HOST: Token = Token([8; 16]);
 
-/// What chance may do to a rank.
+/// What a rank of the model does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Behavior {
     Well,
@@ -25,12 +25,12 @@ enum Behavior {
     OtherVersion,
     SameDevice,
     Refuses,
-    /// Goes to NCCL silently.
+    /// Runs without Windlass: goes to NCCL without a message.
     NonWindlass,
     Never,
-    /// Says instead of its report that it does not come, for this reason.
+    /// Declines instead of reporting, with a reason.
     Declines,
-    /// The same, because its own call failed.
+    /// Declines because its own call failed.
     Fails,
     /// Dies after this many of its own steps.
     Dies(u8),
@@ -45,7 +45,7 @@ struct Rank {
     alive: bool,
     to_host: VecDeque<FromRank>,
     from_host: VecDeque<FromHost>,
-    /// Its connection's end, seen by the host after all it said.
+    /// Whether the host has seen the end of the connection, which comes after all that the rank sent.
     left_seen: bool,
 }
 
@@ -85,7 +85,7 @@ fn world(behaviors: &[Behavior], without_host: WithoutHost) -> World {
 }
 
 impl World {
-    /// All that could happen next: (rank, what). Rank `n` is the host itself.
+    /// All possible next steps: (rank, kind). Rank `n` is the host.
     fn moves(&self) -> Vec<(usize, u8)> {
         let mut moves = Vec::new();
         for (index, rank) in self.ranks.iter().enumerate() {
@@ -176,7 +176,7 @@ impl World {
     fn host_sees(&mut self, event: Event) {
         let Some(host) = &mut self.host else { return };
         for answer in host.step(event) {
-            // Over the wire, as bytes.
+            // Encoded and decoded, as over the wire.
             let bytes = answer.message.encode();
             let kind = u16::from_le_bytes([bytes[4], bytes[5]]);
             let message = FromHost::decode(kind, &bytes[6..]).expect("readable");
@@ -197,7 +197,7 @@ impl World {
             assert!(step < 1000, "this does not end");
             if host_dies_at == Some(step) {
                 self.host = None;
-                // What had not been sent is lost.
+                // Messages that were not sent yet are lost.
                 for rank in &mut self.ranks {
                     let keep = choices.first().map_or(0, |choice| *choice as usize % 3);
                     rank.from_host.truncate(keep);
@@ -270,8 +270,8 @@ fn behaviors() -> impl Strategy<Value = Vec<Behavior>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Under any order, with deaths at any step of any rank and of the host: no two outcomes differ, a peer group has all
-    /// confirmations and one negotiated config, and nobody who need not waits for ever.
+    /// In any order, with deaths at any step of any rank and of the host: no two ranks have different outcomes, a peer group has
+    /// all confirmations and one negotiated config, and only ranks that must wait wait for ever.
     #[test]
     fn one_outcome(
         behaviors in behaviors(),
@@ -292,7 +292,7 @@ fn run_in_order(behaviors: &[Behavior]) -> Vec<Stage> {
     world.ranks.iter().map(|rank| rank.participation.stage().clone()).collect()
 }
 
-/// Each behavior alone gives its own outcome.
+/// Each behavior gives its own outcome.
 #[test]
 fn outcomes() {
     let well = run_in_order(&[Behavior::Well; 4]);
@@ -314,14 +314,14 @@ fn outcomes() {
     for (behavior, expected) in cases {
         assert_eq!(run_in_order(&[Behavior::Well, behavior])[0], Stage::Over(expected), "{behavior:?}");
     }
-    // Never there, and dead before its report: both are merely late, and waited for.
+    // A rank that never comes, or dies before its report, counts as late: the others wait for it.
     for behavior in [Behavior::Never, Behavior::Dies(1)] {
         assert_eq!(run_in_order(&[Behavior::Well, behavior])[0], Stage::Asked, "{behavior:?}");
     }
 }
 
-/// Whoever has NCCL's communicator goes without a peer group where its host is lost before it has confirmed; later, or for another reason,
-/// it fails, as all others do at any time.
+/// A rank that already has NCCL's communicator goes without a peer group if the host is lost before the rank has confirmed. If the
+/// host is lost later, or the failure is another, its init fails. A rank without that communicator fails in every case.
 #[test]
 fn without_host() {
     let lost = |without_host, confirms: bool, failure| {
@@ -343,7 +343,7 @@ fn without_host() {
     assert!(!lost(WithoutHost::Fails, false, Failure::HostLost));
 }
 
-/// A rank that is never coming ends the wait for it, and nothing else.
+/// A session fails if a missing rank turns out never to come. A session that has all its ranks goes on.
 #[test]
 fn absent() {
     let lost = Failure::Absent { rank: 5 };
@@ -353,7 +353,7 @@ fn absent() {
     assert_eq!(host.missing(), Some(1));
     assert_eq!(host.step(Event::Absent(lost.clone())).len(), 1);
     assert_eq!((host.missing(), host.outcome()), (None, Some(&SessionOutcome::Failed(lost.clone()))));
-    // Where all are there, it was not waited for.
+    // A session with all its ranks does not wait for it.
     let mut host = Agreement::new(Token([0; 16]), HOST);
     host.step(Event::Said(ConnectionId(1), report(0, 2)));
     assert_eq!(host.step(Event::Said(ConnectionId(2), report(1, 2))).len(), 2);
@@ -363,12 +363,12 @@ fn absent() {
     let answers = host.step(Event::Said(ConnectionId(3), FromRank::Decline(declined.clone())));
     assert_eq!(answers, [ToRank { to: ConnectionId(3), message: FromHost::Outcome(declined) }]);
     assert_eq!(host.outcome(), None);
-    // No message says that there is a peer group.
+    // A rank cannot decline with the outcome of a peer group.
     let bytes = FromRank::Decline(SessionOutcome::PeerGroup).encode();
     assert_eq!(FromRank::decode(5, &bytes[6..]), None);
 }
 
-/// Ranks in one hand need no session and get what one would give.
+/// Ranks of one caller are decided without a session, with the result of a session.
 #[test]
 fn without_a_session() {
     let mut all: Vec<_> = (0..4).map(|rank| facts(rank, 4)).collect();
@@ -382,7 +382,7 @@ fn report(rank: u32, ranks: u32) -> FromRank {
     FromRank::Report(Box::new(facts(rank, ranks)))
 }
 
-/// Claims that cannot be true: all hear the same failure. After the outcome only the newcomer does.
+/// Reports that contradict each other give all ranks the same failure. After the outcome only the new connection gets it.
 #[test]
 fn impossible_claims() {
     let told = |answers: &[ToRank]| -> Vec<(u64, SessionOutcome)> {
@@ -407,7 +407,7 @@ fn impossible_claims() {
             told(&host.step(Event::Said(ConnectionId(2), claim))),
             [(1, failed.clone()), (2, failed.clone())]
         );
-        // Whoever comes later hears it too.
+        // A later rank gets it, too.
         assert_eq!(told(&host.step(Event::Said(ConnectionId(3), report(1, 2)))), [(3, failed)]);
     }
     let mut host = Agreement::new(Token([0; 16]), HOST);
@@ -428,7 +428,7 @@ fn impossible_claims() {
     assert!(host.step(Event::Left(ConnectionId(1))).is_empty(), "the others do not need the host for it");
 }
 
-/// The ranks of the hosting process hear last: it may end as soon as they have.
+/// The ranks of the hosting process get the outcome last, as the process may end once they have it.
 #[test]
 fn hosts_own_hear_last() {
     let mut host = Agreement::new(Token([0; 16]), HOST);
@@ -444,7 +444,7 @@ fn hosts_own_hear_last() {
     assert_eq!(heard, [2, 3, 0, 1]);
 }
 
-/// After a refusal the outcome waits for the messages of all: a rank that leaves meanwhile makes the session fail.
+/// After a refusal the outcome waits for a message of every rank. A rank that leaves meanwhile makes the session fail.
 #[test]
 fn refusal_waits_for_all() {
     let begin = || {
@@ -454,7 +454,7 @@ fn refusal_waits_for_all() {
         }
         assert!(host.step(Event::Said(ConnectionId(1), FromRank::Confirm)).is_empty());
         let stops = host.step(Event::Said(ConnectionId(2), FromRank::Refuse("full".into())));
-        // Whoever has spoken is not asked again.
+        // A rank that has answered is not asked to stop.
         assert_eq!(stops.len(), 1);
         assert_eq!((stops[0].to, &stops[0].message), (ConnectionId(3), &FromHost::Stop));
         host
@@ -475,7 +475,7 @@ fn refusal_waits_for_all() {
 }
 
 proptest! {
-    /// Bytes that are no message are none: neither panic nor belief.
+    /// Random bytes are read as no message, without a panic.
     #[test]
     fn garbage_is_no_message(kind in 0u16..6, body in proptest::collection::vec(any::<u8>(), 0..400)) {
         if let Some(message) = FromRank::decode(kind, &body) {
@@ -485,7 +485,7 @@ proptest! {
         let _ = windlass_bootstrap::negotiated::NegotiatedConfig::decode(&body);
     }
 
-    /// Reports and negotiated configs are read as they were written; with a byte cut or added they are nothing.
+    /// Reports and negotiated configs are read as they were written. With a byte removed or added they are not read at all.
     #[test]
     fn round_trips(rank in 0u32..8, attachment in proptest::collection::vec(any::<u8>(), 0..4096)) {
         let mut facts = facts(rank, 8);

@@ -1,4 +1,4 @@
-//! Sessions at a process listener: of communicators that are made from another.
+//! Tests of sessions at a process listener, for communicators made from another.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -36,12 +36,12 @@ fn split() -> Split {
 }
 
 impl Split {
-    /// The communicator of a color. Its ranks are all that are waited for under its name.
+    /// The name of the communicator of a color. The host waits for its ranks under that name.
     fn of(&self, color: i32) -> Token {
         child(self.call, color)
     }
 
-    /// The invitation of a rank of the parent.
+    /// The invitation of a rank of the parent to its child.
     fn invites(&self, rank: u32, color: i32) -> Invitation {
         let child = self.of(color);
         Invitation { process_listener: self.host.process_listener(), call: child, child, rank }
@@ -65,7 +65,7 @@ fn joined(participant: Participant) -> Outcome {
     participant.complete(ready).remove(0)
 }
 
-/// A process, as a rank's, with its pidfd.
+/// A process that stands for a rank's, and its pidfd.
 pub fn process() -> (Child, Ours) {
     let process = Command::new("sleep").arg("600").spawn().unwrap();
     let pidfd = pidfd_of(process.id());
@@ -82,7 +82,8 @@ pub fn kill(mut process: Child) {
     process.wait().unwrap();
 }
 
-/// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank. The negotiated configs bear tokens of their own.
+/// Two colors meet at one host at the same time, in any order of ranks, also before the host's own rank. Their negotiated configs
+/// have different tokens.
 #[test]
 fn two_colors_at_once() {
     let (split, other) = (split(), bootstrap());
@@ -110,7 +111,7 @@ fn two_colors_at_once() {
     assert_eq!(split.host.counts().peer_groups.load(Ordering::Relaxed), 2);
 }
 
-/// A rank that declines makes its session end on NCCL for all who wait and who come later, and no other's.
+/// A rank that declines sends all ranks of its session to NCCL, the waiting and the late ones, and no other session.
 #[test]
 fn declined() {
     let split = split();
@@ -130,15 +131,15 @@ fn declined() {
 }
 
 fn declines_as(split: &Split, rank: u32, outcome: SessionOutcome) {
-    // Not the host's: what is said must arrive though its sender ends at once.
+    // Another process than the host's: the message must arrive although the sender ends at once.
     let other = bootstrap();
     let invitation = split.invites(rank, 1);
     other.decline(&invitation, outcome);
-    // Behind what was said.
+    // Ends after the message was sent.
     drop(other);
 }
 
-/// A rank whose own call failed: its peers fail at once, though a third has not come.
+/// A rank whose own call failed makes its peers fail at once, even if a third rank has not come.
 #[test]
 fn a_call_failed() {
     let split = split();
@@ -151,8 +152,8 @@ fn a_call_failed() {
     assert!(matches!(late, Outcome::Failed(Failure::Absent { rank: 2 })), "{late:?}");
 }
 
-/// A process dies before its rank has come: the session that it is missing in fails once nobody else can be the one who
-/// is missing, and a session beside it that has only late ranks does not.
+/// A process dies before its rank has come. The session with this rank fails once no other rank is missing. A session beside it
+/// with late ranks only does not fail.
 #[test]
 fn dies_before_it_comes() {
     let split = split();
@@ -174,7 +175,7 @@ fn dies_before_it_comes() {
     kill(living);
 }
 
-/// Of a shrink the excluded may be dead before it begins; they are not waited for.
+/// A rank that a shrink excludes may be dead before the shrink begins; nobody waits for it.
 #[test]
 fn excluded_and_dead() {
     let host = bootstrap();
@@ -193,7 +194,7 @@ fn excluded_and_dead() {
     kill(third);
 }
 
-/// A rank that leaves after its report, also after its confirmation, fails the others, as at other inits.
+/// A rank that leaves after its report or its confirmation makes the others fail, as at other inits.
 #[test]
 fn leaves_after_its_report() {
     for words in [vec![], FromRank::Confirm.encode()] {
@@ -203,7 +204,7 @@ fn leaves_after_its_report() {
         let report = FromRank::Report(Box::new(facts(1, 3))).encode();
         leaving.write_all(&[split.invites(1, 1).greeting(), report].concat()).unwrap();
         let participants = [split.join(&split.host, 0, 1, 0, 3), split.join(&split.host, 2, 1, 2, 3)];
-        // All are there.
+        // All ranks have reported.
         let mut header = [0; 6];
         leaving.read_exact(&mut header).unwrap();
         leaving.write_all(&words).unwrap();
@@ -217,7 +218,7 @@ fn leaves_after_its_report() {
     }
 }
 
-/// A rank that leaves between its greeting and its report has not come, and will not.
+/// A rank that leaves between its greeting and its report counts as never coming.
 #[test]
 fn leaves_before_its_report() {
     let split = split();
@@ -228,7 +229,7 @@ fn leaves_before_its_report() {
     assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 1 })), "{outcome:?}");
 }
 
-/// Another thread aborts a rank that waits: it returns, and its peers fail, also those who come later.
+/// Another thread aborts a waiting rank: its wait returns, and its peers fail, also later ones.
 #[test]
 fn aborted() {
     let split = split();
@@ -247,7 +248,7 @@ fn aborted() {
     assert!(matches!(late, Outcome::Failed(Failure::Lost { .. } | Failure::Absent { .. })), "{late:?}");
 }
 
-/// The host ends while ranks wait, or before they come: they fail. Declining to nobody is harmless.
+/// The host ends while ranks wait, or before they come: they fail. Declining to a listener that is gone does nothing.
 #[test]
 fn host_is_gone() {
     let (split, own) = (split(), bootstrap());
@@ -263,7 +264,7 @@ fn host_is_gone() {
     assert!(matches!(joined(late), Outcome::Failed(Failure::HostLost)));
 }
 
-/// The numbers of this process's instances of epoll.
+/// The descriptor numbers of this process's epoll instances.
 fn pollers() -> Vec<i32> {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
     let is_one = |entry: &std::fs::DirEntry| {
@@ -273,8 +274,8 @@ fn pollers() -> Vec<i32> {
     entries.filter(is_one).map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect()
 }
 
-/// A process lives on though its background thread has ended, as when the program took its descriptors away: its
-/// ranks are not waited for, whether they were on their way, come, decline or pass by.
+/// A process lives although its bootstrap thread has ended, as when the program has closed the thread's descriptors. The others do
+/// not wait for its ranks, which were connecting, come, decline or do nothing.
 #[test]
 fn thread_has_ended() {
     let hosted = hosted();
@@ -313,12 +314,13 @@ fn thread_has_ended() {
     kill(process);
 }
 
-/// A thread ends while a rank of its process connects to a process listener: whose report has not gone out is not waited for.
+/// The bootstrap thread ends while a rank of its process connects to a process listener. The others do not wait for a report that
+/// was not sent.
 #[test]
 fn thread_ends_while_it_knocks() {
     let (process, _) = process();
     let other = bootstrap();
-    // How far it comes differs.
+    // Each time the connection gets to another point.
     for _ in 0..20 {
         let (split, own) = (split(), bootstrap());
         let (waits, comes) = (split.join(&other, 0, 1, 0, 2), split.join(&own, 1, 1, 1, 2));
@@ -337,7 +339,7 @@ fn thread_ends_while_it_knocks() {
     kill(process);
 }
 
-/// A process listener whose queue is full is tried again, also by a rank that is aborted meanwhile, until there is room.
+/// A rank tries again while the queue of a process listener is full, until there is room, also a rank that is aborted meanwhile.
 #[test]
 fn full_queue() {
     let process_listener = Token([0x51; 16]);
@@ -345,7 +347,7 @@ fn full_queue() {
     let listener = listener.unwrap();
     net::bind(&listener, &children::address(process_listener).unwrap()).unwrap();
     net::listen(&listener, 0).unwrap();
-    // How many a queue of none holds is the kernel's to say.
+    // The kernel decides how many connections a queue of length 0 holds.
     let mut queued = Vec::new();
     loop {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -363,7 +365,7 @@ fn full_queue() {
     assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
     own.decline(&invites(2), SessionOutcome::OnNccl(FallbackReason::NonBlocking));
     queued.iter().for_each(|_| drop(net::accept(&listener).unwrap()));
-    // The message of the one that was aborted comes, too: its host waits for it.
+    // The aborted rank's message comes, too, as its host waits for it.
     let mut missing = vec![invites(1).greeting(), invites(2).greeting()];
     while !missing.is_empty() {
         let mut words = Vec::new();
@@ -372,7 +374,7 @@ fn full_queue() {
     }
 }
 
-/// A rank that is aborted before its report has gone out: its peers hear that it does not come.
+/// A rank aborted before its report was sent: its peers hear that it does not come.
 #[test]
 fn aborted_at_once() {
     for _ in 0..50 {
@@ -388,7 +390,7 @@ fn aborted_at_once() {
     }
 }
 
-/// Calls that are never completed are bounded: the oldest are forgotten, but never one in which somebody waits.
+/// The number of incomplete calls is bounded: the oldest are forgotten, but never one in which a rank waits.
 #[test]
 fn too_many_calls() {
     let host = Bootstrap::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
@@ -396,7 +398,7 @@ fn too_many_calls() {
     let mut waiting = split.connect();
     let report = FromRank::Report(Box::new(facts(0, 2))).encode();
     waiting.write_all(&[split.invites(0, 1).greeting(), report].concat()).unwrap();
-    // Whoever comes behind it is heard after it.
+    // The host reads this connection after the one before, so its end shows that the host has read that one.
     let mut behind = split.connect();
     behind.write_all(b"?").unwrap();
     assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
@@ -408,11 +410,11 @@ fn too_many_calls() {
     let late = split.join(&split.host, 1, 1, 1, 2);
     waiting.read_exact(&mut [0; 6]).unwrap();
     drop(late);
-    // Four have room, one of them somebody waits in.
+    // There is room for four calls, in one of which a rank waits.
     assert_eq!(split.host.counts().calls_forgotten.load(Ordering::Relaxed), 5);
 }
 
-/// Who comes for another communicator by the same name is turned away, and disturbs nobody who waits.
+/// A rank that comes for another communicator of the same name is turned away, and does not disturb waiting ranks.
 #[test]
 fn another_communicator() {
     let split = split();
@@ -420,7 +422,7 @@ fn another_communicator() {
     let report = |rank| FromRank::Report(Box::new(facts(rank, 2))).encode();
     let mut waiting = split.connect();
     waiting.write_all(&[split.invites(0, 1).greeting(), report(0)].concat()).unwrap();
-    // Whoever comes behind it is heard after it.
+    // The host reads this connection after the one before.
     let mut behind = split.connect();
     let elsewhere = Invitation { child: split.of(2), ..split.invites(1, 1) };
     behind.write_all(&[elsewhere.greeting(), report(1)].concat()).unwrap();
@@ -431,8 +433,8 @@ fn another_communicator() {
     drop(late);
 }
 
-/// Whoever does not know the secret, or says what makes no sense, is turned away and harms nobody; so with hundreds of the
-/// silent.
+/// A connection without the secret, or with invalid messages, is turned away and harms no rank. So are hundreds of silent
+/// connections.
 #[test]
 fn unknown_connections() {
     let split = split();
@@ -446,12 +448,12 @@ fn unknown_connections() {
         [&[][..], b"GET / HTTP/1.1\r\n\r\n", &wrong_secret, &no_rank, &good.greeting()[..59], &[0; 5000]]
     {
         let mut unknown_connection = split.connect();
-        // It may be closed already.
+        // The host may have closed it already.
         let _ = unknown_connection.write_all(bytes);
         let _ = unknown_connection.write_all(&report);
     }
     let silent: Vec<UnixStream> = (0..300).map(|_| split.connect()).collect();
-    // With another call's name: a session of its own, where nobody waits.
+    // With the name of another call, so in a session of its own in which no rank waits.
     let elsewhere = Invitation { call: Token([2; 16]), child: Token([3; 16]), ..good };
     let mut oversized = split.connect();
     oversized.write_all(&[&elsewhere.greeting()[..], &u32::MAX.to_le_bytes(), &[0; 64]].concat()).unwrap();

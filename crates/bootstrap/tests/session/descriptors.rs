@@ -1,4 +1,4 @@
-//! Descriptors between participants.
+//! Tests of passing descriptors between participants.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,17 +25,17 @@ fn file_with(text: &str) -> OwnedFd {
 
 fn text_of(file: &OwnedFd) -> String {
     assert!(fcntl_getfd(file).unwrap().contains(FdFlags::CLOEXEC));
-    // Its position is shared by all who have it.
+    // Its position is shared by all who have the descriptor.
     let mut text = [0u8; 64];
     let length = rustix::io::pread(file, &mut text, 0).unwrap();
     String::from_utf8(text[..length].to_vec()).unwrap()
 }
 
-/// The pidfds of peers that [`swap_names`] got.
+/// The pidfds of peers that [`swap_names`] received.
 pub static PEERS: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 
-/// A preparation: every participant gives each other one two files that name it and the receiver, and its pidfd, and reads
-/// the others'.
+/// A preparation in which every participant sends each other one two files, which name it and the receiver, and its pidfd, and
+/// reads those of the others.
 pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
     let own = format!("{:?}", preparation.descriptor_socket.name());
     let peers = preparation.peers();
@@ -69,13 +69,13 @@ pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
 
 const TOKEN: Token = Token([4; 16]);
 
-/// The largest parcel, one with nothing in it, and both at once.
+/// Parcels arrive: the largest, an empty one, and both at once.
 #[test]
 fn sizes() {
     let (one, other) = (DescriptorSocket::open().unwrap(), DescriptorSocket::open().unwrap());
     let stop = Flag::new().unwrap();
     let file = file_with("x");
-    // Many descriptors of one file; a few less than the limit of open files that CI may have.
+    // Many descriptors of one file, a few less than the limit of open files that CI may have.
     let many = vec![file.as_fd(); 200];
     let payload: Vec<u8> = (0..PAYLOAD_BYTES_MAX).map(|index| index as u8).collect();
     let large = Sending { to: other.name(), payload: &payload, descriptors: &many };
@@ -92,7 +92,7 @@ fn sizes() {
     assert!(matches!(one.exchange(TOKEN, &[sending], &stop), Err(Trouble::TooLarge)));
 }
 
-/// A peer that never sends: the session's end stops the wait. A descriptor socket that is not there: unreachable at once.
+/// A wait for a peer that never sends ends with the session. A missing descriptor socket is an error at once.
 #[test]
 fn stopped_and_unreachable() {
     let (one, other) = (DescriptorSocket::open().unwrap(), DescriptorSocket::open().unwrap());
@@ -112,7 +112,8 @@ fn stopped_and_unreachable() {
     );
 }
 
-/// Unknown connections at a descriptor socket, silent ones and those with a wrong token, by the hundred: neither believed nor in the way.
+/// Hundreds of unknown connections at a descriptor socket, silent ones and those with a wrong token, are not trusted and delay no
+/// rank.
 #[test]
 fn unknown_connections() {
     let (one, other) = (DescriptorSocket::open().unwrap(), DescriptorSocket::open().unwrap());
@@ -145,7 +146,7 @@ fn unknown_connections() {
     });
 }
 
-/// Five participants on threads, everyone with everyone.
+/// Five participants on threads exchange with each other.
 #[test]
 fn everyone_with_everyone() {
     let descriptor_sockets: Vec<DescriptorSocket> =

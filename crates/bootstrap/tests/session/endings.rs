@@ -1,4 +1,4 @@
-//! Ranks and hosts that go before their time, and aborts.
+//! Tests of ranks and hosts that end early, and of aborts.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use windlass_bootstrap::{Bootstrap, Limits, Outcome};
 
 use crate::support::{facts, hosted, is_peer_group, join, ready};
 
-/// A rank waits for peers that never come; another thread aborts it, and it returns.
+/// A rank waits for peers that never come. Another thread aborts it, and its wait returns.
 #[test]
 fn abort_from_another_thread() {
     let hosted = hosted();
@@ -28,8 +28,7 @@ fn abort_from_another_thread() {
     canceller.abort();
 }
 
-/// A rank that is aborted while it prepares: its peers' init fails, and says which rank is lost. Also after the
-/// peers have confirmed.
+/// A rank is aborted while it prepares: its peers' init fails and names the lost rank, also if the peers have confirmed.
 #[test]
 fn peers_of_an_aborted_rank() {
     let hosted = hosted();
@@ -56,7 +55,7 @@ fn peers_of_an_aborted_rank() {
     });
 }
 
-/// One of two ranks that a thread brings is aborted: both end, though a third never comes.
+/// One of two ranks of a thread is aborted: both end, although a third never comes.
 #[test]
 fn abort_of_one_rank_of_a_participant() {
     let hosted = hosted();
@@ -71,8 +70,8 @@ fn abort_of_one_rank_of_a_participant() {
     });
 }
 
-/// A rank that goes before it has reported whole is merely late: it may come again. One that goes after its report
-/// makes the session fail, though a third has not come yet; the third hears it too.
+/// A rank that leaves before its whole report was sent counts as late and may come again. One that leaves after its report makes
+/// the session fail even if a third has not come, and the third hears so.
 #[test]
 fn gone_before_all_are_there() {
     let hosted = hosted();
@@ -94,7 +93,7 @@ fn gone_before_all_are_there() {
     assert!(matches!(late, Outcome::Failed(Failure::Lost { .. })), "{late:?}");
 }
 
-/// The host ends before all are there: an error, not a fallback to NCCL.
+/// The host ends before all ranks have come: their inits fail and do not go to NCCL.
 #[test]
 fn host_is_lost() {
     let hosted = hosted();
@@ -123,7 +122,7 @@ fn host_is_lost() {
     assert!(reached.into_inner());
 }
 
-/// After the outcome nobody needs the host: it keeps no connection, and may end.
+/// After the outcome no rank needs the host, which keeps no connection and may end.
 #[test]
 fn host_ends_after_the_outcome() {
     let hosted = hosted();
@@ -139,7 +138,7 @@ fn host_ends_after_the_outcome() {
     assert!(outcomes.iter().all(is_peer_group));
 }
 
-/// A bootstrap that ends under its ranks ends their wait.
+/// When a bootstrap ends, the waits of its ranks end.
 #[test]
 fn thread_ends() {
     let hosted = hosted();
@@ -152,8 +151,8 @@ fn thread_ends() {
     });
 }
 
-/// A program takes our descriptors away, as those that close all they find do: whoever waits is told, whoever comes
-/// after goes to NCCL, and the thread neither spins nor stays.
+/// The program replaces all descriptors of the bootstrap, as programs do that close whatever they find. Waiting ranks get an error,
+/// later ones go to NCCL, and the thread ends without spinning.
 #[test]
 fn descriptors_taken_away() {
     let hosted = hosted();
@@ -172,7 +171,7 @@ fn descriptors_taken_away() {
             }
         }
         while !waiting.is_finished() {
-            // Wakes both threads, which then wait for nothing that exists.
+            // Wakes both threads, whose descriptors to wait for are gone.
             let _ = own.join(&hosted.id, vec![facts(1, 3)]);
             hosted.bootstrap.retire(&hosted.id);
         }

@@ -1,4 +1,4 @@
-//! Ids that nobody will use after an init of lazy communicators: their ports close, and they are given out again.
+//! Tests of ids that no rank will use after an init of lazy communicators: their ports close, and the ids are given out again.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ fn bring(hosted: &Hosted, all: [Facts; 2]) -> Vec<Outcome> {
     complete_all(participants.into(), &ready).into_iter().flatten().collect()
 }
 
-/// The id as the simulator of NCCL made it.
+/// The id as NCCL's simulator made it.
 fn raw(hosted: &Hosted) -> Id {
     id_of(&hosted.root.local_addr().unwrap())
 }
@@ -34,8 +34,8 @@ fn open(bootstrap: &Bootstrap) -> u64 {
     bootstrap.counts().sessions_open.load(Ordering::Relaxed)
 }
 
-/// Whoever hears the outcome finds the port closed and the id spare, once, as NCCL made it.
-/// NCCL's root has seen nobody, and a rank too many does not disturb them.
+/// When a rank hears the outcome, the port is closed and the id is spare, once, as NCCL made it. NCCL's root has had no connection,
+/// and one rank too many does not disturb the others.
 #[test]
 fn peer_group_of_lazy_communicators() {
     let hosted = hosted();
@@ -52,7 +52,7 @@ fn peer_group_of_lazy_communicators() {
     assert_eq!(hosted.root.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
 }
 
-/// Those who connected and said nothing yet are nobody's peers: they are closed with the port, and no proof of anything.
+/// A connection that was silent so far is closed with the port, and does not count as a rank without Windlass.
 #[test]
 fn silent_connection_beside_lazy_communicators() {
     let hosted = hosted();
@@ -62,7 +62,7 @@ fn silent_connection_beside_lazy_communicators() {
     assert_eq!(hosted.bootstrap.spare_id(), Some(raw(&hosted)));
 }
 
-/// If but one rank goes to NCCL now, the port serves and the id is no spare, also once NCCL has been there.
+/// If even one rank goes to NCCL at once, the port stays open and the id is not spare, also after NCCL's ranks have connected.
 #[test]
 fn not_all_lazy() {
     for all in [[facts(0, 2), facts(1, 2)], [lazy_facts(0, 2), facts(1, 2)]] {
@@ -75,7 +75,8 @@ fn not_all_lazy() {
     }
 }
 
-/// Ranks that would be lazy and end without a peer group go to NCCL: by a refusal, or by a rank whose connection was relayed.
+/// Ranks that would be lazy but get no peer group go to NCCL, and the id is not spare: after a refusal, or after a relayed
+/// connection.
 #[test]
 fn on_nccl_after_all() {
     let refused = hosted();
@@ -101,7 +102,7 @@ fn on_nccl_after_all() {
     assert_eq!((open(&relayed.bootstrap), relayed.bootstrap.spare_id()), (1, None));
 }
 
-/// A session that fails says nothing of where its ranks go.
+/// After a session that failed it is unknown where its ranks go, so the id is not spare.
 #[test]
 fn failed_after_all() {
     let hosted = hosted();
@@ -118,7 +119,7 @@ fn failed_after_all() {
     assert_eq!(hosted.bootstrap.spare_id(), None);
 }
 
-/// A rank that confirmed and dies before it reads the outcome goes nowhere: the id is spare, and its peer misses it.
+/// A rank that confirmed and dies before it reads the outcome connects to no root: the id is spare.
 #[test]
 fn outcome_unheard() {
     let hosted = hosted();
@@ -127,7 +128,7 @@ fn outcome_unheard() {
     let report = FromRank::Report(Box::new(lazy_facts(1, 2))).encode();
     dying.write_all(&[&greeting(token)[..], &report].concat()).unwrap();
     let participant = hosted.bootstrap.join(&hosted.id, vec![lazy_facts(0, 2)]).unwrap();
-    // The negotiated config is on its way: it may confirm.
+    // The negotiated config has arrived, so the rank may confirm.
     dying.read_exact(&mut [0]).unwrap();
     dying.write_all(&FromRank::Confirm.encode()).unwrap();
     let outcomes = participant.complete(ready);
@@ -136,7 +137,7 @@ fn outcome_unheard() {
     assert_eq!(hosted.bootstrap.spare_id(), Some(raw(&hosted)));
 }
 
-/// An id whose root is gone is not given out; nor is more kept than there is room for.
+/// An id whose root is gone is not given out, and no more than `spare_ids_max` are kept.
 #[test]
 fn bounded_and_alive() {
     let bootstrap = Bootstrap::start(Limits { spare_ids_max: 2, ..Limits::default() }).unwrap();
@@ -146,7 +147,7 @@ fn bounded_and_alive() {
     assert_eq!(bootstrap.counts().ids_dropped.load(Ordering::Relaxed), 1);
     let mut roots = roots.into_iter();
     let first = roots.next();
-    // The second's.
+    // The root of the second id ends.
     drop(roots.next());
     assert_eq!(bootstrap.spare_id(), Some(ids[0]));
     assert_eq!(bootstrap.spare_id(), None);
@@ -154,8 +155,8 @@ fn bounded_and_alive() {
     drop((first, roots));
 }
 
-/// 1,000 inits one after the other, each with an id asked for, leave what one leaves: one id of NCCL's, and no
-/// other descriptor, thread or session. Each has an id tag and a name of its own.
+/// After 1,000 inits in sequence, each with an id, there is as much as after one: one id of NCCL's, and no more descriptors,
+/// threads or sessions. Each init has its own id tag and name.
 #[test]
 fn a_thousand_inits() {
     let bootstrap = Bootstrap::start(Limits::default()).unwrap();
@@ -180,7 +181,7 @@ fn a_thousand_inits() {
         assert_eq!(open(&bootstrap), 0);
     };
     (0..1000).for_each(&mut made);
-    // Both ends of the last connections close after their ranks have left.
+    // The last connections close only after their ranks have left.
     while alive() != (before.0 + 1, before.1) {
         thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! Host-local rendezvous: of ranks of one host before NCCL makes their communicator from one without a peer group.
+//! Tests of host-local rendezvous: ranks of one host meet before NCCL makes their communicator from one without a peer group.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -29,7 +29,7 @@ fn name() -> Token {
     place::random().unwrap()
 }
 
-/// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the session.
+/// The invitation to the session of a parent's rank, once NCCL has made its communicator of `ranks` ranks.
 fn invited(name: Token, local_entry: &LocalEntry, ranks: u32) -> Invitation {
     match local_entry.ask(ranks, &never).unwrap() {
         RosterAnswer::Complete { place, process_listener } => {
@@ -48,7 +48,7 @@ fn connect(name: Token) -> UnixStream {
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()).unwrap()
 }
 
-/// Says something and hears the answer; none if the line is closed instead.
+/// Sends a message and reads the answer; `None` if the connection is closed instead.
 fn asks(stream: &mut UnixStream, words: &[u8]) -> Option<RosterAnswer> {
     stream.write_all(words).unwrap();
     let mut answer = [0; ANSWER_BYTES];
@@ -56,12 +56,12 @@ fn asks(stream: &mut UnixStream, words: &[u8]) -> Option<RosterAnswer> {
     RosterAnswer::decode(&answer)
 }
 
-/// Ranks of several processes, two of them of one, come at once, in any order, again and again: all find the same, and meet.
+/// Ranks of several processes, two of them in one, enter at once and in any order, twenty times. All get the same roster and meet.
 #[test]
 fn complete() {
     let (one, other) = (bootstrap(), bootstrap());
     let processes = [&one, &other, &one];
-    // NCCL's own making.
+    // Stands for NCCL's own init, in which ranks wait for each other.
     let barrier = Barrier::new(3);
     for _ in 0..20 {
         let name = name();
@@ -69,7 +69,7 @@ fn complete() {
             for (rank, process) in (0..3).zip(processes) {
                 let barrier = &barrier;
                 scope.spawn(move || {
-                    // In the parent they are 20, 30 and 10.
+                    // The ranks' numbers in the parent are 20, 30 and 10.
                     let local_entry = process.enter_local(name, [20, 30, 10][rank], &never).unwrap();
                     barrier.wait();
                     let invitation = invited(name, &local_entry, 3);
@@ -83,24 +83,24 @@ fn complete() {
     }
 }
 
-/// Where others are elsewhere, or have no Windlass, all hear so at once.
+/// If ranks are on other hosts, or without Windlass, all ranks hear so at once.
 #[test]
 fn apart() {
     let (one, other, name) = (bootstrap(), bootstrap(), name());
     let (first, second) =
         (one.enter_local(name, 0, &never).unwrap(), other.enter_local(name, 1, &never).unwrap());
     assert_eq!(second.ask(4, &never).unwrap(), RosterAnswer::Apart);
-    // Who keeps the roster may go then.
+    // The keeper of the roster may leave then.
     drop(second);
     assert_eq!(first.ask(4, &never).unwrap(), RosterAnswer::Apart);
     assert!(bootstrap().enter_local(name, 2, &never).is_err(), "it is closed");
     drop(first);
-    // The next is another.
+    // The next one to enter begins a new roster.
     while other.enter_local(name, 2, &never).is_err() {}
 }
 
-/// A rank whose process dies before it asks or before its message in the session: the others fail. Where its own call failed they
-/// have what NCCL gave them.
+/// A process dies before its rank asks, or before its rank's message in the session: the others fail. If instead the rank's own
+/// call failed, the others keep the communicator that NCCL gave them.
 #[test]
 fn goes_without_a_message() {
     for way in ["fails", "dies", "asks and dies"] {
@@ -127,8 +127,8 @@ fn goes_without_a_message() {
     }
 }
 
-/// A rank that declines and goes leaves the others without a peer group, not without a communicator, also those that come later; whoever has kept the
-/// roster may go then.
+/// A rank that declines and leaves takes the peer group from the others, also from later ones, but not NCCL's communicator. The
+/// keeper of the roster may leave then.
 #[test]
 fn declines() {
     let (keeper, other, late) = (bootstrap(), bootstrap(), bootstrap());
@@ -148,7 +148,7 @@ fn declines() {
     drop(third);
 }
 
-/// A rank that declines before it has heard the answer: what it said is read all the same, though nobody hears the answer.
+/// The message of a rank that declines is read although the rank has left before the answer.
 #[test]
 fn declines_unheard() {
     for _ in 0..50 {
@@ -165,7 +165,7 @@ fn declines_unheard() {
     }
 }
 
-/// Who keeps the roster was refused by NCCL and ends while the others meet: they have what NCCL gave them.
+/// The keeper of the roster was refused by NCCL and ends while the others meet: they keep NCCL's communicator.
 #[test]
 fn keeper_is_none_of_them() {
     let (keeper, other, late, name) = (bootstrap(), bootstrap(), bootstrap(), name());
@@ -173,7 +173,7 @@ fn keeper_is_none_of_them() {
     let (second, third) =
         (other.enter_local(name, 1, &never).unwrap(), late.enter_local(name, 2, &never).unwrap());
     drop(refused);
-    // Its line has closed when one that came later has.
+    // The host has seen the refused rank leave once it has closed a later connection.
     assert_eq!(asks(&mut connect(name), &local_rendezvous::greeting(place::random().unwrap(), 9)), None);
     let participant = other.join_local(&invited(name, &second, 2), facts(0, 2)).unwrap();
     thread::scope(|scope| {
@@ -186,7 +186,7 @@ fn keeper_is_none_of_them() {
     assert!(third.ask(2, &never).is_err());
 }
 
-/// A keeper that does not answer is waited for only as long as there is a parent.
+/// A rank waits for a keeper that does not answer only while the parent lives.
 #[test]
 fn parent_ends() {
     let name = name();
@@ -204,7 +204,7 @@ fn parent_ends() {
     });
 }
 
-/// The process that keeps the roster ends: who has not heard its answer goes without one.
+/// The process that keeps the roster ends: ranks without an answer get an error.
 #[test]
 fn keeper_ends() {
     let (keeper, other, name) = (bootstrap(), bootstrap(), name());
@@ -215,8 +215,7 @@ fn keeper_ends() {
     assert!(first.ask(2, &never).is_err());
 }
 
-/// Unknown connections are shut out, and what is said out of turn ends a line; nobody else
-/// notices.
+/// Unknown connections are closed, and so is one with an invalid message. Other ranks are not disturbed.
 #[test]
 fn unknown_connections() {
     let (process, name) = (bootstrap(), name());
@@ -233,7 +232,7 @@ fn unknown_connections() {
             one
         })
         .collect();
-    // In pieces, and two words at once.
+    // A message in pieces, and two messages at once.
     let ask = RosterMessage::Ask { ranks: RANKS_MAX as u32 }.encode();
     let one = all.first_mut().unwrap();
     one.write_all(&ask[..2]).unwrap();
@@ -245,7 +244,7 @@ fn unknown_connections() {
     drop(silent);
 }
 
-/// The last goes while others come: whoever comes enters, there or in the next.
+/// The last rank leaves while others come: these enter the same roster or a new one.
 #[test]
 fn last_goes_while_others_come() {
     let processes = [bootstrap(), bootstrap()];

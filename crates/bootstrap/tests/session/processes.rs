@@ -1,4 +1,4 @@
-//! Ranks in processes of their own: this test binary again, told by variables what to be.
+//! Tests with ranks in processes of their own: this test binary again, with variables that name its part.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -16,8 +16,7 @@ use windlass_bootstrap::{Bootstrap, Limits, Outcome, Preparation, place};
 use crate::descriptors::swap_names;
 use crate::support::{Hosted, MAGIC, facts, hosted, id_of, is_peer_group, join, ready, real_facts};
 
-/// A process that plays a part and says line by line how far it is; it goes on when it is told, ends when its
-/// standard input does.
+/// A process that plays a part and prints a line for each step. It goes on when told to, and ends when its standard input does.
 pub struct Played {
     child: Child,
     says: BufReader<ChildStdout>,
@@ -50,7 +49,7 @@ pub fn play(before: &[&str], part: &str, rank: u32, ranks: u32, id: &Id) -> Play
 }
 
 impl Played {
-    /// The next line that is the part's own.
+    /// The next line that the part itself prints.
     pub fn says(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -89,7 +88,7 @@ pub fn say(words: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// Waits until the test says so; at its end, ends too.
+/// Waits for a line of the test; ends the process when the test ends.
 pub fn await_message() {
     std::io::stdin().read_exact(&mut [0]).unwrap();
 }
@@ -99,7 +98,7 @@ fn die() -> ! {
     unreachable!()
 }
 
-/// The parts; run by other tests only.
+/// The parts, which only other tests run.
 #[test]
 #[ignore = "a process of the other tests"]
 fn part() {
@@ -146,7 +145,7 @@ fn part() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Ranks without Windlass, when told: each says all it has to say and closes, and does not come again.
+/// Ranks without Windlass: when told to, each sends all its bytes, closes, and does not connect again.
 fn nccl_ranks(id: &Id, ranks: u32) {
     say("waiting");
     await_message();
@@ -158,7 +157,7 @@ fn nccl_ranks(id: &Id, ranks: u32) {
     say("gone");
 }
 
-/// Four processes: one peer group, the same negotiated config everywhere, and each has read the others' files.
+/// Four processes get one peer group and the same negotiated config, and each has read the others' files.
 #[test]
 fn peer_group_of_processes() {
     let hosted = hosted();
@@ -174,19 +173,18 @@ fn peer_group_of_processes() {
     assert_eq!(processes.len(), 4);
 }
 
-/// A process that dies while it prepares, or after it has confirmed and before the outcome, makes the init of all
-/// others fail.
+/// A process that dies while it prepares, or between its confirmation and the outcome, makes the init of all others fail.
 #[test]
 fn death_before_the_outcome() {
     let lost = |outcome: &Outcome, rank| matches!(outcome, Outcome::Failed(Failure::Lost { rank: lost }) if *lost == rank);
-    // While it prepares.
+    // It dies while it prepares.
     let hosted = hosted();
     let dying = play(&[], "die-preparing", 1, 2, &hosted.id);
     let outcome = join(&hosted.bootstrap, &hosted.id, facts(0, 2));
     assert!(lost(&outcome, 1), "{outcome:?}");
     drop(dying);
 
-    // After its confirmation, which the other's still lacks.
+    // It dies after its confirmation, when the other rank's is still missing.
     let hosted = crate::support::hosted();
     let mut slow = play(&[], "prepare-slowly", 0, 3, &hosted.id);
     let mut confirmed = play(&[], "join", 1, 3, &hosted.id);
@@ -202,7 +200,7 @@ fn death_before_the_outcome() {
     });
 }
 
-/// A process dies while others exchange descriptors with it: whatever that does to them, they hear that it is lost.
+/// A process dies while others exchange descriptors with it. Whatever error they get, they hear that its rank is lost.
 #[test]
 fn death_while_descriptors_pass() {
     for _ in 0..10 {
@@ -217,7 +215,7 @@ fn death_while_descriptors_pass() {
     }
 }
 
-/// A process that is started only when the others have long been waiting.
+/// A process starts long after the others have begun to wait.
 #[test]
 fn late_process() {
     let hosted = hosted();
@@ -230,7 +228,8 @@ fn late_process() {
     });
 }
 
-/// No descriptor is left to accept with, nor of the reserve of two: tried again now and then, without spinning, until there is one.
+/// With no descriptor left to accept with, nor one of the reserve of two, the host tries again at intervals, without spinning,
+/// until there is one.
 #[test]
 fn no_descriptors_left() {
     let hosted = hosted();
@@ -247,7 +246,8 @@ fn no_descriptors_left() {
     assert!(starved.load(Ordering::Relaxed) < 20);
 }
 
-/// Ranks of an id wait longer than for descriptors alone while a slow rank of NCCL's is at the root of another: it gives its own back.
+/// While a slow rank of NCCL's is relayed to the root of another id, ranks wait longer for a descriptor, as that relay will give
+/// its own back.
 #[test]
 fn no_descriptors_left_beside_a_relay() {
     let hosted = hosted();
@@ -275,7 +275,7 @@ fn no_descriptors_left_beside_a_relay() {
     assert_eq!(bytes.len(), 188);
 }
 
-/// Leaves this process no descriptor.
+/// Takes all descriptors of this process.
 fn take_descriptors(hosted: &Hosted) -> Vec<std::net::TcpListener> {
     let mut few = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     few.current = Some(64);
@@ -283,8 +283,9 @@ fn take_descriptors(hosted: &Hosted) -> Vec<std::net::TcpListener> {
     std::iter::from_fn(|| hosted.root.try_clone().ok()).collect()
 }
 
-/// A rank that cannot report, as an opening of its own failed, goes where the others go: to NCCL, or nowhere, where no
-/// descriptor is left to host NCCL's ranks. (It went to NCCL unheard, and waited there for those that failed here.)
+/// A rank that cannot report, as it could not open a descriptor, ends as the other ranks do: on NCCL, or with an error if no
+/// descriptor is left to relay NCCL's ranks. (It once went to NCCL without a message, and waited there for ranks that had failed
+/// here.)
 #[test]
 fn declines_at_a_port() {
     let reason = FallbackReason::NoIdentity { words: "no descriptor".into() };
@@ -292,7 +293,7 @@ fn declines_at_a_port() {
         let hosted = hosted();
         let waits = hosted.bootstrap.join(&hosted.id, vec![facts(1, 3)]).unwrap();
         let mut all = if is_short { take_descriptors(&hosted) } else { Vec::new() };
-        // With those of the reserve there are four, for both ends of both ranks' connections.
+        // With those of the reserve four are left, for both ends of both ranks' connections.
         all.truncate(all.len().saturating_sub(2));
         let declined = hosted.bootstrap.decline_at_port(&hosted.id, reason.clone());
         let heard = waits.complete(ready).remove(0);
@@ -307,20 +308,20 @@ fn declines_at_a_port() {
             }
         }
         drop(all);
-        // It came late, and hears the same.
+        // A late rank hears the same.
         let late = hosted.bootstrap.decline_at_port(&hosted.id, reason.clone());
         assert_eq!(late.is_err(), is_short, "{late:?}");
     }
 }
 
-/// The same at a host-local rendezvous: who connected is let in when there is one, or goes without.
+/// Without a descriptor a host-local rendezvous accepts a connection as soon as there is one.
 #[test]
 fn no_descriptors_left_at_a_local_rendezvous() {
     let (hosted, name) = (hosted(), place::random().unwrap());
     let first = hosted.bootstrap.enter_local(name, 0, &|| false).unwrap();
     let socket = UnixStream::pair().unwrap();
     let all = take_descriptors(&hosted);
-    // One, for the side that connects.
+    // One descriptor for the connecting side.
     drop(socket.0);
     let address = local_rendezvous::address(name).unwrap();
     let address = SocketAddr::from_abstract_name(address.abstract_name().unwrap()).unwrap();
@@ -338,8 +339,8 @@ fn no_descriptors_left_at_a_local_rendezvous() {
     drop(first);
 }
 
-/// By the reserve NCCL's ranks are let in and do not reach its root, or nothing is left for the root to accept with: the
-/// ranks, which have gone and do not come again, wait until there are some, and all reach it.
+/// NCCL's ranks are accepted with the reserve, but there is no descriptor for their connection to the root. These ranks have closed
+/// and do not connect again; they wait until there are descriptors, and all reach the root.
 #[test]
 fn no_descriptors_left_to_relay() {
     let hosted = hosted();
@@ -366,7 +367,7 @@ fn no_descriptors_left_to_relay() {
     assert!(counts.starved.load(Ordering::Relaxed) < 20);
 }
 
-/// Whether a command that a test needs works here; says why a test is skipped.
+/// Whether a command that a test needs works here; prints why a test is skipped.
 fn possible(what: &str, command: &[&str]) -> bool {
     let tried = Command::new(command[0]).args(&command[1..]).output();
     let works = tried.as_ref().is_ok_and(|output| output.status.success());
@@ -376,7 +377,7 @@ fn possible(what: &str, command: &[&str]) -> bool {
     works
 }
 
-/// Process-id namespaces do not matter.
+/// Ranks in different process-id namespaces meet.
 #[test]
 fn process_id_namespace() {
     if !possible("process-id namespace", &["unshare", "-rpf", "true"]) {
@@ -387,7 +388,7 @@ fn process_id_namespace() {
     let outcome = hosted.bootstrap.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
     assert!(is_peer_group(&outcome[0]), "{outcome:?}");
     assert!(apart.says().starts_with("peer group"));
-    // Its pidfd came from there, and tells its end here.
+    // The pidfd from that namespace reports the end of its process here.
     let peers = std::mem::take(&mut *crate::descriptors::PEERS.lock().unwrap());
     let [peer] = &peers[..] else { panic!("{peers:?}") };
     let ended = |timeout| rustix::event::poll(&mut [PollFd::new(peer, PollFlags::IN)], timeout).unwrap();
@@ -396,7 +397,7 @@ fn process_id_namespace() {
     assert_eq!(ended(None), 1);
 }
 
-/// A network namespace that reaches ours over a pair of virtual interfaces, gone when dropped.
+/// A network namespace that reaches this one over a pair of virtual interfaces. Dropping it removes it.
 struct Apart(String);
 
 impl Apart {
@@ -431,7 +432,8 @@ impl Drop for Apart {
     }
 }
 
-/// Across network namespaces: on NCCL by the reports; and if those did not tell, because descriptors do not pass.
+/// Ranks in different network namespaces go to NCCL: by their reports, or, if these show no difference, because descriptors cannot
+/// be passed.
 #[test]
 fn network_namespace() {
     let Some((apart, ours)) = Apart::new() else { return };
@@ -458,8 +460,8 @@ fn network_namespace() {
     assert!(other.says().starts_with("on NCCL: a rank could not prepare"));
 }
 
-/// A child forked from a process with sessions and without communicators closes what is ours and nothing else, and has a bootstrap of
-/// its own; the parent's peers see the parent's end.
+/// A child forked from a process with sessions and without communicators closes Windlass's descriptors and no other, and has its
+/// own bootstrap. The parent's peers see the parent's end.
 #[test]
 fn forked_child() {
     let hosted = hosted();
@@ -492,7 +494,7 @@ fn forked_child() {
     drop(writer);
     let mut told = [9; 4];
     (&reader).read_exact(&mut told).unwrap();
-    // NCCL's root, which the test holds, is not ours.
+    // NCCL's root, which the test holds, is not Windlass's.
     assert_eq!(told, [0, 1, 0, 1]);
     // SAFETY: our own child.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };

@@ -1,4 +1,4 @@
-//! Rounds before splits and shrinks: what the ranks that make a call tell each other at a process listener of the parent.
+//! Tests of rounds before splits and shrinks: what the ranks of a call tell each other at a process listener of the parent.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -29,7 +29,7 @@ fn pair(color: i32, key: i32) -> SplitMessage {
     SplitMessage { color: Some(color), key, vote: LazyVote::InPair, parent: Parent::Built }
 }
 
-/// A round of a parent of so many ranks, whose rank 0 is in the host's process.
+/// A round of a parent of `ranks` ranks, whose rank 0 is in the host's process.
 struct Round<'a> {
     host: &'a Bootstrap,
     call: Token,
@@ -59,14 +59,14 @@ impl Round<'_> {
         UnixStream::connect_addr(&address(self.host.process_listener())).unwrap()
     }
 
-    /// Returns when the host has heard what was written before: whoever comes behind it is heard after it.
+    /// Waits until the host has read all that was written before, as it reads this connection after the earlier ones.
     fn hear_all(&self) {
         let mut behind = self.connect();
         behind.write_all(b"?").unwrap();
         assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
     }
 
-    /// What a rank sends.
+    /// The bytes that a rank sends.
     fn messages(&self, rank: u32, ranks: u32, message: SplitMessage) -> Vec<u8> {
         let message = FromRank::Split { place: rank, ranks, message }.encode();
         [self.invites(rank).to_round().greeting(), message].concat()
@@ -80,8 +80,8 @@ fn wait_all(inquiries: Vec<Inquiry>) -> Vec<Answer> {
     })
 }
 
-/// All hear the same table, whoever comes first, also before the host's own rank; and the ranks of a lazy communicator then meet in
-/// the same process listener.
+/// All ranks hear the same table, in any order, also before the host's own rank comes. The ranks of a lazy communicator then meet
+/// at the same process listener.
 #[test]
 fn all_hear_the_same() {
     let (host, other) = (bootstrap(), bootstrap());
@@ -117,7 +117,7 @@ fn all_hear_the_same() {
     });
 }
 
-/// Many rounds at once, of several calls and parents, their messages mixed.
+/// Many rounds run at once, of several calls and parents, with their messages mixed.
 #[test]
 fn many_at_once() {
     let hosts = [bootstrap(), bootstrap()];
@@ -138,7 +138,7 @@ fn many_at_once() {
     assert!(hosts.iter().all(|host| host.counts().rounds.load(Ordering::Relaxed) == 20));
 }
 
-/// A rank that cannot wait only says so: all others hear that NCCL makes all. Its process' thread may end behind it.
+/// A rank that cannot wait only says so, and all others hear that NCCL makes every communicator. Its bootstrap may end then.
 #[test]
 fn one_cannot_wait() {
     let (host, own) = (bootstrap(), bootstrap());
@@ -150,7 +150,7 @@ fn one_cannot_wait() {
     for answer in wait_all(waiting) {
         assert_eq!(answer.unwrap().course(0), Course::Nccl);
     }
-    // Nor need the host's own rank wait.
+    // The host's own rank need not wait either.
     let round = Round::of(&host, 1, 2);
     let waiting = round.say(&host, 1, pair(0, 0));
     round.begin();
@@ -158,8 +158,8 @@ fn one_cannot_wait() {
     assert_eq!(waiting.wait().unwrap().course(1), Course::Nccl);
 }
 
-/// A process dies before its rank's message: all who wait fail, though others have not come, and those who come later. One
-/// that dies after its message is none of the round's business.
+/// A process dies before its rank's message: all waiting and later ranks fail, even if others have not come. A death after the
+/// message does not matter to the round.
 #[test]
 fn dies_before_its_message() {
     let host = bootstrap();
@@ -189,7 +189,7 @@ fn dies_before_its_message() {
     assert!(wait_all(waiting).iter().all(Result::is_ok));
 }
 
-/// A rank that leaves between its greeting and its message will not say it, whether the host's rank has come or not.
+/// A rank that leaves between its greeting and its message makes the round fail, whether the host's rank has come or not.
 #[test]
 fn leaves_before_its_message() {
     let host = bootstrap();
@@ -204,7 +204,7 @@ fn leaves_before_its_message() {
     }
 }
 
-/// Another thread ends a wait: it returns at once. Its message stands if it has gone out, and else nobody waits for it.
+/// Another thread aborts a wait, which returns at once. If the rank's message was sent it counts, else no rank waits for it.
 #[test]
 fn aborted() {
     let (host, own) = (bootstrap(), bootstrap());
@@ -229,7 +229,7 @@ fn aborted() {
     assert_eq!(alone.wait(), Err(Failure::Aborted));
 }
 
-/// The host ends while ranks wait, or before they come.
+/// The host ends while ranks wait, or before they come: they fail.
 #[test]
 fn host_is_gone() {
     let (host, own) = (bootstrap(), bootstrap());
@@ -245,7 +245,7 @@ fn host_is_gone() {
     assert_eq!(own.ask_round(&invitation, 1, 2, pair(0, 0)).wait(), Err(Failure::HostLost));
 }
 
-/// What no rank says ends the round for all at once, and an unknown connection harms nobody.
+/// An invalid message ends the round for all ranks at once, and an unknown connection harms no rank.
 #[test]
 fn nonsense() {
     let host = bootstrap();
@@ -263,7 +263,7 @@ fn nonsense() {
     };
     let (twice, _one) = answer(0, &|round| round.messages(0, 3, pair(0, 0)));
     assert_eq!(twice, Err(Failure::Duplicate { rank: 0 }));
-    // Either may have been first.
+    // Either of the two may have come first.
     let (other_number, _two) = answer(1, &|round| round.messages(1, 4, pair(0, 0)));
     assert!(matches!(other_number, Err(Failure::Mismatch { .. })), "{other_number:?}");
     let (report, _three) = answer(2, &|round| greeted(round, FromRank::Report(Box::new(facts(1, 3)))));
@@ -278,7 +278,7 @@ fn nonsense() {
     assert_eq!(five.read(&mut [0]).unwrap_or(0), 0);
     assert_eq!(host.counts().unreadable.load(Ordering::Relaxed), 1);
 
-    // A message in a session is out of turn.
+    // A message of a round is invalid in a session.
     let call = Making::Split { count: 9 }.name(PARENT);
     let invites =
         |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
@@ -292,7 +292,7 @@ fn nonsense() {
     assert_eq!(format!("{outcome:?}"), format!("{failed:?}"));
 }
 
-/// A rank's host says what no round has: its rank fails, and waits no longer.
+/// An invalid answer of the host makes the rank's round fail without further waiting.
 #[test]
 fn unreadable_host() {
     use std::os::linux::net::SocketAddrExt;
@@ -312,7 +312,7 @@ fn unreadable_host() {
     }
 }
 
-/// Rounds that are over are forgotten, and no descriptor is left of them.
+/// Rounds that are over are forgotten, and leave no descriptor.
 #[test]
 fn nothing_is_left() {
     let (host, other) =
@@ -337,7 +337,7 @@ fn nothing_is_left() {
     assert_eq!(host.counts().calls_forgotten.load(Ordering::Relaxed), 0);
 }
 
-/// Rounds that are never completed are bounded: the oldest are forgotten, but never one in which somebody waits.
+/// The number of incomplete rounds is bounded: the oldest are forgotten, but never one in which a rank waits.
 #[test]
 fn too_many_rounds() {
     let host = Bootstrap::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
@@ -352,9 +352,9 @@ fn too_many_rounds() {
     }
     assert!(round.say(&host, 1, pair(0, 0)).wait().is_ok());
     waiting.read_exact(&mut [0; 6]).unwrap();
-    // Four have room, one of them somebody waits in.
+    // There is room for four rounds, in one of which a rank waits.
     assert_eq!(host.counts().calls_forgotten.load(Ordering::Relaxed), 5);
-    // Whoever is in one that is forgotten, and has said nothing yet, is let go.
+    // A connection without a message in a forgotten round is closed.
     let mut silent = round.connect();
     silent.write_all(&Round::of(&host, 100, 2).invites(1).to_round().greeting()).unwrap();
     round.hear_all();
@@ -363,7 +363,7 @@ fn too_many_rounds() {
         host.await_ranks(name, 0b11, vec![(1, pidfd_of(std::process::id()))]);
     }
     assert_eq!(silent.read(&mut [0]).unwrap_or(0), 0);
-    // Connections that say nothing in one are bounded, too.
+    // The number of connections without a message in one round is bounded, too.
     let host = Bootstrap::start(Limits { present_max: 4, ..Limits::default() }).unwrap();
     let round = Round::of(&host, 0, 2);
     let silent: Vec<UnixStream> = (0..5)
@@ -373,7 +373,7 @@ fn too_many_rounds() {
             silent
         })
         .collect();
-    // One too many is turned away, and the round is over.
+    // One too many is turned away, and the round fails.
     (&silent[4]).read_to_end(&mut Vec::new()).unwrap();
     assert_eq!(host.counts().turned_away.load(Ordering::Relaxed), 1);
     drop(silent);
@@ -381,7 +381,7 @@ fn too_many_rounds() {
     assert_eq!(late, Err(Failure::Absent { rank: 1 }));
 }
 
-/// A process of these tests. In the id's place: the process listener, if another process hosts.
+/// The parts of processes in these tests. If another process hosts, `id` has its process listener.
 pub fn plays(part: &str, own: &Bootstrap, rank: u32, ranks: u32, id: &Id) -> bool {
     let process_listener = Token(*id.first_chunk().unwrap());
     let call = Making::Split { count: 0 }.name(PARENT);
@@ -418,7 +418,7 @@ fn plays_in(round: &Round, part: &str, rank: u32) -> Played {
     play(&[], part, rank, round.ranks, &id)
 }
 
-/// Ranks in processes of their own hear the same; one that is killed before its message ends the round for all, whatever the
+/// Ranks in processes of their own hear the same table. One that is killed before its message ends the round for all, whatever the
 /// others wait for.
 #[test]
 fn processes() {
@@ -437,7 +437,7 @@ fn processes() {
     assert_eq!(own.wait().map(|table| table.course(0)), Ok(Course::Nccl));
     drop((one, two, hurries));
 
-    // The last one's session is over: the same name again.
+    // The last round's session is over, so the same name serves again.
     let (mut one, mut silent) = (plays_in(&round, "speaks", 1), plays_in(&round, "is-silent", 3));
     begin(&[(1, &one), (3, &silent)]);
     let own = round.say(&host, 0, pair(0, 0));

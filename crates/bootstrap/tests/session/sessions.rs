@@ -1,4 +1,4 @@
-//! Sessions among threads, each rank over its own socket.
+//! Tests of sessions among threads, each rank with its own socket.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use windlass_bootstrap::{Bootstrap, Limits, Outcome, complete_all, id_tag};
 
 use crate::support::{facts, hosted, id_of, is_peer_group, join, ready, real_facts};
 
-/// 2 to 8 ranks on threads of their own, with a process's bootstrap each: one peer group, one negotiated config.
+/// Two to eight ranks on threads, each with its own bootstrap, get one peer group and one negotiated config.
 #[test]
 fn threads() {
     for ranks in 2..=8 {
@@ -22,7 +22,7 @@ fn threads() {
                 scope.spawn(move || {
                     let own = Bootstrap::start(Limits::default()).unwrap();
                     let outcome = join(&own, id, real_facts(rank, ranks));
-                    // The others' outcomes may be on their way; this rank's place ends with its bootstrap.
+                    // Other ranks' outcomes may be on their way, and this rank's bootstrap must live until then.
                     (outcome, own)
                 })
             };
@@ -45,7 +45,7 @@ fn threads() {
     }
 }
 
-/// Eight ranks of one process brought by one thread: one descriptor socket, one preparation.
+/// Eight ranks of one process, brought by one thread, take one descriptor socket and one preparation.
 #[test]
 fn one_thread() {
     let hosted = hosted();
@@ -62,8 +62,8 @@ fn one_thread() {
     assert_eq!(prepared.load(Ordering::Relaxed), 1);
 }
 
-/// Two processes join two sessions in opposite orders in a group each, with preparations that wait for the peer's:
-/// no session waits for another.
+/// Two processes join two sessions in opposite orders in a group each, and prepare only once the peer does: no session waits for
+/// another.
 #[test]
 fn groups_in_opposite_order() {
     let hosted = hosted();
@@ -87,7 +87,7 @@ fn groups_in_opposite_order() {
     });
 }
 
-/// Over IPv6, where the id holds another kind of address.
+/// Sessions work over IPv6, where the id holds another kind of address.
 #[test]
 fn internet_protocol_6() {
     let Ok(root) = std::net::TcpListener::bind("[::1]:0") else {
@@ -107,7 +107,7 @@ fn internet_protocol_6() {
     hosted.nccl_rank();
 }
 
-/// A rank that comes long after the others have settled to wait is waited for.
+/// The others wait for a rank that comes long after them.
 #[test]
 fn late_rank() {
     let hosted = hosted();
@@ -119,7 +119,7 @@ fn late_rank() {
             participant.complete(ready)
         });
         settled.wait();
-        // A whole other session goes by on the same thread meanwhile.
+        // Meanwhile the same thread runs a whole other session.
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = hosted.bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
         let two = hosted.bootstrap.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
@@ -130,7 +130,7 @@ fn late_rank() {
     });
 }
 
-/// A rank without Windlass: on NCCL for those who wait, and for those who come later.
+/// A rank without Windlass sends the waiting and the later ranks to NCCL.
 #[test]
 fn rank_without_windlass() {
     let hosted = hosted();
@@ -145,7 +145,7 @@ fn rank_without_windlass() {
     assert!(matches!(late, Outcome::OnNccl(FallbackReason::NonWindlass)), "{late:?}");
 }
 
-/// After a peer group's outcome NCCL's connections are relayed as ever, and the port closes once the root has.
+/// After a peer group's outcome NCCL's connections are still relayed, and the port closes once the root's has.
 #[test]
 fn real_communicator_after_the_outcome() {
     let hosted = hosted();
@@ -164,7 +164,7 @@ fn real_communicator_after_the_outcome() {
     assert!(is_peer_group(&outcomes[0]));
 }
 
-/// A rank that cannot prepare says why, and all are on NCCL for it.
+/// A rank that cannot prepare gives its reason, and all ranks go to NCCL for it.
 #[test]
 fn refusal() {
     let hosted = hosted();
@@ -181,7 +181,7 @@ fn refusal() {
     }
 }
 
-/// Whoever prepares hears that it is pointless, and stops.
+/// A rank that prepares hears of another's refusal and stops.
 #[test]
 fn stop_ends_preparing() {
     let hosted = hosted();
@@ -199,7 +199,7 @@ fn stop_ends_preparing() {
     }
 }
 
-/// Different options, hosts, devices: on NCCL at the report that shows it, without waiting for the rest.
+/// Different options, hosts or equal devices send all ranks to NCCL as soon as a report shows it, without waiting for other ranks.
 #[test]
 fn conflicts() {
     type Change = fn(&mut Facts);
@@ -219,14 +219,14 @@ fn conflicts() {
         let second = hosted.bootstrap.join(&hosted.id, vec![second]).unwrap();
         for outcome in [first.complete(ready), second.complete(ready)].iter().flatten() {
             let Outcome::OnNccl(reason) = outcome else { panic!("{outcome:?}") };
-            // Which of two reports came first is up to the network.
+            // Either of two reports may come first.
             let swapped = format!("{reason}").replace("rank 0, other 1", "rank 1, other 0");
             assert_eq!(swapped, format!("{expected}"));
         }
     }
 }
 
-/// The negotiated config holds the least limit and what all can do.
+/// The negotiated config has the least limit, and the capabilities that all ranks have.
 #[test]
 fn negotiated_of_unlike_ranks() {
     let hosted = hosted();
@@ -245,7 +245,7 @@ fn negotiated_of_unlike_ranks() {
     }
 }
 
-/// A session whose host cannot be reached leaves a rank that nobody has heard of: it goes to NCCL.
+/// A rank that cannot reach its host goes to NCCL.
 #[test]
 fn unreachable_host() {
     let hosted = hosted();
@@ -257,7 +257,7 @@ fn unreachable_host() {
     assert!(matches!(outcome, Outcome::OnNccl(FallbackReason::Unreachable { .. })), "{outcome:?}");
 }
 
-/// A session that is retired under those who wait there fails for them.
+/// Retiring a session makes its waiting ranks fail.
 #[test]
 fn retired_while_waiting() {
     let hosted = hosted();
@@ -269,7 +269,7 @@ fn retired_while_waiting() {
             thread::yield_now();
         }
         let outcomes = waiting.join().unwrap();
-        // Unreachable, if the port was closed before the rank came.
+        // The rank finds the port closed if the session was retired before the rank came.
         let expected = matches!(
             outcomes[0],
             Outcome::Failed(Failure::HostLost) | Outcome::OnNccl(FallbackReason::Unreachable { .. })
@@ -318,7 +318,7 @@ fn two_hundred_sessions() {
         while bootstrap.counts().sessions_open.load(Ordering::Relaxed) != 0 {
             thread::yield_now();
         }
-        // All commands before this one's have been done, those of the last members among them.
+        // All earlier commands have been carried out, also those of the last participants.
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
         bootstrap.retire(&id);
@@ -326,11 +326,11 @@ fn two_hundred_sessions() {
             thread::yield_now();
         }
     };
-    // Before any: what a session has may end a turn after it is over.
+    // Counted before the sessions, whose resources may be freed one turn after the end.
     let before = alive();
     (0..=200).for_each(meet);
     settle();
-    // The host's ends of the last connections close one turn after the ranks'; a thread that was joined is listed a moment longer.
+    // The host closes its end of the last connections one turn after the ranks do, and a joined thread is listed a moment longer.
     let more = |now: (usize, usize)| now.0 > before.0 || now.1 > before.1;
     while more(alive()) {
         thread::yield_now();
@@ -338,7 +338,7 @@ fn two_hundred_sessions() {
     assert_eq!(alive(), before);
 }
 
-/// Too many open sessions: the id stays NCCL's own, and is counted. Ids whose root is gone make room again.
+/// With too many sessions open an id stays NCCL's own and is counted. Ids whose root is gone make room again.
 #[test]
 fn limit_of_sessions() {
     let bootstrap = Bootstrap::start(Limits { sessions_max: 3, ..Limits::default() }).unwrap();

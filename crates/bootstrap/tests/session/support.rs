@@ -1,4 +1,4 @@
-//! What the tests share: ids as NCCL makes them, reports, fake NCCL roots and ranks.
+//! Shared by the tests: ids as NCCL makes them, reports, and stand-ins for NCCL's roots and ranks.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use windlass_bootstrap::{Bootstrap, Limits, Outcome, Preparation, place};
 
 pub const MAGIC: [u8; 8] = *b"\xa7ncclid\x01";
 
-/// A report that fits all others of this function.
+/// A report that fits all others made by this function.
 pub fn facts(rank: u32, ranks: u32) -> Facts {
     Facts {
         ranks,
@@ -48,7 +48,7 @@ pub fn real_facts(rank: u32, ranks: u32) -> Facts {
     facts
 }
 
-/// An id whose root listens here.
+/// An id whose root listens at this address.
 pub fn id_of(root: &SocketAddr) -> Id {
     let mut id = [0xee; 128];
     id[..40].fill(0);
@@ -59,7 +59,7 @@ pub fn id_of(root: &SocketAddr) -> Id {
     id
 }
 
-/// A session with NCCL's root behind it, which the test plays.
+/// A session with NCCL's root behind it, which is the test's own socket.
 pub struct Hosted {
     pub bootstrap: Bootstrap,
     pub root: TcpListener,
@@ -86,7 +86,8 @@ impl Hosted {
         TcpStream::connect(self.address()).unwrap()
     }
 
-    /// What a rank without Windlass does: NCCL's handshake, its report, close. Returns once the root has all of it.
+    /// Does what a rank without Windlass does: sends NCCL's handshake and report, and closes. Returns once the root has read all of
+    /// it.
     pub fn nccl_rank(&self) {
         let mut rank = self.connect();
         rank.write_all(&MAGIC).unwrap();
@@ -100,12 +101,12 @@ impl Hosted {
     }
 }
 
-/// Nothing to prepare.
+/// A preparation that does nothing.
 pub fn ready(_: &Preparation<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Brings one rank and waits for its outcome.
+/// Brings one rank to the session and waits for its outcome.
 pub fn join(bootstrap: &Bootstrap, id: &Id, facts: Facts) -> Outcome {
     bootstrap.join(id, vec![facts]).unwrap().complete(ready).remove(0)
 }

@@ -1,4 +1,4 @@
-//! Whoever else connects: relayed to NCCL's root byte for byte, or bounded and without harm to others.
+//! Tests of other connections: NCCL's are relayed to its root byte for byte, unknown ones are bounded and harm no rank.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -35,7 +35,7 @@ fn read_all(mut stream: &TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Megabytes both ways at once, byte for byte; each side's end arrives on its own; the bytes are counted.
+/// Megabytes pass both ways at once, byte for byte. Each side's end is passed on by itself, and the bytes are counted.
 #[test]
 fn relay_is_exact() {
     let hosted = hosted();
@@ -46,7 +46,7 @@ fn relay_is_exact() {
         scope.spawn(|| send_and_shut(&client, &forth));
         let at_root = hosted.root.accept().unwrap().0;
         let read = scope.spawn(|| read_all(&client));
-        // The root hears the client's end before it says its own.
+        // The root reads the client's end before it sends its own.
         assert!(read_all(&at_root) == forth);
         send_and_shut(&at_root, &back);
         assert!(read.join().unwrap() == back);
@@ -59,7 +59,7 @@ fn relay_is_exact() {
     assert_eq!(counts.relays_broken.load(Ordering::Relaxed), 0);
 }
 
-/// The root's end first, with a client that goes on sending; and a root that does not read holds up only its client.
+/// A root may end first while its client still sends, and a root that does not read stops only its own client.
 #[test]
 fn relay_holds_back() {
     let hosted = hosted();
@@ -67,7 +67,7 @@ fn relay_holds_back() {
     (&stuck).write_all(&MAGIC).unwrap();
     let stuck_root = hosted.root.accept().unwrap().0;
     stuck.set_nonblocking(true).unwrap();
-    // Until no byte goes any more: kernel buffers and ours are full.
+    // Until no byte can be sent: the buffers of the kernel and of the relay are full.
     let chunk = [7u8; 65536];
     let mut sent = MAGIC.len();
     let mut refused = 0;
@@ -80,7 +80,7 @@ fn relay_holds_back() {
             }
         }
     }
-    // Another connection passes beside it.
+    // Another connection is relayed meanwhile.
     let quick = hosted.connect();
     thread::scope(|scope| {
         scope.spawn(|| send_and_shut(&quick, &[&MAGIC[..], &noise(1_000_000, 5)].concat()));
@@ -91,7 +91,7 @@ fn relay_holds_back() {
     });
     stuck.set_nonblocking(false).unwrap();
     stuck.shutdown(Shutdown::Write).unwrap();
-    // In small pieces, so that its last bytes are held when the client's end is seen.
+    // In small pieces, so that the last bytes are still buffered when the client's end is seen.
     let (mut read, mut piece) = (0, [0u8; 2048]);
     while read < sent {
         let count = (&stuck_root).read(&mut piece).unwrap();
@@ -101,7 +101,7 @@ fn relay_holds_back() {
     assert!(read_all(&stuck_root).is_empty());
 }
 
-/// NCCL's root is gone: whoever comes for it is closed, and the thread goes on.
+/// With NCCL's root gone its clients' connections are closed, and the thread goes on.
 #[test]
 fn root_is_gone() {
     let mut hosted = hosted();
@@ -114,8 +114,8 @@ fn root_is_gone() {
     assert!(matches!(late, Outcome::OnNccl(FallbackReason::NonWindlass)), "{late:?}");
 }
 
-/// Silent connections, half greetings, wrong tokens, even hundreds of them: none is a proof of anything, none keeps
-/// ranks from joining, and only so many are held.
+/// Hundreds of silent connections, half greetings and wrong tokens do not count as ranks without Windlass and delay no rank. Only
+/// `newcomers_max` of them are held.
 #[test]
 fn silent_and_stray() {
     let hosted = hosted_with(Limits { newcomers_max: 16, ..Limits::default() });
@@ -135,7 +135,7 @@ fn silent_and_stray() {
     while counts.turned_away.load(Ordering::Relaxed) < 100 + 4 + 1 + 1 - 16 {
         thread::yield_now();
     }
-    // The oldest have been closed.
+    // The oldest were closed.
     for mut stream in &silent[..silent.len() - 16] {
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
     }
@@ -145,8 +145,8 @@ fn silent_and_stray() {
     drop((silent, half));
 }
 
-/// Port scanners and health checks, before and after ranks have come, change nothing: nothing of theirs reaches NCCL's root, and ranks
-/// meet. Bytes that agree with NCCL's magic for a while are no magic.
+/// Port scanners and health checks change nothing, before and after ranks have come: none of their bytes reaches NCCL's root, and
+/// ranks meet. Bytes that begin like NCCL's magic do not count as one.
 #[test]
 fn scanners_change_nothing() {
     let hosted = hosted();
@@ -165,7 +165,7 @@ fn scanners_change_nothing() {
     let visit = || {
         for bytes in said {
             let mut unknown_connection = hosted.connect();
-            // It may have been dropped before it has said all.
+            // The connection may have been closed before all was written.
             let _ = unknown_connection.write_all(bytes);
             let _ = unknown_connection.shutdown(Shutdown::Write);
             assert_eq!(unknown_connection.read(&mut [0; 8]).unwrap_or(0), 0);
@@ -186,7 +186,7 @@ fn scanners_change_nothing() {
     assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
 }
 
-/// A magic that comes byte by byte is NCCL's.
+/// NCCL's magic is recognized when it comes byte by byte.
 #[test]
 fn magic_in_pieces() {
     let hosted = hosted();
@@ -203,8 +203,8 @@ fn magic_in_pieces() {
     assert_eq!(relayed, MAGIC);
 }
 
-/// A greeting that comes byte by byte is one; whoever holds the token and sends an oversized or unreadable message is
-/// closed and counted, and the session goes on as if he had never been there.
+/// A greeting is recognized when it comes byte by byte. A connection with the token and an oversized or unreadable message is
+/// closed and counted, and the session goes on without it.
 #[test]
 fn oversized_and_unreadable() {
     let hosted = hosted();
@@ -230,7 +230,7 @@ fn oversized_and_unreadable() {
     assert!(participant.complete(ready).iter().all(is_peer_group));
 }
 
-/// More of NCCL's connections than are relayed at once wait, and all are served; no more than that are ever at the root.
+/// NCCL's connections beyond the limit wait and are all served; the root never has more than the limit.
 #[test]
 fn limit_of_relays() {
     let hosted = hosted_with(Limits { relays_max: 2, ..Limits::default() });
@@ -253,8 +253,8 @@ fn limit_of_relays() {
     assert_eq!(relays.load(Ordering::Relaxed), 20);
 }
 
-/// A root with as many connections as it may have, which serves none, holds up no other session; all sessions together
-/// have a limit too, and whoever waits for that is served when there is room.
+/// A root with as many connections as allowed, which serves none, delays no other session. All sessions together have a limit, too,
+/// and a connection beyond it is served when there is room.
 #[test]
 fn limit_of_relays_is_a_roots_own() {
     let hosted = hosted_with(Limits { relays_max: 1, relays_of_all_max: 2, ..Limits::default() });
@@ -274,7 +274,7 @@ fn limit_of_relays_is_a_roots_own() {
     let (second_root, second) = another();
     let second_client = come(&second);
     let at_second_root = second_root.accept().unwrap().0;
-    // Two are relayed: the third session's waits for one of them.
+    // Two connections are relayed, so the third session's waits for one of them.
     let (third_root, third) = another();
     let third_client = come(&third);
     drop((at_second_root, second_client));
@@ -285,7 +285,7 @@ fn limit_of_relays_is_a_roots_own() {
     drop((stuck, third_client));
 }
 
-/// Ranks that disagree on their number, and two that claim one number: all hear the same failure.
+/// Ranks that disagree on their number, and two with the same number, all hear the same failure.
 #[test]
 fn disagreement() {
     let hosted = hosted();
@@ -302,7 +302,8 @@ fn disagreement() {
     }
 }
 
-/// Of an NCCL that is newer than those whose bootstrap was read any bytes may be a rank's: they go to the root, and no peer waits.
+/// From an NCCL that is newer than those whose bootstrap is known, any bytes may be a rank's: they are relayed to the root, and the
+/// other ranks do not wait.
 #[test]
 fn newer_nccl_may_say_anything() {
     windlass_base::stats::segment::current().nccl_version.store(23100, Ordering::Relaxed);
