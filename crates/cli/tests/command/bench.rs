@@ -1,9 +1,9 @@
-//! Holds that `windlass bench` measures, and tells what it measured.
+//! Holds that `windlass bench` measures, and prints what it measured.
 
 use crate::{outcome, windlass};
 use serde_json::Value;
 
-/// All modes and kinds of operation, with JSON lines of the documented schema and pictures.
+/// Runs all modes and kinds of operation, with JSON lines of the documented schema and pictures.
 #[test]
 fn measures() {
     let folder = tempfile::tempdir().unwrap();
@@ -36,7 +36,7 @@ fn measures() {
         let (plain, through) = (time("plain_us"), time("windlass_us"));
         assert!((line["ratio"].as_f64().unwrap() - through / plain).abs() < 1e-9, "{line}");
         assert!(time("plain_min_us") <= plain && plain <= time("plain_max_us"), "{line}");
-        // The simulators are GPUs that nobody measured.
+        // No limits were measured for the simulated GPUs.
         let is_small = line["bytes"].as_u64().unwrap() <= 16 << 10;
         let path = match (line["op"] == "send_ring", is_small) {
             (true, _) => "p2p",
@@ -50,17 +50,17 @@ fn measures() {
         assert_eq!(line["versions"]["nccl"], "2.28.9", "{line}");
         assert_eq!(line["date"].as_str().unwrap().len(), "2026-01-01T00:00:00Z".len(), "{line}");
         assert!([1024, 65536].contains(&line["bytes"].as_u64().unwrap()), "{line}");
-        // All ranks' calls in three batches.
+        // The calls of all ranks in three batches.
         let host = |side: &str| line.get(side).map(|times| times["p99"].as_f64() >= times["median"].as_f64());
         let wanted = (line["mode"] == "host").then_some(true);
         assert_eq!([host("plain_host_ns"), host("windlass_host_ns")], [wanted; 2], "{line}");
-        // What looked slower was measured again, the rest was not.
+        // Only cases that looked slower were measured again.
         assert!([0, 2].contains(&line["again"].as_u64().unwrap()), "{line}");
         let reduction = (line["op"] == "all_reduce").then_some("max");
         assert_eq!(line.get("reduction").and_then(Value::as_str), reduction, "{line}");
         assert_eq!((&line["beside"], &line["busy"]), (&0.into(), &0.into()), "{line}");
         assert!(line.get("plain_busy_part").is_none(), "{line}");
-        // The host's name is nobody's business.
+        // The host's name is not in the output.
         assert!(!line.to_string().contains("host\":\"") || line["mode"] == "host", "{line}");
     }
     let modes = |mode: &str| lines.iter().filter(|line| line["mode"] == mode).count();
@@ -69,7 +69,7 @@ fn measures() {
     assert_eq!([types("bfloat16"), types("int8")], [18, 18]);
     assert_eq!(std::fs::read_dir(&plot).unwrap().count(), 18);
     assert_eq!(printed.lines().next(), Some("bench: 2 ranks, memory device"), "{printed}");
-    // What all lines have in common, a heading, a line each; a heading and the host's calls; the mean; what is slower, by name.
+    // The header common to all lines, a heading, a line each; a heading and the host's calls; the mean; the names of slower cases.
     let comparison =
         printed.lines().position(|line| line.starts_with("bench: slower than NCCL by more than 2 %: "));
     assert_eq!(comparison, Some(2 + 36 + 1 + 12 + 1), "{printed}");
@@ -78,7 +78,7 @@ fn measures() {
     assert_eq!(printed.lines().count(), comparison.unwrap() + 1 + slow, "{printed}");
 }
 
-/// Every operation runs, on an odd number of ranks too.
+/// Every operation runs, also with an odd number of ranks.
 #[test]
 fn every_operation() {
     let mut command = windlass(&["bench", "--sim", "--ranks", "3", "--sizes", "0,1000", "--repeat", "1"]);
@@ -109,8 +109,8 @@ fn every_operation() {
     }
 }
 
-/// Messages eager and in graphs beside a product and on two communicators, over the p2p transport where ranks meet, with what the
-/// first messages of communicators cost.
+/// Messages run eager and in graphs, beside a product and on two communicators, over the p2p transport where ranks meet. The cost
+/// of the communicators' first messages is printed.
 #[test]
 fn messages() {
     let folder = tempfile::tempdir().unwrap();
@@ -140,10 +140,11 @@ fn messages() {
     assert!(printed.contains("first message to a peer, ms"), "{printed}");
 }
 
-/// NCCL's memory is what Windlass registers: large all-gathers settle on that before they are timed, cudaMalloc's never do.
+/// Windlass registers NCCL's memory, and large all-gathers are timed only once they are registered. Memory of cudaMalloc is never
+/// registered.
 #[test]
 fn memories() {
-    // What is a window is never registered by Windlass as well.
+    // Windlass does not register memory that is a window.
     for (memory, eager) in [("nccl", "registered"), ("window", "forward"), ("device", "forward")] {
         let folder = tempfile::tempdir().unwrap();
         let json = folder.path().join("lines.json");
@@ -166,8 +167,8 @@ fn memories() {
     }
 }
 
-/// Beside idle and busy communicators all modes run, on an odd number of ranks too, and all that is told tells of them. What the
-/// busy ones call is not taken for what is measured.
+/// All modes run beside idle and busy communicators, also with an odd number of ranks, and the output counts these. Calls of the
+/// busy ones are not counted as measured ones.
 #[test]
 fn company() {
     for ranks in ["2", "3"] {
@@ -203,10 +204,10 @@ fn company() {
     }
 }
 
-/// A communicator of the company that cannot be made is named: which, of how many, of which side.
+/// The error names the idle or busy communicator that cannot be made: which one, of how many, of which side.
 #[test]
 fn company_that_does_not_come() {
-    // NCCL's measured ones are the first two of a process, then comes its company.
+    // NCCL's measured communicators are the first two of a process, then come the others.
     for (refused, name) in
         [("4", "NCCL's idle communicator 2 of 2"), ("5", "NCCL's busy communicator 1 of 1")]
     {
@@ -219,7 +220,7 @@ fn company_that_does_not_come() {
     }
 }
 
-/// Blocks, windows and cycles of both sides: NCCL makes each anew, Windlass finds them again, and nothing grows.
+/// Blocks, windows and cycles of both sides: NCCL makes each anew, Windlass reuses them, and nothing grows.
 #[test]
 fn symmetric_memory() {
     let folder = tempfile::tempdir().unwrap();
@@ -266,7 +267,7 @@ fn symmetric_memory() {
                     "{line}"
                 );
             }
-            // One block is made the first time, and comes again ever after.
+            // One block is made in the first cycle and reused in all others.
             let pool = &line["windlass_pool"];
             assert_eq!((&pool["hits"], &pool["misses"]), (&(repetitions - 1).into(), &1.into()), "{line}");
         }
@@ -282,13 +283,13 @@ fn symmetric_memory() {
             "{grown}"
         );
     }
-    // Of each size both ranks: NCCL alone makes a window each time, through Windlass one a series.
+    // Two ranks for each size: NCCL alone makes a window each time, through Windlass one a series.
     let made = told.lines().filter(|line| line.contains("ncclCommWindowRegister")).count();
     assert_eq!(made, 2 * 2 * (52 + 9 + 2), "{told}");
     assert!(printed.contains("whole cycle") && printed.contains("device memory, MiB"), "{printed}");
 }
 
-/// Wrong arguments are named.
+/// Errors name the wrong argument.
 #[test]
 fn refusals() {
     for (arguments, code, reason) in [

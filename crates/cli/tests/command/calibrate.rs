@@ -1,5 +1,4 @@
-//! Holds that `windlass run` measures a machine once before its first command, and that nothing which goes wrong there keeps the command
-//! from running.
+//! Holds that `windlass run` measures a machine once, before its first command, and that the command runs whatever fails there.
 
 use crate::{compile, outcome, simulated_nccl, windlass};
 use std::fs::File;
@@ -8,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A run on the simulator that measures, and ends with 7.
+/// A run on the simulator that measures, with a command that ends with status 7.
 fn run(cache: &Path, devices: &str) -> Command {
     let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--", "sh", "-c", "echo ran; exit 7"]);
     command.env("WINDLASS_CALIBRATE", "on").env("WINDLASS_CACHE", cache).env("WINDLASS_SIM_DEVICES", devices);
     command
 }
 
-/// What it said on standard error; the command has run.
+/// The run's standard error, once the command has run.
 fn told(command: Command) -> String {
     let (code, printed, told) = outcome(command);
     assert_eq!((code, &*printed), (Some(7), "ran\n"), "{told}");
@@ -30,7 +29,7 @@ fn files(folder: &Path, beginning: &str) -> Vec<PathBuf> {
 
 const MEASURED: &str = "windlass: measured this machine in ";
 
-/// The first run measures, says so, and keeps what it found for this user alone; the second does nothing of it, in no time.
+/// The first run measures, says so, and keeps the limits for this user alone. The second run does not measure, and is quick.
 #[test]
 fn once() {
     let place = tempfile::tempdir().unwrap();
@@ -75,7 +74,7 @@ fn finds_the_limit() {
     command.env("WINDLASS_SIM_CLOCK", "nccl=22:100,windlass=18.2:1");
     let words = told(command);
     let text = std::fs::read_to_string(files(place.path(), "cells-").remove(0)).unwrap();
-    // How many are found in the time is a matter of how busy this machine is.
+    // How many limits are found in the time depends on the load of this machine.
     for (text, before) in [(&words, " up to "), (&text, " native_bytes_max ")] {
         let limits: Vec<&str> = text.split(before).skip(1).map(|rest| &rest[..2]).collect();
         let found: Vec<&&str> =
@@ -84,7 +83,7 @@ fn finds_the_limit() {
     }
 }
 
-/// Other devices are another machine; both are known then.
+/// Other devices count as another machine; then the limits of both are kept.
 #[test]
 fn for_each_machine() {
     let place = tempfile::tempdir().unwrap();
@@ -95,8 +94,8 @@ fn for_each_machine() {
     assert_eq!(files(place.path(), "cells-").len(), 2);
 }
 
-/// What is kept and cannot be read is measured again when it is time to, and replaced; what can be read stays.
-/// What counts as broken, `limits::store` holds.
+/// A kept file that cannot be read is measured again when it is due, and replaced. A readable one stays. Tests of `limits::store`
+/// hold which files count as broken.
 #[test]
 fn broken_caches() {
     let place = tempfile::tempdir().unwrap();
@@ -117,7 +116,8 @@ fn broken_caches() {
     );
 }
 
-/// A folder that cannot be written, one that is none, no home at all, and a full disk: a line each, and the command runs.
+/// The command runs, with one line of warning, where the folder cannot be written or is a file, there is no home, or the disk is
+/// full.
 #[test]
 fn nowhere_to_keep() {
     for cache in ["/proc/self", "/dev/null/windlass"] {
@@ -145,7 +145,7 @@ fn nowhere_to_keep() {
     assert_eq!(files(place.path(), "cells-").len() + files(place.path(), "measured-").len(), 0);
 }
 
-/// While one measures another does not; nor does one of several ranks, or a run that is told not to.
+/// While one run measures no other does. A run inside of a job of several ranks does not measure, nor one that is told not to.
 #[test]
 fn not_now() {
     let place = tempfile::tempdir().unwrap();
@@ -170,12 +170,12 @@ fn not_now() {
     assert_eq!(told(run(place.path(), "1")), "");
 }
 
-/// Starts a run that measures for seconds, and waits until all its ranks are there.
+/// Starts a run that measures for seconds, and waits until all its ranks run.
 fn measuring(cache: &Path) -> (Child, Vec<u32>) {
     let mut command = run(cache, "8");
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let ranks = all_ranks_of(child.id());
-    // Far enough that they wait for each other.
+    // Far enough that ranks wait for each other.
     std::thread::sleep(Duration::from_millis(500));
     (child, ranks)
 }
@@ -211,14 +211,14 @@ fn signal(process: u32, name: &str) {
     );
 }
 
-/// How the command ended, and what was said.
+/// The command's exit status, and the output.
 fn ended(child: Child) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     (status.code(), text(&stdout), text(&stderr))
 }
 
-/// A rank that dies, or that hangs, costs a line and its time; the command runs, and the next run does not try again.
+/// A rank that dies or hangs costs a warning and its time. The command runs, and the next run does not measure again.
 #[test]
 fn ranks_that_fail() {
     for (name, reason, most) in [("KILL", "", 10), ("STOP", "the time is over", 19)] {
@@ -237,7 +237,7 @@ fn ranks_that_fail() {
     }
 }
 
-/// Ctrl-C ends all ranks, and the command is not run; the next run measures.
+/// Ctrl-C ends all ranks, and the command does not run. The next run measures.
 #[test]
 fn interrupted() {
     let place = tempfile::tempdir().unwrap();
@@ -251,7 +251,8 @@ fn interrupted() {
     }
 }
 
-/// An NVML that tells of a process on each device: with BUSY always; with LATER, the path of a file, to all but the first that ask.
+/// A replacement of NVML that reports a process on each device: with BUSY always; with LATER, the path of a file, from the second
+/// query on.
 fn lay_out_nvml(folder: &Path) {
     let source = r#"
         #include <fcntl.h>
@@ -272,7 +273,7 @@ fn lay_out_nvml(folder: &Path) {
     compile(source, &folder.join("libnvidia-ml.so.1"), &["-shared", "-fPIC"]);
 }
 
-/// What is measured while another process comes to a device is not kept.
+/// Limits measured while another process came to a device are not kept.
 #[test]
 fn disturbed() {
     let place = tempfile::tempdir().unwrap();
@@ -287,7 +288,7 @@ fn disturbed() {
     assert_eq!(files(&place.path().join("cache"), "cells-").len(), 0);
 }
 
-/// Devices that somebody uses are left alone, and not looked at again for a while; idle ones are measured.
+/// Devices in use are not measured, and not checked again for a while. Idle ones are measured.
 #[test]
 fn busy_devices() {
     let place = tempfile::tempdir().unwrap();
@@ -303,7 +304,7 @@ fn busy_devices() {
     let words = run(true);
     assert_eq!(words.lines().count(), 1, "{words}");
     assert!(words.contains("not measured: GPU 0 is in use (1 processes, 0.6 GiB, 0 % busy)"), "{words}");
-    // For a while nobody looks again.
+    // For a while devices are not checked again.
     assert_eq!(run(false), "");
     let notes = files(&place.path().join("cache"), "not-before-");
     assert_eq!(notes.len(), 1);

@@ -1,4 +1,4 @@
-//! Holds that `windlass compare` runs a command on both sides, tells what it measured, and fails where a run fails.
+//! Holds that `windlass compare` runs a command with and without Windlass, prints what it measured, and fails where a run fails.
 
 use crate::{built, compile, outcome, simulated_nccl, windlass};
 use serde_json::Value;
@@ -34,8 +34,8 @@ fn read(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// An unmodified program on the simulator: each side runs it in turns, Windlass counts its side alone, and the table, the JSON file and
-/// the page tell the same.
+/// A program unaware of Windlass, on the simulator: the sides take turns, only Windlass's side is counted, and the table, the JSON
+/// file and the page agree.
 #[test]
 fn on_the_simulator() {
     let folder = tempfile::tempdir().unwrap();
@@ -79,7 +79,8 @@ fn on_the_simulator() {
     assert!(page.contains("<svg") && page.contains("<td>ncclAllReduce</td>"), "{page}");
 }
 
-/// The side with Windlass has the preload; the other one has neither it nor a report, and is switched off for other ways to load it.
+/// The side with Windlass has the preload. The other side has neither preload nor report, and WINDLASS=off for other ways to load
+/// Windlass.
 #[test]
 fn variables_of_both_sides() {
     let folder = tempfile::tempdir().unwrap();
@@ -94,14 +95,14 @@ fn variables_of_both_sides() {
     let preload = format!("preload={}:libm.so.6 switch= report=json:", built("libwindlass.so").display());
     assert!(with.starts_with(&preload) && with.ends_with("/2-with.counters/%h-%p.json\n"), "{with}");
     assert!(told.contains("WINDLASS_REPORT is ignored"), "{told}");
-    // One pair of a program that makes no communicator says nothing.
+    // One pair of runs of a program without communicators gives no finding.
     assert!(
         printed.contains("too few runs") && printed.contains("Windlass counted no communicator"),
         "{printed}"
     );
 }
 
-/// A difference in what is printed is told from noise; the first figures of a run can be skipped.
+/// A difference in a printed figure is told from noise. The first figures of a run can be skipped.
 #[test]
 fn metrics() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,7 +118,7 @@ fn metrics() {
     );
 }
 
-/// A run that fails ends the comparison: which it was, where its output is, and the end of that.
+/// A run that fails ends the comparison. The error names the run and its output file, and shows the end of the output.
 #[test]
 fn failing_runs() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +134,7 @@ fn failing_runs() {
     assert_eq!(printed, "");
 }
 
-/// A pattern that finds nothing is told after the first run, not after the last.
+/// A pattern that matches nothing is an error after the first run.
 #[test]
 fn metrics_that_are_not_there() {
     let folder = tempfile::tempdir().unwrap();
@@ -155,7 +156,7 @@ fn metrics_that_are_not_there() {
     assert!(told.contains("the pattern has no group"), "{told}");
 }
 
-/// What keeps `windlass run` from running keeps this from it, too.
+/// What `windlass run` refuses `windlass compare` refuses, too.
 #[test]
 fn refusals() {
     let folder = tempfile::tempdir().unwrap();
@@ -178,7 +179,7 @@ fn written(file: &Path) -> Option<u32> {
     std::fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Ctrl-C ends the command and what it has started, also a process that is in another session; the exit code is a shell's.
+/// Ctrl-C ends the command and the processes that it has started, also one in another session. The exit code is that of a shell.
 #[test]
 fn interrupted() {
     let folder = tempfile::tempdir().unwrap();
@@ -200,7 +201,7 @@ fn interrupted() {
     };
     let number = rustix::process::Pid::from_raw(running.id() as i32).unwrap();
     rustix::process::kill_process(number, rustix::process::Signal::INT).unwrap();
-    // The second one does not wait for what does not end by itself.
+    // The second Ctrl-C does not wait for processes that do not end by themselves.
     std::thread::sleep(Duration::from_millis(500));
     let _ = rustix::process::kill_process(number, rustix::process::Signal::INT);
     let ended = running.wait_with_output().unwrap();
@@ -210,12 +211,12 @@ fn interrupted() {
     assert!(!processes.into_iter().any(is_alive), "{processes:?}");
 }
 
-/// GPU memory, as a library in NVML's place tells it: of the command's processes, or where it names none of them of whole devices.
+/// GPU memory, as a replacement of NVML reports it: of the command's processes, or of whole devices where it names none of them.
 #[test]
 fn gpu_memory() {
     let folder = tempfile::tempdir().unwrap();
     let process = folder.path().join("process");
-    // Two GPUs; the process that is named in a file has 300 MiB on the second one, with Windlass 50 more.
+    // Two GPUs. The process named in a file has 300 MiB on the second one, and 50 MiB more with Windlass.
     let source = format!(
         "#include <stdio.h>\n#include <stdlib.h>\ntypedef unsigned long long u64;\n\
          struct memory {{ u64 total, free, used; }};\n\

@@ -4,14 +4,14 @@ fn last_line(text: &str) -> &str {
     text.lines().last().unwrap_or_default()
 }
 
-/// Every kind of call on four ranks: all data right, all counters equal, every function in the table.
+/// Every kind of call runs on four ranks: all data is right, all counters are equal, and the table has every function.
 #[test]
 fn passes() {
     let (code, printed, told) = outcome(windlass(&["demo", "--sim", "--ranks", "4"]));
     assert_eq!(code, Some(0), "{printed}{told}");
     let words: Vec<&str> = last_line(&printed).split_whitespace().collect();
     let ["demo:", passed, "checks", "passed,", "0", "failed"] = words[..] else { panic!("{printed}") };
-    // As many as were counted when this was written, less what a change of steps may take away.
+    // The counts when this test was written, less some slack for changes of the demo's steps.
     assert!(passed.parse::<usize>().unwrap() > 1200, "{printed}");
     for function in [
         "ncclAllReduce",
@@ -33,7 +33,7 @@ fn passes() {
     assert!(told.contains("on the simulator (--sim asks for it)"), "{told}");
 }
 
-/// An odd number of ranks, where halves and pairs do not fit.
+/// An odd number of ranks works, which does not divide into halves and pairs.
 #[test]
 fn three_ranks() {
     let (code, printed, told) = outcome(windlass(&["demo", "--sim", "--ranks", "3"]));
@@ -41,7 +41,7 @@ fn three_ranks() {
     assert!(last_line(&printed).ends_with(", 0 failed"), "{printed}");
 }
 
-/// The demo fails when Windlass counted nothing, although all data is right.
+/// The demo fails if Windlass counted no calls, although all data is right.
 #[test]
 fn counters_are_checked() {
     let mut command = windlass(&["demo", "--sim", "--ranks", "2"]);
@@ -60,7 +60,7 @@ fn too_many_ranks() {
     assert!(told.contains("--ranks 9: expected 1 to 8, because the simulator has 8 devices"), "{told}");
 }
 
-/// A rank that dies ends the run at once, with its name and no rank left behind.
+/// A rank that dies ends the run at once. The error names it, and no rank stays behind.
 #[test]
 fn dying_ranks() {
     let mut command = windlass(&["demo", "--sim", "--ranks", "2"]);

@@ -21,7 +21,7 @@ fn findings(answer: &Value, level: &str) -> Vec<String> {
     all.filter(|finding| finding["level"] == level).map(|finding| finding["what"].to_string()).collect()
 }
 
-/// On the simulated machine all is good; facts name devices, versions and the library that was taken.
+/// On the simulated machine there are no findings. The facts name devices, versions and the library that was taken.
 #[test]
 fn all_good() {
     let (command, _folder) =
@@ -38,12 +38,12 @@ fn all_good() {
     let ["windlass", env!("CARGO_PKG_VERSION"), "commit", _, "kernels", kernels] = words[..] else {
         panic!("{words:?}")
     };
-    // The command of the same tree has the same kernels.
+    // Library and command of one source tree have the same kernels.
     let (_, version, _) = outcome(windlass(&["--version"]));
     assert!(version.contains(&format!("\nkernels {kernels} (")), "{version}");
 }
 
-/// The version alone, or with what it was built of.
+/// Prints the version alone, or with what it was built from.
 #[test]
 fn versions() {
     let short = format!("windlass {}\n", env!("CARGO_PKG_VERSION"));
@@ -60,7 +60,7 @@ fn versions() {
     assert!(is_digest(kernels.split(' ').nth(1).unwrap(), 64), "{long}");
 }
 
-/// What limits Windlass gives code 2 and is named.
+/// A finding that limits Windlass gives exit code 2 and is named.
 #[test]
 fn limited() {
     let (mut command, _folder) =
@@ -74,7 +74,8 @@ fn limited() {
     }
 }
 
-/// What keeps Windlass from taking effect gives code 1: no library, a gap in the exports, a command out of reach.
+/// A finding that keeps Windlass from taking effect gives exit code 1: no library, missing exports, a command that cannot be
+/// preloaded.
 #[test]
 fn broken() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,7 +93,7 @@ fn broken() {
     }
 }
 
-/// The text names the search, and gives the summary last.
+/// The text names the search for the library, and ends with the summary.
 #[test]
 fn text() {
     let (command, _folder) = with_simulated_cuda(windlass(&["doctor", "--nccl", &simulated_nccl()]));

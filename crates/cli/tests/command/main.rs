@@ -1,4 +1,4 @@
-//! The command as users run it, on the simulator and over small libraries made here.
+//! The command as users run it, on the simulator and with small libraries made here.
 
 mod bench;
 mod calibrate;
@@ -12,7 +12,7 @@ mod tune;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The command, without what this machine's environment may set.
+/// The command, without variables that this machine may set.
 fn windlass(arguments: &[&str]) -> Command {
     for library in ["libwindlass.so", "libsim_cuda.so", "libsim_kernels.so", "libsim_nccl.so"] {
         let file = built(library);
@@ -31,7 +31,7 @@ fn windlass(arguments: &[&str]) -> Command {
         }
     }
     command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH");
-    // What this machine's user has measured is no test's business, nor the other way round.
+    // No limits that this machine's user has measured, and none of the tests' for that user.
     command.env("WINDLASS_CACHE", "off");
     command
 }
@@ -45,7 +45,7 @@ fn simulated_nccl() -> String {
     built("libsim_nccl.so").display().to_string()
 }
 
-/// What a command said: code, standard output, standard error.
+/// The result of a command: exit code, standard output, standard error.
 fn outcome(mut command: Command) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = command.output().expect("the command starts");
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -62,7 +62,7 @@ fn compile(source: &str, output: &Path, arguments: &[&str]) {
     assert_eq!(code, Some(0), "cc: {complaint}");
 }
 
-/// A library that says it is NCCL of a version, with more functions if asked for.
+/// A library with the version of an NCCL, with more functions if asked for.
 fn make_nccl(folder: &Path, version: i32, more: &str) -> PathBuf {
     let source = format!("int ncclGetVersion(int *version) {{ *version = {version}; return 0; }}\n{more}\n");
     let library = folder.join("libnccl.so.2");

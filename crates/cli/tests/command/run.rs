@@ -1,4 +1,4 @@
-//! Holds that `windlass run` takes effect, or refuses with the reason.
+//! Holds that `windlass run` makes Windlass take effect, or refuses with the reason.
 
 use crate::{built, compile, make_nccl, outcome, simulated_nccl, windlass};
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ fn executable(path: &Path, content: &[u8]) -> String {
     path.display().to_string()
 }
 
-/// An ELF header and nothing behind it: no loader is asked for.
+/// An ELF header with nothing after it: it names no loader.
 fn elf_header(class: u8, machine: u16) -> Vec<u8> {
     let length = if class == 1 { 52 } else { 64 };
     let mut header = vec![0_u8; length];
@@ -34,7 +34,7 @@ fn elf_header(class: u8, machine: u16) -> Vec<u8> {
     header
 }
 
-/// Two variables are set, the command's code comes back, and nothing is said.
+/// Two variables are set, the command's exit code is returned, and nothing is printed.
 #[test]
 fn runs() {
     let nccl = simulated_nccl();
@@ -45,7 +45,7 @@ fn runs() {
     assert_eq!(told, "");
 }
 
-/// What is preloaded already stays, behind Windlass; --check only says what would be set.
+/// Existing preloads stay, after Windlass. `--check` only prints what would be set.
 #[test]
 fn keeps_preloads() {
     let mut command = windlass(&["run", "--check", "--nccl", &simulated_nccl(), "--", "sh"]);
@@ -58,19 +58,19 @@ fn keeps_preloads() {
     );
 }
 
-/// An unmodified program that needs libnccl.so.2 in its RPATH: found there, run over Windlass, and counted.
+/// A program that needs libnccl.so.2 in its RPATH, built without Windlass, finds it there, runs over Windlass, and is counted.
 #[test]
 fn takes_effect() {
     let folder = tempfile::tempdir().unwrap();
     const ID: &str = "typedef struct { char internal[128]; } ncclUniqueId;";
-    // What Windlass asks of a new communicator is there too.
+    // The library also has what Windlass calls for a new communicator.
     let init = "int ncclCommInitRank(void **comm, int ranks, ncclUniqueId id, int rank) { *comm = comm; return 0; }\n\
                 #define ANSWER(name, value) int name(void *comm, int *answer) { *answer = value; return 0; }\n\
                 ANSWER(ncclCommGetAsyncError, 0) ANSWER(ncclCommCount, 1)\n\
                 ANSWER(ncclCommUserRank, 0) ANSWER(ncclCommCuDevice, 0)";
     let real = make_nccl(folder.path(), 21234, &format!("{ID}\n{init}"));
     let program = folder.path().join("program");
-    // Windlass reports from the first communicator on.
+    // Windlass reports once there is a communicator.
     let source = format!(
         "#include <stdio.h>\n{ID}\nint ncclGetVersion(int *), ncclCommInitRank(void **, int, ncclUniqueId, int);\n\
          int main(void) {{ int version = 0; void *comm = 0; ncclUniqueId id = {{{{0}}}};\n\
@@ -89,7 +89,7 @@ fn takes_effect() {
     assert_eq!(report["nccl_path"].as_str(), Some(&*library), "{report}");
 }
 
-/// A Python is asked where its packages keep NCCL, without running the program.
+/// Python is asked where its packages keep NCCL, without running the program.
 #[test]
 fn asks_python() {
     let folder = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn asks_python() {
     assert!(printed.contains(&format!("WINDLASS_NCCL={}\n", real.display())), "{printed}");
 }
 
-/// Programs that no preload reaches.
+/// Programs that cannot be preloaded are refused.
 #[test]
 fn refuses_programs() {
     let folder = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn refuses_programs() {
     command(&file("docker", &elf_header(2, native)), "docker runs its command elsewhere");
 }
 
-/// A command that is not there ends as it does in a shell.
+/// A command that does not exist ends as in a shell.
 #[test]
 fn finds_no_command() {
     for (name, reason) in [
@@ -131,7 +131,7 @@ fn finds_no_command() {
     }
 }
 
-/// Compiles a program whose loader is a file of this folder, and a C library beside it that has versions up to this one.
+/// Compiles a program whose loader is a file of this folder, and beside it a C library with versions up to the given one.
 fn program_of(folder: &Path, loader: &str, version: &str) -> String {
     let versions = folder.join("versions");
     std::fs::write(&versions, format!("GLIBC_2.2.5 {{ global: made; }};\n{version} {{ global: later; }};\n"))
@@ -152,7 +152,7 @@ fn program_of(folder: &Path, loader: &str, version: &str) -> String {
     program.display().to_string()
 }
 
-/// A program's C library is looked at before the program is started: too old, another one, or none.
+/// The C library of a program is checked before the program starts: too old, of another kind, or missing.
 #[test]
 fn refuses_c_libraries() {
     let nccl = simulated_nccl();
@@ -168,7 +168,7 @@ fn refuses_c_libraries() {
     refused(&["--nccl", &nccl, "--", &musl], "is a program for musl (its loader is ");
 }
 
-/// A program that would be started without the preload.
+/// A program that would start without the preload is refused.
 #[test]
 fn refuses_cleared_environments() {
     let nccl = simulated_nccl();
@@ -176,7 +176,7 @@ fn refuses_cleared_environments() {
     refused(&["--nccl", &nccl, "--", "env", "-u", "LD_PRELOAD", "true"], "env -u LD_PRELOAD starts ");
 }
 
-/// A program that runs with another user's rights.
+/// A program that runs with another user's rights is refused.
 #[test]
 fn refuses_privileged_programs() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ fn refuses_privileged_programs() {
         .and_then(|_| std::os::unix::fs::chown(&own, Some(4711), None))
     {
         Ok(()) => own,
-        // Only root gives files away; others find such programs on every machine.
+        // Only root can change a file's owner; other users find such programs on every machine.
         Err(_) => ["/usr/bin/su", "/usr/bin/passwd", "/bin/su"]
             .map(Into::into)
             .into_iter()
@@ -196,7 +196,7 @@ fn refuses_privileged_programs() {
     refused(&["--nccl", &simulated_nccl(), "--", &program.display().to_string()], "it is set-user-id");
 }
 
-/// Libraries that cannot be the real one, or that Windlass does not cover.
+/// A library that cannot be the real one, or that Windlass does not cover, is refused.
 #[test]
 fn refuses_libraries() {
     let folder = tempfile::tempdir().unwrap();
@@ -212,7 +212,7 @@ fn refuses_libraries() {
     refused(&["--nccl", &newer, "--", "true"], "exports 1 functions that Windlass lacks (ncclTeleport)");
 }
 
-/// Windlass itself must be there.
+/// Windlass itself must be found.
 #[test]
 fn refuses_without_windlass() {
     let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--", "true"]);
@@ -222,7 +222,7 @@ fn refuses_without_windlass() {
     assert!(told.contains("WINDLASS_LIBRARY names /no/such/libwindlass.so"), "{told}");
 }
 
-/// A client that opens its own library by path is warned of, and runs.
+/// A program that opens NCCL itself by a path gets a warning, and runs.
 #[test]
 fn warns() {
     let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--", "true"]);

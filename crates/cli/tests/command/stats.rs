@@ -1,9 +1,9 @@
-//! Holds that `windlass stats` sees running programs, and ends as it should.
+//! Holds that `windlass stats` reads running programs, and ends as it should.
 
 use crate::{outcome, windlass};
 use std::process::Stdio;
 
-/// The counters of a running program are seen from outside while it runs.
+/// The counters of a running program are read by another process.
 #[test]
 fn sees_a_running_program() {
     let mut demo = windlass(&["demo", "--sim", "--ranks", "2"]);
@@ -11,7 +11,7 @@ fn sees_a_running_program() {
     let parent = demo.id();
     let mut seen = None;
     while seen.is_none() && demo.try_wait().unwrap().is_none() {
-        // Other tests' ranks are seen too: ours are the children of this demo.
+        // Other tests' ranks are listed, too; this test's are the children of this demo.
         let (code, printed, told) = outcome(windlass(&["stats", "--json"]));
         assert_eq!(code, Some(0), "{told}");
         seen = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()).find(
@@ -33,7 +33,7 @@ fn parent_of(process: u64) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
-/// A process without counters is named, with the reasons there may be.
+/// A process without counters is an error that names the possible reasons.
 #[test]
 fn no_counters() {
     let (code, _, told) = outcome(windlass(&["stats", "1"]));
@@ -41,7 +41,7 @@ fn no_counters() {
     assert!(told.contains("process 1 has no counters in /dev/shm"), "{told}");
 }
 
-/// A reader that has seen enough, as `head`, ends the watch without a word.
+/// When its reader ends, as `head` does, a watch ends without a message.
 #[test]
 fn ends_with_its_reader() {
     let mut watch = windlass(&["stats", "--watch", "0.01"]);
@@ -51,7 +51,7 @@ fn ends_with_its_reader() {
     assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stderr).as_ref()), (Some(0), ""));
 }
 
-/// A watch without a pause would only look, for ever: it is refused.
+/// A watch with an interval of 0 is refused, as it would spin for ever.
 #[test]
 fn watching_takes_time() {
     for seconds in ["0", "-1", "NaN"] {
@@ -61,11 +61,11 @@ fn watching_takes_time() {
     }
 }
 
-/// Counters of a process that is gone are removed on request, those of living ones stay: told by the lock of the file, and
-/// by the process's number only of versions that held none.
+/// `--clean` removes counters of ended processes, and keeps those of living ones. The lock of the file tells which, or the process
+/// number for versions without a lock.
 #[test]
 fn cleans_up() {
-    // Process numbers end well below this one, so it is of none here; it may be another container's.
+    // Process numbers end well below this one, so it belongs to no process here, but perhaps to one in another container.
     const ELSEWHERE: u32 = 4_000_000_000;
     let left = Leftover::new(ELSEWHERE, "0");
     let own = Leftover::new(std::process::id(), "0");
@@ -90,7 +90,7 @@ struct Leftover(std::path::PathBuf);
 
 impl Leftover {
     fn new(process: u32, rest: &str) -> Self {
-        // A user of no process here: none that starts meanwhile removes it.
+        // A user without a process here, so that no process that starts meanwhile removes it.
         let path = format!("/dev/shm/windlass-4000000000-{process}-{rest}").into();
         std::fs::write(&path, "left behind").unwrap();
         Self(path)

@@ -1,16 +1,16 @@
-//! Holds that `windlass tune` measures, writes a table that is one, and that ranks go by it.
+//! Holds that `windlass tune` measures and writes a valid table, and that ranks use it.
 
 use crate::{outcome, windlass};
 use windlass_transport::tuning::file::{Key, Multicast, Table};
 use windlass_transport::tuning::{Collective, unmeasured_bytes_max};
 
-/// What has a cell where nothing is so large that it is registered.
+/// The collectives that get a cell if no size is so large that NCCL runs it registered.
 fn measured() -> impl Iterator<Item = Collective> {
     Collective::ALL.into_iter().filter(|one| *one != Collective::RegisteredAllGather)
 }
 
-/// From measurements to a table, with progress on the way; ranks take the table that was written. On the simulator the cache has the
-/// same only where it is named.
+/// `tune` measures and writes a table, with progress on the way, and ranks use the table. On the simulator it writes to the cache
+/// only if that is named.
 #[test]
 fn writes_a_table() {
     let folder = tempfile::tempdir().unwrap();
@@ -23,12 +23,12 @@ fn writes_a_table() {
         .env("WINDLASS_CACHE", folder.path().join("cache"));
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");
-    // Beyond what the built-in table has, too: all went to our kernels.
+    // Sizes above the built-in limits ran on Windlass's kernels, too.
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(!text.contains("NCCL ran both"), "{text}");
     assert!(told.contains("tune: 2 ranks, 1. all_reduce float 1K graph: "), "{told}");
     assert!(text.contains("On the simulator") && text.contains("NCCL 2.28.9"), "{text}");
-    // Unless something else is asked for.
+    // By default it measures beside 3 idle communicators.
     assert!(told.contains("beside 3 idle") && text.contains("# Beside 3 idle communicators"), "{told}{text}");
     for curve in ["all_reduce-float-graph.svg", "all_reduce-int8-graph.svg"] {
         assert!(folder.path().join("curves/ranks-2").join(curve).exists(), "{told}");
@@ -50,7 +50,8 @@ fn writes_a_table() {
     assert!(told.contains("limits measured on this machine") && told.contains("txt: 10 cells"), "{told}");
 }
 
-/// What is kept is shown with when and how it was measured, other numbers of ranks as they are without; quick replaces what is there.
+/// `--show` prints each limit with the time and way of its measurement; other numbers of ranks have the built-in limits. `--quick`
+/// replaces what is there.
 #[test]
 fn shows() {
     let folder = tempfile::tempdir().unwrap();
@@ -74,7 +75,7 @@ fn shows() {
     assert!(quick.contains(", tune --quick of ") && !quick.contains(", tune of "), "{quick}");
 }
 
-/// Large all-gathers are measured once more as NCCL runs them with registered buffers, if there are any so large.
+/// Large all-gathers, if there are any, are measured again as NCCL runs them with registered buffers.
 #[test]
 fn registered() {
     let folder = tempfile::tempdir().unwrap();
@@ -89,7 +90,7 @@ fn registered() {
     assert_eq!(Table::parse(&text).unwrap().cells(), Collective::ALL.len(), "{text}");
 }
 
-/// What both sides take on the simulator's own clock: a latency, and 10^9 bytes a second.
+/// The times of both sides on the simulator's clock: a latency and a number of bytes a second.
 #[derive(Clone, Copy)]
 struct Rates {
     nccl: (f64, f64),
@@ -97,7 +98,7 @@ struct Rates {
 }
 
 impl Rates {
-    /// The last of the sizes up to which Windlass always takes at most 0.95 of NCCL's time, or 1.02 of it up to `anyway`.
+    /// The largest of the sizes up to which Windlass always takes at most 0.95 of NCCL's time, or 1.02 of it up to `anyway`.
     fn limit(self, sizes: &[u64], anyway: u64) -> Option<u64> {
         let ns =
             |(latency_us, bandwidth): (f64, f64), bytes: u64| latency_us * 1e3 + bytes as f64 / bandwidth;
@@ -107,12 +108,12 @@ impl Rates {
     }
 }
 
-/// As text for the clock, of all or of one collective.
+/// As text for the clock's variable, for all collectives or for one.
 fn rates_of(operation: &str, Rates { nccl, windlass }: Rates) -> String {
     format!("nccl{operation}={}:{},windlass{operation}={}:{}", nccl.0, nccl.1, windlass.0, windlass.1)
 }
 
-/// The table that is found for so many ranks with this clock.
+/// The table found for so many ranks with this clock.
 fn table_of(clock: &str, ranks: &str, sizes: &str) -> Table {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("table");
@@ -130,7 +131,8 @@ fn found(table: &Table, collective: Collective, ranks: usize) -> Option<u64> {
     table.get(&key).expect("every collective has a cell")
 }
 
-/// With the simulator's own clock a crossover is known, and found: another one of each collective, none, and beyond all sizes.
+/// With the simulator's clock each collective has a known crossover, which is found: a different one each, none, and beyond all
+/// sizes.
 #[test]
 fn known_crossovers_are_found() {
     let sizes: Vec<u64> = (10..=15).map(|power| 1 << power).collect();
@@ -143,7 +145,7 @@ fn known_crossovers_are_found() {
         Collective::UnevenReduceScatter => Rates { nccl: (25.0, 100.0), ..usual },
         _ => usual,
     };
-    // The clock knows no types.
+    // The clock knows no data types.
     let of_clock = measured().filter(|collective| !collective.is_other());
     let every: Vec<String> =
         of_clock.map(|collective| rates_of(&format!(".{}", collective.name()), of(collective))).collect();
@@ -158,7 +160,7 @@ fn known_crossovers_are_found() {
     assert_eq!((none, all), (1, 2));
 }
 
-/// More ranks have crossovers of their own.
+/// Other numbers of ranks have crossovers of their own.
 #[test]
 fn crossovers_of_more_ranks_are_found() {
     let sizes = [1, 4].map(|kib| kib << 10);
@@ -175,7 +177,7 @@ fn crossovers_of_more_ranks_are_found() {
     }
 }
 
-/// Limits of a table hold, both ways.
+/// A table's limits hold, up and down.
 #[test]
 fn a_table_holds() {
     let folder = tempfile::tempdir().unwrap();
@@ -193,7 +195,7 @@ fn a_table_holds() {
     assert_eq!(paths, ["native", "native", "forward", "forward", "native", "forward"], "{printed}");
 }
 
-/// What cannot be is said before anything is measured.
+/// Impossible requests are refused before anything is measured.
 #[test]
 fn refuses() {
     for (arguments, code, reason) in [

@@ -1,4 +1,4 @@
-//! The memory of an allocation at addresses of ours as well.
+//! Tests of aliases: the memory of an allocation mapped at a second address.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::support::*;
 
 const BYTES: u64 = 32 * CHUNK;
 
-/// So many bytes are free; a driver takes some for its tables.
+/// Holds that `bytes` bytes are free. A GPU's driver may take some for its tables.
 #[track_caller]
 fn assert_free(driver: &Driver, bytes: u64) {
     let (found, tables) = (driver.free_bytes().unwrap(), if on_a_gpu() { 4 * CHUNK } else { 0 });
@@ -30,7 +30,7 @@ fn read(at: u64) -> u64 {
     value
 }
 
-/// As the application has it: the handle released, the mapping alone keeps the memory.
+/// Memory as the application has it: the handle is released, and the mapping alone keeps the memory.
 fn mapped() -> u64 {
     let (at, handle) = (reserved(BYTES), physical(BYTES, Sharing::ByDescriptor));
     map(at, BYTES, handle);
@@ -49,8 +49,8 @@ fn alias(driver: &'static Driver, of: Range) -> Result<Mapping, Failure> {
     Mapping::new(&Arc::new(Reservation::new(driver, of.bytes, CHUNK)?), 0, physical, 0)
 }
 
-/// What is written through one address is read through the other, also when one of them is gone; when both are, the memory
-/// is the driver's again.
+/// What is written at one address is read at the other, also when one of them is unmapped. When both are, the driver has the memory
+/// again.
 #[test]
 fn one_memory_at_two_addresses() {
     let primary = Primary::of(0);
@@ -69,13 +69,13 @@ fn one_memory_at_two_addresses() {
             write(alias.address + offset, value + 100);
             assert_eq!(read(at + offset), value + 100);
         }
-        // An allocation of its own, with all that the first has, beside one that did not change.
+        // The alias is an allocation with an id and a kind of its own; the first one has not changed.
         let ours = allocations.look(alias.address + BYTES - 1);
         assert_eq!((ours.range, ours.kind), (range(alias.address, BYTES), known.kind));
         assert_ne!(ours.id, known.id);
         assert_eq!(allocations.look(at), known);
         assert_eq!([at, alias.address].map(|at| driver.handle_types(at)), [1, 1]);
-        // It costs no memory.
+        // An alias takes no memory.
         assert_free(driver, free_at_first - BYTES);
 
         if is_alias_first {
@@ -96,7 +96,7 @@ fn one_memory_at_two_addresses() {
     }
 }
 
-/// The addresses of freed memory may be used again while the alias still holds what was there: two memories, apart.
+/// The addresses of freed memory may be used again while the alias still maps the old memory: these are two memories.
 #[test]
 fn the_address_used_again() {
     let primary = Primary::of(0);
@@ -120,8 +120,8 @@ fn the_address_used_again() {
     give_back_addresses(base, BYTES);
 }
 
-/// What the driver maps itself has nothing behind it, nor has an address that nobody knows; nothing is kept of any that
-/// failed, nor of a thousand that did not.
+/// Memory that the driver maps itself has no handle, nor has an unknown address. Aliases that failed leave nothing, nor do a
+/// thousand that succeeded and ended.
 #[test]
 fn refused_and_given_back() {
     let primary = Primary::of(0);

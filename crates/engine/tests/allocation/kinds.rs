@@ -1,4 +1,4 @@
-//! What each kind of memory is told as.
+//! Tests of which kind each memory has.
 
 use windlass_base::gpu::Driver;
 use windlass_base::gpu::failure::Code;
@@ -7,7 +7,7 @@ use windlass_engine::features::memory::allocation::{Allocations, Kind};
 use crate::memory::*;
 use crate::support::*;
 
-/// Memory of each kind: the same whole allocation at its first byte, in the middle and at its last byte.
+/// Memory of each kind gives the same whole allocation at its first byte, in the middle and at its last byte.
 #[test]
 fn each_kind() {
     let primary = Primary::of(0);
@@ -23,7 +23,7 @@ fn each_kind() {
         for inside in [at + bytes / 2, at + bytes - 1] {
             assert_eq!(look(&allocations, inside), found);
         }
-        // Another allocation may begin right behind it.
+        // Another allocation may begin right after it.
         let behind = allocations.look(at + bytes);
         assert!(behind.id != found.id && !behind.range.overlaps(found.range));
     };
@@ -58,12 +58,12 @@ fn each_kind() {
     }
 }
 
-/// The mapping keeps what its released handle was.
+/// Holds that the kind is the same after the handle was released, as the mapping keeps the memory.
 fn holds_the_same(allocations: &Allocations, at: u64, kind: Kind) {
     assert_eq!(look(allocations, at).kind, kind);
 }
 
-/// What the driver does not know, or does not say, is unknown: no error, and nothing is remembered of it.
+/// Memory that the driver does not know, or for which it returns an error, is unknown: no error, and no entry in the table.
 #[test]
 fn unknown_memory() {
     let primary = Primary::of(0);
@@ -90,8 +90,8 @@ fn unknown_memory() {
     free(at);
 }
 
-/// A segment that grows and shrinks: each mapping is an allocation of its own, whatever comes and goes beside it, and a
-/// buffer over two of them lies in none.
+/// In a segment that grows and shrinks each mapping is an allocation of its own, whatever is mapped beside it. A buffer over two of
+/// them is in none.
 #[test]
 fn expandable_segment() {
     let primary = Primary::of(0);
@@ -105,7 +105,7 @@ fn expandable_segment() {
     for (at, handle) in (base..).step_by(CHUNK as usize).zip(&handles) {
         map(at, CHUNK, *handle);
         parts.push(look(&allocations, at + 5));
-        // None of those that were there changes.
+        // The earlier parts do not change.
         for (place, part) in (base..).step_by(CHUNK as usize).zip(&parts) {
             assert_eq!((part.range, part.kind), (range(place, CHUNK), kind));
             assert_eq!([place, place + CHUNK - 1].map(|at| look(&allocations, at)), [*part; 2]);
@@ -114,7 +114,7 @@ fn expandable_segment() {
     }
     let over_two = range(base + CHUNK - 4096, 8192);
     assert!(!look(&allocations, over_two.base).range.contains(over_two));
-    // The middle goes and comes back, once unheard, once told.
+    // The middle part is unmapped and mapped again, once without and once with a call of `forget`.
     for told in [false, true] {
         let at = base + CHUNK;
         unmap(at, CHUNK);

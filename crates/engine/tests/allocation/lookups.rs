@@ -1,4 +1,4 @@
-//! What finding a known allocation costs: no allocation, and a time that release builds hold to a limit.
+//! Tests of the cost of finding a known allocation: no heap allocation, and a limited time in release builds.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -38,7 +38,7 @@ static ALLOCATOR: Counting = Counting;
 
 const EACH: u64 = 4 * MIB;
 
-/// A driver with an allocation at every multiple of 4 MiB, that answers at once.
+/// A driver with an allocation at every multiple of 4 MiB, which answers at once.
 unsafe extern "C" fn instant(count: u32, asked: *const u32, places: *mut *mut c_void, at: u64) -> Code {
     for index in 0..count as usize {
         // SAFETY: so many attributes, and as many places of eight bytes.
@@ -57,8 +57,8 @@ unsafe extern "C" fn instant(count: u32, asked: *const u32, places: *mut *mut c_
     Code(0)
 }
 
-/// A pointer's allocation is found within 60 ns among 1024 others in random order, with a driver that takes no time, and nothing is
-/// allocated, not even for one that is new. The time is the best of many rounds, so that a busy machine does not matter.
+/// A pointer's allocation is found within 60 ns among 1024 others in random order, with a driver that takes no time. Nothing is
+/// allocated on the heap, not even for a new one. The time is the best of many rounds, so that a busy machine does not matter.
 #[test]
 fn known_pointers() {
     let mut calls = start().calls;

@@ -1,4 +1,4 @@
-//! Memory of the application, and a driver that counts what it is asked.
+//! Shared by the tests: memory of the application, and a driver that counts its calls.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -12,14 +12,14 @@ use windlass_engine::features::memory::allocation::{Allocation, Allocations};
 use crate::support::*;
 
 pub const MIB: u64 = 1 << 20;
-/// What the driver maps at least.
+/// The granularity of the driver's mappings.
 pub const CHUNK: u64 = 2 * MIB;
 
 pub fn range(base: u64, bytes: u64) -> Range {
     Range { base, bytes }
 }
 
-/// Whether peers may open what is made.
+/// Whether the memory can be exported to peers.
 #[derive(Clone, Copy)]
 pub enum Sharing {
     ByDescriptor,
@@ -58,7 +58,7 @@ pub fn map(at: u64, bytes: u64, handle: u64) {
     ok(cuMemMap(at, bytes as usize, 0, handle, 0));
 }
 
-/// Lets the first device read and write it.
+/// Gives the first device read and write access.
 pub fn allow(at: u64, bytes: u64) {
     // `CUmemAccessDesc`: a device, the first; reading and writing.
     ok(cuMemSetAccess(at, bytes as usize, &[1, 0, 3], 1));
@@ -88,19 +88,19 @@ unsafe extern "C" fn retain(handle: *mut u64, at: *mut c_void) -> Code {
     unsafe { (CALLS.get().unwrap().cuMemRetainAllocationHandle)(handle, at) }
 }
 
-/// The driver; [`questions`] counts what it is asked.
+/// The driver whose calls [`questions`] counts.
 pub fn counted() -> &'static Driver {
     let mut calls = *CALLS.get_or_init(|| start().calls);
     (calls.cuPointerGetAttributes, calls.cuMemRetainAllocationHandle) = (attributes, retain);
     Box::leak(Box::new(Driver::of(calls)))
 }
 
-/// How often attributes and handles were asked for since the last time.
+/// The numbers of attribute queries and handle queries since the last call.
 pub fn questions() -> (u64, u64) {
     (ASKED.swap(0, Ordering::Relaxed), RETAINED.swap(0, Ordering::Relaxed))
 }
 
-/// Holds that `pointer`'s allocation is told the same way by a cache that knows it and by one that asks, and what it costs.
+/// Holds that a cache that knows `pointer`'s allocation says the same as a new cache, and how many queries it takes.
 #[track_caller]
 pub fn look(allocations: &Allocations, pointer: u64) -> Allocation {
     let found = allocations.look(pointer);

@@ -1,12 +1,12 @@
-//! Addresses that are used again, and a table that has no more room.
+//! Tests of addresses that are used again, and of a full table.
 
 use windlass_engine::features::memory::allocation::{Allocations, Kind};
 
 use crate::memory::*;
 use crate::support::*;
 
-/// A freed address that is allocated again is another allocation, though nobody told that it was freed; in a table of four, over
-/// 40,000 of them, in sizes that overlap what was there before.
+/// A freed address that is allocated again is another allocation, although `forget` was not called: over 40,000 allocations in a
+/// table of four, in sizes that overlap the earlier ones.
 #[test]
 fn freed_and_allocated_again() {
     let primary = Primary::of(0);
@@ -25,7 +25,7 @@ fn freed_and_allocated_again() {
         before = found;
         free(at);
         if cycle % 7 == 0 {
-            // Gone, unheard.
+            // The memory is freed, and the table was not told.
             assert_eq!(allocations.look(at).kind, Kind::Unknown, "cycle {cycle}");
             assert_eq!(allocations.known(at), None);
         }
@@ -35,7 +35,7 @@ fn freed_and_allocated_again() {
     assert_eq!(allocations.counters().asked, cycles as u64);
 }
 
-/// A mapping is its own allocation whenever it is made, with the same handle again, another one, or others of other sizes.
+/// Every mapping is an allocation of its own, with the same handle again, another one, or several of other sizes.
 #[test]
 fn mapped_again() {
     let primary = Primary::of(0);
@@ -55,7 +55,7 @@ fn mapped_again() {
     }
     map(base, CHUNK, left);
     map(base + CHUNK, CHUNK, right);
-    // What is known of the left one is that it was two chunks long.
+    // The table still has the left mapping with a length of two chunks.
     let found = [base + CHUNK, base].map(|at| look(&allocations, at));
     assert_eq!(found.map(|found| found.range), [range(base + CHUNK, CHUNK), range(base, CHUNK)]);
     assert_eq!(found.map(|found| found.kind), [Kind::VmmParts { exportable: false }; 2]);
@@ -69,7 +69,7 @@ fn mapped_again() {
     give_back_addresses(base, 2 * CHUNK);
 }
 
-/// Who tells frees is right without asking; what is told of no allocation changes nothing.
+/// An allocation that was told to be freed is forgotten without a query. A free of unknown memory changes nothing.
 #[test]
 fn told_of_frees() {
     let primary = Primary::of(0);
@@ -83,7 +83,7 @@ fn told_of_frees() {
         allocations.forget(nothing);
     }
     assert_eq!(allocations.counters().entries, 4);
-    // A free is told by any part of what is freed.
+    // A free may name any part of the freed allocation.
     allocations.forget(range(blocks[1] + MIB - 1, 1));
     assert_eq!(
         blocks.iter().map(|at| allocations.known(*at).is_some()).collect::<Vec<_>>(),
@@ -96,7 +96,7 @@ fn told_of_frees() {
     blocks.into_iter().for_each(free);
 }
 
-/// The one that was found longest ago leaves, and only when there is no room.
+/// The least recently found entry leaves, and only when the table is full.
 #[test]
 fn least_recently_found_leaves() {
     let primary = Primary::of(0);
@@ -109,7 +109,7 @@ fn least_recently_found_leaves() {
     allocations.look(blocks[0]);
     allocations.look(blocks[3]);
     assert_eq!(allocations.counters().evicted, 1);
-    // Finding makes all of them equally new.
+    // Finding an entry counts as a use of it.
     assert_eq!(known(), [true, false, true, true, false]);
     allocations.look(blocks[4]);
     allocations.look(blocks[4]);
@@ -119,7 +119,7 @@ fn least_recently_found_leaves() {
     blocks.into_iter().for_each(free);
 }
 
-/// Looking is harmless in the middle of a capture, in the strictest mode, and by a thread without a context.
+/// Queries do not break a capture, even in the strictest mode, and work on a thread without a context.
 #[test]
 fn in_a_capture_and_without_a_context() {
     let primary = Primary::of(0);
@@ -145,7 +145,7 @@ fn in_a_capture_and_without_a_context() {
     give_back_addresses(base, CHUNK);
 }
 
-/// In a forked child nothing is asked and nothing known, though the parent knows it.
+/// In a forked child there are no queries and no known allocations, although the parent knows one.
 #[test]
 fn fork() {
     let primary = Primary::of(0);

@@ -1,4 +1,4 @@
-//! Eight threads at once, as eight ranks in one process are.
+//! Tests of eight threads at once, as with eight ranks in one process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,8 +7,8 @@ use windlass_engine::features::memory::allocation::{Allocations, Kind};
 use crate::memory::*;
 use crate::support::*;
 
-/// Every thread frees and allocates at addresses that others use meanwhile, in a table too small for all, one tells frees and
-/// another does not: each always sees its own allocations as they are, and those that stay never change.
+/// Every thread frees and allocates at addresses that others use meanwhile, in a table too small for all; some threads tell frees.
+/// Each always finds its own allocations as they are, and those that stay never change.
 #[test]
 fn eight_threads() {
     const THREADS: u64 = 8;
@@ -43,7 +43,7 @@ fn eight_threads() {
                 }
             });
         }
-        // Who never asks sees whole entries or none.
+        // A reader of the table alone sees whole entries or none.
         let (allocations, staying, stopped) = (&allocations, &staying, &stopped);
         let watcher = scope.spawn(move || {
             while !stopped.load(Ordering::Relaxed) {

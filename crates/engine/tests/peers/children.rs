@@ -1,4 +1,4 @@
-//! Communicators made from one with a peer group before NCCL has made them.
+//! Tests of communicators made from one with a peer group, before NCCL has made them.
 
 use std::sync::Barrier;
 use std::thread;
@@ -23,10 +23,10 @@ fn negotiated(outcome: &InitOutcome) -> &NegotiatedConfig {
     peer_group.negotiated()
 }
 
-/// A rank's call: its parent, its device, what it asks for, its key and whether NCCL's part may come later.
+/// A rank's call: its parent, its device, the split or shrink, its key, and its laziness.
 type Call<'a> = (&'a InitOutcome, i32, Wanted, i32, Laziness);
 
-/// What a rank does of it, and what it gets if that is lazy.
+/// The course that a rank takes, and its outcome if that is lazy.
 fn make((parent, device, wanted, key, laziness): Call<'_>) -> (Course, Option<InitOutcome>) {
     let InitOutcome::PeerGroup(peer_group) = parent else { panic!("{parent:?}") };
     let mut child_init = ChildCall::of(peer_group.lineage(), &wanted, Standing::Built).unwrap().begun();
@@ -39,7 +39,7 @@ fn make((parent, device, wanted, key, laziness): Call<'_>) -> (Course, Option<In
     (course, peers::complete(vec![asked]).pop())
 }
 
-/// Each rank's on a thread of its own.
+/// Runs each rank's call on its own thread.
 fn all(calls: Vec<Call<'_>>) -> Vec<(Course, Option<InitOutcome>)> {
     thread::scope(|scope| {
         let threads: Vec<_> = calls.into_iter().map(|call| scope.spawn(move || make(call))).collect();
@@ -51,7 +51,7 @@ fn lazy_course(rank: u32, ranks: [u32; 2]) -> Course {
     Course::Lazy { rank, ranks: ranks.to_vec(), others: Others::Nothing }
 }
 
-/// The survivors of a shrink have a lazy communicator if all of them would, and else go to NCCL.
+/// The survivors of a shrink get a lazy communicator if all of them want one, else they go to NCCL.
 #[test]
 fn shrinks() {
     let Some(_devices) = three_devices() else { return };
@@ -74,8 +74,8 @@ fn shrinks() {
     nothing_is_left();
 }
 
-/// A split in which two ranks have a lazy communicator and the third is in none: nobody needs NCCL, and the ranks of that are
-/// as their keys say. From it another is made in the same way.
+/// In a split two ranks get a lazy communicator and the third has no color: no rank needs NCCL, and keys give the order of ranks.
+/// The same works from the new communicator.
 #[test]
 fn splits() {
     let Some(_devices) = three_devices() else { return };
@@ -96,7 +96,7 @@ fn splits() {
     let call = |(outcome, device)| (outcome, device, Wanted::Split(Some(0)), 0, LAZY);
     let nested = all([(&outcomes[0], 0), (&outcomes[1], 2)].map(call).to_vec());
     assert!(nested.iter().all(|(_, outcome)| negotiated(outcome.as_ref().unwrap()).is_lazy()));
-    // Three are no pair, and one alone is none either.
+    // Three ranks are no pair, and one rank is none either.
     let three = split([Some(0); 3], [0; 3]);
     assert!(three.iter().all(|(course, _)| *course == Course::Nccl));
     let alone = split([Some(0), Some(0), Some(1)], [0; 3]);
@@ -106,12 +106,12 @@ fn splits() {
     nothing_is_left();
 }
 
-/// A rank whose parent another thread ends while it waits in a round, after its message: it says so, or the others would find all messages
-/// there, and wait for it where their communicator meets, for as long as its process lives.
+/// Another thread ends a rank's parent while the rank waits in a round, after its message. The rank tells the others. Else they
+/// would have all messages, and wait for this rank's session as long as its process lives.
 #[test]
 fn parent_ends_in_a_round() {
     let Some(_devices) = three_devices() else { return };
-    // Either rank, as one of them hosts.
+    // Either of two ranks, as one of them hosts.
     for (ended, other) in [(2, 0), (0, 2)] {
         let parents = peers::all_here(&[0, 1, 2], Laziness::None);
         let peer_group = |rank: usize| match &parents[rank] {
@@ -134,8 +134,8 @@ fn parent_ends_in_a_round() {
     nothing_is_left();
 }
 
-/// A rank says that it goes to NCCL, which refuses its call; when it calls again, its message has been sent. NCCL makes all, and all find
-/// each other then.
+/// A rank says that it goes to NCCL, which refuses its call. When it calls again its message is already sent. NCCL makes all
+/// communicators, and then all ranks meet.
 #[test]
 fn refused_after_its_message() {
     let Some(_devices) = three_devices() else { return };

@@ -1,4 +1,4 @@
-//! Ids that NCCL made before are given out instead of new ones.
+//! Tests of ids that NCCL made earlier and that are given out instead of new ones.
 
 use std::net::TcpListener;
 
@@ -11,12 +11,12 @@ use crate::inits::id_of;
 
 fn ask() -> Id {
     let mut place = ncclUniqueId { internal: [0; 128] };
-    // There is no NCCL in this test: one that it would have to make ends it.
+    // There is no NCCL in this test, so a call of it would end the test.
     assert_eq!(communicators::unique_id(&mut place), ncclSuccess);
     place.internal.map(|byte| byte as u8)
 }
 
-/// A spare id is given out without NCCL, once, with a session of its own; where no more can be opened, as it is.
+/// A spare id is given out without NCCL, once, with a new session; if no more sessions can be opened, without one.
 #[test]
 fn spare_id_given_out() {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.

@@ -1,4 +1,4 @@
-//! What ranks of one process cost each other, and what is left of an init that failed.
+//! Tests of what ranks of one process share, and of what an init that failed leaves.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -11,14 +11,14 @@ use windlass_transport::heap;
 
 use crate::support::*;
 
-/// Three devices of the process, each with its context, and inits with the peer group. None where there are fewer.
+/// Three devices of the process, each with its context, for inits with peer groups. `None` if there are fewer.
 pub fn three_devices() -> Option<Vec<Primary>> {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
     unsafe { std::env::set_var("WINDLASS_PEER_GROUPS", "on") };
     has_devices(3).then(|| (0..3).map(Primary::of).collect())
 }
 
-/// An id as NCCL makes them.
+/// An id as NCCL makes it.
 pub fn id_of(root: &TcpListener) -> Id {
     let mut id = [0xee; 128];
     id[..40].fill(0);
@@ -29,7 +29,7 @@ pub fn id_of(root: &TcpListener) -> Id {
     id
 }
 
-/// One with a session, and the root to which nobody goes.
+/// An id with a session, and its root, to which no rank connects.
 fn id() -> (Id, TcpListener) {
     let root = TcpListener::bind("127.0.0.1:0").unwrap();
     let id = id_of(&root);
@@ -62,8 +62,8 @@ pub fn nothing_is_left() {
     });
 }
 
-/// Ranks of one process map nothing twice, and no descriptor is left with their communicator, whether they met or were
-/// made by one call.
+/// Ranks of one process map each other's memory without imports, and their communicator keeps no descriptor, whether they met in a
+/// session or were made by one call.
 #[test]
 fn ranks_of_one_process() {
     let Some(devices) = three_devices() else { return };
@@ -72,7 +72,7 @@ fn ranks_of_one_process() {
     let met = peers::complete(asked);
     let before = descriptor::open();
     let made = peers::all_here(&[0, 1, 2], Laziness::None);
-    // What met before may still be closing some.
+    // The session before may still be closing some.
     assert!(descriptor::open() <= before, "one call takes no descriptor");
     for outcome in met.iter().chain(&made) {
         assert!(matches!(outcome, InitOutcome::PeerGroup(_)), "{outcome:?}");
@@ -84,8 +84,8 @@ fn ranks_of_one_process() {
     nothing_is_left();
 }
 
-/// A rank leaves while the others prepare, before it told them anything: their inits fail, and what they had announced
-/// goes back although this process, which is the lost rank's, lives on.
+/// A rank leaves while the others prepare, before it has sent them anything: their inits fail, and the regions that they had
+/// announced are freed although this process, which is also the lost rank's, lives on.
 #[test]
 fn a_rank_that_leaves() {
     let Some(devices) = three_devices() else { return };
@@ -94,7 +94,7 @@ fn a_rank_that_leaves() {
     let leaving = asked.pop().unwrap();
     std::thread::scope(|scope| {
         let joined = scope.spawn(|| peers::complete(asked));
-        // Both have lent and zeroed, so they wait for the third one's message, or will.
+        // Both have lent and zeroed their regions, so they wait for the third rank's message.
         eventually("they prepare", || {
             let (heaps, _) = heap::counters();
             heaps.iter().filter(|heap| heap.regions == 1).count() == 2

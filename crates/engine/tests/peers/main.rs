@@ -1,5 +1,5 @@
-//! Inits of peer groups on the simulated driver, strict, with all ranks in this process. Run by nextest, which gives every test
-//! a process.
+//! Tests of inits of peer groups on the simulated driver, strict, with all ranks in this process. Run by nextest, which gives every
+//! test a process.
 
 #[path = "../../../../tests/support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Ranks in processes of their own. Tests named `child_…` are ignored; their parents run them in a process of its own.
+//! Tests with ranks in processes of their own. Tests named `child_…` are ignored; their parents run them in a new process.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -23,7 +23,7 @@ fn live(id: Id, rank: i32, mut socket: &UnixStream) {
     assert_eq!(slot.ask(1), Ok(23));
     slot.passed(1);
     meet(socket);
-    // The rank that comes second sees what the first has decided.
+    // The second rank sees what the first has decided.
     slot.offer([25, 0][rank as usize]);
     if rank == 0 {
         socket.read_exact(&mut [0]).unwrap();
@@ -36,7 +36,7 @@ fn live(id: Id, rank: i32, mut socket: &UnixStream) {
     drop((slot, outcomes));
 }
 
-/// Ranks of two processes agree over the shared page, which comes with the regions' memory.
+/// Ranks of two processes agree over the shared page, which is passed with the memory of the regions.
 #[test]
 fn two_processes() {
     register();
@@ -51,8 +51,8 @@ fn two_processes() {
     nothing_is_left();
 }
 
-/// An init fails while a peer may still touch this rank's memory: once the peer has let go of it, it comes back by itself. This process
-/// makes no call meanwhile, and has no communicator.
+/// An init fails while a peer may still touch this rank's memory. The memory is freed once the peer has closed it, although this
+/// process makes no call meanwhile and has no communicator.
 #[test]
 fn let_go_of_late() {
     let Some(_devices) = three_devices() else { return };

@@ -1,4 +1,4 @@
-//! Communicators made right after others end, where the device has no room for one communicator more.
+//! Tests of communicators made right after others end, where the device has no room for one more.
 
 use windlass_engine::peers::{self, InitOutcome, Laziness, PeerGroup};
 use windlass_transport::p2p::{Direction, Operation};
@@ -23,13 +23,13 @@ fn peer_group(outcome: &InitOutcome) -> &PeerGroup {
     peer_group
 }
 
-/// Rank 0 waits for a message that nobody sends.
+/// Rank 0 starts a receive to which no rank sends.
 fn waits(pair: &[InitOutcome], stream: &AppStream, address: u64) {
     let operation = Operation { address, bytes: 8, peer: 1, direction: Direction::Receive };
     assert_eq!(peer_group(&pair[0]).run(&[], &[operation], stream.handle(), &[]), ncclSuccess);
 }
 
-/// Pairs one right after the other, every second of which is let go of with a kernel in flight: each has a peer group.
+/// Makes pairs one right after the other and drops every second one with a kernel in flight: each has a peer group.
 fn pairs_in_a_row(device: &Primary, first: Vec<InitOutcome>) {
     device.make_current();
     let (stream, mut address, mut last) = (AppStream::new(), 0, first);
@@ -46,8 +46,8 @@ fn pairs_in_a_row(device: &Primary, first: Vec<InitOutcome>) {
     ok(cuMemFree_v2(address));
 }
 
-/// Communicators whose kernels are just leaving, and those that are just being let go of, leave the next one their memory, where the
-/// symmetric heap may have no more than one needs.
+/// A new communicator gets the memory of communicators whose kernels have not left yet or which are just being dropped, where the
+/// symmetric heap may hold only one communicator's region.
 #[test]
 fn memory_of_what_ends() {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.

@@ -1,4 +1,4 @@
-//! The shared page of a communicator's ranks.
+//! Tests of the shared page of a communicator's ranks.
 
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use windlass_engine::peers::{
 
 use crate::inits::{id_of, nothing_is_left, three_devices};
 
-/// Ranks of this process would register, as with this version of NCCL.
+/// Lets ranks of this process register, as with this version of NCCL.
 pub fn register() {
     // SAFETY: nextest gives every test a process of its own, and nothing else in it reads the environment now.
     unsafe { std::env::set_var("WINDLASS_REGISTER", "on") };
@@ -33,7 +33,7 @@ pub fn page(outcome: &InitOutcome) -> &Arc<SharedPage> {
     peer_group.shared_page()
 }
 
-/// All ranks' slots are at the same words, which were zeros.
+/// All ranks' slots are at the same words, which begin as zeros.
 fn agree(outcomes: &[InitOutcome]) {
     let slot =
         |(rank, outcome)| RegistrationSlot::new(page(outcome).clone(), rank, outcomes.len() as u32).unwrap();
@@ -71,7 +71,7 @@ fn met(ranks: i32, laziness: Laziness) -> Vec<InitOutcome> {
     peers::complete((0..ranks).map(|rank| ask(id, rank, ranks, laziness)).collect())
 }
 
-/// A child that NCCL makes, whose own making is a barrier.
+/// Makes a child as where NCCL makes it; a barrier stands for NCCL's own init.
 fn make_child((parent, device): (&PeerGroup, i32), made: &Barrier) -> InitOutcome {
     let wanted = Wanted::Split(Some(0));
     let mut child_init = ChildCall::of(parent.lineage(), &wanted, Standing::Built).unwrap().begun();
@@ -83,8 +83,8 @@ fn make_child((parent, device): (&PeerGroup, i32), made: &Barrier) -> InitOutcom
     peers::complete(vec![child_init.ask(new_communicator, configured).unwrap()]).pop().unwrap()
 }
 
-/// Ranks that met, that were made by one call and those of a split have a shared page each, for which no descriptor stays open and
-/// which goes with its communicator. A lazy communicator has one for its windows alone.
+/// Ranks that met in a session, that were made by one call and those of a split have a shared page each. It keeps no descriptor
+/// open and ends with its communicator. A lazy communicator has one for its windows alone.
 #[test]
 fn ranks_of_one_process() {
     register();
@@ -93,7 +93,7 @@ fn ranks_of_one_process() {
     agree(&met);
     let before = descriptor::open();
     let made = peers::all_here(&[0, 1, 2], Laziness::None);
-    // What met before may still be closing some.
+    // The session before may still be closing some.
     assert!(descriptor::open() <= before);
     agree(&made);
     let all_made = Barrier::new(met.len());
@@ -131,7 +131,7 @@ fn ranks_of_one_process() {
     assert!(pages.iter().all(|page| page.upgrade().is_none()));
 }
 
-/// Where the real NCCL is not known to register nobody does.
+/// Ranks do not register where the real NCCL is not one that is known to.
 #[test]
 fn without_a_version() {
     register();

@@ -1,4 +1,4 @@
-//! One case each of what the properties hold in general.
+//! Single cases of what the tests in `properties` hold in general.
 
 use windlass_engine::features::registration::cache::{Cache, Key, Use, Why};
 
@@ -6,8 +6,8 @@ use crate::strict::{Alias, Run, Strict, range};
 
 const MIB: u64 = 1 << 20;
 
-/// Other memory at an address where memory was: the old alias goes at once, though its last call is not known to be over,
-/// whether the new one lies over it exactly, in part, or over several.
+/// An allocation at a former one's address makes the old alias leave at once, although its last call may not be over: where the new
+/// one covers it exactly, in part, or covers several.
 #[test]
 fn an_address_used_again() {
     let mut run = Run::new(8, 64 * MIB);
@@ -29,7 +29,7 @@ fn an_address_used_again() {
     run.close();
 }
 
-/// Both parts of a key are looked at: no id is found over other addresses.
+/// Both parts of a key count: an id is not found at other addresses.
 #[test]
 fn one_id_over_other_addresses() {
     let mut run = Run::new(8, 64 * MIB);
@@ -42,8 +42,8 @@ fn one_id_over_other_addresses() {
     run.close();
 }
 
-/// At its limits the cache lets go of what was used longest ago, but of nothing that may be in use, and of nothing in vain;
-/// it tells which call would have to be over.
+/// At its limits the cache evicts the least recently used entry, but none that may be in use, and none if that would not make
+/// enough room. It names the call that must be over first.
 #[test]
 fn limits() {
     let mut run = Run::new(3, 10 * MIB);
@@ -55,15 +55,15 @@ fn limits() {
     run.over(2);
     assert_eq!(run.cache.waits_for(), None);
     assert!(run.want_whole(keys[0], 5).is_ok());
-    // The second alone is over.
+    // Only the second entry's last call is over.
     assert!(run.want_whole(keys[3], 6).is_ok());
     assert!(run.strict.find(keys[1]).is_none());
-    // One would leave, and that would not be room enough.
+    // One entry could leave, which would not be enough room.
     run.over(3);
     let large = run.strict.allocate(range(512 * MIB, 8 * MIB));
     assert_eq!((run.want_whole(large, 7), run.cache.waits_for()), (Err(Why::Full), Some(Use(6))));
     assert_eq!((run.cache.counters().evicted, run.strict.live.len()), (1, 3));
-    // It waits for nothing any more when something was freed.
+    // After a free the cache waits for no call.
     run.freed(keys[3].range);
     assert_eq!(run.cache.waits_for(), None);
     run.over(7);
@@ -76,7 +76,7 @@ fn limits() {
     run.close();
 }
 
-/// What cannot be registered is asked for once, not again with every call; other memory at its addresses is.
+/// A buffer that cannot be registered is tried once, not at every call. Other memory at its addresses is tried.
 #[test]
 fn refused_once() {
     let mut run = Run::new(8, 1 << 40);
@@ -89,13 +89,13 @@ fn refused_once() {
     run.strict.free(key);
     let new = run.strict.allocate(range(4 * MIB, 4 * MIB));
     assert!(run.want_whole(new, 100).is_ok());
-    // What failed for now is tried again.
+    // A registration that failed for the moment is tried again.
     let later = run.strict.allocate(range(64 * MIB, MIB));
     run.strict.fails_now = true;
     assert_eq!(run.want_whole(later, 101), Err(Why::Failed));
     run.strict.fails_now = false;
     assert!(run.want_whole(later, 102).is_ok());
-    // Four are remembered; what is asked for again stays so.
+    // Four refusals are remembered; a repeated request renews one.
     let others: Vec<Key> = (100..120).map(|i| run.strict.allocate(range(i * MIB, MIB))).collect();
     run.strict.never.extend(others.iter().map(|key| key.id));
     let registered = run.strict.registered;
@@ -109,7 +109,7 @@ fn refused_once() {
     run.close();
 }
 
-/// What could not be given back is kept and never tried again; it takes room, and its addresses are the application's.
+/// A registration that cannot be ended is kept and never tried again. It takes room, and the application may use its addresses.
 #[test]
 fn stuck() {
     let mut run = Run::new(2, 1 << 40);
@@ -124,7 +124,7 @@ fn stuck() {
     assert_ne!(run.want_whole(new, 2).unwrap(), first);
     let other = run.strict.allocate(range(32 * MIB, MIB));
     assert_eq!((run.want_whole(other, 3), run.cache.waits_for()), (Err(Why::Full), Some(Use(2))));
-    // What was to make room gets stuck, too.
+    // The entry evicted for room gets stuck, too.
     run.over(2);
     assert_eq!((run.want_whole(other, 3), run.cache.waits_for()), (Err(Why::Full), None));
     assert_eq!((run.strict.stuck.len(), run.cache.counters().evicted), (2, 0));
@@ -132,7 +132,7 @@ fn stuck() {
     run.close();
 }
 
-/// What is told of several allocations at once, of parts, and of none; what looks at all.
+/// `freed` of several allocations at once, of parts, and of none; `look` finds all that are gone.
 #[test]
 fn freed_and_looked_for() {
     let mut run = Run::new(8, u64::MAX);
@@ -143,7 +143,7 @@ fn freed_and_looked_for() {
     }
     assert_eq!(run.freed(range(8 * MIB - 1, 2)), 2);
     assert_eq!(run.look(), 0);
-    // Gone, and gone with other memory in its place.
+    // One is freed, and another freed and replaced by other memory.
     run.strict.free(keys[2]);
     run.strict.free(keys[3]);
     run.strict.allocate(keys[3].range);
@@ -153,7 +153,7 @@ fn freed_and_looked_for() {
     run.close();
 }
 
-/// Buffers that do not lie within what is told of them, and keys that are no allocation.
+/// Buffers outside of their allocation, and keys of no allocation, are refused.
 #[test]
 fn strange_buffers() {
     let mut run = Run::new(2, u64::MAX);
@@ -172,7 +172,7 @@ fn strange_buffers() {
     run.close();
 }
 
-/// A room of none has none, and a cache may go from thread to thread.
+/// A cache without room registers nothing, and a cache can be moved to another thread.
 #[test]
 fn no_room_at_all() {
     fn is_send<T: Send>() {}
@@ -184,7 +184,7 @@ fn no_room_at_all() {
     }
 }
 
-/// More buffers than there is room for, in all orders, four calls behind: each gets its alias, and none leaves under a call.
+/// More buffers than fit, in random order, with four calls in flight: each gets its alias, and none leaves during its call.
 #[test]
 fn eviction_under_load() {
     let mut run = Run::new(16, 64 * MIB);
@@ -207,8 +207,8 @@ fn eviction_under_load() {
     run.close();
 }
 
-/// 40,000 times allocated, used and freed, told of, looked for or neither: what is held stays bounded, the program's own memory
-/// as well.
+/// In 40,000 cycles of allocation, use and free, told, found or neither, the registrations stay bounded, and so does this program's
+/// memory.
 #[test]
 fn cycles() {
     let mut run = Run::new(16, 64 * MIB);
@@ -222,7 +222,7 @@ fn cycles() {
         assert_eq!(run.want_whole(key, cycle + 1).err(), refused.then_some(Why::Refused), "cycle {cycle}");
         match cycle % 3 {
             0 => drop(run.freed(range(key.range.base, 1))),
-            // No id comes again.
+            // An id never comes again.
             1 => run.strict.never.clear(),
             _ => {}
         }
@@ -243,7 +243,7 @@ fn cycles() {
     run.close();
 }
 
-/// Aliases come out of a cache that is full of them, stuck ones too, and none is asked to be given back.
+/// Closing a full cache returns all aliases, stuck ones, too, and deregisters none.
 #[test]
 fn closed() {
     let mut run = Run::new(8, u64::MAX);
@@ -253,7 +253,7 @@ fn closed() {
     run.freed(keys[0].range);
     let left: Vec<Alias> = run.cache.close().collect();
     assert_eq!((left.len(), run.strict.deregistered), (5, 0));
-    // Empty, and as good as new.
+    // The cache is empty and can be used again.
     run.strict = Strict::new();
     let key = run.strict.allocate(range(4 * MIB, MIB));
     assert!(run.want_whole(key, 2).is_ok());

@@ -1,5 +1,4 @@
-//! The cache of registrations, over a registrar that is strict as NCCL is not: it fails the test where NCCL would hang,
-//! corrupt or leak.
+//! Tests of the cache of registrations, over a strict registrar: it fails the test where NCCL would hang, corrupt or leak.
 
 mod cases;
 

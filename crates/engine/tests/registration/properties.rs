@@ -1,4 +1,4 @@
-//! Whatever happens in whatever order, what is wanted has an alias of its own memory, or there is a reason that it has none.
+//! Properties of any sequence of steps: a requested buffer has an alias of its own memory, or a reason why not.
 
 use proptest::prelude::*;
 use windlass_base::range::Range;
@@ -38,7 +38,7 @@ enum Step {
         which: usize,
     },
     Look,
-    /// From now on nothing is given back, or all is again.
+    /// From now on deregistering fails, or works again.
     Fail {
         gives_back: bool,
     },
@@ -63,7 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct History {
     run: Run,
     calls: u64,
-    /// How often something was wanted.
+    /// The number of requests.
     wanted: u64,
 }
 
@@ -126,7 +126,7 @@ impl History {
                     let key = key?;
                     self.want(key, range(key.range.base + offset % key.range.bytes, bytes), fails).ok()
                 });
-                // The second did not make the first leave.
+                // The second buffer did not evict the first.
                 let is_live = |alias| self.run.strict.live.iter().any(|live| live.alias == alias);
                 assert!(answers.into_iter().flatten().all(is_live));
             }
@@ -170,9 +170,9 @@ impl History {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Never two aliases of one allocation, none found for other memory, none given back twice, for room none that a call may
-    /// use, and first what was used longest ago; the limits hold; what has no alias has its reason, and waits for no longer
-    /// than it must; nothing is lost at the end.
+    /// No allocation has two aliases, and no alias is found for other memory or ended twice. Eviction takes the least recently
+    /// used, and none that a call may use. Limits hold. A buffer without an alias has its reason and waits no longer than it must.
+    /// Closing loses none.
     #[test]
     fn any_history(steps in proptest::collection::vec(step(), 0..200)) {
         let mut history = History { run: Run::new(ENTRIES_MAX, BYTES_MAX), calls: 0, wanted: 0 };

@@ -1,4 +1,4 @@
-//! A registrar on memory that does not exist, and what it forbids.
+//! A registrar over memory that does not exist, and the mistakes that it detects.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,11 @@ pub fn range(base: u64, bytes: u64) -> Range {
     Range { base, bytes }
 }
 
-/// Known by its number alone, so that it cannot be given back twice by mistake.
+/// An alias, identified by its number and not cloneable, so that the cache cannot end it twice by mistake.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Alias(pub u64);
 
-/// A registration that there is.
+/// A registration that is in effect.
 #[derive(Clone, Debug)]
 pub struct Live {
     pub alias: u64,
@@ -21,31 +21,31 @@ pub struct Live {
     pub last_use: u64,
 }
 
-/// Why the cache may give back, now.
+/// The call in progress, for which the cache may deregister.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
     Nothing,
-    /// What lies over other memory, or what leaves for room.
+    /// A request: entries that overlap other memory leave, and entries evicted for room.
     Want(Key),
-    /// What shares addresses with this.
+    /// A free: entries that overlap this range leave.
     Freed(Range),
-    /// What is allocated no more.
+    /// A look: entries leave whose memory is no longer allocated.
     Look,
 }
 
 #[derive(Debug)]
 pub struct Strict {
-    /// What is allocated.
+    /// The current allocations.
     pub memory: Vec<Key>,
     pub live: Vec<Live>,
-    /// Those that could not be given back: their number and bytes.
+    /// Registrations that could not be ended: their number and bytes.
     pub stuck: Vec<(u64, u64)>,
     pub over: u64,
     pub never: BTreeSet<u64>,
     pub fails_now: bool,
     pub gives_back: bool,
     pub doing: Doing,
-    /// Calls of this registrar, and how often one left for room.
+    /// Calls of this registrar, and how many of them evicted an entry for room.
     pub registered: u64,
     pub deregistered: u64,
     pub evicted: u64,
@@ -70,7 +70,7 @@ impl Strict {
         }
     }
 
-    /// Memory with an id that never was.
+    /// Allocates memory with a new id.
     pub fn allocate(&mut self, at: Range) -> Key {
         assert!(self.memory.iter().all(|key| !key.range.overlaps(at)), "the test allocates twice");
         self.next += 1;
@@ -87,14 +87,14 @@ impl Strict {
         self.live.iter_mut().find(|live| live.key == key)
     }
 
-    /// Registrations and their bytes, stuck ones too.
+    /// The number of registrations and their bytes, stuck ones included.
     pub fn held(&self) -> (u64, u64) {
         let live: u64 = self.live.iter().map(|live| live.key.range.bytes).sum();
         let stuck: u64 = self.stuck.iter().map(|(_, bytes)| bytes).sum();
         ((self.live.len() + self.stuck.len()) as u64, live + stuck)
     }
 
-    /// Whether what leaves now does for the reason that is being dealt with; else it is for room.
+    /// Whether this entry leaves for the reason of the call in progress; else it is evicted for room.
     fn is_gone(&self, key: Key) -> bool {
         match self.doing {
             Doing::Nothing => false,
@@ -158,7 +158,7 @@ impl Run {
         Run { cache: Cache::new(limits), strict: Strict::new(), limits }
     }
 
-    /// The number of the alias, which is that of exactly this memory.
+    /// Requests a buffer and returns the number of its alias, which must be that of exactly this memory.
     #[track_caller]
     pub fn want(&mut self, key: Key, part: Range, at: u64) -> Result<u64, Why> {
         self.strict.doing = Doing::Want(key);
@@ -201,14 +201,14 @@ impl Run {
         gone
     }
 
-    /// Which call must be over for room for so many bytes, however it is found out: none if there is room, or never.
+    /// The call that must be over to make room for `bytes`, computed without the cache. `None` if there is room, or never will be.
     pub fn would_help(&self, bytes: u64) -> Option<u64> {
         let mut calls: Vec<u64> = self.strict.live.iter().map(|live| live.last_use).collect();
         calls.sort_unstable();
         calls.into_iter().find(|call| *call > self.strict.over && self.has_room_after(*call, bytes))
     }
 
-    /// Whether there is room when all has left whose last use is no later than this.
+    /// Whether there is room when all entries have left whose last use is no later than `over`.
     pub fn has_room_after(&self, over: u64, bytes: u64) -> bool {
         let (mut entries, mut held) = self.strict.held();
         for live in self.strict.live.iter().filter(|live| live.last_use <= over) {
@@ -218,7 +218,7 @@ impl Run {
         entries < self.limits.entries_max as u64 && held + bytes <= self.limits.bytes_max
     }
 
-    /// Ends both: every alias comes out, once, and the counters account for all of them.
+    /// Closes the cache: every alias comes out once, and the counters account for all of them.
     #[track_caller]
     pub fn close(mut self) {
         let mut left: Vec<u64> = self.cache.close().map(|alias| alias.0).collect();
@@ -235,7 +235,7 @@ impl Run {
         assert_eq!(counters.deregistered, self.strict.deregistered);
         assert_eq!((counters.stuck, counters.evicted), (self.strict.stuck.len() as u64, self.strict.evicted));
         let gone = counters.changed + counters.freed + counters.evicted;
-        // One that was to leave for room and got stuck is counted as stuck alone.
+        // An entry that was to be evicted and got stuck counts only as stuck.
         assert!(
             (gone..=gone + counters.stuck).contains(&(counters.deregistered + counters.stuck)),
             "{counters:?}"

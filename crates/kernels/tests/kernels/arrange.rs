@@ -1,4 +1,4 @@
-//! Holds that a group is arranged alike in Rust (the product) and in C++ (the programs that test the kernel).
+//! Holds that a group is arranged equally in Rust (the product) and in C++ (the programs that test the kernel).
 
 use super::host;
 
@@ -23,7 +23,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// All orders of magnitude alike.
+    /// A random number with all orders of magnitude equally likely.
     fn size(&mut self) -> u64 {
         let limit = 1 << self.below(29);
         self.below(limit)

@@ -1,11 +1,10 @@
-//! The kernels of collectives on threads of this host: what each test holds is told beside the scenario in
-//! `host/collective_test.cpp`.
+//! The kernels of collectives on threads of this host. Beside each scenario in `host/collective_test.cpp` stands what it holds.
 //!
 //! The seed is printed; `WINDLASS_SEED` repeats one.
 
 use super::host::{self, scenarios};
 
-// No fused operations: what is compared to the last bit is compiled twice.
+// No fused multiply-adds: results of two compilations are compared to the last bit.
 fn plain() -> std::path::PathBuf {
     host::compiled("collective_test.cpp", "collective_test", &["-O2", "-ffp-contract=off"])
 }
@@ -19,10 +18,10 @@ scenarios!(plain:
     exhaustive sizes special_values float8 same_bits other_folds_are_found batches mixed one_way_lapped uneven ring_of_two tags counts_32 payload_like_tags grids
     ranks_ahead abort few_resident shared_gpus unlike_grids_hang);
 
-// Those that overwrite slots soonest if they may.
+// The scenarios that would overwrite slots soonest, if the kernels allowed it.
 scenarios!(sanitized: batches mixed one_way_lapped uneven ring_of_two grids few_resident shared_gpus);
 
-/// No scenario is forgotten.
+/// The list of scenarios is complete.
 #[test]
 fn all_scenarios_run() {
     host::are_all(&plain(), plain::NAMES);

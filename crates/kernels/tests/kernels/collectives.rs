@@ -1,4 +1,4 @@
-//! Holds that Rust and C++ mean the same kernels, structures and constants of collectives.
+//! Holds that Rust and C++ have the same kernels, structures and constants of collectives.
 
 use super::host;
 

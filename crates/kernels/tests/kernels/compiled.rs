@@ -1,5 +1,5 @@
-//! Holds that the committed output of the compiler was made of today's sources (`scripts/kernels` makes it;
-//! `scripts/kernels --check` compiles again and compares the output itself).
+//! Holds that the committed output of the compiler was made from today's sources. (`scripts/kernels` makes it; `scripts/kernels
+//! --check` compiles again and compares the output itself.)
 
 use super::host;
 
@@ -35,7 +35,7 @@ fn output_is_fresh() {
     assert_eq!(sorted(&committed), sorted(&sources), "crates/kernels/compiled is stale: run scripts/kernels");
 }
 
-/// The digest that builds tell is that of the committed output.
+/// The digest in builds is that of the committed output.
 #[test]
 fn digest_is_fresh() {
     let folder = host::crate_folder().join("compiled");
@@ -51,7 +51,8 @@ fn digest_is_fresh() {
     );
 }
 
-/// What the library carries for all GPUs stays small: it is packed. (4 MiB until user bytes were loaded by assembly: the code is as long, but packs less well.)
+/// The packed code for all GPUs stays small. (It was 4 MiB until user bytes were loaded by assembly, which is as long but packs
+/// less well.)
 #[test]
 fn output_is_packed() {
     let folder = host::crate_folder().join("compiled");
@@ -60,8 +61,8 @@ fn output_is_packed() {
     assert!(bytes < 17 << 18, "crates/kernels/compiled has {bytes} bytes");
 }
 
-/// Every image has its kernels, PTX names the oldest version and target that it guarantees, and every GPU since sm_80
-/// finds something to load.
+/// Every image has its kernels, PTX states the oldest version and target that it supports, and every GPU since sm_80 has an image
+/// to load.
 #[test]
 fn images_are_what_they_say() {
     let collectives = Kernel::all().map(|kernel| kernel.name()).collect();
@@ -88,7 +89,8 @@ fn images_are_what_they_say() {
             assert!(code.ends_with(b"\0"), "{} has no end", image.name);
             if image.name.starts_with("compute") {
                 assert_eq!(text.find('\0'), Some(text.len() - 1), "{} ends early", image.name);
-                // Loads of bytes as volatile ones part a warp (README.md, "The warp must be together"). PTX alone tells: a driver compiles it.
+                // Loads of bytes as volatile ones split a warp (README.md, "The warp must be together"). Only PTX shows that, which
+                // a driver compiles.
                 for narrow in
                     ["ld.volatile.u8", "ld.volatile.u16", "ld.volatile.global.u8", "ld.volatile.global.u16"]
                 {

@@ -1,4 +1,5 @@
-//! Compiles the C++ programs of `host/` once per change of any source, whichever test comes first, and runs their scenarios.
+//! Compiles the C++ programs of `host/` once for each change of a source, by the first test that needs one, and runs their
+//! scenarios.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -28,7 +29,7 @@ fn digest(folders: &[&str], flags: &[&str]) -> String {
     hex(&digest.finalize())
 }
 
-/// Bytes as `sha256sum` prints them.
+/// The digest as `sha256sum` prints it.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -65,7 +66,7 @@ pub fn compiled(source: &str, name: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// What the program says of a scenario.
+/// The result of a scenario of the program.
 pub fn output(program: &Path, scenario: &str) -> Output {
     let seed = std::env::var("WINDLASS_SEED")
         .unwrap_or_else(|_| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos().to_string());
@@ -73,16 +74,16 @@ pub fn output(program: &Path, scenario: &str) -> Output {
         command.arg(scenario).arg(&seed).env("TSAN_OPTIONS", "halt_on_error=1").output().unwrap()
     };
     let output = run(&mut Command::new(program));
-    // Older sanitizers cannot live with some layouts of a process; without randomisation they can.
+    // Older sanitizers fail with some address layouts of a process, so randomisation is switched off.
     if String::from_utf8_lossy(&output.stderr).contains("unexpected memory mapping") {
         return run(Command::new("setarch").arg("-R").arg(program));
     }
     output
 }
 
-/// The scenario ends well.
+/// Holds that the scenario passes.
 pub fn passes(program: &Path, scenario: &str) {
-    // A seed may ask for more threads than the sanitizer can hold, which says nothing of the kernels: then another one.
+    // A seed may need more threads than the sanitizer supports, which is no fault of the kernels: then another seed runs.
     let is_too_many = |output: &Output| String::from_utf8_lossy(&output.stderr).contains("Thread limit");
     let mut output = output(program, scenario);
     for _ in 0..2 {
@@ -95,13 +96,13 @@ pub fn passes(program: &Path, scenario: &str) {
     assert!(output.status.success(), "{scenario}: {}\n{out}\n{err}", output.status);
 }
 
-/// The program's list of scenarios is this one.
+/// Holds that the program's list of scenarios is this one.
 pub fn are_all(program: &Path, names: &[&str]) {
     let listed = String::from_utf8(output(program, "list").stdout).unwrap();
     assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), names);
 }
 
-/// A test for each scenario of a program: of that which the function `$build` beside compiles.
+/// Makes a test for each scenario of a program, which the function `$build` beside it compiles.
 macro_rules! scenarios {
     ($build:ident: $($name:ident)*) => {
         mod $build {

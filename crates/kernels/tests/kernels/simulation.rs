@@ -1,4 +1,4 @@
-//! The kernel on threads of this host: what each test holds is told beside the scenario in `host/p2p_test.cpp`.
+//! The p2p kernel on threads of this host. Beside each scenario in `host/p2p_test.cpp` stands what it holds.
 //!
 //! The seed is printed; `WINDLASS_SEED` repeats one.
 
@@ -19,20 +19,20 @@ scenarios!(plain:
     grow_stalled grow_and_cut grow_before_use grow_one_side grow_head_to_head grow_eight_deep grow_in_traffic grow_in_traffic_ordinary
     random few_resident shared_gpus unlike_blocks_hang);
 
-// Those that reach every order of accesses; the rest would take minutes.
+// The scenarios that reach every order of accesses; all would take minutes.
 scenarios!(sanitized:
     sizes sizes_ordinary both_ways five_ranks
     grow_stalled grow_before_use grow_eight_deep grow_in_traffic grow_in_traffic_ordinary random few_resident
     shared_gpus);
 
-/// No scenario is forgotten.
+/// The list of scenarios is complete.
 #[test]
 fn all_scenarios_run() {
     host::are_all(&plain(), plain::NAMES);
     assert!(sanitized::NAMES.iter().all(|name| plain::NAMES.contains(name)));
 }
 
-/// The tests would notice: without the signal warp's fence, chunks are announced before they have arrived.
+/// The tests detect a missing fence: without the signal warp's, chunks are announced before they have arrived.
 #[test]
 fn a_missing_fence_is_found() {
     let faulty = host::compiled("p2p_test.cpp", "p2p_test_faulty", &["-O1", "-DHOST_WITHOUT_FENCE"]);

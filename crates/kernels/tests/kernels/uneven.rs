@@ -1,4 +1,4 @@
-//! Holds that all-gather-v and reduce-scatter-v are arranged alike in Rust (the product) and in C++ (the programs that test the
+//! Holds that all-gather-v and reduce-scatter-v are arranged equally in Rust (the product) and in C++ (the programs that test the
 //! kernels).
 
 use super::host;
@@ -51,7 +51,7 @@ fn case(random: &mut Random) -> Case {
         channels: 1 << random.below(9),
         slots: 2 << random.below(3),
     };
-    // Floats of 8 bits and scaled sums have kernels of two alone.
+    // Floats of 8 bits and scaled sums have kernels for two ranks only.
     let is_ordered = reduction.is_some_and(|reduction| reduction.datatype >= 10 || reduction.operation == 5);
     let groups = if ranks > 4 || is_ordered { 2 } else { 2 + 2 * random.below(2) };
     Case { uneven: Uneven { reduction, scalar, parts, own: random.below(1 << 48) }, geometry, groups }
@@ -75,7 +75,7 @@ fn question(case: &Case) -> Vec<u8> {
     numbers.chain(parts).flat_map(u64::to_le_bytes).collect()
 }
 
-/// The launch field by field, in the order of `device/collective.h`; what C++ leaves to its callers is not told.
+/// The launch field by field, in the order of `device/collective.h`, without the fields that callers set in C++.
 fn told(launch: &CollectiveLaunch, layout: &Layout) -> Vec<u8> {
     let l = launch;
     let wires = [l.wires[0], layout.results].into_iter().flat_map(|wire| [wire.rings, wire.channels]);
@@ -102,7 +102,7 @@ fn answer(case: &Case) -> Option<Vec<u8>> {
     Some(told(&launch, &layout))
 }
 
-/// Random ones give the same launches in both languages.
+/// Random calls give the same launches in both languages.
 #[test]
 fn rust_and_cpp_arrange_alike() {
     let program = host::compiled("uneven_check.cpp", "uneven_check", &["-O1"]);
@@ -110,7 +110,7 @@ fn rust_and_cpp_arrange_alike() {
     let (mut questions, mut expected) = (Vec::new(), Vec::new());
     let mut asked = 0;
     for case in (0..600).map(|_| case(&mut random)) {
-        // Of nothing at all there is no launch in Rust.
+        // In Rust a call without any bytes has no launch.
         let Some(told) = answer(&case) else { continue };
         questions.extend(question(&case));
         expected.extend(told);

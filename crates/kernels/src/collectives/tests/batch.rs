@@ -1,4 +1,4 @@
-//! Several collectives as one kernel.
+//! Tests of several collectives in one kernel.
 
 use super::*;
 use crate::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES, BatchLaunch, LL_PAYLOAD_BYTES};
@@ -10,7 +10,7 @@ fn answer_with(
     collectives: &[Collective],
     geometry: &Geometry,
 ) -> Result<Option<(Shape, Box<BatchLaunch>)>, Refused> {
-    // The value 99 tells entries that were not written.
+    // The value 99 marks entries that were not written.
     let mut batch = Box::new(BatchLaunch { call_of_packet: [99; BATCH_ENTRIES], ..Default::default() });
     let (layout, regions) = (Layout::of(geometry), regions(geometry.ranks));
     let shape = arrange_batch(collectives, geometry, &layout, &regions, tuning, &LIMITS, &mut batch)?;
@@ -25,7 +25,7 @@ fn answer(
     answer_with(&tunings()[0], collectives, geometry)
 }
 
-/// The kernels of a batch of two such calls, by LL, and by LL128 if it has one.
+/// The kernels of a batch of two such calls, by LL, and by LL128 if there is one.
 pub(super) fn kernels_of(call: &Collective, geometry: &Geometry) -> Vec<Kernel> {
     let answers = [0, 2].map(|tuning| answer_with(&tunings()[tuning], &[*call, *call], geometry));
     answers.into_iter().flatten().map(|answer| answer.unwrap().0.kernel).collect()
@@ -35,7 +35,7 @@ fn geometry(ranks: u32) -> Geometry {
     Geometry::recommended(32, ranks, ranks - 1, 1)
 }
 
-/// The call of a packet, as kernels find it.
+/// The call of a packet, computed as in kernels.
 fn call_of(batch: &BatchLaunch, packet: u64) -> usize {
     let mut place = usize::from(batch.call_of_packet[(packet >> batch.packets_log2) as usize]);
     while place + 1 < batch.count as usize && u64::from(batch.calls[place + 1].first_packet) <= packet {
@@ -121,7 +121,7 @@ fn each_is_what_it_is_alone() {
     }
 }
 
-/// Whole vectors in every call are what the quicker kernel needs; nothing at all is no launch.
+/// The faster kernel is taken if every call has whole vectors only. Empty calls alone make no launch.
 #[test]
 fn straight_if_all_are() {
     let whole_with = |tuning: &Tuning, counts: &[u64]| {
@@ -140,7 +140,7 @@ fn straight_if_all_are() {
     assert!(shape.kernel.is_for_any());
 }
 
-/// Small ones go by LL as long as they fit; then, as with one that is not small, all go by LL128.
+/// Small calls go by LL as long as they fit. If one does not fit or is not small, all go by LL128.
 #[test]
 fn wires() {
     let tuning = Tuning::default();
@@ -165,7 +165,7 @@ fn wires() {
     }
 }
 
-/// What one kernel cannot run together is refused, with its size.
+/// A batch that one kernel cannot run is refused, with its size.
 #[test]
 fn too_many_or_unlike() {
     let one = collective(Kind::AllReduce, 1);
@@ -201,7 +201,7 @@ fn too_many_or_unlike() {
     for (other, bytes) in unlike {
         assert_eq!(refused(&[one, other]), Refused::Batch { calls: 2, bytes });
     }
-    // What has no kernels for several; there is none for one of them, either.
+    // The operation has no batch kernel, so a batch of even one such call is refused.
     let scaled = Reduction { datatype: 0, operation: SCALED_SUM };
     let scaled = Collective { reduction: Some(scaled), scalar: Some(Scalar::Bits(2)), ..one };
     let of_8_bits = Reduction { datatype: FLOAT8_E4M3, operation: SUM };

@@ -1,9 +1,9 @@
-//! What the kernels make of the launches of all ranks, against the collectives by their definition.
+//! Compares what the kernels do with all ranks' launches with the collectives by their definition.
 
 use super::*;
 use crate::collective::COLLECTIVE_ROOT_SHIFT;
 
-/// All ranks' launches, under limits chosen arbitrarily.
+/// All ranks' launches, under arbitrary limits.
 fn everyone(
     of: impl Fn(usize) -> Collective,
     ranks: u32,
@@ -22,7 +22,7 @@ fn everyone(
         .collect()
 }
 
-/// All ranks have alike what they must, and each expects from each what that rank sends.
+/// Holds that all ranks have the same fields where they must, and that each expects from each what that rank sends.
 fn assert_agreed(all: &[Arranged]) {
     let first = &all[0];
     let reduces = first.launch.reduction_of_kernel(first.shape.kernel);
@@ -94,7 +94,7 @@ impl Memory {
     }
 }
 
-/// What the kernels make of the launches, all of a step at once.
+/// Does what the kernels do with the launches, all of a step at once.
 fn run(all: &[Arranged], memories: &mut [Memory]) {
     let reduces = all[0].launch.reduction_of_kernel(all[0].shape.kernel);
     let mut before = memories.to_vec();
@@ -140,7 +140,7 @@ fn run(all: &[Arranged], memories: &mut [Memory]) {
     }
 }
 
-/// The collective by its definition: the `receive` of each rank, of those that get one.
+/// The collective by its definition: the `receive` of each rank that gets a result.
 fn reference(kind: Kind, count: usize, inputs: &[Vec<u8>]) -> Vec<Option<Vec<u8>>> {
     let sum = |at: usize| {
         let terms = |i| inputs.iter().fold(0u8, |sum, input| sum.wrapping_add(input[i]));
@@ -171,7 +171,7 @@ fn launches_are_the_collectives() {
                 let inputs: Vec<Vec<u8>> = (0..ranks as usize)
                     .map(|rank| (0..sent).map(|at| (at * 7 + rank * 31 + at / 251) as u8).collect())
                     .collect();
-                // In place, in NCCL's sense: all data lies in the receiving buffer.
+                // In place as NCCL defines it: all data lies in the receiving buffer.
                 let input_at = |rank: usize| if kind == Kind::AllGather { rank * count } else { 0 };
                 let result_at = |rank: usize| if kind == Kind::ReduceScatter { rank * count } else { 0 };
                 let mut memories: Vec<Memory> = Vec::new();

@@ -1,10 +1,10 @@
-//! Collectives whose ranks have parts of sizes of their own.
+//! Tests of collectives whose ranks have parts of different sizes.
 
 use super::*;
 
 const LIMITS: Limits = Limits { blocks_max: 32, clusters: true };
 
-/// Parts of these sizes, apart from each other.
+/// Parts of these sizes, with gaps between them.
 fn parts(base: u64, sizes: &[u64]) -> [Part; RANKS_MAX] {
     let mut parts = [Part::default(); RANKS_MAX];
     let mut address = base;
@@ -28,7 +28,7 @@ pub(super) fn answer(
     Ok(shape.map(|shape| (shape, launch)))
 }
 
-/// Where all parts are alike and side by side, it is the even collective over LL128.
+/// With equal, adjacent parts it is the even collective over LL128.
 #[test]
 fn even_parts_are_the_even_collective() {
     for (ranks, count) in (2..=8).flat_map(|ranks| [1, 960, 5000, 1 << 20].map(|count| (ranks, count))) {
@@ -50,7 +50,7 @@ fn even_parts_are_the_even_collective() {
     }
 }
 
-/// All ranks have alike what they must; each expects what the other sends; nothing goes by LL, whatever the tuning.
+/// All ranks have the same fields where they must, and each expects what the other sends. No call goes by LL, whatever the tuning.
 #[test]
 fn ranks_agree() {
     let sizes: [[u64; 4]; 5] =
@@ -71,7 +71,7 @@ fn ranks_agree() {
                 };
                 assert_eq!(agreed(&all[me]), agreed(&all[0]));
                 for (peer, (_, theirs)) in all.iter().enumerate() {
-                    // Of a reduction a result has as many bytes as what goes into it.
+                    // A result of a reduction has as many bytes as its inputs.
                     let expected = theirs.receive_bytes[if reduction.is_some() { peer } else { me }];
                     assert_eq!(launch.send_bytes[peer], expected, "from {me} to {peer} of {sizes:?}");
                 }
@@ -84,7 +84,7 @@ fn ranks_agree() {
     }
 }
 
-/// Nothing to do is nothing; what cannot be is refused with its values.
+/// A call without bytes makes no launch. Impossible calls are refused with their values.
 #[test]
 fn nonsense_is_refused() {
     let geometry = Geometry::recommended(32, 4, 1, 1);
