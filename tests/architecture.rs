@@ -1,14 +1,14 @@
-//! Holds the arrows of ARCHITECTURE.md: a file names only layers below its own, mechanisms never name each other, and what must
-//! stay in one place stays there. Between crates cargo holds the arrows. What is not yet as it should be may only get better: each
-//! such count is a limit here, to be lowered by whoever lowers the count.
+//! Holds the layers of ARCHITECTURE.md: a file names only layers below its own, mechanisms never name each other, and some code
+//! stays in one place. Cargo holds the layers between crates. Some counts are limits that may only fall: who lowers a count lowers
+//! its limit here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The crates of the product that decide and act, from below.
+/// The crates of the product that decide and act, lowest first.
 const CRATES: [&str; 4] = ["base", "bootstrap", "transport", "engine"];
 
-/// Layers of crates, from the call downwards. Modules of one layer may name each other only where `Together::Yes`.
+/// Layers of crates, highest first. Modules of one layer may name each other only where `Together::Yes`.
 const LAYERS: &[(&str, &[Layer])] = &[
     (
         "engine",
@@ -44,7 +44,7 @@ const LAYERS: &[(&str, &[Layer])] = &[
     ),
 ];
 
-/// Whether modules of it may name each other, and which these are.
+/// Whether modules of a layer may name each other, and which modules these are.
 type Layer = (Together, &'static [&'static str]);
 
 #[derive(PartialEq)]
@@ -77,14 +77,14 @@ fn sources(folder: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// Source files of a crate, their paths from its `src` on.
+/// Source files of a crate, with paths relative to its `src`.
 fn of_crate(name: &str) -> Vec<(String, String)> {
     let folder = format!("crates/{name}/src");
     let strip = |path: PathBuf| path.strip_prefix(repository().join(&folder)).unwrap().display().to_string();
     sources(&folder).into_iter().map(|(path, text)| (strip(path), text)).collect()
 }
 
-/// Those of all of these crates: `engine/dispatch.rs`.
+/// Source files of all these crates, as `engine/dispatch.rs`.
 fn of_all() -> Vec<(String, String)> {
     let named = |name: &'static str| {
         of_crate(name).into_iter().map(move |(path, text)| (format!("{name}/{path}"), text))
@@ -92,14 +92,14 @@ fn of_all() -> Vec<(String, String)> {
     CRATES.into_iter().flat_map(named).collect()
 }
 
-/// Code lines outside tests and comments.
+/// Lines of code without tests and comments.
 fn code(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .take_while(|line| !line.starts_with("#[cfg(test)]") && !line.starts_with("#![cfg(test)]"))
         .filter(|line| !line.trim_start().starts_with("//"))
 }
 
-/// The paths that follow `start` in code, those in braces one by one.
+/// The paths that follow `start` in code; those in braces one by one.
 fn paths_after(text: &str, start: &str) -> Vec<String> {
     let joined: String = code(text).collect::<Vec<_>>().join(" ");
     let mut paths = Vec::new();
@@ -112,7 +112,7 @@ fn paths_after(text: &str, start: &str) -> Vec<String> {
     paths
 }
 
-/// Reads one path or one braced list of paths; gives what follows it.
+/// Reads one path or one list of paths in braces; returns the rest of the text.
 fn expand<'a>(text: &'a str, prefix: String, paths: &mut Vec<String>) -> &'a str {
     let text = text.trim_start();
     if let Some(mut rest) = text.strip_prefix('{') {
@@ -139,7 +139,7 @@ fn expand<'a>(text: &'a str, prefix: String, paths: &mut Vec<String>) -> &'a str
     }
 }
 
-/// Every arrow between the modules of a crate points down.
+/// Modules of a crate name only modules of lower layers.
 #[test]
 fn arrows_point_down() {
     for (name, layers) in LAYERS {
@@ -174,7 +174,7 @@ fn arrows_point_down() {
     }
 }
 
-/// The most files that name each other in a circle, in each crate. To be lowered only; three is the aim.
+/// The size of the largest circle of files that name each other, in each crate. To be lowered only; the aim is three.
 const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 3), ("bootstrap", 0), ("transport", 2), ("engine", 3)];
 
 /// No circle of files grows.
@@ -195,7 +195,7 @@ fn circles_only_shrink() {
     }
 }
 
-/// What files give on of others, by module and name: `pub use child::Name`.
+/// Re-exports, by module and name: `pub use child::Name`.
 fn given_on(
     files: &[(String, String)],
     modules: &BTreeMap<Vec<String>, usize>,
@@ -238,7 +238,7 @@ fn largest_circle(files: &[(String, String)]) -> Vec<String> {
         })
         .collect();
     let given_on = given_on(files, &modules);
-    // The file of the longest beginning of a path that is a module, and behind what that file only gives on.
+    // The file of the longest prefix of a path that is a module, following re-exports.
     let find = |path: &[String]| {
         let mut path = path.to_vec();
         for _ in 0..5 {
@@ -288,11 +288,11 @@ fn largest_circle(files: &[(String, String)]) -> Vec<String> {
     (0..files.len()).map(circle).max_by_key(Vec::len).unwrap_or_default()
 }
 
-/// How many types of a crate share their name with another of it. To be lowered only.
+/// How many types of a crate share their name with another type of it. To be lowered only.
 const SHARED_TYPE_NAMES: [(&str, usize); 4] =
     [("base", 1), ("bootstrap", 0), ("transport", 0), ("engine", 32)];
 
-/// A type's name says which type it is.
+/// Type names are unique in a crate, up to the limit.
 #[test]
 fn type_names_become_unique() {
     for (name, most) in SHARED_TYPE_NAMES {
@@ -333,7 +333,7 @@ fn type_names_become_unique() {
     }
 }
 
-/// Files of more lines than this, without their tests, and functions of more: how many there are. To be lowered only.
+/// How many files and functions are longer than this, without their tests. To be lowered only.
 const FILE_LINES_MAX: usize = 450;
 const FUNCTION_LINES_MAX: usize = 60;
 const LONG: (usize, usize) = (2, 5);
@@ -373,7 +373,7 @@ fn files_and_functions_stay_short() {
     assert!(found == LONG, "{found:?} are too long: lower LONG");
 }
 
-/// The ABI layer names the crates below; none of them names it, and nccl-sys names no one.
+/// The ABI layer names the crates below, none of which names it, and nccl-sys names no crate.
 #[test]
 fn crates_point_down() {
     for (path, text) in of_all() {
@@ -384,8 +384,8 @@ fn crates_point_down() {
     }
 }
 
-/// The product reads the environment in its table of options and its list of NCCL's variables alone, opens no library but the driver,
-/// NVML and, to see whether it is there, NCCL's plugin of variables, each in one file, and exports nothing.
+/// The product reads the environment only in its table of options and its list of NCCL's variables. It opens no library but the
+/// driver, NVML and, to see whether it exists, NCCL's plugin of variables, each in one file, and exports nothing.
 #[test]
 fn what_stays_in_one_module() {
     let rules = [
@@ -405,7 +405,7 @@ fn what_stays_in_one_module() {
     }
 }
 
-/// `unsafe` stands only where it is allowed by name, and ARCHITECTURE.md tells these files.
+/// `unsafe` is used only in the listed files, which ARCHITECTURE.md names.
 #[test]
 fn unsafe_stays_at_the_border() {
     let files: BTreeSet<String> = of_all()
@@ -413,7 +413,7 @@ fn unsafe_stays_at_the_border() {
         .filter(|(_, text)| code(text).any(|line| line.contains("unsafe {") || line.contains("unsafe fn")))
         .map(|(path, _)| path)
         .collect();
-    // The module that calls CUDA, whole; single files elsewhere.
+    // The whole module that calls CUDA; elsewhere single files.
     let outside_gpu: Vec<&str> =
         files.iter().map(String::as_str).filter(|path| !path.starts_with("base/gpu/")).collect();
     let known = [

@@ -1,5 +1,5 @@
-//! Pages say what is: every file that they name exists, none has a word that was given up, and sentences are short. That links lead
-//! somewhere, and that every page is in the list, `scripts/site` holds.
+//! Holds that pages are right: every file that they name exists, no line has a word that was given up, and sentences are short.
+//! `scripts/site` holds that links lead somewhere and that every page is in the list.
 
 #[path = "pages/c_interface.rs"]
 mod c_interface;
@@ -14,7 +14,7 @@ fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All files of the tree but what builds leave.
+/// All files of the tree except build output.
 fn files() -> Vec<String> {
     let left_out = ["target", "build", "shared"].map(|name| repository().join(name));
     let mut files = Vec::new();
@@ -40,7 +40,7 @@ fn read(file: &str) -> String {
         .expect(file)
 }
 
-/// Holds that a generated page is what it would be today, or writes it.
+/// Holds that a generated page is up to date, or writes it with WINDLASS_BLESS=1.
 fn fresh(page: &str, text: &str) {
     if std::env::var_os("WINDLASS_BLESS").is_some() {
         std::fs::write(repository().join(page), text).unwrap();
@@ -49,18 +49,19 @@ fn fresh(page: &str, text: &str) {
     assert!(committed == text, "{page} is stale: run with WINDLASS_BLESS=1");
 }
 
-/// Pages for people, without the committed outputs of measurements.
+/// Pages for people, without the committed output of measurements.
 fn pages() -> Vec<(String, String)> {
     let is_page = |file: &String| file.ends_with(".md");
     files().into_iter().filter(is_page).map(|file| (file.clone(), read(&file))).collect()
 }
 
-/// What stands in backticks.
+/// The texts in backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2))
 }
 
-/// A page names files by the end of their path: `reactor/hosting.rs`, or with their crate's name before: `bootstrap/reactor/hosting.rs`.
+/// Every file that a page names exists. A page names it by the end of its path (`reactor/hosting.rs`) or with the crate's name
+/// before (`bootstrap/reactor/hosting.rs`).
 #[test]
 fn named_files_exist() {
     let files = files();
@@ -79,7 +80,7 @@ fn named_files_exist() {
             let is_file = endings.iter().any(|ending| name.ends_with(ending))
                 && name.chars().all(|c| c.is_alphanumeric() || "_-./".contains(c))
                 && !name.starts_with(['.', '/', '-']);
-            // NCCL's own, generated ones, and examples of names.
+            // Names of NCCL's files, of generated ones, and of examples.
             let is_others =
                 ["nccl.h", "libwindlass.so", "nccl_net.h", "cuda.h", "transport.cc", "enqueue.cc"]
                     .contains(&name);
@@ -91,7 +92,7 @@ fn named_files_exist() {
     assert!(missing.is_empty(), "pages name files that are not there: {missing:#?}");
 }
 
-/// Words that were given up, and what is said today.
+/// Words that were given up, each with the word in its place.
 const GIVEN_UP: &[(&str, &str)] = &[
     ("fabric", "peer group"),
     ("promise", "lazy communicator"),
@@ -111,7 +112,8 @@ const GIVEN_UP: &[(&str, &str)] = &[
     ("wish", "request"),
 ];
 
-/// What has such a word rightly: the list of changes, which says what was called how, NVIDIA's fabric handles, earlier names of options, and bytes that ranks have always sent.
+/// Lines that rightly have such a word: the list of changes, NVIDIA's handles, earlier names of options, and bytes that ranks have
+/// always sent.
 fn is_right(file: &str, line: &str) -> bool {
     let nvidias = ["fabric handle", "fabric_handle", "fabric_alone", "FABRIC"]
         .iter()
@@ -151,7 +153,7 @@ fn words(line: &str) -> Vec<String> {
 
 fn given_up(line: &str) -> Option<&'static (&'static str, &'static str)> {
     let lower = line.to_lowercase();
-    // Nearly no line has the letters; then there is no word to be found.
+    // Nearly no line has the letters of such a word, so check these first.
     if !GIVEN_UP.iter().any(|(old, _)| old.split('-').all(|part| lower.contains(part))) {
         return None;
     }
@@ -200,7 +202,7 @@ fn words_given_up_stay_away() {
     assert!(found.is_empty(), "{} lines: {found:#?}", found.len());
 }
 
-/// The longest sentence, in words, of pages that somebody has gone over.
+/// The longest sentence allowed, in words, on pages that have been reviewed.
 const SENTENCE_WORDS_MAX: usize = 35;
 const SHORT: &[&str] = &[
     "README.md",
@@ -223,7 +225,7 @@ const SHORT: &[&str] = &[
     "docs/symmetric-memory.md",
     "docs/troubleshooting.md",
 ];
-/// To be lowered only; 120 is the aim.
+/// To be lowered only; the aim is 120.
 const README_LINES_MAX: usize = 120;
 
 /// The paragraphs, list items and table cells of a page, each on one line, without code and headings.
@@ -247,7 +249,7 @@ fn paragraphs(text: &str) -> Vec<String> {
     paragraphs
 }
 
-/// Sentences can be read at once, also those that go on in the next line.
+/// No sentence of these pages is longer than the limit, also one that goes on in the next line.
 #[test]
 fn sentences_are_short() {
     let mut long = Vec::new();

@@ -1,4 +1,4 @@
-//! The page of `windlass.h`, made of the header that cbindgen has made of `src/extra.rs`.
+//! The page of `windlass.h`, made from the header that cbindgen has made from `src/extra.rs`.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ const TOP: &str = "\
 - All functions answer NCCL's result codes.
 ";
 
-/// A comment and the declaration that it stands over.
+/// A comment and the declaration after it.
 #[derive(Default)]
 struct Item {
     about: Vec<String>,
@@ -39,7 +39,7 @@ impl Item {
     }
 }
 
-/// What the header declares, in its order.
+/// The declarations of the header, in its order.
 fn items(header: &str) -> Vec<Item> {
     let mut items = Vec::new();
     let mut item = Item::default();
@@ -76,7 +76,7 @@ fn page() -> String {
     page
 }
 
-/// The page is what the header says today.
+/// The page is up to date with the header.
 #[test]
 fn c_interface_is_fresh() {
     let names: Vec<String> = items(&read(HEADER)).iter().map(Item::name).collect();

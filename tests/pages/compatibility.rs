@@ -1,4 +1,4 @@
-//! The page of NCCL's versions and functions, made of the list of entry points and of the tables of NVIDIA's releases.
+//! The page of NCCL's versions and functions, made from the list of entry points and from the tables of NVIDIA's releases.
 
 use std::fmt::Write;
 
@@ -22,7 +22,8 @@ const HEADINGS: [(&str, &str); 10] = [
     ("ncclDevCommCreate", "Device interface, and names without a declaration"),
 ];
 
-/// What Windlass does with the functions that it looks at, in the order of the list. `…Config` stands for all functions with that end.
+/// What Windlass does with each function that it handles, in the order of the list. `…Config` stands for all functions with that
+/// ending.
 const SEEN: &[(&str, &str)] = &[
     ("ncclGetLastError", "NCCL answers. After a refusal of Windlass it gives the text of that refusal."),
     (
@@ -107,13 +108,13 @@ const SEEN: &[(&str, &str)] = &[
     ("ncclGroupSimulateEnd", "NCCL estimates, without the part of Windlass."),
 ];
 
-/// In words for users.
+/// A role in words for users.
 fn treatment(entry: &Description) -> &'static str {
     match entry.role {
         Role::Pass => "Passes unchanged.",
         Role::Handle => "Passes unchanged. A lazy communicator is materialized first.",
         Role::Seen => {
-            // After the names, so that `ncclCommInitRankConfig` has its own.
+            // After the names, so that a sentence for `ncclCommInitRankConfig` itself comes first.
             let matches = |name: &str| match name.strip_prefix('…') {
                 Some(end) => entry.name.ends_with(end),
                 None => entry.name == name,
@@ -132,7 +133,7 @@ fn release(code: u32) -> String {
     format!("{}.{}.{}", code / 10000, code / 100 % 100, code % 100)
 }
 
-/// The releases of which a folder of `abi/` has a table, oldest first.
+/// The releases that have a table in a folder of `abi/`, oldest first.
 fn releases(folder: &str) -> Vec<String> {
     let entries = std::fs::read_dir(repository().join("abi").join(folder)).unwrap();
     let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
@@ -216,13 +217,13 @@ fn list(releases: &[String]) -> String {
     }
 }
 
-/// The page is what the list says today.
+/// The page is up to date with the list.
 #[test]
 fn compatibility_is_fresh() {
     fresh(PAGE, &page());
 }
 
-/// Every sentence is of a function that Windlass looks at, and every heading begins at one of the list.
+/// Every sentence is about a function that Windlass handles, and every heading begins at one of the list.
 #[test]
 fn sentences_have_their_functions() {
     for (name, _) in SEEN.iter().filter(|(name, _)| !name.starts_with('…')) {

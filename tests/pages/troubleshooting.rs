@@ -1,4 +1,4 @@
-//! The page for troubleshooting has every reason that reports and logs give, in their very words.
+//! Holds that the page for troubleshooting has every reason that reports and logs give, in the same words.
 
 use windlass_base::stats::features::{Feature, Lacks};
 use windlass_base::stats::peer_group;
@@ -13,14 +13,14 @@ fn rows() -> Vec<Vec<String>> {
     read(PAGE).lines().filter(|line| line.starts_with('|')).map(cells).collect()
 }
 
-/// Reasons why a communicator is on NCCL, with what changes them.
+/// The reasons why a communicator is on NCCL, each with what changes it.
 fn fallback_reasons() -> Vec<(&'static str, &'static str)> {
     let numbers = peer_group::ON_NCCL + 1..;
     let known = numbers.map(|number| (peer_group::text(number), peer_group::change(number)));
     known.take_while(|(text, _)| !text.starts_with("a reason that this reader")).collect()
 }
 
-/// Every fallback reason has its row, with the change that the report names.
+/// Every fallback reason has a row, with the change that the report names.
 #[test]
 fn every_fallback_reason_is_told() {
     let (rows, reasons) = (rows(), fallback_reasons());
@@ -33,7 +33,7 @@ fn every_fallback_reason_is_told() {
     }
 }
 
-/// Every feature that a peer group may lack has its row for each reason.
+/// Every feature that a peer group may lack has a row for each reason.
 #[test]
 fn every_lack_is_told() {
     let rows = rows();
@@ -44,7 +44,7 @@ fn every_lack_is_told() {
             let told = rows
                 .iter()
                 .any(|row| row[1] == *why && (row[0].contains(feature.name()) || row[0].starts_with("all")));
-            // What these words say of a feature never happens to it.
+            // These words never apply to this feature.
             let happens = why != "not for this communicator"
                 && !(feature == Feature::Native
                     && (why.contains("CUMEM") || why.contains("multicast") || why.contains("lazy")));
@@ -53,7 +53,7 @@ fn every_lack_is_told() {
     }
 }
 
-/// Every failure of an init has its row. They are read from the source, which the workspace's root does not link.
+/// Every failure of an init has a row. They are read from the source, as the workspace's root does not link that crate.
 #[test]
 fn every_failure_of_an_init_is_told() {
     let (rows, source) = (rows(), read("crates/bootstrap/src/outcome.rs"));

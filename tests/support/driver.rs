@@ -1,4 +1,4 @@
-//! The simulated driver, strict, or a GPU machine's own, and the functions of it that only applications call.
+//! Shared by the tests: the simulated driver, strict, or a GPU machine's own, and functions of it that only applications call.
 
 use std::ffi::c_void;
 use std::sync::{Once, OnceLock};
@@ -9,18 +9,18 @@ use windlass_base::gpu::{Driver, driver};
 
 use super::watch;
 
-/// With `ENGINE_TEST_ON=gpu` these tests run on the machine's own driver with the compiled kernels, which needs two
-/// GPUs. Those that ask the simulator for what only it has pass without a word there.
+/// With `ENGINE_TEST_ON=gpu` these tests run on the machine's own driver with the compiled kernels, which needs two GPUs. Tests of
+/// what only the simulator has pass there without a check.
 pub fn on_a_gpu() -> bool {
     std::env::var("ENGINE_TEST_ON").is_ok_and(|on| on == "gpu")
 }
 
-/// How long what comes soon may take. Threads of the simulator share few cores.
+/// The longest wait for something that should come soon. Threads of the simulator share few cores.
 pub fn soon() -> Duration {
     Duration::from_secs(if on_a_gpu() { 10 } else { 60 })
 }
 
-/// Whether the machine has so many devices; says so if not. The simulator has eight.
+/// Whether the machine has so many devices; prints a line if not. The simulator has eight.
 pub fn has_devices(count: i32) -> bool {
     let found = start().device_count().unwrap();
     if found < count {
@@ -106,14 +106,14 @@ pub fn library() -> &'static Library {
     })
 }
 
-/// Loads the driver; the simulator, strict.
+/// Loads the driver; the simulator is strict.
 pub fn start() -> &'static Driver {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
         unsafe {
             std::env::set_var("WINDLASS_SIM_STRICT", "1");
-            // An H200's: these tests say themselves how many blocks they take.
+            // As an H200; these tests say themselves how many blocks they take.
             std::env::set_var("WINDLASS_SIM_MULTIPROCESSORS", "132");
         }
         library();
@@ -136,7 +136,7 @@ pub fn made(make: impl FnOnce(&mut usize) -> u32) -> usize {
     out
 }
 
-/// Waits for what another thread or process will do. Not a sleep: it ends when it is so, and fails if it never is.
+/// Waits until another thread or process has made a condition true; fails if it never does.
 #[track_caller]
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -146,7 +146,7 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A device's primary context, as all programs have it that use CUDA's runtime.
+/// A device's primary context, as programs have it that use CUDA's runtime.
 pub struct Primary {
     pub driver: &'static Driver,
     pub device: i32,
@@ -169,7 +169,7 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
-        // What `of` retained.
+        // Releases what `of` retained.
         let _ = cuDevicePrimaryCtxRelease_v2(self.device);
     }
 }

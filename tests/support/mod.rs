@@ -1,4 +1,5 @@
-//! What the programs of this folder share: the driver that they run on, streams of the application, processes side by side.
+//! Shared by the test programs of this folder's crates: the driver that they run on, streams of the application, processes side by
+//! side.
 
 #![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 

@@ -1,4 +1,4 @@
-//! Two processes of a test: the second is the same program, asked for one ignored test, with a socket to the first.
+//! Two processes of a test: the second is the same program, which runs one ignored test and has a socket to the first.
 
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use windlass_transport::heap::{Announcement, Place};
 
 const SOCKET: &str = "ENGINE_TEST_SOCKET";
 
-/// Runs the ignored test `processes::NAME` of this program in a process of its own.
+/// Runs the ignored test `processes::NAME` of this program in a new process.
 pub fn child(name: &str, there: &UnixStream) -> Child {
     // SAFETY: clears close-on-exec of a descriptor of ours, so that the child inherits it.
     unsafe { libc::fcntl(there.as_raw_fd(), libc::F_SETFD, 0) };
@@ -19,7 +19,7 @@ pub fn child(name: &str, there: &UnixStream) -> Child {
     command.env(SOCKET, there.as_raw_fd().to_string()).stdout(Stdio::null()).spawn().unwrap()
 }
 
-/// In such a process: the socket.
+/// In the second process: its socket.
 pub fn inherited() -> UnixStream {
     let number = std::env::var(SOCKET).unwrap().parse().unwrap();
     // SAFETY: inherited for this purpose; nobody else in this process knows it.
@@ -69,7 +69,7 @@ fn header(part: &mut libc::iovec, control: &mut [u64; 4]) -> libc::msghdr {
     message
 }
 
-/// Both ends come to the same point.
+/// Waits until the other process has come to the same point.
 pub fn meet(mut socket: &UnixStream) {
     socket.write_all(&[1]).unwrap();
     let mut byte = [0];

@@ -1,4 +1,4 @@
-//! Streams of the application, and what holds them up.
+//! Streams of the application, and gates that block them.
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -7,16 +7,16 @@ use windlass_base::gpu::{StreamHandle, driver};
 
 use super::driver::*;
 
-/// The stream is destroyed at the end.
+/// A stream, destroyed on drop.
 pub struct AppStream(pub usize);
 
 impl AppStream {
-    /// A stream that orders itself with no other.
+    /// A non-blocking stream.
     pub fn new() -> AppStream {
         AppStream(made(|out| cuStreamCreate(out, 1)))
     }
 
-    /// A stream that orders itself with the legacy stream, as streams do by default.
+    /// A stream that synchronizes with the legacy stream, as streams do by default.
     pub fn blocking() -> AppStream {
         AppStream(made(|out| cuStreamCreate(out, 0)))
     }
@@ -45,16 +45,15 @@ impl Drop for AppStream {
     }
 }
 
-/// What a stream waits at until it is told; dropping it tells. One at a time: a GPU's driver runs all host functions of a
-/// process on one thread, so that a second one would wait for the first. [`AppStream`]s that are to wait too wait for an
-/// event behind it.
+/// Blocks a stream until it is opened or dropped. Use one at a time: a GPU's driver runs all host functions of a process on one
+/// thread, so a second gate would wait for the first. Other [`AppStream`]s can wait for an event behind the gate.
 pub struct Gate {
     open: Sender<()>,
     reached: Receiver<()>,
 }
 
 impl Gate {
-    /// A gate, and what [`wait_at_gate`] takes: for one call.
+    /// A gate, and the data for one call of [`wait_at_gate`].
     pub fn closed() -> (Gate, *mut c_void) {
         let (open, opened) = channel::<()>();
         let (reach, reached) = channel::<()>();
@@ -68,7 +67,7 @@ impl Gate {
         gate
     }
 
-    /// Waits until the stream has come to it.
+    /// Waits until the stream has come to the gate.
     #[track_caller]
     pub fn wait_until_reached(&self) {
         self.reached.recv_timeout(soon()).expect("the stream comes to its gate");
@@ -82,14 +81,14 @@ impl Gate {
 pub unsafe extern "C" fn wait_at_gate(data: *mut c_void) {
     // SAFETY: `closed` leaked this box for this one call.
     let (reach, opened) = *unsafe { Box::from_raw(data.cast::<(Sender<()>, Receiver<()>)>()) };
-    // Whether anybody looks does not matter; an error is the gate's opening, also by a test that failed meanwhile.
+    // The result does not matter; an error means that the gate was opened or dropped, also by a test that failed.
     let _ = reach.send(());
     let _ = opened.recv();
 }
 
-/// Captures `body` on a stream and makes it runnable; the graph itself is destroyed at once.
+/// Captures `body` on a stream and instantiates the graph, which is destroyed at once.
 pub fn captured(stream: &AppStream, body: impl FnOnce()) -> usize {
-    // Ranks are threads here: what one does must not break another's capture.
+    // Ranks are threads here, and one must not break another's capture.
     const THREAD_LOCAL: u32 = 1;
     ok(cuStreamBeginCapture_v2(stream.0, THREAD_LOCAL));
     body();

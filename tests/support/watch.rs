@@ -1,20 +1,20 @@
-//! Where a test is that hangs on a GPU machine, where there is no debugger: said before whoever runs it loses patience.
+//! Prints where a test hangs on a GPU machine, where there is no debugger, before the test runner ends it.
 
 use std::fs;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Longer than any test takes on GPUs, and less than is given to one.
+/// Longer than any test takes on GPUs, and shorter than the runner's limit.
 const LATE: Duration = Duration::from_secs(20);
 
 static LAST: Mutex<Option<(String, Instant)>> = Mutex::new(None);
 
-/// Notes what a test does next; told only if it hangs there.
+/// Notes the test's next step, which is printed only if it hangs there.
 pub fn step(what: impl Into<String>) {
     *LAST.lock().unwrap() = Some((what.into(), Instant::now()));
 }
 
-/// Looks once, late, on a thread of its own.
+/// Looks once, late, on its own thread.
 pub fn begin() {
     std::thread::spawn(|| {
         std::thread::sleep(LATE);
@@ -22,7 +22,7 @@ pub fn begin() {
             Some((what, since)) => eprintln!("hangs? for {:.1} s at: {what}", since.elapsed().as_secs_f64()),
             None => eprintln!("hangs? no step was told"),
         }
-        // Twice, as who runs is seen by what its clock does in between.
+        // Printed twice, as the difference of processor times shows which threads run.
         for _ in 0..2 {
             tasks().for_each(|line| eprintln!("{line}"));
             std::thread::sleep(Duration::from_secs(1));
@@ -30,8 +30,8 @@ pub fn begin() {
     });
 }
 
-/// Of each thread: its name, state and processor time (clock ticks, of user and of system), the system call that it is
-/// in (number first) and, where that may be read, what the kernel waits at.
+/// Of each thread: its name, state and processor time (clock ticks, of user and of system), the system call that it is in (number
+/// first) and, where that may be read, what the kernel waits at.
 fn tasks() -> impl Iterator<Item = String> {
     fs::read_dir("/proc/self/task").into_iter().flatten().flatten().map(|task| {
         let read =

@@ -1,4 +1,4 @@
-//! Every collective against a reference, for ranks as threads and as processes.
+//! Tests of every collective against a reference, with ranks as threads and as processes.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -27,7 +27,7 @@ fn collectives_as_threads() {
     }
 }
 
-/// The same over processes.
+/// The same with ranks as processes.
 #[test]
 fn collectives_as_processes() {
     for ranks in [2, 3, 4, 8] {
@@ -35,7 +35,7 @@ fn collectives_as_processes() {
     }
 }
 
-/// Sums, products, extremes and averages of every type have NCCL's semantics.
+/// Sums, products, minima, maxima and averages of every type are NCCL's.
 #[test]
 fn all_types_and_operators() {
     expect_success("types", Ranks::Threads(3));
@@ -153,13 +153,13 @@ fn types(rank: &mut Rank) {
                 unsafe { (nccl.all_reduce)(send, receive, 1, datatype, operator as i32, comm, stream) };
             assert_eq!(code, SUCCESS);
             let wanted = encode(datatype, *expected);
-            // Products of 16-bit floats round; sums do not here.
+            // Products of 16-bit floats round; sums do not with these values.
             let exact = operator != 1 || !matches!(datatype, 6 | 9);
             let got = rank.download::<u8>(receive, wanted.len());
             assert!(!exact || got == wanted, "type {datatype} operator {operator}: {got:?}, not {wanted:?}");
         }
     }
-    // -7 and -7 (and -7): the sum wraps in the type, the average truncates towards zero.
+    // -7 and -7 (and -7): the sum wraps in the type, the average is truncated towards zero.
     let send = rank.upload(&[if me == 0 { -7i32 } else { -6 }]);
     let receive = rank.upload(&[0i32]);
     assert_eq!(unsafe { (nccl.all_reduce)(send, receive, 1, INT32, AVERAGE, comm, stream) }, SUCCESS);
@@ -179,7 +179,7 @@ fn pre_mul_sum(rank: &mut Rank) {
     assert_eq!(unsafe { (nccl.pre_mul_sum)(&mut operator, bytes.as_ptr(), FLOAT32, 1, comm) }, SUCCESS);
     let (send, receive) = (rank.upload(&[3f32, 4.0]), rank.upload(&[0f32; 2]));
     assert_eq!(unsafe { (nccl.all_reduce)(send, receive, 2, FLOAT32, operator, comm, stream) }, SUCCESS);
-    // The operator may go as soon as the call has returned.
+    // The operator may be destroyed as soon as the call has returned.
     assert_eq!(unsafe { (nccl.operator_destroy)(operator, comm) }, SUCCESS);
     assert_eq!(rank.download::<f32>(receive, 2), [31.5, 42.0]);
     assert_eq!(

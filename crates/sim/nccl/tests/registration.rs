@@ -1,4 +1,4 @@
-//! Registration as NCCL does it, and what makes it unsafe.
+//! Tests of registration as NCCL does it, and of unsafe uses.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::*;
 
 const MIB: usize = 1 << 20;
-/// Of all ranks together, from where on NCCL looks all-gathers up.
+/// Bytes of all ranks together from which on NCCL looks for registered buffers of all-gathers.
 const LARGE: usize = 8 * MIB;
 
 #[test]
@@ -53,13 +53,13 @@ fn memory_of_nccl_can_be_mapped_again() {
     expect_success("allocation", Ranks::Processes(1));
 }
 
-/// Ranges are rounded to pages and counted.
+/// Ranges are rounded to pages and reference-counted.
 #[test]
 fn ranges_within_ranges_are_one_record() {
     expect_success("records", Ranks::Processes(1));
 }
 
-/// Which collectives run registered: the simulator's count, and the same results.
+/// The simulator counts which collectives run registered, and results are the same.
 #[test]
 fn collectives_look_their_buffers_up() {
     for ranks in [Ranks::Threads(3), Ranks::Processes(2)] {
@@ -67,14 +67,14 @@ fn collectives_look_their_buffers_up() {
     }
 }
 
-/// A registration of several allocations serves buffers that lie in the first one used.
+/// Of a registration over several allocations, only buffers in the first allocation used are usable by peers.
 #[test]
 fn peers_import_one_allocation() {
     expect_success("several_allocations", BOTH);
     expect_failure("beyond_the_import", BOTH, &[], &["beyond the allocation that peers imported"]);
 }
 
-/// What peers have imported stays allocated until the registration ends.
+/// Memory that peers have imported stays allocated until the registration ends.
 #[test]
 fn forgotten_registrations_keep_memory() {
     for ranks in [Ranks::Threads(2), BOTH] {
@@ -84,14 +84,14 @@ fn forgotten_registrations_keep_memory() {
     expect_failure("forgotten_at_destroy", BOTH, &[], &["leak: registration of"]);
 }
 
-/// Other memory at registered addresses is found out, or gets nothing of what peers send.
+/// Other memory at registered addresses is an error if strict, else it does not get what peers send.
 #[test]
 fn other_memory_at_registered_addresses() {
     expect_failure("other_memory", BOTH, &[], &["whose memory was freed"]);
     expect_success_with("other_memory", BOTH, &LAX);
 }
 
-/// Of all-gathers both buffers decide, on every rank alike.
+/// Both buffers of an all-gather must be registered, on all ranks or on none.
 #[test]
 fn gathers_registered_on_some_ranks() {
     let text = "mixed registration of 8388608 bytes: rank 0 registered, rank 1 unregistered";
@@ -99,7 +99,7 @@ fn gathers_registered_on_some_ranks() {
     expect_success("half_registered", BOTH);
 }
 
-/// Deregistering waits for nothing, and must not end what an operation uses.
+/// Deregistering does not wait, and must not end a registration that an operation uses.
 #[test]
 fn deregistering_beside_operations() {
     let text = "while 1 operations of this rank that use it are in flight";
@@ -109,7 +109,8 @@ fn deregistering_beside_operations() {
     expect_success_with("aborted_in_flight", BOTH, &[]);
 }
 
-/// Registering and deregistering are calls like others; questions and aborts may come beside.
+/// Registering and deregistering count as calls, of which a communicator allows one at a time. Queries and aborts are allowed
+/// beside them.
 #[test]
 fn threads_beside_registrations() {
     expect_failure("registering_threads", Ranks::Processes(1), &[], &["are inside calls at once"]);
@@ -146,12 +147,12 @@ impl Rank {
         self.nccl.ask("simRegistrations", self.comm)
     }
 
-    /// Fills a buffer with this rank's number and one more.
+    /// Fills a buffer with this rank's number plus one.
     fn fill(&self, address: usize, bytes: usize) {
         unsafe { std::ptr::write_bytes(address as *mut u8, 1 + self.rank as u8, bytes) };
     }
 
-    /// The first byte of each rank's part, after the stream.
+    /// A byte of each rank's part, once the stream has finished.
     fn parts(&self, address: usize, bytes: usize) -> Vec<u8> {
         self.synchronize();
         (0..self.ranks)
@@ -164,7 +165,7 @@ impl Rank {
     }
 }
 
-/// Holds a stream until it is let go.
+/// Blocks a stream until the flag is set.
 fn hold(rank: &Rank) -> &'static AtomicBool {
     extern "C" fn wait(data: *mut libc::c_void) {
         let open = unsafe { &*data.cast::<AtomicBool>() };
@@ -270,7 +271,7 @@ fn looked_up(rank: &mut Rank) {
     rank.leave();
 }
 
-/// Two allocations side by side, registered as one.
+/// Two adjacent allocations, registered as one.
 fn side_by_side(rank: &Rank) -> (usize, usize) {
     let at = rank.cuda.addresses(2 * LARGE, 0);
     for half in [at, at + LARGE] {
@@ -303,7 +304,7 @@ fn forgotten(rank: &mut Rank) {
     let send = rank.nccl.allocate(LARGE);
     let from = rank.register(send, LARGE);
     let free = rank.cuda.free_bytes();
-    // A registration that nobody uses holds nothing, and sending holds nothing.
+    // An unused registration imports nothing, nor does one that is only sent from.
     for uses in 0..2 {
         let receive = rank.nccl.allocate(LARGE);
         let to = rank.register(receive, LARGE);
@@ -395,7 +396,8 @@ fn in_flight(rank: &mut Rank) {
     rank.leave();
 }
 
-/// Ends a registration that small and unregistered operations in flight lie in, one that none does, and one user of one.
+/// Ends registrations beside operations in flight: of buffers of small and unregistered operations, of an unused one, and one of
+/// two references.
 fn beside_others(rank: &mut Rank) {
     rank.join();
     let (send, receive, other) =
@@ -416,7 +418,7 @@ fn beside_others(rank: &mut Rank) {
     unsafe { libc::_exit(0) };
 }
 
-/// The operation holds the communicator when it leaves, and with it what peers imported.
+/// The operation keeps the aborted communicator until it has ended, and with it the memory that peers imported.
 fn aborted_in_flight(rank: &mut Rank) {
     rank.join();
     let free = rank.cuda.free_bytes();
@@ -436,7 +438,7 @@ fn aborted_in_flight(rank: &mut Rank) {
     }
 }
 
-/// Many threads, so that two are inside together sooner or later.
+/// Enough threads that two are inside at the same time sooner or later.
 fn registering_threads(rank: &mut Rank) {
     rank.join();
     let (rank, buffer) = (&*rank, rank.nccl.allocate(MIB));
@@ -451,7 +453,7 @@ fn registering_threads(rank: &mut Rank) {
     });
 }
 
-/// Runs `body` again and again while another thread deregisters, and once before.
+/// Runs `body` once before, and again and again while another thread deregisters.
 fn beside_deregister(rank: &Rank, body: impl Fn()) {
     let handle = rank.register(rank.nccl.allocate(MIB), MIB);
     body();
@@ -501,7 +503,7 @@ fn abort_beside_deregister(rank: &mut Rank) {
             task.store(libc::gettid(), SeqCst);
             (nccl.deregister)(comm, handle)
         });
-        // When it sleeps it is inside; earlier the communicator would be gone for it.
+        // Once it sleeps it is inside the call; earlier it would find the communicator aborted.
         let sleeps = || {
             let about = std::fs::read_to_string(format!("/proc/self/task/{}/stat", task.load(SeqCst)));
             about.is_ok_and(|about| about.contains(") S "))

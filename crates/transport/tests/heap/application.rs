@@ -1,4 +1,4 @@
-//! The application around the symmetric heap, and what tests ask of both.
+//! Shared by the tests: the application around the symmetric heap, and questions about both.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::support::*;
 
 pub const MIB: u64 = 1 << 20;
 
-/// A program that uses a device by its primary context, current on the thread that makes it.
+/// A program that uses a device by its primary context, which is current on the thread that makes this.
 pub struct Application(Primary);
 
 impl Deref for Application {
@@ -39,7 +39,7 @@ impl Application {
     }
 }
 
-/// Captures what `body` issues on a stream, in the strictest mode, and gives the graph.
+/// Captures what `body` issues on a stream, in the strictest mode, and returns the graph.
 pub fn capture(stream: &AppStream, body: impl FnOnce()) -> usize {
     const GLOBAL: u32 = 0;
     ok(cuStreamBeginCapture_v2(stream.0, GLOBAL));
@@ -47,7 +47,7 @@ pub fn capture(stream: &AppStream, body: impl FnOnce()) -> usize {
     made(|out| cuStreamEndCapture(stream.0, out))
 }
 
-/// The same driver with other functions, for as long as the process lives.
+/// The same driver with some functions replaced, for as long as the process lives.
 pub fn with_calls(change: impl FnOnce(&mut Calls)) -> &'static Driver {
     let mut calls = start().calls;
     change(&mut calls);
@@ -68,14 +68,14 @@ pub fn may_access(device: i32, at: u64) -> bool {
     flags == 3
 }
 
-/// Fills a region, from a stream that waits for no other.
+/// Fills a region, on a non-blocking stream.
 pub fn fill(region: &Region, byte: u8) {
     let stream = AppStream::new();
     ok(cuMemsetD8Async(region.address(), byte, region.bytes() as usize, stream.0));
     stream.synchronize();
 }
 
-/// Whether every byte of a region is this one.
+/// Whether every byte of a region has this value.
 pub fn holds(region: &Region, byte: u8) -> bool {
     let mut bytes = vec![!byte; region.bytes() as usize];
     let stream = AppStream::new();

@@ -1,4 +1,4 @@
-//! Captures of the application: they survive our calls, and their graphs hold our regions.
+//! Tests beside captures of the application: captures survive the calls of the symmetric heap, and their graphs hold regions.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::support::*;
 
 const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
 
-/// With the strictest capture in progress on the calling thread: a symmetric heap is opened, grows, zeroes, announces, maps a
-/// peer, probes and takes back, and the capture comes out whole.
+/// With a capture in the strictest mode on the calling thread a symmetric heap opens, grows, zeroes, announces, maps a peer, probes
+/// and takes back, and the capture is complete.
 #[test]
 fn everything_works_beside_a_capture() {
     let application = Application::on(0);
@@ -36,7 +36,7 @@ fn everything_works_beside_a_capture() {
     });
     assert!(holds(&target, 0), "captured, not run");
     ok(cuGraphDestroy(graph));
-    // The test can fail: without the guard this breaks the capture.
+    // Proof that the test can fail: without the guard this breaks the capture.
     ok(cuStreamBeginCapture_v2(stream.0, 0));
     let mut none = 0;
     assert_eq!(cuStreamQuery(AppStream::new().0), 900);
@@ -46,8 +46,8 @@ fn everything_works_beside_a_capture() {
     heap.settle().unwrap();
 }
 
-/// A graph, then what is made of it, hold the regions of the communicator and its mappings of peers; the destructor
-/// only marks, and the next settling takes all back.
+/// A graph, and then its executable graph, hold the regions of the communicator and its mappings of peers. The destructor of the
+/// user object only sets a mark, and the next `settle` frees all.
 #[test]
 fn graphs_hold_regions() {
     let application = Application::on(0);
@@ -63,7 +63,7 @@ fn graphs_hold_regions() {
     assert_eq!(application.driver.capture_of(stream.handle()).unwrap(), None);
     let graph = capture(&stream, || {
         let capture = application.driver.capture_of(stream.handle()).unwrap().unwrap();
-        // Every operation of a capture asks; the first one counts.
+        // Every operation of a capture calls `hold`; the first call counts.
         for _ in 0..3 {
             holds.hold(application.driver, capture).unwrap();
         }
@@ -92,7 +92,7 @@ fn graphs_hold_regions() {
     assert_eq!(Arc::strong_count(&holds), 1, "nothing keeps the communicator");
 }
 
-/// A capture that fails lets go too; a graph that does not exist is an error and holds nothing.
+/// A capture that fails releases what it held. Holding for a graph that does not exist is an error and holds nothing.
 #[test]
 fn failed_captures_let_go() {
     let application = Application::on(0);
@@ -101,7 +101,7 @@ fn failed_captures_let_go() {
     ok(cuStreamBeginCapture_v2(stream.0, 0));
     let capture = application.driver.capture_of(stream.handle()).unwrap().unwrap();
     holds.hold(application.driver, capture).unwrap();
-    // Breaks it.
+    // Breaks the capture.
     assert_eq!(cuStreamQuery(stream.0), 900);
     let mut none = 0;
     assert_eq!(cuStreamEndCapture(stream.0, &mut none), 901);

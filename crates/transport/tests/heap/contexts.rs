@@ -1,4 +1,4 @@
-//! Contexts, and what is left of the calling thread's after our calls.
+//! Tests of contexts: which one is current on the calling thread after calls of the symmetric heap.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ fn current(driver: &Driver) -> usize {
     made(|out| unsafe { (driver.calls.cuCtxGetCurrent)(out) }.0)
 }
 
-/// Whatever is current, it is so after; also nothing.
+/// The context that is current before a call is current after it, also none.
 #[test]
 fn the_current_context_comes_back() {
     let application = Application::on(0);
@@ -31,7 +31,7 @@ fn the_current_context_comes_back() {
     assert_eq!(application.driver.current_device().unwrap(), None);
 }
 
-/// An application with a context of its own gets no primary one beside it.
+/// An application with a context of its own gets no primary context beside it.
 #[test]
 fn a_context_of_the_applications_own() {
     let driver = start();
@@ -49,7 +49,7 @@ fn a_context_of_the_applications_own() {
     assert!(!is_active(0));
     drop(heap);
     assert_eq!(current(driver), context);
-    // Of another device there is none current: the primary one it is.
+    // With a context of another device current, the primary context is taken.
     let heap = Heap::open(driver, 1, 16 * MIB).unwrap();
     drop(lend(&heap, MIB));
     heap.settle().unwrap();
@@ -61,8 +61,8 @@ fn a_context_of_the_applications_own() {
     ok(cuCtxDestroy_v2(context));
 }
 
-/// After a reset the device has another symmetric heap. What the one before has lent comes back all the same, also what was being zeroed; it lends
-/// nothing more, and its end takes nobody's reference to the next context.
+/// After a reset the device gets another symmetric heap. Regions of the former one can still be returned, also one that was being
+/// zeroed. The former heap lends nothing more, and its end releases no reference to the new context.
 #[test]
 fn a_context_that_was_reset() {
     if on_a_gpu() {
@@ -87,6 +87,6 @@ fn a_context_that_was_reset() {
     assert_eq!(after.free_bytes(), free_bytes);
     fill(&lend(&Heap::of(0).unwrap(), MIB), 8);
     settle();
-    // The one reference to a context that is gone.
+    // Keeps the reference to a context that no longer exists.
     std::mem::forget(before);
 }

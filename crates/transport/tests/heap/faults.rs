@@ -1,4 +1,4 @@
-//! What fails leaves nothing behind and says why.
+//! Tests of failures: they leave nothing behind and say why.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use crate::support::*;
 
 const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
 
-/// A device without memory: an error with the call and the numbers, then what fits still fits.
+/// Without device memory the error has the call and the numbers, and smaller regions still fit.
 #[test]
 fn out_of_device_memory() {
     if on_a_gpu() {
@@ -23,7 +23,7 @@ fn out_of_device_memory() {
     let application = Application::on(0);
     let heap = application.heap(1 << 30);
     let regions: Vec<_> = (0..12).map(|_| lend(&heap, 4 * MIB)).collect();
-    // The last step would have been 32 MiB; what is needed had to do.
+    // The heap's next step of growth would be 32 MiB, so it took only the bytes needed.
     assert_eq!((heap.counters().mapped_bytes, application.free_bytes()), (48 * MIB, 2 * MIB));
     let refusal = heap.lend(4 * MIB, &Holds::new()).unwrap_err();
     assert_eq!(
@@ -49,7 +49,7 @@ unsafe extern "C" fn refuse_fill(_: u64, _: u8, _: usize, _: usize) -> Code {
     Code(700)
 }
 
-/// Growth that fails half way, at every step: nothing is mapped, memory goes back, and strictness finds nothing alive.
+/// Growth that fails at any step maps nothing, memory is freed, and the strict simulator finds no leak.
 #[test]
 fn failed_growth() {
     const TIMES: usize = 16;
@@ -64,7 +64,7 @@ fn failed_growth() {
         "cuMemSetAccess answered",
         "cuMemsetD8Async",
     ];
-    // What the driver itself needs once is there after this.
+    // After this the driver has made what it needs once.
     let heap = application.heap(64 * MIB);
     drop(lend(&heap, MIB));
     heap.settle().unwrap();
@@ -79,7 +79,7 @@ fn failed_growth() {
             assert_eq!(heap.counters().mapped_bytes, 0);
         }
         let after = application.free_bytes();
-        // A GPU's driver takes and gives memory for itself; each growth would have been 4 MiB.
+        // A GPU's driver takes and frees memory for itself; each growth would be 4 MiB.
         let slack = if on_a_gpu() { 32 * MIB } else { 0 };
         assert!(before.abs_diff(after) <= slack, "{text}: free before {before}, after {after}");
     }
@@ -101,7 +101,7 @@ fn failed_imports() {
     };
     let refusal = map(&peer, place, socket.as_fd());
     assert!(refusal.to_string().starts_with("cuMemImportFromShareableHandle answered"), "{refusal}");
-    // More than the memory has.
+    // More than the imported memory has.
     let larger = Place { chunk_bytes: 2 * place.chunk_bytes, ..place };
     map(&peer, larger, descriptor.as_fd());
     let outside = Place { offset: place.chunk_bytes, ..place };
@@ -112,7 +112,7 @@ fn failed_imports() {
     ] {
         map(&PeerHeap::new(driver), place, descriptor.as_fd());
     }
-    // And then it works; a peer that contradicts itself does not undo that.
+    // Then an import works, and contradictory announcements of the peer do not undo it.
     let mapped = peer.map(place, descriptor.as_fd(), &heap, &Holds::new()).unwrap();
     let other = Place { span_bytes: 2 * place.span_bytes, ..place };
     assert!(peer.map(other, descriptor.as_fd(), &heap, &Holds::new()).is_err());
@@ -126,7 +126,7 @@ fn failed_imports() {
     heap.settle().unwrap();
 }
 
-/// A forked child gets an error from everything, can drop what it inherited, and touches nothing of the parent's.
+/// In a forked child every call is an error, inherited values can be dropped, and nothing of the parent's changes.
 #[test]
 fn fork() {
     let application = Application::on(0);

@@ -1,4 +1,4 @@
-//! What only a GPU can show: run with `ENGINE_TEST_ON=gpu`, `--ignored`, on a machine with two GPUs.
+//! Tests for GPUs only: run with `ENGINE_TEST_ON=gpu`, `--ignored`, on a machine with two GPUs.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use windlass_transport::heap::{Announcement, Event, Holds, Member, PeerHeap};
 use crate::application::*;
 use crate::support::*;
 
-/// Spins until a word is not zero.
+/// PTX of a kernel that spins until a word is not zero.
 const SPIN: &[u8] = b".version 7.0
 .target sm_70
 .address_size 64
@@ -27,7 +27,7 @@ again:
 }
 \0";
 
-/// Beside a kernel that really spins, in clusters, in the remote domain: everything that a symmetric heap does after init, and
+/// Beside a kernel that spins, in clusters, in the remote domain, everything works that a symmetric heap does after init. Prints
 /// what each step takes.
 #[test]
 #[ignore = "needs two GPUs"]

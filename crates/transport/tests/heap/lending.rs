@@ -1,4 +1,4 @@
-//! Regions: lent, zeroed, refused at the limit, taken back.
+//! Tests of regions: lent, zeroed, refused at the limit, taken back.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use windlass_transport::heap::{Event, HeapError, Holds, Member};
 use crate::application::*;
 use crate::support::*;
 
-/// Random sizes on real memory: every region is aligned, holds zeros whatever lay there before, overlaps no other, and
-/// the whole stays within its limit; at the end nothing is mapped and nothing alive.
+/// Regions of random sizes are aligned, hold zeros whatever was there before, do not overlap, and stay within the limit in sum. At
+/// the end nothing is mapped and nothing leaks.
 #[test]
 fn random_sizes() {
     let application = Application::on(0);
@@ -55,14 +55,14 @@ fn random_sizes() {
     assert!(counters.mapped_bytes_highest > 32 * MIB && counters.lent_bytes_highest > 16 * MIB);
 }
 
-/// The driver's fill, behind work that does not end until it is told.
+/// The driver's fill, which waits behind a closed gate.
 mod slow_fill {
     use std::ffi::c_void;
     use std::sync::atomic::AtomicPtr;
 
     use super::*;
 
-    /// What the next fill waits behind.
+    /// The gate that the next fill waits for.
     pub static GATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
     pub unsafe extern "C" fn fill(at: u64, value: u8, bytes: usize, stream: usize) -> Code {
@@ -77,7 +77,7 @@ mod slow_fill {
     }
 }
 
-/// Memory that need not hold zeros is ready at once, with what the last who had it left there.
+/// A region lent without zeroing is ready at once, with the bytes of its last user.
 #[test]
 fn as_it_is() {
     let application = Application::on(0);
@@ -99,8 +99,8 @@ fn as_it_is() {
     assert_eq!(heap.counters().regions, 0);
 }
 
-/// Nobody is told of a region before it holds zeros; meanwhile no other stream waits, a wait gives up in time, and regions
-/// can be dropped. What is dropped unzeroed goes back only after its zeroing.
+/// A region can be announced only once it holds zeros. Meanwhile no other stream waits, a wait for it times out, and regions can be
+/// dropped. A region dropped earlier is taken back only after its zeroing.
 #[test]
 fn zeros_come_before_the_announcement() {
     let _application = Application::on(0);
@@ -117,7 +117,7 @@ fn zeros_come_before_the_announcement() {
     assert!(!region.is_zeroed().unwrap());
     assert!(matches!(region.announce(&member), Err(HeapError::NotZeroed { .. })));
     assert!(matches!(region.wait_zeroed(Duration::from_millis(3)), Err(HeapError::NotZeroed { .. })));
-    // Streams of the application, blocking ones too, run through.
+    // Streams of the application, blocking ones too, do not wait.
     for stream in [AppStream::new(), AppStream::blocking()] {
         ok(cuMemsetD32Async(region.address(), 7, 1, stream.0));
         stream.synchronize();
@@ -138,8 +138,8 @@ fn zeros_come_before_the_announcement() {
     });
 }
 
-/// Beside work that does not end until it is told, on a non-blocking, a blocking and the legacy stream, a symmetric heap grows,
-/// zeroes, announces, takes back and unmaps. (`gpu::beside_a_spinning_kernel` does it beside a kernel.)
+/// Beside work that waits for a gate on a non-blocking, a blocking and the legacy stream, a symmetric heap grows, zeroes,
+/// announces, takes back and unmaps. (`gpu::beside_a_spinning_kernel` does so beside a kernel.)
 #[test]
 fn grows_beside_spinning_kernels() {
     let application = Application::on(0);
@@ -171,7 +171,7 @@ fn grows_beside_spinning_kernels() {
     heap.settle().unwrap();
 }
 
-/// At the limit the answer has the numbers; what is over is taken back before anybody is refused.
+/// At the limit the error has the numbers. Regions that have ended are taken back before a request is refused.
 #[test]
 fn the_limit() {
     let application = Application::on(0);
@@ -184,13 +184,13 @@ fn the_limit() {
     );
     assert_eq!(refusal.result(), nccl_sys::ncclUnhandledCudaError);
     drop(regions);
-    // Two chunks of 8 MiB would not hold it: they go, and one of 16 comes.
+    // Two chunks of 8 MiB are too small: they are freed, and one of 16 MiB is made.
     drop(lend(&heap, 16 * MIB));
     heap.settle().unwrap();
     assert_eq!(heap.counters().mapped_bytes, 0);
 }
 
-/// A region goes back when the last member has closed or died, and not before: its memory is lent to nobody else.
+/// A region goes back once the last member has closed or died, and is not lent to others before.
 #[test]
 fn quarantine() {
     let application = Application::on(0);
@@ -207,7 +207,7 @@ fn quarantine() {
     assert!(!taken());
     heap.note(Event::Died(20));
     assert!(taken());
-    // Late events of a lease that is over mean nothing.
+    // Late events of a lease that is over have no effect.
     heap.note(Event::Closed(lease, 2));
     eventually("all came back", || {
         heap.settle().unwrap();
@@ -215,7 +215,7 @@ fn quarantine() {
     });
 }
 
-/// Threads that lend, use and drop, beside one that settles all the time: nobody sees another's bytes, nothing is left.
+/// Threads lend, use and drop regions beside one that calls `settle`: none sees another's bytes, and nothing is left.
 #[test]
 fn threads() {
     let application = Application::on(0);

@@ -1,5 +1,5 @@
-//! The symmetric heap and the gpu seam on the simulated driver, strict: what is alive when a test's process ends fails it.
-//! Run by nextest, which gives every test a process.
+//! Tests of the symmetric heap and of `gpu` on the simulated driver, strict: whatever still lives when a test's process ends fails
+//! it. Run by nextest, which gives every test a process.
 
 #[path = "../../../../tests/support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Mappings of a peer's symmetric heap, with both ends in this process: import works there too.
+//! Tests of mappings of a peer's symmetric heap, with both ends in this process, where import works, too.
 
 use std::os::fd::AsFd;
 
@@ -8,8 +8,8 @@ use crate::application::*;
 
 const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
 
-/// Regions of one chunk map it once, whatever the communicator and the device; later chunks are appended; all that is
-/// over is unmapped.
+/// All regions of a chunk share one mapping, whatever the communicator and the device. Later chunks are mapped behind it, and are
+/// unmapped when all their regions are over.
 #[test]
 fn mapped_once() {
     let application = Application::on(0);
@@ -25,7 +25,7 @@ fn mapped_once() {
     let mut mapped = vec![map(&regions[0], &near)];
     assert_eq!(peer.mapped(), (1, 4 * MIB));
     mapped.push(map(&regions[1], &near));
-    // A third device, where there is one, never gets in.
+    // A third device, if there is one, never has access.
     let third = application.driver.device_count().unwrap() > 2;
     let who = |address| [may_access(0, address), may_access(1, address), third && may_access(2, address)];
     assert_eq!(who(mapped[0].address()), [true, false, false]);
@@ -37,7 +37,7 @@ fn mapped_once() {
     assert_eq!(mapped[1].address() - mapped[0].address(), regions[1].address() - regions[0].address());
     assert_eq!(mapped[3].address() - mapped[0].address(), regions[2].address() - regions[0].address());
     assert_eq!(mapped[2].address(), mapped[0].address());
-    // Both ways, by another address of the same memory.
+    // Both addresses are of the same memory, in both directions.
     owner.store(regions[2].address(), 77).unwrap();
     far.probe(mapped[3].address(), 77, mapped[3].address() + 4, 78).unwrap();
     assert_eq!(owner.load(regions[2].address() + 4).unwrap(), 78);
@@ -59,7 +59,7 @@ fn mapped_once() {
     assert_eq!(owner.counters().mapped_bytes, 0);
 }
 
-/// The owner uses addresses again for another chunk: the peer maps the new one, once the old one is over for it too.
+/// The owner uses offsets again for another chunk. The peer maps the new chunk once the old one is over for the peer, too.
 #[test]
 fn addresses_are_used_again() {
     let application = Application::on(0);
@@ -71,7 +71,7 @@ fn addresses_are_used_again() {
     };
     let (first, region) = announce();
     let old = peer.map(first.place, first.descriptor.as_fd(), &owner, &Holds::new()).unwrap();
-    // Wrongly so: the peer has not closed, and the owner believes it dead.
+    // In error: the peer has not closed, and the owner takes it for dead.
     owner.note(Event::Died(9));
     drop(region);
     owner.settle().unwrap();
@@ -91,8 +91,8 @@ fn addresses_are_used_again() {
     owner.settle().unwrap();
 }
 
-/// A symmetric heap that nobody used went, and the device's next one lends the same offsets: a peer that has not unmapped yet
-/// does not take the old memory for the new.
+/// An unused symmetric heap was freed, and the device's next one lends the same offsets. A peer that has not unmapped yet does not
+/// take the old memory for the new.
 #[test]
 fn a_later_heap_is_another() {
     let application = Application::on(0);
@@ -118,7 +118,7 @@ fn a_later_heap_is_another() {
     peer.settle();
 }
 
-/// Devices of one process need no import: access is set, and holds at the owner's own address.
+/// Devices of one process need no import: access is granted at the owner's own address.
 #[test]
 fn two_devices_of_one_process() {
     let application = Application::on(0);
@@ -140,8 +140,8 @@ fn two_devices_of_one_process() {
     heaps.iter().for_each(|heap| heap.settle().unwrap());
 }
 
-/// A region of another rank of this process is reached where it lies: no descriptor is made and nothing mapped, and it
-/// stays until that rank has closed. What its chunk does not hold is refused.
+/// A region of another rank of this process is used at its own address. No descriptor and no mapping is made, and the region stays
+/// until that rank has closed. A range outside of its chunk is refused.
 #[test]
 fn reached_in_its_own_process() {
     let application = Application::on(0);
@@ -180,7 +180,8 @@ fn reached_in_its_own_process() {
     windlass_transport::heap::settle();
 }
 
-/// The process's own table: one symmetric heap a device, one mapping a peer, gone when nobody uses them, and made again.
+/// The process's table has one symmetric heap for each device and one mapping for each peer. An unused one is freed, and made again
+/// when needed.
 #[test]
 fn one_of_each_in_a_process() {
     let _application = Application::on(0);
@@ -197,7 +198,7 @@ fn one_of_each_in_a_process() {
     assert_eq!((heaps.len(), heaps[0].regions, peers.peers, peers.mapped_bytes), (1, 1, 1, 4 * MIB));
     heap.note(Event::Died(9));
     drop((region, mapped, peer, descriptor));
-    // In use: this test still has the symmetric heap.
+    // This test still holds the symmetric heap.
     windlass_transport::heap::settle();
     assert_eq!(windlass_transport::heap::counters().0.len(), 1);
     drop(heap);

@@ -1,4 +1,4 @@
-//! Two processes and their symmetric heaps. Tests named `child_…` are ignored; their parents run them in a process of its own.
+//! Tests of two processes and their symmetric heaps. Tests named `child_…` are ignored; their parents run them in a new process.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -9,8 +9,8 @@ use windlass_transport::heap::{Event, Holds, Member, PeerHeap};
 use crate::application::*;
 use crate::support::*;
 
-/// One rank of two, on its device: every region is announced, mapped and probed both ways; a later one grows the symmetric heap;
-/// all goes back at the end.
+/// One of two ranks, with its device: every region is announced, mapped and probed both ways, a later one makes the symmetric heap
+/// grow, and all is freed at the end.
 fn rank(me: u32, socket: &UnixStream) {
     let application = Application::on(me as i32);
     let heap = application.heap(256 * MIB);
@@ -61,8 +61,8 @@ fn child_rank() {
     rank(1, &inherited());
 }
 
-/// A peer that is killed counts as closed, and what it had mapped of ours goes back. Its own memory stays readable for
-/// us until we let go.
+/// A killed peer counts as closed, and the regions that it had mapped are freed. Its own memory stays readable here until this
+/// process unmaps it.
 #[test]
 fn a_peer_is_killed() {
     let application = Application::on(0);
@@ -100,12 +100,12 @@ fn child_that_is_killed() {
     let region = lend(&heap, MIB);
     heap.store(region.address(), 77).unwrap();
     tell(&socket, &region.announce(&[Member { rank: 0, process: 6 }]).unwrap());
-    // Until it is killed.
+    // Waits until it is killed.
     let _ = (&socket).read(&mut [0]);
     unreachable!("the parent lives");
 }
 
-/// Strictness sees what these tests must not leave: a region that nobody closes fails its process.
+/// The strict simulator detects a leak: a region that no member closes fails its process.
 #[test]
 fn leaks_are_seen() {
     if on_a_gpu() {

@@ -1,4 +1,4 @@
-//! The gpu seam itself.
+//! Tests of `gpu`, the module that calls CUDA.
 
 use std::ffi::c_void;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use windlass_base::gpu::{Driver, device::Reach};
 use crate::application::*;
 use crate::support::*;
 
-/// No driver, or one that lacks functions: an error that says so, and nothing else.
+/// Without a driver, or with one that lacks functions, the only effect is an error that says so.
 #[test]
 fn without_a_driver() {
     let failure = Driver::open(c"libcuda-that-nobody-has.so.1").unwrap_err();
@@ -26,7 +26,7 @@ fn without_a_driver() {
     );
 }
 
-/// What the simulator's device is, and a failure in the driver's words.
+/// The properties of the simulator's device, and an error in the driver's words.
 #[test]
 fn facts() {
     if on_a_gpu() {
@@ -48,7 +48,7 @@ fn facts() {
     assert_eq!(failure.result(), nccl_sys::ncclUnhandledCudaError);
 }
 
-/// Streams have ids of their own, also when handles are reused; events tell what is done and order streams.
+/// Streams have unique ids, also when handles are used again. Events tell whether work is done, and order streams.
 #[test]
 fn streams_and_events() {
     let application = Application::on(0);
@@ -85,7 +85,7 @@ void ncclTell(const struct SimLaunch *launch, void **params) {
 }
 "#;
 
-/// A kernel gets the shape and the parameters that it is launched with.
+/// A kernel gets the shape and the parameters of its launch.
 #[test]
 fn launches() {
     if on_a_gpu() {

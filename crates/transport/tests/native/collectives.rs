@@ -1,4 +1,4 @@
-//! Every collective gives what NCCL's would, eager and from graphs.
+//! Tests that every collective gives NCCL's results, eager and from graphs.
 
 use windlass_transport::native::{Kind, Task};
 
@@ -17,7 +17,7 @@ fn kinds(ranks: u32) -> Vec<Kind> {
     ]
 }
 
-/// All kinds one after the other, sizes of every family of kernels and none, nobody waiting on the host in between.
+/// All kinds one after the other, of sizes for every family of kernels and of none, without a wait of the host between.
 #[test]
 fn each_of_every_size() {
     for count in [2, 3] {
@@ -43,7 +43,7 @@ fn each_of_every_size() {
     }
 }
 
-/// Several as one kernel, eager and from a graph, between single ones.
+/// Several collectives as one kernel, eager and from a graph, between single ones.
 #[test]
 fn several_as_one() {
     for count in [2, 3] {
@@ -96,7 +96,7 @@ fn batch(parts: &[Part]) -> Task {
     Task::Batch(parts.iter().map(one).collect())
 }
 
-/// Graphs and eager collectives by turns on two streams.
+/// Graphs and eager collectives in turn on two streams.
 #[test]
 fn graphs_among_eager() {
     let devices = devices(2);

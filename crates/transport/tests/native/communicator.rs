@@ -1,4 +1,4 @@
-//! Communicators of ranks on devices of the simulated driver, each rank on a thread.
+//! Shared by the tests: communicators of ranks on devices of the simulated driver, each rank on a thread.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ const MESSAGES: Geometry = Geometry {
 };
 pub const BLOCKS: u32 = 2;
 
-/// Few channels: ordinary collectives go round their rings.
+/// Few channels, so that ordinary collectives use ring slots again.
 pub fn geometry(ranks: u32, rank: u32) -> native::Geometry {
     native::Geometry { first_tag: 7, rank, ranks, channels: 4, slots: 2 }
 }
 
-/// A device that the program uses, and what our side of it has.
+/// A device that the program uses, with Windlass's resources of it.
 pub struct Device {
     primary: Primary,
     pub heap: Arc<Heap>,
@@ -74,7 +74,7 @@ impl Drop for Device {
     }
 }
 
-/// One rank. Fields are dropped in this order: what runs before its region.
+/// One rank. Fields are dropped in this order: the transports before their region.
 pub struct Rank {
     pub rank: u32,
     pub native: Native,
@@ -134,8 +134,7 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
     (0..).zip(lent.into_iter().zip(devices)).map(rank).collect()
 }
 
-/// Runs `body` for every rank on a thread of its own, with its device current. Where one fails, all are aborted, so that
-/// none waits for it.
+/// Runs `body` for every rank on its own thread, with its device current. If one fails all are aborted, so that none waits for it.
 pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Device, &'a Rank) + Sync) {
     struct Together<'a>(&'a [Rank]);
 

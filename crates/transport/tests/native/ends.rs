@@ -1,4 +1,4 @@
-//! Inits that fail, aborts, and ends with work in flight.
+//! Tests of inits that fail, aborts, and ends with work in flight.
 
 use windlass_transport::TransportError;
 use windlass_transport::native::{self, Kind, Limits, Native, NativeParts, Tuning};
@@ -9,7 +9,7 @@ use crate::communicator::*;
 use crate::numbers::*;
 use crate::support::*;
 
-/// A rank whose peer does not come: an abort ends it, the report says for whom it waited, and nothing is taken any more.
+/// A rank whose peer does not come is ended by an abort. The report names the peer, and later calls are refused.
 #[test]
 fn abort_in_the_middle() {
     let devices = devices(2);
@@ -37,7 +37,8 @@ fn abort_in_the_middle() {
     }
 }
 
-/// Aborted in the middle of a turn, as where a host waits for room for a list: what was issued leaves, and then all is idle.
+/// An abort in the middle of a turn, as while a host waits for room for a list: issued work still ends, and then the sequencer is
+/// idle.
 #[test]
 fn abort_within_a_turn() {
     let devices = devices(2);
@@ -62,7 +63,7 @@ fn abort_within_a_turn() {
     end(ranks);
 }
 
-/// Strange facts are refused at init.
+/// Inconsistent parameters are refused at init.
 #[test]
 fn inits_that_fail() {
     let devices = devices(2);

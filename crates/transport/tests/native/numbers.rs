@@ -1,4 +1,4 @@
-//! Collectives of 32-bit integers that are verified.
+//! Shared by the tests: collectives of 32-bit integers that are verified.
 
 use windlass_transport::native::{Collective, Kind, Reduction, Task};
 use windlass_transport::p2p::{Direction, Operation};
@@ -48,7 +48,7 @@ impl Drop for Numbers {
     }
 }
 
-/// One rank's part in a collective: its buffers, and what is to be in the second then.
+/// One rank's part in a collective: its buffers, and the expected bytes of the second one.
 pub struct Part {
     pub task: Task,
     _input: Numbers,
@@ -63,7 +63,7 @@ fn value(rank: u32, index: usize) -> i32 {
 const UNTOUCHED: i32 = -1;
 
 impl Part {
-    /// Of `count` elements, as NCCL counts them.
+    /// A part of `count` elements, as NCCL counts them.
     pub fn of(kind: Kind, count: usize, rank: u32, ranks: u32) -> Part {
         let all = 0..ranks as usize;
         let (sent, got) = match kind {

@@ -1,4 +1,4 @@
-//! Collectives and messages of a communicator come one after the other, whatever their streams.
+//! Tests that collectives and messages of a communicator run one after the other on any streams.
 
 use windlass_transport::native::Kind;
 use windlass_transport::p2p::Direction;
@@ -7,7 +7,7 @@ use crate::communicator::*;
 use crate::numbers::*;
 use crate::support::*;
 
-/// By turns on two streams, nobody waiting on the host.
+/// Calls in turn on two streams, without a wait of the host.
 #[test]
 fn messages_between() {
     let devices = devices(2);
@@ -36,7 +36,7 @@ fn messages_between() {
     end(ranks);
 }
 
-/// What is held up on one stream holds up what another mechanism runs on another.
+/// A call delayed on one stream delays the next call on another stream, also between collectives and messages.
 #[test]
 fn a_later_stream_waits() {
     let devices = devices(2);
@@ -68,7 +68,7 @@ fn a_later_stream_waits() {
     end(ranks);
 }
 
-/// Several in one turn: two collectives and a group's messages, after what a second stream holds.
+/// Several calls in one turn: two collectives and a group's messages run after the work on a second stream.
 #[test]
 fn one_turn_of_many() {
     let devices = devices(2);
@@ -91,7 +91,7 @@ fn one_turn_of_many() {
         turn.unwrap();
         assert!(streams[0].is_busy());
         gate.open();
-        // What the second stream gets now comes after.
+        // Later work of the second stream comes after.
         streams[1].synchronize();
         parts.iter().for_each(Part::check);
         assert_eq!(received.get(), [3]);

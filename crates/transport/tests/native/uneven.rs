@@ -1,4 +1,4 @@
-//! All-gather-v and reduce-scatter-v give every byte that they should, and touch no other.
+//! Tests that all-gather-v and reduce-scatter-v write every byte that they should, and no other.
 
 use windlass_transport::native::{Part, Reduction, Task, Uneven};
 
@@ -37,25 +37,25 @@ impl Bytes {
 
 impl Drop for Bytes {
     fn drop(&mut self) {
-        // As in `numbers`.
+        // See `numbers`.
         if !std::thread::panicking() {
             ok(cuMemFree_v2(self.address));
         }
     }
 }
 
-/// What all ranks call.
+/// The parameters of a call, which all ranks share.
 #[derive(Clone, Debug)]
 struct Shape {
     sizes: Vec<usize>,
-    /// Sums of 32-bit integers into each rank's result; else an all-gather-v of bytes.
+    /// Whether it is a reduce-scatter-v of 32-bit integers; else an all-gather-v of bytes.
     reduces: bool,
     in_place: bool,
-    /// Bytes before the first part, and between parts: odd where bytes only move.
+    /// Bytes before the first part and between parts; odd for an all-gather-v, so that addresses are unaligned.
     gap: usize,
 }
 
-/// One rank's side of it: parts, the last rank's first, and this rank's own behind them.
+/// One rank's buffers: the parts, the last rank's first, and its own part behind them.
 struct Side {
     task: Task,
     memory: Bytes,
@@ -67,7 +67,7 @@ fn word(rank: usize, part: usize, index: usize) -> u8 {
     (rank * 89 + part * 31 + index * 7 + index / 251) as u8
 }
 
-/// What `rank` gives to `part`.
+/// The bytes that `rank` gives to `part`.
 fn given(shape: &Shape, rank: usize, part: usize) -> Vec<u8> {
     (0..shape.sizes[part]).map(|index| word(rank, part, index)).collect()
 }
@@ -127,7 +127,7 @@ impl Side {
     }
 }
 
-/// Sizes of none, of one byte, around packets and beyond rings, roots that are missing, in place and not, at odd addresses.
+/// Empty parts, parts of one byte, around packets and beyond rings, missing roots, in place and not, at odd addresses.
 fn shapes(ranks: usize) -> Vec<Shape> {
     let lists: [[usize; 3]; 8] = [
         [1, 0, 0],
@@ -151,7 +151,7 @@ fn shapes(ranks: usize) -> Vec<Shape> {
     shapes
 }
 
-/// One after the other, nobody waiting on the host in between.
+/// One call after the other, without a wait of the host between.
 #[test]
 fn every_byte_and_no_other() {
     for count in [2, 3, 4] {
@@ -183,7 +183,7 @@ fn replayed() {
         let stream = device.stream();
         let shapes = shapes(2);
         let of = |number: usize| (Side::of(&shapes[number], rank.rank as usize), &shapes[number]);
-        // An all-gather-v, a reduce-scatter-v; both out of place, so that each run does the same again.
+        // An all-gather-v and a reduce-scatter-v, both out of place, so that each run repeats the same work.
         let (captured_ones, eager) = ([of(4), of(14)], of(18));
         let graph = captured(&stream, || {
             captured_ones.iter().for_each(|(side, _)| rank.native.run(&side.task, stream.handle()).unwrap());

@@ -1,4 +1,5 @@
-//! Communicators of ranks on devices of the simulated driver, or of a GPU machine ([`on_a_gpu`]), each rank on a thread.
+//! Shared by the tests: communicators of ranks on devices of the simulated driver, or of a GPU machine ([`on_a_gpu`]), each rank on
+//! a thread.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use windlass_transport::sequencer::{self, Sequencer, SequencerParts};
 use crate::support::*;
 use crate::traffic::*;
 
-/// Small: rings of 31 KB of LL128 and 32 KiB of chunks, so that ordinary messages go round them.
+/// Small rings, of 31 KB of LL128 and 32 KiB of chunks, so that ordinary messages use slots again.
 pub const GEOMETRY: Geometry = Geometry {
     first_tag: 1,
     bulk_from_bytes: 40_000,
@@ -24,7 +25,7 @@ pub const GEOMETRY: Geometry = Geometry {
     rank: 0,
 };
 
-/// A device that the program uses, and what our side of it has.
+/// A device that the program uses, with Windlass's resources of it.
 pub struct Device {
     primary: Primary,
     pub heap: Arc<Heap>,
@@ -129,8 +130,7 @@ pub fn sequencer(device: &Device, rank: u32, report: u64, holds: &Arc<Holds>) ->
     Sequencer::new(parts).unwrap()
 }
 
-/// Runs `body` for every rank on a thread of its own, with its device current. Where one fails, all are aborted, so that
-/// none waits for it.
+/// Runs `body` for every rank on its own thread, with its device current. If one fails all are aborted, so that none waits for it.
 pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Device, &'a Rank) + Sync) {
     struct Together<'a>(&'a [Rank]);
 
@@ -162,7 +162,7 @@ pub fn end(ranks: Vec<Rank>) {
     drop(ranks);
 }
 
-/// All messages as one group of every rank, several times, verified.
+/// Runs all messages as one group on every rank, several times, and verifies them.
 pub fn exchange(devices: &[Device], ranks: &[Rank], messages: &[Message], times: usize) {
     all(devices, ranks, |device, rank| {
         let stream = device.stream();

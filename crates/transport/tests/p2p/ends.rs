@@ -1,4 +1,4 @@
-//! Inits that fail, aborts, and ends with work in flight.
+//! Tests of inits that fail, aborts, and ends with work in flight.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
 
-/// A receive from a rank that never sends: abort from another thread ends it, and the report names who was waited for.
+/// A receive from a rank that never sends is ended by an abort from another thread. The report names that rank.
 #[test]
 fn abort_in_the_middle() {
     if !has_devices(3) {
@@ -21,7 +21,7 @@ fn abort_in_the_middle() {
     let ranks = communicator(&devices);
     exchange(&devices, &ranks, &[message(2, 0, 1920 * 4)], 1);
     let stream = devices[0].stream();
-    // Rank 1's arrives, rank 2's does not.
+    // Rank 1's message arrives, rank 2's does not.
     let side = Side::of(0, &[message(1, 0, 8), message(2, 0, 8)]);
     ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
     let other = devices[1].stream();
@@ -49,7 +49,7 @@ fn abort_in_the_middle() {
         (wait.peer, wait.direction, wait.carries),
         (2, Direction::Receive, Carries::Messages(Wire::Ll128))
     );
-    // Two packets went over each of the two channels of the first virtual block before.
+    // Two packets went before over each of the two channels of the first virtual block.
     assert_eq!((wait.channel, wait.message, wait.sequence), (0, 0, 2), "{stuck}");
     let refusal = ranks[0].p2p.run(&side.operations, stream.handle()).unwrap_err();
     assert_eq!(refusal, TransportError::Aborted { rank: 0 });
@@ -58,7 +58,7 @@ fn abort_in_the_middle() {
     end(ranks);
 }
 
-/// While kernels run, both sides see how far a connection came: packets and chunks that were consumed.
+/// While kernels run both sides can read the progress of a connection: the packets and chunks that were consumed.
 #[test]
 fn progress() {
     if !has_devices(3) {
@@ -89,7 +89,7 @@ fn progress() {
     end(ranks);
 }
 
-/// A sender whose ring is full is told as well, for both wires.
+/// The report also names a sender whose ring is full, on both wires.
 #[test]
 fn abort_of_senders() {
     let devices = devices(2);
@@ -116,7 +116,7 @@ fn abort_of_senders() {
     }
 }
 
-/// An abort lets go a host that waits for room for lists.
+/// An abort ends a host's wait for room for lists.
 #[test]
 fn abort_of_a_full_queue() {
     const GROUPS: usize = 20;
@@ -151,7 +151,7 @@ fn abort_of_a_full_queue() {
     step("the devices' end");
 }
 
-/// Dropped with work in flight, a p2p transport lets the GPU go; the next communicator of the device is not aborted.
+/// A p2p transport dropped with work in flight ends its kernels. The next communicator of the device is not aborted.
 #[test]
 fn dropped_in_flight() {
     let devices = devices(2);
@@ -169,7 +169,7 @@ fn dropped_in_flight() {
     end(ranks);
 }
 
-/// What cannot run later is refused at communicator init: channels that do not fit, strange facts, images that do not load.
+/// Parameters that cannot work are refused at init: channels that do not fit, inconsistent values.
 #[test]
 fn inits_that_fail() {
     let devices = devices(1);
@@ -197,13 +197,13 @@ fn inits_that_fail() {
         Err(TransportError::Strange { .. })
     ));
     assert!(matches!(init(GEOMETRY, 2, 100), Err(TransportError::Strange { .. })));
-    // More channels than virtual blocks can keep the state of.
+    // More channels than virtual blocks have state for.
     let many = Geometry { ll128_channels: 60_000, ..Geometry::recommended(1, 0) };
     assert!(matches!(init(many, 8, 1 << 20), Err(TransportError::Channels { .. })));
     assert!([1, 32].iter().all(|blocks| init(Geometry::recommended(*blocks, 0), 8, 1 << 20).is_ok()));
 }
 
-/// A kernel may begin early only where one communicator launches kernels on its device.
+/// A kernel may begin early only if one communicator alone launches kernels on its device.
 #[test]
 fn one_communicator_is_alone() {
     let devices = devices(2);
@@ -217,8 +217,8 @@ fn one_communicator_is_alone() {
     assert!(!devices[0].sequencer.is_of_one());
 }
 
-/// A group that begins while kernels are asked who waits, and whose peer is there: it says that it has left, or does all of its part.
-/// Here copy warps copy a chunk for so long that what posts chunks finds nothing to do meanwhile.
+/// A group begins while the kernels are asked who waits, and its peer is there. The group either reports that it has left, or does
+/// all of its part. Copy warps take so long for a chunk here that the warp that posts chunks is idle meanwhile.
 #[test]
 fn asked_as_it_begins() {
     let devices = devices(2);

@@ -1,4 +1,4 @@
-//! Captured groups: replayed, mixed with eager ones, over streams, and alive after the p2p transport is gone.
+//! Tests of captured groups: replayed, mixed with eager ones, over several streams, and after the end of the p2p transport.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
 
-/// Graphs and eager groups by turns on two streams, many times without waiting on the host in between.
+/// Graphs and eager groups in turn on two streams, many times without a wait of the host between.
 #[test]
 fn interleaved_with_eager() {
     let devices = devices(2);
@@ -18,7 +18,7 @@ fn interleaved_with_eager() {
             .map(|bytes| Side::of(rank.rank, &[message(0, 1, bytes), message(1, 0, bytes + 1)]))
             .collect();
         rank.p2p.run(&sides[0].operations, streams[0].handle()).unwrap();
-        // Two operations in one graph; capturing runs nothing.
+        // Two operations in one graph. A capture runs nothing.
         let graph = captured(&streams[1], || {
             rank.p2p.run(&sides[1].operations, streams[1].handle()).unwrap();
             rank.p2p.run(&sides[2].operations, streams[1].handle()).unwrap();
@@ -44,7 +44,7 @@ fn interleaved_with_eager() {
     end(ranks);
 }
 
-/// Two graphs of different streams, launched on two streams side by side, with lists that each keeps for itself.
+/// Two graphs on two streams run side by side; each keeps its own lists.
 #[test]
 fn two_graphs_with_lists() {
     let devices = devices(2);
@@ -76,7 +76,7 @@ fn two_graphs_with_lists() {
     end(ranks);
 }
 
-/// Lists of graphs that are gone make room: many more captures than there is room for.
+/// Lists of destroyed graphs are used again: there are many more captures than room for lists.
 #[test]
 fn lists_come_back() {
     let devices = devices(2);
@@ -84,7 +84,7 @@ fn lists_come_back() {
     let stream = devices[0].stream();
     let messages: Vec<Message> = (0..3000).map(|_| message(0, 1, 1)).collect();
     let side = Side::of(0, &messages);
-    // 3 parts each of the 48 that graphs may have, of 64.
+    // Each graph takes 3 of the 48 parts, of 64, that graphs may have.
     let capture = || captured(&stream, || ranks[0].p2p.run(&side.operations, stream.handle()).unwrap());
     for _ in 0..3 {
         let graphs: Vec<usize> = (0..16).map(|_| capture()).collect();
@@ -92,7 +92,7 @@ fn lists_come_back() {
         let refusal = ranks[0].p2p.run(&side.operations, stream.handle()).unwrap_err();
         assert_eq!(refusal.result().name(), Some("ncclSystemError"), "{refusal}");
         ok(cuGraphDestroy(made(|out| cuStreamEndCapture(stream.0, out))));
-        // Eager groups have room all the same.
+        // Eager groups still have room.
         exchange(&devices, &ranks, &messages, 1);
         graphs.iter().for_each(|graph| ok(cuGraphExecDestroy(*graph)));
         eventually("graphs let go", || ranks[0].holds.are_none());
@@ -101,7 +101,7 @@ fn lists_come_back() {
     end(ranks);
 }
 
-/// Groups of one capture on two of its streams come one after the other.
+/// Groups of one capture on two of its streams run one after the other.
 #[test]
 fn streams_of_one_capture() {
     let devices = devices(2);
@@ -134,7 +134,7 @@ fn streams_of_one_capture() {
     end(ranks);
 }
 
-/// What is held up on one stream of a capture holds up what was called later on another.
+/// A call delayed on one stream of a capture delays a later call on another stream.
 #[test]
 fn order_within_a_capture() {
     use windlass_base::gpu::stream::{Event, Ordering};
@@ -165,14 +165,14 @@ fn order_within_a_capture() {
     end(ranks);
 }
 
-/// A graph runs after its p2p transport and regions were given up, and what it kept comes back after it.
+/// A graph can run after its p2p transport and regions were dropped, and what it held is freed after it.
 #[test]
 fn a_graph_outlives_its_p2p() {
     let devices = devices(2);
     let mut ranks = communicator(&devices);
     let streams: Vec<AppStream> = devices.iter().map(Device::stream).collect();
     let messages: Vec<Message> = (0..250).map(|_| message(0, 1, 100)).collect();
-    // Buffers lie on the device that is current.
+    // Buffers are made on the current device.
     let sides = [0, 1].map(|rank| {
         devices[rank].make_current();
         Side::of(rank as u32, &messages)
@@ -193,7 +193,7 @@ fn a_graph_outlives_its_p2p() {
         device.heap.settle().unwrap();
         assert_eq!(device.heap.counters().regions, 1, "the graph holds it");
     }
-    // A communicator made meanwhile has words of its own.
+    // A communicator made meanwhile has its own words for abort and reports.
     let others = communicator(&devices);
     others[0].p2p.sequencer().abort();
     for _ in 0..3 {

@@ -1,4 +1,5 @@
-//! Rings grow: when a sender is stalled, when large messages come, while kernels spin, in graphs; once, and where it can be.
+//! Tests of growing rings: when a sender is stalled, when large messages come, while kernels spin, in graphs; once, and only where
+//! possible.
 
 use windlass_kernels::growth::ring_bytes;
 use windlass_transport::TransportError;
@@ -13,13 +14,13 @@ use crate::traffic::*;
 const SLOTS: u32 = 32;
 const WIRES: [Wire; 2] = [Wire::Ll128, Wire::Bulk];
 
-/// Bytes of a message that goes by this wire and is several first rings long (31 KB, 32 KiB), with the others below.
+/// Bytes of a message over this wire that is several first rings long (31 KB, 32 KiB).
 fn long(wire: Wire) -> u64 {
     if wire == Wire::Ll128 { 39_999 } else { 120_000 }
 }
 
-/// A ring for what comes to `to`, zeroed, that `from` can write. Lent before kernels run: how regions come beside them is the
-/// symmetric heap's.
+/// A zeroed ring for messages to `to`, which `from` can write. Lent before kernels run; tests of the symmetric heap lend beside
+/// kernels.
 fn ring(devices: &[Device], ranks: &[Rank], from: usize, to: usize, wire: Wire) -> Region {
     let region = devices[to].heap.lend(ring_bytes(wire, &GEOMETRY, SLOTS), &ranks[to].holds).unwrap();
     region.wait_zeroed(soon()).unwrap();
@@ -27,7 +28,7 @@ fn ring(devices: &[Device], ranks: &[Rank], from: usize, to: usize, wire: Wire) 
     region
 }
 
-/// What the two hosts do once they have agreed.
+/// Grows the ring on both sides, as the two hosts do once they have agreed.
 fn grow(ranks: &[Rank], from: usize, to: usize, wire: Wire, ring: &Region) {
     ranks[to].p2p.grow_receive(from as u32, wire, ring.address(), SLOTS).unwrap();
     ranks[from].p2p.grow_send(to as u32, wire, ring.address(), SLOTS).unwrap();
@@ -46,7 +47,7 @@ fn wants(rank: &Rank, wire: Wire) -> u64 {
     if wire == Wire::Ll128 { ll128 } else { bulk }
 }
 
-/// Both ranks send more than the first ring takes and only then receive: lives, as on NCCL, because rings grow while both
+/// Both ranks send more than the first ring holds and only then receive. As with NCCL both finish, because rings grow while both
 /// kernels wait for room.
 #[test]
 fn head_to_head() {
@@ -75,7 +76,7 @@ fn head_to_head() {
                     })
                 })
                 .collect();
-            // Both first: whoever may go on receives, and the other need not ask any more.
+            // Wait for both before growing: a sender that may go on receives, and then the other need not ask any more.
             for from in [0, 1] {
                 eventually("a stalled sender asks", || wants(&ranks[from], wire) == 1 << (1 - from));
                 assert!(!running[from].is_finished());
@@ -97,7 +98,7 @@ fn head_to_head() {
     }
 }
 
-/// Eight messages of several sizes on both wires before their receiver comes at all.
+/// Eight messages of several sizes on both wires are sent before their receiver comes.
 #[test]
 fn eight_deep() {
     let devices = devices(2);
@@ -125,7 +126,7 @@ fn eight_deep() {
     end(ranks);
 }
 
-/// A group that sends chunks asks at once, until the sender has been told; a captured one too.
+/// A group that sends chunks asks for growth at once, until the sender's ring has grown; so does a captured group.
 #[test]
 fn large_messages_ask_early() {
     let devices = devices(3);
@@ -150,7 +151,7 @@ fn large_messages_ask_early() {
     end(ranks);
 }
 
-/// A graph that was captured before sees that its rings have grown: then its sends end with nobody there.
+/// A graph captured before the growth uses the grown rings: then its sends end without a receiver.
 #[test]
 fn graphs_see_it() {
     let devices = devices(2);
@@ -196,7 +197,7 @@ fn graphs_see_it() {
     }
 }
 
-/// A stalled sender whose ring has grown is still let go by an abort, and told where it was: the second ring is full too.
+/// An abort ends a stalled sender whose grown ring is full, too. The report says where it was.
 #[test]
 fn abort_in_a_grown_ring() {
     let devices = devices(2);
@@ -225,7 +226,8 @@ fn abort_in_a_grown_ring() {
     }
 }
 
-/// Once for each peer, direction and wire; only to what a channel can move into; the next communicator begins small.
+/// A ring grows once for each peer, direction and wire, and only to a size that a channel can use. The next communicator begins
+/// with small rings.
 #[test]
 fn refusals() {
     let devices = devices(2);

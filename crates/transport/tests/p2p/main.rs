@@ -1,5 +1,5 @@
-//! The p2p transport on the simulated driver, strict, with the kernel on threads of this host: what is alive when a test's
-//! process ends fails it. Run by nextest, which gives every test a process.
+//! Tests of the p2p transport on the simulated driver, strict, with the kernel on threads of this host: whatever still lives when a
+//! test's process ends fails it. Run by nextest, which gives every test a process.
 
 #[path = "../../../../tests/support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Every byte arrives, whatever the pattern.
+//! Tests that every byte arrives, in any pattern.
 
 use windlass_transport::TransportError;
 
@@ -6,10 +6,10 @@ use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
 
-/// Sizes around what a packet, a ring, a chunk and the change of wires hold.
+/// Sizes around the limits of a packet, a ring, a chunk and the change of wires.
 const SIZES: &[u64] = &[1, 8, 1919, 1920, 1921, 7680, 31_000, 39_999, 40_000, 50_001, 200_000];
 
-/// Each to the next, each size, several times: rings go round.
+/// Each rank sends each size to the next rank several times, so that ring slots are used again.
 #[test]
 fn ring() {
     if !has_devices(3) {
@@ -24,7 +24,7 @@ fn ring() {
     end(ranks);
 }
 
-/// All to all with unlike sizes, zero and self among them, at any alignment.
+/// All-to-all with different sizes, also of zero bytes and to oneself, at any alignment.
 #[test]
 fn all_to_all() {
     if !has_devices(4) {
@@ -54,7 +54,7 @@ fn several_to_one_peer() {
     end(ranks);
 }
 
-/// More operations than the kernel's parameters hold, again and again: lists come and go.
+/// More operations than the kernel's parameters hold, again and again: lists are taken and freed.
 #[test]
 fn three_hundred() {
     let devices = devices(2);
@@ -64,7 +64,7 @@ fn three_hundred() {
     all(&devices, &ranks, |device, rank| {
         let stream = device.stream();
         let side = Side::of(rank.rank, &messages);
-        // More than there are lists at once, and nobody waits between them.
+        // More groups than there are lists, with no wait between.
         for _ in 0..10 {
             rank.p2p.run(&side.operations, stream.handle()).unwrap();
         }
@@ -74,8 +74,8 @@ fn three_hundred() {
     end(ranks);
 }
 
-/// Messages to itself are copied in pairs, in order, also alone; in place is no copy; unmatched ones are NCCL's error
-/// and leave nothing behind.
+/// Messages to oneself are copied in pairs and in order, also alone. A copy in place does nothing. An unmatched message is NCCL's
+/// error and leaves nothing behind.
 #[test]
 fn to_itself() {
     let devices = devices(2);
@@ -97,12 +97,12 @@ fn to_itself() {
         buffer.holds(9);
     });
     exchange(&devices, &ranks, &[message(0, 1, 5000)], 1);
-    // Beside others, in the same kernel.
+    // Beside messages to others, in the same kernel.
     exchange(&devices, &ranks, &[message(0, 0, 3 << 20), message(0, 1, 5000), message(1, 1, 1 << 20)], 3);
     end(ranks);
 }
 
-/// Nothing, and zero bytes, launch nothing and need no other side.
+/// Empty groups and messages of zero bytes launch nothing, and need no peer.
 #[test]
 fn nothing() {
     let devices = devices(2);

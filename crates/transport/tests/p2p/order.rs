@@ -1,4 +1,4 @@
-//! A communicator's operations on a GPU come one after the other, whatever their streams.
+//! Tests that a communicator's operations on a GPU run one after the other on any streams.
 
 use windlass_transport::sequencer::Afterwards;
 
@@ -6,7 +6,7 @@ use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
 
-/// Many operations on two streams in turn, nobody waiting on the host: each message is its own.
+/// Many operations on two streams in turn, without a wait of the host: each message has its own bytes.
 #[test]
 fn two_streams_in_turn() {
     let devices = devices(2);
@@ -27,7 +27,7 @@ fn two_streams_in_turn() {
     end(ranks);
 }
 
-/// What is held up on one stream holds up what comes later on another, and nothing else of that other stream before.
+/// A call delayed on one stream delays a later call on another stream, and no earlier work of that other stream.
 #[test]
 fn a_later_stream_waits() {
     let devices = devices(2);
@@ -45,7 +45,7 @@ fn a_later_stream_waits() {
     gate.open();
     two.synchronize();
     assert!(ranks[0].p2p.sequencer().is_idle().unwrap());
-    // The other rank receives both now.
+    // Now the other rank receives both.
     let stream = devices[1].stream();
     let sides = [Side::of(1, &[message(0, 1, 100)]), Side::of(1, &[message(0, 1, 200)])];
     for side in &sides {
@@ -57,7 +57,7 @@ fn a_later_stream_waits() {
     end(ranks);
 }
 
-/// Late on the old stream nothing is recorded: other communicators' work on it holds nobody up (B11 of the hazards).
+/// A change of streams records nothing late on the old stream: other communicators' work there delays no call.
 #[test]
 fn communicators_are_not_linked() {
     let devices = devices(2);

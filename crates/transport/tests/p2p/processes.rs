@@ -1,5 +1,5 @@
-//! Two processes, each with one rank, over symmetric heaps that are announced and mapped. Tests named `child_…` are ignored; their
-//! parents run them in a process of its own.
+//! Tests of two processes with a rank each, over symmetric heaps that are announced and mapped. Tests named `child_…` are ignored;
+//! their parents run them in a new process.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
 
-/// A rank of two on its device: made over the socket, `body`, and an end that gives all back.
+/// One of two ranks, with its device: made over the socket, `body`, and an end that frees all.
 fn live(me: u32, socket: &UnixStream, body: impl FnOnce(&Device, &Rank)) {
     let other = 1 - me;
     let device = Device::new(me as i32);
@@ -53,12 +53,12 @@ fn exchanges(me: u32, socket: &UnixStream) {
             stream.synchronize();
             side.check();
         }
-        // Neither unmaps before both are done.
+        // Neither unmaps before both have finished.
         meet(socket);
     });
 }
 
-/// Ranks in processes of their own exchange messages of both wires, larger than the rings, and give all back.
+/// Ranks in processes of their own exchange messages on both wires, larger than the rings, and free all.
 #[test]
 fn two_processes() {
     let (here, there) = UnixStream::pair().unwrap();
@@ -110,7 +110,7 @@ fn child_that_is_killed() {
         rank.p2p.run(&side.operations, stream.handle()).unwrap();
         stream.synchronize();
         meet(&socket);
-        // Until it is killed.
+        // Waits until it is killed.
         let _ = (&socket).read(&mut [0]);
         unreachable!("the parent lives");
     });

@@ -1,5 +1,5 @@
-//! Graphs that several captures make, or that hold other graphs: in them too a communicator's operations come one after the
-//! other, and what follows a launch waits for all of them.
+//! Tests of graphs that several captures make, or that contain other graphs: a communicator's operations in them run one after the
+//! other, and work after a launch waits for all of them.
 
 use windlass_base::gpu::stream::{Event, Ordering};
 use windlass_transport::sequencer::Afterwards;
@@ -10,7 +10,7 @@ use crate::traffic::*;
 
 const THREAD_LOCAL: u32 = 1;
 
-/// One device, and one rank of a communicator on it that sends to itself.
+/// One device, and a rank of a communicator that sends to itself.
 struct Alone {
     devices: Vec<Device>,
     ranks: Vec<Rank>,
@@ -56,7 +56,7 @@ fn begin(stream: &AppStream, graph: usize) -> u32 {
     cuStreamBeginCaptureToGraph(stream.0, graph, std::ptr::null(), std::ptr::null(), 0, THREAD_LOCAL)
 }
 
-/// Captures `body` into a graph, behind nothing of what that holds.
+/// Captures `body` into a graph, without dependencies on its other nodes.
 fn capture_into(graph: usize, stream: &AppStream, body: impl FnOnce()) {
     ok(begin(stream, graph));
     body();
@@ -73,7 +73,7 @@ fn new_graph() -> usize {
     made(|out| cuGraphCreate(out, 0))
 }
 
-/// Long enough for what nothing holds up.
+/// Time enough for work that nothing delays.
 fn a_while() {
     std::thread::sleep(std::time::Duration::from_millis(50));
 }
@@ -94,7 +94,7 @@ fn recorded(graph: usize) -> Vec<usize> {
     nodes.into_iter().map(|node| made(|out| cuGraphEventRecordNodeGetEvent(node, out))).collect()
 }
 
-/// What is held up in one capture holds up what was called later in another one of the same graph.
+/// A call delayed in one capture delays a later call in another capture into the same graph.
 #[test]
 fn captures_of_one_graph_come_in_turn() {
     let alone = Alone::new();
@@ -119,7 +119,7 @@ fn captures_of_one_graph_come_in_turn() {
     alone.end();
 }
 
-/// An eager operation waits for the last one of the last capture, however many operations the first one took.
+/// An eager operation waits for the last operation of the last capture, however many operations the first capture had.
 #[test]
 fn what_follows_waits_for_all_captures() {
     let alone = Alone::new();
@@ -149,7 +149,8 @@ fn what_follows_waits_for_all_captures() {
     alone.end();
 }
 
-/// Of many captures into one graph one node records the communicator's event, so that none gets behind all before it.
+/// With many captures into one graph only one node records the communicator's event, so that a capture need not wait for all
+/// earlier ones.
 #[test]
 fn one_node_records() {
     let alone = Alone::new();
@@ -172,13 +173,14 @@ fn one_node_records() {
     alone.end();
 }
 
-/// A capture that was forgotten over others in progress is met again: its later operations come after its first.
+/// A capture was forgotten because too many others are in progress, and is used again: its later operations run after its first
+/// one.
 #[test]
 fn a_forgotten_capture_goes_on() {
     let alone = Alone::new();
     let (one, two, three) = (alone.stream(), alone.stream(), alone.stream());
     let (fork, join) = (alone.event(), alone.event());
-    // More than are remembered.
+    // More captures than are remembered.
     let others: Vec<AppStream> = (0..18).map(|_| alone.stream()).collect();
     let sides = [50, 60, 70].map(|bytes| alone.side(bytes));
     let between = alone.side(30);
@@ -210,7 +212,7 @@ fn a_forgotten_capture_goes_on() {
     alone.end();
 }
 
-/// What a graph's child holds comes before what is captured into the graph later, however deep it lies.
+/// Operations in a child graph, at any depth, run before those captured into the graph later.
 #[test]
 fn a_child_graph_comes_first() {
     let alone = Alone::new();
@@ -239,7 +241,7 @@ fn a_child_graph_comes_first() {
     alone.end();
 }
 
-/// A graph that a capture launches on one stream comes before what the communicator's first operation on another one is.
+/// A graph launched in a capture on one stream runs before the communicator's next operation on another stream of the capture.
 #[test]
 fn a_launched_graph_comes_first() {
     let alone = Alone::new();
@@ -270,7 +272,8 @@ fn a_launched_graph_comes_first() {
     alone.end();
 }
 
-/// What others run in a second capture, NCCL say, comes after what the first one took; and that one goes on after.
+/// Work of others (NCCL's, say) in a second capture runs after the operations of the first. The communicator's later operations run
+/// after that work.
 #[test]
 fn what_is_ordered_comes_after_other_captures() {
     let alone = Alone::new();

@@ -1,10 +1,10 @@
-//! Messages that are verified: buffers, their content, and one rank's operations.
+//! Shared by the tests: messages that are verified, with buffers, contents, and one rank's operations.
 
 use windlass_transport::p2p::{Direction, Operation};
 
 use crate::support::*;
 
-/// Device memory of the application, between canaries.
+/// Device memory of the application, between guard bytes.
 pub struct Buffer {
     base: u64,
     pub address: u64,
@@ -21,7 +21,7 @@ fn expected(id: u64, index: u64) -> u8 {
 }
 
 impl Buffer {
-    /// At `offset` from a multiple of 16.
+    /// A buffer at `offset` from a multiple of 16.
     pub fn new(bytes: u64, offset: u64) -> Buffer {
         let mut base = 0;
         ok(cuMemAlloc_v2(&mut base, (bytes + 2 * MARGIN + 16) as usize));
@@ -44,7 +44,7 @@ impl Buffer {
         to_device(self.address, &bytes);
     }
 
-    /// What is wrong, if anything is: the bytes of `id`, and nothing beside them written.
+    /// What is wrong, if anything: the bytes must be those of `id`, and the guard bytes unchanged.
     pub fn fault(&self, id: u64) -> Option<String> {
         let mut all = vec![0; self.whole_bytes()];
         ok(cuMemcpyDtoH_v2(all.as_mut_ptr().cast(), self.base, all.len()));
@@ -63,8 +63,8 @@ impl Buffer {
     }
 }
 
-/// Copied when this returns: from pageable memory the driver's own call may return before, and streams of the application
-/// do not wait for its stream. (Seen on H200: the end of a cleared buffer over what the kernel had written.)
+/// Copies, and returns when the copy is done. From pageable memory the driver's own call may return earlier, and streams of the
+/// application do not wait for its stream. (Seen on H200: the end of a clear overwrote the kernel's bytes.)
 fn to_device(to: u64, bytes: &[u8]) {
     if !bytes.is_empty() {
         ok(cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()));
@@ -94,7 +94,7 @@ pub fn message(from: u32, to: u32, bytes: u64) -> Message {
     Message { from, to, bytes, offset: 0 }
 }
 
-/// One rank's buffers and operations of a list of messages.
+/// One rank's buffers and operations for a list of messages.
 pub struct Side {
     pub operations: Vec<Operation>,
     sent: Vec<Buffer>,
