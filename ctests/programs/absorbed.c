@@ -1,5 +1,5 @@
-/* Holds that a send completes before its receive is posted as far as it does with NCCL, so both ranks of a pair may send first:
- * eight messages, small or 48 MiB in all, or one message of 48 MiB. */
+/* Holds that a send completes before its receive is posted as far as it does with NCCL, so both ranks of a pair may send first.
+ * Cases: eight messages, small or 48 MiB in all, or one message of 48 MiB. */
 #include "../support/messages.h"
 
 /* Both ranks send `count` messages and only then receive, in one stream and without groups: NCCL absorbs 64 MiB between

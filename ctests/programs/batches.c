@@ -1,7 +1,7 @@
-/* Holds that many collectives in one group give the results that each would give alone: of any kinds, types, operations and
- * sizes, in and out of place, on several streams and communicators, among messages and larger collectives, eager and captured,
- * in any order on each rank. Through Windlass with a peer group, those that fit run as one kernel, unless a rank refuses: with
- * the word "alone" rank 1 has WINDLASS_BATCH=off. With the word "tuned" collectives of all sizes are native. */
+/* Holds that many collectives in one group give the results that each would give alone. Cases: of any kinds, types, operations
+ * and sizes, in and out of place, on several streams and communicators, among messages and larger collectives, eager and
+ * captured, in any order on each rank. Through Windlass with a peer group, those that fit run as one kernel, unless a rank
+ * refuses: with the word "alone" rank 1 has WINDLASS_BATCH=off. With the word "tuned" collectives of all sizes are native. */
 #include "../support/collective.h"
 #include "../support/fused.h"
 #include "../support/tuning.h"

@@ -1,6 +1,6 @@
-/* Holds that pair communicators work when they are made again from cached ones: after finalize, unused in between, with another
- * configuration, in other roles, ended in a group or with work in flight, captured, with a child, and where one rank has none to
- * reuse. The runner compares how many the reports call reused with what this program states (--reused).
+/* Holds that pair communicators work when they are made again from cached ones. Cases: after finalize, unused in between, with
+ * another configuration, in other roles, ended in a group or with work in flight, captured, with a child, and where one rank has
+ * none to reuse. The runner compares how many the reports call reused with what this program states (--reused).
  *
  * Parts that run only if named: in `differing` one rank caches nothing; `kept` and `short` hold that unused cached communicators
  * end after some seconds, or at once where memory is short. */

@@ -1,5 +1,5 @@
 /* Holds that collectives with a configuration of their own (NCCL 2.31) are held in a group like all others while the
- * communicator is lazy: one thread may bring all ranks, calls run in the order in which they were made, and the configuration
+ * communicator is lazy. One thread may bring all ranks, calls run in the order in which they were made, and the configuration
  * may be freed as soon as a call has returned. Runs on the simulator with newer_nccl.c. */
 #include "../support/one_thread.h"
 

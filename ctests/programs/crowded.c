@@ -1,6 +1,6 @@
 /* Holds that collectives of six communicators, each on its own stream, finish with right results although half of the ranks
- * launch them in the opposite order: small and large ones, eager and from graphs, also while other work fills the device of some
- * ranks. */
+ * launch them in the opposite order. Cases: small and large ones, eager and from graphs, also while other work fills the device
+ * of some ranks. */
 #include "../support/collective.h"
 #include "../support/tuning.h"
 

@@ -1,5 +1,5 @@
-/* Holds that in a process with two devices one thread can make, map, give access to, unmap and release memory while kernels of both
- * devices spin, also with peer access between their contexts, and that other threads' launches go on meanwhile. Windlass's worker
+/* Holds that in a process with two devices one thread can make, map, give access to, unmap and release memory while kernels of
+ * both devices spin, also with peer access between their contexts. Other threads' launches go on meanwhile. Windlass's worker
  * thread does so when a ring grows between two ranks of one process. If it had to wait, it would wait for kernels that wait for
  * that ring.
  *

@@ -1,7 +1,7 @@
-/* Holds that results are right whichever of NCCL's variables are set, and whenever. A round covers every path of Windlass: on a
- * communicator of all ranks small and large collectives, large all-gathers in memory of ncclMemAlloc, messages, and a window made
- * twice over memory that is freed and allocated again; then communicators of two ranks, whose all-reduce comes beside a receive
- * that waits. A second round, with new communicators, leaves out the gathers and windows.
+/* Holds that results are right whichever of NCCL's variables are set, and whenever. A round covers every path of Windlass. On a
+ * communicator of all ranks it runs small and large collectives, large all-gathers in memory of ncclMemAlloc, and messages, and
+ * makes a window twice over memory that is freed and allocated again. Then come communicators of two ranks, whose all-reduce
+ * comes beside a receive that waits. A second round, with new communicators, leaves out the gathers and windows.
  *
  * Variables in CTESTS_LATE (NAME=VALUE, separated by blanks) are set after the first call of all, as by programs that ask for
  * the version first; those in CTESTS_LATER between the two rounds. Reports tell which paths ran. Ranks are processes. */

@@ -1,6 +1,6 @@
-/* Holds that collectives and sends and receives captured into a graph give the right result at every replay, with new inputs,
- * and that eager calls before, between and after the replays do, too; also where the graph is a clone, and where the executable
- * graph was updated to another capture, of other sizes, and the graphs themselves are destroyed. */
+/* Holds that collectives and sends and receives captured into a graph give the right result at every replay, with new inputs. So
+ * do eager calls before, between and after the replays. The graph may be a clone, and the executable graph may have been updated
+ * to another capture, of other sizes, whose graph is destroyed. */
 #include "../support/collective.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Holds that one communicator's all-reduces, in place on one buffer, run in the order in which they are called and their graphs
- * launched: small and large, eager and from graphs, on streams that nothing else joins and that are destroyed before they have
- * run. The sum of the whole buffer and the maximum of its beginning do not commute, so a wrong order shows. Ranks take turns at
- * being late before the first of two. */
+ * launched. Cases: small and large, eager and from graphs, on streams that nothing else joins and that are destroyed before they
+ * have run. The sum of the whole buffer and the maximum of its beginning do not commute, so a wrong order shows. Ranks take
+ * turns at being late before the first of two. */
 #include "../support/harness.h"
 
 #include <stdatomic.h>

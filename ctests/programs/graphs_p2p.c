@@ -1,6 +1,6 @@
-/* Holds that sends and receives captured into graphs move new bytes at every replay: alone and in groups, hundreds of them, over
- * forked streams, in every capture mode, two graphs in turn, on other streams, with eager calls between. A communicator may be
- * destroyed before the graphs that captured its calls. */
+/* Holds that sends and receives captured into graphs move new bytes at every replay. Cases: alone and in groups, hundreds of
+ * them, over forked streams, in every capture mode, two graphs in turn, on other streams, with eager calls between. A
+ * communicator may be destroyed before the graphs that captured its calls. */
 #include "../support/messages.h"
 
 #include <pthread.h>

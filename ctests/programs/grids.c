@@ -1,6 +1,6 @@
 /* Holds that the number of blocks of a call's kernels depends on the call and on what its ranks have agreed on, not on which
- * other communicators live: with none, with many idle ones of the same ranks, and where one rank is in more of them than its
- * peer, eager and in graphs. Collectives have equal grids on all ranks; the largest has as many blocks as the argument says.
+ * other communicators live. Cases: with none, with many idle ones of the same ranks, and where one rank is in more of them than
+ * its peer, eager and in graphs. Collectives have equal grids on all ranks; the largest has as many blocks as the argument says.
  * Runs on the simulator, which records launches. */
 #define _GNU_SOURCE
 #include "../support/collective.h"

@@ -1,5 +1,5 @@
-/* Holds that workers forked after their launcher has made an id, for them or for others, have communicators as if it had made
- * none: also where a worker forks another process before it makes a communicator. The launcher makes no call of CUDA. */
+/* Holds that workers forked after their launcher has made an id, have communicators as if it had made none, also where a worker
+ * forks another process before it makes a communicator. The launcher makes no call of CUDA. */
 #include "../support/collective.h"
 
 #include <stdlib.h>

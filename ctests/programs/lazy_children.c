@@ -1,6 +1,6 @@
-/* Holds that lazy communicators made from others, and all of a process made by one call, work as those that NCCL builds at once:
- * colors of one, two and three ranks at a time, ranks without a color or with reversed keys, children of pairs and of children,
- * of destroyed and of revoked parents, shrunk ones, with configurations, several in one group. */
+/* Holds that lazy communicators made from others, and all of a process made by one call, work as those that NCCL builds at once.
+ * Cases: colors of one, two and three ranks at a time, ranks without a color or with reversed keys, children of pairs and of
+ * children, of destroyed and of revoked parents, shrunk ones, with configurations, several in one group. */
 #include "../support/one_thread.h"
 #include "../support/team.h"
 

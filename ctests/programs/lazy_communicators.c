@@ -1,7 +1,7 @@
-/* Holds that lazy communicators, of two ranks and of all, behave as those that NCCL builds at init: queries, messages only, the
- * first collective at any point (alone, after messages, in groups of several in different orders, on several threads, captured
- * or beside captures), operators, registrations and windows made before and after NCCL builds, configurations, and every end.
- * NCCL never builds one without a call that all ranks make. */
+/* Holds that lazy communicators, of two ranks and of all, behave as those that NCCL builds at init. Cases: queries, messages
+ * only, the first collective at any point (alone, after messages, in groups of several in different orders, on several threads,
+ * captured or beside captures), operators, registrations and windows made before and after NCCL builds, configurations, and
+ * every end. NCCL never builds one without a call that all ranks make. */
 #include "../support/team.h"
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
-/* Holds that no communicator needs a process that has left it or was never in it: the process that made the id, hosted the init or
- * was first in the parent may end, in order or killed. The others' calls work, and their memory, descriptors and threads do not
- * grow.
+/* Holds that no communicator needs a process that has left it or was never in it. The process that made the id, hosted the init
+ * or was first in the parent may end, in order or killed. The others' calls work, and their memory, descriptors and threads do
+ * not grow.
  *
  * Arguments: a part, and the number of rounds; none means all parts, of a few rounds. */
 #include "../support/harness.h"

@@ -1,5 +1,5 @@
-/* Holds that communicators can be made and ended in every way that NCCL has: init, with a configuration, with several ids, split
- * (no color, keys, nested), shrink, finalize, destroy, abort from another thread; and that each works. */
+/* Holds that communicators can be made and ended in every way that NCCL has, and that each works. Cases: init, with a
+ * configuration, with several ids, split (no color, keys, nested), shrink, finalize, destroy, abort from another thread. */
 #include "../support/one_thread.h"
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* Holds that the resources of an init are freed as soon as NCCL has returned that there is no communicator, and not only when
- * its handle is aborted: alone and in groups, by one thread, for splits. On request the simulator lets inits 2, 4, 5 and 6 of
- * every process fail. Earlier and later communicators work. A group that NCCL will not run, because a call in it was wrong,
+ * its handle is aborted. Cases: alone and in groups, by one thread, for splits. On request the simulator lets inits 2, 4, 5 and
+ * 6 of every process fail. Earlier and later communicators work. A group that NCCL will not run, because a call in it was wrong,
  * waits for no other rank. */
 #include "../support/collective.h"
 

@@ -1,6 +1,6 @@
-/* Holds that programs that work with NCCL because their messages are on separate communicators work here, too: an ungrouped
- * ring, two communicators in opposite orders, a pipeline with one direction on each of two communicators, and six communicators
- * launched in opposite orders. */
+/* Holds that programs that work with NCCL because their messages are on separate communicators work here, too. Cases: an
+ * ungrouped ring, two communicators in opposite orders, a pipeline with one direction on each of two communicators, and six
+ * communicators launched in opposite orders. */
 #include "../support/messages.h"
 
 #include <stdlib.h>

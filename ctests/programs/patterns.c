@@ -1,4 +1,4 @@
-/* Holds that groups of sends and receives move every byte in any pattern: all-to-all, gather, scatter, hypercube, several
+/* Holds that groups of sends and receives move every byte in any pattern. Cases: all-to-all, gather, scatter, hypercube, several
  * messages a pair, hundreds of messages, zero counts, to oneself in every mix, every type, every alignment, messages larger than
  * any ring, two communicators, collectives among them, one communicator on several streams, nested groups, and wrong arguments
  * among right ones. */

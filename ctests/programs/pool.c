@@ -1,7 +1,7 @@
-/* Holds that ncclMemAlloc and ncclMemFree return what NCCL's do while freed memory is recycled: sizes, null, unknown, interior and
- * other pointers, memory freed or unmapped before, other devices, many threads, a forked child, handles and exports, and memory
- * that is short. Where Windlass keeps freed blocks, they are handed out again by size alone, the first made first, and never one
- * that is still registered. No more than the limit is kept, and it goes back when memory is needed.
+/* Holds that ncclMemAlloc and ncclMemFree return what NCCL's do while freed memory is recycled. Cases: sizes, null, unknown,
+ * interior and other pointers, memory freed or unmapped before, other devices, many threads, a forked child, handles and
+ * exports, and memory that is short. Where Windlass keeps freed blocks, they are handed out again by size alone, the first made
+ * first, and never one that is still registered. No more than the limit is kept, and it goes back when memory is needed.
  *
  * Ranks are processes. What they do before their first communicator counts, too. Words as `choose` has them. */
 #include "../support/memory.h"

@@ -1,6 +1,6 @@
-/* Holds that random collectives and shifts give what a reference on the host gives and write nothing else, and that ranks get the
- * same bits where all get a result. Calls are of every kind, type, operation, count and alignment, in and out of place, over
- * several communicators and streams, alone, in groups, in groups over two communicators and in graphs, some of which are launched
+/* Holds that random collectives and shifts give what a reference on the host gives and write nothing else, and that ranks get
+ * the same bits where all get a result. Calls are of every kind, type, operation, count and alignment, in and out of place, over
+ * several communicators and streams, alone, in groups, in groups over two communicators and in graphs. Some graphs are launched
  * again in later batches. All ranks derive the same plan from the seed.
  *
  * CTESTS_OPERATIONS: the number of calls, 400. CTESTS_SECONDS: a time after which no further batch begins. The test ends with

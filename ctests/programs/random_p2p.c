@@ -1,6 +1,6 @@
-/* Holds that random sends and receives move every byte and write nothing else: of every pattern, size, type and alignment, over
- * several communicators and streams, alone, in groups, in groups over two communicators and in graphs. All ranks derive the same
- * plan from the seed. CTESTS_OPERATIONS: the number of messages, 600. */
+/* Holds that random sends and receives move every byte and write nothing else. Cases: of every pattern, size, type and
+ * alignment, over several communicators and streams, alone, in groups, in groups over two communicators and in graphs. All ranks
+ * derive the same plan from the seed. CTESTS_OPERATIONS: the number of messages, 600. */
 #include "../support/messages.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* Holds that large all-gathers are right whatever memory each rank passes, and however it changes between calls: memory that all
- * ranks, some or none can register; several buffers of one allocation, at any alignment; on alternating streams, in groups, in
- * graphs, after mistakes of one rank. Ranks are processes, then threads; words as `choose` has them. */
+/* Holds that large all-gathers are right whatever memory each rank passes, and however it changes between calls. Cases: memory
+ * that all ranks, some or none can register; several buffers of one allocation, at any alignment; on alternating streams, in
+ * groups, in graphs, after mistakes of one rank. Ranks are processes, then threads; words as `choose` has them. */
 #include "../support/gathers.h"
 
 enum { MIB = 1 << 20 };

@@ -1,7 +1,7 @@
-/* Holds that other threads of a rank and its registered all-gathers do not disturb each other: a thread that captures in global
- * mode, when unsafe calls of any thread break the capture, while registrations are made and ended; Windlass's worker, which
- * deregisters freed memory when the communicator ends; and (only with the word `aborts`, where deregistering is slow) a thread
- * that aborts the communicator while a call is inside. Ranks are processes, then threads; words as `choose` has them. */
+/* Holds that other threads of a rank and its registered all-gathers do not disturb each other. One thread captures in global
+ * mode, in which unsafe calls of any thread break the capture, while registrations are made and ended. Windlass's worker
+ * deregisters freed memory when the communicator ends. Another thread (only with the word `aborts`, where deregistering is slow)
+ * aborts the communicator while a call is inside. Ranks are processes, then threads; words as `choose` has them. */
 #include "../support/gathers.h"
 
 #include <pthread.h>

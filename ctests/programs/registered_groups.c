@@ -1,7 +1,7 @@
-/* Holds that large all-gathers made only in groups are right: more buffers in one group than Windlass keeps registered; one rank
- * whose buffers cannot be registered, in many groups and for growing sizes; and work queued on a group's streams before its end
- * runs before its calls, work queued after its end after them, for each communicator separately. Ranks are processes, then
- * threads, then all one thread's; words as `choose` has them. */
+/* Holds that large all-gathers made only in groups are right. Cases: more buffers in one group than Windlass keeps registered;
+ * one rank whose buffers cannot be registered, in many groups and for growing sizes. Work queued on a group's streams before its
+ * end runs before its calls, later work after them, for each communicator separately. Ranks are processes, then threads, then
+ * all one thread's; words as `choose` has them. */
 #include "../support/gathers.h"
 #include "../support/one_thread.h"
 

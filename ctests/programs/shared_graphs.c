@@ -1,6 +1,6 @@
 /* Holds that within a peer group messages run in the order of the calls at every replay, where several captures put them into
- * one graph or a capture launches an earlier graph, and that eager calls on another stream run in order with them. Nothing else
- * orders them here, and NCCL does not, so there is no run on NCCL alone. In each part a rank is late at another place, so that a
+ * one graph or a capture launches an earlier graph. Eager calls on another stream run in order with them. Nothing else orders
+ * them here, and NCCL does not, so there is no run on NCCL alone. In each part a rank is late at another place, so that a
  * message out of order would reach the receive of another. */
 #include "../support/messages.h"
 

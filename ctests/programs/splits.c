@@ -1,7 +1,8 @@
-/* Holds that communicators made from others carry collectives and messages: two colors, ranks reversed by keys, ranks without a
- * color or alone, children of children, several in one group, with configurations, shrunk ones, many one after the other; one
- * rank groups two splits that the others make one by one. With two hosts, or more than 16 ranks, the parent has no peer group.
- * With the argument `faults`, and where ranks meet at init: a shrink after a rank has died, also the one that made the id. */
+/* Holds that communicators made from others carry collectives and messages. Cases: two colors, ranks reversed by keys, ranks
+ * without a color or alone, children of children, several in one group, with configurations, shrunk ones, many one after the
+ * other. In one part a rank groups two splits that the others make one by one. With two hosts, or more than 16 ranks, the parent
+ * has no peer group. With the argument `faults`, and where ranks meet at init: a shrink after a rank has died, also the one that
+ * made the id. */
 #include "../support/one_thread.h"
 
 #include <stdlib.h>

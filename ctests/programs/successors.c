@@ -1,5 +1,5 @@
-/* Holds that a communicator made right after another one's end has a peer group, where the symmetric heap has room for three:
- * the ended one has given back its memory by then, although its ranks finish at different times. The ends are destroys, destroys
+/* Holds that a communicator made right after another one's end has a peer group, where the symmetric heap has room for three.
+ * The ended one has given back its memory by then, although its ranks finish at different times. The ends are destroys, destroys
  * of two, and aborts in the middle of a receive without a sender. Words as `choose` has them. */
 #include "../support/messages.h"
 

@@ -1,5 +1,5 @@
-/* Holds that many ranks can live in one process: each on its own thread, all on one thread in groups, and inits grouped on one
- * thread, each with the device that was current at its call. */
+/* Holds that many ranks can live in one process. Cases: each on its own thread, all on one thread in groups, and inits grouped
+ * on one thread, each with the device that was current at its call. */
 #include "../support/one_thread.h"
 
 static void on_own_thread(struct rank* self) {

@@ -1,6 +1,6 @@
-/* Holds that broadcasts, or reduces, with a root each in one group give what each would give alone: of any sizes, also none, in
- * any order, of all types, in and out of place, eager and captured, on several streams and communicators, among other calls,
- * above every limit, and beside wrong arguments. windlassAllGatherV and windlassReduceScatterV do, too, and refuse wrong
+/* Holds that broadcasts, or reduces, with a root each in one group give what each would give alone. Cases: of any sizes, also
+ * none, in any order, of all types, in and out of place, eager and captured, on several streams and communicators, among other
+ * calls, above every limit, and beside wrong arguments. windlassAllGatherV and windlassReduceScatterV do, too, and refuse wrong
  * arguments. Through Windlass with a peer group each such group within the limits runs as one kernel. */
 #include "../support/collective.h"
 #include "../support/fused.h"

@@ -1,5 +1,5 @@
 /* Holds that a thousand ids leave no thread and no socket behind when only unused pairs are made of them, nor do ids of
- * communicators that NCCL makes: NCCL's root ends when all ranks have been there, and then Windlass's port. NCCL alone keeps a
+ * communicators that NCCL makes. NCCL's root ends when all ranks have been there, and then Windlass's port. NCCL alone keeps a
  * thread and a socket of each id of which nothing is made. So does Windlass so far: with the argument `nothing` the program
  * fails. */
 #include "../support/held.h"

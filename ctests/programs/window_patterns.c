@@ -1,8 +1,8 @@
-/* Holds that the ways in which clients use symmetric memory give the right bytes while windows are kept. A part for each client:
- * vLLM (segments that stay, graphs over superseded buffers), SGLang (one pool for several communicators, windows never ended),
- * Megatron (the whole pool deregistered and registered again), PyTorch's MemPool (segments that come and go), graphs over
- * windows of recycled blocks, threads that allocate beside all that. Where windows are kept, Megatron's pool makes no new ones
- * after the first rounds. */
+/* Holds that the ways in which clients use symmetric memory give the right bytes while windows are kept. Parts: vLLM (segments
+ * that stay, graphs over superseded buffers), SGLang (one pool for several communicators, windows never ended), Megatron (the
+ * whole pool deregistered and registered again), PyTorch's MemPool (segments that come and go), graphs over windows of recycled
+ * blocks, threads that allocate beside all that. Where windows are kept, Megatron's pool makes no new ones after the first
+ * rounds. */
 #include "../support/reference.h"
 #include "../support/windows.h"
 

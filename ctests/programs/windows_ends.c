@@ -1,6 +1,6 @@
-/* Holds that no rank hangs, nothing leaks and memory is intact however a communicator ends or the memory of its windows goes:
- * destroyed, finalized with windows alive, aborted, aborted by another thread while ranks wait in a registration; memory trimmed
- * under windows, of one communicator and of two; a peer that dies (`dies`, where windows are kept). */
+/* Holds that no rank hangs, nothing leaks and memory is intact however a communicator ends or the memory of its windows goes.
+ * Cases: destroyed, finalized with windows alive, aborted, aborted by another thread while ranks wait in a registration; memory
+ * trimmed under windows, of one communicator and of two; a peer that dies (`dies`, where windows are kept). */
 #include "../support/windows.h"
 
 #include <pthread.h>

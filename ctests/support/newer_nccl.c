@@ -1,6 +1,6 @@
-/* Functions of NCCL 2.29 to 2.31 that the simulator lacks, over the simulator: a collective with a configuration of its own,
- * which must arrive as the program gave it; and a put of bytes without a signal, whose window is an address of the caller's own
- * device. */
+/* Functions of NCCL 2.29 to 2.31 that the simulator lacks, over the simulator. One is a collective with a configuration of its
+ * own, which must arrive as the program gave it. The other is a put of bytes without a signal, whose window is an address of the
+ * caller's own device. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <nccl.h>
