@@ -1,4 +1,4 @@
-//! What `cuPointerGetAttribute` knows of an address.
+//! Attributes of addresses, for `cuPointerGetAttribute`.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
 use crate::memory::{Address, Kind, Range};
@@ -31,14 +31,14 @@ impl Value {
     }
 }
 
-/// One attribute of an address that the driver knows.
+/// An attribute of an address; fails if the address is no known memory.
 pub fn attribute(address: Address, attribute: u32) -> Result<Value, Code> {
     let simulator = simulator()?;
     let place = lock(&simulator.addresses).find(address).cloned();
     let range = lock(&simulator.ranges).find(address).cloned();
     match (range, place, attribute) {
         (Some(range), _, _) => of_range(&range, address, attribute),
-        // Reserved and not mapped: only this much is known.
+        // A reserved address without a mapping has these attributes only.
         (None, Some(_), 13) => Ok(Value::Word(0)),
         (None, Some(place), 19) => Ok(Value::Long(place.base as u64)),
         (None, Some(place), 18) => Ok(Value::Long(place.bytes as u64)),
@@ -88,7 +88,7 @@ fn of_range(range: &Range, address: Address, attribute: u32) -> Result<Value, Co
     })
 }
 
-/// What can be exported: memory that another process made cannot.
+/// The types of handles to which the memory can be exported: none if another process made it.
 fn handle_types(range: &Range) -> u32 {
     match &range.kind {
         Kind::Virtual(mapped) if !mapped.physical.is_imported() => {
@@ -98,9 +98,9 @@ fn handle_types(range: &Range) -> u32 {
     }
 }
 
-/// Of mapped memory the range attributes tell the whole reservation and the mapping attributes the mapping (seen on an H200,
-/// `ctests/programs/buffer_ids.c`). Of small blocks the driver tells a mapping of 2 MiB and more, which they share; here each
-/// has its own.
+/// Address and bytes for the range attributes, which of mapped memory give the whole reservation; the mapping attributes give the
+/// mapping (seen on an H200, `ctests/programs/buffer_ids.c`). For small blocks the driver gives a mapping of 2 MiB and more, which they
+/// share; here each block has its own.
 fn reserved(range: &Range) -> (Address, usize) {
     match &range.kind {
         Kind::Virtual(mapped) => (mapped.place.base, mapped.place.bytes),
@@ -108,7 +108,7 @@ fn reserved(range: &Range) -> (Address, usize) {
     }
 }
 
-/// The physical memory, whatever maps it.
+/// The id of the physical memory, the same for all its mappings.
 fn block(range: &Range) -> u64 {
     match &range.kind {
         Kind::Virtual(mapped) => mapped.physical.identity,

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in each run: they follow from the device, the work, and how often the device has done such
+//! Pseudo-random numbers that are the same in each run: a hash of the device, the work, and how often the device has done such
 //! work before. So they do not depend on which stream's thread comes first.
 
 use super::Work;
@@ -24,7 +24,7 @@ impl Noise {
 }
 
 fn nth(device: Ordinal, work: &Work, times: u64) -> f64 {
-    // Its keys are zeros, in every process.
+    // The hasher has the same keys in every process.
     let mut hasher = DefaultHasher::new();
     (device, work, times).hash(&mut hasher);
     // 53 bits are what a double holds.
