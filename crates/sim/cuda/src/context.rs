@@ -90,7 +90,7 @@ impl Context {
         lane
     }
 
-    /// Queues an operation. Work on the legacy stream waits for all work that blocking streams have now, and theirs for the legacy stream's.
+    /// Queues an operation. Work of the legacy stream waits for all work that blocking streams have now, and their work for the legacy stream's.
     pub fn submit(&self, lane: &Arc<Lane>, role: Role, operation: impl FnOnce() + Send + 'static) -> Marker {
         let order = lock(&self.order);
         let before: Vec<Marker> = match role {

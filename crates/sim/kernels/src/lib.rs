@@ -1,7 +1,7 @@
-//! The kernels of `crates/kernels` on threads of this host, as a module of the simulated driver: what it runs when it is
-//! given compiled device code, if this library lies beside it. The documentation of `sim-cuda` says what one exports.
+//! The kernels of `crates/kernels`, compiled for host threads, as a module of the simulated driver. The driver loads this library from
+//! its own folder when a program gives it compiled device code. The documentation of `sim-cuda` says what a module exports.
 //!
-//! `WINDLASS_SIM_DELAY_RARITY`: one in so many steps of a kernel is followed by a random delay, 4096; 0: none is.
+//! `WINDLASS_SIM_DELAY_RARITY`: one in so many steps of a kernel is followed by a random delay, 4096; 0 for no delays.
 
 mod work;
 
@@ -19,7 +19,7 @@ pub struct ParameterBytes<const N: usize> {
     bytes: [u32; N],
 }
 
-/// Exports the kernel, the bytes of its one parameter, and what tells its work, by the names that the images have.
+/// Exports a kernel, the size of its one parameter, and its `_work` function, under the names in the compiled device code.
 macro_rules! kernel {
     ($name:ident, $parameters:ident, $work:ident, $compiled:ident, $launch:ty) => {
         /// Of the kernel.
