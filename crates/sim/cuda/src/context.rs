@@ -42,7 +42,7 @@ pub struct Settings {
     pub peers: BTreeSet<Ordinal>,
 }
 
-/// How a stream stands to the legacy default stream.
+/// How a stream is ordered against the legacy default stream.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Role {
     Legacy,
@@ -64,7 +64,7 @@ pub struct Primary {
 }
 
 thread_local! {
-    /// Never dropped: a thread that has begun to exit still calls the driver, in exit handlers.
+    /// Never dropped: exit handlers of an ending thread may still call the driver.
     static CURRENT: ManuallyDrop<RefCell<Vec<Handle>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
@@ -288,7 +288,7 @@ fn tear_down(simulator: &Simulator, context: &Context, what_is_left: Left) {
     simulator.contexts.remove(context.handle);
 }
 
-/// Waits for everything on a device, as `cuMemFree` does.
+/// Waits for all work on a device, in all contexts.
 pub fn synchronize_device(simulator: &Simulator, device: Ordinal) {
     for context in simulator.contexts.all().iter().filter(|context| context.device == device) {
         context.synchronize();

@@ -103,7 +103,7 @@ impl Device {
 
 /// Attributes that are 0 or 1.
 fn attribute_flag(attribute: u32) -> i32 {
-    // No native host atomics, no pageable memory access: those would hide bugs that a PCIe machine shows.
+    // No native host atomics, no pageable memory access: with those, tests would miss bugs that occur on a PCIe machine.
     i32::from(!matches!(attribute, 86 | 88))
 }
 

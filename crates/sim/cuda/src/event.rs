@@ -36,7 +36,7 @@ struct State {
     captured: Option<CapturedPoint>,
 }
 
-/// Where in a capture an event was recorded.
+/// The point in a capture at which an event was recorded.
 #[derive(Clone)]
 pub struct CapturedPoint {
     pub capture: Arc<Capture>,

@@ -32,7 +32,7 @@ pub struct SimLaunch {
     pub shared_bytes: u32,
     /// 1 for a cooperative launch.
     pub cooperative: u32,
-    /// Blocks per cluster; 0, 0, 0 where the launch says nothing of clusters, which kernels see as 1, 1, 1.
+    /// Blocks per cluster; 0, 0, 0 for a launch without a cluster size, which kernels see as 1, 1, 1.
     pub cluster: [u32; 3],
     pub device: i32,
     pub stream_id: u64,
@@ -266,7 +266,7 @@ impl Launch {
         Ok(Launch { function, shape, parameters })
     }
 
-    /// Copies the parameters from one buffer in which they lie naturally aligned, as `extra` names it.
+    /// Copies the parameters from the buffer that `extra` names, in which each has its natural alignment.
     pub fn from_buffer(
         function: Arc<Function>,
         shape: SimLaunch,

@@ -46,11 +46,11 @@ pub fn attribute(address: Address, attribute: u32) -> Result<Value, Code> {
     }
 }
 
-/// What `cuPointerGetAttributes` stores for an address that the driver does not know; the call succeeds all the same.
+/// The value that `cuPointerGetAttributes` stores for an unknown address; the call succeeds.
 pub fn unknown(attribute: u32) -> Result<Value, Code> {
     match attribute {
         2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Ok(Value::Word(0)),
-        // No device.
+        // -2 means no device.
         9 => Ok(Value::Word(-2_i32 as u32)),
         1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => Ok(Value::Long(0)),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
@@ -76,7 +76,7 @@ fn of_range(range: &Range, address: Address, attribute: u32) -> Result<Value, Co
         12 => Value::Long(reserved(range).1 as u64),
         13 => Value::Word(1),
         14 => Value::Long(u64::from(handle_types(range))),
-        // As the device attribute says.
+        // As in the device attribute.
         15 => Value::Word(0),
         16 => Value::Word(3),
         17 => Value::Long(if let Kind::Pool(pool) = range.kind { pool as u64 } else { 0 }),

@@ -120,7 +120,7 @@ impl Clone for Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for (object, count) in self.objects.values() {
-            // Cannot underflow: these references are ours.
+            // Cannot underflow: this holder owns these references.
             let _ = object.release(*count);
         }
     }

@@ -40,7 +40,7 @@ pub enum Work {
     Branch(Arc<Branch>),
 }
 
-/// A box of bytes, row by row and slice by slice; addresses are plain numbers on their way to a stream's thread.
+/// A copy of a box of bytes, row by row and slice by slice. Addresses are numbers, so that it can go to a stream's thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Copy {
     pub source: usize,
@@ -54,7 +54,7 @@ pub struct Copy {
     pub depth: usize,
 }
 
-/// Rows of equal elements of 1, 2 or 4 bytes.
+/// A fill of rows with equal elements of 1, 2 or 4 bytes; `pitch` is in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
     pub destination: usize,
@@ -176,7 +176,7 @@ impl MemoryOperation {
     }
 }
 
-/// Yields at first and then sleeps: simulated GPUs share few cores.
+/// Yields for the first 63 polls, then sleeps: simulated GPUs share few cores.
 fn pause(polls: &mut u32) {
     *polls = polls.saturating_add(1);
     if *polls < 64 {

@@ -22,7 +22,7 @@ pub struct ParameterBytes<const N: usize> {
 /// Exports a kernel, the size of its one parameter, and its `_work` function, under the names in the compiled device code.
 macro_rules! kernel {
     ($name:ident, $parameters:ident, $work:ident, $compiled:ident, $launch:ty) => {
-        /// Of the kernel.
+        /// The size of the kernel's parameter.
         #[allow(non_upper_case_globals)]
         #[unsafe(no_mangle)]
         pub static $parameters: ParameterBytes<1> =
@@ -32,7 +32,7 @@ macro_rules! kernel {
             fn $compiled(launch: *const c_void, parameters: *mut *mut c_void);
         }
 
-        /// A kernel of ours.
+        /// A kernel of Windlass.
         ///
         /// # Safety
         /// As the simulated driver calls kernels: a launch, and a pointer to a copy of the parameter.
@@ -43,7 +43,7 @@ macro_rules! kernel {
             unsafe { $compiled(launch, parameters) }
         }
 
-        /// Of the kernel.
+        /// Gives the work of a launch of the kernel.
         ///
         /// # Safety
         /// As for the kernel.
@@ -73,7 +73,7 @@ include!(concat!(env!("OUT_DIR"), "/collectives.rs"));
 #[unsafe(no_mangle)]
 pub static windlassBenchProduct_params: ParameterBytes<4> = ParameterBytes { count: 4, bytes: [8, 8, 8, 4] };
 
-/// The matrix product that `windlass bench` brings along as PTX: square matrices of floats, row by row.
+/// The matrix product that `windlass bench` has as PTX, for square matrices of floats, row by row.
 ///
 /// # Safety
 /// As the simulated driver calls kernels: pointers to two matrices, a third that is written, and the elements of a side.

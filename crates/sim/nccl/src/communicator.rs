@@ -48,10 +48,10 @@ pub struct Communicator {
     pub registrations: Mutex<Registrations>,
     pub windows: Mutex<Windows>,
     pub operators: Mutex<Operators>,
-    /// Rounds of collectives done, equal on all ranks.
+    /// Rounds of collectives that have begun, equal on all ranks.
     pub round: AtomicU64,
     pub operations: AtomicU64,
-    /// Collectives issued that run registered.
+    /// Eager collectives over registered buffers that were issued.
     pub registered: AtomicU64,
     pub splits: AtomicU64,
     /// Whether the configuration of a child was refused: then NCCL 2.28.9 writes to freed memory in an abort.

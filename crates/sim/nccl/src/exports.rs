@@ -32,8 +32,8 @@ fn answer(name: &str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
     code
 }
 
-/// Each row becomes two exports around one body. The twin does not call its sibling by name, which a preloaded
-/// library may have taken.
+/// Defines two exports around the body of each row. The twin does not call its sibling by name: a preloaded library
+/// may have the same name.
 macro_rules! exports {
     ($(fn $name:ident | $twin:ident ($($argument:ident: $type:ty),*) $body:block)*) => {
         mod bodies {

@@ -46,7 +46,7 @@
 
 #![allow(non_upper_case_globals)]
 
-// The calls.
+// Exports and calls.
 mod exports;
 
 mod counters;
@@ -92,13 +92,13 @@ mod root;
 mod exchange;
 mod segment;
 
-// When something is wrong.
+// Reports of misuse and errors.
 mod strict;
 
 mod dump;
 mod leaks;
 mod refusal;
 
-// Below.
+// The driver and the environment.
 mod driver;
 mod settings;

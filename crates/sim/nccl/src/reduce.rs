@@ -21,7 +21,7 @@ pub trait Element: Copy {
     fn least(self, other: Self) -> Self;
     fn greatest(self, other: Self) -> Self;
     fn divide(self, ranks: usize) -> Self;
-    /// 1/ranks, where averages scale before they sum.
+    /// 1/ranks, for types whose averages scale before they sum.
     fn reciprocal(ranks: usize) -> Option<Self>;
 }
 

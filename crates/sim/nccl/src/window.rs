@@ -121,7 +121,7 @@ fn begin(communicator: &Communicator, flags: i32) -> Outcome {
 /// Registers a window together with all ranks, waits for them, and gives its handle: 0 if cuMem is off.
 pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outcome<usize> {
     communicator.ensure_ready()?;
-    // As 2.30.7 answers.
+    // The answer of 2.30.7.
     if !legacy::cu_mem() {
         return Ok(0);
     }

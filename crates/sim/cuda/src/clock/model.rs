@@ -112,7 +112,7 @@ fn operation_named(name: &str) -> Option<&'static str> {
 
 impl Model {
     /// # Errors
-    /// Which part is wrong, and what was expected.
+    /// A text that names the wrong part, and what was expected.
     pub fn parse(text: &str) -> Result<Model, String> {
         let mut model = Model { rates: BTreeMap::new(), noise: 0.0, load: 1.0, slow: BTreeMap::new() };
         let mut seen: Vec<&str> = Vec::new();
@@ -134,7 +134,7 @@ impl Model {
     }
 
     /// # Errors
-    /// What was expected.
+    /// A text that says what was expected.
     fn take(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "noise" => {
@@ -161,7 +161,7 @@ impl Model {
         Ok(())
     }
 
-    /// Nanoseconds, before noise.
+    /// The cost of `work` on a device in nanoseconds, without noise.
     pub fn cost_ns(&self, device: Ordinal, work: &Work) -> f64 {
         let Some(rate) = self.rate(work) else { return 0.0 };
         let slow = self.slow.get(&device).copied().unwrap_or(1.0);

@@ -14,7 +14,7 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// From -1 to below 1.
+    /// The next number for such work on this device, from -1 to below 1.
     pub fn draw(&self, device: Ordinal, work: &Work) -> f64 {
         let mut done = lock(&self.done);
         let times = done.entry((device, *work)).or_default();
@@ -41,7 +41,7 @@ mod tests {
         RawWork { side, operation, bytes, ranks: 2, reserved: 0 }.read().unwrap()
     }
 
-    /// The same each run, another on each device; within the limits, and on both sides of zero alike.
+    /// Numbers are the same in each run, different on each device, within their limits, and around zero.
     #[test]
     fn drawn() {
         let (one, other) = (Noise::default(), Noise::default());
@@ -54,7 +54,7 @@ mod tests {
         assert!(here.iter().any(|drawn| *drawn > 0.9) && here.iter().any(|drawn| *drawn < -0.9));
     }
 
-    /// Other work in between changes nothing.
+    /// Other work in between does not change the numbers.
     #[test]
     fn by_work() {
         let (alone, beside) = (Noise::default(), Noise::default());

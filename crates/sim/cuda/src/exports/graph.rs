@@ -239,7 +239,7 @@ fn list(found: &[Handle], nodes: &Out<Handle>, count: &Out<usize>) -> Result<(),
     count.set(room.min(found.len()))
 }
 
-/// All edges here are ordinary ones, whose data is zero.
+/// Writes the edge data of an array of `*count` elements: zeros, as all edges are ordinary ones.
 fn plain_edges(data: &Out<EdgeData>, count: &Out<usize>) {
     if let (false, Ok(room)) = (data.is_null(), count.get()) {
         data.fill(room, &vec![[0; 8]; room]);

@@ -64,7 +64,7 @@ exports! {
 
     fn cuMemPoolCreate(pool: Out<Handle>, properties: In<AllocationProperties>) {
         pool.check()?;
-        // `CUmemPoolProps` begins as `CUmemAllocationProp` does; nothing behind that matters here.
+        // `CUmemPoolProps` begins as `CUmemAllocationProp` does; the rest is ignored.
         let properties = properties.get()?;
         if properties.kind != 1 || properties.location.kind != LOCATION_DEVICE {
             return Err(CUDA_ERROR_INVALID_VALUE);

@@ -309,7 +309,7 @@ fn fill(destination: Address, value: u32, element_bytes: usize, count: usize) ->
     fill_rows(destination, 0, value, element_bytes, count, 1)
 }
 
-/// Checks what the driver checks: alignment, and that the rows are known memory.
+/// Makes a fill after the driver's checks: alignment, and that the rows are known memory.
 pub fn fill_rows(
     destination: Address,
     pitch: usize,
