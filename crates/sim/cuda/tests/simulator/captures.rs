@@ -368,7 +368,7 @@ fn two_captures_into_one_graph_are_ordered_by_dependencies() {
     let (main, side) = (stream(), stream());
     let list = Arc::new(Mutex::new(Vec::new()));
     let graph = made(|out| cuGraphCreate(out, 0));
-    // Captured first, but runs last.
+    // Captured first, but made to run after a node that is captured later.
     begin_into(side, graph);
     note(side, &list, 2);
     let [second] = nodes(graph)[..] else { panic!("one node") };
