@@ -1,4 +1,4 @@
-//! Every collective against a reference, for ranks as threads and as processes.
+//! Tests every collective against a reference, with ranks as threads and as processes.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -27,7 +27,7 @@ fn collectives_as_threads() {
     }
 }
 
-/// The same over processes.
+/// The same with ranks as processes.
 #[test]
 fn collectives_as_processes() {
     for ranks in [2, 3, 4, 8] {
@@ -179,7 +179,7 @@ fn pre_mul_sum(rank: &mut Rank) {
     assert_eq!(unsafe { (nccl.pre_mul_sum)(&mut operator, bytes.as_ptr(), FLOAT32, 1, comm) }, SUCCESS);
     let (send, receive) = (rank.upload(&[3f32, 4.0]), rank.upload(&[0f32; 2]));
     assert_eq!(unsafe { (nccl.all_reduce)(send, receive, 2, FLOAT32, operator, comm, stream) }, SUCCESS);
-    // The operator may go as soon as the call has returned.
+    // The operator may be destroyed as soon as the call has returned.
     assert_eq!(unsafe { (nccl.operator_destroy)(operator, comm) }, SUCCESS);
     assert_eq!(rank.download::<f32>(receive, 2), [31.5, 42.0]);
     assert_eq!(

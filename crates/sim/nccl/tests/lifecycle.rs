@@ -1,4 +1,4 @@
-//! Inits, children and ends of communicators; arguments; exports.
+//! Tests of inits, child communicators and ends; of arguments and exports.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -43,7 +43,7 @@ fn child() {
     ]);
 }
 
-/// Rank, count and device are what the init said; finalize, then destroy.
+/// Queries give the rank, count and device of the init; then finalize and destroy.
 #[test]
 fn queries_answer() {
     expect_success("queries", Ranks::Processes(3));
@@ -62,26 +62,26 @@ fn nonblocking_inits() {
     expect_success("nonblocking", Ranks::Processes(2));
 }
 
-/// Splits order by key, leave NOCOLOR out, and write the handle when the group ends.
+/// Splits order ranks by key, leave NOCOLOR out, and write the handle when the group ends.
 #[test]
 fn children_by_color() {
     expect_success("splits", Ranks::Threads(4));
     expect_success("splits", Ranks::Processes(4));
 }
 
-/// Survivors alone make a shrunk communicator.
+/// Survivors make a shrunk communicator without the excluded ranks.
 #[test]
 fn children_by_exclusion() {
     expect_success("shrinks", Ranks::Processes(3));
 }
 
-/// An abort from another thread frees a stuck stream.
+/// An abort from another thread ends a stuck operation.
 #[test]
 fn aborts_free_streams() {
     expect_success("aborts", Ranks::Processes(2));
 }
 
-/// An abort also ends what is queued behind a stuck operation, on other streams and in shared orders, and inits.
+/// An abort also ends operations that are queued after a stuck one, on other streams and in shared orders, and inits.
 #[test]
 fn aborts_reach_everything() {
     expect_success("abort_queued", Ranks::Threads(2));
@@ -101,7 +101,7 @@ fn several_ids_and_simulated_groups() {
     expect_success("scalable", Ranks::Processes(2));
 }
 
-/// Groups hold ends back, of nonblocking communicators too.
+/// Ends of communicators inside a group wait for the group's end, also for nonblocking communicators.
 #[test]
 fn ends_in_groups() {
     expect_success("grouped_ends", Ranks::Threads(2));
@@ -127,13 +127,13 @@ fn one_device_one_rank() {
     expect_success("duplicate_device", Ranks::Threads(2));
 }
 
-/// Bad arguments get NCCL's codes and sentences.
+/// Bad arguments get NCCL's codes and messages.
 #[test]
 fn bad_arguments() {
     expect_success("arguments", Ranks::Threads(1));
 }
 
-/// ncclMemAlloc, registrations that nest, windows.
+/// `ncclMemAlloc`, nested registrations and windows work.
 #[test]
 fn memory_and_registrations() {
     expect_success("memory", Ranks::Processes(2));
@@ -145,7 +145,7 @@ fn forked_children_are_refused() {
     expect_success("forks", Ranks::Threads(1));
 }
 
-/// Every entry point of 2.28 is exported under both names, and nothing newer or foreign, but what tests ask.
+/// Every entry point of 2.28 is exported under both names, and nothing else but the counters for tests.
 #[test]
 fn exports_are_those_of_2_28() {
     let library = libraries().join("libnccl.so.2");
@@ -174,7 +174,7 @@ fn exports_are_those_of_2_28() {
     assert_eq!(names, wanted);
 }
 
-/// Like the real library, it calls some of its own functions by names that a preloaded library may have taken.
+/// Like the real library, the simulator calls some of its own functions through public names that a preloaded library can replace.
 #[test]
 fn own_names_can_be_taken() {
     let library = libraries().join("libnccl.so.2");
@@ -188,20 +188,20 @@ fn own_names_can_be_taken() {
     }
 }
 
-/// An id is for one communicator: its root has gone when all its ranks have been there.
+/// An id makes one communicator only: its root ends when all ranks have reported.
 #[test]
 fn used_id_is_refused() {
     expect_success("id_twice", Ranks::Processes(3));
     expect_success("id_twice", Ranks::Threads(1));
 }
 
-/// What is not NCCL's does not harm the root: other bytes, a connection that is closed or reset before it has said the magic.
+/// Unknown connections do not harm the root: other bytes, or a connection that is closed or reset before it has sent the magic.
 #[test]
 fn root_takes_unknown_connections() {
     expect_success("unknown_connections", Ranks::Processes(3));
 }
 
-/// Before 2.27.3 a connection that closes before it has said the magic ends the root.
+/// Before 2.27.3 a connection that closes before it has sent the magic ends the root.
 #[test]
 fn root_can_be_ended() {
     let is_harmless = |version: &str| {
@@ -218,7 +218,7 @@ fn any_context_will_do() {
     expect_success("no_context", Ranks::Processes(2));
 }
 
-/// The main thread uses everything in exit handlers, after its thread-local storage has gone.
+/// The main thread can use a communicator in exit handlers, after its thread-local storage was destroyed.
 #[test]
 fn usable_in_exit_handlers() {
     for ended in run("at_exit", Ranks::Processes(2), &[]) {
@@ -246,7 +246,7 @@ fn queries(rank: &mut Rank) {
     assert!(rank.nccl.last_error().contains("was destroyed"), "{}", rank.nccl.last_error());
 }
 
-/// Sums over communicators of devices 0… in one thread.
+/// Sums over the communicators of devices 0, 1 and so on, all in this thread.
 fn sum_over(rank: &Rank, comms: &[Comm]) {
     let streams: Vec<usize> = (0..comms.len() as i32)
         .map(|device| {
@@ -291,7 +291,7 @@ fn grouped_init(rank: &mut Rank) {
     assert_eq!(rank.nccl.last_error(), "ncclGroupEnd: not in a group call.");
 }
 
-/// Asks until the communicator is out of progress.
+/// Waits until the communicator's state is no longer "in progress", and gives it.
 fn settle(rank: &Rank, comm: Comm) -> i32 {
     let mut code = IN_PROGRESS;
     while code == IN_PROGRESS {
@@ -380,7 +380,7 @@ fn aborts(rank: &mut Rank) {
     rank.join();
     let buffer = rank.upload(&[1f32]);
     if rank.rank == 0 {
-        // Nobody answers this one.
+        // The peers do not take part in this one.
         assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
         assert!(!rank.cuda.is_idle(rank.stream));
     }
@@ -406,7 +406,7 @@ fn abort_queued(rank: &mut Rank) {
     rank.cuda.synchronize(first);
 }
 
-/// The child's stuck operation goes, the parent's runs after it.
+/// An abort ends the child's stuck operation; then the parent's runs.
 fn abort_shared_order(rank: &mut Rank) {
     rank.join();
     let mut config = Config { split_share: 1, ..Config::default() };
@@ -470,7 +470,7 @@ fn exits(rank: &mut Rank) {
     std::process::exit(3);
 }
 
-/// A limit on file sizes stands for a full file system.
+/// A limit on file sizes has the effect of a full file system.
 fn full(rank: &mut Rank) {
     let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
     unsafe {
@@ -588,7 +588,7 @@ fn forks(rank: &mut Rank) {
     rank.leave();
 }
 
-/// The whole file is about ends; this keeps the helper honest.
+/// Checks the helper: it must report a process that fails.
 #[test]
 fn a_child_that_fails_is_seen() {
     let started = Instant::now();
@@ -603,7 +603,7 @@ fn id_twice(rank: &mut Rank) {
     assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
     assert_eq!(rank.download::<f32>(buffer, 1), [rank.ranks as f32]);
     rank.leave();
-    // The root goes a moment after its last word.
+    // The root closes its socket a moment after its last answer.
     while TcpStream::connect(root_of(&rank.id)).is_ok() {
         std::thread::yield_now();
     }
@@ -613,7 +613,7 @@ fn id_twice(rank: &mut Rank) {
     assert_eq!(unsafe { (rank.nccl.abort)(comm) }, SUCCESS);
 }
 
-/// Where the root of an id listens.
+/// The address of an id's root.
 fn root_of(id: &[u8; 128]) -> SocketAddr {
     SocketAddr::from(([id[12], id[13], id[14], id[15]], u16::from_be_bytes([id[10], id[11]])))
 }
@@ -636,7 +636,7 @@ fn unknown_connections(rank: &mut Rank) {
 }
 
 fn early_leaver(rank: &mut Rank) {
-    // The root is this process's, with its environment.
+    // The root runs in this process, with its environment.
     let mut id = UniqueId([0; 128]);
     assert_eq!(unsafe { (rank.nccl.get_unique_id)(&mut id) }, SUCCESS);
     drop(TcpStream::connect(root_of(&id.0)));
@@ -686,7 +686,7 @@ fn at_exit(rank: &mut Rank) {
     let local = local.clone();
     *LEFT.lock().expect("nobody panicked") =
         Some(Rank { rank, ranks, comm, stream, cuda, nccl, local, id, other_id });
-    // Handlers run on this thread, behind the destructors of its thread-local storage.
+    // Handlers run on this thread, after the destructors of its thread-local storage.
     std::process::exit(0);
 }
 

@@ -1,4 +1,4 @@
-//! Sends, receives, groups, the total order and the depth of the FIFO.
+//! Tests of sends, receives, groups, the total order and the depth of the FIFO.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -35,7 +35,7 @@ fn rings() {
     expect_success("ring", Ranks::Processes(2));
 }
 
-/// A group may send to its own rank; unmatched, that is refused.
+/// A rank may send to itself inside a group; without a matching receive that is refused.
 #[test]
 fn self_sends() {
     expect_success("self_send", Ranks::Threads(2));
@@ -74,14 +74,14 @@ fn one_order_for_all_streams() {
     );
 }
 
-/// Two communicators in one group, and one group over several streams.
+/// A group may have two communicators, and several streams.
 #[test]
 fn groups_over_communicators_and_streams() {
     expect_success("two_communicators", Ranks::Threads(2));
     expect_success("many_streams", Ranks::Processes(2));
 }
 
-/// A long random mixture on two communicators and two streams, which each rank picks for itself, keeps its data.
+/// A long random mixture of calls on two communicators keeps its data. Each rank picks one of two streams by itself.
 #[test]
 fn mixtures() {
     expect_success("mixture", Ranks::Processes(4));
@@ -166,7 +166,7 @@ fn ring(rank: &mut Rank) {
         assert_eq!(code, SUCCESS);
         assert_eq!(rank.download::<u8>(receive, bytes), pattern(previous, bytes), "{bytes} bytes");
     }
-    // Larger than the FIFO, both ways at once, from an odd position in the ring on.
+    // Larger than the FIFO, in both directions at once, from an odd position in the ring on.
     let bytes = if rank.ranks == 2 { 70 * MIB } else { 34 * MIB };
     let block = |rank| pattern(rank, 999_983);
     let fill = |rank| {
@@ -245,7 +245,7 @@ fn exceeds_four(rank: &mut Rank) {
     send_then_receive(rank, &[40 * MIB]);
 }
 
-/// Each rank receives on one stream before it sends on another: two communicators would do, one does not.
+/// Each rank receives on one stream before it sends on another: that works with two communicators, but not with one.
 fn total_order(rank: &mut Rank) {
     rank.join();
     let peer = 1 - rank.rank;

@@ -1,4 +1,4 @@
-//! Registration as NCCL does it, and what makes it unsafe.
+//! Tests of registration as in NCCL, and of misuse that is unsafe there.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::*;
 
 const MIB: usize = 1 << 20;
-/// Of all ranks together, from where on NCCL looks all-gathers up.
+/// Bytes of all ranks together from which on NCCL looks up the buffers of all-gathers.
 const LARGE: usize = 8 * MIB;
 
 #[test]
@@ -47,7 +47,7 @@ fn expect_success_with(scenario: &str, ranks: Ranks, environment: &[(&str, &str)
     }
 }
 
-/// ncclMemAlloc gives one exportable handle, mapped whole.
+/// `ncclMemAlloc` gives memory of one exportable handle, all of which is mapped.
 #[test]
 fn memory_of_nccl_can_be_mapped_again() {
     expect_success("allocation", Ranks::Processes(1));
@@ -59,7 +59,7 @@ fn ranges_within_ranges_are_one_record() {
     expect_success("records", Ranks::Processes(1));
 }
 
-/// Which collectives run registered: the simulator's count, and the same results.
+/// The right collectives run registered, by the simulator's count, with the same results.
 #[test]
 fn collectives_look_their_buffers_up() {
     for ranks in [Ranks::Threads(3), Ranks::Processes(2)] {
@@ -74,7 +74,7 @@ fn peers_import_one_allocation() {
     expect_failure("beyond_the_import", BOTH, &[], &["beyond the allocation that peers imported"]);
 }
 
-/// What peers have imported stays allocated until the registration ends.
+/// Memory that peers have imported stays allocated until the registration ends.
 #[test]
 fn forgotten_registrations_keep_memory() {
     for ranks in [Ranks::Threads(2), BOTH] {
@@ -84,14 +84,14 @@ fn forgotten_registrations_keep_memory() {
     expect_failure("forgotten_at_destroy", BOTH, &[], &["leak: registration of"]);
 }
 
-/// Other memory at registered addresses is found out, or gets nothing of what peers send.
+/// Other memory at registered addresses is detected, or gets none of the data that peers send.
 #[test]
 fn other_memory_at_registered_addresses() {
     expect_failure("other_memory", BOTH, &[], &["whose memory was freed"]);
     expect_success_with("other_memory", BOTH, &LAX);
 }
 
-/// Of all-gathers both buffers decide, on every rank alike.
+/// For all-gathers both buffers must be registered, on all ranks or none.
 #[test]
 fn gathers_registered_on_some_ranks() {
     let text = "mixed registration of 8388608 bytes: rank 0 registered, rank 1 unregistered";
@@ -99,7 +99,7 @@ fn gathers_registered_on_some_ranks() {
     expect_success("half_registered", BOTH);
 }
 
-/// Deregistering waits for nothing, and must not end what an operation uses.
+/// Deregistering does not wait, and is misuse while an operation uses the registration.
 #[test]
 fn deregistering_beside_operations() {
     let text = "while 1 operations of this rank that use it are in flight";
@@ -109,7 +109,7 @@ fn deregistering_beside_operations() {
     expect_success_with("aborted_in_flight", BOTH, &[]);
 }
 
-/// Registering and deregistering are calls like others; questions and aborts may come beside.
+/// While a thread registers or deregisters, another must not call, except for counters and aborts.
 #[test]
 fn threads_beside_registrations() {
     expect_failure("registering_threads", Ranks::Processes(1), &[], &["are inside calls at once"]);
@@ -151,7 +151,7 @@ impl Rank {
         unsafe { std::ptr::write_bytes(address as *mut u8, 1 + self.rank as u8, bytes) };
     }
 
-    /// The first byte of each rank's part, after the stream.
+    /// The first byte of each rank's part, after waiting for the stream.
     fn parts(&self, address: usize, bytes: usize) -> Vec<u8> {
         self.synchronize();
         (0..self.ranks)
@@ -164,7 +164,7 @@ impl Rank {
     }
 }
 
-/// Holds a stream until it is let go.
+/// Blocks a stream until the flag is set.
 fn hold(rank: &Rank) -> &'static AtomicBool {
     extern "C" fn wait(data: *mut libc::c_void) {
         let open = unsafe { &*data.cast::<AtomicBool>() };
@@ -303,7 +303,7 @@ fn forgotten(rank: &mut Rank) {
     let send = rank.nccl.allocate(LARGE);
     let from = rank.register(send, LARGE);
     let free = rank.cuda.free_bytes();
-    // A registration that nobody uses holds nothing, and sending holds nothing.
+    // A registration keeps no memory if it is unused, or used for sending only.
     for uses in 0..2 {
         let receive = rank.nccl.allocate(LARGE);
         let to = rank.register(receive, LARGE);
@@ -395,7 +395,8 @@ fn in_flight(rank: &mut Rank) {
     rank.leave();
 }
 
-/// Ends a registration that small and unregistered operations in flight lie in, one that none does, and one user of one.
+/// Ends three registrations beside operations in flight: one used by small and unregistered operations, an unused one, and one that has
+/// a second user.
 fn beside_others(rank: &mut Rank) {
     rank.join();
     let (send, receive, other) =
@@ -416,7 +417,7 @@ fn beside_others(rank: &mut Rank) {
     unsafe { libc::_exit(0) };
 }
 
-/// The operation holds the communicator when it leaves, and with it what peers imported.
+/// The operation keeps the aborted communicator, and with it the peers' imports.
 fn aborted_in_flight(rank: &mut Rank) {
     rank.join();
     let free = rank.cuda.free_bytes();
@@ -436,7 +437,7 @@ fn aborted_in_flight(rank: &mut Rank) {
     }
 }
 
-/// Many threads, so that two are inside together sooner or later.
+/// Many threads, so that sooner or later two are inside a call at once.
 fn registering_threads(rank: &mut Rank) {
     rank.join();
     let (rank, buffer) = (&*rank, rank.nccl.allocate(MIB));
@@ -451,7 +452,7 @@ fn registering_threads(rank: &mut Rank) {
     });
 }
 
-/// Runs `body` again and again while another thread deregisters, and once before.
+/// Runs `body` once, then repeatedly while another thread deregisters.
 fn beside_deregister(rank: &Rank, body: impl Fn()) {
     let handle = rank.register(rank.nccl.allocate(MIB), MIB);
     body();

@@ -1,4 +1,4 @@
-//! Windows as NCCL makes them, and what it lets go wrong.
+//! Tests of windows as in NCCL, and of misuse that NCCL does not detect.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -31,7 +31,7 @@ fn child() {
     ]);
 }
 
-/// Each registration makes a window with a handle of its own; none is left.
+/// Each registration makes a window with a handle of its own; after deregistering none is left.
 #[test]
 fn windows_come_and_go() {
     for ranks in [Ranks::Threads(2), BOTH] {
@@ -40,16 +40,16 @@ fn windows_come_and_go() {
     }
 }
 
-/// A window keeps its memory, also beyond the free.
+/// A window keeps its memory, also after `ncclMemFree`.
 #[test]
 fn windows_keep_memory() {
     expect_success("late_end", BOTH);
 }
 
-/// A window's handle leads to the memory of all ranks, until it is deregistered; then nothing of it is left.
+/// A window's handle leads to the memory of all ranks until it is deregistered; then all its memory is freed.
 #[test]
 fn windows_reach_all_ranks() {
-    // Of the large blocks, which are sparse, only what is written takes memory.
+    // The large blocks are sparse: only the written part takes memory.
     let environment = [("WINDLASS_SIM_STRICT", "1"), ("WINDLASS_SIM_DEVICE_MEMORY", "8192")];
     for ranks in [Ranks::Threads(1), Ranks::Threads(2), BOTH, Ranks::Threads(3), Ranks::Processes(3)] {
         for scenario in ["reach", "abandoned", "unlike_offsets", "large_block"] {
@@ -59,13 +59,13 @@ fn windows_reach_all_ranks() {
     }
 }
 
-/// The first registration waits for all ranks before it looks at what is registered; no later one does.
+/// The first registration waits for all ranks before it checks its arguments; later ones do not.
 #[test]
 fn misaligned_windows() {
     expect_success("misaligned", BOTH);
 }
 
-/// Ranks whose allocations differ, or of which only some have a window of theirs, hang in NCCL 2.28.9; later releases take them.
+/// Ranks hang in NCCL 2.28.9 if their allocations differ in size, or only some have a window already; later releases allow both.
 #[test]
 fn allocations_that_differ() {
     let text = "window registered of unequal allocations";
@@ -84,13 +84,13 @@ fn allocations_that_differ() {
     }
 }
 
-/// NCCL 2.28.9 takes one of two windows at one address for the other.
+/// NCCL 2.28.9 confuses two windows at one address.
 #[test]
 fn two_windows_at_one_start() {
     expect_failure("twice_at_one_start", BOTH, &[], &["of one of two windows at"]);
 }
 
-/// Deregistering waits for nothing, and must not end what an operation uses.
+/// Deregistering does not wait, and is misuse while an operation uses the window.
 #[test]
 fn deregistering_beside_operations() {
     let text = "while 2 buffers of operations in flight lie in it";
@@ -158,7 +158,7 @@ fn misaligned(rank: &mut Rank) {
     rank.leave();
 }
 
-/// What device code reads of a window.
+/// The part of a window's record that device code reads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
@@ -170,7 +170,7 @@ struct Record {
 }
 
 impl Record {
-    /// Where the window of `rank` begins.
+    /// The start of `rank`'s window in this process.
     fn place(&self, rank: usize) -> usize {
         self.lsa_flat_base + rank * ((self.stride_4g as usize) << 32)
     }
@@ -200,7 +200,7 @@ impl Rank {
         self.synchronize();
     }
 
-    /// Gives back all that the driver counts.
+    /// Frees `word` and destroys the stream, so that the driver counts no leaks.
     fn leave_nothing(&mut self, word: usize) {
         unsafe {
             assert_eq!((self.cuda.memory_free)(word), 0);
@@ -250,7 +250,7 @@ fn reach(rank: &mut Rank) {
     rank.leave_nothing(word);
 }
 
-/// Each rank counts with its own offset, as in NCCL.
+/// Each rank uses its own offset for all ranks, as in NCCL.
 fn unlike_offsets(rank: &mut Rank) {
     rank.join();
     let word = rank.cuda.allocate(4);
@@ -270,7 +270,7 @@ fn unlike_offsets(rank: &mut Rank) {
     rank.leave_nothing(word);
 }
 
-/// Ranks lie further apart where a block needs it.
+/// The stride between ranks' memory grows with the largest block.
 fn large_block(rank: &mut Rank) {
     const OFFSET: usize = 4 << 30;
     rank.join();
@@ -290,7 +290,7 @@ fn large_block(rank: &mut Rank) {
     rank.leave_nothing(word);
 }
 
-/// An aborted communicator takes its windows with it.
+/// The windows of an aborted communicator end with it.
 fn abandoned(rank: &mut Rank) {
     rank.join();
     let word = rank.cuda.allocate(4);
@@ -312,7 +312,7 @@ fn late_end(rank: &mut Rank) {
     rank.free(block);
     assert_eq!(rank.cuda.free_bytes(), free - BLOCK);
     rank.end_window(window);
-    // The peers hold it until they have ended theirs.
+    // Peers keep the memory until they have ended their windows.
     rank.meet(word);
     assert_eq!(rank.cuda.free_bytes(), free);
     rank.leave();
@@ -353,7 +353,7 @@ fn twice_at_one_start(rank: &mut Rank) {
     rank.end_window(windows[0]);
 }
 
-/// Holds a stream until it is let go.
+/// Blocks a stream until the flag is set.
 fn hold(rank: &Rank) -> &'static AtomicBool {
     extern "C" fn wait(data: *mut libc::c_void) {
         let open = unsafe { &*data.cast::<AtomicBool>() };
@@ -378,7 +378,7 @@ fn in_flight(rank: &mut Rank) {
     rank.synchronize();
 }
 
-/// An operation in flight holds up the end of its own window only.
+/// An operation in flight forbids deregistering its own window only.
 fn end_of_another(rank: &mut Rank) {
     rank.join();
     let blocks = [rank.nccl.allocate(BLOCK), rank.nccl.allocate(BLOCK)];

@@ -1,4 +1,4 @@
-//! Devices and what connects them.
+//! Exports for devices, peer access between them, and primary contexts.
 
 use crate::code::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE};
 use crate::context;
@@ -76,7 +76,7 @@ exports! {
             return Err(CUDA_ERROR_INVALID_DEVICE);
         }
         value.set(match attribute {
-            // The best performance rank; access, atomics and array access over the simulated NVLink.
+            // 1: the best performance rank. 2 to 4: access, native atomics (over NVLink only), access to arrays.
             1 => 0,
             3 => i32::from(simulator.nvlink),
             2 | 4 => 1,

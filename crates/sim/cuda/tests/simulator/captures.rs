@@ -141,7 +141,7 @@ fn mistakes_in_a_capture_have_their_own_codes() {
     ok(cuStreamBeginCapture_v2(blocking, GLOBAL));
     assert_eq!(cuEventRecord(foreign, 0), 906);
     assert_eq!(cuStreamEndCapture(blocking, &mut graph), INVALIDATED);
-    // A forked stream that never comes back.
+    // A forked stream that is never joined.
     ok(cuStreamBeginCapture_v2(main, GLOBAL));
     ok(cuEventRecord(fork, main));
     ok(cuStreamWaitEvent(side, fork, 0));
@@ -176,7 +176,7 @@ fn a_member_does_not_tell_its_id_in_any_mode() {
         assert_eq!(cuStreamGetId(main, &mut id), UNSUPPORTED);
         assert_eq!(cuStreamEndCapture(main, &mut graph), INVALIDATED);
     }
-    // Nor does one that was taken in later; others do.
+    // A stream that joined the capture later does not answer either; others do.
     ok(cuStreamBeginCapture_v2(main, GLOBAL));
     ok(cuStreamGetId(side, &mut id));
     ok(cuEventRecord(fork, main));
@@ -368,7 +368,7 @@ fn two_captures_into_one_graph_are_ordered_by_dependencies() {
     let (main, side) = (stream(), stream());
     let list = Arc::new(Mutex::new(Vec::new()));
     let graph = made(|out| cuGraphCreate(out, 0));
-    // What is captured first comes last.
+    // Captured first, but made to run after a node that is captured later.
     begin_into(side, graph);
     note(side, &list, 2);
     let [second] = nodes(graph)[..] else { panic!("one node") };
@@ -384,7 +384,7 @@ fn two_captures_into_one_graph_are_ordered_by_dependencies() {
     assert_eq!(cuGraphAddDependencies(graph, &first, &second, 1), 1);
     ok(cuStreamUpdateCaptureDependencies(main, &nodes(graph)[1], 1, ADD));
     note(main, &list, 4);
-    // Nodes may not go while it is captured into, nor the graph; nor may it be made executable.
+    // While a capture adds to the graph, it and its nodes cannot be destroyed, and it cannot be instantiated.
     let mut executable = 0;
     assert_eq!(cuGraphDestroyNode(second), 1);
     assert_eq!(cuGraphDestroy(graph), 1);
@@ -399,7 +399,7 @@ fn two_captures_into_one_graph_are_ordered_by_dependencies() {
     [main, side].into_iter().for_each(|stream| ok(cuStreamDestroy_v2(stream)));
 }
 
-/// Adds a node that does nothing to be seen.
+/// Adds a node without visible effect, by a capture into the graph.
 fn add_node(graph: Handle) {
     let (stream, event) = (stream(), event());
     begin_into(stream, graph);
@@ -483,7 +483,7 @@ fn memory_allocated_in_a_capture_lives_as_long_as_what_was_made_of_it() {
     ok(cuMemFree_v2(target));
 }
 
-/// As the driver was seen to have it (580, CUDA 13.0).
+/// Seen on driver 580 (CUDA 13.0).
 #[test]
 fn captures_into_one_graph_have_one_id() {
     start();

@@ -1,4 +1,4 @@
-//! The driver's functions by name, and what every test needs of them.
+//! The driver's functions by name, and helpers of all tests.
 
 use libloading::Library;
 use std::ffi::{c_char, c_void};
@@ -221,7 +221,7 @@ pub fn attribute(address: usize, attribute: u32) -> u64 {
     value
 }
 
-/// Work that holds a stream until it is let go: no test needs to sleep.
+/// Work that blocks a stream until the test opens the gate, so that no test needs to sleep.
 pub struct Gate {
     open: Sender<()>,
     entered: Receiver<()>,

@@ -1,4 +1,4 @@
-//! Holds that kernels of a shared object run in stream order with the arguments of their launch.
+//! Tests that kernels of a shared object run in stream order with the arguments of their launch.
 
 use crate::driver::*;
 use std::ffi::{CString, c_void};
@@ -71,7 +71,7 @@ fn kernels_run_in_order_with_the_parameters_of_their_launch() {
     ok(cuModuleUnload(module));
 }
 
-/// Grids of kernels by a prefix of their names are told once, of launches on streams and of graphs.
+/// `simTakeGrids` gives each launch once, on streams and in graphs, by a prefix of the kernel's name.
 #[test]
 fn grids_are_told_of_streams_and_graphs() {
     start();
@@ -109,8 +109,8 @@ fn grids_are_told_of_streams_and_graphs() {
     ok(cuModuleUnload(module));
 }
 
-/// As driver 580 was seen to do on an H100: an update lets a cluster stand of which the new launch says nothing, and what is no whole
-/// one of the new grid does not run; there is no error.
+/// Seen on driver 580 on an H100: an update to a launch without a cluster size keeps the former one. Blocks of the new grid that make no
+/// whole cluster do not run, without an error.
 #[test]
 fn an_update_lets_a_cluster_stand() {
     start();
@@ -163,7 +163,7 @@ fn an_update_lets_a_cluster_stand() {
     ok(cuModuleUnload(module));
 }
 
-/// Windlass's compiled kernels, machine code and PTX, run as the library beside the simulator; other functions are not there.
+/// For Windlass's compiled kernels, machine code and PTX, the library beside the simulator runs; other functions are not found.
 #[test]
 fn compiled_kernels_are_stood_in_for() {
     start();

@@ -55,7 +55,7 @@ fn a_device_has_the_memory_that_the_environment_gives_it_and_no_more() {
     assert_eq!(cuMemAlloc_v2(&mut second, 0), 1);
 }
 
-/// A large range that is cleared reads as zeros, whatever of it was written before; the bytes beside it stay.
+/// A large range that is cleared reads as zeros, whichever parts were written before; the bytes beside it stay.
 #[test]
 fn clearing_skips_no_page_that_was_written() {
     start();
@@ -110,7 +110,7 @@ fn a_range_mapped_again_is_another_buffer() {
     ok(cuMemUnmap(base, CHUNK));
     map(base, CHUNK, first);
     assert!(!ids.contains(&attribute(base, BUFFER_ID)));
-    // Released handles live on in their mappings and can be had back.
+    // Memory of released handles lives on in its mappings, and its handles can be retained again.
     ok(cuMemRelease(first));
     ok(cuMemRelease(second));
     let mut again = 0;
@@ -123,8 +123,8 @@ fn a_range_mapped_again_is_another_buffer() {
     assert_eq!(free_bytes(), 1 << 30);
 }
 
-/// Of mapped memory the range is the reservation, the mapping is the mapping, the block is the handle's, and the id is
-/// each mapping's own.
+/// For mapped memory the range attributes give the reservation, the mapping attributes the mapping. The block id is the handle's, the
+/// buffer id is different for each mapping.
 #[test]
 fn mapped_memory_says_where_it_lies() {
     start();
@@ -151,7 +151,7 @@ fn mapped_memory_says_where_it_lies() {
     ok(cuMemAddressFree(reserved, 4 * CHUNK));
 }
 
-/// The attributes of an address, asked for in one call.
+/// The attributes of an address, read in one call.
 fn attributes<const N: usize>(address: usize, kinds: [u32; N]) -> [u64; N] {
     let mut values = [0_u64; N];
     let places = values.each_mut().map(|value| std::ptr::from_mut(value).cast());
@@ -159,7 +159,7 @@ fn attributes<const N: usize>(address: usize, kinds: [u32; N]) -> [u64; N] {
     values
 }
 
-/// Maps the memory at an address once more, as one does who did not make it.
+/// Maps the memory at an address a second time, as code does that did not allocate it.
 pub fn alias(of: usize, bytes: usize) -> usize {
     let mut handle = 0;
     ok(cuMemRetainAllocationHandle(&mut handle, of));
@@ -184,7 +184,7 @@ fn read(at: usize) -> u32 {
     word
 }
 
-/// An alias is the same bytes and another buffer; the memory stays until the last of handle and mappings has gone.
+/// An alias has the same bytes and another buffer id; the memory stays until the last handle and mapping have gone.
 #[test]
 fn memory_can_be_mapped_twice() {
     start();
@@ -205,7 +205,7 @@ fn memory_can_be_mapped_twice() {
     assert_eq!(of_second[1..4], [second as u64, 2 * CHUNK as u64, 1]);
     assert_eq!(of_first[1..4], [first as u64, 2 * CHUNK as u64, 1]);
     assert_eq!(of_first[4], of_second[4]);
-    // Who made it gives it up: its addresses mean nothing, the alias lives.
+    // The first mapping is unmapped: its addresses are unknown then, the alias stays.
     let used = free_bytes();
     unmap(first, 2 * CHUNK);
     assert_eq!(attributes(first, kinds)[0], 0);
@@ -223,7 +223,7 @@ fn memory_can_be_mapped_twice() {
     assert_eq!(free_bytes(), used + 2 * CHUNK);
 }
 
-/// An exported descriptor holds the memory, and so does what was imported from it.
+/// An exported descriptor holds the memory, and so does a handle imported from it.
 #[test]
 fn descriptors_hold_memory() {
     start();
@@ -246,7 +246,7 @@ fn descriptors_hold_memory() {
     assert_eq!(free_bytes(), whole);
 }
 
-/// What others hold is not there to be allocated.
+/// Memory that a descriptor still holds cannot be allocated again.
 #[test]
 fn held_memory_is_not_given_twice() {
     // SAFETY: this process runs one test, and no thread of it reads the environment yet.

@@ -1,4 +1,4 @@
-//! What crosses processes. Tests named `child_…` are ignored; their parents run them in a process of its own.
+//! Tests over several processes. Tests named `child_…` are ignored; other tests run them in a process of their own.
 
 use crate::driver::*;
 use crate::memory::{alias, free_bytes, map, physical, reserve, unmap};
@@ -20,7 +20,7 @@ fn finish(mut child: Child) {
     assert!(child.wait().expect("it was started").success());
 }
 
-/// A descriptor travels with one byte.
+/// Sends a descriptor with one byte.
 fn send_descriptor(socket: &UnixStream, descriptor: RawFd) {
     transfer(socket, Some(descriptor));
 }
@@ -104,7 +104,7 @@ fn child_maps_a_descriptor() {
     assert_eq!(cuMemImportFromShareableHandle(&mut handle, number as usize, 1), 1);
 }
 
-/// Memory that another process maps is used until that unmaps it, by the call or by dying.
+/// Memory that another process maps counts as used until that process unmaps it or dies.
 #[test]
 fn imported_memory_is_used_until_the_importer_lets_go() {
     start();
@@ -287,7 +287,7 @@ fn child_leaks() {
     event();
     physical(CHUNK);
     made(|out| cuGraphCreate(out, 0));
-    // Ending the context is no excuse.
+    // Objects that end with the context are leaks, too.
     ok(cuDevicePrimaryCtxRelease_v2(0));
 }
 
@@ -297,7 +297,7 @@ fn child_does_not_leak() {
     start();
     let address = buffer(64);
     ok(cuMemFree_v2(address));
-    // A capture that is never ended goes with its stream.
+    // A capture that was never ended ends with its stream.
     let stream = stream();
     ok(cuStreamBeginCapture_v2(stream, 0));
     ok(cuStreamDestroy_v2(stream));
