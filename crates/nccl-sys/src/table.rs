@@ -5,8 +5,8 @@
 //!
 //! * *first* is the version code (as `ncclGetVersion` gives it) of the first release on PyPI that exports the
 //!   name; `abi/exports` holds what each release exports, and a test compares.
-//! * *role*: `seen` has Rust code in the ABI layer; `handle` jumps straight to the real library with NCCL's own communicator in
-//!   place of a lazy one's, which is its first argument; `pass` always jumps straight to the real library.
+//! * *role*: `seen` has Rust code in the ABI layer. `handle` jumps straight to the real library, with NCCL's own communicator in
+//!   the place of a lazy one's, which is the first argument. `pass` always jumps straight to the real library.
 //!
 //! The second list, `opaque`, holds names whose signature is not fixed: NVIDIA's device headers declare them, and
 //! their structures change with releases. Only the result is written down, for the answer when the real library lacks
