@@ -26,7 +26,7 @@ macro_rules! for_each_entry {
             [21803 pass] fn ncclGetVersion | pncclGetVersion (version: *mut c_int) -> ncclResult_t;
             /// A static string for a result code.
             [21803 pass] fn ncclGetErrorString | pncclGetErrorString (result: ncclResult_t) -> *const c_char;
-            /// The last error text of this thread (`comm` may be null).
+            /// The text of the last error of this process. `comm` may be null.
             [21803 seen] fn ncclGetLastError | pncclGetLastError (comm: ncclComm_t) -> *const c_char;
             /// Makes the real library read its debug settings again. Deprecated by NVIDIA.
             [22403 pass] fn ncclResetDebugInit | pncclResetDebugInit ();
