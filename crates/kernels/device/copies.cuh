@@ -5,8 +5,8 @@
 
 constexpr uint32_t copied_at_once = 4;
 
-// Copies this thread's share of a message: the bytes before the first whole vector one by one, then 16-byte vectors if both
-// addresses have the same offset within a vector, else narrower pieces.
+// Copies this thread's share of a message. If both addresses have the same offset within 16 bytes: the bytes before the first whole
+// vector one by one, then vectors. Else by narrower pieces.
 WINDLASS_DEVICE void copy_message(const Message& to, const Message& from, uint64_t thread,
                               uint64_t threads) {
   const bool alike = ((to.address ^ from.address) & 15) == 0;

@@ -113,7 +113,7 @@ uint64_t reduce_integers(uint32_t type, uint32_t by, uint32_t ranks, const Bits&
   return is_signed(type) ? (uint64_t)((int64_t)all / (int64_t)ranks) : all / ranks;
 }
 
-// Reduces one element of each rank, `bits(rank)`. Bits of the result beyond the element's width have no meaning.
+// Reduces one element of each rank, `bits(rank)`. Bits beyond the element's width have no meaning.
 template <class Bits>
 uint64_t reduce(uint32_t type, uint32_t by, uint32_t ranks, const Bits& bits) {
   if (const Shape* shape = shape_of(type)) {
