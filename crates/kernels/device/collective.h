@@ -24,8 +24,8 @@ enum {
   // Shared memory for the counters of Simple's kernels. A Simple packet fills a slot.
   WINDLASS_SIMPLE_SHARED_BYTES = 128,
   // Indices of the words of a channel of LL128 or Simple. The words are numbers of packets, from init.
-  WINDLASS_CHANNEL_SENT = 0,      // the next one to send. Written by the warp that sends
-  WINDLASS_CHANNEL_PROVEN = 1,    // those below are consumed by all peers for certain. Written by the warp that sends
+  WINDLASS_CHANNEL_SENT = 0,      // the next one to send. Written by the warp that sends (Simple: by the signal warp)
+  WINDLASS_CHANNEL_PROVEN = 1,    // those below are consumed by all peers for certain. Written by the same warp
   WINDLASS_CHANNEL_RECEIVED = 2,  // the next one to receive. Written by the warp that receives
   WINDLASS_CHANNEL_CREDIT = 8,    // one for each rank: that rank has consumed those below. Written by that rank
   WINDLASS_CHANNEL_POSTED = 16,   // one for each rank, of Simple: that rank's packets below are there. Written by that rank
@@ -90,10 +90,10 @@ typedef struct WindlassCollectiveLaunch {
 
 // One collective of a batch. It runs as it would alone over the same wire. `bytes` and `first_packet` are equal on all ranks.
 typedef struct WindlassBatchCall {
-  uint64_t send;          // what goes to rank 0
-  uint64_t receive;       // where rank 0's comes to; of a reduction the result
-  uint32_t send_step;     // from what goes to one rank to what goes to the next; 0: the same goes to all
-  uint32_t receive_step;  // from where one rank's comes to to where the next one's does
+  uint64_t send;          // address of what goes to rank 0
+  uint64_t receive;       // address for what comes from rank 0; of a reduction: of the result
+  uint32_t send_step;     // bytes from one rank's part in `send` to the next one's; 0: the same goes to all
+  uint32_t receive_step;  // bytes from one rank's place in `receive` to the next one's
   uint32_t bytes;         // of every connection; of an all-reduce in two phases: of the whole buffer, whose shares lie a step apart
   uint32_t first_packet;  // packets of the calls before this one
 } WindlassBatchCall;

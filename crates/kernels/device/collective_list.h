@@ -1,5 +1,5 @@
-// The one list of collectives' kernels: collective.cu makes them, host/collective_object.cpp and the simulated driver's library make
-// the same ones for the host, tests compare it with what src/collectives/kernel.rs launches.
+// The one list of the collectives' kernels: collective.cu defines them, host/collective_object.cpp and the simulator's library define
+// the same ones for the host, and tests compare the list with the kernels that src/collectives/kernel.rs launches.
 //
 // X(name, family, reducer, ranks, groups, threads_max, straight). `ranks`: the most of them, 3 ranks use the kernel for 4. `groups`: half
 // packets that make a packet of LL128, 0 of LL. `threads_max`: of a block, its launch bound. `straight`: see channel.cuh and ll.cuh.

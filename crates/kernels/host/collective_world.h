@@ -419,7 +419,7 @@ struct Rank {
     if (!world.aborted()) compare(call);
   }
 
-  // Half of the calls use only some of the possible channels, the same on all ranks, as the product's grids serve whole rounds of their warps' channels.
+  // Half of the calls use only some of the channels, the same on all ranks, as the product uses whole rounds of its warps' channels.
   uint32_t fewer_channels(uint32_t channels, uint64_t index) const {
     const uint64_t any = reference::mixed(seed ^ (index + 1) << 20);
     return world.options.often_fewer_channels && channels > 1 && any % 2 ? 1 + (uint32_t)(any / 2 % channels) : channels;
