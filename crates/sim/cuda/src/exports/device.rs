@@ -44,10 +44,10 @@ exports! {
     }
 
     fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: Ordinal) {
-        simulator()?.device(device)?;
+        let capability = simulator()?.device(device)?.capability;
         minor.check()?;
-        major.set(9)?;
-        minor.set(0)
+        major.set(capability / 10)?;
+        minor.set(capability % 10)
     }
 
     fn cuDeviceGetPCIBusId(text: Out<u8>, room: i32, device: Ordinal) {
