@@ -308,7 +308,7 @@ extern const char *ncclGetErrorString(enum ncclResult_t result);
 
 extern const char *pncclGetErrorString(enum ncclResult_t result);
 
-// The last error text of this thread (`comm` may be null).
+// The text of the last error of this process. `comm` may be null.
 extern const char *ncclGetLastError(ncclComm_t comm);
 
 extern const char *pncclGetLastError(ncclComm_t comm);

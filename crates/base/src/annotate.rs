@@ -1,6 +1,7 @@
 //! NVTX ranges around calls, when `WINDLASS_NVTX` asks: a profiler shows which path a call took.
 //!
-//! Built only with the feature `nvtx`, since NVIDIA's crate needs libclang to build; without it asking gives a warning.
+//! The ranges are built only with the feature `nvtx`, since NVIDIA's crate needs libclang. Without the feature, the
+//! option gives a warning.
 
 #[cfg(feature = "nvtx")]
 mod ranges {
@@ -14,7 +15,7 @@ mod ranges {
     static DOMAIN: OnceCell<nvtx::Domain> = OnceCell::new();
     static NAMES: OnceCell<[RegisteredString<'static>; FUNCTIONS]> = OnceCell::new();
 
-    /// A range that ends when this is dropped.
+    /// An NVTX range; it ends when the value is dropped.
     pub type Range = LocalRange<'static>;
 
     pub fn start() {
@@ -23,7 +24,7 @@ mod ranges {
         NAMES.get_or_init(|| Function::ALL.map(|function| domain.register_string(name(function))));
     }
 
-    /// Begins a range, if ranges were asked for.
+    /// Begins a range, if `start` has switched ranges on.
     #[inline]
     pub fn range(function: Function) -> Option<Range> {
         let name = NAMES.get()?[function as usize];
@@ -39,10 +40,10 @@ mod ranges {
         log::warn!("WINDLASS_NVTX is on, but this build has no NVTX: build with the feature nvtx");
     }
 
-    /// There is none.
+    /// Never made: this build has no ranges.
     pub type Range = ();
 
-    /// No range.
+    /// Always none.
     #[inline]
     pub fn range(_function: Function) -> Option<Range> {
         None
@@ -53,7 +54,7 @@ pub use ranges::{Range, range};
 
 use crate::config::{Startup, Switch};
 
-/// Starts annotating if the options ask.
+/// Switches ranges on if `WINDLASS_NVTX` asks for them.
 pub fn start(config: &Startup) {
     if config.nvtx == Switch::On {
         ranges::start();

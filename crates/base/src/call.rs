@@ -1,7 +1,7 @@
 //! A collective, send or receive as plain data.
 //!
-//! It has two parts. [`Shared`] is equal on every rank that takes part (for a send and its receive: on both
-//! sides), and only it may decide how the call runs. [`Local`] is this rank's own.
+//! A call has two parts. [`Shared`] is equal on every rank that takes part (for a send and its receive: on both
+//! sides), and only it may decide how the call runs. [`Local`] belongs to this rank alone.
 
 use nccl_sys::{
     Entry, cudaStream_t, ncclBfloat16, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclFloat8e4m3,
@@ -38,12 +38,12 @@ pub enum Function {
 /// How many [`Function`]s there are.
 pub const FUNCTIONS: usize = Function::Recv as usize + 1;
 
-/// What every rank passes alike.
+/// The arguments that every rank passes alike.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     /// Which function.
     pub function: Function,
-    /// Elements, as the function counts them.
+    /// The count of elements that the program passes.
     pub count: usize,
     /// Type of an element.
     pub datatype: ncclDataType_t,
@@ -53,14 +53,14 @@ pub struct Shared {
     pub root: Option<c_int>,
 }
 
-/// What is this rank's own. Pointers are device addresses and are never read here.
+/// The arguments that belong to this rank alone. Pointers are device addresses and are never read here.
 #[derive(Clone, Copy, Debug)]
 pub struct Local {
     /// Where this rank's data lie; null for a receive.
     pub send: *const c_void,
     /// Where results go; null for a send.
     pub receive: *mut c_void,
-    /// The other side of a send or receive.
+    /// The other rank of a send or receive.
     pub peer: Option<c_int>,
     /// The configuration of a call by a `…Config` function; may be null.
     pub config: *const ncclCollConfig_t,
@@ -68,16 +68,17 @@ pub struct Local {
     pub communicator: ncclComm_t,
     /// The stream in whose order the call runs.
     pub stream: cudaStream_t,
-    /// What this rank's values are multiplied by, of a reduction that was made for that. Known once the call is looked at.
+    /// The factor of this rank's values, for an operation of `ncclRedOpCreatePreMulSum`. Empty until the engine has looked
+    /// the operation up.
     pub scalar: Option<Scalar>,
 }
 
 /// The factor of a reduction by `ncclRedOpCreatePreMulSum`, of the type of the elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scalar {
-    /// Its bytes.
+    /// The value's bytes.
     Here([u8; 8]),
-    /// Where it lies on the device when calls run.
+    /// The device address of the value, which is read when the kernel runs.
     OnDevice(usize),
 }
 
@@ -102,21 +103,21 @@ impl Shared {
 }
 
 impl Shared {
-    /// Whether it is a reduction whose result depends on the order in which values are combined: one that rounds.
+    /// Whether the call reduces with rounding, so that the result depends on the order in which values are combined.
     pub fn rounds(&self) -> bool {
         let Some(operation) = self.operation else { return false };
         let is_float = [ncclFloat32, ncclBfloat16, ncclFloat16, ncclFloat64, ncclFloat8e4m3, ncclFloat8e5m2]
             .contains(&self.datatype);
-        // Below 0 there is none, which is NCCL's to say.
+        // No operation has a number below 0: NCCL refuses the call.
         is_float && operation.0 >= 0 && operation != ncclMax && operation != ncclMin
     }
 
-    /// Whether the program made its operation: which number that has is each rank's own affair.
+    /// Whether the program made the operation. Each rank may have another number for the same operation.
     pub fn has_own_operation(&self) -> bool {
         self.operation.is_some_and(|operation| operation.0 >= ncclNumOps.0)
     }
 
-    /// Whether its reduction has kernels for one call alone, none for several: of floats of 8 bits, or by an operation that the program made.
+    /// Whether kernels run this reduction only alone, never with other calls: floats of 8 bits, and operations that the program made.
     pub fn reduces_alone(&self) -> bool {
         let is_of_8_bits = [ncclFloat8e4m3, ncclFloat8e5m2].contains(&self.datatype);
         self.operation.is_some() && is_of_8_bits || self.has_own_operation()
@@ -187,7 +188,7 @@ impl Function {
         }
     }
 
-    /// Its entry point.
+    /// The function's entry point.
     pub fn entry(self) -> Entry {
         match self {
             Function::AllReduce => Entry::ncclAllReduce,
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(Shared { datatype: ncclDataType_t(77), ..shared(Function::Send, 10) }.bytes(4), 0);
     }
 
-    /// What rounds: sums, products and averages of floats, and what the program made.
+    /// Sums, products and averages of floats round, and so does every operation that the program made.
     #[test]
     fn who_rounds() {
         use nccl_sys::{ncclAvg, ncclInt32, ncclProd, ncclSum};
@@ -254,7 +255,7 @@ mod tests {
         assert!(!rounds(ncclInt32, Some(ncclSum)) && !rounds(ncclDataType_t(12), Some(ncclSum)));
     }
 
-    /// What only moves has kernels for several, of whatever type.
+    /// Calls that only move data can run together, whatever their type.
     #[test]
     fn who_reduces_alone() {
         use nccl_sys::{ncclInt32, ncclSum};
@@ -271,7 +272,7 @@ mod tests {
         assert!(alone(ncclFloat32, Some(ncclRedOp_t(5))) && alone(ncclInt32, Some(ncclRedOp_t(i32::MAX))));
     }
 
-    /// The plain function of each has its name.
+    /// The plain function of each function has the same name without `Config`.
     #[test]
     fn plain_functions() {
         for function in Function::ALL {

@@ -1,7 +1,7 @@
-//! What the environment says of options.
+//! Reads Windlass's options and NCCL's variables from the environment.
 //!
-//! Options are those of the one [table](options); [`nccl`] has NCCL's own variables. Loading, logging and counting follow what the
-//! environment says at the first call, everything else what it says at the first id, init or `ncclMemAlloc`.
+//! [`options`] lists Windlass's options; [`nccl`] has NCCL's own variables. Options of loading, logging and counting ([`Startup`])
+//! are read at the first call. All others ([`Config`]) are read at the first unique id, init or `ncclMemAlloc`.
 
 mod cache;
 
@@ -22,7 +22,7 @@ pub use table::{Config, Description, Startup, options};
 /// Variables with this prefix belong to the simulator.
 const SIMULATOR_PREFIX: &str = "WINDLASS_SIM_";
 
-/// In how many letters a name may differ from the option that it is taken for.
+/// An unknown name that differs from an option in at most so many letters is taken for a misspelling of it.
 const TYPOS_MAX: usize = 2;
 
 /// How a report at exit is written.
@@ -39,7 +39,7 @@ pub enum Form {
 pub struct Report {
     /// How it is written.
     pub form: Form,
-    /// The file, or standard error.
+    /// The file; none means standard error.
     pub file: Option<PathBuf>,
 }
 
@@ -100,7 +100,7 @@ pub enum Collectives {
 pub enum Order {
     Auto,
     Fixed,
-    /// And what cannot be is refused.
+    /// As fixed, but a call that cannot run in fixed order is refused.
     Strict,
 }
 
@@ -124,7 +124,7 @@ pub enum Calibrate {
 }
 
 impl Cache {
-    /// The folder. None where there is to be no cache, or no home is known.
+    /// The cache's folder; none where the cache is off or no home folder is known.
     pub fn folder(&self) -> Option<PathBuf> {
         match self {
             Cache::Off => None,
@@ -142,7 +142,7 @@ pub fn startup() -> &'static Startup {
     &at_startup().0
 }
 
-/// What is wrong with the options at the first call, one sentence each.
+/// The faults of the options at the first call, one sentence each.
 pub fn complaints() -> &'static [String] {
     &at_startup().1
 }
@@ -154,8 +154,8 @@ fn at_startup() -> &'static (Startup, Vec<String>) {
     })
 }
 
-/// The options that hold from the first id, init or `ncclMemAlloc` on: whoever asks first reads them. A program may set them after
-/// its first call, as it may set NCCL's.
+/// The options that hold from the first unique id, init or `ncclMemAlloc` on. The first caller reads them, so a program may set
+/// them after its first call, as it may set NCCL's.
 pub fn config() -> &'static Config {
     CONFIG.get_or_init(|| {
         let parsed = parse(std::env::vars_os());
@@ -165,7 +165,8 @@ pub fn config() -> &'static Config {
     })
 }
 
-/// Logs complaints. Whoever asks for one order of sums must hear that there is none.
+/// Logs complaints: about `WINDLASS_ORDER` as errors, since sums are then not in the order that the user asked for,
+/// and others as warnings.
 pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
     complaints.for_each(|complaint| match complaint.starts_with("WINDLASS_ORDER ") {
         true => ::log::error!("{complaint}"),
@@ -176,18 +177,18 @@ pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
 /// All options of an environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
-    /// Those of the first call.
+    /// The options that hold from the first call on.
     pub startup: Startup,
-    /// The others.
+    /// All other options.
     pub config: Config,
-    /// What is wrong, one sentence each.
+    /// Names and values that cannot be used, one sentence each.
     pub complaints: Vec<String>,
-    /// Earlier names that were read, one sentence each.
+    /// Earlier names that are still read, one sentence each.
     pub renamed: Vec<String>,
 }
 
-/// Reads options from variables. A value that cannot be read leaves the default, and says so. Of an option that is set by both of its
-/// names the new one holds.
+/// Reads options from variables. A value that cannot be read leaves the default and adds a complaint. If an option is set by both its
+/// names, the new name holds.
 pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     let Parsed { mut startup, mut config, mut complaints, mut renamed } = Parsed::default();
     let mut says_log = false;
@@ -213,14 +214,14 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
             complaints.push(format!("{name} is \"{text}\", expected one of: {}", option.values));
         }
     }
-    // Its warnings are what it is for; and who asks for fixed order is to hear where it is not.
+    // Checks tell their findings by warnings, and fixed order warns where a call is not in it.
     if (config.check == Switch::On || config.order != Order::Auto) && !says_log {
         startup.log = ::log::LevelFilter::Warn;
     }
     Parsed { startup, config, complaints, renamed }
 }
 
-/// An option that `name` may have been meant for.
+/// The option whose name is nearest to `name`, if at most [`TYPOS_MAX`] letters differ.
 fn nearest(name: &str) -> Option<&'static str> {
     let distance = |known: &&str| strsim::levenshtein(known, name);
     options().map(|option| option.name).min_by_key(distance).filter(|known| distance(known) <= TYPOS_MAX)
@@ -280,7 +281,7 @@ mod tests {
         );
     }
 
-    /// Who checks, or asks for fixed order, reads warnings, unless the log is set.
+    /// With checks or fixed order on, warnings are logged, unless `WINDLASS_LOG` is set.
     #[test]
     fn checks_are_heard() {
         let heard = |pairs: &[(&str, &str)]| read(pairs).startup.log;
@@ -294,7 +295,7 @@ mod tests {
         assert_eq!(heard(&[("WINDLASS_CHECK", "0")]), Startup::default().log);
     }
 
-    /// Numbers as C reads them: NCCL's switches are these.
+    /// Numbers are read as C reads them, for NCCL's switches.
     #[test]
     fn numbers_of_nccl() {
         for (text, value) in [
@@ -386,7 +387,8 @@ mod tests {
         assert_eq!(complaints[2], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
     }
 
-    /// A word that earlier builds knew leaves the default, and says what is known now.
+    /// `WINDLASS_WINDOWS=direct`, which earlier builds knew, leaves the default, and the complaint names the values
+    /// of today.
     #[test]
     fn windows_are_direct_no_more() {
         let Parsed { config, complaints, .. } = read(&[("WINDLASS_WINDOWS", "direct")]);
@@ -412,7 +414,7 @@ mod tests {
         assert_eq!(bad.complaints[0], "WINDLASS_FAST is \"perhaps\", expected one of: auto, off");
     }
 
-    /// What people read as the default is the default.
+    /// The default that the documentation tells is the default of the code.
     #[test]
     fn defaults_are_as_told() {
         for option in options() {
@@ -429,7 +431,7 @@ mod tests {
         }
     }
 
-    /// Whether buffers are registered is one of three words, as switches are written; what cannot be read leaves the default.
+    /// `WINDLASS_REGISTER` takes `auto` or a switch; a value that cannot be read leaves the default.
     #[test]
     fn words_of_registration() {
         let words = ["auto", "AUTO", "on", "1", "Off", "no", "perhaps", ""].map(register);

@@ -1,7 +1,8 @@
-//! Descriptors that are ours: closed by an exec (close-on-exec) and by [`close_in_child`] after a fork.
+//! Owns Windlass's file descriptors: an exec closes them (close-on-exec), and [`close_in_child`] does after a fork.
 //!
-//! A forked child that kept them would hold connections open for a dead parent: nobody would see it die. Which
-//! numbers are ours stands in a table of bits that the child can read without a lock, at any moment of the parent.
+//! If a forked child kept them, it would hold connections open for a dead parent, whose peers would not see its end.
+//! A table of bits has the numbers of Windlass's descriptors. The child can read it without a lock, whatever the
+//! parent was doing.
 
 #![allow(unsafe_code)]
 
@@ -17,12 +18,13 @@ const NUMBERS_MAX: usize = 1 << 20;
 
 static NUMBERS: [AtomicU64; NUMBERS_MAX / 64] = [const { AtomicU64::new(0) }; NUMBERS_MAX / 64];
 
-/// A descriptor of ours.
+/// A descriptor of Windlass's, whose number is in the table.
 #[derive(Debug)]
 pub struct Ours(OwnedFd);
 
 impl Ours {
-    /// Enters a descriptor. One whose number is out of the table's range is closed and refused.
+    /// Enters a descriptor into the table. A descriptor whose number is beyond the table is closed and refused with
+    /// `EMFILE`.
     pub fn new(fd: OwnedFd) -> Result<Ours> {
         let number = fd.as_raw_fd() as usize;
         let word = NUMBERS.get(number / 64).ok_or(Errno::MFILE)?;
@@ -32,8 +34,8 @@ impl Ours {
 }
 
 impl Drop for Ours {
-    /// Leaves the table before the number is free for another's descriptor. A fork between the two leaks one into the
-    /// child, which is harmless beside closing another's.
+    /// Leaves the table before the close, since the program may get the number at once. A fork between the two leaks
+    /// the descriptor into the child, which is better than closing one of the program's.
     fn drop(&mut self) {
         let number = self.0.as_raw_fd() as usize;
         NUMBERS[number / 64].fetch_and(!(1 << (number % 64)), Ordering::Relaxed);
@@ -46,34 +48,36 @@ impl AsFd for Ours {
     }
 }
 
-/// How many descriptors are ours now.
+/// How many descriptors Windlass has now.
 pub fn open() -> usize {
     NUMBERS.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
 }
 
-/// Whether this process could open so many more now. Opens and closes them: 1 to 2 us each.
+/// Whether this process could open `count` more descriptors now. Opens and closes them: 1 to 2 us each.
 pub fn are_free(count: usize) -> bool {
     let opened: Result<Vec<OwnedFd>> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
     opened.is_ok()
 }
 
-/// Descriptors that are held in reserve, by their numbers; -1 where there is none. No lock: a forked child begins without.
+/// The numbers of descriptors held in reserve; -1 is an empty place. There is no lock, since a forked child could find it
+/// locked.
 static RESERVED: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
-/// How long descriptors are waited for: they come back, but others may wait for what needs them.
+/// How long an operation waits for a descriptor to become free. Not longer, since other ranks may wait for the
+/// operation.
 pub const WANTED_FOR: Duration = Duration::from_secs(3);
 
-/// Whether an operation failed as this process, or the whole system, has no descriptor left, or no memory for one.
+/// Whether an operation failed because this process or the whole system has no descriptor left, or no memory for one.
 pub fn is_want(error: Errno) -> bool {
     matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
 }
 
-/// How many are missing of the reserve: they are taken as soon as they are free.
+/// How many descriptors the reserve lacks. They are taken as soon as descriptors are free.
 pub fn missing_of_reserve() -> usize {
     RESERVED.iter().filter(|place| place.load(Ordering::Relaxed) < 0).count()
 }
 
-/// Opens what is missing of the reserve. Whether it is whole.
+/// Opens the descriptors that the reserve lacks. Gives whether the reserve is full.
 pub fn fill_reserve() -> bool {
     RESERVED.iter().all(|place| {
         if place.load(Ordering::Relaxed) >= 0 {
@@ -81,7 +85,7 @@ pub fn fill_reserve() -> bool {
         }
         let Ok(one) = eventfd(0, EventfdFlags::CLOEXEC).and_then(Ours::new) else { return false };
         let number = one.0.as_raw_fd();
-        // Another thread may have filled it.
+        // Another thread may have filled the place.
         let is_kept = place.compare_exchange(-1, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if is_kept {
             std::mem::forget(one);
@@ -90,8 +94,8 @@ pub fn fill_reserve() -> bool {
     })
 }
 
-/// Opens one, if need be in place of one of the reserve: for a connection by which a rank hears or says that it cannot go on.
-/// Others would wait for it.
+/// Opens a descriptor, if need be in the place of one of the reserve. It is for connections by which a rank hears or says
+/// that it cannot go on: other ranks would wait for it.
 pub fn even_of_reserve<T>(mut open: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match open() {
@@ -109,12 +113,11 @@ fn give_up_one() -> bool {
     one.map(Ours).is_some()
 }
 
-/// In a child just forked, which will never run our code again: closes what it got from us. Takes no lock and
-/// allocates nothing.
+/// In a child just forked: closes all descriptors inherited from Windlass. Takes no lock and allocates nothing.
 pub fn close_in_child() {
     RESERVED.iter().for_each(|place| place.store(-1, Ordering::Relaxed));
     for (index, word) in NUMBERS.iter().enumerate() {
-        // Most words are none, and lie in pages that the child would else copy.
+        // Most words are 0, and a write would make the child copy their page.
         if word.load(Ordering::Relaxed) == 0 {
             continue;
         }
@@ -122,8 +125,8 @@ pub fn close_in_child() {
         while bits != 0 {
             let number = (index * 64) as RawFd + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
-            // SAFETY: the number was ours in the parent when it forked; the child's owners of it are never dropped,
-            // since no thread of ours lives there and every entry of the ABI layer only forwards.
+            // SAFETY: the number was Windlass's in the parent when it forked. The child never drops the parent's
+            // owner of it: the child has no thread of Windlass's, and what it makes anew is its own (`ForkLocal`).
             unsafe { libc::close(number) };
         }
     }

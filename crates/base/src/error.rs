@@ -1,4 +1,4 @@
-//! Refusals of our own: NCCL's code for the caller, one log line for the user, and the text that `ncclGetLastError` gives.
+//! Refuses calls in Windlass: NCCL's code for the caller, one log line for the user, and the text for `ncclGetLastError`.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -6,31 +6,32 @@ use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::{ncclInternalError, ncclResult_t};
 
-/// As long as NCCL's own text.
+/// NCCL's own text has as many bytes.
 const TEXT_BYTES: usize = 1024;
 
-/// The text of the last refusal, and what NCCL said last before it. As NCCL's own, it is the process's and changes under
-/// whoever reads it.
+/// The text of the last refusal. Like NCCL's own, it belongs to the whole process, and may change while a caller reads
+/// it.
 static TEXT: [AtomicU8; TEXT_BYTES] = [const { AtomicU8::new(0) }; TEXT_BYTES];
-/// Held while the text changes. What NCCL had said when it was first asked for after that.
+/// Locked while the text changes. The value is NCCL's text as of the first question after the last refusal.
 static BEFORE: Mutex<Before> = Mutex::new(Before::Nothing);
 
 enum Before {
-    /// Nothing was refused.
+    /// Windlass has refused nothing yet.
     Nothing,
-    /// NCCL was not asked since.
+    /// `ncclGetLastError` was not called since the last refusal.
     NotAsked,
     Said(Vec<u8>),
 }
 
-/// Logs why a call is refused, with the value and what was expected, and gives the code to answer.
+/// Logs why a call is refused, notes the reason for `ncclGetLastError`, and returns `code`. The reason has the value
+/// and what was expected.
 pub fn refuse(code: ncclResult_t, why: std::fmt::Arguments<'_>) -> ncclResult_t {
     log::warn!("{why}: answering {}", code.name().unwrap_or("an unknown code"));
     note(&why.to_string());
     code
 }
 
-/// The refusal of what a panic has left undone; Rust's own message has told the panic itself.
+/// Refuses a call that a panic has left undone. Rust's own message has told the panic itself.
 pub fn panicked(what: &str) -> ncclResult_t {
     refuse(ncclInternalError, format_args!("a panic of Windlass has left {what} undone"))
 }
@@ -44,8 +45,8 @@ fn note(why: &str) {
     *before = Before::NotAsked;
 }
 
-/// What `ncclGetLastError` gives where NCCL would give `real`: the text of our last refusal, unless NCCL has said something since
-/// that was first asked for.
+/// The answer of `ncclGetLastError` where NCCL would give `real`: the text of the last refusal. None if there was no refusal, or
+/// if NCCL's text has changed since the first question after it.
 pub fn last(real: Option<&CStr>) -> Option<*const c_char> {
     let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
     let said = real.map(CStr::to_bytes).unwrap_or_default();
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
     use nccl_sys::ncclInvalidUsage;
 
-    /// Ours until NCCL says something else.
+    /// The refusal's text is given until NCCL's own text changes.
     #[test]
     fn last_texts() {
         assert_eq!(refuse(ncclInvalidUsage, format_args!("rank {}, expected 0", 7)), ncclInvalidUsage);

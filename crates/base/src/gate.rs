@@ -1,48 +1,50 @@
-//! Keeps a thread of ours out of NCCL's communicator while the application's is in it: NCCL allows one thread at a time.
+//! Keeps a thread of Windlass out of NCCL's communicator while the program's threads are in it: NCCL allows one at a
+//! time.
 //!
-//! Calls of the application [pass](Gate::pass), as many as there are at once; ours [closes](Gate::try_close) the gate if nobody
-//! is inside, and never waits. A call waits while ours is inside, which is milliseconds and needs no other call of anybody's.
+//! Calls of the program [pass](Gate::pass), any number at once. Windlass's thread [closes](Gate::try_close) the gate if no call
+//! is inside; it never waits. A call waits while the gate is closed: milliseconds, and no other call is needed to open it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Set while ours is inside; what is below counts those who have passed, and those who are about to see that it is closed.
+/// The bit that is set while the gate is closed. The lower bits count calls inside, and calls that are about to see that
+/// it is closed.
 const CLOSED: u32 = 1 << 31;
 
-/// Open to all, or closed by one.
+/// Open to all calls, or closed by one thread.
 #[derive(Debug)]
 pub struct Gate {
     state: AtomicU32,
-    /// Held while it is closed: for those who wait.
+    /// Locked while the gate is closed: waiting calls block on it.
     closed: Mutex<()>,
 }
 
-/// A call is inside until this is dropped.
+/// A call is inside the gate until this value is dropped.
 #[derive(Debug)]
 pub struct Passed<'gate>(&'gate Gate);
 
-/// Nobody else is inside until this is dropped.
+/// The gate is closed until this value is dropped.
 #[derive(Debug)]
 pub struct Closed<'gate> {
     gate: &'gate Gate,
-    /// Dropped after the state says that it is open.
+    /// The fields drop after `drop`, so waiting calls wake when the state is open.
     _waiting: MutexGuard<'gate, ()>,
 }
 
 impl Passed<'_> {
-    /// Whether the other has passed the same.
+    /// Whether both calls are inside the same gate.
     pub fn is_of_same_gate(&self, other: &Passed<'_>) -> bool {
         std::ptr::eq(self.0, other.0)
     }
 }
 
 impl Gate {
-    /// One that is open.
+    /// An open gate.
     pub const fn new() -> Gate {
         Gate { state: AtomicU32::new(0), closed: Mutex::new(()) }
     }
 
-    /// Goes in: at once unless it is closed.
+    /// Enters the gate: at once if it is open, else after it opens.
     #[inline]
     pub fn pass(&self) -> Passed<'_> {
         while self.state.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
@@ -57,12 +59,12 @@ impl Gate {
         drop(self.closed.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Whether it is closed at this moment.
+    /// Whether the gate is closed at this moment.
     pub fn is_closed(&self) -> bool {
         self.state.load(Ordering::Relaxed) & CLOSED != 0
     }
 
-    /// Closes it, unless somebody is inside.
+    /// Closes the gate. Gives none, without waiting, if a call is inside or another thread has closed it.
     pub fn try_close(&self) -> Option<Closed<'_>> {
         let waiting = match self.closed.try_lock() {
             Ok(waiting) => waiting,
@@ -70,7 +72,7 @@ impl Gate {
             Err(TryLockError::WouldBlock) => return None,
         };
         let closed = self.state.compare_exchange(0, CLOSED, Ordering::Acquire, Ordering::Relaxed);
-        // Made only where it is closed: dropping it opens.
+        // A `Closed` may be made only if the exchange succeeded, since its drop opens the gate.
         closed.is_ok().then(|| Closed { gate: self, _waiting: waiting })
     }
 }
@@ -99,7 +101,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Many inside at once, also twice by one thread; none while it is closed.
+    /// Many calls are inside at once, also two of one thread; none is while the gate is closed.
     #[test]
     fn one_kind_at_a_time() {
         let gate = Gate::new();
@@ -116,7 +118,7 @@ mod tests {
         assert!(gate.try_close().is_some());
     }
 
-    /// Eight threads that pass beside one that closes: never both inside, and nobody is left waiting.
+    /// Eight threads pass while another one closes: both are never inside, and no thread is left waiting.
     #[test]
     fn under_load() {
         let gate = Gate::new();
@@ -126,8 +128,8 @@ mod tests {
             let callers: Vec<_> = (0..threads)
                 .map(|_| {
                     scope.spawn(|| {
-                        // Until the other had its turn, too: for which all must be outside at once, where few processors leave most
-                        // of them standing somewhere.
+                        // Goes on until the gate was closed once: all eight threads must be outside at one moment, which is rare on
+                        // few processors.
                         for call in 0.. {
                             if call >= 20_000 {
                                 if closings.load(Ordering::Relaxed) > 0 {

@@ -1,10 +1,10 @@
-//! The one place that calls CUDA: the driver API, opened when the first communicator needs it, in the driver's own terms.
+//! The one place that calls CUDA's driver API. The driver is opened when the first communicator needs it.
 //!
-//! [`Driver`] is the seam: a table of the driver's functions and what it takes to call them. Tests put other functions
-//! into the table. Everything here is thin; what is decided with it is decided elsewhere. Nothing panics without a
-//! `libcuda.so.1`: [`driver`] then says so.
+//! [`Driver`] is a table of the driver's functions and what is needed to call them. Tests put other functions into it.
+//! The code here only wraps the driver: decisions are made elsewhere. Without a `libcuda.so.1` nothing panics:
+//! [`driver`] gives an error.
 //!
-//! Owned things ([`memory`], [`stream`]) give themselves back when dropped, except in a forked child, where CUDA is dead.
+//! Owned things ([`memory`], [`stream`]) are freed when dropped, except in a forked child, where CUDA does not work.
 
 #![allow(unsafe_code)]
 
@@ -40,5 +40,5 @@ pub use failure::Failure;
 pub use library::{Calls, Driver, driver, opened};
 pub use stream::StreamHandle;
 
-/// `CUdeviceptr`: an address that all devices and the host agree on.
+/// `CUdeviceptr`: an address that is the same on all devices and the host.
 pub type Address = u64;

@@ -1,4 +1,4 @@
-//! No panic leaves this library: it would end a program that plain NCCL would not end.
+//! Catches panics, so that none leaves this library: a panic would end a program that NCCL alone would not end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,18 +10,18 @@ pub fn call(code: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
     or_else(|| ncclInternalError, code)
 }
 
-/// Runs `code`; after a panic, gives the other answer instead. The panic itself is told by Rust's own message.
+/// Runs `code`; after a panic, gives the answer of `other` instead. Rust's own message tells the panic.
 #[inline]
 pub fn or_else<T>(other: impl FnOnce() -> T, code: impl FnOnce() -> T) -> T {
-    // Whatever a panic left half done, the answer says that the call failed.
+    // A panic may leave state half changed: the answer tells the caller that the call failed.
     catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|_| other())
 }
 
-/// Runs a call of the real NCCL between what we do before and after it; a panic of ours becomes
+/// Runs a call of the real NCCL with Windlass's code before and after it. A panic of Windlass's code becomes
 /// `ncclInternalError`.
 ///
-/// The call itself runs under no catch: NCCL is C++, and what it throws goes on to the caller, as does the end of a
-/// thread that is cancelled inside it. Rust would abort the process where either meets a `catch_unwind`.
+/// No catch is around the real call. NCCL is C++: its exceptions, and the end of a thread that is cancelled inside
+/// NCCL, must reach the caller. Rust would abort the process where either meets a `catch_unwind`.
 #[inline(always)]
 pub fn around<T>(
     before: impl FnOnce() -> T,

@@ -1,9 +1,9 @@
-//! What every other part stands on: CUDA, options, counters, the log, and small tools around threads, descriptors and shared memory.
+//! The base of all other crates: CUDA, options, counters, the log, and small tools around threads, descriptors and shared memory.
 
 #![deny(unsafe_code)]
 #![deny(unreachable_pub)]
 
-// Words that all of them use.
+// Words that all modules use.
 pub mod call;
 
 pub mod path;
@@ -32,5 +32,5 @@ pub mod shared_page;
 
 pub mod stats;
 
-// The process and what it counts, says and is told.
+// The process as a whole: its counters, log, report and options.
 pub mod process;

@@ -1,7 +1,8 @@
 //! Log lines in NCCL's shape: `host:pid:tid WINDLASS LEVEL text`, errors only unless asked.
 //!
-//! A line is one write, straight to the descriptor: standard error may be closed, full or a broken pipe, and a
-//! library must neither panic nor kill the process (SIGPIPE) over a log line. What cannot be written is dropped.
+//! A line is one write, straight to the descriptor. Standard error may be closed, full or a broken pipe, and a
+//! library must neither panic nor kill the process (SIGPIPE) over a log line. A line that cannot be written is
+//! dropped.
 
 #![allow(unsafe_code)]
 
@@ -12,14 +13,15 @@ use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::config::{Startup, expand_file_name};
 
-/// Where and how much; made once.
+/// The logger, made once: the host's name, and the log file (none for standard error).
 #[derive(Debug)]
 struct Lines {
     host: String,
     file: Option<File>,
 }
 
-/// Starts logging as the options say. A log file that cannot be opened leaves standard error, and says so.
+/// Starts logging as the options say. If the log file cannot be opened, lines go to standard error, and the first one
+/// says why.
 pub fn start(config: &Startup) {
     if config.log == LevelFilter::Off {
         return;
@@ -68,7 +70,7 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// Writes once; a broken pipe raises no signal in this process.
+/// Writes once. A broken pipe raises no signal in this process.
 pub(crate) fn write_without_signal(to: BorrowedFd<'_>, bytes: &[u8]) {
     // SAFETY: plain signal-mask calls on this thread with sets made here; a SIGPIPE that was pending before is
     // left pending, one that our write raised is taken back before the mask is restored.
@@ -94,7 +96,7 @@ pub(crate) fn write_without_signal(to: BorrowedFd<'_>, bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Writing into a pipe that nobody reads neither kills nor panics.
+    /// A write into a pipe without a reader neither kills nor panics.
     #[test]
     fn broken_pipe() {
         // SAFETY: restores the default action, which Rust's test runner has replaced by ignoring.

@@ -4,13 +4,13 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Path {
-    /// The real NCCL runs it, as it came.
+    /// The real NCCL runs the call with the very same arguments.
     Forward,
-    /// The real NCCL runs it, with buffers that are registered with it.
+    /// The real NCCL runs the call over buffers that Windlass has registered with it.
     Registered,
-    /// Sends and receives: a kernel of ours runs them, over rings in the ranks' memory.
+    /// A kernel of Windlass runs sends, receives, all-to-alls, gathers and scatters, over rings in the ranks' memory.
     P2p,
-    /// Collectives: a kernel of ours runs each, over rings in the ranks' memory.
+    /// A kernel of Windlass runs collectives, one or several of a group, over rings in the ranks' memory.
     Native,
 }
 
@@ -21,7 +21,7 @@ impl Path {
     /// Every path, in the order in which they are counted.
     pub const ALL: [Path; 4] = [Path::Forward, Path::Registered, Path::P2p, Path::Native];
 
-    /// Its name in reports.
+    /// The path's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Path::Forward => "forward",

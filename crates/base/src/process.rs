@@ -1,5 +1,5 @@
-//! What this process starts when it is needed, and how it ends: options and log at the first call, shared counters
-//! and the report at the first communicator. Loading the library starts nothing.
+//! Starts what a process needs, and writes its report at the end. Options and the log start at the first call, shared
+//! counters and the report at the first communicator. Loading the library starts nothing.
 
 #![allow(unsafe_code)]
 
@@ -21,18 +21,18 @@ use crate::stats::{report, snapshot::Snapshot};
 use crate::{annotate, descriptor, guard, log};
 
 static FIRST_CALL: Once = Once::new();
-/// Held until the process ends, which tells others that it lives.
+/// The process's file of counters. Its lock, held until the process ends, tells other processes that this one lives.
 static SEGMENT_FILE: OnceCell<Held> = OnceCell::new();
-/// How many forks lie between this process and the first one in which something of ours began.
+/// How many forks lie between this process and the first one in which Windlass has started something.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 /// The process that asked for the first communicator; 0 before.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// Whether this process was forked from that one.
+/// Whether this process was forked from [`OWNER`].
 static FORKED: AtomicBool = AtomicBool::new(false);
-/// The report that was written at exit to a file.
+/// The report that was written to a file at exit.
 static REPORT: Mutex<String> = Mutex::new(String::new());
 
-/// The first call of all: options, log, kill switch. The real library is not open yet.
+/// Runs at the first call of all: starts the log and annotations. The real library is not open yet.
 pub fn first_call() {
     FIRST_CALL.call_once(|| {
         log::start(startup());
@@ -42,7 +42,8 @@ pub fn first_call() {
     });
 }
 
-/// The real library is open; with the kill switch, nothing more is looked at. Threads that came meanwhile all tell.
+/// Runs once the real library is open, on every thread that has opened it; only the first one acts. With
+/// `WINDLASS=off`, all later calls are forwarded.
 pub fn library_opened(library: &open::RealLibrary) {
     static OPENED: Once = Once::new();
     OPENED.call_once(|| {
@@ -60,7 +61,7 @@ pub fn library_opened(library: &open::RealLibrary) {
     });
 }
 
-/// No real library could be opened: says once all that was searched.
+/// Logs once that no real library could be opened, with all that was searched.
 pub fn library_missing(refused: &[open::Refusal]) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -75,8 +76,8 @@ pub fn library_missing(refused: &[open::Refusal]) {
     });
 }
 
-/// The first communicator is asked for: counters move to shared memory, the report is ordered, and children that
-/// are forked from now on only forward.
+/// Runs at the first init. Counters move to shared memory, and the report at exit is registered. A child that is
+/// forked from now on only forwards.
 pub fn first_communicator() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -102,14 +103,14 @@ pub fn first_communicator() {
     });
 }
 
-/// The first lazy communicator is made. Its handle is ours, which a second NCCL refuses: looked for once more, since programs may map
-/// one after their first communicator.
+/// Runs when the first lazy communicator is made. A second NCCL refuses its handle, which is Windlass's own. Programs may map a
+/// second NCCL after their first communicator, so this looks again.
 pub fn first_lazy() {
     static ONCE: Once = Once::new();
     ONCE.call_once(warn_of_second_nccl);
 }
 
-/// Where the log has no warnings nobody would hear, and nothing is looked for.
+/// Warns once if a second NCCL is mapped. Does not look where the log has no warnings.
 fn warn_of_second_nccl() {
     static SAID: Once = Once::new();
     if !::log::log_enabled!(::log::Level::Warn) || SAID.is_completed() {
@@ -135,14 +136,14 @@ fn describe_process() {
     let Some(library) = open::opened() else { return };
     segment::write_text(&segment.nccl_path, library.path.as_os_str().as_encoded_bytes());
     segment.nccl_version.store(know_version(), Ordering::Relaxed);
-    // What is forked from one with communicators only forwards.
+    // A child of a process with communicators only forwards, so it has no order of its own.
     if segment.forked_from.load(Ordering::Relaxed) == 0 {
         segment.order.store(order::number(config().order), Ordering::Relaxed);
     }
 }
 
-/// The real library's version code, 0 if unknown; from now on NCCL's variables are taken as that release takes them. NCCL reads none for
-/// the answer. To be called before any is asked for.
+/// The real library's version code, 0 if unknown. Call it before any variable of NCCL's is read: they are taken as this release takes
+/// them. NCCL reads no variable to answer.
 pub fn know_version() -> i32 {
     static VERSION: OnceCell<i32> = OnceCell::new();
     if open::opened().is_none() {
@@ -158,17 +159,17 @@ pub fn know_version() -> i32 {
     })
 }
 
-/// The fork of a process with communicators: what they have on the GPU is the parent's, and CUDA is dead here. Nothing of ours begins.
+/// Runs in a child of a process with communicators. They and CUDA do not work in the child, so Windlass starts nothing there.
 extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
     slots::forward_everything();
-    // What is ours the real library does not know.
+    // The real library does not know Windlass's own handles.
     forked::guard();
     restart_in_forked_child();
 }
 
-/// The fork of a process in which something of ours has begun: its threads are not here, and its descriptors, also what says that it
-/// lives, and its counters are not ours.
+/// Runs in a child of a process in which Windlass has started something. The child has none of the parent's threads. The parent's
+/// descriptors, with the lock that tells its life, and its counters must not stay the child's.
 extern "C" fn restart_in_forked_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     descriptor::close_in_child();
@@ -176,7 +177,7 @@ extern "C" fn restart_in_forked_child() {
     slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
 }
 
-/// From now on there is something that a forked child must not have from here.
+/// Makes children that are forked from now on restart, since Windlass has state that they must not inherit.
 pub fn let_forked_children_restart() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| on_fork(restart_in_forked_child));
@@ -186,12 +187,12 @@ fn forks() -> usize {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Whether this process was forked from one that had asked for a communicator: nothing of ours begins here.
+/// Whether this process was forked from one with communicators: Windlass starts nothing here.
 pub fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// A communicator is asked for in such a process: its log and its report say why NCCL alone serves it.
+/// Runs when such a child asks for a communicator: the log and the report say why NCCL alone serves it.
 fn told_of_init() {
     guard::or_else(
         || (),
@@ -206,25 +207,26 @@ fn told_of_init() {
     );
 }
 
-/// Lets a mechanism hear of forks, in the child, which may allocate nothing and take no lock. This library stays mapped.
+/// Runs `in_child` in each child that is forked from now on. It may neither allocate nor take a lock. This library stays
+/// mapped.
 pub fn on_fork(in_child: extern "C" fn()) {
     open::stay_mapped();
     // SAFETY: a function of this library, which stays mapped.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// Lets a mechanism hear of the process's exit, before the report that is ordered already.
+/// Runs `at_exit` when the process exits, before the report is written.
 pub fn on_exit(at_exit: extern "C" fn()) {
     // SAFETY: a function of this library, which stays mapped since the first communicator.
     unsafe { libc::atexit(at_exit) };
 }
 
-/// Behind all exit handlers and static destructors: some are older than ours, and make calls.
+/// Runs behind all exit handlers and static destructors: some are older than Windlass's and make calls.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_END: extern "C" fn() = at_end;
 
-/// Writes a report in a file once more if it tells more by now. One on standard error has been read.
+/// Writes a report in a file again if its text has changed since. A report on standard error is not repeated.
 extern "C" fn at_end() {
     let is_ours = segment::current().process.load(Ordering::Relaxed) == std::process::id();
     guard::or_else(
@@ -251,7 +253,7 @@ extern "C" fn at_exit() {
     if let Some(wanted) = &startup().report {
         write_report(wanted);
     }
-    // Of a forked child it is the parent's.
+    // In a forked child the file is the parent's.
     if let Some(file) = SEGMENT_FILE.get().filter(|_| !is_forked()) {
         let _ = std::fs::remove_file(file.path());
     }
@@ -292,8 +294,8 @@ fn write_report(wanted: &Report) {
     }
 }
 
-/// Writes the whole report or none of it: readers may be waiting for the file, and other processes write to the same
-/// name if the user left out `%p`.
+/// Writes the whole report or none of it. Readers may wait for the file, and other processes write to the same name
+/// if the user left out `%p`.
 fn write_file(path: &Path, text: &str) -> std::io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}.part", std::process::id()));

@@ -1,13 +1,13 @@
-//! Intervals of addresses that do not overlap, each with something to know about it.
+//! A map from ranges of addresses, which do not overlap, to values.
 
 use std::collections::BTreeMap;
 
-/// Addresses from `base` up to, not with, `base + bytes`.
+/// The addresses from `base` up to, but without, `base + bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Range {
     /// First address.
     pub base: u64,
-    /// How many, more than none.
+    /// The number of bytes, above 0.
     pub bytes: u64,
 }
 
@@ -17,18 +17,18 @@ impl Range {
         self.base.saturating_add(self.bytes)
     }
 
-    /// Whether all of `other` lies in it.
+    /// Whether all of `other` lies in this range.
     pub fn contains(self, other: Range) -> bool {
         self.base <= other.base && other.end() <= self.end()
     }
 
-    /// Whether they share an address.
+    /// Whether both ranges share an address.
     pub fn overlaps(self, other: Range) -> bool {
         self.base < other.end() && other.base < self.end()
     }
 }
 
-/// Ranges that do not overlap, by address. Every question is a walk down one tree.
+/// Ranges that do not overlap, sorted by address. Every lookup is a walk down one tree.
 #[derive(Clone, Debug)]
 pub struct Ranges<T> {
     by_base: BTreeMap<u64, (u64, T)>,
@@ -41,13 +41,13 @@ impl<T> Default for Ranges<T> {
 }
 
 impl<T> Ranges<T> {
-    /// None yet.
+    /// An empty map.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Enters a range, or gives back what was to be entered: the range is empty, wraps, or shares addresses with
-    /// one that is here.
+    /// Enters a range. Gives the value back if the range is empty, wraps, or shares addresses with one that is
+    /// already here.
     pub fn insert(&mut self, range: Range, value: T) -> Result<(), T> {
         let wraps = range.base.checked_add(range.bytes).is_none();
         if range.bytes == 0 || wraps || self.overlapping(range).next().is_some() {
@@ -57,27 +57,27 @@ impl<T> Ranges<T> {
         Ok(())
     }
 
-    /// Takes out the range that begins at `base`.
+    /// Removes the range that begins at `base`.
     pub fn remove(&mut self, base: u64) -> Option<(Range, T)> {
         let (bytes, value) = self.by_base.remove(&base)?;
         Some((Range { base, bytes }, value))
     }
 
-    /// The range that an address lies in.
+    /// The range that contains an address.
     pub fn find(&self, address: u64) -> Option<(Range, &T)> {
         let (base, (bytes, value)) = self.by_base.range(..=address).next_back()?;
         let range = Range { base: *base, bytes: *bytes };
         (address < range.end()).then_some((range, value))
     }
 
-    /// The same, to change what is known of it.
+    /// As [`Ranges::find`], to change the value.
     pub fn find_mut(&mut self, address: u64) -> Option<(Range, &mut T)> {
         let (base, (bytes, value)) = self.by_base.range_mut(..=address).next_back()?;
         let range = Range { base: *base, bytes: *bytes };
         (address < range.end()).then_some((range, value))
     }
 
-    /// All that share an address with `range`, in order.
+    /// All ranges that share an address with `range`, in order.
     pub fn overlapping(&self, range: Range) -> impl Iterator<Item = (Range, &T)> {
         let first = self.find(range.base).map_or(range.base, |(found, _)| found.base);
         let last = if range.bytes == 0 { first } else { range.end() };
@@ -86,8 +86,8 @@ impl<T> Ranges<T> {
             .map(|(base, (bytes, value))| (Range { base: *base, bytes: *bytes }, value))
     }
 
-    /// The first place of `bytes` bytes within `whole` that no range touches, at a multiple of `alignment`, which is a
-    /// power of two.
+    /// The first address in `whole` from which `bytes` bytes are free of ranges. It is a multiple of `alignment`,
+    /// which is a power of two.
     pub fn gap(&self, whole: Range, bytes: u64, alignment: u64) -> Option<u64> {
         let align = |address: u64| address.checked_next_multiple_of(alignment);
         let mut start = align(whole.base)?;
@@ -100,22 +100,22 @@ impl<T> Ranges<T> {
         (start.checked_add(bytes)? <= whole.end()).then_some(start)
     }
 
-    /// All, in order.
+    /// All ranges, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Range, &T)> {
         self.by_base.iter().map(|(base, (bytes, value))| (Range { base: *base, bytes: *bytes }, value))
     }
 
-    /// All, in order, to change what is known of them.
+    /// All ranges, in order, to change their values.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Range, &mut T)> {
         self.by_base.iter_mut().map(|(base, (bytes, value))| (Range { base: *base, bytes: *bytes }, value))
     }
 
-    /// How many.
+    /// The number of ranges.
     pub fn len(&self) -> usize {
         self.by_base.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no ranges.
     pub fn is_empty(&self) -> bool {
         self.by_base.is_empty()
     }
@@ -135,7 +135,7 @@ mod tests {
         *state
     }
 
-    /// Whatever is done, every answer is that of an array with one cell per address.
+    /// After any operations, every answer is that of an array with one cell for each address.
     #[test]
     fn answers_are_those_of_an_array() {
         for seed in 1..200_u64 {
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    /// The end of the address space is an address like others, and nothing wraps around it.
+    /// The last addresses of the address space are usable, and nothing wraps around them.
     #[test]
     fn the_last_addresses() {
         let mut ranges = Ranges::new();

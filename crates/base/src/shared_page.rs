@@ -1,7 +1,8 @@
-//! A few pages of host memory that processes share: made by one, passed on as a descriptor, mapped by all.
+//! A few pages of host memory that processes share. One process makes them and passes a descriptor on; the others map
+//! it.
 //!
-//! Its file can neither shrink nor grow (sealed), so that no process can make another's access fault. What is in it is as
-//! true as the processes that write it. A forked child has the mapping, too; nobody calls us there.
+//! The file is sealed: it can neither shrink nor grow, so no process can make another's access fault. The content is only
+//! as trustworthy as the processes that write it. A forked child inherits the mapping; Windlass does not run there.
 
 #![allow(unsafe_code)]
 
@@ -18,12 +19,12 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::descriptor::Ours;
 
-/// Bytes of the smallest; others have a multiple.
+/// The smallest size in bytes; others are multiples of it.
 pub const BYTES: usize = 4096;
-/// Words of the smallest.
+/// The words of the smallest size.
 pub const WORDS: usize = BYTES / size_of::<AtomicU64>();
 
-/// Mapped pages. Any thread.
+/// Mapped pages. Any thread may use them.
 #[derive(Debug)]
 pub struct SharedPage {
     address: NonNull<AtomicU64>,
@@ -36,10 +37,10 @@ unsafe impl Send for SharedPage {}
 unsafe impl Sync for SharedPage {}
 
 impl SharedPage {
-    /// So many bytes of zeros, a multiple of [`BYTES`], and what others open them by.
+    /// Makes `bytes` bytes of zeros, a multiple of [`BYTES`], and a descriptor by which other processes open them.
     pub fn create(bytes: usize) -> Result<(SharedPage, Ours)> {
         let file = Ours::new(new_file()?)?;
-        // Takes the memory now; going over the process's limit of file sizes would kill it (SIGXFSZ).
+        // Reserves the memory now. Exceeding the process's limit of file sizes would kill the process (SIGXFSZ).
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes as u64) {
             return Err(Errno::FBIG);
         }
@@ -48,8 +49,8 @@ impl SharedPage {
         Ok((SharedPage::map(file.as_fd(), bytes)?, file))
     }
 
-    /// What is behind a descriptor from another process, which may be closed then. Refuses what is not that long, or may become
-    /// shorter.
+    /// Maps the pages behind a descriptor from another process; the descriptor may be closed then. Refuses a file of another
+    /// length, or one that may change its length.
     pub fn open(file: BorrowedFd<'_>, bytes: usize) -> Result<SharedPage> {
         let is_page = rustix::fs::fstat(file)?.st_size == bytes as i64;
         if !is_page || !fcntl_get_seals(file)?.contains(sealed()) {
@@ -66,14 +67,14 @@ impl SharedPage {
     }
 }
 
-/// It stays as long as it is.
+/// The seals that keep the file's length.
 fn sealed() -> SealFlags {
     SealFlags::SHRINK | SealFlags::GROW
 }
 
 fn new_file() -> Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Some systems make no others; kernels before 6.3 know no such flag.
+    // Some systems allow only files with this flag; kernels before 6.3 do not know it.
     match memfd_create("windlass-page", flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create("windlass-page", flags),
         made => made,
@@ -82,8 +83,8 @@ fn new_file() -> Result<OwnedFd> {
 
 impl AsRef<[AtomicU64]> for SharedPage {
     fn as_ref(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is that long and aligned to a page, and lives as long as `self`; its file keeps its length. Any
-        // bytes are a word, and other processes write whole words only as atomics.
+        // SAFETY: the mapping is that long, aligned to a page, and lives as long as `self`; the file keeps its length. Any
+        // bytes are a valid word, and other processes write whole words only as atomics.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.bytes / size_of::<AtomicU64>()) }
     }
 }
@@ -114,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Two processes see each other's words, at both ends of them; they outlive the descriptor.
+    /// Two processes see each other's words, at both ends of the pages; the mapping outlives the descriptor.
     #[test]
     fn two_processes() {
         use std::os::fd::AsRawFd;
@@ -151,7 +152,7 @@ mod tests {
         words[1].store(10, Ordering::Relaxed);
     }
 
-    /// A shared page keeps its length, whoever has the descriptor; what might not keep it is none.
+    /// A shared page keeps its length, whoever has the descriptor; a file that may change its length is refused.
     #[test]
     fn seals() {
         let (_page, file) = SharedPage::create(BYTES).unwrap();
@@ -174,7 +175,7 @@ mod tests {
         assert!(SharedPage::open(null.as_fd(), BYTES).is_err());
     }
 
-    /// The descriptor is ours, closed by an exec.
+    /// The descriptor is closed by an exec.
     #[test]
     fn descriptor_is_ours() {
         let (_page, file) = SharedPage::create(BYTES).unwrap();

@@ -1,4 +1,5 @@
-//! What was counted: [`segment`] is where, [`files`] whose, [`count`] how, [`snapshot`] what a reader sees, [`report`] how it is told.
+//! Counters of a process. [`segment`] is their memory, [`files`] the files of segments, [`count`] the counting, [`snapshot`] what a
+//! reader sees, and [`report`] its text.
 
 pub mod check;
 pub mod count;

@@ -1,15 +1,16 @@
-//! Starting threads of ours.
+//! Starts Windlass's threads, without the program's signals.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
-/// What a thread does itself: a handler of the program is told where it was done, as it would be of NCCL's threads.
+/// Signals that a thread raises by itself. A handler of the program hears where, as with NCCL's threads.
 const FAULTS: [libc::c_int; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
 
-/// Starts a thread that takes none of the program's signals: its handlers run where they would without us.
+/// Starts a thread that takes none of the program's signals, so that its handlers run on the same threads as without
+/// Windlass.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -17,7 +18,7 @@ pub fn spawn<T: Send + 'static>(
     without_signals(|| Builder::new().name(name.to_owned()).spawn(body))
 }
 
-/// The same, of a scope.
+/// As [`spawn`], in a scope.
 pub fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -57,7 +58,7 @@ mod tests {
         }
     }
 
-    /// Ours take no signals but faults of their own; who starts them takes what he took.
+    /// Windlass's threads take only signals of their own faults; the starting thread keeps its mask.
     #[test]
     fn signals() {
         let before = taken();

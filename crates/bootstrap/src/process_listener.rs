@@ -30,6 +30,9 @@ impl ProcessListener {
     }
 }
 
+/// How long a process needs at most to open its listener again, after it has closed it.
+const OPENS_AGAIN_WITHIN: Duration = Duration::from_millis(1);
+
 /// Why a connect to a process listener failed.
 pub(crate) enum Knock {
     /// The listener exists, but its queue is full or this process has no descriptor to spare.
@@ -39,13 +42,22 @@ pub(crate) enum Knock {
 }
 
 /// Connects to a process listener. Only a refusal counts as a sign that its process is gone: a rank that gave up for
-/// another reason would be waited for.
+/// another reason would be waited for. A refusal must be repeated: a process without descriptors closes its listener and
+/// opens it again at once.
 pub(crate) fn connect(process_listener: Token) -> Result<Ours, Knock> {
     let address = children::address(process_listener).map_err(|_| Knock::Gone)?;
-    descriptor::even_of_reserve(|| connection::connect_locally(&address)).map_err(|error| match error {
-        Errno::CONNREFUSED | Errno::NOENT => Knock::Gone,
-        error => Knock::Later(error),
-    })
+    let connect = || descriptor::even_of_reserve(|| connection::connect_locally(&address));
+    let is_refused = |error: Errno| matches!(error, Errno::CONNREFUSED | Errno::NOENT);
+    let again = |error: Errno| {
+        if !is_refused(error) {
+            return Err(error);
+        }
+        std::thread::sleep(OPENS_AGAIN_WITHIN);
+        connect()
+    };
+    connect()
+        .or_else(again)
+        .map_err(|error| if is_refused(error) { Knock::Gone } else { Knock::Later(error) })
 }
 
 /// Without the background thread: the rank of this report, which has not gone out, declines.

@@ -5,7 +5,8 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// Copies all files and links below `from`, with their modes; the number of them, or the first that fails.
+/// Copies all files and links below `from` with their modes. Returns their number, or the first path that fails with
+/// its error.
 pub fn tree(from: &Path, to: &Path) -> Result<u64, (PathBuf, io::Error)> {
     let of = |path: &Path| {
         let path = path.to_owned();
@@ -26,7 +27,7 @@ pub fn tree(from: &Path, to: &Path) -> Result<u64, (PathBuf, io::Error)> {
     Ok(files)
 }
 
-/// Copies a file or a link. A file in use is replaced as a whole, never written over: a process that has it mapped would crash.
+/// Copies a file or a link. A file in use is replaced, never overwritten: a process that has mapped it would crash.
 fn file(from: &Path, to: &Path) -> io::Result<()> {
     let mut new = to.as_os_str().to_owned();
     new.push(".new");
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// Links stay links, programs stay programs, and a second copy puts new files in the place of those in use.
+    /// Links stay links, modes are kept, and a second copy replaces files that are in use.
     #[test]
     fn links_and_modes_are_kept_and_files_are_replaced() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,12 +1,12 @@
-//! `/install` of the container image, which has no shell and no C library: copies Windlass into a volume, where the containers
-//! that run programs find it. It is linked statically and needs nothing.
+//! `/install` of the container image: copies Windlass into a volume, where the containers that run programs find it. The image
+//! has no shell and no C library, so this program is linked statically.
 
 mod copy;
 
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What an installation consists of. The image's root is one, beside what a container's runtime puts there.
+/// The folders of an installation. The image's root is an installation, beside the container runtime's own files.
 const FOLDERS: [&str; 4] = ["bin", "include", "lib", "share"];
 
 fn main() -> ExitCode {
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Copies the installation of `root` into `volume`; the number of its files.
+/// Copies the installation in `root` into `volume`. Returns the number of its files.
 fn install(root: &Path, volume: &Path) -> Result<u64, String> {
     if !volume.is_dir() {
         return Err(format!("{} is no folder: mount a volume there, as `-v windlass:/to`", volume.display()));
@@ -48,7 +48,7 @@ fn install(root: &Path, volume: &Path) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    /// A forgotten mount is said, not filled: the container's own files would be lost with it.
+    /// A forgotten mount is refused: files in the container itself would be lost with it.
     #[test]
     fn a_missing_volume_is_refused() {
         let folder = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ mod tests {
         assert!(said.contains("mount a volume"), "{said}");
     }
 
-    /// What lies beside an installation, as a runtime's files do, stays where it is.
+    /// Files beside an installation, such as a container runtime's, are not copied.
     #[test]
     fn an_installation_is_copied_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ constexpr int result_groups = 2;
 // The rank that gets results, plus 1; 0: all do.
 WINDLASS_DEVICE uint32_t root_of(const WindlassCollectiveLaunch& launch) { return launch.flags >> WINDLASS_COLLECTIVE_ROOT_SHIFT; }
 
-// Reduces this rank's share and sends the result to all.
+// Reduces this rank's share and sends the result to the ranks that get it. False: aborted.
 template <class Reducer, int ranks_max, class From, class To>
 WINDLASS_DEVICE bool reduce_and_send(From& shares, To& results) {
   const WindlassCollectiveLaunch& launch = shares.launch;
@@ -24,7 +24,7 @@ WINDLASS_DEVICE bool reduce_and_send(From& shares, To& results) {
     reduce_packet<Reducer>(result[0], x, launch);
     if (!put_packet<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
     store_packet(results, result[0], results.source.receive(me), results.source.receive_bytes(me));
-    // Now what was taken has been used, which alone says that it had come (Simple packets have no tags that would).
+    // Credit only now: the packets taken have been used, so their loads have returned. Simple packets have no tags that would show it.
     shares.has_consumed();
   }
   return true;
@@ -43,7 +43,7 @@ WINDLASS_DEVICE bool take_results(From& results) {
   return true;
 }
 
-// See run_ll128. All-reduces are even: shares may differ, packets are sent empty then. Reduces are not: a connection's bytes count.
+// See run_ll128. All-reduces are even: if shares differ, some packets are empty. Reduces are not even: a connection has the packets of its bytes.
 template <class Reducer, int ranks_max, bool straight, class Source>
 WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
   const Source source(parameter);

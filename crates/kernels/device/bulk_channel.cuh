@@ -1,9 +1,9 @@
-// Bulk channels: rings of chunks for large messages. A chunk is there when the posted word says so.
+// Bulk channels: rings of chunks for large messages. A chunk is there when the posted word exceeds its number.
 //
 // Roles in a block. The TMA producer (one thread) moves whole chunks by asynchronous copies, user -> shared memory -> slot. The
 // copy warps (all other warps) copy chunks out, each its part of each chunk, and, where the TMA producer cannot serve, copy them in.
 // The signal warp is the only writer of the words that the peer reads: posted words of channels that send, credit words
-// of channels that receive. All others only tell it, through counters in shared memory, how far they are. This way
+// of channels that receive. The other roles only tell the signal warp, through counters in shared memory, how far they are. This way
 //  - a system fence, which waits for all of an SM's stores, holds up neither TMA producer nor copy warps, and one serves all channels;
 //  - a word has one writer, so it cannot step back.
 //
@@ -20,24 +20,24 @@ struct alignas(16) BulkTask {
   uint32_t published;  // of these, how many the signal warp has posted or credited
   uint32_t pushed;     // TMA producer: of these, how many it has begun to load
   uint32_t stored;     // TMA producer: of these, how many it has told complete
-  uint32_t operation;  // TMA producer: at which piece it is
-  uint32_t step;
+  uint32_t operation;  // TMA producer: the message of its next chunk
+  uint32_t step;       // TMA producer: chunks of that message that it has begun to load
   uint32_t gate;        // see gate_closed
   uint16_t connection;
   uint16_t channel;
-  uint32_t tellers;    // counters to look at: every copy warp, or the TMA producer's one
-  uint32_t announced;  // signal warp: it has told the receiver from where on the ring is the grown one
+  uint32_t tellers;    // number of counters to read: one of each copy warp, or the TMA producer's one
+  uint32_t announced;  // signal warp: the receiver has been told the first chunk in the grown ring
 };
 static_assert(sizeof(BulkTask) == 64, "WindlassP2pShared.tasks counts 64 bytes a task");
 
-// The gate between a channel's two rings: all who send chunks of the channel must agree where the grown one begins.
-//  - Open: so many chunks of this launch may have gone, or may yet go, into the first ring. Copy warps raise it before they use
-//    room that they have just seen.
-//  - Closed, by one of them: with the bit, and chunks from that number on go into the grown ring.
+// The gate between a channel's two rings: all senders of its chunks must agree on the first chunk in the grown ring.
+//  - Open: the number of this launch's chunks that may have gone, or may yet go, into the first ring. Copy warps raise the gate
+//    before they use room that they have just seen.
+//  - Closed by one sender, by the bit gate_closed: chunks from that number on go into the grown ring.
 // On a channel that receives: closed once a copy warp has learnt of a move, or if the channel moved before this launch.
 constexpr uint32_t gate_closed = 1u << 31;
 
-// A chunk between its two copies.
+// A chunk in shared memory, between the TMA producer's load and its store.
 struct alignas(16) Order {
   uint64_t slot;
   uint32_t bytes;
@@ -62,13 +62,13 @@ WINDLASS_DEVICE char* bulk_slot(const Group& group, const WindlassP2pConnection&
   return slot_of(connection.bulk_ring, group.geometry().bulk_slots, from, grown, channel, count, group.geometry().bulk_chunk_bytes);
 }
 WINDLASS_DEVICE uint64_t bulk_word(uint64_t words, uint32_t channel) { return words + channel * WINDLASS_BULK_WORD_STRIDE; }
-// Beside the posted word.
+// The word beside the posted word: 1 + the first chunk in the grown ring, or 0.
 WINDLASS_DEVICE uint64_t bulk_from(const WindlassP2pConnection& connection, uint32_t channel) {
   return bulk_word(connection.bulk_posted, channel) + 8;
 }
 WINDLASS_DEVICE uint64_t bulk_growth(const WindlassP2pConnection& connection) { return connection.growth + 8 * WINDLASS_GROWTH_BULK; }
 
-// Bulk channels of some connections that this block serves: of each at most one.
+// The number of bulk channels of these connections that this block serves: of each at most one.
 WINDLASS_DEVICE uint32_t bulk_channels_here(const Group& group, uint32_t first_connection, uint32_t connections) {
   uint32_t channels = 0;
   for (uint32_t i = first_connection; i < first_connection + connections; ++i) {
@@ -78,7 +78,7 @@ WINDLASS_DEVICE uint32_t bulk_channels_here(const Group& group, uint32_t first_c
   return channels;
 }
 
-// Task number `index` of the block: its bulk channels, connection after connection.
+// Fills task `index` of the block: tasks are its bulk channels, connection after connection.
 WINDLASS_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
   const bool receive = index >= block.send_tasks;
   uint32_t left = index, connection_index = 0;
@@ -136,7 +136,7 @@ WINDLASS_DEVICE void finish_part(const Group& group, const BulkBlock& block, con
                              Job& job) {
   ++job.count;
   ++job.step;
-  // The whole warp's part is done before its first lane tells.
+  // Orders all lanes' copies before lane 0's release in `tell`.
   sync_warp();
   if (lane_index() == 0) tell(block.teller(job.task, copy_warp), (uint32_t)(job.count - block.tasks[job.task].base));
   Piece next;
@@ -145,23 +145,23 @@ WINDLASS_DEVICE void finish_part(const Group& group, const BulkBlock& block, con
 
 constexpr uint32_t vectors_in_flight = 4;
 
-// The sender has said that the channel moves: learn from where on. Before any chunk in the grown ring is taken for there.
+// The posted word says that the channel moves: learns from which chunk on, before the warp takes any chunk. False: not known yet.
 WINDLASS_DEVICE bool follow_bulk_channel(const BulkBlock& block, const WindlassP2pConnection& connection, Job& job) {
   if (job.grown) return true;
   const Move move = followed_move(bulk_from(connection, job.channel), bulk_growth(connection));
   if (!move.grown) return false;
   job.from = move.from;
   job.grown = move.grown;
-  // For the signal warp, which keeps it for the next launch.
+  // For the signal warp, which keeps the ring for the next launch.
   if (lane_index() == 0) tell(&block.tasks[job.task].gate, gate_closed);
   return true;
 }
 
-// This copy warp's part of the next chunk, out of its slot. True if it was there.
+// Copies this copy warp's part of the next chunk out of its slot. True if the chunk was there.
 WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection,
                                    uint32_t copy_warp, Job& job) {
   if (job.seen <= job.count) {
-    // One thread acquires for the warp; the vote inside from_first_lane orders nothing, so sync_warp hands it on.
+    // Lane 0 acquires for the warp. The shuffle in from_first_lane orders no memory, so sync_warp orders all lanes' loads behind it.
     const uint64_t posted = load_word_for_warp(bulk_word(connection.bulk_posted, job.channel));
     sync_warp();
     if (posted & WINDLASS_POSTED_MOVES && !follow_bulk_channel(block, connection, job)) return false;
@@ -190,18 +190,18 @@ WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& bloc
       }
     }
   }
-  // Credit only now: the values were stored, so their loads have returned. A credit that leaves while a load without a
-  // consumer is in flight lets the sender overwrite the slot under it.
+  // The signal warp may give credit only now: the values were stored, so their loads have returned. A credit that leaves while
+  // a load without a consumer is in flight lets the sender overwrite the slot under that load.
   finish_part(group, block, connection, copy_warp, job);
   return true;
 }
 
-// The gate of a channel as one thread of a copy warp finds it, which is at chunk `count` and has just read `credit`. The copy warps of a
-// block go on by themselves, with what credit each has seen, so the gate decides where the channel moves: whoever uses the first
-// ring has raised it before, and the first copy warp closes it. A function of its own: the registers are needed elsewhere.
+// Returns the gate, for one thread of a copy warp that sends, is at chunk `count` and has just read `credit`. The copy warps of a block
+// proceed independently, each with the credit that it has seen. So the gate decides where the channel moves: a copy warp raises it before
+// it uses the first ring, and copy warp 0 closes it. Not inlined: the registers are needed elsewhere.
 WINDLASS_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint64_t credit, uint32_t slots, uint64_t growth_word) {
   if (count - credit < slots) {
-    // Not beyond this launch: a move that lies ahead of its end would be forgotten.
+    // Not beyond this launch's chunks: a move ahead of the launch's end would be forgotten.
     const uint64_t reach = credit + slots - task->base;
     return raise(&task->gate, reach < task->total ? (uint32_t)reach : task->total);
   }
@@ -213,7 +213,7 @@ WINDLASS_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint
   return set_bits(&task->gate, gate_closed) | gate_closed;
 }
 
-// May this copy warp's part of the next chunk go?
+// Whether the next chunk has room. `look`: if not, copy warp 0 looks for a larger ring.
 WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t copy_warp,
                                Job& job, bool look) {
   const uint32_t slots = group.geometry().bulk_slots;
@@ -232,7 +232,7 @@ WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, c
   return job.count - job.seen < slots_at(slots, job.from, job.grown, job.count);
 }
 
-// This copy warp's part of the next chunk, into its slot by ordinary stores.
+// Copies this copy warp's part of the next chunk into its slot by ordinary stores. True if there was room.
 WINDLASS_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection,
                                 uint32_t copy_warp, Job& job, bool look) {
   if (!has_part_room(group, block, connection, copy_warp, job, look)) return false;
@@ -262,10 +262,10 @@ WINDLASS_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, 
 
 // --- the signal warp -------------------------------------------------------------------------------------------------------
 
-// The ring in which the next launch goes on.
+// The grown ring's word if the next launch goes on there, else 0.
 WINDLASS_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const WindlassP2pConnection& connection, bool send) {
   if (task.announced || !(gate & gate_closed)) return task.announced ? task.grown : 0;
-  // A receiver that learnt of a move in this launch, which may lie still ahead: then the next launch asks again.
+  // A receiver has learnt of a move in this launch. If the move lies ahead of the launch's end, the next launch asks again.
   const uint64_t from = send ? 0 : load_word_acquire(bulk_from(connection, task.channel));
   return from && task.base + task.total >= from - 1 ? load_word_acquire(bulk_growth(connection)) : 0;
 }
@@ -291,8 +291,8 @@ WINDLASS_DEVICE void run_signal_warp(const Group& group, const BulkBlock& block)
       const bool news = done > published;
       if (any_of_warp(news)) {
         moved = true;
-        // Where the channel moves, before the word that says so. Asked after the counters: who has told of a chunk in the grown
-        // ring had found the gate closed.
+        // Stores where the channel moves, before the posted word that says so (the fence is below). The gate is read after the
+        // counters: a warp that told of a chunk in the grown ring had found the gate closed.
         if (news && index < block.send_tasks && !block.tasks[index].announced) {
           BulkTask& task = block.tasks[index];
           const uint32_t gate = told(&task.gate);
@@ -301,8 +301,8 @@ WINDLASS_DEVICE void run_signal_warp(const Group& group, const BulkBlock& block)
             task.announced = 1;
           }
         }
-        // The chunks, before the words that announce them. Completion of the TMA producer's copies is not arrival at the peer:
-        // without this fence a receiver read old bytes. (For credit alone no fence would be needed.)
+        // Orders the chunks that `told` acquired before the posted words, for the peer. Completion of the TMA producer's copies is not
+        // arrival at the peer: without this fence a receiver read old bytes. (For credit alone no fence would be needed.)
         if (any_of_warp(news && index < block.send_tasks)) fence_system();
         if (news) {
           BulkTask& task = block.tasks[index];
@@ -331,10 +331,10 @@ WINDLASS_DEVICE void run_signal_warp(const Group& group, const BulkBlock& block)
 // --- the TMA producer -------------------------------------------------------------------------------------------------------
 #if WINDLASS_HAS_BULK_COPIES
 
-// One thread. Chunks pass through `stages` places of shared memory in the order in which they were loaded, whichever channels
-// they are of; a chunk is loaded only when its channel has room for it, so nothing that was loaded ever waits for a peer and no
-// channel waits behind another. Without room anywhere all that is under way is completed and told before the TMA producer polls: the
-// credit that it waits for may depend on it.
+// One thread. Chunks of all channels pass through `stages` places of shared memory in the order in which they were loaded. A
+// chunk is loaded only when its channel has room for it, so no loaded chunk ever waits for a peer, and no channel waits behind
+// another. If no channel has room, the TMA producer completes and tells all chunks under way before it polls: the credit that
+// it waits for may depend on them.
 struct TmaProducer {
   const Group& group;
   const BulkBlock& block;
@@ -369,8 +369,8 @@ struct TmaProducer {
     return true;
   }
 
-  // Begins to load a chunk of the next channel that has room. Each channel is asked once. `look`: if one has none, look for a
-  // larger ring.
+  // Begins to load a chunk of the next channel that has room, after at most one look at each. False: no channel has. `look`: for a
+  // channel without room, look for a larger ring.
   WINDLASS_DEVICE bool load_one(bool look) {
     for (uint32_t asked = 0; asked < block.send_tasks; ++asked) {
       const uint32_t index = turn;
@@ -407,13 +407,13 @@ struct TmaProducer {
     const uint32_t stage = stored % group.launch.stages;
     while (!barrier_passed(barriers + stage, stored / group.launch.stages & 1)) pause_thread();
     const Order& order = orders[stage];
-    // Up to 15 bytes more than the message has: the slot is ours, and the receiver knows the message's size.
+    // Up to 15 bytes more than the message has: the slot holds nothing else, and the receiver knows the message's size.
     bulk_store(reinterpret_cast<char*>(order.slot), stages + (uint64_t)stage * group.geometry().bulk_chunk_bytes,
                (order.bytes + 15) & ~15u);
     ++stored;
   }
 
-  // All but `left` of the stores are complete: tell the signal warp.
+  // Waits until all but the `left` newest stores are complete, and tells the signal warp.
   WINDLASS_DEVICE void complete(uint32_t left) {
     wait_stores(left);
     for (; told_stored < stored - left; ++told_stored) {
@@ -444,7 +444,7 @@ struct TmaProducer {
     for (uint32_t index = 0; index < block.send_tasks; ++index)
       if (block.tasks[index].total && served_here(index)) ++unfinished;
     const uint32_t ahead = group.launch.stages / 2, under_way = group.launch.stages / 2;
-    // Rounds in vain: in a row, and all. A small ring may be slow without ever being full for long.
+    // Unsuccessful rounds: in a row, and in all. A small ring may be slow without ever being full for long.
     uint32_t idle = 0, vain = 0;
     bool look = false;
     while (unfinished || told_stored < loaded) {
@@ -463,7 +463,7 @@ struct TmaProducer {
         if (++idle % rounds_between_looks) continue;
         if (idle % rounds_before_request == 0) request_growth_of_tasks();
         if (group.aborted()) {
-          // Nothing is under way here: shared memory may go to another block.
+          // No copy is under way here, so shared memory may go to another block.
           report_stuck();
           return;
         }

@@ -1,4 +1,4 @@
-// The user's bytes where they fill no vector or lie at an odd address: loops, which need few registers and little code.
+// Loads and stores user bytes that fill no vector or lie at an odd address, by loops, which need few registers and little code.
 #pragma once
 #include "vectors.cuh"
 
@@ -8,8 +8,8 @@ WINDLASS_DEVICE uint32_t next_width(uint64_t address_and_place, uint32_t left) {
   return left >= allowed ? allowed : left >= 4 && allowed >= 4 ? 4 : left >= 2 && allowed >= 2 ? 2 : 1;
 }
 
-// Functions of their own: what is seldom run should not lie in the way of the rest.
-// `bytes` of them (1 and more; a vector has 16), never one outside.
+// Not inlined: code that rarely runs should not lie between the rest.
+// They move `bytes` bytes (at least 1; more than 16 count as 16) and touch no byte outside.
 WINDLASS_DEVICE_FUNCTION Vector load_bytes(const char* from, uint32_t bytes) {
   Vector v{0, 0};
   const uint32_t end = bytes < 16 ? bytes : 16;

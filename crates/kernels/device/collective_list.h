@@ -1,5 +1,5 @@
-// The one list of collectives' kernels: collective.cu makes them, host/collective_object.cpp and the simulated driver's library make
-// the same ones for the host, tests compare it with what src/collectives/kernel.rs launches.
+// The one list of the collectives' kernels: collective.cu defines them, host/collective_object.cpp and the simulator's library define
+// the same ones for the host, and tests compare the list with the kernels that src/collectives/kernel.rs launches.
 //
 // X(name, family, reducer, ranks, groups, threads_max, straight). `ranks`: the most of them, 3 ranks use the kernel for 4. `groups`: half
 // packets that make a packet of LL128, 0 of LL. `threads_max`: of a block, its launch bound. `straight`: see channel.cuh and ll.cuh.
@@ -38,14 +38,14 @@
   X(ncclWindlass_LL128x4_##R##_2##suffix, ll128, reducer, 2, 4, 640, straight)         \
   X(ncclWindlass_LL128x4_##R##_4##suffix, ll128, reducer, 4, 4, 512, straight)
 
-// 8 warps of each of three roles; of 8 ranks 5, as a warp holds a line of each.
+// Room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds lines of each rank.
 #define WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight)     \
   X(ncclWindlass_AllReduce_##R##_2##suffix, all_reduce, reducer, 2, 2, 768, straight)  \
   X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)  \
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
 
-// Reductions of large buffers: as many warps of each role as were fastest with 24 blocks, and the signal warp. With more of them the kernels spill,
-// or a reduce-scatter of 2 ranks takes 4 % longer.
+// Reductions of large buffers: as many warps of each role as were fastest with 24 blocks, and the signal warp. With more of them the kernels spill
+// or are slower.
 #define WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, R, reducer, suffix, straight)                              \
   X(ncclWindlass_Simple_##R##_2##suffix, simple, reducer, 2, 4, 544, straight)                              \
   X(ncclWindlass_Simple_##R##_4##suffix, simple, reducer, 4, 4, 544, straight)                              \
@@ -66,20 +66,20 @@
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
 
-// Of what fixed order alone brings here, one way of each kind: it is seldom, and each kernel is in every image.
+// Reductions that run here in fixed order only have one kernel of each kind: they are rare, and each kernel is in every image.
 #define WINDLASS_ORDERED_KERNELS(X)                                                    \
   X(ncclWindlass_LL128x2_Ordered_2, ll128, OrderedReduction, 2, 2, 640, false)         \
   X(ncclWindlass_LL128x2_Ordered_4, ll128, OrderedReduction, 4, 2, 512, false)         \
   X(ncclWindlass_LL128x2_Ordered_8, ll128, OrderedReduction, 8, 2, 512, false)         \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, Ordered, OrderedReduction, , false)
 
-// Those that run one collective.
+// Kernels that run one collective.
 #define WINDLASS_SINGLE_KERNELS(X)                  \
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, _whole, true)  \
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, , false)       \
   WINDLASS_ORDERED_KERNELS(X)
 
-// Those that run several small ones.
+// Kernels that run a batch of small collectives.
 #define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                \
   X(ncclWindlass_LLBatch_##R##_2##suffix, batch, reducer, 2, 0, 512, straight)    \
   X(ncclWindlass_LLBatch_##R##_4##suffix, batch, reducer, 4, 0, 512, straight)    \
@@ -91,7 +91,8 @@
   WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
   WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
 
-// Larger ones. None is straight: fetching instructions is little of what they take, and each kernel is in every image.
+// Kernels that run a batch of larger collectives. None is straight: fetching instructions is little of their time, and each kernel is in
+// every image.
 #define WINDLASS_LARGER_BATCH_KERNELS_OF(X, R, reducer)                       \
   X(ncclWindlass_LL128Batch_##R##_2, batch_ll128, reducer, 2, 4, 640, false)  \
   X(ncclWindlass_LL128Batch_##R##_4, batch_ll128, reducer, 4, 4, 512, false)  \

@@ -1,11 +1,12 @@
-// What a rank sends to itself. Blocks of their own copy it, the last ones of the grid: they wait for nobody and nobody for
-// them, so they need no place beside the others, and a message to oneself costs no launch of its own.
+// Copies what a rank sends to itself. The last blocks of the grid do this alone: they wait for no block and no block waits for
+// them, so they need not be resident beside the others. A message to oneself costs no launch of its own.
 #pragma once
 #include "job.cuh"
 
 constexpr uint32_t copied_at_once = 4;
 
-// By 16-byte vectors where both addresses lie alike within one, after the bytes before the first whole one.
+// Copies this thread's share of a message. If both addresses have the same offset within 16 bytes: the bytes before the first whole
+// vector one by one, then vectors. Else by narrower pieces.
 WINDLASS_DEVICE void copy_message(const Message& to, const Message& from, uint64_t thread,
                               uint64_t threads) {
   const bool alike = ((to.address ^ from.address) & 15) == 0;

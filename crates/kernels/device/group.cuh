@@ -8,12 +8,12 @@
 #include "copies.cuh"
 #include "ll128_channel.cuh"
 
-// The jobs of one copy warp, one after the other. The lines that a block serves are dealt to its warps.
+// Finds the jobs of one copy warp, one after the other. The LL128 channels that a block serves are dealt to its warps.
 struct JobList {
   const Group& group;
   const BulkBlock& block;
   const uint32_t copy_warp;
-  // where the list is
+  // position in the list
   JobKind kind = job_ll128_send;
   uint32_t next = 0;
 
@@ -95,18 +95,18 @@ WINDLASS_DEVICE void report_job(const Group& group, const Job& job) {
   report_wait(group, connection.peer, waited_for, job.channel, job.operation, job.count, job.seen);
 }
 
-// A sender that has long been without room.
+// Asks for a larger ring, if the job is a sender that has not moved. Called after a long wait.
 WINDLASS_DEVICE void request_growth_for(const Group& group, const Job& job) {
   const bool ll128 = job.kind == job_ll128_send;
   if (lane_index() != 0 || job.grown || !(ll128 || job.kind == job_bulk_send)) return;
   request_growth(group, group.connection(job.connection).peer, ll128 ? WINDLASS_GROWTH_LL128 : WINDLASS_GROWTH_BULK);
 }
 
-// Copy warps with one job, of LL128: all of it in registers, nothing between two looks.
+// The wait of a copy warp with one job, of LL128: the job stays in registers, and nothing else runs between two polls.
 struct RoomWait {
   uint32_t idle = 0;
 
-  // After a look in vain: shall the warp give up?
+  // Called after an unsuccessful poll. True: the warp must leave, and has reported what it waited for.
   WINDLASS_DEVICE bool ends(const Group& group, const Job& job) {
     pause_thread();
     if (++idle % rounds_between_looks) return false;
@@ -120,7 +120,7 @@ struct RoomWait {
   }
 };
 
-// The payload is on its way from memory while the warp looks for room (for the first packet: for the channel's state).
+// The payload's loads are in flight while the warp looks for room (for the first packet: for the channel's state).
 WINDLASS_DEVICE void run_ll128_send(const Group& group, const WindlassP2pConnection& connection, Job& job) {
   while (job.live) {
     Packet packet;
@@ -149,7 +149,7 @@ WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uin
   uint32_t idle = 0, live = count, turn = 0;
   while (live) {
     bool moved = false;
-    // By turns, not by idle ones: a channel that could move may stand beside others that always do.
+    // By turns, not by idle ones: a channel that could move into a larger ring may share the warp with channels that are never stalled.
     const bool look = ++turn % rounds_between_looks == 0;
     for (uint32_t index = 0; index < count; ++index) {
       Job job = jobs[index];
@@ -157,7 +157,7 @@ WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uin
       const WindlassP2pConnection connection = group.connection(job.connection);
       if (step_job(group, block, connection, copy_warp, job, look)) moved = true;
       if (!job.live) --live;
-      // All lanes have read the job before one writes it, and it is written before all read it again.
+      // All lanes have read the job before lane 0 writes it, and it is written before any lane reads it again.
       sync_warp();
       if (lane_index() == 0) jobs[index] = job;
       sync_warp();
@@ -230,7 +230,7 @@ WINDLASS_DEVICE void run_group(const WindlassP2pLaunch& launch) {
       barriers_made();
     }
 #endif
-    // The block's only barrier: everyone sees the tasks, and all bases are read before the signal warp writes progress.
+    // The block's only barrier: all threads see the tasks, and all bases are read before the signal warp writes the progress words.
     sync_block();
     if (warp_index() == 0) {
 #if WINDLASS_HAS_BULK_COPIES
@@ -246,7 +246,7 @@ WINDLASS_DEVICE void run_group(const WindlassP2pLaunch& launch) {
       return;
     }
   }
-  // Called from one place: it is most of the code.
+  // Called from one place only, as it is most of the code.
   const uint32_t copy_warp = warp_index() - (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0);
   run_copy_warp(group, block, copy_warp, jobs + copy_warp * launch.jobs_per_warp);
 }

@@ -1,12 +1,12 @@
-// Collectives over LL, for what is small and alike for all: every rank sends every other one packet of a channel, or none.
-// So one count is enough for a channel, and two slots: who is at a channel's launch n has had something of every peer's launch n - 1, and
-// that peer had ended n - 2 by then. No credit, no loop over packets, few instructions: what runs once must first be fetched.
+// Small even collectives over LL: on each channel every rank sends every other rank one packet, or none.
+// So one count and two slots are enough for a channel: a rank at a channel's launch n has received from every peer's launch n - 1, and
+// that peer had ended launch n - 2 by then. No credit, no loop over packets, few instructions: code that runs once must first be fetched.
 #pragma once
 #include "reduction.cuh"
 #include "report.cuh"
 #include "waiting.cuh"
 
-// A thread's 8 bytes of the user's; of the last ones, or at an odd address, so many bytes as there are.
+// Moves a thread's 8 bytes of a user buffer, or the `left` ones that remain; byte by byte, unless straight.
 template <bool straight>
 WINDLASS_DEVICE uint64_t load_eight(uint64_t from, uint32_t left) {
   const char* const bytes = reinterpret_cast<const char*>(from);
@@ -43,7 +43,7 @@ struct LaunchPart {
   WINDLASS_DEVICE uint64_t result(uint32_t me) const { return receive(me); }
   WINDLASS_DEVICE bool moves(uint32_t rank) const { return launch.receive[rank] != launch.send[rank]; }
 };
-// Of one collective of several.
+// The same for one collective of a batch.
 struct BatchPart {
   const WindlassBatchCall& call;
   uint32_t at;
@@ -62,7 +62,7 @@ struct LlChannel {
       : number(number_), region(launch.regions[launch.rank]), count_word(region + launch.wires[0].channels + number * WINDLASS_LL_COUNT_BYTES) {}
 };
 
-// A warp and a channel's packet number `count` from init. False: aborted.
+// Runs a channel's packet number `count` (from init) by a whole warp: stores it to all peers, waits for theirs, stores the result. False: aborted.
 template <class Reducer, int ranks_max, bool straight, class Part>
 WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const LlChannel& own, uint64_t count, const Part& part) {
   const uint32_t me = launch.rank, channel = own.number;
@@ -76,7 +76,7 @@ WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const
     if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(part.send(rank), left);
   }
   const uint64_t tag = launch.first_tag + count;
-  // Where a source's LL pair lies in any region.
+  // Offset of this thread's LL pair in every rank's region; a source's ring lies `ring_bytes` after that of the source before.
   const uint64_t in_slot = launch.wires[0].rings + (channel * WINDLASS_LL_SLOTS + (uint32_t)count % WINDLASS_LL_SLOTS) * WINDLASS_LL_SLOT_BYTES + 16 * lane_index();
   const uint64_t ring_bytes = (uint64_t)(WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES) << launch.channels_log2, own_slot = in_slot + me * ring_bytes;
   const auto is_peer = [&](int rank) { return rank != (int)me && rank < (int)launch.ranks && left != 0; };
@@ -105,14 +105,14 @@ WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const
         report_entry(launch.report, me, WindlassP2pReportEntry{rank, WINDLASS_WAITED_LL_DATA, channel, 0, count, count});
     return false;
   }
-  // All threads have read it, as the vote shows.
+  // All threads have read the count, as the vote shows.
   if (lane_index() == 0) store_word(own.count_word, count + 1);
 
   if (left == 0) return true;
   if constexpr (Reducer::reduces) {
     store_eight<straight>(part.result(me), reduce_words<Reducer>(x, launch.ranks, Reduction{launch.reduction, launch.scale}), left);
   } else {
-    // In place this rank's own part is where it belongs.
+    // In place, this rank's own part needs no store.
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
       if (rank < (int)launch.ranks && (rank != (int)me || part.moves(rank))) store_eight<straight>(part.receive(rank), x[rank], left);
@@ -134,8 +134,8 @@ WINDLASS_DEVICE void run_ll(const WindlassCollectiveLaunch& launch) {
   }
 }
 
-// Several collectives: all their packets in a row. A channel's are one warp's, one after the other, so that for the protocol they are as many
-// launches.
+// Runs a batch: the packets of all calls in a row. One warp runs a channel's packets one after the other, so for the protocol each is a
+// launch.
 template <class Reducer, int ranks_max, bool straight>
 WINDLASS_DEVICE void run_batch(const WindlassBatchLaunch& batch) {
   const WindlassCollectiveLaunch& launch = batch.launch;

@@ -1,4 +1,4 @@
-// LL128: 8 threads store 120 bytes of payload and 8 of tag at once, so the payload tells by itself that it is
+// Packets of collectives over LL128: 8 threads store 120 bytes of payload and 8 of tag at once, so a tag shows that its payload is
 // there. `groups` / 2 half packets are one packet here.
 #pragma once
 #include "channel.cuh"
@@ -17,8 +17,8 @@ using Ll128Sender = Sender<Ll128Format<groups>, straight, Source>;
 template <int groups, bool straight, class Source>
 using Ll128Receiver = Receiver<Ll128Format<groups>, straight, Source>;
 
-// Puts this step's packet into the channel of each of its ranks: out[distance - 1] for the rank at that distance, or the only one for all.
-// False: aborted.
+// Waits for room, then stores this step's packets to their receivers: out[distance - 1] for the rank at that distance, or the only one for
+// all. False: aborted.
 template <int ranks_max, int groups, bool straight, class Source, int packets>
 WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, const Vector (&out)[packets][groups], uint32_t waited_for) {
   way.settle();
@@ -42,7 +42,7 @@ WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, cons
   return true;
 }
 
-// Waits for this step's packet of each of its ranks; what x has of others stays. False: aborted.
+// Waits for this step's packet from each peer that sends one; x keeps its values for other ranks. False: aborted.
 template <int groups, bool straight, class Source, int ranks_max>
 WINDLASS_DEVICE bool take_packet(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
   const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot(0) + 16 * lane_index());

@@ -1,14 +1,14 @@
 // LL128 channels: one warp to one warp, a ring of packets, no fence. A packet is there when its tag is. The tag of a channel's packet
 // number n is first_tag + n and never comes again, so a slot needs no cleaning; n % slots is its slot. Therefore a receiver
-// that does not know yet that the channel has moved waits in vain in the first ring, and takes nothing wrong.
+// that does not know yet that the channel has moved only waits in the first ring, and takes no wrong packet.
 //
-// Invariant: credit <= received <= sent <= credit + slots. The sender holds the last part by looking at credit, the
-// receiver the first by giving credit only for packets whose loads have returned.
+// Invariant: credit <= received <= sent <= credit + slots. The sender keeps the last inequality by reading credit, the
+// receiver the first one by giving credit only for packets whose loads have returned.
 #pragma once
 #include "job.cuh"
 #include "packet.cuh"
 
-// Once for many packets: where the channel's slots are. Again when `count` has come to `from`.
+// Finds where the channel's slots are, once for many packets; again when `count` has come to `from`.
 WINDLASS_DEVICE void find_ll128_slots(const Group& group, const WindlassP2pConnection& connection, Job& job) {
   const bool moved = job.count >= job.from;
   const uint64_t slots = moved ? ring_slots(job.grown) : group.geometry().ll128_slots;
@@ -22,10 +22,10 @@ WINDLASS_DEVICE uint64_t ll128_from(const WindlassP2pConnection& connection, con
   return connection.ll128_from + job.channel * WINDLASS_LL128_FROM_STRIDE;
 }
 
-// The channel's last packet of this group is done: the next launch goes on from here.
+// Ends the job after the channel's last packet of this group: stores from where the next launch goes on.
 WINDLASS_DEVICE void end_ll128_job(const WindlassP2pConnection& connection, Job& job) {
   job.live = false;
-  // A receiver may know of a move that lies still ahead: the next launch asks again.
+  // A receiver may know of a move ahead of the launch's end: then the next launch asks again.
   const uint64_t ring = job.count >= job.from ? job.grown : 0;
   if (lane_index() == 0)
     store_own_words(connection.ll128_progress + job.channel * WINDLASS_PROGRESS_STRIDE, Vector{job.count, ring});
@@ -39,17 +39,17 @@ WINDLASS_DEVICE void begin_ll128_job(const Group& group, const WindlassP2pConnec
   job.grown = own.y;
   job.from = own.y ? 0 : from_none;
   find_ll128_slots(group, connection, job);
-  // Read now, beside the progress word, so that a sender need not wait for it a moment later.
+  // Loaded now, beside the progress word, so that a sender need not wait for it a moment later.
   job.seen = job.kind == job_ll128_send ? load_word_relaxed(credit) : 0;
   Piece piece;
   job.live = find_piece(group, connection, false, job.channel, job.round, job.operation, job.step, piece);
 }
 
-// Is there a larger ring? Then the channel moves: packet `count`, the next, is the first in it. The ring, or 0.
+// If the host has told of a larger ring, moves the channel: packet `count`, the next, is the first there. Returns the ring's word, or 0.
 WINDLASS_DEVICE_FUNCTION uint64_t move_ll128_channel(uint64_t from_word, uint64_t growth_word, uint64_t count) {
   const uint64_t grown = load_word_for_warp(growth_word);
   if (grown && lane_index() == 0) {
-    // Who reads our word finds what our host had heard of: see followed_move.
+    // Orders the acquired growth word before `from`: a receiver that acquires `from` finds its own growth word, too (followed_move).
     fence_system();
     store_word(from_word, count + 1);
   }
@@ -65,7 +65,7 @@ WINDLASS_DEVICE bool move_ll128_job(const Group& group, const WindlassP2pConnect
   return true;
 }
 
-// Asked now and then by a receiver that waits in vain.
+// For a receiver whose polls find nothing: learns of the sender's move. Called now and then.
 WINDLASS_DEVICE void follow_ll128_job(const Group& group, const WindlassP2pConnection& connection, Job& job) {
   if (job.grown) return;
   const Move move = followed_move(ll128_from(connection, job), ll128_growth(connection));
@@ -74,13 +74,13 @@ WINDLASS_DEVICE void follow_ll128_job(const Group& group, const WindlassP2pConne
   find_ll128_slots(group, connection, job);
 }
 
-// May the next packet go? One thread's value of the credit for all: threads that see different credits would part ways.
-// `look`: if not, look for a larger ring.
+// Whether the next packet has room. All lanes use lane 0's value of the credit, as different credits would make them diverge.
+// `look`: if there is no room, look for a larger ring.
 WINDLASS_DEVICE bool has_ll128_room(const Group& group, const WindlassP2pConnection& connection, Job& job, bool look) {
   job.seen = from_first_lane(job.seen);
   if (job.count - job.seen <= job.slot_mask) return true;
-  // Relaxed is enough here: the stores that follow depend on the branch, and the receiver's loads had returned before it
-  // gave the credit.
+  // A relaxed load is enough: the packet's stores depend on it by the branch (A2), and the receiver's loads from the slot had
+  // returned before it stored the credit.
   job.seen = from_first_lane(load_word_relaxed(connection.ll128_credit + job.channel * WINDLASS_LL128_WORD_STRIDE));
   return job.count - job.seen <= job.slot_mask || (look && move_ll128_job(group, connection, job));
 }
@@ -107,7 +107,7 @@ WINDLASS_DEVICE bool step_ll128_send(const Group& group, const WindlassP2pConnec
   return true;
 }
 
-// One look at `piece`, the job's next. True if it was there; then `piece` is the one after it.
+// Polls once for `piece`, the job's next. True if it was there; `piece` is then the one after it.
 WINDLASS_DEVICE bool receive_found(const Group& group, const WindlassP2pConnection& connection, Job& job, Piece& piece) {
   Packet packet;
   if (!receive_packet(packet, ll128_slot(job), piece.bytes, group.geometry().first_tag + job.count)) return false;
@@ -115,8 +115,8 @@ WINDLASS_DEVICE bool receive_found(const Group& group, const WindlassP2pConnecti
   if (++job.count == job.from) find_ll128_slots(group, connection, job);
   ++job.step;
   const bool last = !find_piece(group, connection, false, job.channel, job.round, job.operation, job.step, piece);
-  // Credit may go out before the payload is stored: the vote over the tags has waited for the loads of the whole warp.
-  // Not for each packet, as a sender seldom waits for the newest; always for the last, as the next group may be far away.
+  // Credit may go out before the payload is stored: the vote over the tags has waited for the loads of the whole warp (A2).
+  // It goes out not for each packet, as a sender seldom waits for the newest; always for the last, as the next group may be far away.
   const uint32_t slots = group.geometry().ll128_slots;
   const uint32_t every = slots >= 4 ? slots / 4 : 1;
   if (last || (job.count & (every - 1)) == 0) {

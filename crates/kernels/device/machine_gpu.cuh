@@ -1,4 +1,4 @@
-// The machine as CUDA has it: thin names over PTX. Everything here is one instruction or two.
+// The operations of machine.cuh in CUDA: thin names over PTX, each of one or a few instructions.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -14,7 +14,7 @@
 #define WINDLASS_HAS_BULK_COPIES 0
 #endif
 
-// Code of what is seldom so stands aside: what runs once a launch is short of instructions, which come from far.
+// A condition that is rarely true: the compiler places its code apart. Code that runs once a launch waits for its instructions.
 #define WINDLASS_SELDOM(condition) __builtin_expect(!!(condition), 0)
 
 WINDLASS_DEVICE uint32_t lane_index() { return threadIdx.x & 31; }
@@ -37,19 +37,19 @@ WINDLASS_DEVICE uint64_t from_lane(uint64_t value, uint32_t lane) { return __shf
 WINDLASS_DEVICE uint32_t from_lane(uint32_t value, uint32_t lane) { return __shfl_sync(~0u, value, lane); }
 WINDLASS_DEVICE uint32_t ballot_of_warp(bool value) { return __ballot_sync(~0u, value); }
 WINDLASS_DEVICE uint32_t bits_set(uint32_t bits) { return (uint32_t)__popc(bits); }
-// Of the lowest bit that is set; ~0 if none is.
+// Index of the lowest set bit; ~0 if none is set.
 WINDLASS_DEVICE uint32_t first_bit(uint32_t bits) { return (uint32_t)__ffs((int)bits) - 1; }
-// Nothing else could use the time of a waiting thread.
+// Empty: nothing else could use the time of a waiting thread.
 WINDLASS_DEVICE void pause_thread() {}
 
-// Vain rounds between two looks at the abort word, which may lie across PCIe.
+// Unsuccessful polls between two reads of the abort word, which may lie across PCIe.
 constexpr uint32_t rounds_between_looks = 1024;
-// Vain rounds of a sender without room before it asks the host for a larger ring: some 250 ms. A receiver that comes earlier is
-// only late. A multiple of the former.
+// Unsuccessful polls of a sender without room before it asks the host for a larger ring: some 250 ms. A receiver that comes
+// earlier is only late. A multiple of rounds_between_looks.
 constexpr uint32_t rounds_before_request = 256 * 1024;
 
-// The user's data: read once, written once, so kept out of L1.
-// Volatile, so that no load moves above the wait for the kernel before (begin_after_previous).
+// User data is read once, so loads do not allocate in L1. The assembly is volatile, so that the compiler moves no load above
+// begin_after_previous, the wait for the kernel before.
 WINDLASS_DEVICE Vector load_input(const char* from) {
   Vector v;
   asm volatile("ld.global.L1::no_allocate.v2.u64 {%0,%1},[%2];" : "=l"(v.x), "=l"(v.y) : "l"(from));
@@ -58,8 +58,8 @@ WINDLASS_DEVICE Vector load_input(const char* from) {
 WINDLASS_DEVICE void store_output(char* to, Vector v) {
   asm volatile("st.global.v2.u64 [%0],{%1,%2};" ::"l"(to), "l"(v.x), "l"(v.y) : "memory");
 }
-// Not by a C++ volatile: in a loop with such a load the compiler puts YIELD, and of threads that have yielded no other waits at the end of
-// a branch. So the warp stayed parted after the last bytes of a buffer, and its lines were moved in parts (README.md, "The warp must be together").
+// PTX, not a C++ volatile: into a loop with a volatile load the compiler puts YIELD, and at the end of a branch no thread waits for threads that have
+// yielded. So the warp stayed diverged after the last bytes of a buffer, and moved its lines in parts (README.md, "The warp must be together").
 template <class Piece>
 WINDLASS_DEVICE Piece load_piece(const char* from) {
   if constexpr (sizeof(Piece) == 8) {
@@ -74,7 +74,7 @@ WINDLASS_DEVICE Piece load_piece(const char* from) {
     return (Piece)piece;
   }
 }
-// A vector by pieces of 4 or of 2 bytes.
+// Loads a vector by pieces of 4 or of 2 bytes.
 template <class Piece>
 WINDLASS_DEVICE Vector load_vector_by(const char* from) {
   Vector v;
@@ -111,8 +111,8 @@ WINDLASS_DEVICE void store_piece(char* to, Piece piece) {
   *reinterpret_cast<volatile Piece*>(to) = piece;
 }
 
-// Lines. The caller has just called sync_warp: a line is stored, or loaded, by one instruction of the whole warp or not at all
-// as a line. One block of assembly, so that nothing that could part the warp comes between.
+// Lines. Call these directly after sync_warp: only one instruction of the whole warp stores or loads a line as a unit (A1).
+// One block of assembly, so that nothing that could make the warp diverge comes between.
 WINDLASS_DEVICE void store_half(char* to, Vector first, Vector second) {
   asm volatile(
       "st.volatile.global.v2.u64 [%0],{%1,%2};\n\t"
@@ -120,7 +120,7 @@ WINDLASS_DEVICE void store_half(char* to, Vector first, Vector second) {
       "l"(first.x), "l"(first.y), "l"(second.x), "l"(second.y)
       : "memory");
 }
-// `groups` loads in flight at once, then the tags are looked at: true if every line read here carries `tag`.
+// Issues `groups` loads, then compares the tags. True, in the whole warp, if every line read here carries `tag`.
 template <int groups>
 WINDLASS_DEVICE bool load_lines(Vector* v, const char* from, uint64_t tag) {
   if (groups == 4)
@@ -148,10 +148,10 @@ WINDLASS_DEVICE bool load_lines(Vector* v, const char* from, uint64_t tag) {
   return all_of_warp(there);
 }
 
-// The same for several peers at once: first all accesses, then all tags are looked at, so that none waits for another. What is not
-// to be moved (`so` is the same for the whole warp) is left as it is. Predicates, not branches: after a branch the compiler no
-// longer takes the warp for one, and what it makes of sync_warp there does not bring its threads together (seen on H200: payload
-// loaded early, its tag late).
+// The same for several peers at once. The caller issues the accesses of all peers before it compares any tag, so that no peer's loads
+// wait for another's. If `so` (equal in the whole warp) is false, nothing moves and `v` keeps its value. Predicates, not branches: after a
+// branch the compiler no longer takes the warp for converged, and its code for sync_warp there does not reconverge the threads
+// (seen on H200: payload loaded early, its tag late).
 WINDLASS_DEVICE void store_half_if(bool so, char* to, Vector first, Vector second) {
   asm volatile(
       "{.reg .pred p; setp.ne.u32 p,%5,0;\n\t"
@@ -182,7 +182,7 @@ WINDLASS_DEVICE void load_lines_if(bool so, Vector (&v)[groups], const char* fro
         : "l"(from), "r"((uint32_t)so)
         : "memory");
 }
-// Whether this lane has found the tags of the lines that it keeps; if all lanes of the warp have, the payload is there.
+// Whether the lines that this lane keeps carry `tag`; true for lanes that keep none. If true in all lanes, the payload is there.
 template <int groups>
 WINDLASS_DEVICE bool found_lines(const Vector (&v)[groups], uint64_t tag) {
   bool there = true;
@@ -191,7 +191,7 @@ WINDLASS_DEVICE bool found_lines(const Vector (&v)[groups], uint64_t tag) {
   return there || (lane_index() & 7) != 7;
 }
 
-// LL pairs: 8 bytes of payload and 8 of tag, one access of one thread. Likewise.
+// LL pairs: 8 bytes of payload and 8 of tag, in one access of one thread. If `so` is false nothing moves; it may differ by thread.
 WINDLASS_DEVICE void store_ll_if(bool so, char* to, uint64_t payload, uint64_t tag) {
   asm volatile("{.reg .pred p; setp.ne.u32 p,%3,0; @p st.volatile.global.v2.u64 [%0],{%1,%2};}" ::"l"(to), "l"(payload), "l"(tag),
                "r"((uint32_t)so)
@@ -204,12 +204,12 @@ WINDLASS_DEVICE void load_ll_if(bool so, const char* from, uint64_t, uint64_t& p
                : "memory");
 }
 
-// `value` becomes `other` if so. A branch would make an indexed array of what is chosen from, in local memory.
+// `value` becomes `other` if `so`. With a branch the compiler would keep the choices as an indexed array in local memory.
 WINDLASS_DEVICE void choose(uint64_t& value, uint64_t other, bool so) {
   asm("{.reg .pred p; setp.ne.u32 p,%2,0; @p mov.u64 %0,%1;}" : "+l"(value) : "l"(other), "r"((uint32_t)so));
 }
 
-// Arithmetic: rounded to nearest, never two operations as one.
+// Arithmetic: rounded to nearest, never contracted to a fused multiply-add.
 WINDLASS_DEVICE float add_floats(float a, float b) { return __fadd_rn(a, b); }
 WINDLASS_DEVICE float multiply_floats(float a, float b) { return __fmul_rn(a, b); }
 WINDLASS_DEVICE double add_doubles(double a, double b) { return __dadd_rn(a, b); }
@@ -228,8 +228,8 @@ WINDLASS_DEVICE float float_of_half(uint16_t bits) {
   asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(bits));
   return value;
 }
-// Two at once, the first in the low half. Not one by one: of a 16-bit register the compiler (nvcc 13.0) takes single bytes by
-// converting its float to an integer.
+// Converts two floats at once, the first into the low half. Not one by one: from a 16-bit register the compiler (nvcc 13.0)
+// takes single bytes by converting its float to an integer.
 WINDLASS_DEVICE uint32_t halves_of_floats(float low, float high) {
   uint32_t bits;
   asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -241,7 +241,7 @@ WINDLASS_DEVICE uint32_t bfloats_of_floats(float low, float high) {
   return bits;
 }
 
-// Slots of bulk channels. Reads bypass L1, which may hold what the slot had before.
+// Slots of bulk channels and of Simple. Loads bypass L1, which may hold the slot's earlier content.
 WINDLASS_DEVICE Vector load_slot(const char* from) {
   Vector v;
   asm volatile("ld.global.cg.v2.u64 {%0,%1},[%2];" : "=l"(v.x), "=l"(v.y) : "l"(from) : "memory");
@@ -249,8 +249,7 @@ WINDLASS_DEVICE Vector load_slot(const char* from) {
 }
 WINDLASS_DEVICE void store_slot(char* to, Vector v) { store_output(to, v); }
 
-// Words.
-// Two words of this side's own, 16-byte aligned.
+// Words. First two neighbouring words that only this rank uses, 16-byte aligned, by one access.
 WINDLASS_DEVICE Vector load_own_words(uint64_t address) {
   Vector v;
   asm volatile("ld.volatile.global.v2.u64 {%0,%1},[%2];" : "=l"(v.x), "=l"(v.y) : "l"(address) : "memory");
@@ -290,7 +289,7 @@ WINDLASS_DEVICE uint32_t told(uint32_t* counter) {
   asm volatile("ld.acquire.cta.shared.u32 %0,[%1];" : "=r"(value) : "r"(shared_address(counter)) : "memory");
   return value;
 }
-// A counter in shared memory that several raise; what it was before.
+// Raises a counter in shared memory to at least `value` and returns its value before. Several threads may call it at once.
 WINDLASS_DEVICE uint32_t raise(uint32_t* counter, uint32_t value) {
   uint32_t before;
   asm volatile("atom.acq_rel.cta.shared.max.u32 %0,[%1],%2;" : "=r"(before) : "r"(shared_address(counter)), "r"(value) : "memory");
@@ -312,9 +311,9 @@ WINDLASS_DEVICE void begin_after_previous(bool let_next_begin) {
 WINDLASS_DEVICE void barrier_make(Barrier* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(shared_address(barrier)) : "memory");
 }
-// The copy engine must see the barriers made.
+// Makes the initialised barriers visible to the asynchronous copies, which complete on them.
 WINDLASS_DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory"); }
-// One arrival that expects `bytes`; the barrier's phase ends when they have come.
+// Arrives once at the barrier, expecting `bytes`, and starts the load; the barrier's phase ends when they have arrived.
 WINDLASS_DEVICE void bulk_load(char* stage, const char* from, uint32_t bytes, Barrier* barrier) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
   if (bytes)
@@ -332,13 +331,13 @@ WINDLASS_DEVICE bool barrier_passed(Barrier* barrier, uint32_t parity) {
       : "memory");
   return passed;
 }
-// A copy of its own group.
+// Starts a copy and commits it as a bulk group of its own.
 WINDLASS_DEVICE void bulk_store(char* to, const char* stage, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0],[%1],%2; cp.async.bulk.commit_group;" ::"l"(to),
                "r"(shared_address(stage)), "r"(bytes)
                : "memory");
 }
-// At most `left` of the newest copies still unfinished; the instruction wants a constant.
+// Waits until at most the `left` newest copies are unfinished; the instruction wants a constant.
 WINDLASS_DEVICE void wait_stores(uint32_t left) {
   switch (left) {
     case 0: asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); break;
@@ -348,7 +347,7 @@ WINDLASS_DEVICE void wait_stores(uint32_t left) {
     default: asm volatile("cp.async.bulk.wait_group 4;" ::: "memory"); break;
   }
 }
-// Ordinary writes of this thread to shared memory, before copies of this thread that read them.
+// Orders this thread's ordinary writes to shared memory before its later bulk copies that read them.
 WINDLASS_DEVICE void fence_stage() { asm volatile("fence.proxy.async;" ::: "memory"); }
 #else
 WINDLASS_DEVICE void begin_after_previous(bool) {}

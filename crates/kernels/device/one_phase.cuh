@@ -1,8 +1,8 @@
-// The collectives of one phase, all but all-reduces and large reduces: who is sent something receives it, and reduces it if that is asked.
+// Kernels of collectives in one phase, over LL128 and Simple: all but all-reduces and large reduces. Receivers store or reduce what comes.
 #pragma once
 #include "parts.cuh"
 
-// A warp has one role; each goes through the channels by itself, so that the compiler keeps nothing of the other's in registers.
+// A warp has one role. Each role has its own loop over the channels, so that the compiler keeps nothing of the other role in registers.
 template <class Reducer, int ranks_max, int groups, bool straight, class Source>
 WINDLASS_DEVICE void run_ll128(const typename Source::Parameter& parameter) {
   const Source source(parameter);
@@ -26,7 +26,7 @@ WINDLASS_DEVICE void run_ll128(const typename Source::Parameter& parameter) {
   }
 }
 
-// Only even launches that reduce: the signal warp takes every channel to be used by all peers alike.
+// Only for even launches that reduce: the signal warp assumes that all peers use every channel alike.
 template <class Reducer, int ranks_max, bool straight>
 WINDLASS_DEVICE void run_simple(const WindlassCollectiveLaunch& launch) {
   uint32_t* const counters = begin_posting(launch, 1);

@@ -1,17 +1,17 @@
-// Reductions that run here only where order is fixed: floats of 8 bits, and scaled sums of every type. They have kernels of their own, so that
-// all others have no register more for them.
+// Reductions that run here only in fixed order: floats of 8 bits, and scaled sums of every type. They have kernels of their own, so that
+// the other kernels need no registers for them.
 //
-// Floats of 8 bits are folded as those of 16 bits are: as 32-bit ones, rounded once. Of a scaled sum each rank multiplies its own elements by
-// its own scalar, rounded to their type, before they are sent and before they are folded; the fold is a sum's.
+// Floats of 8 bits are folded as those of 16 bits are: as 32-bit ones, rounded once. In a scaled sum each rank multiplies its own elements by
+// its own scalar, rounded to their type, before it sends and before it folds them; the fold is that of a sum.
 #pragma once
 #include "float8.cuh"
 #include "reduction.cuh"
 
-// Whether its kernels multiply what a scaled sum says.
+// Whether the kernels of this reducer multiply the elements of scaled sums.
 template <class Reducer>
 constexpr bool scales = false;
 
-// Of 8-bit floats all words hold wide elements, of 16-bit ones the first two, of others the first one all.
+// Of 8-bit floats all words hold 32-bit elements, of 16-bit floats the first two; of other types the first word holds all elements.
 struct OrderedFold {
   uint64_t words[4];
 };
@@ -20,7 +20,7 @@ WINDLASS_DEVICE bool is_of_8(uint32_t type) { return type >= type_float8_e4m3; }
 WINDLASS_DEVICE bool is_widened(uint32_t type) { return type == type_half || type >= type_bfloat; }
 WINDLASS_DEVICE Float8 float8_of(uint32_t type) { return type == type_float8_e4m3 ? Float8::e4m3() : Float8::e5m2(); }
 
-// Four elements: of 8-bit floats from the low half.
+// Widens four elements; of 8-bit floats those in the low half.
 WINDLASS_DEVICE Quad wide_quad_of(uint32_t type, uint64_t x) {
   switch (type) {
     case type_half: return wide_quad<Half>(x);
@@ -42,7 +42,7 @@ WINDLASS_DEVICE uint64_t narrow_quad_of(uint32_t type, const Quad& quad) {
   }
 }
 
-// What comes into the fold. Only averages are scaled here: a scaled sum's elements are already.
+// One rank's word as it enters the fold. Only averages are scaled here: elements of scaled sums are scaled already.
 WINDLASS_DEVICE OrderedFold ordered_entry(uint64_t x, const Reduction& how) {
   OrderedFold entry{{x, 0, 0, 0}};
   if (!is_widened(how.type())) return entry;
@@ -86,7 +86,7 @@ constexpr bool scales<OrderedReduction> = true;
 
 // --- this rank's own elements of a scaled sum --------------------------------------------------------------------------------
 
-// The scalar at every element's place of a word. If it lies in memory it is read each time, so that it keeps no register.
+// A word with the scalar at every element's place. A scalar in memory is read each time, so that it occupies no register.
 WINDLASS_DEVICE_FUNCTION uint64_t scalars_of(uint32_t type, uint64_t bits_or_address, bool is_address) {
   const char* const at = reinterpret_cast<const char*>(bits_or_address);
   switch (type) {
@@ -110,7 +110,8 @@ WINDLASS_DEVICE uint64_t multiply_quads(uint64_t a, uint64_t b) {
   for (int at = 0; at < 4; ++at) quad.part[at] = multiply_floats(quad.part[at], Element::wide(b, at));
   return narrow_quad<Element>(quad);
 }
-// By `how.scale`, a word of scalars; rounded once, to the elements' type. What is often scaled has code of its own, the rest is a product of two ranks.
+// Multiplies by `how.scale`, a word of scalars; rounds once, to the elements' type. Frequent types have code of their own, others run as a product of
+// two ranks.
 WINDLASS_DEVICE uint64_t scaled_word(uint64_t x, const Reduction& how) {
   switch (how.type()) {
     case type_half: return multiply_quads<Half>(x, how.scale);
@@ -130,7 +131,7 @@ WINDLASS_DEVICE_FUNCTION Vector scaled(Vector v, Reduction how) {
   return v;
 }
 
-// A packet of this rank's own, before anything else is done with it.
+// Scales a packet of this rank's own elements, if the reduction is a scaled sum, before the packet is sent or folded.
 template <class Reducer, int groups>
 WINDLASS_DEVICE void scale_own(Vector (&packet)[groups], const WindlassCollectiveLaunch& launch) {
   if constexpr (scales<Reducer>) {

@@ -1,5 +1,5 @@
-// What the host side and the p2p transport kernel say to each other: C structures, the same bytes in C++, CUDA and Rust
-// (crates/kernels/src/launch.rs). Sizes and offsets are asserted at the end of this file and tested in Rust.
+// C structures that the host and the p2p transport kernel share, the same bytes in C++, CUDA and Rust
+// (crates/kernels/src/launch.rs). Sizes and offsets are asserted at the end of this file and in Rust.
 //
 // All addresses are 64-bit device-visible addresses. All counts of packets and chunks are counted from the init of the
 // communicator, so memory that is zeroed at init needs no further preparation.
@@ -21,9 +21,10 @@ enum {
   // words that different warps write over the link do not share a sector.
   WINDLASS_LL128_WORD_STRIDE = 32,
   WINDLASS_BULK_WORD_STRIDE = 128,
-  // A side's own words of a channel: its count, then the ring into which the channel has moved, or 0. Read by one load.
+  // Distance between a side's own words of neighbouring channels: the count, then the ring into which the channel has
+  // moved, or 0. One load reads both.
   WINDLASS_PROGRESS_STRIDE = 16,
-  // Words by which the sender of an LL128 channel says where it moves.
+  // Distance between the words by which senders of LL128 channels say from which packet on the grown ring is used.
   WINDLASS_LL128_FROM_STRIDE = 8,
   WINDLASS_LAUNCH_BYTES = 4096,
   WINDLASS_LAUNCH_HEAD_BYTES = 120,
@@ -31,11 +32,11 @@ enum {
   WINDLASS_REPORT_ENTRIES = 31,
   // Warps before the copy warps in a launch that moves bulk messages: the TMA producer and the signal warp.
   WINDLASS_BULK_SERVICE_WARPS = 2,
-  // Bytes at `growth_requests`: of each wire, one for each peer (by its rank, modulo).
+  // Bytes of each wire at `growth_requests`: one for each peer, by its rank modulo this number.
   WINDLASS_GROWTH_REQUESTS_PER_WIRE = 64,
   // Virtual blocks of a communicator at most: `used_blocks` has a bit for each.
   WINDLASS_VIRTUAL_BLOCKS_MAX = 32,
-  // A message by LL128 goes over so few virtual blocks that each has about so many of its packets.
+  // A message by LL128 goes over so few virtual blocks that each has about this many of its packets.
   WINDLASS_PACKETS_A_BLOCK = 8,
 };
 
@@ -56,11 +57,11 @@ enum {
 enum {
   // The next kernel of the stream may be set up while this one runs (programmatic serialization on its side).
   WINDLASS_LAUNCH_EARLY_NEXT = 1,
-  // Some connection's chunks have a grown ring to go to: bulk channels that have not moved look for it at once.
+  // Some connection has a grown bulk ring: bulk channels that have not moved look for it when the launch begins.
   WINDLASS_LAUNCH_BULK_GREW = 2,
 };
 
-// The word at `control`.
+// The word at `control`. On ASK, a warp that waits for a peer reports that and leaves.
 enum { WINDLASS_CONTROL_RUN = 0, WINDLASS_CONTROL_ABORT = 1, WINDLASS_CONTROL_ASK = 2 };
 
 // WindlassP2pReportEntry.waited_for
@@ -86,7 +87,7 @@ typedef struct WindlassP2pGeometry {
 // One message. Messages of a connection stand in the order in which they were called.
 typedef struct WindlassP2pOperation {
   uint64_t address;  // any alignment
-  uint64_t bytes;    // of the message, and from bit WINDLASS_BLOCKS_SHIFT on over how many virtual blocks it goes by LL128; 0: by chunks
+  uint64_t bytes;    // of the message; from bit WINDLASS_BLOCKS_SHIFT on: number of virtual blocks over which it goes by LL128; 0: by chunks
 } WindlassP2pOperation;
 #define WINDLASS_BLOCKS_SHIFT 56
 
@@ -101,8 +102,8 @@ typedef struct WindlassP2pConnection {
                             // send: the peer's; receive: mine. [channel], stride 128
   uint64_t bulk_credit;     // chunks consumed, written by the receiver. send: mine; receive: the peer's. [channel], stride 128
   uint64_t bulk_progress;   // chunks done by this side, ring. mine. [channel], stride 16
-  uint64_t growth;          // the larger rings, of LL128 and of chunks, once there are any (growth.cuh); written by this
-                            // side's host in its memory. Sends: the peer's ring; receives: mine
+  uint64_t growth;          // two words for the larger rings, of LL128 and of chunks; 0 until there is one (growth.cuh). In host
+                            // memory, written by this side's host. Sends: the peer's ring; receives: mine
   uint32_t peer;            // rank; for the report only
   uint16_t flags;           // WINDLASS_CONNECTION_*
   uint16_t first_block;     // the virtual block that serves channel 0 of both wires; equal on both sides
@@ -114,7 +115,8 @@ typedef struct WindlassP2pConnection {
 } WindlassP2pConnection;
 
 // The kernel's one parameter. The storage holds the connections (sends, then receives), then, unless a list is given, the
-// operations and the copies: of each what it writes, then what it reads. A launch may hand over only the used part: WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
+// operations and the copies: of each copy its destination, then its source. A launch may hand over only the used part:
+// WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
 typedef struct WindlassP2pLaunch {
   WindlassP2pGeometry geometry;
   uint64_t control;         // address of the abort word (32 bits), in any device-visible memory
@@ -155,7 +157,7 @@ typedef struct WindlassP2pReport {
   WindlassP2pReportEntry entries[WINDLASS_REPORT_ENTRIES];
 } WindlassP2pReport;
 
-// Bytes of shared memory of a launch, from its head: where each part begins. Of the blocks that move messages.
+// Shared memory of a block that moves messages: the byte offset of each part, and their total.
 typedef struct WindlassP2pShared {
   uint32_t stages;    // [stage][chunk]
   uint32_t barriers;  // [stage], 8 bytes

@@ -11,7 +11,7 @@ constexpr int packet_groups = 4;
 typedef Vector Packet[packet_groups];
 
 WINDLASS_DEVICE bool keeps_line() { return (lane_index() & 7) == 7; }
-// Does this thread hold payload of its own in group g, and where in the packet does it begin?
+// Whether this thread holds payload in group g, and at which byte of the packet that payload begins.
 WINDLASS_DEVICE bool holds_payload(int group) { return (group & 1) == 0 || !keeps_line(); }
 WINDLASS_DEVICE uint32_t payload_offset(int group) {
   const uint32_t lane = lane_index();
@@ -63,19 +63,18 @@ WINDLASS_DEVICE void send_packet(char* slot, const Packet& packet, uint32_t byte
       second = Vector{first.y, tag};
       first.y = tag;
     }
-    // Race: threads that have just gone different ways (narrow loads, above all) need not run together again by
-    // themselves. Then a keeper stores its tag before its neighbours their payload, and the receiver takes what the slot
-    // had before. Seen on H200: wrong bytes in every message with a tail or at an odd address; votes and shuffles before
-    // do not help.
+    // Race: threads that have just diverged (in narrow loads, above all) need not reconverge by themselves. Then a keeper
+    // stores its tag before its neighbours store their payload, and the receiver takes the slot's earlier content.
+    // Seen on H200: wrong bytes in every message with a tail or at an odd address; votes and shuffles before do not help.
     sync_warp();
     store_half(own + half * 1024, first, second);
   }
 }
 
-// One look: true if the whole packet with this tag is there, and then `packet` is its payload.
+// Polls once: true if the whole packet with this tag has arrived; `packet` is then its payload.
 WINDLASS_DEVICE bool receive_packet(Packet& packet, const char* slot, uint32_t bytes, uint64_t tag) {
   const char* const own = slot + lane_index() * 16;
-  // The same race on this side (narrow stores of the packet before): payload loaded early, its keeper's tag late.
+  // The same race on this side, after narrow stores of the packet before: payload loaded early, its keeper's tag late.
   sync_warp();
   const bool there = uses_second_half(bytes) ? load_lines<4>(packet, own, tag) : load_lines<2>(packet, own, tag);
   if (there && keeps_line()) {

@@ -1,13 +1,13 @@
-// What a warp of one role does with the packets of the user's buffers, over LL128 and Simple alike: some warps of a block send,
-// others receive, and neither waits for the other; so a channel moves bytes both ways at once.
+// The loops of a warp of one role, for LL128 and Simple alike: send parts, send one buffer to all, receive and reduce. Some warps of a
+// block send, others receive, and neither waits for the other; so a channel moves bytes both ways at once.
 #pragma once
 #include "bytes.cuh"
 #include "ll128.cuh"
 #include "simple.cuh"
 #include "ordered.cuh"
 
-// The first `vectors` bytes, whole vectors, by pieces as wide as the address allows: all in flight at once, as every wait costs as much
-// as the wire does for a packet.
+// Move the first `vectors` bytes, whole vectors, by pieces of the given type. All loads are in flight at once, as every wait costs as
+// much as the wire does for a packet.
 template <class Format, class Piece>
 WINDLASS_DEVICE void load_vectors(Vector (&packet)[Format::groups], const char* from, uint32_t vectors) {
   WINDLASS_UNROLL
@@ -21,8 +21,8 @@ WINDLASS_DEVICE void store_vectors(const Vector (&packet)[Format::groups], char*
     if (Format::holds(group) && Format::offset(group) < vectors) store_pieces<Piece>(to + Format::offset(group), packet[group], 16);
 }
 
-// What is left beyond the first `vectors` bytes: a vector that the buffer does not fill, or all at an odd address. In a loop, and the
-// packet stays in registers, as only constants index it.
+// Move the bytes after the first `vectors`: a vector that the buffer does not fill, or all of it if the address is no multiple of 4. By a
+// loop; the packet stays in registers, as only constants index it.
 template <class Format>
 WINDLASS_DEVICE void load_rest(Vector (&packet)[Format::groups], const char* from, uint32_t vectors, uint32_t part) {
   WINDLASS_NO_UNROLL
@@ -54,7 +54,7 @@ WINDLASS_DEVICE void store_rest(const Vector (&packet)[Format::groups], char* to
   }
 }
 
-// This step's packet of the user's buffer that begins at `buffer`. Whole vectors first, all in flight at once.
+// Move this step's packet from or to the user's buffer that begins at `buffer`. Whole vectors first, all in flight at once.
 template <class Format, bool straight, class Source>
 WINDLASS_DEVICE void load_packet(const Channel<Format, straight, Source>& way, Vector (&packet)[Format::groups], uint64_t buffer, uint64_t bytes) {
   const char* const from = reinterpret_cast<const char*>(buffer + way.offset());
@@ -82,7 +82,7 @@ WINDLASS_DEVICE void store_packet(const Channel<Format, straight, Source>& way, 
   }
 }
 
-// This rank's own packet at every rank's place: others' come there.
+// Copies this rank's own packet to every rank's place; take_packet then overwrites those of the peers.
 template <int groups, int ranks_max>
 WINDLASS_DEVICE void spread(Vector (&x)[ranks_max][groups], const Vector (&own)[groups]) {
   WINDLASS_UNROLL
@@ -91,7 +91,7 @@ WINDLASS_DEVICE void spread(Vector (&x)[ranks_max][groups], const Vector (&own)[
     for (int group = 0; group < groups; ++group) x[rank][group] = own[group];
   }
 }
-// One packet of each rank into one.
+// Reduces one packet of each rank to one packet.
 template <class Reducer, int groups, int ranks_max>
 WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[ranks_max][groups], const WindlassCollectiveLaunch& launch) {
   const Reduction how{launch.reduction, launch.scale};
@@ -104,12 +104,12 @@ WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[r
   }
 }
 
-// Sends its part to each rank. What a rank keeps itself is copied beside that, if data only moves.
+// Sends each rank its part. If data only moves, this rank's own part is copied in the same loop. False: aborted.
 template <class Reducer, int ranks_max, class Way>
 WINDLASS_DEVICE bool send_parts(Way& way) {
   const WindlassCollectiveLaunch& launch = way.launch;
   const uint32_t me = way.me();
-  // Several that move bytes send the same to all.
+  // Batches that only move bytes use send_same.
   const bool copies = !Reducer::reduces && !Way::several && way.source.receive(me) != way.source.send(me);
   for (; way.has_step(); ++way.step) {
     // All loads are on their way before the first is waited for.
@@ -134,7 +134,7 @@ WINDLASS_DEVICE bool send_parts(Way& way) {
   return true;
 }
 
-// Sends the same to all.
+// Sends one packet to all peers, and copies it to this rank's own place unless in place. False: aborted.
 template <int ranks_max, class Way>
 WINDLASS_DEVICE bool send_same(Way& way) {
   const uint32_t me = way.me();

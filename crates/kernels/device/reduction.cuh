@@ -1,4 +1,4 @@
-// Sums and the like over 8 bytes of each rank, from rank 0's upward, so that every rank gets the same bits.
+// Reduces 8 bytes of each rank, in the order of ranks from 0 upward, so that every rank gets the same bits.
 //
 // A reducer folds words (64 bits, whole elements): begin(first), add(each next), end. 16-bit floats are kept as 32-bit ones until
 // the end and rounded once. Divergence: NCCL rounds at each step; ours is nearer to the exact sum.
@@ -8,11 +8,12 @@
 #include "collective.h"
 #include "machine.cuh"
 
-// NCCL's numbers.
+// Values of ncclDataType_t.
 enum ReducedType : uint32_t {
   type_int8, type_uint8, type_int32, type_uint32, type_int64, type_uint64, type_half, type_float, type_double, type_bfloat, type_float8_e4m3, type_float8_e5m2
 };
-// The last one is ours: NCCL numbers from there what its users make. It and floats of 8 bits are ordered.cuh's alone.
+// Values of ncclRedOp_t, and by_scaled_sum, which is Windlass's own: NCCL gives the numbers from there on to operators of its users.
+// Only ordered.cuh handles it and floats of 8 bits.
 enum ReducedBy : uint32_t { by_sum, by_product, by_max, by_min, by_average, by_scaled_sum };
 
 struct Reduction {
@@ -28,7 +29,7 @@ struct Copy {
   static constexpr bool reduces = false;
 };
 
-// Sums of floats. Each element times the scale, which is 1 unless it is an average; that changes no bit but a signaling NaN's.
+// Sums of floats. Each element is multiplied by the scale, which is 1 except for averages; 1 changes no bit but a signaling NaN's.
 struct SumF32 {
   static constexpr bool reduces = true;
   struct Fold {
@@ -93,8 +94,8 @@ struct SumOf16 {
 typedef SumOf16<Half> SumF16;
 typedef SumOf16<Bfloat> SumBf16;
 
-// --- every other type and operation: looked at as it goes, by functions of their own ---------------------------------------
-// Of 16-bit floats both words hold wide elements, of others the first one all.
+// --- every other type and operation: chosen at run time, by functions that are not inlined ---------------------------------
+// Of 16-bit floats both words hold 32-bit elements; of other types the first word holds all elements.
 struct AnyFold {
   uint64_t first, second;
 };
@@ -164,7 +165,7 @@ WINDLASS_DEVICE uint64_t combine_words(uint32_t type, uint32_t by, uint64_t a, u
   }
 }
 
-// What comes into the fold: elements of floats are scaled if they are summed.
+// One rank's word as it enters the fold: elements of floats are scaled for sums and averages.
 WINDLASS_DEVICE AnyFold any_entry(uint64_t x, const Reduction& how) {
   const bool sums = how.by() == by_sum || how.by() == by_average;
   const float scale = sums ? float_of_bits((uint32_t)how.scale) : 1.0f;
@@ -215,7 +216,7 @@ struct AnyReduction {
   static WINDLASS_DEVICE uint64_t end(const Fold& fold, const Reduction& how) { return any_end(fold, how); }
 };
 
-// One word of each rank.
+// Reduces one word of each rank to one word.
 template <class Reducer, int ranks_max>
 WINDLASS_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
   typename Reducer::Fold fold = Reducer::begin(x[0], how);

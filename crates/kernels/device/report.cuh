@@ -1,8 +1,8 @@
-// What a warp that leaves on abort says of what it waited for.
+// Reports what a warp waited for when it leaves on an abort or a question of the host.
 #pragma once
 #include "machine.cuh"
 
-// Called by one thread. What finds no room is counted all the same.
+// Called by one thread. An entry without room is dropped, but counted.
 WINDLASS_DEVICE void report_entry(uint64_t address, uint32_t rank, const WindlassP2pReportEntry& entry) {
   WindlassP2pReport* const report = reinterpret_cast<WindlassP2pReport*>(address);
   if (!report) return;

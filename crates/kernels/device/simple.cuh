@@ -1,8 +1,8 @@
-// Simple: the full wire for large collectives, by ordinary stores. A packet is there when the sender's signal warp has said
-// so in a word beside the channel; so it comes a fence later than an LL128 line, and nothing of it is tags. It lies in the slots of LL128, and counts
-// in their numbers: what a slot holds from one format is overwritten by the other under the same rules.
+// Simple: packets of large collectives by ordinary stores, with no tags on the wire. A packet is there when the posted word of its channel says so,
+// which the sender's signal warp stores; so it comes a fence later than an LL128 line. Packets lie in the slots of LL128 and count
+// in their numbers: each format overwrites the other's slots under the same rules.
 //
-// A sending warp does not fence: it tells the block's signal warp through shared memory, which makes one fence for all it was told.
+// A sending warp does not fence: it tells the block's signal warp through shared memory, and that makes one fence for all it was told.
 #pragma once
 #include "channel.cuh"
 
@@ -16,7 +16,7 @@ struct SimpleFormat {
 constexpr int simple_groups = 4;
 typedef SimpleFormat<simple_groups> Simple;
 
-// Packets that a warp has put in this launch, on all its channels.
+// How many packets a warp has stored in this launch, on all its channels.
 struct Told {
   uint32_t* counter;
   uint32_t packets;
@@ -26,12 +26,12 @@ struct SimpleSender : Sender<Simple, straight> {
   Told& packets_told;
   WINDLASS_DEVICE SimpleSender(const OneCall& source, const WindlassWire& wire, uint32_t channel, uint64_t bytes, Told& told)
       : Sender<Simple, straight>(source, wire, channel, bytes), packets_told(told) {}
-  // The signal warp does, when it has posted the last packet.
+  // The signal warp stores the sent words instead, after its last posted word.
   WINDLASS_DEVICE void end() {}
 };
 template <bool straight>
 struct SimpleReceiver : Receiver<Simple, straight> {
-  uint64_t posted = 0;  // numbers below are there, from rank place()
+  uint64_t posted = 0;  // packets of rank place() with numbers below are there
   using Receiver<Simple, straight>::Receiver;
 };
 
@@ -49,7 +49,7 @@ WINDLASS_DEVICE bool put_packet(SimpleSender<straight>& way, const Vector (&out)
     WINDLASS_UNROLL
     for (int group = 0; group < simple_groups; ++group) store_slot(at + 512 * group, out[packets == 1 ? 0 : distance - 1][group]);
   }
-  // The whole warp's stores are made before its first thread tells.
+  // Orders all lanes' stores before lane 0's release in `tell`.
   sync_warp();
   ++way.packets_told.packets;
   if (lane_index() == 0) tell(way.packets_told.counter, way.packets_told.packets);
@@ -68,7 +68,7 @@ WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[rank
     way.report_missing(ballot_of_warp(comes && way.posted <= way.number()) & 0xff, waited_for);
     return false;
   }
-  // What one thread has acquired is there for all.
+  // Orders all lanes' loads of the slots behind the acquires, as only some lanes have acquired each peer's word.
   sync_warp();
   const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot(0) + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes();
@@ -81,7 +81,7 @@ WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[rank
   return true;
 }
 
-// The counters of a block's sending warps, all zero; nobody has gone on before they are.
+// Returns the counters of a block's sending warps. Waits for the block: no warp goes on before all of them are zero.
 WINDLASS_DEVICE uint32_t* begin_posting(const WindlassCollectiveLaunch& launch, uint32_t phases) {
   uint32_t* const counters = reinterpret_cast<uint32_t*>(shared_memory());
   if (thread_index() < phases * launch.role_warps) counters[thread_index()] = 0;
@@ -90,7 +90,7 @@ WINDLASS_DEVICE uint32_t* begin_posting(const WindlassCollectiveLaunch& launch, 
   return counters;
 }
 
-// The signal warp. A thread serves one sending warp of one phase (a connection) and some of the peers.
+// Runs the signal warp. A thread posts the packets of one sending warp of one phase (a connection) to some of the peers.
 template <int phases, bool straight>
 WINDLASS_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters) {
   const uint32_t connections = phases * launch.role_warps, connection = lane_index() % connections, team = lane_index() / connections, teams = 32 / connections;
@@ -108,7 +108,7 @@ WINDLASS_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* coun
       if (waiting.ends_with_all(launch)) return;
       continue;
     }
-    // What its warp told a thread, that thread posts: the stores before, its own fence, the word.
+    // Each thread posts what it acquired itself from its sending warp: its own fence orders the packets' stores before its posted words.
     fence_system();
     while (seen != now) {
       const auto way = way_of(channels.next);
@@ -124,7 +124,7 @@ WINDLASS_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* coun
       if (live) base = base_of(channels.next);
     }
   }
-  // Not before all have read it.
+  // No thread stores the sent words before all have read them.
   sync_warp();
   if (team != 0) return;
   for (Channels served(launch, connection % launch.role_warps); served.next < served.last; served.next += served.stride) way_of(served.next).tell_sent(base_of(served.next));

@@ -1,5 +1,5 @@
-// Where packets lie in the user's buffers: of the one collective that a kernel runs, or of several whose packets follow each other. What
-// a source says of buffers is of the packet that it was last asked to find.
+// Says where packets lie in the user's buffers: OneCall for a kernel's only collective, CallsOfBatch for several, whose packets follow
+// each other. Addresses and sizes are those of the call that holds the packet last passed to `find`.
 #pragma once
 #include "collective.h"
 #include "machine.cuh"
@@ -19,7 +19,7 @@ struct OneCall {
   WINDLASS_DEVICE uint64_t receive_bytes(uint32_t rank) const { return of.receive_bytes[rank]; }
 };
 
-// `shares`: of all-reduces in two phases, whose ranks have a share each, the last ones less or nothing.
+// `shares`: for all-reduces in two phases. Each rank has a share; those of the last ranks are shorter, or empty.
 template <bool shares>
 struct CallsOfBatch {
   typedef WindlassBatchLaunch Parameter;
@@ -30,7 +30,7 @@ struct CallsOfBatch {
   WINDLASS_DEVICE explicit CallsOfBatch(const WindlassBatchLaunch& batch) : of(batch) {}
   WINDLASS_DEVICE const WindlassCollectiveLaunch& launch() const { return of.launch; }
   WINDLASS_DEVICE const WindlassBatchCall& own() const { return of.calls[call]; }
-  // Of packets that share an entry the list names the first one's call; those that are empty have the next one's first packet.
+  // Packets that share an entry have that of the first one's call. A call without packets has the next call's first_packet, so it is passed over.
   WINDLASS_DEVICE void find(uint32_t packet) {
     call = of.call_of_packet[packet >> of.packets_log2];
     WINDLASS_NO_UNROLL

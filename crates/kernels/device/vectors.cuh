@@ -1,5 +1,5 @@
-// The user's bytes as 16-byte vectors, at any alignment and any count. On the wire a message always lies the same way;
-// only this side's own loads and stores get narrower, so the other side cannot tell.
+// Loads and stores user bytes as 16-byte vectors, at any alignment and any count. A message's layout on the wire is always the
+// same; only this side's own loads and stores get narrower, so the other side cannot tell.
 #pragma once
 #include "machine.cuh"
 
@@ -20,7 +20,7 @@ WINDLASS_DEVICE uint64_t get_piece(const Vector& v, uint32_t at) {
   return at < 8 ? v.x >> (8 * at) : v.y >> (8 * (at - 8));
 }
 
-// `bytes` (1 to 16) of a vector, by pieces; what does not fill a piece, by bytes. Never touches a byte outside.
+// Move `bytes` (1 to 16) of a vector by pieces, and the bytes that fill no piece one by one. They touch no byte outside.
 template <class Piece>
 WINDLASS_DEVICE Vector load_pieces(const char* from, uint32_t bytes) {
   constexpr uint32_t width = sizeof(Piece);
@@ -46,7 +46,7 @@ WINDLASS_DEVICE void store_pieces(char* to, Vector v, uint32_t bytes) {
   }
 }
 
-// Functions of their own: the slow path, called from many places.
+// Not inlined: the slow path, called from many places.
 WINDLASS_DEVICE_FUNCTION Vector load_narrow(const char* from, uint32_t bytes, uint32_t width) {
   switch (width) {
     case 16:

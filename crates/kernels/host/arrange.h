@@ -1,5 +1,5 @@
-// From calls to a launch, in C++: what the tests on the host and the program on GPUs use. The product does the same in Rust
-// (src/arrange.rs); tests/kernels/arrange.rs holds that both make the same bytes.
+// Makes a launch of a group's calls, in C++, for the tests on the host and the program on GPUs. The product does the same in Rust
+// (src/arrange.rs); tests/kernels/arrange.rs checks that both make the same bytes.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -20,7 +20,7 @@ struct P2pPeer {
 };
 
 struct P2pLimits {
-  uint32_t bulk_copies;  // does the architecture have them
+  uint32_t bulk_copies;  // whether the architecture has them
   uint32_t stages;       // chunks in shared memory; even, 2 to 8
   uint32_t shared_bytes_max;
 };
@@ -55,7 +55,7 @@ inline uint32_t p2p_first_block(uint32_t sender, uint32_t receiver, uint32_t ran
   return between * std::max(1u, blocks / std::max(1u, ranks - 1)) % blocks;
 }
 
-// The virtual blocks over which a message by LL128 goes: whole clusters, or all.
+// The number of virtual blocks over which a message by LL128 goes: at most 2, whole clusters, or all.
 inline uint32_t p2p_blocks_of(uint64_t bytes, uint32_t blocks) {
   constexpr uint64_t bytes_a_block = WINDLASS_PACKETS_A_BLOCK * WINDLASS_PACKET_PAYLOAD_BYTES;
   const uint32_t least = (uint32_t)std::min<uint64_t>((bytes + bytes_a_block - 1) / bytes_a_block, blocks);
@@ -66,7 +66,7 @@ inline uint32_t p2p_channels(uint64_t bytes, uint64_t piece_bytes, uint32_t chan
   return (uint32_t)std::min<uint64_t>(channels, (bytes + piece_bytes - 1) / piece_bytes);
 }
 
-// Writes the launch (all but control, report, operation_list and flags) and `operations`, which are also in the launch
+// Fills the launch (all but control, report, operation_list and flags) and `operations`, which the launch holds too,
 // unless shape.lists_operations.
 inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* peers, size_t peer_count,
                               const WindlassP2pGeometry& geometry, const P2pLimits& limits, WindlassP2pLaunch& launch,
@@ -122,7 +122,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
       ++(receive ? launch.receive_connections : launch.send_connections);
     }
   launch.operations = (uint32_t)operations.size();
-  // What the rank sends to itself: the first send into the first receive, and so on.
+  // Messages of the rank to itself: the first send goes to the first receive, and so on.
   uint64_t copied = 0;
   for (size_t from = 0, to = 0; from < count && to < count; ++from, ++to) {
     while (from < count && (calls[from].peer != geometry.rank || calls[from].receive)) ++from;
@@ -150,7 +150,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   const bool bulk = launch.bulk_tasks;
   shape.cluster = 1;
   if (blocks > 2 && windlass_divided_up(blocks, 4) * 4 <= geometry.bulk_channels) {
-    // Whole clusters, or the first blocks crowd on one part of the GPU and starve its links.
+    // Whole clusters: otherwise the first blocks crowd on one part of the GPU and starve its links.
     blocks = windlass_divided_up(blocks, 4) * 4;
     shape.cluster = 4;
   }
@@ -160,7 +160,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   launch.ll128_receive_warps = std::min(warps_max, ll128[1]);
   launch.copy_warps = std::max(launch.ll128_send_warps + launch.ll128_receive_warps, bulk ? copy_warps_max : 0);
 
-  // Most jobs that a copy warp can have: its lines of one direction, and its part in the block's bulk channels.
+  // The most jobs of a copy warp: its LL128 channels of one direction, and its part in the block's bulk channels.
   const auto share = [](uint32_t channels, uint32_t warps) { return warps ? windlass_divided_up(channels, warps) : 0; };
   const auto jobs = [&] {
     uint32_t most = 0;

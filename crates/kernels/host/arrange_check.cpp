@@ -1,4 +1,4 @@
-// Reads groups from its input and writes what p2p_arrange makes of them, for the comparison with Rust (tests/kernels/arrange.rs).
+// Reads groups from its input and writes the launches that p2p_arrange makes, for the comparison with Rust (tests/kernels/arrange.rs).
 #include <cstdio>
 
 #include "arrange.h"

@@ -1,4 +1,4 @@
-// From a collective to a launch: what src/collectives does in Rust, for tests and the benchmark, which choose wire and grid themselves.
+// Makes a launch of a collective, as src/collectives does in Rust, for tests and the benchmark, which choose wire and grid themselves.
 #pragma once
 #include <cstring>
 
@@ -43,13 +43,13 @@ struct Choice {
   bool operator!=(const Choice& other) const { return family != other.family || groups != other.groups; }
 };
 
-// What has kernels of its own (../device/ordered.cuh), and their ways for each kind: of a reduce two, in one phase and in two.
+// Whether a reduction has kernels of its own (../device/ordered.cuh), and which of them a kind uses: a reduce may run in one phase or in two.
 inline bool is_ordered(uint32_t type, uint32_t by) { return type >= 10 || by == 5; }
 inline Choice ordered_choice(Kind kind, const Choice& like) {
   return {kind == all_reduce || (kind == reduce && like.family == two_phases) ? two_phases : ll128, 2};
 }
 
-// LL is for what every rank sends every other one, a packet a channel.
+// LL is for collectives in which every rank sends to every other one, at most one packet a channel.
 inline bool goes_by_ll(Kind kind, uint64_t connection_bytes, uint32_t channels) {
   return kind != broadcast && kind != reduce && connection_bytes <= (uint64_t)channels * WINDLASS_LL_PAYLOAD_BYTES;
 }
@@ -64,10 +64,10 @@ struct Request {
   Kind kind;
   uint64_t count;  // as NCCL counts it
   uint32_t element_bytes;
-  uint32_t type, by;  // NCCL's, of a reduction
+  uint32_t type, by;  // of a reduction: NCCL's type and operation
   uint32_t root;
   uint64_t send, receive;
-  uint64_t scalar = 0;  // of a scaled sum: its bits, or where it lies
+  uint64_t scalar = 0;  // of a scaled sum: the scalar's bits, or its address
   bool scalar_at = false;
 };
 
@@ -86,7 +86,7 @@ inline uint64_t scale_of(uint32_t type, uint32_t by, uint32_t ranks) {
   return bits;
 }
 
-// What follows from the buffers. `largest`: bytes of the largest connection of all.
+// Fills the fields that follow from the buffers. `largest`: bytes of the largest connection of all.
 inline void finish(WindlassCollectiveLaunch& launch, const Choice& choice, const Geometry& geometry, uint64_t largest) {
   const uint64_t packet = packet_bytes(choice);
   launch.packets = (largest + packet - 1) / packet;
@@ -103,7 +103,7 @@ inline bool straight(const WindlassCollectiveLaunch& launch, const Choice& choic
   return launch.flags & WINDLASS_COLLECTIVE_EVEN && bits % (choice.family == ll ? 8 : 16) == 0;
 }
 
-// All but regions, control, report and the block's shape.
+// Fills all fields but regions, control, report and the block's shape.
 inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& geometry, const Choice& choice) {
   WindlassCollectiveLaunch launch;
   std::memset(&launch, 0, sizeof launch);
@@ -129,7 +129,7 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   switch (request.kind) {
     case all_reduce:
       if (choice.family == two_phases || choice.family == simple_two_phases) {
-        // Shares of whole 16 bytes, but the last one that is not empty.
+        // Shares are multiples of 16 bytes, except the last one that is not empty.
         const uint64_t share = ((bytes + ranks - 1) / ranks + 15) / 16 * 16;
         largest = share < bytes ? share : bytes;
         for (uint32_t rank = 0; rank < ranks; ++rank) {
@@ -154,7 +154,7 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
       break;
     case reduce:
       if (choice.family == two_phases) {
-        // Shares as of an all-reduce of all ranks but the root.
+        // Shares are those of an all-reduce of all ranks but the root.
         const uint64_t share = ((bytes + ranks - 2) / (ranks - 1) + 15) / 16 * 16;
         largest = share < bytes ? share : bytes;
         launch.flags |= (request.root + 1) << WINDLASS_COLLECTIVE_ROOT_SHIFT;

@@ -1,4 +1,4 @@
-// The kernels of collectives in the simulated driver's module.
+// The kernels of collectives, for the simulator's module.
 #include "../device/collective_kernels.cuh"
 #include "../device/collective_list.h"
 #include "module.h"

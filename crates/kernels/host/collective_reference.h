@@ -1,8 +1,8 @@
-// What collectives must give, element by element, written apart from ../device/reduction.cuh: no code is shared with it.
-// Integers wrap; averages of them divide the wrapped sum towards zero. Floats are folded from rank 0's upward, those of 8 and 16 bits as
-// 32-bit ones that are rounded once; averages multiply each element by 1/ranks first. Of maximum and minimum a NaN loses against
-// a number, and +0 is above -0. All NaNs of 8, 16 and 32 bits that come of it are one, as on GPUs. Of 8 bits what is too large is the largest
-// finite number. Of scaled sums each rank's element is multiplied by its scalar and rounded to the type first.
+// Computes the right results of collectives, element by element; no code is shared with ../device/reduction.cuh.
+// Integers wrap; averages of them divide the wrapped sum towards zero. Floats are folded from rank 0 upward, those of 8 and 16 bits as
+// 32-bit ones that are rounded once; averages multiply each element by 1/ranks first. In maximum and minimum a NaN loses against
+// a number, and +0 is above -0. All resulting NaNs of 8, 16 or 32 bits are one, as on GPUs. Floats of 8 bits saturate to the largest
+// finite number. In scaled sums each rank's element is first multiplied by the rank's scalar and rounded to the type.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -20,11 +20,11 @@ inline const char* const operation_names[operations] = {"sum", "product", "maxim
 inline bool is_float(uint32_t type) { return type >= half; }
 inline bool is_signed(uint32_t type) { return type == int8 || type == int32 || type == int64; }
 
-// A binary float of up to 16 bits: how many bits of it are the exponent's and the fraction's.
+// A binary float of up to 16 bits: the number of its exponent bits and fraction bits.
 struct Shape {
   int exponent_bits, fraction_bits;
-  bool has_infinity = true;  // else the highest exponent is of numbers, but for its highest fraction: NaN
-  bool saturates = false;    // what is too large is the largest finite number, not infinity
+  bool has_infinity = true;  // else codes of the highest exponent are numbers, except the highest one: NaN
+  bool saturates = false;    // values that are too large become the largest finite number, not infinity
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
   int bits() const { return 1 + exponent_bits + fraction_bits; }
   uint32_t infinity() const { return ((1u << exponent_bits) - 1) << fraction_bits; }
@@ -47,7 +47,7 @@ inline double decode(uint32_t bits, const Shape& shape) {
     value = std::ldexp(fraction + (1 << shape.fraction_bits), exponent - shape.bias() - shape.fraction_bits);
   return bits >> (shape.bits() - 1) & 1 ? -value : value;
 }
-// To nearest, ties to even. Every NaN becomes the one that GPUs make.
+// Rounds to nearest, ties to even. Every NaN becomes the one that GPUs make.
 inline uint32_t encode(double value, const Shape& shape) {
   const uint32_t top = 1u << (shape.bits() - 1);
   if (std::isnan(value)) return top - 1;
@@ -57,7 +57,7 @@ inline uint32_t encode(double value, const Shape& shape) {
   const int least = 1 - shape.bias();
   int exponent = value == 0 ? least : std::ilogb(value);
   if (exponent < least) exponent = least;
-  // Exact: a power of two divides. 2^fraction_bits and more is a normal number, twice that the next exponent.
+  // The quotient is exact, as the divisor is a power of two. From 2^fraction_bits on it is a normal number, from twice that the next exponent.
   const uint32_t steps = (uint32_t)std::nearbyint(std::ldexp(value, shape.fraction_bits - exponent));
   const uint32_t bits = ((uint32_t)(exponent - least) << shape.fraction_bits) + steps;
   return sign | (bits < most ? bits : most);
@@ -113,7 +113,7 @@ uint64_t reduce_integers(uint32_t type, uint32_t by, uint32_t ranks, const Bits&
   return is_signed(type) ? (uint64_t)((int64_t)all / (int64_t)ranks) : all / ranks;
 }
 
-// `bits(rank)`: the element of each rank. Bits beyond the element's width are not to be looked at.
+// Reduces one element of each rank, `bits(rank)`. Bits beyond the element's width have no meaning.
 template <class Bits>
 uint64_t reduce(uint32_t type, uint32_t by, uint32_t ranks, const Bits& bits) {
   if (const Shape* shape = shape_of(type)) {
@@ -157,17 +157,17 @@ inline uint64_t mixed(uint64_t x) {
   return x ^ x >> 31;
 }
 
-// Elements of floats of about the same size, so that rounding depends on the order; or of any size; or numbers that are none.
+// Elements of floats of about the same size, so that rounding depends on the order; or of any size; or NaNs, infinities and the like.
 inline uint64_t float_bits(uint32_t type, Values values, uint64_t random) {
   const uint32_t width = 8 * element_bytes[type];
   const int fraction_bits = shape_of(type) ? shape_of(type)->fraction_bits : type == single ? 23 : 52;
   const uint64_t one = 1ull << fraction_bits, sign = random >> 63 << (width - 1);
   const uint64_t infinity = ((1ull << (width - 1)) - 1) & ~(one - 1), bias = (infinity >> (fraction_bits + 1));
   const uint64_t fraction = random & (one - 1), choice = random >> 56 & 15;
-  // Of 256 numbers any.
+  // Any of the 256 codes.
   if (values == special && width == 8) return random & 0xff;
   if (values == spread) {
-    // Half of them at both ends, and alike: there what cancels, and in which order, is seen in few bits.
+    // Half of the elements lie at both ends of the exponents, without a fraction: few bits show which elements cancel, and in which order.
     const uint64_t most = bias - 1 < 30 ? bias - 1 : 30, at = random >> 52 & 0x3ff;
     if (random >> 51 & 1) return sign | (at & 1 ? bias - most : bias + most) << fraction_bits;
     return sign | (bias - most + at % (2 * most + 1)) << fraction_bits | fraction;
@@ -176,9 +176,9 @@ inline uint64_t float_bits(uint32_t type, Values values, uint64_t random) {
       case 0: return sign | infinity | one >> 1;  // NaN
       case 1: return sign | infinity;
       case 2: return sign;  // zero
-      case 3: return sign | fraction;  // not normal, or zero
+      case 3: return sign | fraction;  // subnormal, or zero
       case 4: return sign | 1;
-      case 5: return sign | one;  // the least normal one
+      case 5: return sign | one;  // the least normal number
       case 6: return sign | (infinity - 1);
       case 7: return sign | bias << fraction_bits;  // 1
       case 8: return sign | infinity | one >> 1 | fraction;
@@ -190,8 +190,8 @@ struct Inputs {
   uint64_t seed, first_tag;
   Values values;
   uint32_t type;
-  bool pooled = false;  // the same elements for all calls
-  uint64_t first = 0;   // of which the call's begin with this one
+  bool pooled = false;  // all calls take elements of the same pool
+  uint64_t first = 0;   // index in the pool of the call's first element
   static uint64_t at_random(uint64_t seed, uint64_t index, uint32_t rank) {
     return mixed(mixed(seed) + index * 0xd1342543de82ef95ull + rank * 0xaf251af3b0f025b5ull);
   }
@@ -201,7 +201,7 @@ struct Inputs {
     if (is_float(type)) return float_bits(type, values, random);
     return values == special && (random >> 60) < 4 ? (random >> 59 & 1 ? ~0ull : 1ull << (8 * element_bytes[type] - 1)) : random;
   }
-  // What a rank multiplies by; now and then by numbers that are none.
+  // The scalar by which a rank multiplies; now and then a NaN, infinity or the like.
   uint64_t scalar(uint64_t which, uint32_t rank) const {
     const uint64_t random = at_random(seed ^ ~which, 0, rank);
     return is_float(type) ? float_bits(type, which % 8 ? usual : special, random) : random;

@@ -1,6 +1,6 @@
-// The kernels of collectives on threads of this host: ranks, regions and checks are collective_world.h's.
-// Usage: collective_test SCENARIO [SEED [COUNTS]]. Prints the seed; exits 0 only if every byte is right and none beside it was
-// touched. COUNTS: `exhaustive` tries each count below that with each combination, 66 for all.
+// Tests the kernels of collectives on threads of this host: ranks, regions and checks are those of collective_world.h.
+// Usage: collective_test SCENARIO [SEED [all [RANKS]]]. Prints the seed; exits 0 only if every byte is right and none beside it was
+// touched. With `all`, `exhaustive` tries each count with each combination, for RANKS only if given.
 #include "collective_world.h"
 
 namespace {
@@ -22,7 +22,7 @@ constexpr int scale = 1;
 
 constexpr Kind kinds[] = {collective::all_reduce, collective::broadcast, collective::reduce, collective::all_gather, collective::reduce_scatter, collective::all_to_all};
 
-// How a collective may run. Over LL128 an all-reduce in one phase is not for one buffer: a sending warp would read results.
+// The ways in which a collective may run. Over LL128 an all-reduce in one phase cannot be in place: a sending warp would read results.
 std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
   std::vector<Choice> choices = {{collective::ll128, 2}};
   if (collective::goes_by_ll(kind, 0, 0)) choices.push_back({collective::ll, 2});
@@ -38,10 +38,10 @@ bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collectiv
 uint64_t ring_bytes(const Options& o, const Choice& choice) {
   return o.channels * packet_bytes(choice) * (choice.family == collective::ll ? (uint32_t)WINDLASS_LL_SLOTS : o.slots);
 }
-// Of a connection.
+// The most bytes of a connection.
 uint64_t bytes_max(const Options& o, const Choice& choice) { return choice.family == collective::ll ? o.channels * packet_bytes(choice) : ~0ull; }
 
-// Any call: `bytes` of it on its largest way, and all else at random.
+// A random call of this kind and choice, with `bytes` on its largest connection.
 Call any_call(host::Random& random, Kind kind, const Choice& choice, uint32_t ranks, uint64_t bytes) {
   Call call;
   call.kind = kind;
@@ -89,11 +89,11 @@ void shuffle(std::vector<Item>& items, host::Random& random) {
 
 // --- scenarios ----------------------------------------------------------------------------------------------------------------
 
-// Counts 0 to 65 of every collective, way, type and operation, at any offset, in place and not. Of each such combination some
-// counts, others with each seed, and all else at random; or, if the program is asked to, all 66, each in and out of place, with
-// buffers at addresses for which there is a kernel of its own, by that and by the one for any, and at two odd ones.
+// Counts 0 to 65 of every collective, way, type and operation, at any offset, in place and not. Each combination gets some counts,
+// others with each seed, and all else at random. With `all` it gets all 66 counts, each in and out of place: at aligned addresses by
+// the type's own kernel and by that for all types, and at two pairs of other offsets.
 bool all_of_each = false;
-uint32_t ranks_wanted = 0;  // all
+uint32_t ranks_wanted = 0;  // 0: all numbers of ranks
 struct Variant { bool any_kernel; uint32_t send_offset, receive_offset; };
 const Variant variants[] = {{false, 0, 0}, {true, 0, 0}, {true, 1, 0}, {true, 3, 7}};
 
@@ -127,7 +127,7 @@ void exhaustive() {
       for (const Choice& choice : choices_of(kind, ranks))
         for (uint32_t type = 0; type < reference::types; ++type)
           for (uint32_t by = 0; by < (world::reduces(kind) ? reference::operations : 1); ++by) {
-            // One of the ways is theirs.
+            // Reductions that run in fixed order only have one choice.
             if (world::reduces(kind) && collective::is_ordered(type, by) && choice != collective::ordered_choice(kind, choice)) continue;
             Call call = any_call(random, kind, choice, ranks, 0);
             call.type = type;
@@ -174,13 +174,13 @@ void sizes() {
   }
 }
 
-// NaNs, both zeros, infinities, numbers below the normal ones, and integers at their ends, in every reduction.
+// NaNs, both zeros, infinities, subnormals, and integers at the ends of their range, in every reduction.
 void special_values() {
   host::Random random{world::seed};
   for (uint32_t ranks : {2, 3, 8}) {
     Options o;
     o.ranks = ranks;
-    o.channels = 16;  // as pairs hold no more than a packet a channel
+    o.channels = 16;  // as LL holds at most one packet a channel
     World world(o);
     std::vector<Call> calls;
     for (Kind kind : {collective::all_reduce, collective::reduce, collective::reduce_scatter})
@@ -198,7 +198,7 @@ void special_values() {
   }
 }
 
-// Every 8-bit float to a float; and floats to them: every upper half with lower halves that decide ties, and some from everywhere.
+// Converts every 8-bit float to a float; and floats to 8 bits: every upper half with lower halves that decide ties, and random ones.
 void convert(const Float8& format, const reference::Shape& shape) {
   const auto bits_of = [](float value) { return std::isnan(value) ? 0x7fffffff : bits_of_float(value); };
   for (uint32_t code = 0; code < 256; ++code)
@@ -219,7 +219,7 @@ void convert(const Float8& format, const reference::Shape& shape) {
 void float8() {
   convert(Float8::e4m3(), reference::e4m3_shape);
   convert(Float8::e5m2(), reference::e5m2_shape);
-  // And some by hand.
+  // And some known results.
   const struct { float value; uint32_t e4m3, e5m2; } known[] = {
       {0.0f, 0, 0},        {-0.0f, 0x80, 0x80},   {1.0f, 0x38, 0x3c},       {-448.0f, 0xfe, 0xdf},  {449.0f, 0x7e, 0x5f},         {1e30f, 0x7e, 0x7b},
       {INFINITY, 0x7e, 0x7b}, {-INFINITY, 0xfe, 0xfb}, {57344.0f, 0x7e, 0x7b}, {0x1p-9f, 1, 0x18},     {0x1p-10f, 0, 0x14},          {0x1.8p-9f, 2, 0x1a},
@@ -233,8 +233,8 @@ void float8() {
 
 // --- the same bits for every size -----------------------------------------------------------------------------------------------
 //
-// An element's result hangs on the ranks' elements alone: reduced by itself, or in any slice, at any offset and alignment, by whatever kind, way and
-// kernel, alone, in a batch or uneven, it has the same bits. No reference is asked: each element is compared with what it was before.
+// An element's result depends on the ranks' elements alone. Reduced by itself, or in any slice, at any offset and alignment, by any kind, way and
+// kernel, alone, in a batch or uneven, it has the same bits. Each element is compared with its earlier result, not with a reference.
 
 constexpr uint32_t rounding_types[] = {reference::half, reference::single, reference::wide, reference::brain, reference::e4m3, reference::e5m2};
 constexpr Kind reductions[] = {collective::all_reduce, collective::reduce, collective::reduce_scatter};
@@ -262,7 +262,7 @@ std::vector<Call> calls_on_pool(host::Random& random, world::Pool& pool, uint32_
   for (Kind kind : reductions)
     for (const Choice& choice : choices_of(kind, o.ranks)) {
       parts.push_back({on_pool(random, pool, like, kind, choice, o, 1)});
-      // One kernel, where there is one for several.
+      // Calls for one batch kernel, if there is one.
       std::vector<Call> several;
       for (uint64_t left = 1 + random.below(3); left; --left) {
         several.push_back(on_pool(random, pool, like, kind, choice, o, 1 + random.below(pool.elements)));
@@ -315,13 +315,13 @@ void same_bits() {
   expect(compared > 1000000, "too few elements met again");
 }
 
-// And if larger ones were folded the other way round, the same calls would tell.
+// Checks that the same calls would find a fold in the opposite order.
 void other_folds_are_found() {
   host::Random random{world::seed};
   for (uint32_t ranks : {3, 4, 5, 8})
     for (uint32_t type : rounding_types)
       for (uint32_t by : {reference::sum, reference::average}) {
-        if (type == reference::e4m3) continue;  // its sums fit a float, so no order is another
+        if (type == reference::e4m3) continue;  // its sums are exact in a float, so the order changes nothing
         Options o;
         o.ranks = ranks;
         world::Pool pool(1200);
@@ -338,7 +338,7 @@ void other_folds_are_found() {
       }
 }
 
-// Several calls one kernel, by LL and by LL128: more packets than channels and rings hold, kinds by turns, between single calls of every wire.
+// Batches over LL and LL128, with more packets than channels and rings hold, of kinds in turn, between single calls of every wire.
 void batches() {
   host::Random random{world::seed};
   for (int worlds = 0; worlds < (HOST_TSAN ? 2 : 12); ++worlds) {
@@ -376,7 +376,7 @@ void batches() {
   }
 }
 
-// Any calls one after the other, of any geometry, each rank with another grid and time each time.
+// Random calls one after the other, in random geometries; each rank has another grid and delay each time.
 void mixed() {
   host::Random random{world::seed};
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(8);
@@ -417,10 +417,10 @@ void one_way_lapped() {
           call.root = 0;
           calls.push_back(call);
         }
-        // Both ways then, on the same wire: little, so that it goes by proof.
+        // Then a call both ways on the same wire, small enough to need no credit, only proof.
         const Choice both_ways = choice.family == collective::two_phases ? Choice{collective::ll128, 2} : choice;
         if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, both_ways, o.ranks, random.below(ring_bytes(o, both_ways) / 2)));
-        // And what shares nothing with them.
+        // And a call over LL, which shares nothing with them.
         if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, {collective::ll, 2}, o.ranks, random.below(1000)));
       }
       How how;
@@ -430,7 +430,7 @@ void one_way_lapped() {
     }
 }
 
-// Sizes of their own for every connection, some nothing, as all-gather-v, reduce-scatter-v and worse make them.
+// A call in which every connection has a size of its own, some zero, as in all-gather-v and reduce-scatter-v, or less regular.
 Call any_uneven_call(host::Random& random, const Options& o) {
   constexpr Kind own[] = {collective::all_gather, collective::reduce_scatter, collective::all_to_all};
   const Choice choice{collective::ll128, o.ranks <= 4 && random.below(2) ? 4u : 2u};
@@ -472,7 +472,7 @@ void some_calls(const Options& o, int count, const How& how = {}, reference::Val
   for (int i = 0; i < count; ++i) {
     calls.push_back(any_call(random, o, 3));
     if (values != reference::like_tags) continue;
-    // Simple packets lie where LL128 lines do, and nobody but chance can make them look like lines: see README.md.
+    // Not over Simple: its packets lie in the slots of LL128 lines, and payload made to look like tags would be taken for them (README.md).
     while (collective::is_simple(calls.back().choice.family)) calls.back() = any_call(random, o, 3);
     calls.back().type = reference::uint64;
     calls.back().count /= 8;
@@ -481,7 +481,7 @@ void some_calls(const Options& o, int count, const How& how = {}, reference::Val
   world::run(world, calls, how);
 }
 
-// Rings of two packets: every second one waits.
+// Rings of two packets: every second packet waits.
 void ring_of_two() {
   for (uint32_t ranks : {2, 3, 4}) {
     Options o;
@@ -494,7 +494,7 @@ void ring_of_two() {
   }
 }
 
-// Tags of which a half wraps in the run, and high ones.
+// Tags whose low 32 bits wrap during the run, and high tags.
 void tags() {
   for (uint64_t first_tag : {(1ull << 32) - 12, (1ull << 31) - 12, (5ull << 32) - 40, (1ull << 63) - 12, 0ull - (1ull << 20)}) {
     Options o;
@@ -512,7 +512,7 @@ void counts_32() {
   some_calls(o, 150 / scale);
 }
 
-// Data that are tags to come, and tags gone by, must not be taken for any.
+// Data that equal future or past tags must not be taken for tags.
 void payload_like_tags() {
   for (uint32_t slots : {2, 4}) {
     Options o;
@@ -551,7 +551,7 @@ void ranks_ahead() {
   }
 }
 
-// A rank that never comes: the kernels of the others leave at the abort word and say whom, where and for what they waited.
+// One rank never comes: the kernels of the others leave at the abort word and report for which peer, channel and wire they waited.
 void abort_in_the_middle() {
   struct Case {
     Kind kind;
@@ -570,7 +570,7 @@ void abort_in_the_middle() {
       {collective::all_to_all, {collective::ll128, 2}, WINDLASS_WAITED_LL128_DATA, 0},
       {collective::broadcast, {collective::ll128, 4}, WINDLASS_WAITED_LL128_CREDIT, 4},
       {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LL128_DATA, 0},
-      // The root itself waits for results of all, whoever they wait for.
+      // The root waits for results of all ranks, which themselves wait for the missing one.
       {collective::reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LL128_DATA, 0, 1, 2},
       {collective::all_reduce, {collective::simple_two_phases, 4}, WINDLASS_WAITED_LL128_DATA, 0},
   };
@@ -584,7 +584,7 @@ void abort_in_the_middle() {
     call.choice = one.choice;
     call.count = std::min(2 * ring_bytes(o, one.choice), bytes_max(o, one.choice)) / 4;
     call.root = one.root;
-    // The others complete a first call with the one that then never comes.
+    // All ranks complete a first call, also the one that then never comes.
     Call before = call;
     before.kind = collective::all_gather;
     before.choice = {one.choice.family == collective::ll ? collective::ll128 : collective::ll, 2};
@@ -592,7 +592,7 @@ void abort_in_the_middle() {
     std::vector<std::thread> ranks;
     std::atomic<uint32_t> ended{0};
     const uint32_t missing = 2;
-    // One warp of each role, so all are at channel 0. With other grids ranks may rightly be found missing that wait on a channel before.
+    // One warp of each role, so that all are at channel 0. With other grids a report may rightly name ranks that wait on an earlier channel.
     How how;
     how.blocks_max = how.role_warps_max = 1;
     how.batches_of = one.batch;
@@ -608,7 +608,7 @@ void abort_in_the_middle() {
         world::Rank{world, rank, {world::seed + rank}, {}, {}}.run(rank == missing ? made : all, how);
         ++ended;
       });
-    // All have launched all that they will, two kernels but the missing rank, and have had time to come to where they wait.
+    // All ranks have launched all their kernels (two each, the missing rank perhaps one), and have had time to reach their waits.
     const uint32_t launches = 2 * o.ranks - (made.size() == 1);
     while (ended < 1 || world.begun < launches) usleep(1000);
     usleep(100000);
@@ -622,7 +622,7 @@ void abort_in_the_middle() {
     bool found = false;
     for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, WINDLASS_REPORT_ENTRIES); ++i) {
       const WindlassP2pReportEntry& entry = report.entries[i];
-      // Another role's warp may wait for a rank that waits itself.
+      // Warps of another role may wait for a rank that waits itself.
       if (entry.waited_for != one.waited_for) continue;
       expect(entry.peer == missing, name + ": the report names rank " + std::to_string(entry.peer) + ", which is not missing");
       expect(entry.sequence == one.sequence, name + ": the report names packet " + std::to_string(entry.sequence));
@@ -643,7 +643,7 @@ Options of_few_blocks(host::Random& random, uint32_t ranks) {
   o.first_tag = 1 + random.next() / 2;
   return o;
 }
-// Of each kind and way one, of sizes that use all channels, and uneven ones.
+// A call of each kind and way, of a size that uses all channels, and uneven calls.
 std::vector<Call> of_each_way(host::Random& random, const Options& o) {
   std::vector<Call> calls;
   for (Kind kind : kinds)
@@ -664,11 +664,11 @@ How alike(host::Random& random, uint32_t blocks_max) {
   how.batches_of = 1 + (uint32_t)random.below(2) * 9;
   return how;
 }
-// A sanitized program may have some 250 warps.
+// Under ThreadSanitizer a program may have some 250 warps.
 uint32_t any_grid(host::Random& random) { return (uint32_t[]){2, 3, 6, 8, 8}[random.below(HOST_TSAN ? 2 : 5)]; }
 uint32_t cluster_of(uint32_t blocks_max) { return blocks_max < 4 ? 1 : 4; }
 
-// Each rank's GPU has room for a part of the grid, down to one cluster, and each another part; grids are those of the call.
+// Each rank's GPU has room for another part of the grid, at least for one cluster; all ranks have a call's grid alike.
 void few_blocks_resident() {
   host::Random random{world::seed};
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
@@ -680,7 +680,7 @@ void few_blocks_resident() {
     World world(o);
     world.gpus = &gpus;
     std::vector<Call> calls = of_each_way(random, o);
-    // Small ones in a row, so that some are one kernel.
+    // Small calls in a row, so that some are one kernel.
     const Choice small[] = {{collective::ll, 2}, {collective::ll128, o.ranks <= 4 ? 4u : 2u}, {collective::two_phases, 2}};
     for (const Choice& choice : small) {
       const Kind kind = choice.family == collective::ll128 ? collective::all_gather : collective::all_reduce;
@@ -696,8 +696,8 @@ void few_blocks_resident() {
   std::printf("%d communicators\n", worlds);
 }
 
-// Several communicators on the same GPUs, whose kernels come in another order on some ranks: those that are resident wait for a
-// peer's that has no room yet.
+// Several communicators on the same GPUs, whose kernels come in another order on some ranks: resident kernels wait for a peer's
+// kernel that has no room yet.
 void communicators_share_gpus() {
   host::Random random{world::seed};
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
@@ -714,7 +714,7 @@ void communicators_share_gpus() {
       World& world = worlds.emplace_back(of_few_blocks(random, ranks));
       world.gpus = &gpus;
       How& how = hows.emplace_back(alike(random, grid));
-      how.batches_of = 1;  // as many kernels of each
+      how.batches_of = 1;  // so that each has as many kernels
       how.turn = [&world, &turns, i](uint32_t rank, size_t launch) { turns.wait(rank, i, launch, [&world] { return world.aborted(); }); };
       calls.push_back(of_each_way(random, world.options));
       calls.back().resize(HOST_TSAN ? 4 : 10);
@@ -726,8 +726,7 @@ void communicators_share_gpus() {
   std::printf("%d communicators\n", worlds_made);
 }
 
-// What the two before rest on: with unlike grids, each partly resident, ranks wait for each other's next blocks; and that they do is
-// found.
+// Checks the tests of few blocks: with unlike grids, each partly resident, ranks wait for each other's next blocks, and the hang is found.
 void unlike_grids_hang() {
   Options o;
   o.channels = 16;
@@ -785,7 +784,7 @@ int main(int count, char** arguments) {
     if (name != scenario.name && name != "all") continue;
     std::printf("%s seed %llu\n", scenario.name, (unsigned long long)world::seed);
     std::fflush(stdout);
-    alarm(residency::seconds_max);  // a hang that no abort ends; it is wound again by each run
+    alarm(residency::seconds_max);  // ends a hang that no abort ends; each run sets it again
     host::delay_rarity = scenario.delay_rarity;
     world::calls_made = world::bytes_moved = 0;
     const auto begin = std::chrono::steady_clock::now();

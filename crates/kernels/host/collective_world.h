@@ -1,4 +1,4 @@
-// Ranks of one process for tests of collectives: regions in zeroed memory, launches one after the other on each rank's own thread, and
+// Ranks in one process for tests of collectives: regions in zeroed memory, launches one after the other on each rank's own thread, and
 // every byte compared with collective_reference.h.
 #pragma once
 #include "../device/collective_kernels.cuh"
@@ -31,7 +31,7 @@ inline void expect(bool condition, const std::string& what) {
 }
 inline uint64_t address_of(const void* at) { return reinterpret_cast<uint64_t>(at); }
 
-// Wrong on purpose: folds from the last rank's down.
+// Deliberately wrong: folds from the last rank down.
 struct Downward {
   static constexpr bool reduces = true;
   struct Fold {
@@ -67,7 +67,7 @@ struct BatchKernel {
   {#name, #family, #reducer, ranks, groups, threads, straight, &WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight)},
 inline const Kernel kernels[] = {
     WINDLASS_SINGLE_KERNELS(WORLD_KERNEL)
-    // Not on GPUs: so every type and operation goes every way here.
+    // GPUs have no such kernels. Here they let every type and operation run in every way.
     WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
     WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
     WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(WORLD_KERNEL, Down, Downward, , false)
@@ -75,7 +75,7 @@ inline const Kernel kernels[] = {
 
 inline const BatchKernel batch_kernels[] = {WINDLASS_BATCH_KERNELS(WORLD_KERNEL)};
 
-// The one that runs several of what goes this way, if there is one.
+// The kernel for batches of collectives of this choice, or null.
 inline const BatchKernel* batch_kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
   static const std::string families[] = {"batch", "batch_ll128", "batch_all_reduce"};
   for (const BatchKernel& kernel : batch_kernels)
@@ -95,7 +95,7 @@ inline const Kernel& kernel_for(const collective::Choice& choice, const std::str
 inline bool reduces(collective::Kind kind) {
   return kind == collective::all_reduce || kind == collective::reduce || kind == collective::reduce_scatter;
 }
-// `any`: the kernel for all types, also where there is one for this.
+// `any`: the kernel for all types, even if this type has one of its own.
 inline const char* reducer_for(uint32_t type, uint32_t by, bool any) {
   if (collective::is_ordered(type, by)) return "OrderedReduction";
   if (!any && (by == reference::sum || by == reference::average)) {
@@ -118,7 +118,7 @@ struct Region {
   }
 };
 
-// A buffer of the user's between canaries, `offset` bytes beyond an aligned address; and what it must be in the end.
+// A user buffer between canaries, `offset` bytes beyond an aligned address, and the content that it must have in the end.
 struct Buffer {
   static constexpr size_t margin = 48;
   std::vector<uint8_t> bytes, right;
@@ -134,17 +134,17 @@ struct Buffer {
 
 // --- elements that many calls reduce --------------------------------------------------------------------------------------------
 
-// What each element of a pool was reduced to, by whichever call came first; all others must find the same.
+// Keeps the result of each element of a pool from the first call that reduced it; all other calls must get the same.
 struct Pool {
   const uint64_t elements;
   std::mutex lock;
   std::vector<uint64_t> bits;
-  std::vector<std::string> found_by;  // empty: by none yet
+  std::vector<std::string> found_by;  // name of that first call; empty: none yet
   uint64_t compared = 0, unlike = 0;
   std::string first_unlike;
 
   explicit Pool(uint64_t elements) : elements(elements), bits(elements), found_by(elements) {}
-  // Under the lock.
+  // Called with `lock` held.
   void tell(uint64_t element, uint64_t found, const std::string& by) {
     if (found_by[element].empty()) {
       bits[element] = found;
@@ -170,14 +170,14 @@ struct Call {
   uint32_t type = reference::single, by = reference::sum, root = 0;
   reference::Values values = reference::usual;
   bool in_place = false;
-  bool any_kernel = false;  // of what could have one of its own, too
+  bool any_kernel = false;  // use the kernel for all types, even if the type has one of its own
   uint32_t send_offset = 0, receive_offset = 0;  // of rank 0; other ranks have others
-  uint64_t scalars = 0;  // which ones a scaled sum multiplies by: each rank has its own
-  // Not null: a reduction of a pool's elements from `first` on. What it makes of them is compared there, not with the reference.
+  uint64_t scalars = 0;  // selects the scalars of a scaled sum: each rank has its own
+  // Not null: a reduction of a pool's elements from `first` on. Its results are compared with the pool's, not with the reference.
   Pool* pool = nullptr;
   uint64_t first = 0;
-  bool folds_down = false;  // wrongly
-  // Not empty: [from][to] elements, by hand. A reduction adds [from][to], alike for every `from`.
+  bool folds_down = false;  // use the deliberately wrong Downward
+  // Not empty: numbers of elements [from][to] of an uneven call. A reduction adds [from][to], which is alike for every `from`.
   std::vector<std::vector<uint64_t>> matrix;
 
   std::string name(uint32_t ranks) const {
@@ -188,7 +188,7 @@ struct Call {
            ", offsets " + std::to_string(send_offset) + " " + std::to_string(receive_offset) + (pool ? ", from element " + std::to_string(first) : "") +
            (any_kernel ? ", any kernel" : "");
   }
-  // The same, by the way that there are kernels for.
+  // The same call, with a choice for which there are kernels.
   Call by_its_kernels() const {
     Call call = *this;
     if (reduces(kind) && collective::is_ordered(type, by)) call.choice = collective::ordered_choice(kind, call.choice), call.any_kernel = true;
@@ -201,21 +201,21 @@ struct Options {
   uint32_t ranks = 2, channels = 4, slots = 4;
   bool often_fewer_channels = true;
   uint64_t first_tag = 1;
-  uint64_t first_count = 0;  // packets that every channel is said to have carried already
+  uint64_t first_count = 0;  // packets that every channel has counted before the first call
 };
 
 struct How {
   uint32_t late_microseconds = 0;  // each rank begins each call up to this late
-  uint32_t slow_rank = ~0u;        // this one much later
+  uint32_t slow_rank = ~0u;        // this rank begins later, by slow_microseconds
   uint32_t slow_microseconds = 2000;
   bool slow_in_turn = false;       // every rank is the slow one for a time
   uint32_t blocks_max = 3, role_warps_max = 2;
   bool grid_by_rank = false;       // each rank has a grid of its own for good; rank 0 one warp a role
-  bool grids_alike = false;        // each call has a grid of its own, the same on all ranks, as the product's; else only with all blocks resident
-  std::vector<uint32_t> blocks_of_rank = {};  // not empty: these
-  std::function<void(uint32_t, size_t)> turn = {};  // returns when this rank may launch this kernel
+  bool grids_alike = false;        // each call has a grid of its own, the same on all ranks, as in the product. If false, all blocks must be resident
+  std::vector<uint32_t> blocks_of_rank = {};  // not empty: number of blocks of each rank's grids
+  std::function<void(uint32_t, size_t)> turn = {};  // waits until this rank may launch this kernel
   uint32_t batches_of = 1;         // up to so many calls that follow each other are one kernel
-  bool batches_full = false;       // as many as fit, not any number
+  bool batches_full = false;       // a batch takes as many calls as fit, not a random number
 };
 
 struct World {
@@ -253,7 +253,7 @@ struct World {
     fill(batch.launch, role_warps);
     run(batch.launch.rank, blocks, family, role_warps, random, [&] { kernel.run(batch); });
   }
-  // In whole clusters where the grid is, as the product's from three blocks on.
+  // In clusters of 4 if the grid is a multiple of 4, as in the product from three blocks on.
   void run(uint32_t rank, uint32_t blocks, collective::Family family, uint32_t role_warps, uint64_t random, const std::function<void()>& body) {
     machine.launch(blocks, collective::threads(family, role_warps), collective::shared_bytes(family), random, body, gpus ? &gpus->devices[rank] : nullptr,
                    blocks % 4 ? 1 : 4);
@@ -268,7 +268,8 @@ struct World {
   void abort() { __atomic_store_n(&control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE); }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
 
-  // Every packet of LL128 that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
+  // Checks at the end that every LL128 packet sent was received, that no rank counts an unsent one as consumed, and that at most half a ring lacks
+  // credit and proof.
   void check_words() {
     for (uint32_t rank = 1; rank < options.ranks; ++rank)
       for (uint32_t channel = 0; channel < options.channels; ++channel) {
@@ -298,9 +299,9 @@ struct Rank {
   const uint32_t me;
   host::Random random;
   Buffer out, in;
-  // Where this rank's scalar lies if it is given by its address, bytes around it that are none of its.
+  // Memory for this rank's scalar if it is given by its address, with other bytes around it.
   alignas(8) uint8_t scalar_memory[24] = {};
-  // Of a call on a pool: which element comes where.
+  // For a call on a pool: the place of each element.
   struct Taken {
     bool is_in_out;
     uint64_t at, element;
@@ -333,7 +334,7 @@ struct Rank {
   const BatchKernel* batch_kernel(const Call& call, bool straight) const {
     return batch_kernel_for(call.choice, call.reducer(), ranks(), straight);
   }
-  // LL all that it is for; LL128 what the product gives them.
+  // Whether there is a batch kernel for the call: over LL for all calls, over LL128 for those that the product batches.
   bool goes_in_batches(const Call& call) const {
     const collective::Family family = call.choice.family;
     const bool fits = family == collective::ll || (family == collective::two_phases && call.kind == collective::all_reduce) ||
@@ -341,7 +342,7 @@ struct Rank {
     return fits && call.matrix.empty() && batch_kernel(call, false);
   }
 
-  // How many calls from there on are one kernel: alike on all ranks.
+  // The number of calls from `first` on that one kernel runs, alike on all ranks.
   size_t batch_length(const std::vector<Call>& calls, size_t first, const How& how) const {
     const uint32_t most = how.batches_of;
     if (most == 1 || !goes_in_batches(calls[first])) return 1;
@@ -360,7 +361,7 @@ struct Rank {
     return length;
   }
 
-  // Several calls by one kernel, each with buffers of its own.
+  // Runs several calls by one kernel, each with buffers of its own.
   void batch(const std::vector<Call>& calls, size_t first, size_t last, uint32_t blocks, uint32_t role_warps) {
     struct Buffers {
       Buffer out, in;
@@ -390,7 +391,7 @@ struct Rank {
     batch.count = (uint32_t)(last - first);
     batch.launch.packets = packets;
     batch.launch.used_channels = fewer_channels(std::min(packets, world.options.channels), first);
-    // The list as short as it may be, now and then: then several calls share an entry.
+    // Now and then the list is shorter than it need be, so that several calls share an entry.
     while (packets > (uint32_t)WINDLASS_BATCH_ENTRIES << batch.packets_log2) ++batch.packets_log2;
     if (family != collective::ll) batch.packets_log2 += seed % 4;
     for (uint32_t place = 0; place < batch.count; ++place) {
@@ -418,19 +419,19 @@ struct Rank {
     if (!world.aborted()) compare(call);
   }
 
-  // Half of the calls use some of the channels that they could, the same on all ranks: grids serve whole rounds of their warps' channels.
+  // Half of the calls use only some of the channels, the same on all ranks, as the product uses whole rounds of its warps' channels.
   uint32_t fewer_channels(uint32_t channels, uint64_t index) const {
     const uint64_t any = reference::mixed(seed ^ (index + 1) << 20);
     return world.options.often_fewer_channels && channels > 1 && any % 2 ? 1 + (uint32_t)(any / 2 % channels) : channels;
   }
 
-  // Buffers, and what is to become of them.
+  // Makes a call's buffers, their right results and the launch.
   WindlassCollectiveLaunch prepare(const Call& call, uint64_t index) {
     const reference::Inputs inputs{world::seed, world.options.first_tag, call.values, call.type, call.pool != nullptr, call.first};
     taken.clear();
     const uint32_t width = reference::element_bytes[call.type], step = reduces(call.kind) ? width : 1;
     WindlassCollectiveLaunch launch;
-    // Each rank's pointers lie differently.
+    // Each rank's pointers have another alignment.
     const uint32_t send_offset = (call.send_offset + me * 3 * step) % 16 / step * step, receive_offset = (call.receive_offset + me * 5 * step) % 16 / step * step;
     if (call.matrix.empty())
       arrange_call(call, index, inputs, width, send_offset, receive_offset, launch);
@@ -439,7 +440,7 @@ struct Rank {
     return launch;
   }
 
-  // This rank's scalar, as it gives it.
+  // This rank's scalar, as the launch passes it.
   struct Scalar {
     uint64_t bits_or_address;
     bool is_address;
@@ -455,7 +456,7 @@ struct Rank {
     return {address_of(at), true};
   }
 
-  // Compares what lies in the buffers.
+  // Compares the buffers with the right results.
   void compare(const Call& call) {
     const uint32_t width = reference::element_bytes[call.type];
     if (call.pool) {
@@ -473,7 +474,7 @@ struct Rank {
     check(in, call, "received");
     ++calls_made;
     bytes_moved += call.count * width;
-    // What all ranks must have alike to the last bit, NaNs too.
+    // A digest of results that must be bitwise equal on all ranks, NaNs too.
     uint64_t digest = 0;
     if (call.matrix.empty() && (call.kind == collective::all_reduce || call.kind == collective::all_gather)) {
       const Buffer& result = call.in_place && call.kind == collective::all_reduce ? out : in;
@@ -496,7 +497,7 @@ struct Rank {
       target.expects(at, reduced(call, index, inputs, place), reference::element_bytes[call.type]);
   }
 
-  // Buffers as NCCL has them: in place they are one.
+  // Buffers as NCCL defines them: in place both are one.
   void arrange_call(const Call& call, uint64_t index, const reference::Inputs& inputs, uint32_t width, uint32_t send_offset, uint32_t receive_offset, WindlassCollectiveLaunch& launch) {
     using namespace collective;
     const uint64_t count = call.count, all = count * ranks();
@@ -504,7 +505,7 @@ struct Rank {
     const uint64_t send_count = !sends ? 0 : call.kind == reduce_scatter || call.kind == all_to_all ? all : count;
     const uint64_t receive_count = !receives ? 0 : call.kind == all_gather || call.kind == all_to_all ? all : count;
     const bool in_place = call.in_place && call.kind != all_to_all && sends && receives;
-    // In place the larger buffer is both; the smaller lies at this rank's part.
+    // In place, the larger buffer serves as both; the smaller one is this rank's part of it.
     Buffer& target = in_place && call.kind != all_gather ? out : in;
     Buffer& source = in_place && call.kind == all_gather ? in : out;
     const uint64_t source_at = in_place && call.kind == all_gather ? me * count * width : 0, target_at = in_place && call.kind == reduce_scatter ? me * count * width : 0;
@@ -533,7 +534,7 @@ struct Rank {
                      world.geometry(me), call.choice);
   }
 
-  // Launches as all-gather-v, reduce-scatter-v and the like make them: what goes from each rank to each has a size of its own.
+  // Makes launches of all-gather-v, reduce-scatter-v and the like: each pair of ranks has a size of its own.
   void arrange_uneven(const Call& call, uint64_t index, const reference::Inputs& inputs, uint32_t width, uint32_t send_offset, uint32_t receive_offset, WindlassCollectiveLaunch& launch) {
     using namespace collective;
     const bool reducing = reduces(call.kind), same = call.kind == all_gather;
@@ -549,13 +550,13 @@ struct Rank {
     for (uint64_t at = 0; at < send_at[ranks()]; ++at) out.put(at * width, inputs.element(index, me, at), width);
     out.right = out.bytes;
     in.right = in.bytes;
-    // Where this rank's part begins in what `from` sends.
+    // The place of this rank's part in what `from` sends, in elements.
     const auto part_at = [&](uint32_t from) {
       uint64_t at = 0;
       for (uint32_t to = 0; to < me && !same; ++to) at += matrix[from][to];
       return at;
     };
-    // What all of a kind need (types, tags, wires, channels) as for an even call; then all sizes and places by hand.
+    // Types, tags, wires and channels are those of an even call; all sizes and places are then set here.
     const Scalar scalar = scalar_of(call, index, inputs);
     launch = arrange({reducing ? reduce_scatter : all_to_all, largest, width, call.type, call.by, 0, 0, 0, scalar.bits_or_address, scalar.is_address}, world.geometry(me), call.choice);
     launch.flags &= ~WINDLASS_COLLECTIVE_EVEN;
@@ -569,7 +570,7 @@ struct Rank {
         for (uint64_t at = 0; at < matrix[rank][me]; ++at) in.expects((receive_at[rank] + at) * width, inputs.element(index, rank, part_at(rank) + at), width);
     }
     finish(launch, call.choice, world.geometry(me), largest * width);
-    // As the product arranges them, where it has such ones.
+    // Launches that the product has are made as it makes them.
     if (call.choice.family == ll128 && (same || reducing)) {
       UnevenRequest request{reducing, call.type, call.by, {}, same ? out.address() : in.address(), scalar.bits_or_address, scalar.is_address};
       for (uint32_t rank = 0; rank < ranks(); ++rank)
@@ -587,7 +588,7 @@ struct Rank {
       const size_t bytes = std::min<size_t>(width, buffer.bytes.size() - at);
       std::memcpy(&is, &buffer.bytes[at], bytes);
       std::memcpy(&right, &buffer.right[at], bytes);
-      // Which NaN of 64 bits comes of several, host and GPU decide; digests hold that it is the same on all ranks.
+      // Host and GPU choose themselves which of several 64-bit NaNs results; digests check that it is the same on all ranks.
       if (is == right || (call.type == reference::wide && reference::is_nan(call.type, is) && reference::is_nan(call.type, right))) continue;
       char text[200];
       std::snprintf(text, sizeof text, ": rank %u's %s byte %lld: element %llx, not %llx", me, what, (long long)at - (long long)buffer.first, (unsigned long long)is, (unsigned long long)right);
@@ -596,14 +597,14 @@ struct Rank {
   }
 };
 
-// What one communicator does.
+// The calls of one communicator, and how its ranks make them.
 struct Run {
   World& world;
   const std::vector<Call>& calls;
   const How& how;
 };
 
-// All ranks of all of them make all calls at once. False: they would wait for ever, and were told to end.
+// Runs all ranks of all communicators at once, each with all its calls. False: they would wait for ever, and were aborted.
 inline bool all_end(const std::vector<Run>& runs, residency::milliseconds patience = residency::patience) {
   host::Random random{seed ^ 0x5eed};
   residency::Threads threads;
@@ -630,7 +631,7 @@ inline void print_reports(const World& world) {
     }
 }
 
-// The same, and all is right in the end. Who waits for ever says what for.
+// The same, and checks all results. Ranks that wait for ever print their reports.
 inline void run_together(const std::vector<Run>& runs) {
   if (!all_end(runs)) {
     for (const Run& run : runs) print_reports(run.world);

@@ -1,27 +1,27 @@
-// The machine on threads of this host, for tests: a warp is a thread, its 32 lanes are fibers, shared memory is a buffer.
+// The operations of machine.cuh on threads of this host, for tests: a warp is a thread, its 32 lanes are fibers, shared memory is a buffer.
 // Every operation may be followed by a random delay.
 //
 // What is modelled, and how it is weaker or stronger than a GPU:
 //  - store_half directly after sync_warp: the payload first, then (after the warp has met) the tag words, with release.
 //    load_lines directly after sync_warp: the tag words with acquire, and only if they match the payload. So payload and
-//    tag are 8-byte accesses with nothing between them but the order that LL128 claims of a GPU: who finds the tag
-//    finds the payload written with it. Lines of a packet may arrive one by one.
-//    Without sync_warp directly before (memory operations, votes and shuffles end its effect) the warp counts as parted:
+//    tag are 8-byte accesses with nothing between them but the order that LL128 claims of a GPU: a reader that finds the
+//    tag has the payload written with it. Lines of a packet may arrive one by one.
+//    Without sync_warp directly before (memory operations, votes and shuffles end its effect) the warp counts as diverged:
 //    every lane stores or loads its 16 bytes in its own time, and tags may be seen before payload.
 //  - Slots and user buffers are ordinary memory: with ThreadSanitizer, any overwriting of a slot that is still read,
 //    or reading of one not yet announced, is a data race and reported.
-//  - Words that the GPU reads relaxed are acquired here, stores released: there the order comes from loads that have
-//    returned before their values are used, which C++ has no word for.
-//  - Bulk copies: the load happens late, when its barrier is asked; the store reads its stage as late as wait_stores
+//  - Words that the GPU loads relaxed are loaded with acquire here, and stored with release. On the GPU the order comes from
+//    loads that have returned before their values are used (A2), which C++ cannot express.
+//  - Bulk copies: the load happens late, when its barrier is polled; the store reads its stage as late as wait_stores
 //    allows, and after wait_stores its bytes are still in flight: they arrive when some thread of the block makes a
 //    system fence. A protocol that announces a chunk without that fence reads old bytes here at once.
 //  - Lanes of a warp are scheduled one by one and switch only at collectives and pauses; a collective that not all
 //    lanes reach ends the program.
-//  - Residency: without a Device all blocks of all kernels are resident. A Device has room for so many blocks, whatever
-//    their threads and shared memory, of all kernels that are launched on it: they come in by order of launches, a
-//    kernel's ascending, clusters whole, each as soon as there is room, and a block's room comes free when its last warp
-//    has ended. Stronger than a GPU in one point: that may let a kernel in before all blocks of the one before are, or
-//    place a block beside smaller ones. Nothing may rest on that, and here it cannot.
+//  - Residency: without a Device all blocks of all kernels are resident. A Device has room for a number of blocks of all
+//    kernels launched on it, whatever their threads and shared memory. Blocks come in by order of launches, a kernel's
+//    ascending, clusters whole, each as soon as there is room; a block's room comes free when its last warp has ended.
+//    A GPU may let a kernel in before all blocks of the kernel before are in, or place a block beside smaller ones. Here
+//    that never happens, so no test passes because of it.
 #pragma once
 #include <sched.h>
 
@@ -59,7 +59,7 @@ void __tsan_release(void* address);
 #define HOST_TSAN 0
 #endif
 
-// The scheduler's own fields are shared by the fibers of one thread, which never run at once; the sanitizer is not asked.
+// Not sanitized: the fibers of one thread share the scheduler's fields, and never run at once.
 #define HOST_QUIET __attribute__((no_sanitize("thread")))
 
 namespace host {
@@ -75,10 +75,10 @@ struct Random {
   HOST_QUIET uint64_t below(uint64_t limit) { return next() % limit; }
 };
 
-// How rough the tests are: one in `rarity` operations is followed by a delay; 0: none is.
+// One in so many operations is followed by a delay; 0: none is.
 inline std::atomic<uint32_t> delay_rarity{64};
-// Set whenever a warp has moved something, for who watches for kernels that wait for ever. A flag: hundreds of threads would
-// quarrel over a count.
+// Set whenever a warp has moved something, for residency::Threads, which finds kernels that wait for ever. A flag, as hundreds of
+// threads would contend for a count.
 inline std::atomic<bool> something_moved{false};
 
 struct Copy {
@@ -93,7 +93,7 @@ struct Block {
   uint32_t live;  // warps that have not ended
   std::vector<uint64_t> memory;
   std::atomic<uint32_t> arrived{0}, generation{0};
-  std::mutex in_flight_lock;  // protects in_flight; nothing else is taken while it is held
+  std::mutex in_flight_lock;  // protects in_flight; no other lock is taken while it is held
   std::deque<Copy> in_flight;
 };
 
@@ -111,7 +111,7 @@ struct PendingStore {
   std::vector<char> data;
 };
 
-// Weak: objects that become one library each have it.
+// Switches to another fiber's stack. Weak, as each of the objects that become one library defines it.
 extern "C" void host_switch_stack(void** save, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -186,8 +186,8 @@ struct Fiber {
   bool done = true;
 };
 
-// Before the next look at what a warp waits for. Longer the longer it has waited, and the more warps wait: hundreds of them, each of
-// which looks a thousand times a second, else leave nobody the time to help them.
+// Sleeps before a warp's next poll. The sleep is longer the longer the warp has waited, and the more warps wait: hundreds of them, each
+// polling a thousand times a second, would else leave no processor time to the warps that they wait for.
 inline void wait_a_while(uint32_t polls) {
   static std::atomic<uint32_t> waiting{0};
   if (polls < 8) {
@@ -200,19 +200,19 @@ inline void wait_a_while(uint32_t polls) {
   waiting.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// A thread of this host that runs warps, one after the other.
+// The warp that a thread of this host runs; a thread runs warps one after the other.
 struct Warp {
   Fiber fibers[32];
   Fiber home;  // the thread's own stack
   uint32_t lane = 0;
   uint32_t live = 0;
-  // a collective: every live lane arrives, the last lets all go
+  // A collective of lanes: every live lane arrives, the last one lets all go on.
   uint32_t arrived = 0;
   uint64_t generation = 0;
   uint64_t values[32] = {};
   Random random{0};
   uint32_t idle = 0;  // pauses since something moved
-  bool together[32] = {};  // since its last sync_warp this lane has done nothing that could part the warp
+  bool together[32] = {};  // since its last sync_warp this lane has done nothing that could make the warp diverge
 
   Block* block = nullptr;
   uint32_t index = 0;
@@ -314,7 +314,7 @@ struct Warp {
 #endif
   }
 
-  // Two barriers: values are read before anyone writes the next ones.
+  // Two barriers: all lanes have read the values before any lane writes the next ones.
   template <class Result>
   HOST_QUIET Result exchange(uint64_t value, Result (*combine)(const uint64_t*)) {
     part();
@@ -334,7 +334,7 @@ struct Warp {
     return taken;
   }
 
-  // Waiting warps sleep, so that those with work get this host's few processors.
+  // Waiting warps sleep, so that warps with work get this host's few processors.
   HOST_QUIET void pause() {
     const bool first = lane == 0;
     yield();
@@ -348,7 +348,7 @@ struct Warp {
   HOST_QUIET void part() { together[lane] = false; }
   HOST_QUIET void join() { together[lane] = true; }
   HOST_QUIET bool is_together() { return together[lane]; }
-  // A parted warp: this lane goes on some time before or after the others.
+  // For a diverged warp: this lane goes on some time before or after the others.
   HOST_QUIET void straggle() {
     for (uint64_t turns = random.below(3); turns; --turns) yield();
     if (random.below(16) == 0) sched_yield();
@@ -374,10 +374,10 @@ HOST_QUIET inline void fiber_main() {
   current->finish_lane();
 }
 
-// A GPU's room for blocks.
+// A GPU, as room for blocks.
 struct Device {
-  uint32_t free;                     // this and the queue are protected by the machine's lock
-  std::deque<Kernel*> queue;         // kernels of which blocks wait for room, in order of launches
+  uint32_t free;                     // room for so many blocks. Machine::lock_ protects this and the queue
+  std::deque<Kernel*> queue;         // kernels whose blocks wait for room, in order of launches
   std::atomic<uint32_t> launched{0};  // kernels, from init
 
   explicit Device(uint32_t slots) : free(slots) {}
@@ -386,13 +386,13 @@ struct Device {
 struct Kernel {
   const uint32_t blocks, threads, shared_bytes, cluster;
   const std::function<void()>& body;
-  Device* const device;  // null: room for all
+  Device* const device;  // null: room for all blocks
   Random random;
   std::vector<std::unique_ptr<Block>> admitted;
   uint32_t ended;  // blocks
 };
 
-// Runs `body` on blocks * threads / 32 warps and returns when all have ended: a launch and its synchronisation.
+// Its `launch` runs `body` on blocks * threads / 32 warps and returns when all have ended: a launch and its synchronisation.
 class Machine {
  public:
   ~Machine() {
@@ -493,7 +493,7 @@ class Machine {
     }
   }
 
-  std::mutex lock_;  // protects all below
+  std::mutex lock_;  // protects all fields below
   std::condition_variable wake_, ended_;
   std::deque<Task> waiting_;
   std::vector<std::thread> workers_;
@@ -528,7 +528,7 @@ inline bool any_of_warp(bool value) { return !all_of_warp(!value); }
 inline uint64_t from_first_lane(uint64_t value) {
   return host::current->exchange<uint64_t>(value, [](const uint64_t* values) { return values[0]; });
 }
-// What a lane gives and which lane's it takes, at once.
+// Each lane gives its value and takes that of `lane`, at once.
 HOST_QUIET inline uint64_t from_lane(uint64_t value, uint32_t lane) { return host::current->take(value, lane); }
 HOST_QUIET inline uint32_t from_lane(uint32_t value, uint32_t lane) { return (uint32_t)host::current->take(value, lane); }
 inline uint32_t bits_set(uint32_t bits) { return (uint32_t)__builtin_popcount(bits); }
@@ -554,7 +554,7 @@ inline void sync_block() {
   }
   sync_warp();
 }
-// Rounds take longer here: up to a millisecond, and many more where processors are few. A question to kernels lasts half a second.
+// A poll takes longer here: up to a millisecond, and much more where processors are few. The host's question (CONTROL_ASK) lasts half a second.
 constexpr uint32_t rounds_between_looks = 8;
 constexpr uint32_t rounds_before_request = HOST_TSAN ? 32 : 512;
 inline void pause_thread() { host::current->pause(); }
@@ -628,14 +628,14 @@ inline bool load_lines(Vector* v, const char* from, uint64_t tag) {
 inline void store_half_if(bool so, char* to, Vector first, Vector second) {
   if (so) store_half(to, first, second);
 }
-// Payload is loaded only if the tags are there; what keepers then find tells it.
+// Loads payload only if the tags are there; else every lane's tags are made wrong, for found_lines.
 template <int groups>
 inline void load_lines_if(bool so, Vector (&v)[groups], const char* from, uint64_t tag) {
   if (!so) return;
   const bool together = host::current->is_together();
   if (!load_lines<groups>(v, from, tag))
     for (int group = 0; group < groups; ++group) v[group].y = ~tag;
-  // No vote on a GPU, so the next peer's lines are loaded together too.
+  // On a GPU there is no vote here, so the warp stays converged for the next peer's lines.
   if (together) host::current->join();
 }
 template <int groups>
@@ -678,8 +678,8 @@ inline double double_of_bits(uint64_t bits) { return same_bits<double>(bits); }
 inline uint64_t bits_of_double(double value) { return same_bits<uint64_t>(value); }
 // This program is compiled for a processor without fused operations, or told to use none.
 //
-// Which NaN comes of NaNs is told by hand: this host takes that of the first operand, and which one is first each compiled copy
-// of an expression decides for itself. GPUs have one NaN of 32 bits, and of 64 bits keep that of either order.
+// Chooses the NaN that results from NaNs: this host takes that of the first operand, and the compiler orders operands as it likes. GPUs have
+// one NaN of 32 bits, and of 64 bits keep the same one in either order.
 inline float settled(float result) { return std::isnan(result) ? float_of_bits(0x7fffffff) : result; }
 inline double settled(double result, double a, double b) {
   constexpr uint64_t quiet = 1ull << 51;
@@ -692,7 +692,7 @@ inline float add_floats(float a, float b) { return settled(a + b); }
 inline float multiply_floats(float a, float b) { return settled(a * b); }
 inline double add_doubles(double a, double b) { return settled(a + b, a, b); }
 inline double multiply_doubles(double a, double b) { return settled(a * b, a, b); }
-// As GPUs do, which this host's library does not: a NaN, signaling or not, loses against a number, and +0 is above -0.
+// As on GPUs, but not in this host's library: a NaN, signaling or not, loses against a number, and +0 is above -0.
 template <class Float>
 inline Float larger(Float a, Float b) {
   if (std::isnan(a)) return b;
@@ -716,7 +716,7 @@ inline uint16_t half_of_float(float value) {
   if (all > 0x7f800000) return 0x7fff;
   if (all >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
   if (all < 0x38800000) {
-    // Below the least normal number: in steps of 2^-24, which a float of this size has exactly.
+    // Subnormal results: counts steps of 2^-24, a product that is exact for floats of this size.
     const float steps = float_of_bits(all) * 16777216.0f;
     uint32_t whole = (uint32_t)steps;
     const float rest = steps - (float)whole;
@@ -747,7 +747,7 @@ inline uint64_t load_word_relaxed(uint64_t address) { return load_word_acquire(a
 inline void store_word(uint64_t address, uint64_t value) {
   host::current->delay();
   host::current->moved();
-  // Words only grow: one that steps back has two writers.
+  // Words only grow: a word that steps back has two writers.
   if (__atomic_load_n(reinterpret_cast<uint64_t*>(address), __ATOMIC_RELAXED) > value) std::abort();
   __atomic_store_n(reinterpret_cast<uint64_t*>(address), value, __ATOMIC_RELEASE);
 }
@@ -786,7 +786,7 @@ inline void fence_system() {
   block.in_flight.clear();
 }
 #else
-// A fault on purpose, to see that the tests find it.
+// A deliberate fault, to see that the tests find it.
 inline void fence_system() {}
 #endif
 
@@ -795,7 +795,7 @@ inline void barrier_make(Barrier* barrier) { *barrier = 0; }
 inline void barriers_made() {}
 inline void bulk_load(char* stage, const char* from, uint32_t bytes, Barrier* barrier) {
   if (reinterpret_cast<uint64_t>(stage) % 16 || reinterpret_cast<uint64_t>(from) % 16 || bytes % 16) std::abort();
-  // A store that has not read this stage yet reads it now at the latest: the kernel must have waited for that.
+  // The kernel must have waited until earlier stores from this stage had read it.
   for (const host::PendingStore& store : host::current->stores)
     if (store.stage == stage && !store.read) {
       std::fprintf(stderr, "a stage is loaded again before its store has read it\n");

@@ -1,4 +1,4 @@
-// What the kernels of the simulated driver's module share: crates/sim/cuda/src/lib.rs says what one exports. Grids of any streams run
+// Runs the kernels of the simulator's module: crates/sim/cuda/src/lib.rs says what such a module exports. Grids of any streams run
 // beside each other; every warp has a thread.
 #pragma once
 #include "../device/machine.cuh"
@@ -9,15 +9,15 @@ struct SimLaunch {
   uint64_t stream_id;
 };
 
-// Rust's list of exports hides what is compiled here: it goes out by another name, through crates/sim/kernels/src/lib.rs.
+// Rust's list of exports hides the symbols compiled here, so crates/sim/kernels/src/lib.rs exports each kernel by another name.
 #define SIM_KERNEL(name) windlass_host_##name
 
 namespace host {
 
 inline Machine& shared_machine() {
-  // Never destroyed: a process may end, or fork, while a kernel waits for a peer, and nobody should wait for that.
+  // Never destroyed: a process may end, or fork, while a kernel waits for a peer, and must not wait for that kernel.
   static Machine& machine = *[] {
-    // Tests of the kernel want delays everywhere; whole programs are to end soon.
+    // Tests of the kernel want delays everywhere; whole programs should end soon.
     const char* rarity = std::getenv("WINDLASS_SIM_DELAY_RARITY");
     delay_rarity = rarity ? (uint32_t)std::strtoul(rarity, nullptr, 10) : 4096;
     return new Machine;
@@ -25,7 +25,7 @@ inline Machine& shared_machine() {
   return machine;
 }
 
-// `kernel` on the launch's grid, with its one parameter. More threads than its launch bound would not load on a GPU.
+// Runs `kernel` on the launch's grid, with its one parameter. More threads than `threads_max`, the launch bound, would fail on a GPU.
 template <class Parameter>
 void run_grid(const SimLaunch* launch, void** parameters, uint32_t threads_max, void (*kernel)(const Parameter&)) {
   static std::atomic<uint64_t> launches{0};

@@ -1,4 +1,4 @@
-// The kernel of the p2p transport in the simulated driver's module.
+// The kernel of the p2p transport, for the simulator's module.
 #include "../device/group.cuh"
 #include "module.h"
 

@@ -1,4 +1,4 @@
-// Ranks as groups of threads of one process, p2p transports in shared symmetric heaps, the kernel of ../device compiled for the host.
+// Tests the p2p transport kernel of ../device, compiled for the host: ranks are threads of one process and share the memory of their heaps.
 // Usage: p2p_test SCENARIO [SEED]. Prints the seed; exits 0 only if every byte arrived and none beside it was touched.
 #include "../device/group.cuh"
 #include "arrange.h"
@@ -30,10 +30,10 @@ struct Options {
   uint32_t ll128_channels = 4, ll128_slots = 4, bulk_channels = 2, bulk_slots = 4, chunk = 4096;
   uint64_t bulk_from = 40000;
   uint64_t first_tag = 1;
-  uint64_t first_count = 0;  // packets and chunks that every channel is said to have carried already
+  uint64_t first_count = 0;  // packets and chunks that every channel has counted before the first call
   uint32_t stages = 4;
   bool bulk_copies = true;
-  uint32_t strayed_rank = ~0u;  // deals its channels to other virtual blocks than its peers do
+  uint32_t strayed_rank = ~0u;  // this rank serves its channels by other virtual blocks than its peers do
 };
 
 // Memory that is 128-byte aligned and zeroed, as a region at init.
@@ -53,7 +53,7 @@ struct Directed {  // sender -> receiver
   Region ll128_from;                               // in the receiver's
   Region growth[2];                               // each side's own, in host memory
   Region grown[2];                                // the larger rings, by wire; in the receiver's symmetric heap, none at init
-  uint64_t told[2] = {};                         // the words for them
+  uint64_t told[2] = {};                         // the growth words for them
 };
 
 struct World {
@@ -114,13 +114,13 @@ struct World {
   }
   Directed& pair(uint32_t from, uint32_t to) { return pairs[from * options.ranks + to]; }
 
-  // What the two hosts do: the receiver's makes a ring and tells its kernels, then the sender's tells its own.
+  // Does what the two hosts do: the receiver's host makes a ring and tells its kernels, then the sender's host tells its own kernels.
   void make_growth(uint32_t from, uint32_t to, uint32_t wire, uint32_t slots) {
     Directed& directed = pair(from, to);
     expect(directed.grown[wire].address == 0 && (slots & (slots - 1)) == 0, "a ring grows once, to a power of two");
     const uint32_t channel_bytes = slots * (wire == WINDLASS_GROWTH_BULK ? options.chunk : (uint32_t)WINDLASS_PACKET_SLOT_BYTES);
     directed.grown[wire].make((size_t)channel_bytes * (wire == WINDLASS_GROWTH_BULK ? options.bulk_channels : options.ll128_channels));
-    // It may hold anything.
+    // The new ring may hold anything.
     host::Random anything{seed ^ from ^ to << 8 ^ wire << 16};
     for (uint64_t& word : directed.grown[wire].words) word = anything.next();
     directed.told[wire] = directed.grown[wire].address | (uint64_t)__builtin_ctz(slots);
@@ -167,7 +167,7 @@ struct World {
       if (peer.send.growth && __atomic_load_n(&word(peer.send.growth + 8 * WINDLASS_GROWTH_BULK), __ATOMIC_ACQUIRE))
         launch.flags |= WINDLASS_LAUNCH_BULK_GREW;
     if (shape.lists_operations) launch.operation_list = reinterpret_cast<uint64_t>(operations.data());
-    // Only the used part is handed over: the rest is whatever was there.
+    // Only the used part of the launch is handed over; the rest holds anything.
     std::vector<uint64_t> parameter(WINDLASS_LAUNCH_BYTES / 8, 0xababababababababull);
     std::memcpy(parameter.data(), &launch, shape.parameter_bytes);
     const auto& given = *reinterpret_cast<const WindlassP2pLaunch*>(parameter.data());
@@ -184,7 +184,7 @@ struct World {
       }
   }
 
-  // At the end every packet sent was received, and the two sides agree on how many.
+  // Checks at the end that every packet sent was received, and that both sides' counts agree.
   void check_words() {
     for (uint32_t from = 0; from < options.ranks; ++from)
       for (uint32_t to = 0; to < options.ranks; ++to) {
@@ -211,16 +211,16 @@ struct World {
       }
   }
 
-  // A channel that has moved knows its ring on the sender's side, and on the receiver's if that has come so far.
+  // Checks that the sender's side of a moved channel has its ring, and the receiver's side too if it has come so far.
   void check_rings(const Region* progress, uint64_t own, uint64_t from, const Region& grown) {
     const uint64_t sent = word(progress[0].address + own), sender = word(progress[0].address + own + 8), receiver = word(progress[1].address + own + 8);
     expect(!sender == !from && (!from || from - 1 <= sent), "a channel has moved and not said so");
     expect(!sender || (sender & ~127ull) == grown.address, "a channel has moved elsewhere");
-    // A receiver of LL128 that has not waited in vain since does not know yet; nothing has come by that ring.
+    // An LL128 receiver that has found all packets since does not know yet; then nothing has come through the new ring.
     expect(receiver == sender || (receiver == 0 && from - 1 == sent), "the receiver does not know where the channel has moved");
     channels_moved += sender != 0;
   }
-  // The packet before the move is the last in the first ring, and all after it lie in the other.
+  // Checks that the packet before the move is the last one in the first ring, and that all later ones lie in the other ring.
   void check_move(const Directed& pair, uint32_t channel, uint64_t from, uint64_t sent) {
     const auto tag = [&](uint64_t ring, uint64_t slots, uint64_t packet) {
       return word(ring + (channel * slots + (packet & (slots - 1))) * WINDLASS_PACKET_SLOT_BYTES + WINDLASS_LINE_BYTES - 8);
@@ -275,11 +275,11 @@ struct Step {
 };
 
 struct How {
-  // Ranks cut each step's calls into this many groups, each in its own way (0: one group).
+  // Ranks cut each step's calls into groups of at most this many calls, each in its own way (1: one group of all).
   uint32_t sender_groups = 1;
   uint32_t late_microseconds = 0;   // a rank starts each step up to this late
   uint32_t late_rank = ~0u;         // this rank starts late each time
-  std::function<void(uint32_t, size_t)> turn = {};  // returns when this rank may launch this step
+  std::function<void(uint32_t, size_t)> turn = {};  // waits until this rank may launch this step
 };
 
 P2pLimits limits_of(const Options& o) { return {o.bulk_copies, o.stages, 220u << 10}; }
@@ -313,7 +313,7 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
     if (how.sender_groups == 1) {
       world.group(rank, calls, limits, random.next());
     } else {
-      // Cut where nothing can hang: sends only on this rank, or receives only.
+      // No cut hangs: all ranks call in the order of messages, so the first unfinished one is in the current group of both its ranks.
       size_t at = 0;
       while (at < calls.size()) {
         const size_t take = std::min<size_t>(calls.size() - at, 1 + random.below(how.sender_groups));
@@ -332,14 +332,14 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
 
 uint64_t bytes_moved = 0;
 
-// What one communicator does.
+// The steps of one communicator, and how its ranks take them.
 struct Run {
   World& world;
   const std::vector<Step>& steps;
   const How& how;
 };
 
-// All ranks of all of them at once. False if they wait for ever.
+// Runs all ranks of all communicators at once. False if they wait for ever.
 bool all_end(const std::vector<Run>& runs, std::chrono::milliseconds patience = residency::patience) {
   host::Random random{seed ^ 0x77};
   residency::Threads threads;
@@ -431,7 +431,7 @@ void to_itself() {
   run_all(world, steps, {1, 100});
 }
 
-// One rank sends, the other receives, many times: credits alone, no traffic back.
+// One rank sends, the other receives, many times: only credits go back.
 void one_way() {
   World world(Options{});
   host::Random random{seed};
@@ -451,7 +451,7 @@ void both_ways() {
   run_all(world, steps, {1, 200});
 }
 
-// Many times the ring, in both kinds of channels.
+// Messages of many times the ring's size, in both kinds of channels.
 void far_larger_than_the_ring() {
   Options o;
   o.bulk_from = 700000;
@@ -503,7 +503,7 @@ void patterns(bool bulk_copies) {
     for (const char* name : {"ring", "all_to_all", "gather", "scatter"})
       for (uint64_t limit : {3000, 30000, 90000})
         steps.push_back(pattern(name, o.ranks, [&] { return random.below(limit / (HOST_TSAN ? 2 : 1)); }));
-  // hypercube: in each dimension both ways with the neighbour
+  // A hypercube: in each dimension, both ways with the neighbour.
   for (uint32_t dimension = 1; dimension < o.ranks; dimension *= 2) {
     Step step;
     for (uint32_t r = 0; r < o.ranks; ++r) step.messages.push_back({r, r ^ dimension, 20000 + random.below(40000)});
@@ -515,7 +515,7 @@ void patterns(bool bulk_copies) {
 void five_ranks() {
   Options o;
   o.ranks = 5;
-  o.ll128_channels = 3;  // not every number is a power of two
+  o.ll128_channels = 3;  // numbers of channels need not be powers of two
   o.bulk_channels = 3;
   World world(o);
   host::Random random{seed};
@@ -556,14 +556,14 @@ void three_hundred_operations() {
   run_all(world, {step, step});
 }
 
-// The sender's calls end before the receiver has begun: as much as the rings take. Groups are cut differently on both sides.
+// The sender's calls end before the receiver begins, as the rings hold all. Both sides cut their calls into groups differently.
 void sender_far_ahead() {
   Options ll128;
   ll128.ll128_channels = 8 * ll128.bulk_channels;
   ll128.ll128_slots = 8;
   World world(ll128);
   Messages messages;
-  // Exactly what the rings hold: 8 slots of each of 8 channels that one block serves, then of those that the other one serves.
+  // Exactly what the rings hold: 8 slots of each of 8 channels that one block serves, then of those that the other block serves.
   // Eight messages of any size fit, as they do over NCCL.
   for (int i = 0; i < 4; ++i) messages.push_back({0, 1, 1920 * 8});
   for (int i = 0; i < 4; ++i) messages.push_back({0, 1, 1920 * 16});
@@ -617,8 +617,8 @@ void tags_near(uint64_t first_tag, uint64_t first_count) {
   run_all(world, steps, {1, 200});
 }
 
-// Rank 2 sends to rank 1 only when it has everything of rank 0; rank 1 wants both at once. A warp of rank 0 or 1 that stays with
-// one channel until it moves would wait for ever: the ring from 0 to 1 is full, and what comes from 2 depends on the rest.
+// Rank 2 sends to rank 1 only after it has received everything from rank 0; rank 1 receives from both at once. A warp of rank 0 or 1 that
+// stayed with one channel until it moves would wait for ever: the ring from 0 to 1 is full, and rank 2 sends only after rank 0's rest.
 void none_holds_up_another() {
   for (int bulk = 0; bulk < 3; ++bulk) {
     Options o;
@@ -650,7 +650,7 @@ void none_holds_up_another() {
   }
 }
 
-// Payload that looks like tags to come must not be taken for one.
+// Payload that equals future tags must not be taken for a tag.
 void payload_like_tags() {
   World world(Options{});
   std::vector<uint64_t> out(24000 / 8), in(24000 / 8);
@@ -663,7 +663,7 @@ void payload_like_tags() {
   }
 }
 
-// A peer that never comes: the kernels leave at the abort word and say what they waited for.
+// A peer never comes: the kernels leave at the abort word and report what they waited for.
 void abort_in_the_middle(bool bulk_copies) {
   for (int what = 0; what < 4; ++what) {
     Options o;
@@ -672,7 +672,7 @@ void abort_in_the_middle(bool bulk_copies) {
     World world(o);
     Buffer buffer(200000, 0), other(200000, 0);
     const auto address = [](Buffer& b) { return reinterpret_cast<uint64_t>(b.data); };
-    // 0: a sender out of room by LL128, 1: by chunks, 2: a receiver of LL128, 3: of chunks; a finished exchange beside it
+    // 0: a sender without room for LL128, 1: for chunks, 2: a receiver of LL128, 3: of chunks; each beside a finished exchange.
     const uint64_t bytes = what % 2 ? 180000 : 39000;
     std::vector<P2pCall> calls = {{address(buffer), bytes, 1, what >= 2}, {address(other), 5000, 2, 0}};
     std::thread stuck([&] { world.group(0, calls, {bulk_copies, 4, 220u << 10}, seed); });
@@ -706,7 +706,7 @@ void abort_in_the_middle(bool bulk_copies) {
 
 constexpr uint32_t both_wires[] = {WINDLASS_GROWTH_LL128, WINDLASS_GROWTH_BULK};
 
-// A message that takes a wire as `bytes` lie, and its buffers.
+// A message of so many bytes, with its buffers at both ranks.
 struct Parcel {
   Buffer out, in;
   uint64_t id;
@@ -717,7 +717,7 @@ struct Parcel {
   P2pCall receive(uint32_t from) const { return {reinterpret_cast<uint64_t>(in.data), in.size, from, 1}; }
 };
 
-// How a wire is tried: by LL128, by bulk copies, by ordinary stores.
+// A way to send: LL128, bulk copies, or chunks by ordinary stores.
 struct Wire {
   uint32_t wire;
   bool bulk_copies;
@@ -734,8 +734,8 @@ struct Wire {
 };
 constexpr Wire wires[] = {{WINDLASS_GROWTH_LL128, true}, {WINDLASS_GROWTH_BULK, true}, {WINDLASS_GROWTH_BULK, false}};
 
-// Without room and without a receiver a sender asks for a larger ring, moves into it when there is one, and ends. What it left
-// in both rings is found later, by a receiver that was told of nothing; and so on, around the larger ring.
+// A sender without room and without a receiver asks for a larger ring, moves into it when there is one, and ends. A receiver that
+// begins later finds what lies in both rings; then traffic goes on around the larger ring.
 void grow_while_stalled() {
   for (const Wire& wire : wires)
     for (uint32_t times : {2, 8}) {
@@ -758,7 +758,7 @@ void grow_while_stalled() {
       first.in.check(1, "received");
       world.check_words();
       expect(world.channels_moved == (wire.wire ? o.bulk_channels : o.ll128_channels), "not every channel has moved");
-      // As much as the larger ring takes, again with nobody there; and more than it takes.
+      // As much as the larger ring holds, again without a receiver; and more than it holds.
       world.group(0, {second.send(1)}, limits_of(o), seed + 2);
       world.group(1, {second.receive(0)}, limits_of(o), seed + 3);
       second.in.check(2, "received");
@@ -770,8 +770,8 @@ void grow_while_stalled() {
     }
 }
 
-// The sender moved in the middle of a group that the receiver takes as two: its first launch may know of a move that lies
-// beyond its end.
+// The sender moves in the middle of a group that the receiver takes as several: a launch of the receiver may learn of a move that lies
+// ahead of its end.
 void grow_and_cut() {
   for (const Wire& wire : wires) {
     const Options o = wire.options();
@@ -789,7 +789,7 @@ void grow_and_cut() {
   }
 }
 
-// A ring that has grown before anything was sent: LL128 channels move when they first lack room, chunks at once.
+// The ring has grown before anything is sent: LL128 channels move when they first lack room, bulk channels at once.
 void grow_before_use() {
   for (const Wire& wire : wires) {
     const Options o = wire.options();
@@ -807,7 +807,7 @@ void grow_before_use() {
   }
 }
 
-// Only the receiver's host has told: nothing changes. The sender's never does, or much later.
+// Only the receiver's host has told its kernels: no channel moves. The sender's host tells its own later.
 void grow_one_side_first() {
   for (const Wire& wire : wires) {
     const Options o = wire.options();
@@ -833,7 +833,7 @@ void head_to_head() {
       world.group(r, {parcels[1 - r].receive(1 - r)}, limits_of(o), seed + 2 + r);
     };
     std::thread zero(rank, 0), one(rank, 1);
-    // Both first: whoever may go on receives, and the other need not ask any more.
+    // Waits for both requests first: a rank that may go on receives, and then the other need not ask any more.
     for (uint32_t r = 0; r < 2; ++r)
       while (!world.has_request(r, 1 - r, wire.wire)) usleep(500);
     for (uint32_t r = 0; r < 2; ++r) world.grow(r, 1 - r, wire.wire, 8 * world.first_slots(wire.wire), 500);
@@ -845,7 +845,7 @@ void head_to_head() {
   }
 }
 
-// Several messages deep before the first is received, of both wires, each its own group.
+// Several messages are sent before the first is received, over both wires, each in its own group.
 void eight_deep() {
   Options o;
   World world(o);
@@ -866,7 +866,7 @@ void eight_deep() {
   world.check_words();
 }
 
-// The hosts of a communicator: grow every ring at some time, in some order, while groups run.
+// The hosts of a communicator: they grow most rings at some time, in some order, while groups run.
 struct Hosts {
   std::thread thread;
   Hosts(World& world, uint64_t random_seed, uint32_t within_microseconds) {
@@ -892,8 +892,8 @@ struct Hosts {
 void grow_in_traffic(bool bulk_copies) {
   host::Random random{seed};
   uint32_t moved = 0;
-  // A channel that always finds room does not move: another round then, with the smallest rings. On a slow machine rings may also
-  // come when nobody is stalled.
+  // A channel that always finds room does not move: then another round follows, with the smallest rings. On a slow machine rings may
+  // also come when no sender is stalled.
   for (int round = 0, rounds = HOST_TSAN ? 1 : 10; round < rounds || (moved == 0 && round < rounds + 4); ++round) {
     Options o;
     o.bulk_copies = bulk_copies;
@@ -962,8 +962,7 @@ void random_groups() {
 
 // --- few resident blocks ------------------------------------------------------------------------------------------------
 
-// A geometry of several blocks, that is quickly used up.
-// A sanitized program may have some 250 warps.
+// A geometry of several blocks with small rings. Under ThreadSanitizer a program may have some 250 warps.
 uint32_t any_blocks(host::Random& random) { return (uint32_t[]){2, 3, 4, 6, 8, 8, 12}[random.below(HOST_TSAN ? 2 : 7)]; }
 Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
   Options o;
@@ -972,7 +971,7 @@ Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
   o.ll128_channels = blocks * (1 + (uint32_t)random.below(3));
   o.ll128_slots = 1u << random.below(3);
   o.bulk_slots = 1u << random.below(3);
-  // Two chunks of a channel or three are a message.
+  // A message has two or three chunks of a channel.
   o.chunk = windlass_divided_up(o.ll128_channels * 1920 / o.bulk_channels / 2, 128) * 128;
   o.bulk_from = random.below(3) == 0 ? 1 << 30 : random.below(o.ll128_channels * 1920);
   o.bulk_copies = random.below(3) != 0;
@@ -985,7 +984,7 @@ uint64_t any_size(host::Random& random, const Options& o) {
   const uint64_t on_all_channels = o.ll128_channels * 1920;
   return random.below(2) ? random.below(4000) : on_all_channels / 2 + random.below(on_all_channels);
 }
-// Every rank is in it: else it would have no part in the order of launches.
+// A random step in which every rank takes part: else a rank would have no place in the order of launches.
 Step any_step(host::Random& random, const Options& o) {
   const auto size = [&] { return any_size(random, o); };
   switch (random.below(6)) {
@@ -1008,7 +1007,7 @@ std::vector<Step> any_steps(host::Random& random, const Options& o, size_t count
   return steps;
 }
 
-// Each rank's GPU has room for a part of the grid, down to one cluster, and each another part.
+// Each rank's GPU has room for another part of the grid, at least for one cluster.
 void few_blocks_resident() {
   host::Random random{seed};
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
@@ -1024,7 +1023,7 @@ void few_blocks_resident() {
   std::printf("%d communicators\n", worlds);
 }
 
-// What the tests of few blocks rest on: where a channel is another block's on one side than on the other, half of them do not do.
+// Checks the tests of few blocks: if the two sides serve a channel by different blocks, half of the blocks are not enough.
 void unlike_blocks_hang() {
   Options o;
   o.bulk_channels = 8;
@@ -1041,8 +1040,8 @@ void unlike_blocks_hang() {
   expect(world.reports[0].claimed && world.reports[1].claimed, "nobody says what he waited for");
 }
 
-// Several communicators on the same GPUs, whose kernels come in another order on some ranks: those that are resident wait for a
-// peer's that has no room yet.
+// Several communicators on the same GPUs, whose kernels come in another order on some ranks: resident kernels wait for a peer's
+// kernel that has no room yet.
 void communicators_share_gpus() {
   host::Random random{seed};
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
@@ -1052,7 +1051,7 @@ void communicators_share_gpus() {
     std::vector<Options> options;
     for (int i = 0; i < (HOST_TSAN ? 3 : 4); ++i) options.push_back(of_few_blocks(random, ranks, blocks));
     const uint32_t grid = grid_of(options[0]), cluster = cluster_of(options[0]);
-    // Half of the time with grids as large as they get and room for one of them and a cluster: then only parts of one meet.
+    // Half of the time there is room for one grid and a cluster only: then the ranks have only parts of one kernel resident in common.
     const bool tight = random.below(2);
     residency::Gpus gpus(grid, cluster, residency::any_slots(random, ranks, grid + cluster, tight ? grid + cluster : 2 * grid + cluster));
     residency::Turns turns(gpus, (uint32_t)options.size(), random);
@@ -1069,7 +1068,7 @@ void communicators_share_gpus() {
       steps.push_back(any_steps(random, options[i], HOST_TSAN ? 1 : 2));
       if (tight)
         for (Step& step : steps.back()) step = pattern("all_to_all", ranks, [&] { return (1 + random.below(2)) * options[i].ll128_channels * 960; });
-      // What a rank sends to itself is copied by blocks more.
+      // Messages of a rank to itself would need blocks beyond the grid.
       for (Step& step : steps.back())
         step.messages.erase(std::remove_if(step.messages.begin(), step.messages.end(), [](const Message& message) { return message.from == message.to; }), step.messages.end());
       runs.push_back({world, steps.back(), how});
@@ -1125,7 +1124,7 @@ const struct {
 int main(int count, char** arguments) {
   const std::string name = count > 1 ? arguments[1] : "";
   seed = count > 2 ? std::strtoull(arguments[2], nullptr, 0) : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count();
-  alarm(600);  // a hang ends here, by signal
+  alarm(600);  // ends a hang by a signal
   for (const auto& scenario : scenarios) {
     if (name != scenario.name && name != "all") continue;
     std::printf("%s seed %llu\n", scenario.name, (unsigned long long)seed);

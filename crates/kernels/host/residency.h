@@ -1,5 +1,5 @@
-// For tests of kernels whose blocks are not all resident: GPUs with room for few, several communicators on them, and a watch,
-// so that kernels that wait for ever fail a test and do not hang it.
+// For tests of kernels whose blocks are not all resident: GPUs with room for few blocks, several communicators on them, and a watch,
+// so that kernels that wait for ever fail a test instead of hanging it.
 #pragma once
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ namespace residency {
 
 using std::chrono::milliseconds;
 
-// Nothing moves for so long only if nothing ever will.
+// If nothing has moved for so long, the kernels wait for ever.
 constexpr milliseconds patience{HOST_TSAN ? 60000 : 20000};
 // A hang that no abort ends is ended by a signal.
 constexpr unsigned seconds_max = 600;
@@ -23,7 +23,7 @@ class Threads {
  public:
   void start(std::function<void()> run) {
     {
-      // One that was started before may be ending.
+      // A thread that was started before may be ending.
       std::lock_guard<std::mutex> guard(lock_);
       ++running_;
     }
@@ -34,7 +34,7 @@ class Threads {
       ended_.notify_all();
     });
   }
-  // True when all have ended. False if for `patience` no warp has moved anything: then they were told to end by `stop`, and have.
+  // Waits for all threads. False if no warp has moved anything for `patience`: then `stop` was called, and the threads have ended.
   bool join(const std::function<void()>& stop, milliseconds patience = residency::patience) {
     bool waits = false;
     {
@@ -58,7 +58,7 @@ class Threads {
   std::vector<std::thread> threads_;
 };
 
-// A rank's GPU each. Kernels have at most `grid` blocks, which come in by at most `cluster`.
+// A GPU for each rank. Kernels have at most `grid` blocks, in clusters of at most `cluster`.
 struct Gpus {
   const uint32_t grid, cluster;
   std::vector<uint32_t> slots;
@@ -72,10 +72,10 @@ struct Gpus {
     for (uint32_t of_rank : slots) text += " " + std::to_string(of_rank);
     return text + " blocks, grids to " + std::to_string(grid);
   }
-  // So many kernels are resident at least, the last perhaps in part.
+  // At least so many kernels are resident at once, the last perhaps in part.
   uint32_t kernels(uint32_t rank) const { return slots[rank] / grid + (slots[rank] % grid >= cluster); }
 };
-// Each rank has room of its own, every second one no more than the least; or all have the least.
+// Room of each rank: at random, for about half of the ranks no more than `slots_min`; or `slots_min` for all.
 inline std::vector<uint32_t> any_slots(host::Random& random, uint32_t ranks, uint32_t slots_min, uint32_t slots_max) {
   std::vector<uint32_t> slots(ranks, slots_min);
   if (random.below(3))
@@ -83,9 +83,9 @@ inline std::vector<uint32_t> any_slots(host::Random& random, uint32_t ranks, uin
   return slots;
 }
 
-// In which order kernels of several communicators, each over all ranks, are launched. Round by round in some order, which is
-// reversed on some ranks. As many communicators as certainly meet: of those that wait, a rank has the first ones resident, another
-// the last ones, and at least one must be of both. (One more, and each could wait for a peer that waits for room: NCCL's would, too.)
+// The order in which kernels of several communicators, each over all ranks, are launched: round by round in some order, which is
+// reversed on some ranks. There are as many communicators as certainly progress: one rank has the first waiting kernels resident, another
+// the last ones, and at least one kernel must be among both. (With one more, each could wait for a peer without room: NCCL's would, too.)
 class Turns {
  public:
   Turns(Gpus& gpus, uint32_t communicators_max, host::Random& random) : gpus_(gpus), seed_(random.next()) {
@@ -97,7 +97,7 @@ class Turns {
     communicators_ = std::min(communicators_max, least[0] + least[1] - 1);
   }
   uint32_t communicators() const { return communicators_; }
-  // Returns when it is the turn of this rank's kernel.
+  // Waits until it is the turn of this rank's kernel, or `stopped`.
   void wait(uint32_t rank, uint32_t communicator, size_t round, const std::function<bool()>& stopped) {
     const size_t turn = round * communicators_ + place(rank, communicator, round);
     while (gpus_.devices[rank].launched != turn && !stopped()) usleep(50);

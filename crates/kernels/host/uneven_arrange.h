@@ -1,5 +1,5 @@
-// From an all-gather-v or reduce-scatter-v to a launch: what src/collectives/uneven.rs does in Rust, for tests, which choose the
-// groups of lines and the grid themselves.
+// Makes a launch of an all-gather-v or reduce-scatter-v, as src/collectives/uneven.rs does in Rust, for tests, which choose the
+// groups of LL128 and the grid themselves.
 #pragma once
 #include "collective_arrange.h"
 
@@ -12,15 +12,15 @@ struct UnevenPart {
 struct UnevenRequest {
   bool reduces;
   uint32_t type, by;  // NCCL's, if it reduces
-  UnevenPart parts[WINDLASS_COLLECTIVE_RANKS_MAX];  // where each rank's comes to; of a reduction what goes into each rank's result
-  uint64_t own;                                     // what this rank gives; of a reduction where its result goes
+  UnevenPart parts[WINDLASS_COLLECTIVE_RANKS_MAX];  // destination of each rank's part; of a reduction: what this rank gives to each result
+  uint64_t own;                                     // address of this rank's own part; of a reduction: of its result
   uint64_t scalar = 0;                              // as in Request
   bool scalar_at = false;
 };
 
-// All but regions, control, report and the block's shape.
+// Fills all fields but regions, control, report and the block's shape.
 inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, const Geometry& geometry, uint32_t groups) {
-  // Types, tags, wires and channels as of an even one of nothing.
+  // Types, tags, wires and channels are those of an even collective of zero bytes.
   const Kind like = request.reduces ? reduce_scatter : all_gather;
   WindlassCollectiveLaunch launch = arrange({like, 0, 1, request.type, request.by, 0, 0, 0, request.scalar, request.scalar_at}, geometry, {ll128, groups});
   const uint32_t me = geometry.rank;

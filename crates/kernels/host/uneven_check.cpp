@@ -1,4 +1,4 @@
-// Reads all-gather-v and reduce-scatter-v from its input and writes what arrange_uneven makes of them, for the comparison with Rust
+// Reads all-gather-v and reduce-scatter-v from its input and writes the launches that arrange_uneven makes, for the comparison with Rust
 // (tests/kernels/uneven.rs). All numbers have 64 bits.
 #include <cstdio>
 

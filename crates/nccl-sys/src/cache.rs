@@ -1,7 +1,7 @@
-//! The loader's cache (`/etc/ld.so.cache`): the files that a bare library name may mean.
+//! Reads the loader's cache (`/etc/ld.so.cache`): the files that a bare library name may mean.
 //!
-//! `dlopen("libnccl.so.2")` cannot ask it for us: that name is our own. Only glibc's current format is read
-//! (`glibc-ld.so.cache1.1`, `sysdeps/generic/dl-cache.h`), also where an old table stands before it.
+//! `dlopen("libnccl.so.2")` cannot serve here: this library itself has that name. Only glibc's current format is read
+//! (`glibc-ld.so.cache1.1`, `sysdeps/generic/dl-cache.h`), even if an older table stands before it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +14,7 @@ const ENTRY_BYTES: usize = 24;
 #[cfg(target_arch = "x86_64")]
 const NATIVE_FLAGS: u32 = 0x0303;
 
-/// The files that the cache names for `library`, best first; none if there is no readable cache.
+/// The files that the cache names for `library`, best first. Empty if the cache cannot be read.
 pub fn look_up(cache: &Path, library: &str) -> Vec<PathBuf> {
     std::fs::read(cache).map(|bytes| parse(&bytes, library)).unwrap_or_default()
 }
@@ -49,7 +49,7 @@ fn text(bytes: &[u8], at: usize) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    /// The machine's own cache names libc, and the file is there; a name nobody has is not found.
+    /// The machine's own cache names libc's file, which exists; an unknown name is not found.
     #[test]
     fn finds_libc() {
         let cache = Path::new("/etc/ld.so.cache");
@@ -58,7 +58,7 @@ mod tests {
         assert!(look_up(cache, "libno-such-library.so.9").is_empty());
     }
 
-    /// Damaged caches give nothing: cut short anywhere, or no cache at all.
+    /// A damaged or missing cache gives no files.
     #[test]
     fn survives_damage() {
         let whole = std::fs::read("/etc/ld.so.cache").unwrap();

@@ -1,28 +1,28 @@
-//! Whose functions a mapped object exports, asked from its own hash table as the loader does. Unlike `dlsym` this
-//! runs no code of the loader's, takes no lock, and finds nothing in what the object depends on.
+//! Tells by a mapped object's own hash table whether it exports functions of NCCL or Windlass. Unlike `dlsym` this
+//! runs no code of the loader's, takes no lock, and does not look into the objects that it depends on.
 
 use std::ffi::CStr;
 
-/// A function that every Windlass library exports, and no NCCL: how we know ourselves and our copies.
+/// A function that every Windlass library exports and no NCCL does: it identifies this library and its copies.
 pub const MARK: &CStr = c"windlassGetVersion";
 
-/// A function that every NCCL exports: without it nobody makes a communicator.
+/// A function that every NCCL exports: programs need it to make a communicator.
 pub const INIT: &CStr = c"ncclCommInitRank";
 
-/// Whose functions an object exports.
+/// Which functions an object exports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exports {
-    /// Neither's.
+    /// Neither NCCL's functions nor Windlass's.
     #[default]
     Other,
-    /// NCCL's.
+    /// NCCL's functions.
     Nccl,
-    /// NCCL's and Windlass's own.
+    /// NCCL's functions and Windlass's own.
     Windlass,
 }
 
 impl Exports {
-    /// By whether a function is exported.
+    /// The kind of an object; `has` tells whether it exports a function.
     pub fn by(has: impl Fn(&CStr) -> bool) -> Exports {
         match (has(INIT), has(MARK)) {
             (_, true) => Exports::Windlass,
@@ -32,7 +32,7 @@ impl Exports {
     }
 }
 
-/// Where the tables of an object's symbols are, as addresses; 0 is none.
+/// The addresses of an object's symbol tables; 0 if there is no such table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tables {
     /// DT_STRTAB.
@@ -56,10 +56,10 @@ struct Symbol {
     size: u64,
 }
 
-// Kinds of symbols that can be called, in the lower half of `info`.
+// The types of symbols that can be called, in the lower half of `info`.
 const STT_FUNC: u8 = 2;
 const STT_GNU_IFUNC: u8 = 10;
-/// The section of what an object only needs.
+/// The section of symbols that an object needs but does not define.
 const SHN_UNDEF: u16 = 0;
 
 impl Tables {
@@ -82,8 +82,8 @@ impl Tables {
         }
     }
 
-    /// The table: numbers of buckets, of the first symbol, of filter words, a shift; the filter; buckets with the first
-    /// symbol of each; hashes of all symbols in order, of which a lowest bit of 1 ends the bucket.
+    /// The layout of DT_GNU_HASH: the numbers of buckets, of the first symbol, of filter words, a shift; the filter;
+    /// the first symbol of each bucket; the hashes of all symbols in order. A lowest bit of 1 ends a bucket.
     unsafe fn in_gnu_hash(&self, table: usize, name: &CStr) -> bool {
         let hash = gnu_hash(name);
         // SAFETY: the caller's guarantee.
@@ -119,7 +119,8 @@ impl Tables {
         }
     }
 
-    /// The table: numbers of buckets and of symbols; buckets with the first symbol of each; of each symbol the next.
+    /// The layout of DT_HASH: the numbers of buckets and of symbols; the first symbol of each bucket; for each symbol
+    /// the next one.
     unsafe fn in_hash(&self, table: usize, name: &CStr) -> bool {
         // SAFETY: the caller's guarantee.
         let [buckets, symbols] = [0, 1].map(|index| unsafe { word(table, index) });
@@ -154,7 +155,7 @@ impl Tables {
     }
 }
 
-/// SAFETY: the caller's: an array of more than `index` words begins there.
+/// SAFETY: the caller guarantees an array of more than `index` words at `array`.
 unsafe fn word(array: usize, index: usize) -> u32 {
     // SAFETY: see above.
     unsafe { (array as *const u32).add(index).read_unaligned() }
@@ -177,14 +178,14 @@ fn hash(name: &CStr) -> u32 {
 mod tests {
     use super::*;
 
-    /// Both hashes, against the examples of the ELF specification's readers.
+    /// Both hashes give known values.
     #[test]
     fn hashes() {
         assert_eq!((gnu_hash(c""), gnu_hash(c"printf")), (0x1505, 0x156b_2bb8));
         assert_eq!((hash(c""), hash(c"printf"), hash(c"exit")), (0, 0x077_905a6, 0x0006_cf04));
     }
 
-    /// Our own mark decides over NCCL's names.
+    /// Windlass's mark decides, even if NCCL's names are exported.
     #[test]
     fn whose() {
         assert_eq!(Exports::by(|name| name == INIT), Exports::Nccl);

@@ -1,14 +1,14 @@
-//! Where the real library is looked for, and in which order.
+//! Finds the files that may be the real library, in the order of the search.
 //!
-//! 1. `WINDLASS_NCCL`, and then nothing else: what a user names is taken or refused, never replaced.
-//! 2. a library already mapped under NCCL's name: two copies in one process would split NCCL's thread-local
-//!    state (a group opened in one is unknown to the other);
-//! 3. the RPATH and RUNPATH of mapped objects that need `libnccl.so.2`: where they would have found it;
-//! 4. `nvidia/nccl/lib` in the site-packages folders from which objects are mapped;
-//! 5. `LD_LIBRARY_PATH`;
-//! 6. the loader's cache, then its default folders.
+//! 1. `WINDLASS_NCCL`, and then nothing else: a file that the user names is taken or refused, never replaced.
+//! 2. A library already mapped under NCCL's name. Two copies in one process would split NCCL's thread-local state: a
+//!    group opened in one is unknown to the other.
+//! 3. The RPATH and RUNPATH of mapped objects that need `libnccl.so.2`: the loader would have searched there.
+//! 4. `nvidia/nccl/lib` in the site-packages folders from which objects are mapped.
+//! 5. `LD_LIBRARY_PATH`.
+//! 6. The loader's cache, then its default folders.
 //!
-//! [`candidates`] is pure; [`Surroundings::of_this_process`] reads what it needs.
+//! [`candidates`] is pure; [`Surroundings::of_this_process`] reads its input.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +24,7 @@ pub const LIBRARY: &str = "libnccl.so.2";
 pub const DEFAULT_FOLDERS: [&str; 4] =
     ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64"];
 
-/// What the search depends on.
+/// The input of the search.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// The value of `WINDLASS_NCCL`, if set and not empty.
@@ -33,7 +33,7 @@ pub struct Surroundings {
     pub mapped: Vec<Object>,
     /// The value of `LD_LIBRARY_PATH`, split.
     pub library_path: Vec<PathBuf>,
-    /// What the loader's cache has for [`LIBRARY`].
+    /// The files that the loader's cache has for [`LIBRARY`].
     pub cached: Vec<PathBuf>,
 }
 
@@ -59,9 +59,9 @@ pub enum Reason {
 /// A file that may be the real library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The file; not known to exist.
+    /// The file, which may not exist.
     pub path: PathBuf,
-    /// Why it is looked at.
+    /// Why the file is a candidate.
     pub reason: Reason,
 }
 
@@ -80,7 +80,7 @@ impl std::fmt::Display for Reason {
 }
 
 impl Surroundings {
-    /// Reads the environment, the loader's list and its cache.
+    /// Reads the environment, the loader's list of objects, and its cache.
     pub fn of_this_process() -> Surroundings {
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         Surroundings {
@@ -92,15 +92,16 @@ impl Surroundings {
     }
 }
 
-/// What the user calls NCCL. Not in a process with more rights than its user, as for the loader's own variables.
+/// The value of `WINDLASS_NCCL`. It is ignored in a process with more rights than its user, as the loader's own
+/// variables are.
 fn named() -> Option<OsString> {
     // SAFETY: no pointers.
     let is_privileged = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     std::env::var_os("WINDLASS_NCCL").filter(|value| !is_privileged && !value.is_empty())
 }
 
-/// Every file to try, best first, each once. Files that do not exist and Windlass itself are among them: whoever
-/// opens them says why they were refused.
+/// Every file to try, best first, each once. Files that do not exist and Windlass itself are among them: the code
+/// that opens them says why they are refused.
 pub fn candidates(around: &Surroundings) -> Vec<Candidate> {
     if let Some(named) = &around.named {
         let mut path = PathBuf::from(named);

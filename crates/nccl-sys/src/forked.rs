@@ -1,8 +1,8 @@
-//! Calls in a child that was forked from a process with communicators. They go to the real library unseen, but for those with a
-//! handle that is Windlass's own and no communicator of NCCL: several functions of NCCL's would look into it as if it were.
+//! Guards calls in a child that was forked from a process with communicators. They go to the real library unseen, except those
+//! with a handle of Windlass's own: several functions of NCCL would read it as a communicator of NCCL.
 //!
-//! The answer to these is `ncclInvalidArgument`, NCCL's own for what is none of its communicators. With NCCL alone a child cannot
-//! end what its parent made either: there the call crashes or waits.
+//! Those calls return `ncclInvalidArgument`, NCCL's own code for a pointer that is no communicator. With NCCL alone, too, a child
+//! cannot end its parent's communicators: the call crashes or waits.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -11,13 +11,14 @@ use once_cell::sync::OnceCell;
 use crate::missing::{invalid_argument, without_library};
 use crate::slots::{COUNT, Description, ENTRIES, Entry, Role, SLOTS};
 
-/// The first word of what Windlass's own handles point to. NCCL's communicators begin with another, which it reads, too.
+/// The first word behind Windlass's own handles. NCCL's communicators begin with another word, which NCCL reads, too.
 pub const WORD: u64 = u64::from_le_bytes(*b"windlass");
 
-/// Where calls go on. Filled from [`SLOTS`] by [`guard`].
+/// The real library's functions. [`guard`] fills them from [`SLOTS`].
 static REAL: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 
-/// In the child, before any call: allocates nothing, takes no lock. Once is enough, for its own children, too.
+/// Puts a guard before every function. Runs in the child before any call; allocates nothing and takes no lock. Only
+/// the first run acts, also for the child's own children.
 pub fn guard() {
     static GUARDED: AtomicBool = AtomicBool::new(false);
     if GUARDED.swap(true, Ordering::Relaxed) {
@@ -29,15 +30,15 @@ pub fn guard() {
     }
 }
 
-/// What hears of each communicator that is asked for in the child, before NCCL does.
+/// Called before each init in the child, before NCCL's function.
 static ON_INIT: OnceCell<fn()> = OnceCell::new();
 
-/// The first one counts. It may not panic.
+/// Sets the function to call before each init. The first one set stays. It may not panic.
 pub fn on_init(hear: fn()) {
     let _ = ON_INIT.set(hear);
 }
 
-/// Which argument is a communicator's handle.
+/// The index of the argument that is a communicator's handle.
 fn place_of_handle(entry: &Description) -> Option<usize> {
     let is_handle = |argument: &str| argument.rsplit(':').next().map(str::trim) == Some("ncclComm_t");
     match entry.arguments {
@@ -47,20 +48,20 @@ fn place_of_handle(entry: &Description) -> Option<usize> {
 }
 
 fn is_ours(handle: usize) -> bool {
-    // SAFETY: what is not null the real library reads, too.
+    // SAFETY: the real library reads any handle that is not null, too.
     handle != 0
         && handle.is_multiple_of(align_of::<u64>())
         && unsafe { (handle as *const u64).read_volatile() } == WORD
 }
 
-/// Where a call with these arguments goes on: the first six are in registers, the others on the stack.
+/// The function with which a call goes on. The first six arguments are in registers, the others on the stack.
 extern "C" fn checked(index: usize, registers: *const [usize; 6], stack: *const usize) -> *const () {
     let entry = &ENTRIES[index];
     let real = REAL[index].load(Ordering::Relaxed).cast_const();
     if entry.name.starts_with("ncclCommInit") {
         ON_INIT.get().into_iter().for_each(|hear| hear());
     }
-    // NCCL's last error is the process's, whatever the handle.
+    // The text of `ncclGetLastError` belongs to the process, whatever the handle.
     let Some(place) = place_of_handle(entry).filter(|_| index != Entry::ncclGetLastError as usize) else {
         return real;
     };
@@ -79,7 +80,8 @@ mod guards {
     use crate::{for_each_entry, trampoline};
 
     trampoline! {
-        /// Asks, and jumps on; the entry's number is in `r10`. Arguments on the stack are behind the return address.
+        /// Calls `checked` and jumps to its answer. The entry's number is in `r10`; stack arguments are behind the
+        /// return address.
         fn ask calls checked,
         before ["mov [rsp + 128], rdi", "mov edi, r10d", "lea rsi, [rsp + 128]", "lea rdx, [rsp + 208]"],
         after ["mov r11, rax", "mov rdi, [rsp + 128]"]
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
     use crate::types::*;
 
-    /// Where handles are; and nothing before one is a structure, which would shift the others.
+    /// The places of handles. No argument before a handle is a structure, which would shift the others.
     #[test]
     fn places() {
         for (entry, place) in [
@@ -156,7 +158,8 @@ mod tests {
         ncclInProgress
     }
 
-    /// What is not ours goes on with all its arguments; ours is refused, on the stack, too.
+    /// A call without a handle of Windlass's goes on with all its arguments; one with such a handle is refused, also
+    /// for stack arguments.
     #[test]
     fn guarded() {
         let slot = &SLOTS[Entry::ncclReduce as usize];

@@ -1,15 +1,15 @@
 //! C types of `nccl.h`, the one list of NCCL's entry points, and the real library underneath.
 //!
 //! * [`types`]: codes and structures of the C interface.
-//! * [`for_each_entry`]: the list that the ABI layer, the header, the simulator and the tests expand from.
-//! * [`slots`]: one cell an entry point, through which every call reaches the real library.
+//! * [`for_each_entry`]: the list from which the ABI layer, the header, the simulator and the tests are made.
+//! * [`slots`]: one cell for each entry point, through which every call reaches the real library.
 //! * [`real`]: typed calls through those cells.
-//! * [`mod@trampoline`]: keeps a call's arguments while Rust code decides where it goes on.
-//! * [`missing`]: answers where there is nothing to call.
-//! * [`forked`]: what a forked child's calls go through.
-//! * [`open`]: opening the real library, once.
-//! * [`find`]: where it is looked for; [`objects`] and [`cache`] are what the search reads.
-//! * [`second`]: whether another NCCL is mapped beside it; [`exported`] is how one is recognised.
+//! * [`mod@trampoline`]: keeps a call's arguments while Rust code decides where the call goes.
+//! * [`missing`]: answers for functions that cannot be called.
+//! * [`forked`]: guards the calls of forked children.
+//! * [`open`]: opens the real library, once.
+//! * [`find`]: the search for it; [`objects`] and [`cache`] read its input.
+//! * [`second`]: finds another NCCL that is mapped beside it; [`exported`] recognises one.
 
 #![allow(non_upper_case_globals)]
 

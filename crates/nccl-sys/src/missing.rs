@@ -1,8 +1,8 @@
 //! Answers for entry points that the real library lacks, and for all of them where there is no real library.
 //!
-//! An answer must fit the result type: `ncclInvalidUsage` or `ncclSystemError` for a code, a text for a string,
-//! a team of no ranks, a slot count of 0. A missing name is logged once, when it is first called; as a warning, since
-//! clients that try newer functions and do without are ordinary (JAX asks for properties that 2.28 does not have).
+//! An answer must fit the result type: `ncclInvalidUsage` or `ncclSystemError` for a code, a text for a string, a
+//! team of no ranks, a slot count of 0. A missing function is logged once, at its first call. The level is warning,
+//! since programs may try newer functions and do without (JAX asks for properties that 2.28 does not have).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +13,7 @@ use crate::types::*;
 
 static LOGGED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
 
-/// What an absent function answers by result type.
+/// The answers of missing functions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Answer {
     InvalidUsage,
@@ -24,17 +24,17 @@ enum Answer {
     NoLibraryText,
 }
 
-/// The address of a function that logs once that entry `index` is missing in the real library, and answers.
+/// The address of a function that logs once that the real library lacks entry `index`, and answers.
 pub(crate) fn in_library(index: usize) -> *mut () {
     REPORTERS[index] as *mut ()
 }
 
-/// Whether the real library lacks an entry point, so that an answer of ours stands in its place.
+/// Whether the real library lacks an entry point, so that Windlass answers in its place.
 pub fn is_missing(entry: Entry) -> bool {
     is_missing_at(entry as usize)
 }
 
-/// The same of an entry's number.
+/// As [`is_missing`], by the entry's number.
 pub fn is_missing_at(index: usize) -> bool {
     let there = SLOTS[index].load(Ordering::Acquire).cast_const();
     let answers = [Answer::InvalidUsage, Answer::SystemError, Answer::Nothing, Answer::Zero].map(address);
@@ -101,7 +101,7 @@ extern "C" fn system_error() -> ncclResult_t {
 
 extern "C" fn nothing() {}
 
-/// Fills both result registers of a small structure.
+/// A result that fills both registers of a small structure.
 #[repr(C)]
 struct TwoWords(u64, u64);
 
@@ -114,7 +114,7 @@ extern "C" fn no_library_text(_comm: ncclComm_t) -> *const c_char {
     c"windlass: no usable NCCL library was found; set WINDLASS_NCCL to the path of libnccl.so.2".as_ptr()
 }
 
-/// NCCL's texts (`ncclGetErrorString`, read from 2.28.9), for programs that ask why nothing works.
+/// NCCL's texts (`ncclGetErrorString`, read from 2.28.9), for programs that print an error without a real library.
 extern "C" fn error_string(code: c_int) -> *const c_char {
     let text = match ncclResult_t(code) {
         ncclSuccess => c"no error",
@@ -145,7 +145,7 @@ mod reporters {
             /// In the order of [`Entry`].
             pub(super) static REPORTERS: [unsafe extern "C" fn(); COUNT] = [$($name,)* $($oname,)*];
         };
-        // The arguments do not matter any more: only the result registers are filled.
+        // The arguments need not be kept: answers only fill result registers.
         (@one $name:ident) => {
             #[unsafe(naked)]
             #[allow(non_snake_case)]
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
     use crate::slots::Entry;
 
-    /// A missing code answers ncclInvalidUsage, also the second time, when the cell holds the plain answer.
+    /// A missing function answers ncclInvalidUsage, also at the second call, when the cell holds the plain answer.
     #[test]
     fn missing_code() {
         let index = Entry::ncclCommSuspend as usize;

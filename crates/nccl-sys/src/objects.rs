@@ -1,4 +1,4 @@
-//! The shared objects mapped into this process, read from the loader's own list.
+//! Reads the loader's list of the shared objects that are mapped into this process.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use crate::exported::{Exports, Tables};
 /// A mapped object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Object {
-    /// Its file; empty for one that has none (the kernel's own).
+    /// The object's file; empty for the kernel's own object.
     pub path: PathBuf,
     /// DT_SONAME.
     pub soname: Option<OsString>,
@@ -19,9 +19,9 @@ pub struct Object {
     pub needed: Vec<OsString>,
     /// DT_RPATH and DT_RUNPATH, `$ORIGIN` expanded, in order.
     pub search_path: Vec<PathBuf>,
-    /// First address and length of its executable segments together.
+    /// The first address and length of the range that holds all executable segments.
     pub text: (usize, usize),
-    /// Whose functions it exports.
+    /// Which functions the object exports.
     pub exports: Exports,
 }
 
@@ -50,8 +50,8 @@ pub fn mapped() -> Vec<Object> {
     objects
 }
 
-/// Whether a mapped object names, in DT_NEEDED, a library whose name begins with `prefix`. Far cheaper than `mapped`: every process
-/// into which this library is preloaded asks this.
+/// Whether a mapped object needs (DT_NEEDED) a library whose name begins with `prefix`. Far cheaper than [`mapped`]: every process
+/// into which this library is preloaded calls it.
 pub fn is_needed(prefix: &CStr) -> bool {
     // SAFETY: `find_needed` is called with this very prefix, under the loader's lock.
     unsafe { libc::dl_iterate_phdr(Some(find_needed), prefix.as_ptr().cast_mut().cast()) == 1 }
@@ -159,7 +159,7 @@ fn tables<'a>(base: usize, entries: impl Iterator<Item = &'a DynamicEntry>) -> T
             _ => continue,
         };
         let address = entry.value as usize;
-        // The loader leaves read-only dynamic sections (the kernel's object) unrelocated.
+        // The loader does not relocate read-only dynamic sections (the kernel's object).
         *place = if address < base { address + base } else { address };
     }
     tables
@@ -194,7 +194,7 @@ fn replace(text: &[u8], what: &[u8], by: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// This very test program is seen, with libc among what it needs and our code in its text.
+    /// This test program is among the objects: it needs libc, and its text holds this code.
     #[test]
     fn sees_this_program() {
         let objects = mapped();
@@ -205,8 +205,8 @@ mod tests {
         assert!(is_needed(c"libc.so") && !is_needed(c"libnccl.so"));
     }
 
-    /// What an object exports is found in its own tables, of the kernel's object too; what it only needs is not, and
-    /// both kinds of tables say the same.
+    /// Exported functions are found in an object's own tables, also in the kernel's object; functions that it only
+    /// needs are not. Both kinds of tables agree.
     #[test]
     fn sees_exports() {
         let exporting = |name: &CStr| {
@@ -247,7 +247,7 @@ mod tests {
         0
     }
 
-    /// `$ORIGIN` in both spellings is the object's folder; empty parts vanish.
+    /// Both spellings of `$ORIGIN` become the object's folder; empty parts are dropped.
     #[test]
     fn expands_origin() {
         let list = OsStr::new("$ORIGIN/../nccl/lib::${ORIGIN}:/opt/x");

@@ -1,4 +1,4 @@
-//! Opens the real library: once, by absolute path, never ourselves.
+//! Opens the real library: once, by absolute path, and never Windlass itself.
 
 use std::ffi::{CStr, CString, c_int};
 use std::os::unix::fs::MetadataExt;
@@ -19,9 +19,9 @@ use crate::slots::{self, Description, ENTRIES, Entry, SLOTS};
 pub struct RealLibrary {
     /// The file, absolute.
     pub path: PathBuf,
-    /// Why this one.
+    /// Why this file was chosen.
     pub chosen: Candidate,
-    /// Whether its own calls of public names stay inside it.
+    /// Whether the library was opened with RTLD_DEEPBIND, so that its calls of public names stay inside it.
     pub deep_bound: bool,
     /// Candidates that were refused before it.
     pub refused: Vec<Refusal>,
@@ -30,9 +30,9 @@ pub struct RealLibrary {
 /// A candidate and why it was not taken.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// The file and why it was looked at.
+    /// The refused candidate.
     pub candidate: Candidate,
-    /// Why not.
+    /// Why it was refused.
     pub why: String,
 }
 
@@ -43,45 +43,46 @@ pub fn opened() -> Option<&'static RealLibrary> {
     OPENED.get()
 }
 
-/// A library that is open but not taken yet.
+/// A library that is open, but to which no call goes yet.
 #[derive(Clone)]
 struct Found {
     library: RealLibrary,
-    /// An address each, as entries stand.
+    /// The address of each entry point, in the order of [`ENTRIES`].
     cells: Vec<usize>,
     inside: [(usize, usize); 2],
 }
 
-/// What was opened when the program was loaded.
+/// The library that was opened when the program was loaded.
 static AT_LOAD: OnceCell<Found> = OnceCell::new();
 
-/// Opens the library and fills every cell, or tells all that was tried. A failure is not remembered: a library
-/// that a program maps later is found then.
+/// Opens the library and fills every cell, or returns all refused candidates. A failure is not remembered: a library
+/// that a program maps later is found at the next call.
 ///
-/// No lock of ours is held while the loader works. The library's constructors may call its own public names, which
-/// reach us when it is not bound deep (NCCL 2.30.3 does), and a thread that waited here inside a constructor would
-/// hold the loader's lock, for which the opening thread waits. So whoever comes searches for itself (the loader opens
-/// the file once), and the first to finish fills the cells.
+/// Holds no lock while the loader works. The library's constructors may call its public names, which reach Windlass
+/// without deep binding (NCCL 2.30.3 does so). A thread that waited here in a constructor would hold the loader's
+/// lock, which the opening thread needs. So every thread searches for itself (the loader opens the file once), and
+/// the first to finish fills the cells.
 pub fn open() -> Result<&'static RealLibrary, Vec<Refusal>> {
     if let Some(library) = OPENED.get() {
         return Ok(library);
     }
-    // Not searched again: options that the program has set since would lead to a second library.
+    // Does not search again: options that the program has set since could lead to a second library.
     let found = AT_LOAD.get().cloned().map_or_else(search_and_open, Ok)?;
     Ok(OPENED.get_or_init(|| take(found)))
 }
 
-/// Opens the library, and takes it not yet, where the program or a library of its links NCCL. Then the loader would have opened
-/// NCCL by now, and what the program orders for its exit later runs while NCCL and its CUDA runtime still work. Opened at the
-/// first call, NCCL's own destructors would run before the program's exit handlers. A failure is told at the first call.
+/// Opens the library at load time, without filling the cells, if the program or one of its libraries links NCCL. The loader
+/// alone would have opened NCCL by now. The program's exit handlers then run before NCCL's destructors, while NCCL and its CUDA
+/// runtime still work; if opened at the first call, NCCL's destructors would run first. A failure is reported at the first
+/// call.
 pub fn open_where_linked() {
     if objects::is_needed(c"libnccl.so") {
         search_and_open().into_iter().for_each(|found| drop(AT_LOAD.set(found)));
     }
 }
 
-/// Where a call of entry `index` goes that the library's own constructors make while this thread opens it. It is not
-/// taken yet: other threads must not come in before its constructors have run.
+/// The function for a call that the library's own constructors make while this thread opens it. The cells are not
+/// filled yet, since other threads must not enter before the constructors have run.
 pub fn address_while_opening(index: usize) -> Option<*const ()> {
     static CELLS: OnceCell<Vec<usize>> = OnceCell::new();
     if CELLS.get().is_none() {
@@ -100,7 +101,7 @@ fn search_and_open() -> Result<Found, Vec<Refusal>> {
             Ok((opened, path)) => {
                 let cells = addresses(&opened);
                 let inside = inside(&cells);
-                // Never closed: the cells point into it.
+                // Never closed, since the cells point into it.
                 std::mem::forget(opened);
                 let library = RealLibrary { path, chosen: candidate, deep_bound, refused };
                 return Ok(Found { library, cells, inside });
@@ -128,13 +129,13 @@ fn open_candidate(
     if symbol(&library, c"ncclGetVersion").is_none() {
         return Err("it has no ncclGetVersion".into());
     }
-    // Never unmapped, even if others close it: NCCL's threads and CUDA callbacks outlive any close.
+    // Never unmapped, even if others close it: NCCL's threads and CUDA callbacks go on after any close.
     std::mem::forget(load(&path, libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE | bind)?);
     Ok((library, path))
 }
 
-/// Keeps this very library mapped until the process ends, whoever closes it: exit handlers, thread-local
-/// destructors and graphs may call into it later than any `dlclose`.
+/// Keeps this library mapped until the process ends, even after a `dlclose`. Exit handlers, thread-local destructors
+/// and graphs may call into it later.
 pub fn stay_mapped() {
     let mapped = objects::mapped();
     let Some(own) = objects::holding(&mapped, own_address()) else { return };
@@ -158,7 +159,7 @@ fn load(path: &Path, flags: c_int) -> Result<Library, String> {
 }
 
 fn symbol(library: &Library, name: &CStr) -> Option<*mut ()> {
-    // SAFETY: only the address is taken here; who calls it knows the signature from the list of entry points.
+    // SAFETY: only the address is taken here; callers know the signature from the list of entry points.
     unsafe { library.get::<*mut ()>(name) }.ok().map(|address| *address).filter(|address| !address.is_null())
 }
 
@@ -174,13 +175,13 @@ fn own_address() -> usize {
     open_candidate as *const () as usize
 }
 
-/// The operators that a C++ program may replace, of which libstdc++ has its own.
+/// C++ operators that a program may replace and that libstdc++ defines.
 const OPERATORS: [&CStr; 7] =
     [c"_Znwm", c"_Znam", c"_ZdlPv", c"_ZdlPvm", c"_ZdaPv", c"_ZnwmSt11align_val_t", c"_ZdlPvSt11align_val_t"];
 
-/// A deep-bound NCCL calls libc's `free` on what libc's own functions took from a preloaded allocator's `malloc`,
-/// and libstdc++'s `delete` on what libstdc++'s own functions took from the program's `new`: either aborts. So deep
-/// binding is only for processes in which all of these are the system's.
+/// Whether `free` and C++'s `new` and `delete` are the system's: deep binding is only for such processes. A
+/// deep-bound NCCL would call libc's `free` on memory of a preloaded `malloc`, and libstdc++'s `delete` on memory of
+/// the program's `new`. Either aborts.
 fn allocation_is_the_systems(mapped: &[Object]) -> bool {
     let program = Library::this();
     let holder = |address: usize| objects::holding(mapped, address);
@@ -206,14 +207,14 @@ fn addresses(library: &Library) -> Vec<usize> {
     ENTRIES.iter().enumerate().map(find).collect()
 }
 
-/// First address and length of the real library's text and of our own.
+/// The first address and length of the real library's text and of this library's.
 fn inside(cells: &[usize]) -> [(usize, usize); 2] {
     let mapped = objects::mapped();
     [cells[Entry::ncclGetVersion as usize], own_address()]
         .map(|address| objects::holding(&mapped, address).map_or((0, 0), |object| object.text))
 }
 
-/// Only stores: whoever comes meanwhile waits.
+/// Fills the cells. Only stores: other threads wait for it meanwhile.
 fn take(found: Found) -> RealLibrary {
     for (cell, address) in SLOTS.iter().zip(found.cells) {
         cell.store(address as *mut (), Ordering::Release);
@@ -226,7 +227,7 @@ fn take(found: Found) -> RealLibrary {
 mod tests {
     use super::*;
 
-    /// A file that is not there, and one that is no library, are refused with what the system says.
+    /// A missing file and a file that is no library are refused with the system's reason.
     #[test]
     fn refusals() {
         let around = Surroundings { mapped: objects::mapped(), ..Surroundings::default() };
@@ -240,7 +241,7 @@ mod tests {
         assert!(refuse("/lib/x86_64-linux-gnu/libm.so.6").contains("no ncclGetVersion"));
     }
 
-    /// In a plain process `free` is libc's, and nobody has replaced `new`.
+    /// In a plain process `free` is libc's, and `new` is not replaced.
     #[test]
     fn plain_allocator() {
         assert!(allocation_is_the_systems(&objects::mapped()));

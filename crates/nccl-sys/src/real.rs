@@ -1,8 +1,8 @@
-//! Typed calls of the real library, one function an entry point whose signature we know.
+//! Typed calls of the real library: one function for each entry point whose signature is known.
 //!
 //! # Safety
 //!
-//! Every function here has NCCL's own contract for its arguments. Besides, the real library must be open
+//! Each function has NCCL's own requirements for its arguments. Besides, the real library must be open
 //! ([`crate::open::open`]): before that the cell is null.
 
 #![allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]

@@ -1,8 +1,9 @@
-//! NCCLs that are mapped beside the one that was opened. They know none of our handles, and calls into them pass us by.
+//! Finds NCCLs that are mapped beside the opened one. They do not know Windlass's handles, and calls into them bypass
+//! Windlass.
 //!
-//! Only what exports NCCL's functions can be seen: not a statically linked NCCL whose symbols are hidden, nor one in
-//! another namespace of the loader (`dlmopen`). A library of another kind under NCCL's names (a stub that calls on) cannot
-//! be told from an NCCL.
+//! Only objects that export NCCL's functions are found: neither a statically linked NCCL with hidden symbols, nor one in
+//! another namespace of the loader (`dlmopen`). A stub that exports NCCL's names and calls another library counts as an
+//! NCCL.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -11,8 +12,8 @@ use crate::exported::Exports;
 use crate::objects::{self, Object};
 use crate::slots::{Entry, SLOTS};
 
-/// Their files, in the order of mapping; none while no NCCL was opened. The loader has each file once, so two objects
-/// are two copies, whatever their paths say.
+/// The files of the other NCCLs, in the order of mapping; empty while no NCCL was opened. The loader maps each file
+/// once, so two objects are two copies, even under one path.
 pub fn beside_the_opened() -> Vec<PathBuf> {
     let opened = SLOTS[Entry::ncclGetVersion as usize].load(Ordering::Acquire) as usize;
     if opened == 0 {
@@ -21,7 +22,7 @@ pub fn beside_the_opened() -> Vec<PathBuf> {
     beside(&objects::mapped(), opened)
 }
 
-/// `opened` is an address in the text of the one that was opened.
+/// As [`beside_the_opened`]. `opened` is an address in the text of the opened NCCL.
 fn beside(mapped: &[Object], opened: usize) -> Vec<PathBuf> {
     let opened = objects::holding(mapped, opened).map(|object| object.text);
     let others =
@@ -33,7 +34,7 @@ fn beside(mapped: &[Object], opened: usize) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
-    /// The opened one, Windlass and what is neither do not count; a second copy of the same path does.
+    /// The opened NCCL, Windlass and other objects do not count; a second copy of the same path does.
     #[test]
     fn second() {
         let object = |path: &str, start: usize, exports: Exports| Object {

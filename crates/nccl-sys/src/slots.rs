@@ -1,14 +1,14 @@
-//! One cell an entry point: the address that a call to the real library jumps to.
+//! One cell for each entry point: the address that a call to the real library jumps to.
 //!
-//! The cells are empty until [`crate::open`] has opened the real library; the ABI layer lets no call past before
-//! that. What the real library lacks holds the address of an answer of [`crate::missing`], so a cell can be
-//! called without a check ever after.
+//! The cells are empty until [`crate::open`] has opened the real library; the ABI layer lets no call past before. For
+//! a function that the real library lacks, the cell holds an answer of [`crate::missing`]. So a cell can then be
+//! called without a check.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::for_each_entry;
 
-/// Who answers an entry point.
+/// How an entry point is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// The ABI layer has Rust code for it.
@@ -19,7 +19,7 @@ pub enum Role {
     Pass,
 }
 
-/// A row of the list as data.
+/// One row of the list of entry points.
 #[derive(Debug)]
 pub struct Description {
     /// The public name.
@@ -28,11 +28,11 @@ pub struct Description {
     pub twin: Option<&'static str>,
     /// Version code of the first release that exports it.
     pub since: u32,
-    /// Who answers it.
+    /// How it is answered.
     pub role: Role,
-    /// What it does; empty for an opaque entry.
+    /// What the function does; empty for an opaque entry.
     pub about: &'static [&'static str],
-    /// Arguments as Rust source, `name: type` separated by commas; `None` where the signature is not ours to know.
+    /// Arguments as Rust source, `name: type` separated by commas; `None` where the signature is not known.
     pub arguments: Option<&'static str>,
     /// The result type as Rust source; `()` for none.
     pub returns: &'static str,
@@ -100,13 +100,13 @@ for_each_entry!(describe);
 /// The cells, in the order of [`Entry`].
 pub static SLOTS: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 
-/// Where the ABI layer counts calls that it passes without Rust code: the first of [`COUNT`] counters, in the order
-/// of [`Entry`]. Set before the ABI layer lets a first call past.
+/// The counters of calls that the ABI layer passes without Rust code: [`COUNT`] of them, in the order of [`Entry`].
+/// Set before the ABI layer lets a first call past.
 pub static PASSED: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Addresses from which a call is forwarded unseen: two ranges of (first address, length), the text of the real
-/// library and our own (which it can reach through us by a tail call). Empty until it is open. A first range that
-/// covers everything forwards every call: see [`forward_everything`].
+/// Return addresses from which a call is forwarded unseen, as two ranges of (first address, length). They are the
+/// text of the real library and of this one, which NCCL can reach through Windlass by a tail call. Empty until the
+/// library is open. [`forward_everything`] makes the first range cover every address.
 pub static INSIDE: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
 
 /// Makes every later call go to the real library unseen and uncounted (kill switch; children after a fork).
@@ -115,12 +115,12 @@ pub fn forward_everything() {
     INSIDE[1].store(usize::MAX, Ordering::Relaxed);
 }
 
-/// Whether every call does.
+/// Whether every call is forwarded.
 pub fn forwards_everything() -> bool {
     INSIDE[1].load(Ordering::Relaxed) == usize::MAX
 }
 
-/// Notes the two ranges, unless everything is forwarded already: that stays.
+/// Sets the two ranges, unless every call is forwarded already: that stays.
 pub(crate) fn note_inside(ranges: [(usize, usize); 2]) {
     let [real, own] = ranges;
     INSIDE[2].store(own.0, Ordering::Relaxed);

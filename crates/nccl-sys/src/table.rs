@@ -1,19 +1,19 @@
-//! THE list of entry points: every public name of NCCL 2.18 to 2.32, with its twin, its signature, the first
-//! version that has it, and who answers it. The ABI layer, the header, the simulator and the tests expand from it.
+//! The one list of entry points: every public name of NCCL 2.18 to 2.32 with its twin, signature, first release and
+//! role. The ABI layer, the header, the simulator and the tests are made from it.
 //!
 //! A row reads `[first role] fn name | twin (arguments) -> result;`.
 //!
 //! * *first* is the version code (as `ncclGetVersion` gives it) of the first release on PyPI that exports the
 //!   name; `abi/exports` holds what each release exports, and a test compares.
-//! * *role*: `seen` has Rust code in the ABI layer; `handle` jumps straight to the real library with NCCL's own communicator in
-//!   place of a lazy one's, which is its first argument; `pass` always jumps straight to the real library.
+//! * *role*: `seen` has Rust code in the ABI layer. `handle` jumps straight to the real library, with NCCL's own communicator in
+//!   the place of a lazy one's, which is the first argument. `pass` always jumps straight to the real library.
 //!
-//! The second list, `opaque`, holds names whose signature is not ours to know: they are declared in NVIDIA's
-//! device headers, whose structures change from release to release. Only their result is written down, for
-//! the answer when the real library lacks them. They are jumped through with registers and stack untouched.
+//! The second list, `opaque`, holds names whose signature is not fixed: NVIDIA's device headers declare them, and
+//! their structures change with releases. Only the result is written down, for the answer when the real library lacks
+//! the function. Calls jump through with registers and stack untouched.
 //!
-//! Left out: a few C++ objects (not functions) that 2.30.3 alone exported by accident, `ncclParamDumpAllFlag` and
-//! the like, which no header declares and only the library itself uses. The functions of that accident are in.
+//! Left out: a few C++ objects (not functions), as `ncclParamDumpAllFlag`, that only 2.30.3 exported, by accident. No
+//! header declares them, and only the library uses them. Functions that were exported with them are in.
 
 /// Calls `$callback!` with the whole list: `calls { rows } opaque { rows }`, after any leading tokens.
 #[macro_export]
@@ -26,7 +26,7 @@ macro_rules! for_each_entry {
             [21803 pass] fn ncclGetVersion | pncclGetVersion (version: *mut c_int) -> ncclResult_t;
             /// A static string for a result code.
             [21803 pass] fn ncclGetErrorString | pncclGetErrorString (result: ncclResult_t) -> *const c_char;
-            /// The last error text of this thread (`comm` may be null).
+            /// The text of the last error of this process. `comm` may be null.
             [21803 seen] fn ncclGetLastError | pncclGetLastError (comm: ncclComm_t) -> *const c_char;
             /// Makes the real library read its debug settings again. Deprecated by NVIDIA.
             [22403 pass] fn ncclResetDebugInit | pncclResetDebugInit ();

@@ -1,11 +1,11 @@
-//! The one way from an entry point into Rust code and on to where the call goes.
+//! Lets an entry point call Rust code and then jump to the function that the code has chosen.
 
-/// Makes a naked function that a call passes through: it keeps all argument registers while one Rust function is called, then jumps to
-/// the address in `r11`, with the stack as it came.
+/// Makes a naked function through which a call passes. It keeps all argument registers while it calls one Rust function. Then it jumps
+/// to the address in `r11`, with the stack as it came.
 ///
-/// `before` sets the Rust function's arguments, `after` puts the address into `r11`. Both have the first argument's register to
-/// themselves, since it is the one that may change: its place is `[rsp + 128]`, and those of the other five follow. The caller's
-/// return address is at `[rsp + 200]`, and arguments on the stack are behind it.
+/// `before` sets the Rust function's arguments; `after` puts the address into `r11`. The macro leaves the first argument's
+/// register to them, since it may change: its place is `[rsp + 128]`. The other five follow it. The caller's return address is
+/// at `[rsp + 200]`, and stack arguments are behind it.
 #[macro_export]
 macro_rules! trampoline {
     ($(#[$attribute:meta])* $visibility:vis fn $name:ident calls $called:ident,
@@ -14,9 +14,9 @@ macro_rules! trampoline {
         #[unsafe(naked)]
         $visibility unsafe extern "C" fn $name() {
             ::core::arch::naked_asm!(
-                // With a described frame, what unwinds or prints a stack inside the Rust function sees the caller.
+                // The frame is described, so that unwinders and debuggers in the Rust function see the caller.
                 ".cfi_startproc",
-                // The call pushed 8 bytes; 200 more make the stack aligned for the next.
+                // The call pushed 8 bytes; 200 more align the stack for the next call.
                 "sub rsp, 200",
                 ".cfi_adjust_cfa_offset 200",
                 "movups [rsp], xmm0",

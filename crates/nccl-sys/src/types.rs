@@ -1,7 +1,7 @@
 //! The C types of `nccl.h` as of 2.32: codes as transparent integers, structures as `repr(C)`.
 //!
-//! Every type here is also described as data ([`CODES`], [`STRUCTS`]), from which the C header is generated
-//! and with which the layouts of NVIDIA's headers are compared.
+//! Every type is also described as data ([`CODES`], [`STRUCTS`]). The C header is generated from it, and the layouts
+//! of NVIDIA's headers are compared with it.
 
 #![allow(non_camel_case_types, non_upper_case_globals, non_snake_case, missing_docs)]
 
@@ -11,7 +11,7 @@ use libc::{c_char, c_int, c_uint, c_void};
 #[derive(Debug)]
 pub struct CodeType {
     pub name: &'static str,
-    /// Names and values, in header order. A value that stood before is an alias.
+    /// Names and values, in header order. A repeated value is an alias.
     pub values: &'static [(&'static str, c_int)],
 }
 

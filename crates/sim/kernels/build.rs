@@ -23,7 +23,7 @@ fn main() {
     }
     build.compile("windlass_host_kernels");
 
-    // Rust exports what it defines alone, so each kernel is called through a function of `src/lib.rs`.
+    // A Rust library exports only what Rust defines, so each kernel is called through a function of `src/lib.rs`.
     let exported = Kernel::all().map(|kernel| {
         let name = kernel.name();
         let launch = if kernel.runs_several() { "BatchLaunch" } else { "CollectiveLaunch" };
@@ -31,6 +31,6 @@ fn main() {
     });
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     std::fs::write(out.join("collectives.rs"), exported.collect::<String>()).expect("a list of exports");
-    // Its threads stay as long as the process.
+    // The kernels' threads live as long as the process, so the library must not be unloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

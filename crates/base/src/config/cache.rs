@@ -1,4 +1,4 @@
-//! Where the limits that were measured on this machine are kept. Pure.
+//! Finds the usual folder of the cache of measured limits. Pure.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub(super) fn usual_folder(variable: impl Fn(&str) -> Option<OsString>) -> Optio
 mod tests {
     use super::*;
 
-    /// A relative path is none, as the specification of XDG has it.
+    /// A relative path does not count, as the XDG specification says.
     #[test]
     fn folders() {
         let of = |xdg: Option<&str>, home: Option<&str>| {

@@ -1,8 +1,8 @@
 //! NCCL's own variables, as far as they change what Windlass does.
 //!
-//! [`VARIABLES`] is the one list of them. Each is read when NCCL reads it ([`Moment`]), so that a program which sets variables
-//! between its calls gets from Windlass what it gets from NCCL. A variable has one [`Effect`]; a communicator's [`Settings`] are
-//! the effects of all that are set.
+//! [`VARIABLES`] is the one list of them. Windlass reads each variable when NCCL reads it ([`Moment`]), so a program that sets
+//! variables between its calls gets the same from both. A variable has one [`Effect`]. A communicator's [`Settings`] are the
+//! effects of all variables that are set.
 
 mod choice;
 mod effect;
@@ -23,15 +23,15 @@ pub use variables::{Moment, VARIABLES, Variable, documentation};
 /// A variable that is set to a value that has an effect.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Which.
+    /// The variable.
     pub variable: &'static Variable,
-    /// Its value.
+    /// The value of the variable.
     pub value: String,
     /// What the value does.
     pub effect: Effect,
 }
 
-/// What a communicator that is made now goes by.
+/// The settings of a communicator that is made now.
 pub fn settings() -> Settings {
     let once = cached().iter().chain(at_allocation().iter());
     once.chain(read(is_read_anew)).collect()
@@ -41,7 +41,7 @@ pub fn settings() -> Settings {
 pub fn cached() -> &'static Settings {
     static CACHED: OnceCell<Settings> = OnceCell::new();
     CACHED.get().unwrap_or_else(|| {
-        // Outside: a constructor of the plugin's may come back here.
+        // Outside of the cell's initialization: a constructor of the plugin may call this function again.
         let plugin = plugin::is_found(lookup("NCCL_ENV_PLUGIN").as_deref(), version());
         let unseen = plugin.then_some(Effect::UnseenValues);
         let once = |variable: &Variable| variable.read == Moment::FirstInit && !is_read_anew(variable);
@@ -49,13 +49,13 @@ pub fn cached() -> &'static Settings {
     })
 }
 
-/// What memory that the program asks for now goes by.
+/// The settings of memory that the program allocates now.
 pub fn at_allocation() -> &'static Settings {
     static CACHED: OnceCell<Settings> = OnceCell::new();
     CACHED.get_or_init(|| read(|variable| variable.read == Moment::FirstAllocation).collect())
 }
 
-/// The first release that allocates by cuMem where nothing is set.
+/// The first release that allocates by cuMem by default.
 const CU_MEM_SINCE: i32 = 21901;
 
 /// Whether NCCL allocates by cudaMalloc unless NCCL_CUMEM_ENABLE asks for more.
@@ -63,27 +63,28 @@ pub fn lacks_cu_mem() -> bool {
     (1..CU_MEM_SINCE).contains(&version())
 }
 
-/// The values that NCCL reads for each communicator anew, as bytes to be compared: of two communicators with unlike ones neither may stand
-/// for the other.
+/// The values that NCCL reads anew for each communicator, as bytes to compare. A communicator of NCCL's may only be reused for one with
+/// equal bytes.
 pub fn of_this_init() -> Vec<u8> {
     let anew = VARIABLES.iter().filter(|variable| is_read_anew(variable));
     let set = anew.filter_map(|variable| Some(format!("{}={}\n", variable.name, lookup(variable.name)?)));
     set.collect::<String>().into_bytes()
 }
 
-/// `NAME=value` of all variables that may change which algorithm NCCL runs, or how fast, by name.
+/// `NAME=value` of all variables that may change NCCL's choice of an algorithm or its speed, sorted by name.
 pub fn of_choice() -> Vec<String> {
     let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
     let environment = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
     choice::of(environment, file_texts().iter().flat_map(|text| files::variables(text)))
 }
 
-/// Whether every rank that is made now makes its own id.
+/// Whether NCCL_COMM_ID is set, so that every rank makes its own id.
 pub fn has_own_ids() -> bool {
     read(|variable| variable.name == "NCCL_COMM_ID").next().is_some()
 }
 
-/// All variables that have an effect in this process's environment or in NCCL's files, in the table's order, for a release.
+/// All variables that have an effect, from this process's environment and NCCL's files, for one release of NCCL. They come
+/// in the table's order.
 pub fn found(version: i32) -> Vec<Found> {
     VARIABLES.iter().filter_map(|variable| variable.found(lookup(variable.name)?, version)).collect()
 }
@@ -99,7 +100,7 @@ fn version() -> i32 {
     VERSION.load(Ordering::Relaxed)
 }
 
-/// The effects of some of the variables, each told when it is new.
+/// The effects of the variables that `which` picks. Each is logged when it is new.
 fn read(which: impl Fn(&Variable) -> bool) -> impl Iterator<Item = Effect> {
     let variables = VARIABLES.iter().filter(move |variable| which(variable));
     let found = variables.filter_map(|variable| variable.found(lookup(variable.name)?, version()));
@@ -109,7 +110,8 @@ fn read(which: impl Fn(&Variable) -> bool) -> impl Iterator<Item = Effect> {
 /// The release from which on NCCL reads the variables that NCCL_NO_CACHE names at every use.
 const NO_CACHE_SINCE: i32 = 22907;
 
-/// Whether NCCL reads it at every init, by itself or because NCCL_NO_CACHE names it. That one is read once.
+/// Whether NCCL reads the variable at every init: always, or because NCCL_NO_CACHE names it. NCCL_NO_CACHE itself is
+/// read once.
 fn is_read_anew(variable: &Variable) -> bool {
     static NAMES: OnceCell<String> = OnceCell::new();
     let is_named = || {
@@ -119,7 +121,7 @@ fn is_read_anew(variable: &Variable) -> bool {
     variable.read == Moment::EveryInit || version() >= NO_CACHE_SINCE && is_named()
 }
 
-/// One line for each value, when it first takes effect.
+/// Logs one line for each value, when it first takes effect.
 fn say(found: &Found) {
     static SAID: Mutex<BTreeSet<(&str, String)>> = Mutex::new(BTreeSet::new());
     if !log::log_enabled!(log::Level::Info) {
@@ -140,25 +142,25 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// The environment comes first, also where it says nothing (an empty value); then NCCL's files.
+/// The value of a variable. The environment comes before NCCL's files, even with an empty value.
 fn lookup(name: &str) -> Option<String> {
     let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     value.or_else(|| of_files(file_texts(), name))
 }
 
-/// The first file that says a variable counts.
+/// The value in the first file that sets the variable.
 fn of_files(texts: &[String], name: &str) -> Option<String> {
     let mut all = texts.iter().flat_map(|text| files::variables(text));
     all.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned())
 }
 
-/// A file's variables, for fuzzing.
+/// The variables of a file, for fuzzing.
 #[cfg(any(test, feature = "test-support"))]
 pub fn variables_of_file(text: &str) -> impl Iterator<Item = (&str, &str)> {
     files::variables(text)
 }
 
-/// NCCL reads its files once, before its first variable.
+/// The texts of NCCL's files. Like NCCL, this reads them once.
 fn file_texts() -> &'static [String] {
     static TEXTS: OnceCell<Vec<String>> = OnceCell::new();
     TEXTS.get_or_init(|| {
@@ -171,7 +173,7 @@ fn file_texts() -> &'static [String] {
 mod tests {
     use super::*;
 
-    /// Of files the first to say a variable counts.
+    /// The first file that sets a variable counts.
     #[test]
     fn files_of_nccl() {
         let texts = ["NCCL_MAX_CTAS=3\nNCCL_P2P_LEVEL=NVL".to_owned(), "NCCL_P2P_LEVEL=LOC".to_owned()];

@@ -1,6 +1,5 @@
-//! The one table of options. A row says all of an option: the names, the field, its type, its default and its parser, and for people the
-//! values, the default and one sentence. `Startup`, `Config`, what is read from the environment, and `docs/options.md` come from it.
-//! A new option is a new row.
+//! The one table of options. A row has all of an option: names, field, type, default and parser, and for readers the values, the default
+//! and one sentence. [`Startup`], [`Config`], the parser and `docs/options.md` come from it. A new option is a new row.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,22 +10,22 @@ use super::values::{
 };
 use super::{Batch, Cache, Calibrate, Collectives, Lazy, Order, Register, Report, Switch, Windows};
 
-/// What people read of an option.
+/// The documentation of an option.
 #[derive(Debug)]
 pub struct Description {
-    /// The variable.
+    /// The name of the variable.
     pub name: &'static str,
     /// Its name in earlier versions, which is still read.
     pub was: Option<&'static str>,
-    /// What it takes.
+    /// The values that it takes.
     pub values: &'static str,
-    /// What holds when it is not set.
+    /// The value that holds when the variable is not set.
     pub default: &'static str,
-    /// What it does, in short sentences.
+    /// What the option does, in short sentences.
     pub about: &'static str,
 }
 
-/// The old name, where there is one.
+/// The earlier name of an option, where there is one.
 macro_rules! earlier {
     () => {
         None
@@ -36,7 +35,7 @@ macro_rules! earlier {
     };
 }
 
-/// A struct with a field a row, and the rows' descriptions.
+/// Makes a struct with one field for each row, and the list of the rows' descriptions.
 macro_rules! options {
     (
         $(#[$about:meta])*
@@ -57,7 +56,8 @@ macro_rules! options {
         }
 
         impl $struct {
-            /// Takes the value of the option `name`; says whether it is one, and whether `text` can be read.
+            /// Sets the field of the option `name`. Gives none if this struct has no such option, an error if `text`
+            /// cannot be read.
             pub(super) fn take(&mut self, name: &str, text: &str) -> Option<Result<(), ()>> {
                 match name {
                     $($name => Some($parser(text).map(|value| self.$field = value).ok_or(())),)*
@@ -178,7 +178,7 @@ options! {
     }
 }
 
-/// Read elsewhere: where the real library is searched for, and by the command.
+/// Options that are read elsewhere: by the search for the real library, and by the command.
 const READ_ELSEWHERE: &[Description] = &[
     Description {
         name: "WINDLASS_NCCL",
@@ -201,7 +201,7 @@ pub fn options() -> impl Iterator<Item = &'static Description> + Clone {
     OF_STARTUP.iter().chain(OF_CONFIG).chain(READ_ELSEWHERE)
 }
 
-/// The option with this name, also by its earlier one.
+/// The option with this name or earlier name.
 pub(super) fn option(name: &str) -> Option<&'static Description> {
     options().find(|option| option.name == name || option.was == Some(name))
 }

@@ -1,11 +1,11 @@
-//! What single values say. None: it cannot be read.
+//! Parsers of single values. Each gives none if the value cannot be read.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Batch, Cache, Calibrate, Collectives, Form, Lazy, Order, Register, Report, Switch, Windows};
 
-/// As C's `strtoll` with base 0 reads it: `0x10`, `010` and `1 # why` are numbers, words are 0.
+/// Reads as C's `strtoll` with base 0 does: `0x10`, `010` and `1 # why` are numbers, words are 0.
 pub(super) fn number_as_in_c(text: &str) -> i64 {
     let text = text.trim_start_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
     let (negative, text) = match text.strip_prefix(['-', '+']) {
@@ -70,7 +70,7 @@ pub(super) fn batch(text: &str) -> Option<Batch> {
     }
 }
 
-/// What is no absolute path is a word that was misspelt.
+/// A switch or an absolute path. Anything else counts as a misspelt switch.
 pub(super) fn cache(text: &str) -> Option<Cache> {
     match switch(text) {
         Some(Switch::Off) => Some(Cache::Off),
@@ -98,7 +98,7 @@ pub(super) fn switch(text: &str) -> Option<Switch> {
     }
 }
 
-/// `512`, `64K`, `1.5G` is not: whole numbers with one letter.
+/// Bytes above 0: a whole number with at most one letter, as `512` or `64K`, not `1.5G`.
 pub(super) fn bytes(text: &str) -> Option<u64> {
     bytes_or_none(text).filter(|bytes| *bytes > 0)
 }
@@ -117,7 +117,7 @@ pub(super) fn bytes_or_none(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// As [`bytes`], or 0 for off. `1` is a byte, not "on".
+/// As [`bytes_or_none`], or a word for off. `1` is one byte, not "on".
 pub(super) fn pool(text: &str) -> Option<u64> {
     bytes_or_none(text).or_else(|| switch(text).filter(|switch| *switch == Switch::Off).map(|_| 0))
 }
@@ -126,7 +126,7 @@ pub(super) fn level(text: &str) -> Option<::log::LevelFilter> {
     text.parse().ok()
 }
 
-/// Any text names a file; none is no file.
+/// Any text names a file; an empty text names none.
 pub(super) fn path(text: &str) -> Option<Option<PathBuf>> {
     Some((!text.is_empty()).then(|| PathBuf::from(text)))
 }
@@ -154,7 +154,7 @@ pub(super) fn report(text: &str) -> Option<Option<Report>> {
 mod tests {
     use super::*;
 
-    /// What is on by a word of its own is also by the usual ones.
+    /// Options with words of their own also take the words of a switch.
     #[test]
     fn words_of_batches() {
         let words = ["small", "ALL", "on", "0", "some", ""].map(batch);

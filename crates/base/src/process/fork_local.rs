@@ -1,24 +1,25 @@
-//! What a forked child begins anew.
+//! A value that a forked child makes anew.
 
 use once_cell::race::OnceBox;
 use once_cell::sync::OnceCell;
 
-/// A value of this process, made at its first use. In a forked child there is none, whatever the parent's threads were doing: the
-/// parent's value is never looked at nor dropped there, since its threads and descriptors are not.
+/// A value of this process, made at its first use. A forked child has none at first, whatever the parent's threads were doing.
+/// The child neither reads nor drops the parent's value, since the parent's threads and descriptors are not there.
 #[derive(Debug)]
 pub struct ForkLocal<T> {
     own: OnceCell<T>,
-    /// Never waited for: a thread of the parent may be making it while the process forks, and the child has no such thread.
+    /// A cell that threads never wait for: a thread of the parent may be filling it at the fork, and the child has no such
+    /// thread.
     of_child: OnceBox<ForkLocal<T>>,
 }
 
 impl<T> ForkLocal<T> {
-    /// None yet.
+    /// An empty cell.
     pub const fn new() -> ForkLocal<T> {
         ForkLocal { own: OnceCell::new(), of_child: OnceBox::new() }
     }
 
-    /// If there is one.
+    /// The value, if it was made in this process.
     pub fn get(&self) -> Option<&T> {
         self.here().get()
     }
@@ -51,7 +52,8 @@ mod tests {
 
     use super::*;
 
-    /// A generation that another thread is about to make is not waited for: that thread may be the parent's alone.
+    /// A thread does not wait for a generation that another thread is making: that thread may exist in the parent
+    /// alone.
     #[test]
     fn nobody_is_waited_for() {
         static CELL: ForkLocal<u32> = ForkLocal::new();

@@ -1,5 +1,5 @@
-//! What is counted of calls that ranks compare (`WINDLASS_CHECK`), by number, and the words for readers. Of a communicator they are
-//! counted in rank 0's process.
+//! The counts of `WINDLASS_CHECK`: calls that ranks compare, by number, and their words for readers. A communicator's are counted
+//! in rank 0's process.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ use super::named::Named;
 pub enum Checked {
     /// Calls that were compared.
     Compared,
-    /// Calls that were not: some rank was too far ahead, or has ended.
+    /// Calls that were not compared: some rank was too far ahead, or has ended.
     NotCompared,
-    /// Those in which ranks differed.
+    /// Compared calls in which ranks differed.
     Divergences,
-    /// How often ranks were waited for so long that they were named.
+    /// How often a warning named ranks that did not come for too long.
     Absent,
 }
 
-/// How many there are.
+/// The number of counts.
 pub const COUNTS: usize = Checked::Absent as usize + 1;
 
 impl Checked {
-    /// Their names in reports, in order.
+    /// The names of the counts in reports, in order.
     pub const NAMES: [&'static str; COUNTS] = ["compared", "not_compared", "divergences", "absent"];
 
-    /// What is said of each only where it is.
+    /// Counts that the line has only where they are not 0, with their words.
     const RARE: [(&'static str, &'static str); 1] = [("absent", "ranks that did not come")];
 }
 
-/// One line for people, without its end; none if nothing happened.
+/// One line for people, without a line end; none if nothing was counted.
 pub fn text(counts: &BTreeMap<String, u64>) -> Option<String> {
     let named = Named::of(counts)?;
     let [compared, rest, differ] = ["compared", "not_compared", "divergences"].map(|name| named.count(name));

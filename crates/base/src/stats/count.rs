@@ -1,5 +1,5 @@
-//! Counting. Nothing here waits, allocates or is contended: a communicator's cells are written by the threads that
-//! use it, and calls without one are spread over sets by thread.
+//! Counts calls and notes facts of communicators. Counting neither waits, allocates nor contends: a communicator's
+//! cells are written by the threads that use it, and calls without a communicator are spread over sets by thread.
 
 use std::cell::Cell as ThreadCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,18 +21,18 @@ thread_local! {
     static SET: ThreadCell<usize> = const { ThreadCell::new(usize::MAX) };
 }
 static NEXT_SET: AtomicUsize = AtomicUsize::new(0);
-/// Communicators that have begun and not ended.
+/// Communicators that were made and have not ended.
 static LIVING: AtomicUsize = AtomicUsize::new(0);
 
-/// Where the calls of no known communicator are counted.
+/// The place in which calls with an unknown handle are counted.
 pub const UNKNOWN: usize = 0;
 
-/// What is known of a communicator at its init.
+/// The rank, size and device of a communicator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// This process's rank, -1 if not known yet.
     pub rank: i32,
-    /// How many ranks, 0 if not known yet.
+    /// The number of ranks, 0 if not known yet.
     pub ranks: i32,
     /// The CUDA device, -1 if not known yet.
     pub device: i32,
@@ -54,8 +54,8 @@ fn choose_set() -> usize {
 
 /// Counts a call of the communicator with these counters.
 ///
-/// NCCL forbids two threads in calls of one communicator at once, so its cells have one writer at a time and need no
-/// locked instruction (each costs as much as all else here).
+/// NCCL forbids two threads in calls of one communicator at once. So its cells have one writer at a time and need no
+/// locked instruction, which would cost as much as all else here.
 #[inline]
 pub fn call(counters: usize, function: Function, path: Path, bytes: u64) {
     let Some(communicator) = segment::current().communicators.get(counters) else { return };
@@ -69,8 +69,8 @@ pub fn call(counters: usize, function: Function, path: Path, bytes: u64) {
     }
 }
 
-/// Gives counters to a new communicator: free ones, else those of the communicator that was made first among the
-/// dead, whose counts go to [`UNKNOWN`]; else [`UNKNOWN`] itself.
+/// Gives a place for counters to a new communicator: a free one, else that of the oldest ended communicator, whose
+/// counts go to [`UNKNOWN`], else [`UNKNOWN`] itself.
 pub fn begin(identity: Identity) -> usize {
     LIVING.fetch_add(1, Ordering::Relaxed);
     let segment = segment::current();
@@ -96,12 +96,12 @@ pub fn begin(identity: Identity) -> usize {
     index
 }
 
-/// Communicators of this process, whoever runs their calls.
+/// The number of communicators of this process, with and without a peer group.
 pub fn living() -> usize {
     LIVING.load(Ordering::Relaxed)
 }
 
-/// Notes what has become known of a communicator.
+/// Notes a communicator's rank, size and device.
 pub fn identify(counters: usize, identity: Identity) {
     if counters == UNKNOWN {
         return;
@@ -112,8 +112,8 @@ pub fn identify(counters: usize, identity: Identity) {
     place.device.store(identity.device, Ordering::Relaxed);
 }
 
-/// Notes whether a communicator has a peer group, by a number of [`crate::stats::peer_group`], and what it lacks; gives its number in this
-/// process.
+/// Notes whether a communicator has a peer group, by a number of [`crate::stats::peer_group`], and what it lacks. Returns the
+/// communicator's serial number in this process, 0 for [`UNKNOWN`].
 pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
     if counters == UNKNOWN {
         return 0;
@@ -124,14 +124,14 @@ pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
     place.serial.load(Ordering::Relaxed)
 }
 
-/// Notes where the limits of a communicator's native collectives come from, by bits of [`crate::stats::limits::Source`].
+/// Notes the sources of the limits of a communicator's native collectives, by bits of [`crate::stats::limits::Source`].
 pub fn limits_from(counters: usize, bits: u32) {
     if counters != UNKNOWN {
         segment::current().communicators[counters].limits_from.store(bits, Ordering::Relaxed);
     }
 }
 
-/// Why a communicator's reductions are NCCL's, in words, with what would change that.
+/// Why NCCL runs a communicator's reductions, in words, with what would change that.
 pub fn why_not_native(counters: usize) -> String {
     if counters == UNKNOWN {
         return "it is one of too many for a reason to be kept".into();
@@ -152,12 +152,12 @@ pub fn why_not_native(counters: usize) -> String {
     }
 }
 
-/// From now on nothing is seen.
+/// Notes that Windlass is switched off and sees no later call.
 pub fn switched_off() {
     segment::current().order.fetch_or(order::SWITCHED_OFF, Ordering::Relaxed);
 }
 
-/// The number of a communicator in this process; 0 if it has none.
+/// The serial number of a communicator in this process; 0 for [`UNKNOWN`].
 pub fn serial(counters: usize) -> u64 {
     match counters {
         UNKNOWN => 0,
@@ -165,7 +165,7 @@ pub fn serial(counters: usize) -> u64 {
     }
 }
 
-/// Counts a reduction that rounds, where fixed order is asked for: whether it runs in it.
+/// Counts a reduction that rounds, where fixed order is asked for: `is_fixed` if it runs in fixed order.
 pub fn ordered(counters: usize, is_fixed: bool) {
     if let Some(communicator) = segment::current().communicators.get(counters) {
         let count = if is_fixed { &communicator.in_fixed_order } else { &communicator.not_in_fixed_order };
@@ -173,62 +173,62 @@ pub fn ordered(counters: usize, is_fixed: bool) {
     }
 }
 
-/// Notes what of NCCL stands behind a communicator, by a number of [`crate::stats::peer_group`].
+/// Notes the state of NCCL's part of a communicator, by a number of [`crate::stats::peer_group`].
 pub fn nccl(counters: usize, number: u32) {
     if counters != UNKNOWN {
         segment::current().communicators[counters].nccl.store(number, Ordering::Relaxed);
     }
 }
 
-/// Notes how many of NCCL's communicators are cached, with how much memory.
+/// Notes how many communicators of NCCL's are cached, and their bytes of device memory.
 pub fn cached(communicators: u64, bytes: u64) {
     let segment = segment::current();
     segment.cached.store(communicators, Ordering::Relaxed);
     segment.cached_bytes.store(bytes, Ordering::Relaxed);
 }
 
-/// One kernel runs so many collectives of a group.
+/// Counts a kernel that runs `calls` collectives of a group.
 pub fn fused(calls: u64) {
     let segment = segment::current();
     segment.fused_kernels.fetch_add(1, Ordering::Relaxed);
     segment.fused_calls.fetch_add(calls, Ordering::Relaxed);
 }
 
-/// Counts of registrations.
+/// Adds to a count of registrations.
 pub fn registered(what: Registered, more: u64) {
     segment::current().registrations[what as usize].fetch_add(more, Ordering::Relaxed);
 }
 
-/// Counts of what there is now: it has become more or less by so much.
+/// Changes a count of registrations that exist now.
 pub fn registered_now(what: Registered, change: i64) {
-    // Wraps to what it was.
+    // A negative change wraps around to a subtraction.
     segment::current().registrations[what as usize].fetch_add(change as u64, Ordering::Relaxed);
 }
 
-/// Counts of blocks of `ncclMemAlloc`.
+/// Adds to a count of blocks of `ncclMemAlloc`.
 #[inline]
 pub fn pooled(what: Pooled, more: u64) {
     segment::current().pool[what as usize].fetch_add(more, Ordering::Relaxed);
 }
 
-/// Counts of what there is now of them.
+/// Sets a count of blocks of `ncclMemAlloc` that exist now.
 #[inline]
 pub fn pooled_now(what: Pooled, count: u64) {
     segment::current().pool[what as usize].store(count, Ordering::Relaxed);
 }
 
-/// So many bytes are kept now.
+/// Notes the bytes that the pool keeps now, for their maximum.
 #[inline]
 pub fn pooled_highest(bytes: u64) {
     segment::current().pool[Pooled::BytesHighest as usize].fetch_max(bytes, Ordering::Relaxed);
 }
 
-/// Counts of windows that are kept.
+/// Adds to a count of kept windows.
 pub fn windows(what: Kept, more: u64) {
     segment::current().windows[what as usize].fetch_add(more, Ordering::Relaxed);
 }
 
-/// Counts of calls that ranks compare.
+/// Adds to a count of calls that ranks compare.
 pub fn checked(what: Checked, more: u64) {
     segment::current().checked[what as usize].fetch_add(more, Ordering::Relaxed);
 }
@@ -262,7 +262,8 @@ mod tests {
 
     const IDENTITY: Identity = Identity { rank: 1, ranks: 2, device: 1 };
 
-    /// More communicators than places: none is lost, the dead are forgotten first, then the unknown share.
+    /// With more communicators than places, no call is lost. The oldest ended communicator's place is taken first,
+    /// then [`UNKNOWN`] is shared.
     #[test]
     fn places_run_out() {
         let made: Vec<usize> = (0..COMMUNICATORS_MAX + 3).map(|_| begin(IDENTITY)).collect();
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!((unknown.calls[0].calls, unknown.calls[0].bytes), (5, 50));
     }
 
-    /// Threads count together.
+    /// Counts of all threads are added up.
     #[test]
     fn threads_add_up() {
         let threads: Vec<_> = (0..40)

@@ -1,8 +1,9 @@
-//! What a communicator with a peer group has beside messages, or why not: as a number in the counters, and in words for readers.
+//! The features that a peer group may have beside messages, and why it lacks them: as a number in the counters, and in words for
+//! readers.
 
 use std::collections::BTreeMap;
 
-/// What it may have.
+/// A feature that a peer group may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
     /// Collectives by kernels of Windlass.
@@ -13,15 +14,15 @@ pub enum Feature {
     Registration,
 }
 
-/// Why it has not.
+/// Why a peer group lacks a feature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lack {
-    /// It has it.
+    /// The peer group has the feature.
     #[default]
     Nothing,
     /// An option of Windlass switches it off.
     Option,
-    /// A variable of NCCL's does.
+    /// A variable of NCCL's switches it off.
     Variable,
     /// NCCL_CUMEM_ENABLE=0.
     NoCuMem,
@@ -29,17 +30,17 @@ pub enum Lack {
     Version,
     /// NCCL uses multicast.
     Multicast,
-    /// The GPU's kind.
+    /// The feature has no kernels, or was not measured, on this kind of GPU.
     Device,
-    /// It has too many ranks.
+    /// The communicator has too many ranks.
     ManyRanks,
-    /// NCCL's communicator is not built.
+    /// NCCL's part of the communicator is lazy.
     Lazy,
     /// Another rank lacks it.
     OtherRank,
 }
 
-/// What one communicator lacks: a byte for each feature.
+/// Why one communicator lacks features: one byte for each feature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lacks(pub u32);
 
@@ -47,7 +48,7 @@ impl Feature {
     /// All of them.
     pub const ALL: [Feature; 3] = [Feature::Native, Feature::Windows, Feature::Registration];
 
-    /// What readers call it.
+    /// The feature's name for readers.
     pub fn name(self) -> &'static str {
         match self {
             Feature::Native => "native collectives",
@@ -56,7 +57,7 @@ impl Feature {
         }
     }
 
-    /// Why it lacks, and what would change that.
+    /// Why the feature is missing, and what would change that.
     fn why(self, lack: Lack) -> &'static str {
         use Feature::{Native, Registration, Windows};
         match (self, lack) {
@@ -85,13 +86,13 @@ impl Feature {
 }
 
 impl Lacks {
-    /// These, with a feature's.
+    /// Adds why `feature` is missing.
     #[must_use]
     pub fn with(self, feature: Feature, lack: Lack) -> Lacks {
         Lacks(self.0 | (lack as u32) << (8 * feature as u32))
     }
 
-    /// Why it has not this feature.
+    /// Why `feature` is missing.
     pub fn of(self, feature: Feature) -> Lack {
         use Lack::{
             Device, Lazy, ManyRanks, Multicast, NoCuMem, Nothing, Option, OtherRank, Variable, Version,
@@ -102,14 +103,14 @@ impl Lacks {
         all.get(number as usize).copied().unwrap_or(OtherRank)
     }
 
-    /// In words, by feature.
+    /// The reasons in words, by the features' names. Only missing features are in it.
     pub fn words(self) -> BTreeMap<String, String> {
         let lacking = Feature::ALL.into_iter().filter(|feature| self.of(*feature) != Lack::Nothing);
         lacking.map(|feature| (feature.name().into(), feature.why(self.of(feature)).into())).collect()
     }
 }
 
-/// One line: what there is, with where its limits come from, then what is not and why.
+/// One line: the features that there are, with the sources of limits, then the missing ones and why.
 pub fn line(lacks: &BTreeMap<String, String>, limits_from: &[String]) -> String {
     let has = |feature: &Feature| {
         let limits = if *feature == Feature::Native && !limits_from.is_empty() {
@@ -129,7 +130,7 @@ pub fn line(lacks: &BTreeMap<String, String>, limits_from: &[String]) -> String 
 mod tests {
     use super::*;
 
-    /// Another rank's lack is said as that, whatever the feature.
+    /// If another rank lacks a feature, the words are the same for every feature.
     #[test]
     fn lacks_of_others() {
         for feature in Feature::ALL {
@@ -138,7 +139,7 @@ mod tests {
         }
     }
 
-    /// What is written reads back, and every word is said.
+    /// Reasons that are written read back, and each is told in words.
     #[test]
     fn lines() {
         assert_eq!(

@@ -1,20 +1,17 @@
-//! The files of segments: whose they are, and which are of processes that have ended.
+//! Makes, finds and removes the files of segments, and tells which belong to processes that have ended.
 //!
-//! A process keeps its file locked (`flock`) for as long as it lives, and the kernel lets go however it ends. So whoever
-//! gets the lock knows that the process has ended, also where its number says nothing: containers may share `/dev/shm`
-//! and not their processes. It removes the file before it lets go. No step needs another one to have been seen:
+//! A process keeps its file locked (`flock`) while it lives, and the kernel releases the lock however it ends. So a process
+//! that gets the lock knows that the owner has ended, even if containers share `/dev/shm` but not process numbers.
 //!
-//! - A new file has its name before its lock, and another process may get that first and remove it. Whoever makes one
-//!   looks after it has the lock whether the file still has its name, which nobody takes from it then, and else makes
-//!   another. One that is killed in between leaves a file that can be locked.
-//! - Of two that remove, one gets the lock, or the second sees that the file has lost its name. A name goes only by who has
-//!   the lock, so it is that file's as long.
-//! - A forked child shares its parent's lock, so it [closes it](crate::descriptor::close_in_child), and what it keeps is
-//!   [opened apart](Held::open).
-//! - A program that closes all descriptors loses its lock; its counters may then go from here, and it counts on.
+//! - A new file has its name before its lock: another process may lock and remove it. So its maker checks, after it has the
+//!   lock, that the file still has its name, and else makes another.
+//! - Only the holder of the lock removes a file. A second remover fails to lock it, or sees that the name is gone.
+//! - A forked child shares its parent's lock: it [closes it](crate::descriptor::close_in_child). What it maps is [opened
+//!   apart](Held::open).
+//! - A program that closes all descriptors loses its lock: its file may then be removed, while it counts on.
 //!
-//! Names are `windlass-USER-PROCESS-TIME-held`. Those of versions that held no lock lack the last part: of them the process's
-//! number must tell, where somebody asks for it.
+//! Names are `windlass-USER-PROCESS-TIME-held`. Earlier versions held no lock and wrote no `-held`: there the process number
+//! tells.
 
 use std::fs::File;
 use std::io;
@@ -28,19 +25,19 @@ use rustix::io::Errno;
 
 use crate::descriptor::Ours;
 
-/// Where segments lie.
+/// The folder of segments.
 pub const FOLDER: &str = "/dev/shm";
 const PREFIX: &str = "windlass-";
 const HELD: &str = "held";
 
-/// Times that a new file is made again because another process had its name or its lock.
+/// How often a new file is tried again because another process had its name or its lock.
 const TRIES: usize = 8;
-/// Names of the folder that are read at a start, and files whose locks are tried. Where there are more the next start goes
-/// on elsewhere.
+/// The most names of the folder that are read at a start, and the most files whose locks are tried. Where there are more,
+/// the next start begins at another file.
 const NAMES_MAX: usize = 4096;
 const LOOKED_AT_MAX: usize = 64;
 
-/// A file of this process, which is known to live for as long as this does.
+/// This process's locked file: other processes see by the lock that this one lives.
 #[derive(Debug)]
 pub struct Held {
     path: PathBuf,
@@ -48,20 +45,20 @@ pub struct Held {
 }
 
 impl Held {
-    /// A new file in a folder, empty.
+    /// Makes a new, empty file in a folder.
     pub fn make(folder: &Path) -> io::Result<Held> {
         for _ in 0..TRIES {
             let path = folder.join(name());
             let file = match File::options().read(true).write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(file) => file,
-                // Of a namesake in another container, at the same moment.
+                // A process of another container has the same number, and made its file at the same moment.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             };
             match hold(file) {
                 Ok(Some(lock)) => return Ok(Held { path, _lock: lock }),
-                // Looked at or removed in this very moment. Whoever removes it has the lock, which we have not: what is
-                // left the next start removes.
+                // Another process looks at the file or removes it at this moment. Only the holder of the lock may
+                // remove it: what is left, the next start removes.
                 Ok(None) => {}
                 Err(error) => {
                     let _ = std::fs::remove_file(&path);
@@ -72,13 +69,13 @@ impl Held {
         Err(io::Error::other("other processes took every new file for one that was left behind"))
     }
 
-    /// Its name, which it may have lost.
+    /// The file's path; the name may be gone.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file once more, to be mapped. A forked child keeps what is mapped, and with it the locks of what it is mapped
-    /// from: never from the file that is held.
+    /// Opens the file a second time, to map it. A forked child keeps its mappings, and with them the locks of the open
+    /// files behind them, so the locked descriptor itself is never mapped.
     pub fn open(&self) -> io::Result<File> {
         File::options().read(true).write(true).open(&self.path)
     }
@@ -121,27 +118,27 @@ fn names(folder: &Path, names_max: usize) -> impl Iterator<Item = PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.file_name())).filter(ours).map(move |name| folder.join(name))
 }
 
-/// Whose a segment is.
+/// The owner of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The user's number.
     pub user: u32,
-    /// The process, which may have ended, by its number where it runs.
+    /// The process's number in its own container; the process may have ended.
     pub process: u32,
-    /// How its life can be told.
+    /// How other processes can tell whether it lives.
     pub life: Life,
 }
 
-/// How the life of a process can be told.
+/// How other processes can tell whether a process lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// It holds the lock of its file.
+    /// By the lock of its file, which it holds.
     Lock,
-    /// By its number alone, if it runs where we do.
+    /// By its number alone, if it runs in the reader's container.
     Number,
 }
 
-/// By the segment's name; none for other files.
+/// The owner by the segment's name; none for other files.
 pub fn owner(path: &Path) -> Option<Owner> {
     let mut parts = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('-');
     let (user, process) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -149,11 +146,11 @@ pub fn owner(path: &Path) -> Option<Owner> {
     Some(Owner { user, process, life })
 }
 
-/// Whether the process of a segment has ended. What cannot be opened counts as living.
+/// Whether the process of a segment has ended. If the file cannot be opened, it counts as alive.
 pub fn has_ended(path: &Path) -> bool {
     match owner(path) {
         Some(Owner { life: Life::Lock, .. }) => {
-            // Shared, so that one who looks does not make another see life.
+            // A shared lock, so that two processes that look do not take each other for the owner.
             free(path, FlockOperation::NonBlockingLockShared).is_ok_and(|free| free.is_some())
         }
         Some(Owner { process, .. }) => !Path::new(&format!("/proc/{process}")).exists(),
@@ -161,7 +158,8 @@ pub fn has_ended(path: &Path) -> bool {
     }
 }
 
-/// Removes a segment whose process has ended, and says whether it did. A file that is another user's alone stays.
+/// Removes a segment whose process has ended, and returns whether it did. A file of another user that cannot be
+/// opened stays.
 pub fn remove_if_ended(path: &Path) -> io::Result<bool> {
     let _lock = match owner(path) {
         Some(Owner { life: Life::Lock, .. }) => match free(path, FlockOperation::NonBlockingLockExclusive)? {
@@ -177,9 +175,9 @@ pub fn remove_if_ended(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// A file that nobody holds, locked by us; none if somebody does, if it is gone or cannot be opened.
+/// Locks a file that no process has locked. None if a process has, if the file is gone, or if it may not be opened.
 fn free(path: &Path, how: FlockOperation) -> io::Result<Option<File>> {
-    // Anybody may put anything there: neither a link is followed, nor a pipe waited for.
+    // Any program may put anything into the folder: this neither follows a link nor waits for a pipe.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match File::options().read(true).custom_flags(flags.bits() as i32).open(path) {
         Ok(file) => file,
@@ -192,8 +190,8 @@ fn free(path: &Path, how: FlockOperation) -> io::Result<Option<File>> {
     Ok(free.then_some(file))
 }
 
-/// Removes what killed processes of this user have left in a folder, and says how much; of very many a part. Of processes
-/// that hold no lock everything stays: their numbers might be another container's.
+/// Removes what killed processes of this user have left in a folder, and returns how many; of very many files only a
+/// part. Files of versions without locks stay, since their process numbers may be another container's.
 pub fn remove_ended(folder: &Path) -> usize {
     let user = rustix::process::getuid().as_raw();
     let ours =

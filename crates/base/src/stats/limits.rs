@@ -1,10 +1,10 @@
-//! Where the limits of a communicator's native collectives come from: as bits in the counters, and in words for readers.
+//! The sources of the limits of a communicator's native collectives: as bits in the counters, and in words for readers.
 
-/// Where a limit comes from.
+/// The source of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Source {
-    /// Nobody measured it: a small limit.
+    /// Nobody measured it: the limit is small.
     Unmeasured,
     /// A pessimistic model of what was measured on fewer ranks.
     Model,
@@ -17,11 +17,11 @@ pub enum Source {
 }
 
 impl Source {
-    /// All of them.
+    /// All sources.
     pub const ALL: [Source; 5] =
         [Source::Unmeasured, Source::Model, Source::BuiltIn, Source::Cache, Source::File];
 
-    /// What readers call it.
+    /// The source's name for readers.
     pub fn name(self) -> &'static str {
         match self {
             Source::Unmeasured => "unmeasured",
@@ -32,13 +32,13 @@ impl Source {
         }
     }
 
-    /// A bit for each, for several limits.
+    /// The source's bit.
     pub fn bit(self) -> u32 {
         1 << self as u32
     }
 }
 
-/// The names of these bits' sources.
+/// The names of the sources whose bits are set.
 pub fn names(bits: u32) -> Vec<String> {
     Source::ALL
         .into_iter()
@@ -51,7 +51,7 @@ pub fn names(bits: u32) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// Bits are distinct, and read again as names.
+    /// Bits are distinct, and read back as names.
     #[test]
     fn bits() {
         assert_eq!(names(Source::Model.bit() | Source::Cache.bit()), ["model", "cache"]);

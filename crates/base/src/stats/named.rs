@@ -1,23 +1,23 @@
-//! Counts of one kind as readers get them: by name, only what is not 0.
+//! Counts of one kind as readers get them: by name, without those that are 0.
 
 use std::collections::BTreeMap;
 
-/// Some counts, to be told in a line.
+/// Counts for one line of a report.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Named<'a>(&'a BTreeMap<String, u64>);
 
 impl<'a> Named<'a> {
-    /// None if nothing happened.
+    /// None if nothing was counted.
     pub(super) fn of(counts: &'a BTreeMap<String, u64>) -> Option<Named<'a>> {
         (!counts.is_empty()).then_some(Named(counts))
     }
 
-    /// A count; 0 where there is none.
+    /// A count; 0 if the name is missing.
     pub(super) fn count(self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or(0)
     }
 
-    /// What there is of a list of names and words: the words, each with its count.
+    /// For each name that was counted, its words with the count. `list` has names and words.
     pub(super) fn there(self, list: &[(&str, &str)]) -> Vec<String> {
         let there = list.iter().filter(|(name, _)| self.count(name) > 0);
         there.map(|(name, words)| format!("{words} {}", self.count(name))).collect()
@@ -28,7 +28,7 @@ impl<'a> Named<'a> {
 pub(super) mod tests {
     use super::*;
 
-    /// Counts as a reader has them.
+    /// Counts as a reader gets them.
     pub(crate) fn counts(list: &[(&str, u64)]) -> BTreeMap<String, u64> {
         list.iter().map(|(name, count)| (name.to_string(), *count)).collect()
     }

@@ -2,15 +2,15 @@
 
 use crate::config::Order;
 
-/// As it stands in the counters.
+/// The number of an order in the counters.
 pub fn number(order: Order) -> u64 {
     order as u64
 }
 
-/// Added where Windlass was switched off later.
+/// Added to the number when Windlass is switched off.
 pub const SWITCHED_OFF: u64 = 16;
 
-/// `fixed` or `strict`, with when that ended; empty where the order is NCCL's or Windlass's affair.
+/// `fixed` or `strict`, and until when it held; empty where no order was asked for.
 pub fn name(number: u64) -> &'static str {
     const FIXED: u64 = Order::Fixed as u64;
     const STRICT: u64 = Order::Strict as u64;
@@ -25,8 +25,8 @@ pub fn name(number: u64) -> &'static str {
     }
 }
 
-/// One line for people, without its end: how many reductions that round were in fixed order, and how many not; none where that is not
-/// asked for.
+/// One line for people, without a line end: how many reductions that round were in fixed order, and how many were not. None where no
+/// order was asked for.
 pub fn text(order: &str, (kept, lost): (u64, u64)) -> Option<String> {
     let all = kept.saturating_add(lost);
     let what = match (order, kept, lost) {
@@ -45,7 +45,7 @@ pub fn text(order: &str, (kept, lost): (u64, u64)) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What is written reads back; the line says whether it held.
+    /// What is written reads back; the line says whether fixed order held.
     #[test]
     fn lines() {
         let names = [Order::Auto, Order::Fixed, Order::Strict].map(|order| name(number(order)));

@@ -2,26 +2,26 @@
 
 /// No peer group was asked for.
 pub const NOT_ASKED: u32 = 0;
-/// It has one.
+/// The communicator has a peer group.
 pub const YES: u32 = 1;
-/// The reasons why it has none begin above this number.
+/// The numbers above this one are reasons why the communicator has no peer group.
 pub const ON_NCCL: u32 = 100;
 
-/// NCCL made it at its init.
+/// NCCL built its communicator at the init.
 pub const MADE: u32 = 0;
 /// A lazy communicator that NCCL has not built.
 pub const UNBUILT: u32 = 1;
 /// A lazy communicator that was materialized.
 pub const BUILT: u32 = 2;
-/// A lazy communicator for which NCCL's of an earlier one was taken.
+/// A lazy communicator that took NCCL's part of an ended one.
 pub const REUSED: u32 = 3;
 
-/// What of NCCL stands behind a communicator: empty where NCCL made it.
+/// The state of NCCL's part of a communicator: empty where NCCL built it at the init.
 pub fn nccl(number: u32) -> &'static str {
     ["", "unbuilt", "built", "reused"].get(number as usize).copied().unwrap_or("")
 }
 
-/// What the numbers above [`ON_NCCL`] mean, from 1; and what would change it, where something would.
+/// The reasons of the numbers above [`ON_NCCL`], from 1 on, with what would change each; empty if nothing is known.
 const REASONS: [(&str, &str); 26] = [
     ("WINDLASS=off is set", "unset it"),
     ("it has one rank", ""),
@@ -73,7 +73,7 @@ pub fn text(number: u32) -> &'static str {
     }
 }
 
-/// What would change a reason, empty where nothing is known.
+/// What would change a reason; empty if nothing is known.
 pub fn change(number: u32) -> &'static str {
     reason(number).map_or("", |(_, change)| change)
 }

@@ -1,44 +1,44 @@
-//! What is counted of the blocks of `ncclMemAlloc`, by number, and the words for readers.
+//! The counts of blocks of `ncclMemAlloc`, by number, and their words for readers.
 
 use std::collections::BTreeMap;
 
 use super::named::Named;
 
-/// A count. Those up to [`Pooled::HeldBytes`] are of what there is now.
+/// A count. Those up to [`Pooled::HeldBytes`] are of blocks that exist now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Pooled {
-    /// Blocks that were freed and are kept.
+    /// Freed blocks that are kept.
     Blocks,
-    /// Their bytes.
+    /// Bytes of kept blocks.
     Bytes,
-    /// Blocks that the application has.
+    /// Blocks that the program has.
     HeldBlocks,
-    /// Their bytes.
+    /// Bytes of blocks that the program has.
     HeldBytes,
-    /// The most bytes that were kept at once.
+    /// The most bytes of kept blocks at one time.
     BytesHighest,
-    /// How often one was handed out again.
+    /// How often a kept block was handed out again.
     Hits,
-    /// How often NCCL made one.
+    /// How often NCCL made a block.
     Misses,
-    /// How many left because more was kept than may be.
+    /// Kept blocks that were freed because more was kept than allowed.
     Evicted,
-    /// How many left because memory was short, or the application said so.
+    /// Kept blocks that were freed because memory was short, or because the program asked.
     Trimmed,
-    /// How many were not kept when they were freed: registered still, too large, or not to be used again.
+    /// Blocks that were not kept when the program freed them: still registered, too large, or not reusable.
     LetGo,
-    /// How often what was kept was freed once more.
+    /// How often the program freed a kept block once more.
     DoubleFrees,
-    /// How many somebody else unmapped.
+    /// Blocks that others have unmapped.
     Forgotten,
 }
 
-/// How many there are.
+/// The number of counts.
 pub const COUNTS: usize = Pooled::Forgotten as usize + 1;
 
 impl Pooled {
-    /// Their names in reports, in order.
+    /// The names of the counts in reports, in order.
     pub const NAMES: [&'static str; COUNTS] = [
         "blocks",
         "bytes",
@@ -54,7 +54,7 @@ impl Pooled {
         "forgotten",
     ];
 
-    /// What is said of each only where it is.
+    /// Counts that the line has only where they are not 0, with their words.
     const RARE: [(&'static str, &'static str); 5] = [
         ("evicted", "evicted"),
         ("trimmed", "trimmed"),
@@ -64,7 +64,7 @@ impl Pooled {
     ];
 }
 
-/// One line for people, without its end; none if nothing happened.
+/// One line for people, without a line end; none if nothing was counted.
 pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Option<String> {
     let named = Named::of(counts)?;
     let of = |name: &str| named.count(name);

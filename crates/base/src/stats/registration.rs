@@ -1,54 +1,54 @@
-//! What is counted of registrations, by number, and the words for readers.
+//! The counts of registrations, by number, and their words for readers.
 
 use std::collections::BTreeMap;
 
 use super::named::Named;
 
-/// A count. Those up to [`Registered::Bytes`] are of what there is now.
+/// A count. Those up to [`Registered::StagingBytes`] are of what exists now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Registered {
     /// Allocations that are registered.
     Entries,
-    /// Their bytes.
+    /// Bytes of registered allocations.
     Bytes,
-    /// Bytes of staging memory.
+    /// Bytes of staging buffers.
     StagingBytes,
     /// How often an allocation was registered.
     Registered,
-    /// How often a buffer was found registered.
+    /// How often a buffer was found already registered.
     Hits,
-    /// Calls that were staged.
+    /// Calls that used a staging buffer.
     Staged,
-    /// How often a registration was given back.
+    /// How often a registration was ended.
     Deregistered,
-    /// How often that failed.
+    /// How often the end of a registration failed.
     Stuck,
-    /// Buffers that could not be registered: `cudaMalloc`'s.
+    /// Buffers of `cudaMalloc`, which cannot be registered.
     CudaMalloc,
-    /// Of several handles, as expandable segments are, or of one that cannot be exported.
+    /// Buffers of several handles (expandable segments), or of one that cannot be exported.
     Segments,
-    /// Of a pool, as `cudaMallocAsync` gives.
+    /// Buffers of a memory pool (`cudaMallocAsync`).
     Pool,
-    /// Managed, or on the host.
+    /// Buffers in managed or host memory.
     Host,
-    /// What the driver says nothing of.
+    /// Buffers that the driver does not know.
     Unknown,
-    /// Of several allocations, or another device's.
+    /// Buffers over several allocations, or of another device.
     Elsewhere,
-    /// For want of room in the table.
+    /// Buffers for which the table had no room.
     Full,
-    /// NCCL or the driver refused.
+    /// Buffers that NCCL or the driver refused.
     Refused,
-    /// Bytes that were left registered at ends that could not wait: peers' processes keep them for good.
+    /// Bytes still registered at ends that could not wait: peers' processes keep them for good.
     LeftBytes,
 }
 
-/// How many there are.
+/// The number of counts.
 pub const COUNTS: usize = Registered::LeftBytes as usize + 1;
 
 impl Registered {
-    /// Their names in reports, in order.
+    /// The names of the counts in reports, in order.
     pub const NAMES: [&'static str; COUNTS] = [
         "entries",
         "bytes",
@@ -69,7 +69,7 @@ impl Registered {
         "left_bytes",
     ];
 
-    /// What is said of each that is not registrable.
+    /// Counts of buffers that could not be registered, with their words.
     const REASONS: [(&'static str, &'static str); 8] = [
         ("cuda_malloc", "cudaMalloc"),
         ("segments", "expandable segments"),
@@ -82,7 +82,7 @@ impl Registered {
     ];
 }
 
-/// One line for people, without its end; none if nothing happened.
+/// One line for people, without a line end; none if nothing was counted.
 pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Option<String> {
     let named = Named::of(counts)?;
     let of = |name: &str| named.count(name);

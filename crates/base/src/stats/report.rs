@@ -1,4 +1,4 @@
-//! A snapshot told: as a table, or as JSON.
+//! Writes a snapshot as a table for people, or as JSON.
 
 use std::fmt::Write;
 
@@ -58,7 +58,7 @@ pub fn text(snapshot: &Snapshot) -> String {
     out
 }
 
-/// Why a forked child's calls are all NCCL's, and what would change that.
+/// Why NCCL runs all calls of a forked child, and what would change that.
 pub fn forked_from(owner: u32) -> String {
     format!(
         "forked from process {owner}, which had communicators: its own are on NCCL, and not counted \
@@ -66,7 +66,7 @@ pub fn forked_from(owner: u32) -> String {
     )
 }
 
-/// One communicator: who it is, what it has or why it has not, and a row for each kind of call.
+/// One communicator: its rank and device, what it has or lacks, and a row for each kind of call.
 fn of_communicator(counts: &CommunicatorCounts) -> String {
     let CommunicatorCounts { serial, rank, ranks, device, state, .. } = counts;
     let (rank, ranks, device) = (known(*rank, 0), known(*ranks, 1), known(*device, 0));
@@ -89,7 +89,7 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
     out
 }
 
-/// What it has, or the one reason why not.
+/// What the communicator has, or why it is on NCCL.
 fn standing(counts: &CommunicatorCounts) -> Option<String> {
     match (counts.peer_group.as_str(), counts.change.as_str()) {
         ("", _) => None,
@@ -99,7 +99,7 @@ fn standing(counts: &CommunicatorCounts) -> Option<String> {
     }
 }
 
-/// What of NCCL stands behind a lazy communicator.
+/// The state of NCCL's part of a lazy communicator.
 fn nccl(text: &str) -> Option<String> {
     Some(match text {
         "" => return None,
@@ -208,12 +208,12 @@ mod tests {
         assert!(table.contains("\n  not in fixed order: 4 reductions (WINDLASS_PEER_GROUPS=off)\n"));
         let last = table.lines().last().unwrap();
         assert_eq!(last.split_whitespace().collect::<Vec<_>>().join(" "), "ncclAllReduce forward 3 3.0 MiB");
-        // Calls stand under calls.
+        // The number of calls stands in one column in both tables.
         assert_eq!(ends(calls), ends(last) - ends("      3.0 MiB"));
         assert!(table.contains("\ncommunicator 1: rank 0 of 4, device ?, live\n"), "{table}");
     }
 
-    /// A communicator says what it has, or why it is on NCCL and what would change that.
+    /// A communicator's line has its features, or why it is on NCCL and what would change that.
     #[test]
     fn standings() {
         let with = |peer_group: &str, lacks: &[(&str, &str)], change: &str, nccl: &str| {
@@ -241,7 +241,7 @@ mod tests {
         );
     }
 
-    /// A child of a process with communicators says so.
+    /// The report of a forked child names the parent.
     #[test]
     fn forked() {
         let child = Snapshot { forked_from: 6, ..example() };

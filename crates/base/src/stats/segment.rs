@@ -1,8 +1,8 @@
-//! The memory in which calls are counted: plain atomics at fixed places, in a file of `/dev/shm` once there is a
-//! communicator, so that `windlass stats` can read a running process.
+//! The memory in which a process counts: atomics at fixed places. Once the process has a communicator, they are in a
+//! file of `/dev/shm`, so that `windlass stats` can read a running process.
 //!
-//! Until then, and where shared memory is off or cannot be had, the same structure lies in this library's own
-//! zeroed memory. Readers never write and writers never wait.
+//! Before that, and where shared memory is off or fails, the same structure lies in this library's zeroed memory.
+//! Readers never write, and writers never wait.
 
 #![allow(unsafe_code)]
 
@@ -18,26 +18,26 @@ use crate::path::PATHS;
 use crate::stats::files::{self, Held};
 use crate::stats::{check, pool, registration, windows};
 
-/// Entry points that fit; more than the table has, so that the layout changes seldom.
+/// How many entry points fit. There is room for more than the list has, so that the layout changes seldom.
 pub const ENTRIES_MAX: usize = 128;
-/// Communicators with counters of their own, the living and the latest dead; the rest share number 0.
+/// Places for communicators: those that live and the last that ended. All others share place 0.
 pub const COMMUNICATORS_MAX: usize = 256;
 /// Sets of counters among which threads are spread for calls without a communicator.
 pub const THREAD_SETS: usize = 16;
 
-/// Counts of registrations that fit.
+/// How many counts of registrations fit.
 pub const REGISTRATIONS_MAX: usize = 32;
 const _: () = assert!(registration::COUNTS <= REGISTRATIONS_MAX);
 
-/// Counts of recycled blocks that fit.
+/// How many counts of pool blocks fit.
 pub const POOL_MAX: usize = 24;
 const _: () = assert!(pool::COUNTS <= POOL_MAX);
 
-/// Counts of windows that fit.
+/// How many counts of windows fit.
 pub const WINDOWS_MAX: usize = 16;
 const _: () = assert!(windows::COUNTS <= WINDOWS_MAX);
 
-/// Counts of compared calls that fit.
+/// How many counts of compared calls fit.
 pub const CHECKED_MAX: usize = 8;
 const _: () = assert!(check::COUNTS <= CHECKED_MAX);
 
@@ -50,13 +50,14 @@ pub const MAGIC: u64 = 0x5753_4e41_4c44_4e57;
 pub struct Segment {
     /// [`MAGIC`], written last.
     pub magic: AtomicU64,
-    /// Bytes of this structure: readers of another build see that they do not fit.
+    /// Bytes of this structure, by which readers see a segment of another build.
     pub size: AtomicU64,
-    /// The process.
+    /// The process's number.
     pub process: AtomicU32,
     /// Version code of the real NCCL; 0 while unknown.
     pub nccl_version: AtomicI32,
-    /// The process with communicators from which this one was forked, 0 for none; said once a communicator is asked for here.
+    /// The process with communicators from which this one was forked; 0 for none. It is set when a communicator is asked for
+    /// here.
     pub forked_from: AtomicU32,
     /// When counting in this segment began, nanoseconds since 1970.
     pub began_ns: AtomicU64,
@@ -70,25 +71,25 @@ pub struct Segment {
     pub communicators_made: AtomicU64,
     /// NCCL's communicators that are cached.
     pub cached: AtomicU64,
-    /// Bytes of device memory that these keep, as far as is known.
+    /// Bytes of device memory that cached communicators keep, as far as is known.
     pub cached_bytes: AtomicU64,
-    /// Kernels of ours that ran several collectives of a group each.
+    /// Kernels of Windlass that ran several collectives of a group each.
     pub fused_kernels: AtomicU64,
-    /// Collectives that these ran.
+    /// Collectives that these kernels ran.
     pub fused_calls: AtomicU64,
-    /// What is registered: numbers of [`crate::stats::registration`].
+    /// Counts of registrations, by [`crate::stats::registration`].
     pub registrations: [AtomicU64; REGISTRATIONS_MAX],
-    /// Blocks of `ncclMemAlloc`: numbers of [`crate::stats::pool`].
+    /// Counts of blocks of `ncclMemAlloc`, by [`crate::stats::pool`].
     pub pool: [AtomicU64; POOL_MAX],
-    /// Windows that are kept: numbers of [`crate::stats::windows`].
+    /// Counts of kept windows, by [`crate::stats::windows`].
     pub windows: [AtomicU64; WINDOWS_MAX],
-    /// Calls that ranks compare: numbers of [`crate::stats::check`].
+    /// Counts of calls that ranks compare, by [`crate::stats::check`].
     pub checked: [AtomicU64; CHECKED_MAX],
-    /// Calls that the ABI layer passed on without looking, by entry point.
+    /// Calls that the ABI layer passed on without Rust code, by entry point.
     pub passed: [AtomicU64; ENTRIES_MAX],
-    /// Calls without a communicator, by entry point, spread over threads.
+    /// Calls without a communicator, by entry point, in sets among which threads are spread.
     pub threads: [[AtomicU64; ENTRIES_MAX]; THREAD_SETS],
-    /// Counters by communicator; number 0 is for calls of handles we do not know, and of the forgotten dead.
+    /// Counters by communicator. Place 0 is for unknown handles, and for ended communicators whose place was taken.
     pub communicators: [Communicator; COMMUNICATORS_MAX],
 }
 
@@ -100,35 +101,35 @@ pub struct Communicator {
     pub state: AtomicU32,
     /// This process's rank in it, -1 while unknown.
     pub rank: AtomicI32,
-    /// How many ranks it has, 0 while unknown.
+    /// The number of ranks, 0 while unknown.
     pub ranks: AtomicI32,
     /// The CUDA device, -1 while unknown.
     pub device: AtomicI32,
-    /// Its number in this process, from 1, in the order of init.
+    /// The communicator's serial number in this process, from 1, in the order of init.
     pub serial: AtomicU64,
-    /// Whether it has a peer group: a number of [`crate::stats::peer_group`].
+    /// Whether the communicator has a peer group: a number of [`crate::stats::peer_group`].
     pub peer_group: AtomicU32,
-    /// What of NCCL stands behind it: a number of [`crate::stats::peer_group`].
+    /// The state of NCCL's part: a number of [`crate::stats::peer_group`].
     pub nccl: AtomicU32,
-    /// Of one with a peer group, what it lacks: [`crate::stats::features::Lacks`].
+    /// What the peer group lacks: [`crate::stats::features::Lacks`].
     pub lacks: AtomicU32,
-    /// Of one with native collectives, where its limits come from: bits of [`crate::stats::limits::Source`].
+    /// The sources of the native collectives' limits: bits of [`crate::stats::limits::Source`].
     pub limits_from: AtomicU32,
-    /// Where fixed order is asked for: reductions that round and that ran in it.
+    /// Where fixed order is asked for: reductions that round and ran in fixed order.
     pub in_fixed_order: AtomicU64,
-    /// Those that NCCL ran, or that were refused.
+    /// Where fixed order is asked for: reductions that round and that NCCL ran, or that were refused.
     pub not_in_fixed_order: AtomicU64,
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],
 }
 
-/// What is counted of calls of one kind.
+/// The count of calls of one kind.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Cell {
-    /// How many.
+    /// The number of calls.
     pub calls: AtomicU64,
-    /// Their bytes, as [`crate::call::Shared::bytes`] counts.
+    /// The bytes of the calls, as [`crate::call::Shared::bytes`] counts.
     pub bytes: AtomicU64,
 }
 
@@ -136,28 +137,28 @@ pub struct Cell {
 pub const FREE: u32 = 0;
 /// A living communicator has these counters.
 pub const LIVE: u32 = 1;
-/// A communicator had these counters; they are kept until the place is needed.
+/// A communicator that has ended had these counters; they stay until the place is needed.
 pub const ENDED: u32 = 2;
 
 // SAFETY: a structure of integers is valid when zeroed.
 static EARLY: Segment = unsafe { std::mem::zeroed() };
 static CURRENT: AtomicPtr<Segment> = AtomicPtr::new((&raw const EARLY).cast_mut());
 
-/// Where to count now.
+/// The segment to count in now.
 #[inline]
 pub fn current() -> &'static Segment {
     // SAFETY: the pointer is `EARLY`'s or that of a mapping that is never unmapped.
     unsafe { &*CURRENT.load(Ordering::Acquire) }
 }
 
-/// In a child just forked: counts from zero, in memory of its own. Takes no lock and allocates nothing.
+/// In a child just forked: counts from zero in the library's own memory. Takes no lock and allocates nothing.
 pub fn restart_in_forked_child() {
     // SAFETY: the structure consists of atomics, and is as large as a whole number of words.
     let words = unsafe {
         let first = (&raw const EARLY).cast::<AtomicU64>();
         std::slice::from_raw_parts(first, size_of::<Segment>() / size_of::<AtomicU64>())
     };
-    // Most words are none, and lie in pages that the child would else copy.
+    // Most words are 0, and a write would make the child copy their page.
     words
         .iter()
         .filter(|word| word.load(Ordering::Relaxed) != 0)
@@ -167,8 +168,8 @@ pub fn restart_in_forked_child() {
 
 const _: () = assert!(size_of::<Segment>().is_multiple_of(size_of::<AtomicU64>()));
 
-/// Moves the counters into shared memory, after what killed processes have left there is removed, and gives the file. What
-/// other threads count at this very moment may stay behind; before the first communicator that is no call of one.
+/// Moves the counters into a new file, after it has removed the files of killed processes. Counts of other threads at this
+/// very moment may be lost; before the first communicator none of them is of a communicator's call.
 pub fn share(folder: &FilePath) -> io::Result<Held> {
     let removed = files::remove_ended(folder);
     if removed > 0 {
@@ -192,7 +193,7 @@ fn fill(held: &Held) -> io::Result<&'static Segment> {
     map(&file, ProtFlags::READ | ProtFlags::WRITE)
 }
 
-/// A segment of any process, to read.
+/// Maps the segment of any process, to read it.
 pub fn open(path: &FilePath) -> io::Result<&'static Segment> {
     let file = File::open(path)?;
     if file.metadata()?.len() != size_of::<Segment>() as u64 {
@@ -205,8 +206,8 @@ pub fn open(path: &FilePath) -> io::Result<&'static Segment> {
     }
 }
 
-/// Takes the memory now: a write into shared memory that is full kills the process, and so does taking more than
-/// the process's limit of file sizes (SIGXFSZ).
+/// Reserves the memory now. A write into full shared memory kills the process, and so does exceeding the process's
+/// limit of file sizes (SIGXFSZ).
 fn reserve(file: &File) -> io::Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if limit.is_some_and(|limit| limit < size_of::<Segment>() as u64) {
@@ -240,7 +241,7 @@ fn copy(from: &Segment, to: &Segment) {
     }
 }
 
-/// Counters of which some words have been written, by place, for fuzzing.
+/// A segment with some words written, by place, for fuzzing.
 #[cfg(any(test, feature = "test-support"))]
 pub fn with_words<T>(written: &[(usize, u64)], read: impl FnOnce(&Segment) -> T) -> T {
     // SAFETY: a structure of integers is valid when zeroed.

@@ -1,4 +1,4 @@
-//! What a reader sees of a segment at one moment. This is also the JSON report.
+//! What a reader sees of a segment at one moment. The JSON report has these fields.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,94 +19,95 @@ use crate::stats::registration::Registered;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
 use crate::stats::windows::Kept;
 
-/// Counts of a process. Counters are read one by one while calls go on: sums may differ by calls in flight.
+/// Counts of a process. Counters are read one by one while calls go on, so sums may differ by the calls in flight.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Snapshot {
     /// Windlass's version.
     pub windlass: String,
-    /// The process.
+    /// The process's number.
     pub process: u32,
-    /// Of one that was forked from a process with communicators: that process. Then nothing is counted here.
+    /// The process with communicators from which this one was forked, 0 for none. A forked child counts no calls.
     #[serde(default, skip_serializing_if = "is_none")]
     pub forked_from: u32,
     /// The program's file name.
     pub program: String,
-    /// The real library's file, and its version code (0 if unknown).
+    /// The real library's file.
     pub nccl_path: String,
-    /// See `nccl_path`.
+    /// The real library's version code, 0 if unknown.
     pub nccl_version: i32,
     /// When counting began, nanoseconds since 1970.
     pub began_ns: u64,
     /// Communicators made so far.
     pub communicators_made: u64,
-    /// NCCL's communicators behind ended lazy ones that are cached, at exit: were.
+    /// NCCL's communicators that are cached; at exit, those that were.
     #[serde(default)]
     pub cached: u64,
-    /// Bytes of device memory that these keep, as far as is known.
+    /// Bytes of device memory that cached communicators keep, as far as is known.
     #[serde(default)]
     pub cached_bytes: u64,
     /// `fixed` or `strict`; empty where no fixed order is asked for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub order: String,
-    /// Kernels of ours that ran several collectives of a group each.
+    /// Kernels of Windlass that ran several collectives of a group each.
     #[serde(default)]
     pub fused_kernels: u64,
-    /// Collectives that these ran; they are counted with all others, too.
+    /// Collectives that these kernels ran. They also count among all others.
     #[serde(default)]
     pub fused_calls: u64,
-    /// What was registered with NCCL by itself, by the names of [`crate::stats::registration`]; only what is not 0.
+    /// Counts of registrations by the names of [`crate::stats::registration`], without those that are 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub registrations: BTreeMap<String, u64>,
-    /// Blocks of `ncclMemAlloc` that are recycled, by the names of [`crate::stats::pool`]; only what is not 0.
+    /// Counts of blocks of `ncclMemAlloc` by the names of [`crate::stats::pool`], without those that are 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pool: BTreeMap<String, u64>,
-    /// Windows that are kept, by the names of [`crate::stats::windows`]; only what is not 0.
+    /// Counts of kept windows by the names of [`crate::stats::windows`], without those that are 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub windows: BTreeMap<String, u64>,
-    /// Calls that ranks compare, by the names of [`crate::stats::check`]; only what is not 0.
+    /// Counts of calls that ranks compare by the names of [`crate::stats::check`], without those that are 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub check: BTreeMap<String, u64>,
-    /// Calls by function, only those called; a `pnccl` name counts as its `nccl` name.
+    /// Calls by function, without functions that were not called. A `pnccl` name counts as its `nccl` name.
     pub functions: BTreeMap<String, u64>,
-    /// Communicators, in the order of init. Serial 0 stands for unknown handles and for old, ended ones.
+    /// Communicators in the order of init. Serial 0 stands for unknown handles, and for ended ones whose place was
+    /// taken.
     pub communicators: Vec<CommunicatorCounts>,
 }
 
 /// Counts of a communicator.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct CommunicatorCounts {
-    /// Its number in this process, from 1.
+    /// The communicator's serial number in this process, from 1.
     pub serial: u64,
     /// `live` or `ended`.
     pub state: String,
     /// This process's rank, -1 if unknown.
     pub rank: i32,
-    /// How many ranks, 0 if unknown.
+    /// The number of ranks, 0 if unknown.
     pub ranks: i32,
     /// The CUDA device, -1 if unknown.
     pub device: i32,
-    /// `yes`, or why it has no peer group; empty where none was asked for.
+    /// `yes`, or why there is no peer group; empty where none was asked for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub peer_group: String,
-    /// Of a lazy communicator: `unbuilt`, `built` or `reused`; empty where NCCL made it at its init.
+    /// For a lazy communicator `unbuilt`, `built` or `reused`; empty where NCCL built its part at the init.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub nccl: String,
-    /// Of one with a peer group: what it lacks, and why.
+    /// What the peer group lacks, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lacks: BTreeMap<String, String>,
-    /// Of one with native collectives: where its limits come from.
+    /// The sources of the native collectives' limits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits_from: Vec<String>,
-    /// Where fixed order is asked for: reductions that round and that ran in it.
+    /// Where fixed order is asked for: reductions that round and ran in fixed order.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub in_fixed_order: u64,
-    /// Those that NCCL ran, or that were refused.
+    /// Where fixed order is asked for: reductions that round and that NCCL ran, or that were refused.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub not_in_fixed_order: u64,
-    /// Of one without: what would change that; empty where nothing is known.
+    /// What would give the communicator a peer group; empty where nothing is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub change: String,
-    /// Calls by function and path, only those that were.
+    /// Calls by function and path, without those that are 0.
     pub calls: Vec<CallCounts>,
 }
 
@@ -115,11 +116,11 @@ pub struct CommunicatorCounts {
 pub struct CallCounts {
     /// NCCL's name of the function.
     pub function: String,
-    /// How the calls ran.
+    /// The path.
     pub path: String,
-    /// How many.
+    /// The number of calls.
     pub calls: u64,
-    /// Their bytes: of the larger buffer of each call, as nccl-tests counts.
+    /// Bytes of the larger buffer of each call, as nccl-tests counts.
     pub bytes: u64,
 }
 
@@ -160,7 +161,7 @@ impl Snapshot {
         }
     }
 
-    /// Where fixed order is asked for: reductions that round, over all communicators, in it and not.
+    /// Where fixed order is asked for: reductions that round, over all communicators, in fixed order and not.
     pub fn ordered(&self) -> (u64, u64) {
         self.communicators.iter().fold((0, 0), |(kept, lost): (u64, u64), one| {
             (kept.saturating_add(one.in_fixed_order), lost.saturating_add(one.not_in_fixed_order))
@@ -181,7 +182,7 @@ impl Snapshot {
 impl CommunicatorCounts {
     fn of((number, counters): (usize, &segment::Communicator)) -> Option<CommunicatorCounts> {
         let state = counters.state.load(Ordering::Acquire);
-        // Number 0 never gets a state, and is told only when it has counted something.
+        // Place 0 never gets a state, and is reported only if it has counted something.
         if state == FREE && number != UNKNOWN {
             return None;
         }
@@ -233,7 +234,7 @@ fn functions(segment: &Segment, communicators: &[CommunicatorCounts]) -> BTreeMa
     for (index, entry) in ENTRIES.iter().enumerate() {
         let passed = segment.passed[index].load(Ordering::Relaxed);
         let seen = segment.threads.iter().map(|set| set[index].load(Ordering::Relaxed));
-        // Whoever wrote the segment may have written anything.
+        // The writer of the segment may have written anything.
         let calls = seen.fold(passed, u64::saturating_add);
         if calls > 0 {
             functions.insert(entry.name.into(), calls);
@@ -250,7 +251,7 @@ fn functions(segment: &Segment, communicators: &[CommunicatorCounts]) -> BTreeMa
 mod tests {
     use super::*;
 
-    /// Whoever wrote a segment may have written anything: counts end at what a number holds.
+    /// A segment may hold anything: sums end at the largest number.
     #[test]
     fn wild_counts() {
         let words: Vec<(usize, u64)> = (0..size_of::<Segment>() / 8).map(|place| (place, u64::MAX)).collect();

@@ -1,38 +1,38 @@
-//! What is counted of windows that are kept, by number, and the words for readers.
+//! The counts of kept windows, by number, and their words for readers.
 
 use std::collections::BTreeMap;
 
 use super::named::Named;
 
-/// A count of registrations of communicators whose ranks keep windows, or of windows.
+/// A count of windows, or of registrations in communicators whose ranks keep windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Kept {
-    /// Registrations that a kept window answered.
+    /// Registrations that a kept window served.
     Hits,
-    /// Those for which NCCL made one.
+    /// Registrations for which NCCL made a window.
     Made,
-    /// Those that were refused.
+    /// Registrations that were refused.
     Refused,
     /// How often a window was kept when it was deregistered.
     Cached,
-    /// Kept windows that were dropped since a call came over them.
+    /// Kept windows that were dropped because a call used their memory.
     Dropped,
 }
 
-/// How many there are.
+/// The number of counts.
 pub const COUNTS: usize = Kept::Dropped as usize + 1;
 
 impl Kept {
-    /// Their names in reports, in order.
+    /// The names of the counts in reports, in order.
     pub const NAMES: [&'static str; COUNTS] = ["hits", "made", "refused", "cached", "dropped"];
 
-    /// What is said of each only where it is.
+    /// Counts that the line has only where they are not 0, with their words.
     const RARE: [(&'static str, &'static str); 2] =
         [("refused", "refused"), ("dropped", "dropped for calls over them")];
 }
 
-/// One line for people, without its end; none if nothing happened.
+/// One line for people, without a line end; none if nothing was counted.
 pub fn text(counts: &BTreeMap<String, u64>) -> Option<String> {
     let named = Named::of(counts)?;
     let [hits, made, cached] = ["hits", "made", "cached"].map(|name| named.count(name));

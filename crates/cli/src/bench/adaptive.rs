@@ -1,7 +1,7 @@
-//! A rank that measures limits: what is measured next depends on what was found ([`crate::limits::search`]).
+//! Runs a rank that measures limits: each next measurement depends on what was found ([`crate::limits::search`]).
 //!
-//! One run measures communicators of several numbers of ranks, of the first so many processes each: a process and its first communicator
-//! take longer to make than most limits to find. Rank 0 decides what comes next, and when the time is over.
+//! One run measures communicators of several numbers of ranks; each uses the first processes. Starting a process and its first
+//! communicator takes longer than finding most limits. Rank 0 decides the next step, and when the time is over.
 
 use super::company::Company;
 use super::memory::Memory;
@@ -21,11 +21,11 @@ use windlass_transport::circumstances;
 use windlass_transport::tuning::cache::Circumstances;
 use windlass_transport::tuning::file::Multicast;
 
-/// What a rank is to do.
+/// The job of a rank.
 #[derive(Serialize, Deserialize)]
 pub struct Job {
     pub rank: usize,
-    /// All processes.
+    /// The number of processes.
     pub ranks: usize,
     /// The real library.
     pub plain: PathBuf,
@@ -34,24 +34,24 @@ pub struct Job {
     pub simulated: bool,
 }
 
-/// What is to be measured, and how long.
+/// What to measure, and for how long.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Effort {
-    /// The numbers of ranks, in this order.
+    /// The numbers of ranks, in the order of measuring.
     pub numbers: Vec<usize>,
     pub grid: Grid,
-    /// Pairs of batches.
+    /// Pairs of batches for each measurement.
     pub repeat: usize,
     /// Microseconds that a batch should take.
     pub batch_us: f64,
     /// Idle communicators beside the measured one.
     pub beside: u32,
     pub what: What,
-    /// From the start of the ranks on; nothing new is begun later. None: as long as it takes.
+    /// The time from the start of the ranks, after which nothing new begins. None: no bound.
     pub time: Option<Time>,
 }
 
-/// Of which path limits are found: one hides the other.
+/// The path whose limits are found. Native collectives would hide registered ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     Native,
@@ -59,7 +59,7 @@ pub enum What {
 }
 
 impl What {
-    /// What is measured first, and then.
+    /// The tasks to measure first, and the tasks after them.
     pub fn tasks(self) -> [&'static [Task]; 2] {
         match self {
             What::Native => [&USUAL, &OTHER],
@@ -67,7 +67,7 @@ impl What {
         }
     }
 
-    /// What is registered must be mapped a second time, which only such memory can be.
+    /// The memory of the buffers. Windlass maps registered buffers a second time, which only `ncclMemAlloc`'s allow.
     pub fn memory(self) -> Memory {
         match self {
             What::Native => Memory::Device,
@@ -80,18 +80,18 @@ impl What {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Time {
     pub all: f64,
-    /// For measuring, where ranks take long to be ready.
+    /// The least time for measuring, even if the ranks took long to be ready.
     pub measuring_least: f64,
 }
 
-/// What rank 0 tells meanwhile.
+/// What rank 0 reports while it measures.
 #[derive(Serialize, Deserialize)]
 pub enum Told {
     Group(Group),
     Measured(usize, Box<CellDone>),
 }
 
-/// A number of ranks that is measured.
+/// A number of ranks that is measured, and where.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Group {
     pub ranks: usize,
@@ -99,7 +99,7 @@ pub struct Group {
     pub nccl_version: i32,
 }
 
-/// Under which circumstances a rank measures, and the key of its cells.
+/// The circumstances under which a rank measures, and the key of its cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Place {
     circumstances: Vec<String>,
@@ -109,7 +109,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// As an application's process finds it, on this device with this NCCL.
+    /// Reads the circumstances as a program's process would, on this device with this NCCL.
     pub fn observe(ordinal: usize, ranks: usize, path: &Path, version: i32) -> Result<Place> {
         nccl::note_version(version);
         let driver = windlass_base::gpu::driver().map_err(|failure| anyhow!("{failure}"))?;
@@ -135,7 +135,7 @@ impl Place {
     }
 }
 
-/// What the communicators of another number of ranks take to make: where less is left none are begun.
+/// The time to make the communicators of another number of ranks. With less time left, they are not begun.
 const JOINING: Duration = Duration::from_secs(1);
 
 /// The hidden subcommand.
@@ -147,9 +147,9 @@ fn rank(channel: &mut Channel, job: Job) -> Result<()> {
     let began = Instant::now();
     let gpu = Gpu::open(job.rank)?;
     let largest = job.effort.grid.sizes.last().copied().unwrap_or(0) as usize;
-    // Sizes are rounded to whole elements of each rank, never up, but for the smallest.
+    // Sizes are rounded down to whole elements of each rank, except the smallest.
     let bytes = largest + job.ranks * size_of::<f64>();
-    // The real library first: Windlass then forwards to the very library that is mapped.
+    // The real library is opened first: Windlass then forwards to the file that is already mapped.
     let (_, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
     let buffer = || job.effort.what.memory().buffer(&gpu, &windlass, bytes);
     let (send, receive) = (buffer()?, buffer()?);
@@ -182,7 +182,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<()> {
     })
 }
 
-/// Without a bound, later than anybody waits.
+/// The moment after which no new measurement begins; without a bound, far in the future.
 fn deadline_of(effort: &Effort, began: Instant) -> Instant {
     let ready = Instant::now();
     let seconds = |seconds: f64| Duration::from_secs_f64(seconds.clamp(0.0, 1e6));
@@ -191,7 +191,7 @@ fn deadline_of(effort: &Effort, began: Instant) -> Instant {
     })
 }
 
-/// What is measured, in order: the first two numbers of ranks first, with other types before further numbers.
+/// The order of measuring: the first two numbers of ranks come first, with all tasks, then further numbers.
 fn turns(numbers: &[usize], what: What) -> Vec<(usize, &'static [Task])> {
     let (first, further) = numbers.split_at(numbers.len().min(2));
     let in_turn = |numbers: &[usize]| -> Vec<_> {
@@ -202,7 +202,7 @@ fn turns(numbers: &[usize], what: What) -> Vec<(usize, &'static [Task])> {
     [in_turn(first), in_turn(further)].concat()
 }
 
-/// Both sides of a number of ranks, and what was measured on them.
+/// Both sides of one number of ranks, and their measurements.
 struct Members {
     ranks: usize,
     plain: Side,
@@ -240,7 +240,7 @@ impl Shared<'_> {
         }
     }
 
-    /// Makes the communicators, and tells under which circumstances; an error where ranks' differ.
+    /// Makes the communicators and reports the circumstances. Fails if ranks have different ones.
     fn join(&self, channel: &mut Channel, ranks: usize) -> Result<Members> {
         let (job, bench) = (self.job, self.bench_job(ranks));
         let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
@@ -264,7 +264,7 @@ impl Shared<'_> {
         if self.job.rank == 0 { channel.progress(serde_json::to_string(told)?) } else { Ok(()) }
     }
 
-    /// Measures until all limits of these tasks are found, or the time is over.
+    /// Measures until all limits of these tasks are found or the time is over.
     fn measure(
         &self,
         channel: &mut Channel,
@@ -308,7 +308,7 @@ impl Shared<'_> {
 mod tests {
     use super::*;
 
-    /// All GPUs and pairs come first, whatever is measured of them; then further numbers.
+    /// All GPUs and pairs of ranks come first, with all tasks, then further numbers.
     #[test]
     fn order() {
         let order: Vec<(usize, usize)> =
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(turns(&[4, 2], What::Registered).len(), 2);
     }
 
-    /// Ranks that were long in coming have the least time from then on.
+    /// If ranks took long to be ready, the least time counts from then on.
     #[test]
     fn time_left() {
         let grid = Grid::new(Vec::new(), 1, 0);

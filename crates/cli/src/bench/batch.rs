@@ -1,4 +1,4 @@
-//! Timing batches of calls of one side.
+//! Times batches of calls of one side.
 
 use super::Mode;
 use super::companions::Companions;
@@ -11,21 +11,21 @@ use anyhow::Result;
 use nccl_sys::types::{ncclComm_t, ncclFloat32};
 use std::time::Instant;
 
-/// Calls whose launches the device's queue surely takes without waiting.
+/// So many launches surely fit into the device's queue, so the host does not wait.
 const HOST_CALLS_MAX: usize = 64;
-/// Calls in one graph; more only makes the capture long.
+/// The most calls of one graph; with more the capture only takes longer.
 const GRAPH_CALLS_MAX: usize = 128;
 const EAGER_CALLS_MAX: usize = 2000;
 
-/// A library, a communicator through it, and what timing needs.
+/// A library, its communicator, and what timing needs.
 pub struct Side {
     pub nccl: Nccl,
     pub communicator: ncclComm_t,
-    /// Of the same ranks, for operations on two; null where there are none of these.
+    /// A second communicator of the same ranks, for operations that use two; else null.
     other: ncclComm_t,
     stream: Stream,
     other_stream: Stream,
-    /// Where the other stream leaves the first, and comes back to it.
+    /// Events with which the other stream forks from the first one and joins it.
     fork: Event,
     join: Event,
     start: Event,
@@ -34,7 +34,7 @@ pub struct Side {
     companions: Companions,
 }
 
-/// What is done in a batch.
+/// The work of one batch.
 #[derive(Clone, Copy)]
 pub struct Work<'a> {
     pub operation: Operation,
@@ -46,24 +46,24 @@ pub struct Work<'a> {
     pub ranks: usize,
     pub send: &'a Buffer,
     pub receive: &'a Buffer,
-    /// Of the receive buffer, for each of two communicators.
+    /// Bytes of the receive buffer for each of two communicators.
     pub receive_bytes: usize,
     pub product: Option<&'a Product>,
 }
 
-/// What one run of a batch took.
+/// The times of one run of a batch.
 pub struct Timing {
     /// Microseconds of one call.
     pub us: f64,
-    /// Of each call on the host, in nanoseconds; empty where the device is timed.
+    /// Nanoseconds of each call on the host; empty if the device is timed.
     pub calls_ns: Vec<u32>,
-    /// Of all calls on the device, in microseconds, whatever is timed.
+    /// Microseconds of all calls on the device, whatever is timed.
     pub device_us: f64,
-    /// How long after its beginning all busy communicators were at work; none if there are none.
+    /// Microseconds from the batch's beginning during which all busy communicators had work; none if there are none.
     pub busy_us: Option<f64>,
 }
 
-/// A batch ready to be timed again and again.
+/// A batch that can be timed repeatedly.
 pub struct Batch<'a> {
     side: &'a Side,
     work: Work<'a>,
@@ -109,7 +109,7 @@ impl Side {
         self.stream.synchronize()
     }
 
-    /// Lines the ranks up on their devices, so that a late rank's lateness is in nobody's time.
+    /// Makes all ranks' devices wait for each other, so that a late rank does not add to the times.
     fn line_up(&self) -> Result<()> {
         let (at, kind, stream) = (self.scratch.at(0), element(ncclFloat32).code, self.stream.as_nccl());
         nccl_call!(&self.nccl, ncclAllReduce(at, at, 1, kind, SUM.code, self.communicator, stream))
@@ -134,13 +134,13 @@ impl Side {
         work.operation.issue(work.count, &issue)
     }
 
-    /// Bursts of each busy communicator to begin with; 0 if there are none.
+    /// The first number of bursts of each busy communicator; 0 if there are none.
     pub fn bursts_first(&self) -> usize {
         self.companions.bursts_first()
     }
 
-    /// Microseconds of a few calls, each, on the device, with nobody busy. On the simulator the host's count if they are more: the
-    /// device's may be modelled ones, which nobody waits for.
+    /// Microseconds of one call on the device, from a few calls without busy communicators. On the simulator the host's time if
+    /// that is longer, since the device's time may be modelled.
     pub fn estimate_us(&self, work: &Work, simulated: bool) -> Result<f64> {
         let batch = Batch { side: self, work: Work { mode: Mode::Eager, ..*work }, calls: 4, graph: None };
         let began = Instant::now();
@@ -150,14 +150,14 @@ impl Side {
     }
 }
 
-/// How many calls fill `batch_us` when one takes `call_us`.
+/// How many calls take `batch_us` if one takes `call_us`.
 pub fn calls(mode: Mode, batch_us: f64, call_us: f64) -> usize {
     let most = match mode {
         Mode::Eager => EAGER_CALLS_MAX,
         Mode::Graph => GRAPH_CALLS_MAX,
         Mode::Host => HOST_CALLS_MAX,
     };
-    // A float that is too large or no number becomes the largest or zero.
+    // The conversion turns a float that is too large into the largest number, and NaN into zero.
     ((batch_us / call_us.max(0.1)) as usize).clamp(1, most)
 }
 
@@ -174,7 +174,7 @@ impl<'a> Batch<'a> {
         Ok(batch)
     }
 
-    /// Runs the batch beside so many bursts of each busy communicator; all ranks with the same number.
+    /// Runs the batch beside `bursts` bursts of each busy communicator. All ranks pass the same number.
     pub fn time(&self, bursts: usize) -> Result<Timing> {
         let Side { stream, start, end, companions, .. } = self.side;
         companions.begin(bursts)?;
@@ -197,7 +197,7 @@ impl<'a> Batch<'a> {
         end.record(stream)?;
         stream.synchronize()?;
         let device_us = end.us_since(start)?;
-        // Before the other side begins: its batches have their own company alone.
+        // Waits before the other side begins: each side's batches run beside their own busy communicators only.
         let busy_us = companions.end(start)?;
         let total_us = match self.work.mode {
             Mode::Host => calls_ns.iter().map(|ns| f64::from(*ns)).sum::<f64>() / 1e3,
@@ -226,7 +226,7 @@ impl<'a> Batch<'a> {
 mod tests {
     use super::*;
 
-    /// Batches fill their time within limits of the mode.
+    /// Batches fill their time within the limits of the mode.
     #[test]
     fn batch_lengths() {
         assert_eq!(calls(Mode::Eager, 10_000.0, 100.0), 100);

@@ -1,15 +1,13 @@
-//! The communicators of one side that are beside its measured one: idle, or at work while that side's batches are timed.
+//! The communicators of one side beside the measured one: idle ones, and busy ones that work while the side's batches
+//! are timed.
 //!
-//! How busy the busy ones are: a burst is a CUDA graph of [`BURST_CALLS`] all-reduces of 16 KiB, one after the other, captured once for
-//! each. Before a batch as many bursts as outlast it are put on each one's stream, then the batch on its own: a busy communicator
-//! always has a call that runs and others that wait, from before the batch's first call to after its last, and the host does
-//! nothing for them while it issues what is timed. Calls issued one by one between the timed ones would cost the host more than
-//! these, and so be in their times; they would also be counted as the measured function's.
+//! A burst is a CUDA graph of [`BURST_CALLS`] all-reduces of 16 KiB in sequence. Before a batch, each busy communicator's stream gets
+//! as many bursts as outlast the batch. So it always has a running call and waiting ones, and the host does nothing for it while it
+//! issues the timed calls. Calls issued between the timed ones would add host time, and would count as calls of the measured function.
 //!
-//! All ranks put the same number of bursts, which they have agreed on, on the same streams in the same order, bursts before the
-//! batch. So whatever a rank waits for, on its host or on its device, is put out by every rank before it waits for the same or a
-//! later thing: nothing waits in a circle, although NCCL keeps no order between communicators. The device must have room for the blocks of
-//! all at once, hence the limit of `--busy`.
+//! All ranks launch the same agreed number of bursts, on the same streams in the same order, before the batch. So every rank launches
+//! what others wait for before it waits for the same or a later operation: there is no deadlock, although NCCL keeps no order between
+//! communicators. The device must have room for the blocks of all kernels at once, hence the limit of `--busy`.
 
 use super::company::Company;
 use super::worker::{Job, communicator};
@@ -20,32 +18,33 @@ use crate::ranks::Channel;
 use anyhow::{Context, Result};
 use nccl_sys::types::{ncclComm_t, ncclFloat32};
 
-/// Of a busy communicator's all-reduce.
+/// Bytes of a busy communicator's all-reduce.
 const BUSY_BYTES: usize = 16 << 10;
-/// All-reduces of a burst: half a millisecond and more, many times what launching it costs.
+/// All-reduces of one burst: half a millisecond and more, many times the cost of its launch.
 const BURST_CALLS: usize = 128;
-/// On the simulator, whose calls are slow and whose times say nothing.
+/// All-reduces of one burst on the simulator, where calls are slow and times mean nothing.
 const BURST_CALLS_SIMULATED: usize = 4;
 
-/// Of one side.
+/// The idle and busy communicators of one side.
 pub struct Companions {
     idle: Vec<ncclComm_t>,
     busy: Vec<Busy>,
 }
 
 struct Busy {
-    /// Goes before the communicator that its calls are of.
+    /// The graph is dropped before the communicator of its calls.
     burst: Graph,
     communicator: ncclComm_t,
     stream: Stream,
-    /// After the last burst.
+    /// Recorded after the last burst.
     over: Event,
-    /// In use by the burst.
+    /// The burst's buffer.
     _buffer: Buffer,
 }
 
 impl Companions {
-    /// Makes them, all ranks together. Each has run an all-reduce, so that nothing is set up or loaded later.
+    /// Makes the communicators, on all ranks together. Each runs an all-reduce, so that nothing is set up or loaded
+    /// later.
     pub fn new(channel: &mut Channel, gpu: &Gpu, nccl: &Nccl, name: &str, job: &Job) -> Result<Self> {
         let Company { beside, busy } = job.company;
         let stream = gpu.stream()?;
@@ -64,12 +63,12 @@ impl Companions {
         Ok(Self { idle, busy: busy.collect::<Result<_>>()? })
     }
 
-    /// Bursts of each to begin with, before it is known how many a batch needs: none if nobody is busy.
+    /// The bursts of each busy communicator before it is known how many a batch needs; 0 without busy ones.
     pub fn bursts_first(&self) -> usize {
         usize::from(!self.busy.is_empty())
     }
 
-    /// Puts the busy ones to work, in turn; all ranks with the same number.
+    /// Launches `bursts` bursts on each busy communicator's stream, in turn. All ranks pass the same number.
     pub fn begin(&self, bursts: usize) -> Result<()> {
         for _ in 0..bursts {
             self.busy.iter().try_for_each(|busy| busy.burst.launch(&busy.stream))?;
@@ -77,7 +76,8 @@ impl Companions {
         self.busy.iter().try_for_each(|busy| busy.over.record(&busy.stream))
     }
 
-    /// Waits until their work is over, and says how many microseconds after `start` the first of them had none; none if nobody is busy.
+    /// Waits until all bursts are over. Returns after how many microseconds from `start` the first stream ran out of work; none without
+    /// busy ones.
     pub fn end(&self, start: &Event) -> Result<Option<f64>> {
         let mut lasted_us: Option<f64> = None;
         for busy in &self.busy {
@@ -102,7 +102,7 @@ impl Busy {
     fn new(gpu: &Gpu, nccl: &Nccl, communicator: ncclComm_t, calls: usize) -> Result<Self> {
         let (stream, over, buffer) = (gpu.stream()?, gpu.event()?, gpu.buffer(BUSY_BYTES)?);
         buffer.upload(&stream, &[0; BUSY_BYTES])?;
-        // By itself first: what loads or connects at a first call of that size must not meet calls that wait for their peers.
+        // One call runs alone first: loading or connecting at a first call must not meet calls that wait for peers.
         all_reduce(nccl, communicator, &buffer, &stream)?;
         stream.synchronize()?;
         stream.begin_capture()?;
@@ -110,14 +110,14 @@ impl Busy {
         let burst = stream.end_capture();
         issued?;
         let burst = burst?;
-        // A graph's first launch uploads it.
+        // The first launch uploads the graph.
         burst.launch(&stream)?;
         stream.synchronize()?;
         Ok(Self { burst, communicator, stream, over, _buffer: buffer })
     }
 }
 
-/// In place, of all floats of a buffer.
+/// An all-reduce in place, of all floats of a buffer.
 fn all_reduce(nccl: &Nccl, communicator: ncclComm_t, buffer: &Buffer, stream: &Stream) -> Result<()> {
     let (at, count, kind) = (buffer.at(0), buffer.bytes() / size_of::<f32>(), element(ncclFloat32).code);
     nccl_call!(nccl, ncclAllReduce(at, at, count, kind, SUM.code, communicator, stream.as_nccl()))

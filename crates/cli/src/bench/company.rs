@@ -1,14 +1,14 @@
-//! How many communicators are beside the measured one, as in jobs with several groups, and what is told of them. Pure.
+//! How many communicators are beside the measured one, as in jobs with several groups, and how that is reported. Pure.
 
 use super::record::Record;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// Bursts that wait on one stream at most: a batch that is longer ends without company.
+/// The most bursts that wait on one stream. A longer batch ends without busy communicators.
 const BURSTS_MAX: usize = 256;
-/// By how much the bursts shall outlast a batch, since both vary: a part of it, and microseconds by which hosts are late.
+/// By how much the bursts should outlast a batch, since both vary: a factor, and microseconds for late hosts.
 const MARGIN: (f64, f64) = (1.25, 300.0);
-/// What is enough of that margin, so that no batch is tried again for the last percent.
+/// The least margin: with it a batch is not tried again.
 const MARGIN_LEAST: (f64, f64) = (1.1, 100.0);
 
 /// Further communicators of the same ranks, of each side; none unless asked for, and none in records of before.
@@ -25,13 +25,14 @@ pub struct Company {
     pub busy: u32,
 }
 
-/// How many idle ones there may be. More than any job is known to have, and less than memory ends at with most GPUs.
+/// The range of the number of idle communicators. More than any known job has; with more, most GPUs run out of
+/// memory.
 pub fn idle() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=64)
 }
 
 impl Company {
-    /// For headings and titles, after other words; nothing without company.
+    /// Words for headings and titles, to follow other words; empty without such communicators.
     pub fn words(self) -> String {
         match (self.beside, self.busy) {
             (0, 0) => String::new(),
@@ -42,14 +43,14 @@ impl Company {
     }
 }
 
-/// How many bursts of each busy communicator the next run of a batch gets, when `bursts` of them were over `lasted_us` after its
-/// beginning and it took `batch_us`. No more than there were if they lasted.
+/// The number of bursts for the next run of a batch. In the last run `bursts` bursts lasted `lasted_us` and the batch took
+/// `batch_us`. If the bursts lasted long enough, their number stays.
 pub fn bursts_for(bursts: usize, lasted_us: f64, batch_us: f64) -> usize {
     let with = |(factor, more_us): (f64, f64)| factor * batch_us + more_us;
     if lasted_us >= with(MARGIN_LEAST) {
         return bursts;
     }
-    // At most so much at once: bursts that were over before the batch began tell nothing of how long one is.
+    // Grows at most by this factor: if the bursts ended before the batch began, they do not tell how long one is.
     let factor = if lasted_us > 0.0 { (with(MARGIN) / lasted_us).min(16.0) } else { 2.0 };
     ((bursts as f64 * factor).ceil() as usize + 1).min(BURSTS_MAX)
 }
@@ -59,12 +60,12 @@ pub fn part(lasted_us: f64, batch_us: f64) -> f64 {
     if batch_us > 0.0 { (lasted_us / batch_us).clamp(0.0, 1.0) } else { 1.0 }
 }
 
-/// Whether the busy ones were busy all the while, in one line; nothing where there were none.
+/// One line that tells in how many batches the busy communicators worked all the time; none without busy ones.
 pub fn kept_up(records: &[Record]) -> Option<String> {
     let side = |part: fn(&Record) -> Option<f64>| {
         let parts: Vec<f64> = records.iter().filter_map(part).collect();
         let whole = parts.iter().filter(|part| **part >= 1.0).count();
-        // Down: 100 is only said where nothing was missed.
+        // Rounded down: 100 is only reported if nothing was missed.
         let least = (parts.iter().copied().reduce(f64::min)? * 100.0).floor();
         Some(format!("{whole} of {} (in the least {least} % of a batch)", parts.len()))
     };
@@ -80,7 +81,7 @@ mod tests {
     use super::super::record::tests::record;
     use super::*;
 
-    /// Only what is there is told.
+    /// Only communicators that exist are reported.
     #[test]
     fn told() {
         let words = |beside, busy| Company { beside, busy }.words();
@@ -90,7 +91,7 @@ mod tests {
         assert_eq!(words(3, 2), ", beside 3 idle and 2 busy");
     }
 
-    /// Bursts that lasted stay; short ones grow by what was missing and a margin, never without limit.
+    /// Bursts that lasted stay; others grow by what was missing and a margin, up to a limit.
     #[test]
     fn enough_bursts() {
         assert_eq!(bursts_for(4, 1200.0, 1000.0), 4);
@@ -102,14 +103,14 @@ mod tests {
         assert_eq!(bursts_for(BURSTS_MAX, 50.0, 100.0), BURSTS_MAX);
     }
 
-    /// Parts are parts, whatever clocks say.
+    /// A part is between 0 and 1, whatever the clocks say.
     #[test]
     fn parts() {
         assert_eq!([part(50.0, 100.0), part(300.0, 100.0), part(-1.0, 100.0)], [0.5, 1.0, 0.0]);
         assert_eq!(part(0.0, 0.0), 1.0);
     }
 
-    /// How often and at the least, of each side, if there was any.
+    /// How often and the least part, for each side with busy communicators.
     #[test]
     fn least_parts() {
         let alone = record("all_reduce", 1, 1.0, 1.0);
@@ -124,7 +125,7 @@ mod tests {
         assert!(told.ends_with(sides), "{told}");
     }
 
-    /// Lines of before had no company.
+    /// Lines of earlier versions have no such communicators.
     #[test]
     fn read_before() {
         assert_eq!(record("all_reduce", 1, 1.0, 1.0).company, Company::default());

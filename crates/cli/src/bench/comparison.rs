@@ -1,19 +1,20 @@
-//! Whether Windlass is slower than the real library on the device anywhere: what looks so is measured again before it is called so, as
-//! one of hundreds of measurements is slow by chance.
+//! Tells whether Windlass is slower than NCCL on the device at any size. A size that looks slower is measured again first, since one
+//! of hundreds of measurements is slow by chance.
 
 use super::Mode;
 use super::record::Record;
 use super::worker::CellDone;
 use crate::text;
 
-/// A ratio above which a measurement is called slower.
+/// A measurement above this ratio is called slower.
 const SLOWER: f64 = 1.02;
-/// A ratio above which it is measured again: below the limit, since chance may also hide a part of it.
+/// A measurement above this ratio is measured again. It is below [`SLOWER`], since chance may also hide a part of the
+/// difference.
 const SUSPICIOUS: f64 = 1.01;
-/// Measurements that are made again at most, the worst first.
+/// The most measurements that are made again, the worst first.
 const AGAIN_MAX: usize = 64;
 
-/// Positions of the measurements to make again, in their order. The same on ranks that have the same measurements.
+/// The positions of the measurements to repeat, in order. The same on ranks with the same measurements.
 pub fn suspicious(done: &[CellDone]) -> Vec<usize> {
     let mut found: Vec<usize> = (0..done.len())
         .filter(|position| is_of_device(done[*position].cell.mode) && done[*position].ratio() > SUSPICIOUS)
@@ -24,8 +25,8 @@ pub fn suspicious(done: &[CellDone]) -> Vec<usize> {
     found
 }
 
-/// Which of the rounds of one measurement stands for them all: that of the median ratio, the upper one of two. The first round
-/// is not among them: it was chosen for being slow.
+/// The round with the median ratio (the upper one of two), which stands for all rounds of a measurement. The first round is
+/// not among them, since it was chosen for being slow.
 pub fn settled(mut rounds: Vec<CellDone>) -> Option<CellDone> {
     rounds.sort_by(|left, right| left.ratio().total_cmp(&right.ratio()));
     let (again, middle) = (rounds.len(), rounds.len() / 2);
@@ -33,12 +34,13 @@ pub fn settled(mut rounds: Vec<CellDone>) -> Option<CellDone> {
     Some(CellDone { again, ..chosen })
 }
 
-/// What the host pays for a call is in no time of the device unless that waits for it, and then it is seen there.
+/// Whether the device is timed. The host's cost of a call only matters there if the device waits for it, and then the
+/// device's time shows it.
 fn is_of_device(mode: Mode) -> bool {
     mode != Mode::Host
 }
 
-/// Lines that name what was slower, or say that nothing was.
+/// Lines with the measurements that were slower, or that there were none.
 pub fn slower(records: &[Record]) -> String {
     let (mut count, mut found) = (0, Vec::new());
     for record in records.iter().filter(|record| is_of_device(record.mode)) {
@@ -68,7 +70,7 @@ mod tests {
     use super::super::worker::tests::cell;
     use super::*;
 
-    /// What is above the lower limit is measured again, the worst first if there is too much, in the order of measurements.
+    /// Measurements above the lower limit are repeated, in order; if there are too many, only the worst.
     #[test]
     fn suspicions() {
         let ratios = |ratios: &[f64]| ratios.iter().map(|ratio| cell(*ratio)).collect::<Vec<_>>();
@@ -79,7 +81,7 @@ mod tests {
         assert!(!suspicious(&ratios(&many)).contains(&3));
     }
 
-    /// The round in the middle stands for all, and says how many there were.
+    /// The middle round stands for all, and has their number.
     #[test]
     fn rounds() {
         let settled = settled([1.2, 0.9, 1.01].map(cell).to_vec()).unwrap();
@@ -87,7 +89,7 @@ mod tests {
         assert!(super::settled(Vec::new()).is_none());
     }
 
-    /// Named with their numbers, or none.
+    /// Slower measurements are named with their numbers.
     #[test]
     fn lists() {
         let mut slow = record("all_reduce", 1024, 10.0, 10.5);

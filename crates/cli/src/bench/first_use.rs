@@ -1,4 +1,5 @@
-//! What a communicator costs before it works: its init, and the first message to each new peer, in time and memory.
+//! Measures what a communicator costs before it works: its init and the first message to each new peer, in time and
+//! memory.
 
 use super::worker::{Job, communicator};
 use crate::gpu::{Buffer, Gpu, Stream};
@@ -11,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use std::ffi::c_int;
 use std::time::Instant;
 
-/// Communicators of each side, one after the other: the first ones also pay what is paid once a process.
+/// Communicators of each side, one after the other. The first also has the costs of the process's first use.
 pub const INITS: usize = 3;
-/// Of the first messages.
+/// Bytes of the first messages.
 const BYTES: usize = 64 << 10;
 
-/// One number of both sides. Times are those of the slowest rank, memory that of the rank that lost most.
+/// One number of both sides: the time of the slowest rank, or the memory of the rank that lost most.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FirstUse {
     pub what: What,
@@ -48,7 +49,7 @@ const ALL: [(What, &str); 7] = [
     (What::SecondPeerMib, "memory at the first to another peer, MiB"),
 ];
 
-/// Measures both sides in turn, the real library first; who begins alternates. The same on all ranks.
+/// Measures both sides in turns; the side that begins alternates. All ranks get the same.
 pub fn measure(channel: &mut Channel, gpu: &Gpu, sides: [&Nccl; 2], job: &Job) -> Result<Vec<FirstUse>> {
     let mut found = Vec::new();
     for init in 0..job.inits {
@@ -71,7 +72,7 @@ pub fn measure(channel: &mut Channel, gpu: &Gpu, sides: [&Nccl; 2], job: &Job) -
     Ok(found)
 }
 
-/// This rank's numbers of one communicator, in the order of [`ALL`].
+/// This rank's numbers for one communicator, in the order of [`ALL`].
 fn one(channel: &mut Channel, gpu: &Gpu, nccl: &Nccl, job: &Job) -> Result<Vec<f64>> {
     let stream = gpu.stream()?;
     let (send, receive) = (gpu.buffer(BYTES)?, gpu.buffer(BYTES)?);
@@ -87,14 +88,14 @@ fn one(channel: &mut Channel, gpu: &Gpu, nccl: &Nccl, job: &Job) -> Result<Vec<f
     let init = (ms(began), lost_mib()?);
     let exchange = Exchange { nccl, communicator, stream: &stream, send: &send, receive: &receive, job };
     let mut message = |distance: usize| -> Result<(f64, f64)> {
-        // Everybody is there: what is measured is not somebody's lateness.
+        // All ranks wait for each other, so that a late rank does not add to the time.
         channel.exchange(&0)?;
         let began = Instant::now();
         exchange.run(distance)?;
         Ok((ms(began), lost_mib()?))
     };
     let first = message(1)?;
-    // With two ranks the other peer is the rank itself.
+    // With two ranks, the second peer is the rank itself.
     let second = message(2)?;
     let next = message(2)?;
     nccl_call!(nccl, ncclCommDestroy(communicator))?;
@@ -111,7 +112,7 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// To the rank so far on, from the rank so far back, until the data is there.
+    /// Sends to the rank `distance` further, receives from the rank `distance` before, and waits for the data.
     fn run(&self, distance: usize) -> Result<()> {
         let Self { nccl, communicator, stream, job, .. } = *self;
         let to = ((job.rank + distance) % job.ranks) as c_int;
@@ -125,7 +126,7 @@ impl Exchange<'_> {
     }
 }
 
-/// The first communicator's numbers, and the last one's.
+/// A table of the first communicator's numbers and the last one's.
 pub fn table(measured: &[FirstUse]) -> String {
     let head = ["first use", "NCCL, first", "windlass, first", "NCCL, last", "windlass, last"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
@@ -145,7 +146,7 @@ pub fn table(measured: &[FirstUse]) -> String {
 mod tests {
     use super::*;
 
-    /// A line for each number, of the first and the last communicator.
+    /// There is one line for each number, with the first and the last communicator.
     #[test]
     fn tables() {
         let of = |init, plain| FirstUse { what: What::InitMs, init, plain, windlass: 1.5 };

@@ -1,4 +1,4 @@
-//! A run of the benchmark's ranks, from a plan to what they found.
+//! Runs the benchmark's ranks, from a plan to their results.
 
 use super::Cell;
 use super::company::Company;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-/// What is to be measured, and how.
+/// What to measure, and how.
 pub struct Plan<'a> {
     pub ranks: usize,
     pub cells: &'a [Cell],
@@ -25,30 +25,30 @@ pub struct Plan<'a> {
     pub company: Company,
     /// Batches for each side; the median counts.
     pub repeat: usize,
-    /// For one cell, about.
+    /// Approximate seconds for one cell.
     pub seconds: f64,
-    /// Rounds of what looks slower than the real library.
+    /// How often a cell that looks slower than NCCL is measured again.
     pub again: usize,
-    /// Communicators that are made to see what a first message costs; 0: none.
+    /// Communicators that are made to measure first messages; 0: none.
     pub inits: usize,
-    /// Of symmetric memory.
+    /// What to measure of symmetric memory.
     pub symmetric: Option<Wanted>,
-    /// Elements a side of a product's matrices; none: as the rank chooses.
+    /// Elements on each side of a product's matrices; none: the rank chooses.
     pub product: Option<usize>,
-    /// Variables for every rank, beside the inherited ones and the machine's.
+    /// Variables for every rank, besides the inherited ones and the machine's.
     pub environment: Vec<Variable>,
 }
 
-/// What the ranks found.
+/// The results of the ranks.
 pub struct Results {
-    /// In the order of the plan; of those that were made again the last.
+    /// In the order of the plan; a repeated cell has its last result.
     pub cells: Vec<CellDone>,
     pub nccl_version: i32,
     pub first_uses: Vec<FirstUse>,
     pub symmetric: Symmetric,
 }
 
-/// Runs the ranks. `done` hears of each cell when it is finished, and again when it was made again.
+/// Runs the ranks. Calls `done` for each finished cell, and again for each repetition.
 pub fn measure(
     machine: &Machine,
     windlass: &Path,
@@ -58,7 +58,7 @@ pub fn measure(
     let mut environment = machine.environment();
     environment.extend(plan.environment);
     environment.extend(queues(plan.company));
-    // Cycles tell nothing before their turn is over; one takes some hundredths of a second at most.
+    // A cycle reports nothing until its turn is over; one takes some hundredths of a second at most.
     let cycles = plan.symmetric.as_ref().map_or(0, |wanted| wanted.cycles);
     let launch = Launch {
         subcommand: BENCH_RANK,
@@ -109,8 +109,8 @@ pub fn measure(
     Ok(Results { cells, nccl_version, first_uses, symmetric })
 }
 
-/// Streams of a process share the device's queues, 8 unless this variable says more: a batch would wait for the bursts of a busy
-/// communicator in the same queue, not run beside them. What the user has set stays.
+/// More hardware queues for busy communicators. Streams of a process share 8 queues by default: a batch would wait for the
+/// bursts in the same queue instead of running beside them. A value of the user's stays.
 fn queues(company: Company) -> Option<Variable> {
     const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
     let needs = company.busy > 0 && std::env::var_os(NAME).is_none();

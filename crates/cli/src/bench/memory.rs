@@ -8,9 +8,9 @@ use nccl_sys::types::ncclWindow_t;
 use serde::{Deserialize, Serialize};
 use std::ffi::c_int;
 
-/// nccl.h's: both buffers of a collective in such windows, and NCCL may take its symmetric kernels.
+/// nccl.h's value: with both buffers of a collective in such windows, NCCL may use its symmetric kernels.
 pub(super) const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
-/// Of the memory beside what is measured.
+/// Bytes of the memory that is a window beside the measured buffers.
 const BESIDE_BYTES: usize = 2 << 20;
 
 /// Where the buffers of the measured calls come from; what else a rank needs (matrices, first messages) is cudaMalloc's.
@@ -28,7 +28,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// As on the command line and in JSON.
+    /// The name on the command line and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Memory::Device => "device",
@@ -38,7 +38,8 @@ impl Memory {
         }
     }
 
-    /// An error if one of the libraries cannot give such memory. Windlass always has the functions: what is behind it counts too.
+    /// Fails if one of the libraries cannot give such memory. Windlass has the functions always, so the real library behind it is
+    /// checked, too.
     pub fn check(self, libraries: [&Nccl; 2]) -> Result<()> {
         match self {
             Memory::Device => Ok(()),
@@ -52,7 +53,7 @@ impl Memory {
         }
     }
 
-    /// Memory of `bytes` bytes, through that library if it is NCCL's.
+    /// A buffer of `bytes` bytes; of `ncclMemAlloc` it comes from library `nccl`.
     pub fn buffer(self, gpu: &Gpu, nccl: &Nccl, bytes: usize) -> Result<Buffer> {
         match self {
             Memory::Device | Memory::Beside => gpu.buffer(bytes),
@@ -60,8 +61,8 @@ impl Memory {
         }
     }
 
-    /// Makes each buffer a window of a side's first communicator, if it shall be one, or other memory; all ranks do. What is dropped is
-    /// deregistered: before the communicator and the buffers go.
+    /// Registers windows with a side's first communicator, on all ranks: over each buffer, over other memory, or none. Drop them before
+    /// the communicator and the buffers: the drop deregisters.
     pub fn windows<'a>(self, side: &'a Side, buffers: [&Buffer; 2]) -> Result<Vec<Window<'a>>> {
         match self {
             Memory::Device | Memory::Nccl => Ok(Vec::new()),
@@ -76,11 +77,11 @@ impl Memory {
     }
 }
 
-/// A buffer that is registered, until dropped.
+/// A window that is registered until it is dropped.
 pub struct Window<'a> {
     side: &'a Side,
     handle: ncclWindow_t,
-    /// What it is over, if that is its own: it goes after the window.
+    /// The memory of a window that has its own. It is freed after the window.
     other: Option<Buffer>,
 }
 
@@ -111,7 +112,7 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    /// A library that says it is NCCL 2.18.3, with more functions.
+    /// A library that claims to be NCCL 2.18.3, with more functions.
     fn library(folder: &Path, name: &str, more: &str) -> Nccl {
         let (source, library): (PathBuf, PathBuf) = (folder.join("nccl.c"), folder.join(name));
         let version =
@@ -123,7 +124,7 @@ mod tests {
         Nccl::open(&library).unwrap()
     }
 
-    /// A library that lacks one of the functions is named, with its version, whichever of the two it is.
+    /// The error names the library that lacks a function, with its version.
     #[test]
     fn lacking() {
         let folder = tempfile::tempdir().unwrap();
@@ -143,7 +144,7 @@ mod tests {
         assert!(Memory::Nccl.check([&whole, &whole]).is_ok());
     }
 
-    /// What a library gives goes back to it, once; what it refuses is an error with its code.
+    /// Memory goes back to its library once; a refusal is an error with the library's code.
     #[test]
     fn gives_back() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! `windlass bench`: the real library alone against the same calls through Windlass, in one run.
 //!
-//! Every rank process opens both libraries and makes a communicator through each; batches alternate between them. The
-//! real library of both sides is the same mapped file, since Windlass forwards to what `WINDLASS_NCCL` names.
+//! Every rank process opens both libraries and makes a communicator with each; batches alternate between the two.
+//! Both sides use the same mapped NCCL, since Windlass forwards to the file that `WINDLASS_NCCL` names.
 
 pub mod adaptive;
 mod batch;
@@ -159,7 +159,7 @@ pub fn run(options: &Options) -> Result<()> {
     if machine.is_simulated() {
         eprintln!("bench: times on the simulator say nothing about GPUs; only that everything runs");
     }
-    // Opened first: a wrong name should not cost the measurements.
+    // Opened before the measurements, so that a wrong name fails at once.
     let json = options.json.as_deref().map(open_to_append).transpose()?;
     let results = measure(&machine, &windlass, plan, |done| {
         eprintln!("bench: {}/{} {}", done.position + 1, cells.len(), done.describe());
@@ -205,7 +205,7 @@ fn open_to_append(file: &Path) -> Result<File> {
     opened.with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Every measurement, in the order in which it is made.
+/// All measurements, in the order in which they are made.
 fn cells(options: &Options) -> Vec<Cell> {
     let operations =
         if options.operations.is_empty() { Operation::ALL.to_vec() } else { options.operations.clone() };
@@ -240,7 +240,7 @@ fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell
     })
 }
 
-/// What of symmetric memory is to be measured, if it is.
+/// What to measure of symmetric memory; none if not asked for.
 fn wanted(options: &Options, is_simulated: bool) -> Result<Option<Wanted>> {
     let Some(given) = &options.symmetric_memory else { return Ok(None) };
     let usual: &[u64] = if is_simulated { &[2 << 20, 8 << 20] } else { &[2 << 20, 64 << 20, 1 << 30] };
@@ -251,7 +251,7 @@ fn wanted(options: &Options, is_simulated: bool) -> Result<Option<Wanted>> {
     Ok(Some(Wanted { sizes, cycles: options.cycles as usize }))
 }
 
-/// When, where and what.
+/// The date, the machine and the versions.
 fn circumstances(machine: &Machine, nccl_version: i32) -> (String, MachineFacts, Versions) {
     let date = record::date(std::time::SystemTime::now());
     let facts = MachineFacts {
@@ -265,7 +265,7 @@ fn circumstances(machine: &Machine, nccl_version: i32) -> (String, MachineFacts,
     (date, facts, versions)
 }
 
-/// JSON lines of what is no operation.
+/// JSON lines of measurements that are not operations.
 fn lines<T: Serialize>(
     machine: &Machine,
     ranks: usize,
@@ -280,7 +280,7 @@ fn lines<T: Serialize>(
     found.iter().map(line).collect()
 }
 
-/// What all records of a run have in common.
+/// The facts that all records of a run share.
 pub struct Common {
     date: String,
     machine: MachineFacts,

@@ -1,4 +1,4 @@
-//! What is measured: collectives and patterns of messages, by total size.
+//! The operations that are measured: collectives and patterns of messages, by total size.
 
 use super::product::Product;
 use crate::collective::{Collective, Kind};
@@ -48,19 +48,19 @@ pub enum Operation {
     ReduceScatterBesideProduct,
 }
 
-/// Buffers, communicator and stream of one side.
+/// The arguments of a call: buffers, communicators and streams of one side.
 #[derive(Clone, Copy)]
 pub struct Issue<'a> {
     pub nccl: &'a Nccl,
     pub communicator: ncclComm_t,
     pub stream: cudaStream_t,
-    /// For operations on two communicators, or on two streams.
+    /// The second communicator and stream, for operations that use two.
     pub other_communicator: ncclComm_t,
     pub other_stream: cudaStream_t,
     pub product: Option<&'a Product>,
     pub send: *const c_void,
     pub receive: *mut c_void,
-    /// For the exchange on the other communicator.
+    /// The receive buffer of the exchange on the other communicator.
     pub other_receive: *mut c_void,
     pub rank: usize,
     pub ranks: usize,
@@ -69,8 +69,9 @@ pub struct Issue<'a> {
 }
 
 impl Operation {
-    /// Calls that a batch has at least. Where one rank sends or gets all, NCCL's other ranks run ahead of it through its ring: of 64 MiB on
-    /// 4 × H100 a reduce took 303 us alone and 209 after others, ours 242 and 236. As an alone one is judged, larger ones would be slower.
+    /// The least number of calls in a batch. In broadcasts and reduces, NCCL's other ranks run ahead of the root through its ring. On 4 ×
+    /// H100, one reduce of 64 MiB took 303 us alone and 209 us after others; Windlass's took 242 and 236. Batches of single calls would
+    /// misjudge larger sizes.
     pub fn calls_min(self) -> usize {
         if matches!(self, Operation::Broadcast | Operation::Reduce) { 8 } else { 1 }
     }
@@ -117,7 +118,7 @@ impl Operation {
         }
     }
 
-    /// The one collective that it calls.
+    /// The collective that the operation calls, if it calls one.
     fn kind(self) -> Option<Kind> {
         match self {
             Operation::AllReduce => Some(Kind::AllReduce),
@@ -130,7 +131,7 @@ impl Operation {
         }
     }
 
-    /// The functions whose counters it moves.
+    /// The functions whose counters the operation changes.
     pub fn functions(self) -> &'static [&'static str] {
         match self {
             Operation::AllReduce => &["ncclAllReduce"],
@@ -148,7 +149,7 @@ impl Operation {
         self == Operation::UnevenReduceScatter || self.kind().is_some_and(Kind::reduces)
     }
 
-    /// Whether it works on the other stream too, which then has to join.
+    /// Whether the operation uses the other stream, too, which then has to join.
     pub fn has_two_streams(self) -> bool {
         self == Operation::SendTwoCommunicators || self.is_beside_product()
     }
@@ -166,7 +167,7 @@ impl Operation {
         )
     }
 
-    /// Of how many blocks of its count argument a rank's larger buffer is.
+    /// How many blocks of `count` elements a rank's larger buffer holds.
     fn parts(self, ranks: usize) -> usize {
         match self {
             Operation::AllGather
@@ -183,13 +184,13 @@ impl Operation {
         self.kind().is_none_or(|kind| kind.exists_in(nccl))
     }
 
-    /// The count argument for a call of about `bytes` bytes in all, as nccl-tests counts them: the larger of the two
-    /// buffers of a rank; of uneven shares, that of all. At least one element.
+    /// The `count` argument for a call of about `bytes` bytes. As in nccl-tests these are the bytes of a rank's
+    /// larger buffer; for uneven shares, of all shares. At least one element.
     pub fn count(self, bytes: u64, element: Element, ranks: usize) -> usize {
         (bytes as usize / element.bytes() / self.parts(ranks)).max(1)
     }
 
-    /// The bytes that a call with [`count`](Self::count) really has.
+    /// The actual bytes of a call with [`count`](Self::count).
     pub fn bytes(self, count: usize, element: Element, ranks: usize) -> u64 {
         (count * self.parts(ranks) * element.bytes()) as u64
     }
@@ -242,7 +243,7 @@ impl Operation {
                 nccl_call!(nccl, ncclGroupEnd())
             }
             Operation::SendBesideProduct => pair.map_or(Ok(()), |partner| exchange(partner, partner)),
-            // The last of an odd number of ranks has no partner.
+            // With an odd number of ranks, the last one has no partner.
             _ => match pair {
                 None => Ok(()),
                 Some(partner) if self == Operation::SendBothWays => exchange(partner, partner),
@@ -253,7 +254,7 @@ impl Operation {
     }
 }
 
-/// A group of broadcasts or of reduces, each of its root's share of `elements` in all.
+/// Issues a group of broadcasts or reduces, each of its root's share of `elements` elements.
 fn uneven(operation: Operation, elements: usize, with: &Issue) -> Result<()> {
     let &Issue { nccl, communicator, stream, ranks, element, reduction, .. } = with;
     nccl_call!(nccl, ncclGroupStart())?;
@@ -270,12 +271,13 @@ fn uneven(operation: Operation, elements: usize, with: &Issue) -> Result<()> {
     nccl_call!(nccl, ncclGroupEnd())
 }
 
-/// Where a rank's share of `elements` begins: shares are as 2n + 1, 2n + 3 … 4n - 1, in sum 3n², for n ranks.
+/// The first element of a rank's share of `elements`. The shares of n ranks are as 2n + 1, 2n + 3 … 4n - 1, in sum
+/// 3n².
 fn share_begin(rank: usize, ranks: usize, elements: usize) -> usize {
     (elements as u128 * (rank * (2 * ranks + rank)) as u128 / (3 * ranks * ranks) as u128) as usize
 }
 
-/// Pairs that begin with rank 1: around the end if the number is even.
+/// The partner in pairs that begin with rank 1. With an even number of ranks, the last rank and rank 0 are a pair.
 fn other_pair(rank: usize, ranks: usize) -> Option<usize> {
     if ranks % 2 == 1 && rank == 0 {
         return None;
@@ -287,7 +289,7 @@ fn other_pair(rank: usize, ranks: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Sizes mean the whole call: parts of collectives that have parts are smaller.
+    /// A size is that of the whole call, so the parts of collectives with parts are smaller.
     #[test]
     fn counts() {
         let float = "float".parse().unwrap();
@@ -298,7 +300,7 @@ mod tests {
         assert_eq!(Operation::SendRing.bytes(256, float, 4), 1024);
     }
 
-    /// Shares follow one another, are uneven, and are the whole together.
+    /// Shares follow one another, are uneven, and make up the whole.
     #[test]
     fn shares() {
         assert_eq!([0, 1, 2, 3, 4].map(|rank| share_begin(rank, 4, 4800)), [0, 900, 2000, 3300, 4800]);
@@ -306,7 +308,7 @@ mod tests {
         assert_eq!(share_begin(8, 8, usize::MAX), usize::MAX);
     }
 
-    /// Each is its partner's partner, and another one's than in the first pairs where there are others.
+    /// Partners are mutual, and differ from those of the first pairs where there are enough ranks.
     #[test]
     fn other_pairs() {
         for ranks in 2..9 {

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 const SIZE: (u32, u32) = (800, 640);
 const TIME_HEIGHT: i32 = 420;
-/// Labels of an axis at most.
+/// The most labels of an axis.
 const LABELS: usize = 12;
-// Told apart also without color vision.
+// Colors that can be told apart without color vision.
 const PLAIN: RGBColor = RGBColor(0x99, 0x99, 0x99);
 const WINDLASS: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 
@@ -63,7 +63,7 @@ fn title(record: &Record) -> String {
     )
 }
 
-/// Letters of a title that has to fit the width; one is about half as wide as high.
+/// The font size for a title that must fit the width; a letter is about half as wide as high.
 fn caption_size(title: &str) -> u32 {
     (2 * SIZE.0 / title.chars().count().max(1) as u32).clamp(8, 18)
 }
@@ -131,7 +131,7 @@ fn draw_ratios(area: &Area, records: &[&Record]) -> Result<()> {
     Ok(())
 }
 
-/// A logarithm needs at least one byte.
+/// The size on the axis: at least one byte, for the logarithm.
 fn place(record: &Record) -> f64 {
     record.bytes.max(1) as f64
 }
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::bench::record::tests::record;
 
-    /// One picture an operation, with both curves, a legend and the sizes; also for a single point.
+    /// Each operation has one picture with both curves, a legend and the sizes, also for a single point.
     #[test]
     fn draws() {
         let folder = tempfile::tempdir().unwrap();

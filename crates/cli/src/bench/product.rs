@@ -1,4 +1,4 @@
-//! A matrix product as programs have beside their communication: by cuBLAS where that is installed, else by a plain kernel.
+//! A matrix product, as programs run beside their communication: by cuBLAS if it is installed, else by a plain kernel.
 
 use crate::gpu::{Buffer, Gpu, Kernel};
 use anyhow::{Result, bail};
@@ -7,7 +7,7 @@ use nccl_sys::types::cudaStream_t;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 
-/// Square matrices, `size` elements a side.
+/// Square matrices of `size` elements a side.
 pub struct Product {
     size: usize,
     left: Buffer,
@@ -19,11 +19,11 @@ pub struct Product {
 enum By {
     /// bfloat16 on tensor cores.
     Cublas(Cublas),
-    /// float, a thread an element.
+    /// float, one thread for each element.
     Plain(Kernel),
 }
 
-/// Multiples of 64, the threads of a block, and small where a host computes.
+/// The plain kernel's size is a multiple of 64, the threads of a block, and small on the simulator.
 pub const PLAIN_STEP: usize = 64;
 const PLAIN_SIZE: usize = 768;
 const SIMULATED_SIZE: usize = 64;
@@ -31,7 +31,7 @@ const CUBLAS_SIZE: usize = 4096;
 const THREADS: u32 = PLAIN_STEP as u32;
 
 impl Product {
-    /// With `size` elements a side, a multiple of [`PLAIN_STEP`], unless it shall choose.
+    /// Makes matrices of `size` elements a side, a multiple of [`PLAIN_STEP`]; none: a usual size.
     pub fn new(gpu: &Gpu, simulated: bool, size: Option<usize>) -> Result<Self> {
         let cublas = if simulated { None } else { Cublas::open() };
         let (by, usual, element_bytes) = match cublas {
@@ -147,7 +147,7 @@ type Gemm = unsafe extern "C" fn(
     c_int,
 ) -> c_int;
 
-/// The library, open to the end of the process: it has memory and threads of its own.
+/// cuBLAS, which stays open until the process ends, since it has memory and threads of its own.
 struct Cublas {
     _library: ManuallyDrop<Library>,
     handle: Handle,
@@ -162,7 +162,7 @@ const COMPUTE_FLOAT: c_int = 68;
 const ALGORITHM_DEFAULT: c_int = -1;
 
 impl Cublas {
-    /// None if it is not installed where the loader looks, or does not work.
+    /// None if the loader does not find cuBLAS, or it does not work.
     fn open() -> Option<Self> {
         let names = ["libcublas.so.13", "libcublas.so.12", "libcublas.so.11"];
         // SAFETY: NVIDIA's library; its constructors do what every program that uses it has them do.

@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// One line of the JSON file. Times are microseconds of one call.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// UTC.
+    /// The time in UTC.
     pub date: String,
     pub machine: MachineFacts,
     pub versions: Versions,
@@ -25,7 +25,7 @@ pub struct Record {
     pub element: String,
     pub bytes: u64,
     pub memory: Memory,
-    /// As `beside` and `busy`.
+    /// The fields `beside` and `busy`.
     #[serde(flatten)]
     pub company: Company,
     pub mode: Mode,
@@ -39,17 +39,18 @@ pub struct Record {
     pub windlass_us: f64,
     pub windlass_min_us: f64,
     pub windlass_max_us: f64,
-    /// Windlass's time over the real library's: below 1 is faster.
+    /// Windlass's time divided by NCCL's: below 1 Windlass is faster.
     pub ratio: f64,
-    /// Rounds of which these numbers are the median by ratio, since the first looked slower; 0: it did not.
+    /// The number of repeated rounds, since the first looked slower; the numbers are of the round with the median
+    /// ratio. 0: not repeated.
     #[serde(default)]
     pub again: usize,
-    /// What single calls cost the host, of both sides, in nanoseconds; where the host was timed.
+    /// Nanoseconds of single calls on the host, for each side, if the host was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plain_host_ns: Option<HostTimes>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windlass_host_ns: Option<HostTimes>,
-    /// The least part of a batch of each side during which all busy communicators ran; where there were any.
+    /// The least part of a batch during which all busy communicators worked, for each side; none without busy ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plain_busy_part: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,7 +58,7 @@ pub struct Record {
     pub path: String,
 }
 
-/// Another line of it: of what is no operation.
+/// A JSON line of a measurement that is not an operation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Line<Measured> {
     pub date: String,
@@ -68,7 +69,7 @@ pub struct Line<Measured> {
     pub measured: Measured,
 }
 
-/// Where it was measured.
+/// The machine of the measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MachineFacts {
     pub gpu: String,
@@ -81,21 +82,21 @@ pub struct MachineFacts {
     pub variables: BTreeMap<String, String>,
 }
 
-/// Of an environment, what a measurement depends on and its line does not say otherwise.
+/// The variables on which a measurement depends and that its line does not have otherwise.
 pub fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
     all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| name.starts_with("NCCL_") || name == "WINDLASS_ORDER")
         .collect()
 }
 
-/// What was measured.
+/// The versions that were measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Versions {
     pub nccl: String,
     pub windlass: String,
 }
 
-/// What all lines of the table have in common.
+/// The heading of the table: what all its lines share.
 pub fn heading(ranks: usize, memory: Memory, company: Company) -> String {
     format!("bench: {ranks} ranks, memory {}{}", memory.name(), company.words())
 }
@@ -122,7 +123,7 @@ pub fn table(records: &[Record]) -> String {
     text::table(&lines, &[2, 4, 5, 6, 7, 8])
 }
 
-/// What single calls cost the host; nothing if that was not measured.
+/// A table of the host's times of single calls; empty if the host was not timed.
 pub fn host_table(records: &[Record]) -> String {
     let head = ["host, ns a call", "type", "bytes", "NCCL", "99 of 100", "windlass", "99 of 100", "path"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
@@ -136,7 +137,7 @@ pub fn host_table(records: &[Record]) -> String {
     if lines.len() == 1 { String::new() } else { text::table(&lines, &[2, 3, 4, 5, 6]) }
 }
 
-/// Microseconds in three significant digits or so; host times are fractions of one.
+/// Microseconds with about three significant digits, also below one.
 pub fn time(us: f64) -> String {
     match us {
         us if us >= 1000.0 => format!("{us:.0}"),
@@ -189,7 +190,7 @@ pub mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// A measurement for tests.
+    /// A record for tests.
     pub fn record(op: &str, bytes: u64, plain_us: f64, windlass_us: f64) -> Record {
         serde_json::from_value(serde_json::json!({
             "date": "2026-01-01T00:00:00Z",
@@ -203,7 +204,7 @@ pub mod tests {
         .unwrap()
     }
 
-    /// Days that calendars disagree on if they are wrong.
+    /// Days at which wrong calendars fail.
     #[test]
     fn dates() {
         let at = |seconds| date(UNIX_EPOCH + Duration::from_secs(seconds));
@@ -212,7 +213,7 @@ pub mod tests {
         assert_eq!(at(1_767_225_599), "2025-12-31T23:59:59Z");
     }
 
-    /// A line tells under which of NCCL's variables it was measured.
+    /// A line has the NCCL variables that were set.
     #[test]
     fn told_variables() {
         let all = ["NCCL_ALGO", "WINDLASS_ORDER", "WINDLASS_LOG", "PATH"];
@@ -220,7 +221,7 @@ pub mod tests {
         assert_eq!(told.into_keys().collect::<Vec<_>>(), ["NCCL_ALGO", "WINDLASS_ORDER"]);
     }
 
-    /// The table names sizes as the command line does and shows the path.
+    /// The table writes sizes as on the command line, and has the path.
     #[test]
     fn tables() {
         let text = table(&[record("all_reduce", 1024, 10.0, 5.0)]);
@@ -243,7 +244,7 @@ pub mod tests {
         );
     }
 
-    /// Only measurements of the host are in its table.
+    /// The host's table has only measurements of the host.
     #[test]
     fn host_tables() {
         let mut host = record("all_reduce", 1024, 5.5, 3.0);
@@ -255,7 +256,7 @@ pub mod tests {
         assert_eq!(cells, ["all_reduce", "float", "1K", "5500", "7000", "2900", "3100", "Forward"]);
     }
 
-    /// Which memory and which company are told above the table.
+    /// The heading has the memory and the communicators beside the measured one.
     #[test]
     fn headings() {
         assert_eq!(heading(4, Memory::Nccl, Company::default()), "bench: 4 ranks, memory nccl");
@@ -266,7 +267,7 @@ pub mod tests {
         );
     }
 
-    /// The mean is over ratios, by mode; nothing measured is said.
+    /// The mean is of ratios, by mode; without a measurement the line says so.
     #[test]
     fn summaries() {
         let records = [record("a", 1, 1.0, 2.0), record("a", 2, 2.0, 1.0)];

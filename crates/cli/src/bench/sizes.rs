@@ -1,8 +1,8 @@
-//! Sizes on the command line: `1K:64M:4`, `4K,1M`, `0,1K:16K:2`.
+//! Reads sizes from the command line: `1K:64M:4`, `4K,1M`, `0,1K:16K:2`.
 
 use std::str::FromStr;
 
-/// More sizes than anyone waits for.
+/// The most sizes; more would take too long.
 const SIZES_MAX: usize = 1000;
 
 /// Numbers of bytes, in the order given.
@@ -69,7 +69,7 @@ mod tests {
         text.parse::<Sizes>().unwrap().0
     }
 
-    /// Series include both ends where the factor meets them; lists mix.
+    /// Series include both ends if the factor meets them; lists may mix series and numbers.
     #[test]
     fn reads() {
         assert_eq!(parse("1K:64K:4"), [1024, 4096, 16384, 65536]);
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(parse("64M:64M:4"), [64 << 20]);
     }
 
-    /// Everything else says what was wrong.
+    /// Other texts are refused with a reason.
     #[test]
     fn refuses() {
         for (text, reason) in [

@@ -1,8 +1,8 @@
-//! Repetitions of a measurement on all ranks, reduced to three numbers.
+//! Reduces the repetitions of a measurement on all ranks to three numbers.
 
 use serde::{Deserialize, Serialize};
 
-/// Over repetitions, of the slowest rank of each.
+/// Of repetitions, each of which counts by its slowest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     pub median: f64,
@@ -10,7 +10,7 @@ pub struct Spread {
     pub max: f64,
 }
 
-/// Takes one list of times a rank, equally long: a repetition took as long as its slowest rank.
+/// Takes one list of times for each rank, equally long. A repetition takes as long as its slowest rank.
 pub fn spread(ranks: &[Vec<f64>]) -> Spread {
     let mut times = slowest(ranks);
     times.sort_by(f64::total_cmp);
@@ -21,7 +21,7 @@ pub fn spread(ranks: &[Vec<f64>]) -> Spread {
     }
 }
 
-/// What the first of a series took, and what the others come to; of the slowest rank of each.
+/// The first time of a series, and the median and worst of the others; each time is the slowest rank's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Steady {
     pub first: f64,
@@ -29,7 +29,7 @@ pub struct Steady {
     pub worst: f64,
 }
 
-/// Takes one list of times a rank, in the order in which they were taken.
+/// Takes one list of times for each rank, in the order of measuring.
 pub fn steady(ranks: &[Vec<f64>]) -> Steady {
     let mut times = slowest(ranks).into_iter();
     let first = times.next().unwrap_or(0.0);
@@ -38,27 +38,27 @@ pub fn steady(ranks: &[Vec<f64>]) -> Steady {
     Steady { first, median: median(&others), worst: others.last().copied().unwrap_or(0.0) }
 }
 
-/// The second of two sides over the first, by repetition: each of its slowest rank.
+/// The second side's time divided by the first's, for each repetition by the slowest rank of each side.
 pub fn ratios(sides: [&[Vec<f64>]; 2]) -> Vec<f64> {
     let [first, second] = sides.map(slowest);
     first.into_iter().zip(second).map(|(first, second)| second / first).collect()
 }
 
-/// Of each repetition the slowest rank's time.
+/// The slowest rank's time of each repetition.
 fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
     let repetitions = ranks.iter().map(Vec::len).min().unwrap_or(0);
     let slowest = |repetition: usize| ranks.iter().map(|times| times[repetition]).fold(0.0, f64::max);
     (0..repetitions).map(slowest).collect()
 }
 
-/// Of what calls cost the host, all ranks' together, in nanoseconds.
+/// Nanoseconds of calls on the host, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostTimes {
     pub median: f64,
     pub p99: f64,
 }
 
-/// None without a call.
+/// None if there was no call.
 pub fn host_times(ranks: &[Vec<u32>]) -> Option<HostTimes> {
     let mut times: Vec<f64> = ranks.iter().flatten().map(|ns| f64::from(*ns)).collect();
     times.sort_by(f64::total_cmp);
@@ -66,7 +66,7 @@ pub fn host_times(ranks: &[Vec<u32>]) -> Option<HostTimes> {
     Some(HostTimes { median: median(&times), p99 })
 }
 
-/// The median of sorted values; the mean of the middle two of an even number.
+/// The median of sorted values; of an even number, the mean of the middle two.
 fn median(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     match sorted.len() {
@@ -76,7 +76,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// The geometric mean, the fair one for ratios.
+/// The geometric mean, which treats ratios above and below 1 alike.
 pub fn geometric_mean(values: &[f64]) -> f64 {
     (values.iter().map(|value| value.ln()).sum::<f64>() / values.len().max(1) as f64).exp()
 }
@@ -85,14 +85,14 @@ pub fn geometric_mean(values: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// The slowest rank counts in each repetition, then the median over repetitions.
+    /// A repetition counts by its slowest rank; the median is over repetitions.
     #[test]
     fn slowest_then_median() {
         let spread = spread(&[vec![1.0, 9.0, 3.0], vec![2.0, 1.0, 4.0]]);
         assert_eq!(spread, Spread { median: 4.0, min: 2.0, max: 9.0 });
     }
 
-    /// The first stands alone, whatever it took.
+    /// The first time stands apart from the others.
     #[test]
     fn first_then_steady() {
         let found = steady(&[vec![90.0, 9.0, 3.0, 1.0], vec![2.0, 1.0, 4.0, 2.0]]);
@@ -100,14 +100,14 @@ mod tests {
         assert_eq!(steady(&[vec![7.0]]), Steady { first: 7.0, median: 0.0, worst: 0.0 });
     }
 
-    /// Even numbers and none.
+    /// An even number of values, and no values.
     #[test]
     fn medians() {
         assert_eq!(median(&[1.0, 2.0, 4.0, 8.0]), 3.0);
         assert_eq!(spread(&[]).median, 0.0);
     }
 
-    /// All ranks' calls are one list; a hundredth of them lies above the second number.
+    /// The calls of all ranks are one list, of which a hundredth is above the second number.
     #[test]
     fn host_calls() {
         let ranks = [(1..=100).collect(), (101..=200).collect()];
@@ -116,14 +116,14 @@ mod tests {
         assert_eq!(host_times(&[vec![], vec![]]), None);
     }
 
-    /// Pairs are of one repetition, and of the slowest rank of each side, whichever that is.
+    /// A ratio is of one repetition, by the slowest rank of each side.
     #[test]
     fn pairs() {
         let (first, second) = ([vec![1.0, 2.0], vec![2.0, 1.0]], [vec![1.0, 1.0], vec![0.5, 3.0]]);
         assert_eq!(super::ratios([&first, &second]), [0.5, 1.5]);
     }
 
-    /// Twice as fast and twice as slow cancel out.
+    /// Twice as fast and twice as slow have a mean of 1.
     #[test]
     fn ratios() {
         assert!((geometric_mean(&[0.5, 2.0]) - 1.0).abs() < 1e-12);

@@ -1,6 +1,8 @@
-//! What symmetric memory costs: `ncclMemAlloc` again and again, windows over its blocks, and both with work in between.
+//! Measures symmetric memory: repeated `ncclMemAlloc`, windows over its blocks, and whole cycles with an all-gather in
+//! between.
 //!
-//! The sides take turns as NCCL, Windlass, Windlass, NCCL: what Windlass keeps for two seconds only is still there at its second turn.
+//! The sides take turns as NCCL, Windlass, Windlass, NCCL: memory that Windlass keeps for two seconds is still there at its second
+//! turn.
 
 mod side;
 pub mod table;
@@ -18,11 +20,11 @@ use std::path::Path;
 use std::time::Duration;
 use usage::Resource;
 
-/// Sizes are multiples of it: windows are of whole pages, which every rank has a share of.
+/// Sizes are multiples of this: a window has whole pages, shared out among all ranks.
 pub const STEP: u64 = 4096;
-/// Of blocks and of windows, of each side; cycles have a number of their own.
+/// Repetitions of blocks and of windows, for each side; cycles have a number of their own.
 const REPETITIONS: usize = 50;
-/// What NCCL frees late, and threads of Windlass's, are through by then.
+/// By then NCCL's late frees and Windlass's threads are done.
 const SETTLED_AFTER: Duration = Duration::from_millis(300);
 
 /// What to measure.
@@ -33,7 +35,7 @@ pub struct Wanted {
     pub cycles: usize,
 }
 
-/// What was found.
+/// The results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Symmetric {
     pub costs: Vec<Cost>,
@@ -42,12 +44,12 @@ pub struct Symmetric {
     pub without_windows: Option<String>,
 }
 
-/// Microseconds that something takes, of the slowest rank of each repetition.
+/// Microseconds of one step; a repetition counts by its slowest rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     pub what: What,
     pub bytes: u64,
-    /// Of each side.
+    /// Repetitions of each side.
     pub repetitions: usize,
     pub plain_us: Steady,
     pub windlass_us: Steady,
@@ -65,46 +67,46 @@ pub enum What {
     Cycle,
 }
 
-/// What Windlass's pool counted in the same repetitions: the fewest hits and the most misses of a rank.
+/// The counts of Windlass's pool in the same repetitions: the fewest hits and the most misses of any rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pool {
     pub hits: u64,
     pub misses: u64,
 }
 
-/// What the cycles of a size took and did not give back.
+/// What the cycles of one size took and did not free.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     pub grown: Resource,
     pub bytes: u64,
-    /// Of each side.
+    /// Cycles of each side.
     pub cycles: usize,
     pub plain: Grown,
     pub windlass: Grown,
 }
 
-/// Of the rank where most was added: before the first cycles that count, and by all of them.
+/// The rank with the largest growth: its use before the first counted cycles, and what all cycles added.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grown {
     pub before: i64,
     pub added: i64,
 }
 
-/// What is repeated.
+/// The work of one repetition.
 #[derive(Clone, Copy, PartialEq)]
 enum Work {
-    /// Allocate, free.
+    /// Allocates and frees.
     Blocks,
-    /// Register, deregister, over a block allocated for that.
+    /// Registers and deregisters a window over a new block.
     Windows,
-    /// Allocate, register, gather, wait, deregister, free.
+    /// Allocates, registers, gathers, waits, deregisters and frees.
     Cycles,
 }
 
 impl Work {
     const ALL: [Work; 3] = [Work::Blocks, Work::Windows, Work::Cycles];
 
-    /// What a repetition tells, in this order.
+    /// The steps whose times a repetition gives, in order.
     fn tells(self) -> &'static [What] {
         match self {
             Work::Blocks => &[What::Alloc, What::Free, What::AllocAndFree],
@@ -113,7 +115,7 @@ impl Work {
         }
     }
 
-    /// Microseconds of one repetition.
+    /// The microseconds of one repetition's steps.
     fn run(self, side: &Side, bytes: usize) -> Result<Vec<f64>> {
         match self {
             Work::Blocks => side.block(bytes),
@@ -123,7 +125,7 @@ impl Work {
     }
 }
 
-/// Measures what the job wants of it; the real library is the first side. The same on all ranks.
+/// Measures what the job asks for; the first side is the real library. All ranks get the same.
 pub fn measure(channel: &mut Channel, gpu: &Gpu, sides: [&Nccl; 2], job: &Job) -> Result<Symmetric> {
     let mut found = Symmetric::default();
     let Some(wanted) = &job.symmetric else { return Ok(found) };
@@ -162,23 +164,23 @@ struct Turns<'a> {
     channel: &'a mut Channel,
     gpu: &'a Gpu,
     windlass: &'a Nccl,
-    /// For Windlass's counters.
+    /// The file for Windlass's counters.
     dump: &'a Path,
 }
 
-/// What both sides' turns came to on a rank.
+/// The results of both sides' turns on one rank.
 #[derive(Serialize, Deserialize)]
 struct Taken {
-    /// Microseconds, by side and by what is told, in the order in which they were taken.
+    /// Microseconds by side and step, in the order of measuring.
     times: [Vec<Vec<f64>>; 2],
-    /// By side and resource.
+    /// Growth by side and resource.
     grown: [Vec<Grown>; 2],
     pool: Pool,
 }
 
 impl Turns<'_> {
-    /// Two turns of each side, half of the repetitions in each, and one more before that: what is made once, or was given back
-    /// since, is no growth. All ranks' numbers.
+    /// Runs two turns of each side with half of the repetitions each, after one uncounted repetition: what is made only once,
+    /// or was freed in between, is no growth. Returns all ranks' numbers.
     fn take(&mut self, work: Work, bytes: usize, repetitions: usize) -> Result<Vec<Taken>> {
         let mut times = [(); 2].map(|()| vec![Vec::new(); work.tells().len()]);
         let mut usages = [Vec::new(), Vec::new()];
@@ -198,7 +200,8 @@ impl Turns<'_> {
             }
             usages[side].push([before, self.usage()?]);
             if turn == 2 {
-                // Or it would go during the other side's turn. It also makes the next first one a first one.
+                // Frees the pool now, else it would shrink during the other side's turn. The next measurement then
+                // also begins without kept memory.
                 self.windlass.trim()?;
                 std::thread::sleep(SETTLED_AFTER);
             }
@@ -208,19 +211,19 @@ impl Turns<'_> {
         self.channel.exchange(&Taken { times, grown: usages.map(|turns| grown(&turns)), pool })
     }
 
-    /// Everybody is there: what is measured is not somebody's lateness.
+    /// All ranks wait for each other, so that a late rank does not add to the times.
     fn line_up(&mut self, side: usize) -> Result<()> {
         self.channel.exchange(&0)?;
         self.sides[side].line_up()
     }
 
-    /// What this process uses when all ranks have come so far.
+    /// This process's use of resources when all ranks are here.
     fn usage(&mut self) -> Result<[i64; Resource::COUNT]> {
         self.channel.exchange(&0)?;
         usage::now(self.gpu)
     }
 
-    /// What Windlass has counted so far.
+    /// The pool's counts of Windlass so far.
     fn pool(&self) -> Result<Pool> {
         let counted = counts_of(self.windlass, self.dump)?.pool;
         let of = |name: &str| counted.get(name).copied().unwrap_or(0);
@@ -228,7 +231,7 @@ impl Turns<'_> {
     }
 }
 
-/// Over all ranks.
+/// The costs over all ranks.
 fn costs(ranks: &[Taken], work: Work, bytes: u64) -> Vec<Cost> {
     let hits = ranks.iter().map(|taken| taken.pool.hits).min().unwrap_or(0);
     let misses = ranks.iter().map(|taken| taken.pool.misses).max().unwrap_or(0);
@@ -247,7 +250,7 @@ fn costs(ranks: &[Taken], work: Work, bytes: u64) -> Vec<Cost> {
     work.tells().iter().enumerate().map(cost).collect()
 }
 
-/// Over all ranks.
+/// The growth over all ranks.
 fn growths(ranks: &[Taken], bytes: u64, cycles: usize) -> Vec<Growth> {
     let most = |side: usize, index: usize| {
         ranks.iter().map(|taken| taken.grown[side][index]).max_by_key(|grown| grown.added)
@@ -258,7 +261,7 @@ fn growths(ranks: &[Taken], bytes: u64, cycles: usize) -> Vec<Growth> {
     Resource::ALL.into_iter().enumerate().filter_map(growth).collect()
 }
 
-/// What a side's turns have added, each from its beginning to its end: between them it is the other side's.
+/// The growth in a side's turns, each from its beginning to its end. Growth between them belongs to the other side.
 fn grown(turns: &[[[i64; Resource::COUNT]; 2]]) -> Vec<Grown> {
     let of = |index: usize| Grown {
         before: turns.first().map_or(0, |[before, _]| before[index]),
@@ -271,7 +274,7 @@ fn grown(turns: &[[[i64; Resource::COUNT]; 2]]) -> Vec<Grown> {
 mod tests {
     use super::*;
 
-    /// Times are the slowest rank's, growth that of the rank where it is most, hits those of the rank that had fewest.
+    /// Times are the slowest rank's, growth the largest of any rank, hits the fewest of any rank.
     #[test]
     fn over_ranks() {
         let taken = |plain: [f64; 3], through: [f64; 3], added: i64, hits| Taken {
@@ -296,7 +299,7 @@ mod tests {
         assert_eq!((grown[0].grown, grown[0].plain), (Resource::MemoryBytes, Grown { before: 1, added: 7 }));
     }
 
-    /// What comes or goes between a side's turns is not its growth.
+    /// Growth between a side's turns is not counted for the side.
     #[test]
     fn grows() {
         let found = grown(&[[[10, 1, 5], [12, 1, 5]], [[100, 1, 5], [101, 3, 4]]]);

@@ -1,4 +1,4 @@
-//! One rank of the benchmark.
+//! Runs one rank of the benchmark.
 
 use super::Cell;
 use super::batch::{self, Batch, Side, Timing, Work};
@@ -22,13 +22,13 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use windlass_base::stats::snapshot::Snapshot;
 
-/// Of a size, before it is timed: Windlass registers the buffers of large all-gathers after three calls that could have been.
+/// Calls of a size before it is timed: Windlass registers the buffers of large all-gathers after three suitable calls.
 const WARM_UP_CALLS: usize = 8;
 
-/// Runs of a batch that nobody counts, at most, to find how many bursts of busy communicators outlast it.
+/// The most uncounted runs of a batch to find how many bursts outlast it.
 const TRIALS_MAX: usize = 6;
 
-/// What a rank is to do.
+/// The job of a rank.
 #[derive(Serialize, Deserialize)]
 pub struct Job {
     pub rank: usize,
@@ -43,22 +43,22 @@ pub struct Job {
     pub repeat: usize,
     /// Microseconds that a batch should take.
     pub batch_us: f64,
-    /// Rounds of what looks slower than the real library.
+    /// How often a cell that looks slower than NCCL is measured again.
     pub again: usize,
-    /// Communicators that are made to see what a first message costs; 0: none.
+    /// Communicators that are made to measure first messages; 0: none.
     pub inits: usize,
-    /// Of symmetric memory.
+    /// What to measure of symmetric memory.
     pub symmetric: Option<Wanted>,
-    /// On simulators, where a matrix product is small.
+    /// Whether this is the simulator, where a matrix product is small.
     pub simulated: bool,
-    /// Elements a side of a product's matrices.
+    /// Elements on each side of a product's matrices.
     pub product: Option<usize>,
 }
 
 /// A finished measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellDone {
-    /// Its position among the measurements: one that is made again replaces the first.
+    /// The position among the measurements; a repeated one replaces the first.
     pub position: usize,
     pub cell: Cell,
     /// Bytes of the whole call, after rounding to whole elements.
@@ -69,19 +69,19 @@ pub struct CellDone {
     pub windlass: Spread,
     pub plain_host_ns: Option<HostTimes>,
     pub windlass_host_ns: Option<HostTimes>,
-    /// The least part of a batch during which all busy communicators ran; none if there were none.
+    /// The least part of a batch during which all busy communicators worked; none without busy ones.
     pub plain_busy_part: Option<f64>,
     pub windlass_busy_part: Option<f64>,
-    /// Windlass's time over the real library's of each pair of batches, each of its slowest rank.
+    /// Windlass's time divided by NCCL's for each pair of batches, each by its slowest rank.
     #[serde(default)]
     pub ratios: Vec<f64>,
-    /// Rounds of which this is the median one; 0: measured once.
+    /// The number of repeated rounds, of which this is the median one; 0: measured once.
     pub again: usize,
-    /// How Windlass ran the calls.
+    /// The path on which Windlass ran the calls.
     pub path: String,
 }
 
-/// What a rank says at its end.
+/// What a rank reports at its end.
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     pub nccl_version: i32,
@@ -106,13 +106,13 @@ impl CellDone {
         )
     }
 
-    /// Windlass's time over the real library's.
+    /// Windlass's time divided by NCCL's.
     pub fn ratio(&self) -> f64 {
         self.windlass.median / self.plain.median
     }
 }
 
-/// The hidden subcommand: a rank that talks to its parent over standard input.
+/// The hidden subcommand: a rank that talks with its parent process over standard input.
 pub fn work() -> Result<()> {
     ranks::work(rank)
 }
@@ -120,7 +120,7 @@ pub fn work() -> Result<()> {
 fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let gpu = Gpu::open(job.rank)?;
     let reduction: Reduction = job.reduction.parse().map_err(|reason: String| anyhow!(reason))?;
-    // The real library first: Windlass then forwards to the very library that is mapped.
+    // The real library is opened first: Windlass then forwards to the file that is already mapped.
     let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
     job.memory.check([&plain, &windlass])?;
     let first_uses = first_use::measure(channel, &gpu, [&plain, &windlass], &job)?;
@@ -135,9 +135,9 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     }
     let rank_bytes = |cell: &Cell| cell.bytes as usize + job.ranks * cell.element.bytes();
     let largest = job.cells.iter().map(rank_bytes).max().unwrap_or(0);
-    // One part for each of two communicators, aligned alike.
+    // One part for each of two communicators, with the same alignment.
     let receive_bytes = largest.next_multiple_of(256);
-    // The same of both sides, so that no side has better memory; through Windlass, as programs have it.
+    // Both sides use the same buffers, so that neither has better memory. Windlass allocates them, as in programs.
     let buffer = |bytes| job.memory.buffer(&gpu, &windlass.nccl, bytes);
     let (send, receive) = (buffer(largest)?, buffer(2 * receive_bytes)?);
     let windows = [&plain, &windlass].map(|side| job.memory.windows(side, [&send, &receive]));
@@ -174,12 +174,12 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     Ok(Outcome { nccl_version, first_uses, symmetric })
 }
 
-/// A measurement to whoever started the run; all ranks have the same.
+/// Rank 0 reports a measurement to the parent process; all ranks have the same.
 fn tell(channel: &mut Channel, job: &Job, done: &CellDone) -> Result<()> {
     if job.rank == 0 { channel.progress(serde_json::to_string(done)?) } else { Ok(()) }
 }
 
-/// Of one side: each rank's times, what calls cost the hosts, the least busy part.
+/// One side's results: each rank's times, the hosts' times of calls, the least busy part.
 type Gathered = (Vec<Vec<f64>>, Option<HostTimes>, Option<f64>);
 
 /// What all measurements of a rank share.
@@ -196,7 +196,7 @@ pub(super) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// One measurement; all ranks make it.
+    /// Makes one measurement, on all ranks together.
     pub fn measure(&self, channel: &mut Channel, position: usize, cell: &Cell) -> Result<CellDone> {
         let Self { job, sides: [plain, windlass], .. } = *self;
         let count = cell.operation.count(cell.bytes, cell.element, job.ranks);
@@ -214,7 +214,7 @@ impl Bench<'_> {
             product: self.product,
         };
         let calls = batch_calls(channel, plain, windlass, &work, job)?;
-        // After the warming up, whose calls may take other paths.
+        // After the warm-up, whose calls may take other paths.
         let before = counts_of(&windlass.nccl, self.dump)?;
         let [plain, through] = alternate(channel, [plain, windlass], work, calls, job.repeat)?;
         let after = counts_of(&windlass.nccl, self.dump)?;
@@ -245,20 +245,21 @@ impl Bench<'_> {
     }
 }
 
-/// Windlass's counters of this process.
+/// Windlass's counters of this process, by way of `file`.
 pub(super) fn counts_of(windlass: &Nccl, file: &Path) -> Result<Snapshot> {
     windlass.dump(file).context("the library named as Windlass has no windlassDump")??;
     counts::read(file)
 }
 
-/// A side and its company, which comes after what is measured: on a device the first communicator is not like others.
+/// Makes a side's communicators. The others come after the measured ones, since the first communicator of a device
+/// differs from later ones.
 fn join(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, name: &str, job: &Job) -> Result<Side> {
     let measured = [communicator(channel, &nccl, job)?, communicator(channel, &nccl, job)?];
     let companions = Companions::new(channel, gpu, &nccl, name, job)?;
     Side::new(gpu, nccl, measured, companions)
 }
 
-/// The same for operations on one communicator.
+/// As [`join`], for operations on one communicator.
 pub(super) fn join_one(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, name: &str, job: &Job) -> Result<Side> {
     let measured = communicator(channel, &nccl, job)?;
     let companions = Companions::new(channel, gpu, &nccl, name, job)?;
@@ -272,7 +273,7 @@ pub(super) fn communicator(channel: &mut Channel, nccl: &Nccl, job: &Job) -> Res
     nccl.communicator(job.ranks, id, job.rank)
 }
 
-/// Warms both sides up (first calls connect, later ones register) and settles how many calls a batch has; the same on all ranks.
+/// Warms both sides up (first calls connect, later ones register) and decides how many calls a batch has; the same on all ranks.
 fn batch_calls(
     channel: &mut Channel,
     plain: &Side,
@@ -283,18 +284,18 @@ fn batch_calls(
     for side in [plain, windlass] {
         for _ in 0..WARM_UP_CALLS {
             side.issue(work)?;
-            // Together: what ranks agree on is not the same when one runs ahead.
+            // All ranks together: if one ran ahead, the ranks could agree on something else.
             side.synchronize()?;
         }
     }
     let call_us = plain.estimate_us(work, job.simulated)?.max(windlass.estimate_us(work, job.simulated)?);
     let slowest = channel.exchange(&call_us)?.into_iter().fold(0.0, f64::max);
-    // On the simulator each call takes its time.
+    // On the simulator every call takes long, so there is no least number.
     let least = if job.simulated { 1 } else { work.operation.calls_min() };
     Ok(batch::calls(work.mode, job.batch_us, slowest).max(least))
 }
 
-/// Every repetition of the real library and of Windlass; who begins alternates.
+/// Times every repetition of both sides; the side that begins alternates.
 fn alternate(
     channel: &mut Channel,
     [plain, windlass]: [&Side; 2],
@@ -314,8 +315,8 @@ fn alternate(
     Ok(timings)
 }
 
-/// Runs a batch that nobody counts, since a graph's first launch uploads it; beside busy communicators until it is known how many
-/// bursts of each outlast it, the same on all ranks.
+/// Runs a batch without counting it, since a graph's first launch uploads it. Beside busy communicators, repeats until it is
+/// known how many bursts outlast the batch; the same on all ranks.
 fn try_out(channel: &mut Channel, side: &Side, batch: &Batch) -> Result<usize> {
     let mut bursts = side.bursts_first();
     for _ in 0..TRIALS_MAX {
@@ -349,7 +350,7 @@ pub mod tests {
         .unwrap()
     }
 
-    /// What is told of a measurement names all that tells it from others.
+    /// The description of a measurement has all that distinguishes it from others.
     #[test]
     fn described() {
         let done = CellDone { again: 3, ..cell(0.5) };

@@ -1,23 +1,23 @@
-//! Whether GPUs are idle, so that measuring disturbs nobody and nobody disturbs it. Pure.
+//! Tells whether GPUs are idle, so that a measurement neither disturbs another process nor is disturbed. Pure.
 
 use crate::asking::{Device, Load};
 
-/// The driver's own, and what tools that watch GPUs keep there.
+/// Memory of the driver and of tools that watch GPUs may be in use on an idle GPU.
 const MEMORY_MAX: u64 = 2 << 30;
-/// What ran a moment ago may still be told.
+/// Utilization up to this may be left over from work that has just ended.
 const PERCENT_MAX: u32 = 10;
 
-/// The answer.
+/// The result for all GPUs.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Judgement {
     Idle,
-    /// Which, and by what.
+    /// Which GPU is in use, and by what.
     InUse(String),
-    /// Nobody says.
+    /// The driver does not tell.
     Unknown,
 }
 
-/// Judges all devices that the command sees. Simulated ones that no NVML knows are idle.
+/// Judges all devices that the command sees. Simulated devices that NVML does not know are idle.
 pub fn judge(devices: &[Device], simulated: bool) -> Judgement {
     let in_use = devices.iter().enumerate().find_map(|(number, device)| {
         let load = device.load.filter(is_in_use)?;
@@ -35,7 +35,7 @@ pub fn judge(devices: &[Device], simulated: bool) -> Judgement {
     }
 }
 
-/// The first device that has processes.
+/// Names the first device that has processes.
 pub fn processes(loads: &[Option<Load>]) -> Option<String> {
     loads.iter().enumerate().find_map(|(number, load)| {
         let load = load.filter(|load| load.processes > 0)?;
@@ -51,7 +51,7 @@ fn is_in_use(load: &Load) -> bool {
 mod tests {
     use super::*;
 
-    /// All must be idle; who is not is named.
+    /// All GPUs must be idle; the first that is not is named.
     #[test]
     fn judgements() {
         let device = |load| Device { load, ..Device::default() };

@@ -1,7 +1,7 @@
-//! Before `windlass run` starts a command: this machine's limits, measured once and kept.
+//! Measures this machine's limits once, before `windlass run` starts a command, and keeps them.
 //!
-//! Where a machine was measured before, a stamp says so, and that is all that is looked at. Else child processes measure on the GPUs that
-//! the command will see, if these are idle; this process never touches CUDA. Whatever goes wrong is told in one line, and the command runs.
+//! If a stamp says that the machine was measured, nothing else is done. Otherwise child processes measure on the GPUs that the command will
+//! see, if these are idle; this process never uses CUDA. A failure is told in one line, and the command runs.
 
 mod idle;
 pub mod stamp;
@@ -23,25 +23,25 @@ use std::time::{Duration, Instant};
 use whether::Whether;
 use windlass_base::config::{self, Parsed};
 
-/// From the first question to the driver on; then all children are killed.
+/// The most time from the first question to the driver; then all children are killed.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
-/// For the driver's answer: a cold one takes seconds.
+/// The most time for the driver's answer: an unused driver takes seconds.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Runs do not look again for so long whether GPUs are idle: to ask the driver takes a second or more.
+/// If GPUs are in use, runs ask again only after this time, since asking the driver takes a second or more.
 const WHILE_IN_USE: Duration = Duration::from_secs(15 * 60);
 
-/// Nor do they measure again for so long after that has failed.
+/// After a failed measurement, runs measure again only after this time.
 const AFTER_FAILURE: Duration = Duration::from_secs(24 * 3600);
 
-/// What the cells' lines call it.
+/// How the cells' lines name this measurement.
 const HOW: &str = "run";
 
-/// Where the cells come from that hold when nothing is measured.
+/// Which limits hold if nothing is measured.
 const OTHERS_HOLD: &str = "the built-in ones hold";
 
-/// Measures if it is time to. Answers the exit code where the command is not to be run, because somebody has asked this process to end.
+/// Measures if it is time to. Returns an exit code if the command must not run, because this process was asked to end.
 pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
     let Parsed { startup, config, .. } = config::parse(std::env::vars_os());
     let is_simulator = installation::is_simulator(nccl);
@@ -68,7 +68,7 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
         }
     };
     let lock = match folder.lock() {
-        // Another may have finished just now.
+        // Another process may have finished just now.
         Ok(Some(_)) if stamp.is_in(&folder) => return None,
         Ok(Some(lock)) => lock,
         Ok(None) => {
@@ -97,13 +97,13 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
             }
         }
         Told::Later(by, line) => {
-            // Where that cannot be noted the next run tries again.
+            // If the delay cannot be noted, the next run tries again.
             let _ = stamp.put_off(&folder, by, &line);
             say(&line);
         }
     }
     drop(lock);
-    // A signal until here was for this process.
+    // A signal up to here was meant for this process.
     interruption.look().map(|signal| 128 + signal)
 }
 
@@ -111,11 +111,11 @@ fn say(line: &str) {
     eprintln!("windlass: {line}");
 }
 
-/// What is said at the end.
+/// What to report at the end.
 enum Told {
-    /// With a stamp: later runs do not measure.
+    /// The machine gets a stamp: later runs do not measure.
     Once(String),
-    /// Runs try again after so long.
+    /// Runs measure again after this time.
     Later(Duration, String),
 }
 
@@ -174,7 +174,7 @@ impl Session<'_> {
         }
     }
 
-    /// Whether another process has come to the GPUs: its own have left by now.
+    /// Names a device that another process uses by now; this command's own processes have ended.
     fn disturbance(&self, measured: &Machine) -> Option<String> {
         idle::processes(&asking::loads(&measured.gpus.devices, ANSWER_MAX).ok()?)
     }
@@ -184,7 +184,7 @@ impl Session<'_> {
     }
 
     fn keep(&self, found: &[OfRanks]) -> Result<()> {
-        // What `windlass tune` has measured under the same circumstances took longer, and stays.
+        // Limits that `windlass tune` has measured under the same circumstances took longer to measure, and stay.
         found.iter().try_for_each(|found| self.folder.keep(found, HOW, Kept::Stays))
     }
 }

@@ -1,7 +1,7 @@
-//! The stamp of a machine that was measured: a file whose name is a digest of what can be read in a moment, without CUDA and NVML.
+//! The stamp of a measured machine: a file whose name is a digest of facts that can be read quickly, without CUDA and NVML.
 //!
-//! It is finer than the [circumstances](windlass_transport::circumstances) of cells: where it has changed they are measured again, though
-//! they may still hold.
+//! It is finer than the [circumstances](windlass_transport::circumstances) of cells: if a fact has changed, the machine is measured
+//! again, even if its cells still hold.
 
 use crate::bench::record::date;
 use crate::built;
@@ -17,15 +17,15 @@ use windlass_bootstrap::negotiated::bytes::checksum;
 const DRIVER: &str = "/proc/driver/nvidia/version";
 const GPUS: &str = "/proc/driver/nvidia/gpus";
 
-/// A stamp, there or not.
+/// A stamp, whose file may or may not exist.
 pub struct Stamp {
-    /// Of its file.
+    /// The name of the stamp's file.
     pub name: String,
     facts: String,
 }
 
 impl Stamp {
-    /// Of what a command would run with.
+    /// The stamp of the libraries with which a command would run.
     pub fn of(nccl: &Path, windlass: &Path, is_simulator: bool) -> Stamp {
         let mut facts = format!("{}\n", built::line());
         facts += &file(nccl);
@@ -49,13 +49,13 @@ impl Stamp {
         Stamp { name: format!("measured-{:016x}.txt", checksum(facts.as_bytes())), facts }
     }
 
-    /// Whether it is there for this user to read, or a time is that has not come.
+    /// Whether the stamp exists and this user can read it, or a noted delay is not over.
     pub fn is_in(&self, folder: &Folder) -> bool {
         let later = || folder.text(&self.later()).is_some_and(|text| is_ahead(&text, SystemTime::now()));
         folder.text(&self.name).is_some() || later()
     }
 
-    /// Notes that runs shall not try again for so long.
+    /// Notes that runs shall not measure again for this time.
     pub fn put_off(&self, folder: &Folder, by: Duration, line: &str) -> Result<()> {
         let until = SystemTime::now() + by;
         let seconds = until.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -66,19 +66,19 @@ impl Stamp {
         format!("not-before-{}", self.name)
     }
 
-    /// For people: when, what came of it, and by what it holds.
+    /// The text for people: the date, the result, and the facts on which the stamp depends.
     pub fn text(&self, line: &str) -> String {
         format!("{} {line}\n\n{}\n", date(SystemTime::now()), self.facts)
     }
 }
 
-/// Whether a note's time, in seconds since 1970 as its first word, has yet to come. One that cannot be read is over.
+/// Whether a note's time, seconds since 1970 in its first word, is in the future. An unreadable time is over.
 fn is_ahead(text: &str, now: SystemTime) -> bool {
     let seconds = text.split_whitespace().next().and_then(|word| word.parse().ok());
     seconds.is_some_and(|seconds| UNIX_EPOCH + Duration::from_secs(seconds) > now)
 }
 
-/// How many GPUs this machine has at most, as far as files say.
+/// The most GPUs that this machine may have, by its files.
 pub fn gpus_most() -> usize {
     let listed = entries(Path::new(GPUS)).len();
     let is_gpu = |name: &&String| {
@@ -96,7 +96,7 @@ fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Model and UUID of each.
+/// The model and UUID of each GPU.
 fn gpus() -> String {
     let of = |name: &String| {
         let text =
@@ -124,7 +124,7 @@ fn file(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// Who a GPU is, not what it does now.
+    /// A GPU's identity is in the stamp, its state is not.
     #[test]
     fn identities() {
         let text =
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(identity(""), "");
     }
 
-    /// Another file has another stamp, and so has the same one with other facts of it.
+    /// Another file has another stamp, and so has the same file after a change.
     #[test]
     fn names() {
         let folder = tempfile::tempdir().unwrap();

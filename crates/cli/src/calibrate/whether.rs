@@ -1,15 +1,15 @@
-//! Whether a run measures at all, by what is known without looking at a GPU. Pure.
+//! Decides whether a run measures at all, by facts that are known without a GPU. Pure.
 
 use windlass_base::config::{Cache, Calibrate, Collectives, Config, Startup, Switch};
 
-/// The answer.
+/// The decision.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Whether {
     Yes,
     No,
 }
 
-/// Variables by which launchers number ranks: where one is set, this run is one of several at once.
+/// Variables by which launchers number ranks: if one is set, this run is one of several at once.
 const RANKS: [&str; 6] =
     ["RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"];
 
@@ -38,7 +38,7 @@ pub fn decide(
 }
 
 fn is_rank(variable: impl Fn(&str) -> Option<String>) -> bool {
-    // A step of one task has a number, too.
+    // A Slurm step of one task has a number, too.
     let is_step =
         || variable("SLURM_PROCID").is_some() && variable("SLURM_STEP_NUM_TASKS").as_deref() != Some("1");
     RANKS.iter().any(|name| variable(name).is_some()) || is_step()
@@ -46,7 +46,7 @@ fn is_rank(variable: impl Fn(&str) -> Option<String>) -> bool {
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// How many GPUs the variable names at most: CUDA stops at the first that it does not know, such as -1.
+/// The most GPUs that CUDA_VISIBLE_DEVICES names: CUDA stops at the first unknown name, such as -1.
 fn named(visible: Option<&str>) -> usize {
     let Some(visible) = visible else { return usize::MAX };
     visible.split(',').map(str::trim).take_while(|name| !name.is_empty() && !name.starts_with('-')).count()
@@ -64,7 +64,7 @@ mod tests {
         decide(&Startup::default(), &config, is_simulator, variable, || gpus)
     }
 
-    /// Two GPUs that the command sees, and nobody who is against it.
+    /// A run measures if the command sees two GPUs, unless an option or variable forbids it.
     #[test]
     fn decisions() {
         let usual = Config::default;
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(decide(&off, &usual(), false, |_| None, || 8), Whether::No);
     }
 
-    /// The simulator is measured only if somebody says so, and in a folder or not.
+    /// The simulator is measured only with WINDLASS_CALIBRATE=on; its number of GPUs does not matter.
     #[test]
     fn simulator() {
         let on = || Config {

@@ -1,4 +1,4 @@
-//! All runs, reduced to what is told: plain data, for the table, the page and the JSON file.
+//! Reduces all runs to the results: plain data, for the table, the page and the JSON file.
 
 use super::counting::Counters;
 use super::memory::{Peaks, Source, source};
@@ -9,53 +9,53 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// What a run gave.
+/// The results of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
     #[serde(flatten)]
     pub turn: Turn,
     pub seconds: f64,
-    /// What was printed for each metric, after the first values that were to be skipped.
+    /// The figures of each metric, without the first ones that are skipped.
     pub metrics: BTreeMap<String, Vec<f64>>,
-    /// GPU memory in bytes.
+    /// Peaks of GPU memory in bytes.
     pub memory: Peaks,
-    /// Of a run with Windlass.
+    /// Windlass's counters, in a run with Windlass.
     pub counters: Option<Counters>,
-    /// The real NCCLs that its processes had mapped, as far as was seen.
+    /// The real NCCLs that the run's processes had mapped, as far as they were seen.
     pub nccl: BTreeSet<PathBuf>,
-    /// Processes that it left behind, which were ended.
+    /// Processes that the command left behind and that were ended.
     pub left_behind: usize,
     pub log: PathBuf,
 }
 
-/// What was asked for.
+/// What the user asked for.
 #[derive(Clone, Debug, Serialize)]
 pub struct Request {
-    /// UTC.
+    /// The time in UTC.
     pub date: String,
     /// Version, commit and kernels of Windlass.
     pub windlass: String,
     pub command: Vec<String>,
     pub simulated: bool,
     pub pairs: usize,
-    /// The names of metrics, in the order in which they were given.
+    /// The names of metrics, in the order on the command line.
     pub metrics: Vec<String>,
     pub has_nvml: bool,
 }
 
-/// The whole answer.
+/// The whole result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     #[serde(flatten)]
     pub request: Request,
     pub rows: Vec<Row>,
-    /// How differences are told from noise.
+    /// How differences are distinguished from noise.
     pub rule: String,
-    /// What a reader should know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
-    /// Whose GPU memory is told.
+    /// Whether memory is that of processes or of devices.
     pub memory_of: Option<Source>,
-    /// Of the last run with Windlass.
+    /// The counters of the last run with Windlass.
     pub counters: Counters,
     pub runs: Vec<Run>,
 }
@@ -107,7 +107,7 @@ fn rows(request: &Request, runs: &[Run], memory_of: Option<Source>) -> Vec<Row> 
     rows
 }
 
-/// What a program prints again and again stands for one figure: the middle one.
+/// A figure that a program prints repeatedly counts by its median.
 fn median(values: &[f64]) -> f64 {
     crate::bench::statistics::spread(&[values.to_vec()]).median
 }
@@ -147,7 +147,7 @@ fn notes(request: &Request, runs: &[Run], memory_of: Option<Source>, counters: &
     notes
 }
 
-/// Both sides should run over the same NCCL. Where a side's was not seen nothing is known.
+/// A note if both sides ran over different NCCLs. If a side's was not seen, there is none.
 fn other_nccl(runs: &[Run]) -> Option<String> {
     let of = |side| -> BTreeSet<&PathBuf> { of_side(runs, side).flat_map(|run| &run.nccl).collect() };
     let (without, with) = (of(Side::Without), of(Side::With));
@@ -212,7 +212,7 @@ pub mod tests {
         Comparison::of(request, turns(3, 1).into_iter().map(run).collect())
     }
 
-    /// Wall time, metrics by their medians, memory by GPU; what the warm-up gave is in none.
+    /// There are rows for the wall time, metrics by their medians, and memory by GPU; the warm-up is in none.
     #[test]
     fn rows_of_runs() {
         let comparison = comparison(|_| ());
@@ -234,7 +234,7 @@ pub mod tests {
         );
     }
 
-    /// What a reader should know is said: no counters, another NCCL, whose memory, what was left behind.
+    /// The notes name missing counters, another NCCL, the source of memory figures, and processes left behind.
     #[test]
     fn says_what_to_know() {
         let without_counters = comparison(|run| run.counters = None);

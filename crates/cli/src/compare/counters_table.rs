@@ -1,9 +1,9 @@
-//! Windlass's counters of a run as a table.
+//! Writes Windlass's counters of a run as a table.
 
 use super::counting::Counters;
 use windlass_base::stats::report::size;
 
-/// What the table shows.
+/// The heading of the table.
 pub fn heading(counters: &Counters) -> String {
     format!(
         "Windlass's counters of the last run with it, of all ranks together (processes: {}, communicators: {}). Windlass counts \
@@ -12,7 +12,7 @@ pub fn heading(counters: &Counters) -> String {
     )
 }
 
-/// The head, and a line for each function and path; nothing where nothing was counted.
+/// The head, and a line for each function and path; empty if nothing was counted.
 pub fn lines(counters: &Counters) -> Vec<Vec<String>> {
     if counters.calls.is_empty() {
         return Vec::new();

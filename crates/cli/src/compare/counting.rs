@@ -1,4 +1,5 @@
-//! Windlass's counters of a run: from reports that its processes write when they exit, and from shared memory for those that are killed.
+//! Collects Windlass's counters of a run: from the reports that its processes write at exit, and from shared memory for processes that
+//! are killed.
 
 use crate::counts;
 use serde::Serialize;
@@ -9,14 +10,14 @@ use windlass_base::stats::files;
 use windlass_base::stats::segment::{self, Segment};
 use windlass_base::stats::snapshot::Snapshot;
 
-/// The counters of a run's processes, while it runs.
+/// Collects the counters of a run's processes while it runs.
 pub struct Counting {
     reports: PathBuf,
-    /// Mapped once, and good also when the process has ended.
+    /// Segments by process. They are mapped once, and stay readable after the process has ended.
     segments: BTreeMap<u32, &'static Segment>,
 }
 
-/// What all processes of a run counted together.
+/// The sums over all processes of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counters {
     /// Processes that made a communicator.
@@ -35,7 +36,7 @@ pub struct Count {
 }
 
 impl Counting {
-    /// Reports go into this folder.
+    /// Begins with an empty folder for reports.
     pub fn begin(reports: PathBuf) -> std::io::Result<Counting> {
         std::fs::create_dir_all(&reports)?;
         for old in std::fs::read_dir(&reports)?.flatten() {
@@ -51,7 +52,7 @@ impl Counting {
         value
     }
 
-    /// Looks for processes that have begun to count.
+    /// Maps the segments of processes that have begun to count.
     pub fn look(&mut self, family: &BTreeSet<u32>) {
         for path in files::list(Path::new(files::FOLDER)) {
             let process = files::owner(&path).map(|owner| owner.process);
@@ -64,12 +65,12 @@ impl Counting {
         }
     }
 
-    /// Once the run has ended.
+    /// The sums, after the run has ended.
     pub fn end(self) -> Counters {
         let reports = std::fs::read_dir(&self.reports).into_iter().flatten().flatten();
         let mut snapshots: BTreeMap<u32, Snapshot> =
             self.segments.iter().map(|(process, segment)| (*process, Snapshot::of(segment))).collect();
-        // A report is written later than anything is counted.
+        // A report is newer than the segment's counts.
         for report in reports.filter_map(|report| counts::read(&report.path()).ok()) {
             snapshots.insert(report.process, report);
         }
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
     use crate::counts::tests::snapshot;
 
-    /// Calls of all processes are one sum for each function and path.
+    /// Calls of all processes are added up for each function and path.
     #[test]
     fn sums() {
         let first = snapshot(&[("ncclAllReduce", "native", 2, 64), ("ncclSend", "p2p", 1, 8)]);
@@ -126,7 +127,7 @@ mod tests {
         );
     }
 
-    /// Reports of an earlier comparison are gone before a run.
+    /// Reports of an earlier comparison are removed before a run.
     #[test]
     fn reads_reports() {
         let folder = tempfile::tempdir().unwrap();

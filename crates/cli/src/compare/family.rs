@@ -1,21 +1,21 @@
-//! The processes that a command has started, directly or not: the descendants of this process.
+//! Finds the processes that a command has started, directly or not: the descendants of this process.
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Orphans of the command become children of this process, so that they stay in sight.
+/// Makes orphans of the command children of this process, so that they are still found.
 pub fn keep_orphans() {
-    // Without it, only processes whose parents have ended would be lost from sight.
+    // If this fails, only processes whose parents have ended are not found.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
-/// Every living process of the command.
+/// All living processes of the command.
 pub fn look() -> BTreeSet<u32> {
     descendants(&processes(Path::new("/proc")), std::process::id())
 }
 
-/// A process as the kernel tells it.
+/// A process as /proc describes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Process {
     number: u32,
@@ -26,11 +26,11 @@ struct Process {
 fn processes(folder: &Path) -> Vec<Process> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let numbered = entries.filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit());
-    // Those that end meanwhile cannot be read.
+    // A process that has ended meanwhile cannot be read.
     numbered.filter_map(|entry| parse(&std::fs::read_to_string(entry.path().join("stat")).ok()?)).collect()
 }
 
-/// `number (name) state parent ...`, where a name may have anything in it.
+/// Parses `number (name) state parent ...`; the name may contain anything.
 fn parse(stat: &str) -> Option<Process> {
     let (number, rest) = stat.split_once(" (")?;
     let (_, rest) = rest.rsplit_once(") ")?;
@@ -56,15 +56,15 @@ fn descendants(processes: &[Process], of: u32) -> BTreeSet<u32> {
     found
 }
 
-/// Sends a signal to each.
+/// Sends a signal to each process.
 pub fn signal(family: &BTreeSet<u32>, signal: Signal) {
     for process in family.iter().filter_map(|number| Pid::from_raw(*number as i32)) {
-        // It may have ended.
+        // The process may have ended.
         let _ = kill_process(process, signal);
     }
 }
 
-/// Takes leave of orphans that have ended. The command itself is waited for elsewhere.
+/// Reaps orphans that have ended. The command itself is waited for elsewhere.
 pub fn reap(command: Option<u32>) {
     let own = std::process::id();
     let ended = processes(Path::new("/proc")).into_iter();
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(parse("nonsense"), None);
     }
 
-    /// Children and their children; not what others started, nor what has ended.
+    /// Descendants are found, without processes of other parents and those that have ended.
     #[test]
     fn finds_descendants() {
         let processes =
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(descendants(&processes, 9), BTreeSet::new());
     }
 
-    /// A process that this one starts is seen.
+    /// A process that this one starts is found.
     #[test]
     fn sees_children() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

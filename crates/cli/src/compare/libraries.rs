@@ -1,4 +1,4 @@
-//! Which NCCL the processes of a run have mapped: both sides should run over the same.
+//! Finds the NCCL that the processes of a run have mapped: both sides should run over the same.
 
 use crate::elf;
 use nccl_sys::exported::Exports;
@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A process without one is asked again after this time: its list of mappings is long.
+/// After this time a process without an NCCL is read again; not earlier, since its list of mappings is long.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What is known of a run's processes.
+/// What is known of the mappings of a run's processes.
 #[derive(Default)]
 pub struct Libraries {
     found: BTreeSet<PathBuf>,
@@ -23,7 +23,7 @@ enum Asked {
 }
 
 impl Libraries {
-    /// Looks at each process of which nothing is known yet.
+    /// Reads the mappings of each process that is not known to have an NCCL.
     pub fn look(&mut self, family: &BTreeSet<u32>) {
         for process in family {
             match self.asked.get(process) {
@@ -42,19 +42,19 @@ impl Libraries {
         }
     }
 
-    /// Windlass may have NCCL's name.
+    /// Whether the file is a real NCCL, since Windlass may have the same name.
     fn is_real(&mut self, path: &Path) -> bool {
         let judge = || elf::exports(path).is_ok_and(|exports| exports == Exports::Nccl);
         *self.judged.entry(path.to_owned()).or_insert_with(judge)
     }
 
-    /// The real NCCLs that were seen.
+    /// The real NCCLs that were found.
     pub fn end(self) -> BTreeSet<PathBuf> {
         self.found
     }
 }
 
-/// Mapped files whose names are NCCL's.
+/// The mapped files with NCCL's name.
 fn named(maps: &str) -> BTreeSet<PathBuf> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
     let is_named = |path: &&Path| {
@@ -67,7 +67,7 @@ fn named(maps: &str) -> BTreeSet<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Files are told by their names, each once.
+    /// Files are found by their names, each once.
     #[test]
     fn names() {
         let maps = "7f10-7f20 r-xp 0 08:02 7  /a b/libnccl.so.2\n7f20-7f30 r--p 0 08:02 7  /a b/libnccl.so.2\n\
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(named(maps), BTreeSet::from([PathBuf::from("/a b/libnccl.so.2")]));
     }
 
-    /// This process has none; it is not asked twice in a moment.
+    /// This process has no NCCL; it is not read twice in a moment.
     #[test]
     fn own() {
         let mut libraries = Libraries::default();

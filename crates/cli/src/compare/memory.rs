@@ -1,28 +1,28 @@
-//! The GPU memory that a command takes, as NVML tells it: of its processes, and of whole devices.
+//! Measures by NVML the GPU memory that a command takes: of its processes, and of whole devices.
 
 use crate::nvml::{Handle, Nvml};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Less growth of a device is not taken for the command's.
+/// A device's growth below this does not count as the command's.
 const GROWTH_MIN: u64 = 16 << 20;
 
-/// What is asked, again and again, while a command runs.
+/// The devices that are read repeatedly while a command runs.
 pub struct Meter {
     nvml: Nvml,
     devices: Vec<Handle>,
 }
 
-/// The most that was seen in one run, by device; in bytes.
+/// The highest values of one run, by device, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Peaks {
-    /// Of the command's processes together.
+    /// The memory of all processes of the command.
     pub processes: BTreeMap<usize, u64>,
-    /// Of the whole device, over what was taken before the run.
+    /// The growth of the whole device since before the run.
     pub devices: BTreeMap<usize, u64>,
 }
 
-/// Whose memory is told.
+/// Whether memory is that of processes or of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -30,7 +30,7 @@ pub enum Source {
     Devices,
 }
 
-/// A run being watched.
+/// The values of a run so far.
 #[derive(Debug, Default)]
 pub struct Watch {
     before: BTreeMap<usize, u64>,
@@ -38,19 +38,19 @@ pub struct Watch {
 }
 
 impl Meter {
-    /// None where there is no NVML, or no GPU.
+    /// None if there is no NVML or no GPU.
     pub fn open() -> Option<Meter> {
         let nvml = Nvml::open()?;
         let devices = nvml.devices();
         (!devices.is_empty()).then_some(Meter { nvml, devices })
     }
 
-    /// Before a run begins.
+    /// Notes the memory in use before a run begins.
     pub fn watch(&self) -> Watch {
         Watch { before: self.used(), peaks: Peaks::default() }
     }
 
-    /// Looks once.
+    /// Reads the memory now.
     pub fn look(&self, watch: &mut Watch, family: &BTreeSet<u32>) {
         let processes = self.devices.iter().map(|device| self.nvml.processes(*device)).enumerate();
         let of_family = processes.filter_map(|(device, processes)| Some((device, sum(&processes, family)?)));
@@ -63,7 +63,7 @@ impl Meter {
     }
 }
 
-/// What processes of the family have together; none where there is none of them, or the driver does not tell.
+/// The memory of the family's processes; none if there is none of them, or the driver does not tell it.
 fn sum(processes: &[(u32, Option<u64>)], family: &BTreeSet<u32>) -> Option<u64> {
     let bytes = processes.iter().filter(|(process, _)| family.contains(process)).map(|(_, bytes)| *bytes);
     bytes.fold(None, |sum, bytes| Some(sum.unwrap_or(0) + bytes?))
@@ -91,8 +91,8 @@ impl Watch {
     }
 }
 
-/// What can be told of all runs alike: of processes where the driver names them in each run, else of devices. Containers often see no
-/// process's number.
+/// The source that all runs have: processes if the driver named them in each run, else devices. In containers the driver often names
+/// no process.
 pub fn source(runs: &[&Peaks]) -> Option<Source> {
     if runs.is_empty() {
         None
@@ -116,7 +116,7 @@ impl Peaks {
 mod tests {
     use super::*;
 
-    /// Only the family's processes count; one of which the driver tells nothing takes the sum away.
+    /// Only the family's processes count; if the driver does not tell one's memory, there is no sum.
     #[test]
     fn sums() {
         let family = BTreeSet::from([1, 2]);
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(sum(&[(1, Some(5)), (2, None)], &family), None);
     }
 
-    /// The highest of each device, and growth only where there is enough of it.
+    /// The highest value of each device counts, and growth only above the minimum.
     #[test]
     fn peaks() {
         let mut watch =
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(peaks.devices, BTreeMap::from([(0, 300 << 20)]));
     }
 
-    /// All runs are told from the same source.
+    /// All runs use the same source.
     #[test]
     fn sources() {
         let of = |processes: &[usize], devices: &[usize]| Peaks {

@@ -1,4 +1,4 @@
-//! Figures that the command prints, found by a pattern.
+//! Finds figures that the command prints, by a pattern.
 
 use regex::Regex;
 
@@ -12,7 +12,7 @@ pub struct Metric {
 
 /// Reads `--metric`.
 pub fn parse(text: &str) -> Result<Metric, String> {
-    // The crate's text has several lines, of which the last says what is wrong.
+    // The error has several lines, of which the last gives the reason.
     let pattern = Regex::new(text).map_err(|error| {
         let told = error.to_string();
         told.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
@@ -24,19 +24,19 @@ pub fn parse(text: &str) -> Result<Metric, String> {
     }
 }
 
-/// What a pattern found in the output of a run.
+/// The figures of one pattern in the output of a run.
 #[derive(Debug, Default, PartialEq)]
 pub struct Found {
-    /// Figures in the order in which they were printed, without the first ones that were to be skipped.
+    /// Figures in the order of printing, without the first ones that are skipped.
     pub values: Vec<f64>,
-    /// How many there were with these.
+    /// The number of matches, with the skipped ones.
     pub matches: usize,
-    /// The first text in a figure's place that is no number.
+    /// The first match that is not a number.
     pub unreadable: Option<String>,
 }
 
 impl Metric {
-    /// Looks at each line of an output. A line ends also where a progress bar goes back to its beginning.
+    /// Searches each line of an output. A line also ends at a carriage return, as progress bars print.
     pub fn find(&self, output: &str, skipped: usize) -> Found {
         let mut found = Found::default();
         for line in output.split(['\n', '\r']) {
@@ -56,7 +56,7 @@ impl Metric {
     }
 }
 
-/// `1234.5`, also as `1,234.5`.
+/// Reads `1234.5`, also as `1,234.5`.
 fn number(text: &str) -> Option<f64> {
     text.trim().replace(',', "").parse().ok().filter(|value: &f64| value.is_finite())
 }
@@ -68,7 +68,7 @@ mod tests {
     const OUTPUT: &str =
         "loading\nstep 91.5 ms\r50%\rstep 41.25 ms\nstep fast ms\nstep 1,040 ms, step 40 ms\n";
 
-    /// Every match of every line counts, after those that are skipped; what is no number is told.
+    /// All matches of all lines count after the skipped ones; a match that is not a number is reported.
     #[test]
     fn finds() {
         let metric = parse(r"step (\S+) ms").unwrap();
@@ -83,20 +83,20 @@ mod tests {
         assert_eq!(metric.find("nothing", 0), Found::default());
     }
 
-    /// A group's name is the metric's.
+    /// The group's name becomes the metric's.
     #[test]
     fn names() {
         assert_eq!(parse(r"(?<step_ms>\d+)").unwrap().name, "step_ms");
     }
 
-    /// Patterns without a figure, or that are none, are refused with the reason.
+    /// Broken patterns, and patterns without a group, are refused with the reason.
     #[test]
     fn refuses() {
         assert!(parse("step").unwrap_err().contains("has no group"));
         assert_eq!(parse("step (").unwrap_err(), "unclosed group");
     }
 
-    /// Numbers as programs print them.
+    /// Numbers are read as programs print them.
     #[test]
     fn numbers() {
         assert_eq!([number("12"), number("1,234.5"), number("1e-3")], [Some(12.0), Some(1234.5), Some(1e-3)]);

@@ -80,13 +80,13 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// Makes all runs and tells the comparison.
+/// Makes all runs and prints the comparison.
 pub fn run(options: &Options) -> Result<u8> {
     let names: BTreeSet<&str> = options.metrics.iter().map(|metric| &*metric.name).collect();
     if names.len() < options.metrics.len() {
         bail!("--metric: two patterns have the same name; name their groups apart, as in '(?<step>\\S+)'");
     }
-    // Opened first: a wrong name should not cost the runs.
+    // Opened before the runs, so that a wrong name fails at once.
     let json = options.json.as_deref().map(create).transpose()?;
     let html = options.html.as_deref().map(create).transpose()?;
     let comparison = match session::make_runs(options)? {
@@ -114,7 +114,7 @@ fn create(file: &Path) -> Result<File> {
     File::create(file).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// The comparison for people.
+/// The comparison as text for people.
 fn told(comparison: &Comparison) -> String {
     let mut out = format!(
         "{} runs of each side in turns; medians (lowest to highest)\n\n{}\n{}\n",

@@ -1,4 +1,4 @@
-//! The comparison as one page of HTML that needs no other file.
+//! Writes the comparison as one HTML page that needs no other file.
 
 use super::comparison::{Comparison, Run};
 use super::plot::{self, Point};
@@ -64,7 +64,7 @@ fn run(run: &Run) -> Vec<String> {
     ]
 }
 
-/// A quantity's figures, with the numbers of their runs.
+/// A quantity's figures with the numbers of their runs.
 fn points(comparison: &Comparison, row: &Row) -> [(Side, Vec<Point>); 2] {
     [(Side::Without, &row.values_without), (Side::With, &row.values_with)].map(|(side, values)| {
         let is_of = |run: &&Run| run.turn.side == side && run.turn.purpose == Purpose::Measured;
@@ -88,7 +88,7 @@ fn write_table(
     writeln!(out, "</table>")
 }
 
-/// Text as HTML shows it.
+/// Escapes text for HTML.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::compare::comparison::tests::comparison;
 
-    /// The page has the table, a plot for each quantity, the counters and the runs; it loads nothing, and shows what is HTML as text.
+    /// The page has the table, a plot for each quantity, the counters and the runs. It loads nothing, and escapes text.
     #[test]
     fn pages() {
         let page = page(&comparison(|run| run.nccl.clear())).unwrap();

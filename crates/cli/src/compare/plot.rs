@@ -1,4 +1,4 @@
-//! A quantity's figures as SVG: each run in the order of time, and the medians of both sides.
+//! Draws a quantity's figures as SVG: each run in the order of time, and the medians of both sides.
 
 use super::row::Row;
 use super::schedule::Side;
@@ -9,9 +9,9 @@ use std::fmt::Display;
 
 const SIZE: (u32, u32) = (760, 300);
 const LEGEND_HEIGHT: i32 = 30;
-/// Labels of an axis at most.
+/// The most labels of an axis.
 const LABELS: usize = 8;
-// Told apart also without color vision.
+// Colors that can be told apart without color vision.
 const WITHOUT: RGBColor = RGBColor(0x77, 0x77, 0x77);
 const WITH: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 
@@ -30,7 +30,7 @@ fn draw(svg: &mut String, row: &Row, sides: &[(Side, Vec<Point>)]) -> Result<(),
     root.fill(&WHITE).map_err(words)?;
     let (legend, root) = root.split_vertically(LEGEND_HEIGHT);
     for (place, (side, _)) in sides.iter().enumerate() {
-        // Above the figures, where no run is.
+        // Above the figures, where there are no runs.
         let left = 90 + 180 * place as i32;
         legend.draw(&Circle::new((left, 18), 5, color(*side).filled())).map_err(words)?;
         legend.draw(&Text::new(side.words(), (left + 12, 12), ("sans-serif", 14))).map_err(words)?;
@@ -39,7 +39,7 @@ fn draw(svg: &mut String, row: &Row, sides: &[(Side, Vec<Point>)]) -> Result<(),
     let (first, last) = (numbers().fold(f64::INFINITY, f64::min), numbers().fold(0.0, f64::max));
     let low = row.without.min.min(row.with.min);
     let high = row.without.max.max(row.with.max);
-    // Equal figures still need some height.
+    // Equal figures need some height, too.
     let margin = ((high - low) * 0.15).max(high.abs() * 0.01).max(1e-9);
     let mut chart = ChartBuilder::on(&root)
         .margin(12)
@@ -89,7 +89,7 @@ fn words(error: impl Display) -> String {
 mod tests {
     use super::*;
 
-    /// A circle a run and one in the legend, a line for each median; also where all figures are equal.
+    /// There is a circle for each run, one in the legend, and a line for each median, also if all figures are equal.
     #[test]
     fn draws() {
         for with in [vec![8.0, 9.0, 9.9], vec![10.0; 3]] {

@@ -1,4 +1,4 @@
-//! One run of the command: started in a process group of its own, watched, and ended with all that it has started.
+//! Runs the command once: in a process group of its own, watched, and ended with all processes that it has started.
 
 use super::family;
 use crate::interruption::Interruption;
@@ -13,23 +13,23 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-/// The time between two looks: short at first, so that short programs are seen.
+/// The least and the most time between two looks at the processes: short at first, so that short programs are seen.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Looks take at most this part of a processor.
 const PART_OF_PROCESSOR: u32 = 20;
-/// What a command leaves behind has this long to end by itself, and as long after each signal.
+/// How long processes that the command leaves behind may take to end by themselves, and after each signal.
 const GRACE: Duration = Duration::from_secs(5);
-/// Of an output, so many bytes and lines at its end are told.
+/// How many bytes and lines of an output's end are reported.
 const TAIL_BYTES: usize = 16 << 10;
 const TAIL_LINES: usize = 20;
 
-/// What to start.
+/// What to start, with which variables.
 pub struct Launch<'a> {
     pub command: &'a [OsString],
     pub set: Vec<(OsString, OsString)>,
     pub unset: Vec<OsString>,
-    /// Both outputs of the command.
+    /// The file for both outputs of the command.
     pub log: &'a Path,
 }
 
@@ -37,16 +37,16 @@ pub struct Launch<'a> {
 pub enum Outcome {
     Ended {
         status: ExitStatus,
-        /// From the start of the command to its end.
+        /// Seconds from the start of the command to its end.
         seconds: f64,
         /// Processes that had to be ended afterwards.
         left_behind: usize,
     },
-    /// Somebody asked this process to end, and all that was started has ended.
+    /// This process was asked to end, and all processes that it started have ended.
     Interrupted,
 }
 
-/// Runs the command to its end; `look` is called with its processes again and again.
+/// Runs the command to its end. Calls `look` with its processes repeatedly.
 pub fn run(
     launch: &Launch,
     interruption: &Interruption,
@@ -66,7 +66,7 @@ pub fn run(
     let (sender, ended) = mpsc::channel();
     std::thread::spawn(move || {
         let status = child.wait();
-        // The other side waits for it.
+        // The receiver waits for it.
         let _ = sender.send(status.map(|status| (status, began.elapsed())));
     });
     let mut pause = PAUSE_MIN;
@@ -87,21 +87,22 @@ pub fn run(
     Ok(Outcome::Ended { status, seconds: lasted.as_secs_f64(), left_behind: end_what_is_left(interruption) })
 }
 
-/// As a terminal's Ctrl-C would: the command ends what it has started. What then is left is ended.
+/// Interrupts the command as a terminal's Ctrl-C would, so that it can end its own processes. Then ends all that are
+/// left.
 fn interrupt(
     process: u32,
     ended: &Receiver<std::io::Result<(ExitStatus, Duration)>>,
     interruption: &Interruption,
 ) {
     if let Some(group) = Pid::from_raw(process as i32) {
-        // It may have ended.
+        // The command may have ended.
         let _ = kill_process_group(group, Signal::INT);
     }
     let _ = ended.recv_timeout(GRACE);
     end_what_is_left(interruption);
 }
 
-/// Waits for processes that the command has left behind, then ends them; says how many that were.
+/// Waits for processes that the command has left behind, then ends them. Returns how many that were.
 fn end_what_is_left(interruption: &Interruption) -> usize {
     if all_end(interruption) {
         return 0;
@@ -115,7 +116,7 @@ fn end_what_is_left(interruption: &Interruption) -> usize {
     left.len()
 }
 
-/// Waits for a while, or until Ctrl-C comes again.
+/// Waits for [`GRACE`], or until the next Ctrl-C. Returns whether all processes have ended.
 fn all_end(interruption: &Interruption) -> bool {
     let deadline = Instant::now() + GRACE;
     loop {
@@ -130,7 +131,7 @@ fn all_end(interruption: &Interruption) -> bool {
     }
 }
 
-/// The end of an output.
+/// The last lines of an output.
 pub fn tail(log: &Path) -> String {
     let bytes = std::fs::read(log).unwrap_or_default();
     let end = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(TAIL_BYTES)..]).into_owned();
@@ -142,7 +143,7 @@ pub fn tail(log: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// Only the last lines are told, and nothing of an output that is not there.
+    /// Only the last lines are given; none of a missing output.
     #[test]
     fn tails() {
         let folder = tempfile::tempdir().unwrap();

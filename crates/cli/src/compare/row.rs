@@ -1,4 +1,4 @@
-//! The figures of one kind of all runs, reduced to what is told.
+//! Reduces the figures of one quantity in all runs to a row of the table.
 
 use super::noise::{CHANCE_MAX, RUNS_MIN, chance};
 use crate::bench::statistics::{Spread, spread};
@@ -8,21 +8,21 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     pub name: String,
-    /// Empty where it is not known.
+    /// Empty if the unit is unknown.
     pub unit: String,
     pub without: Spread,
     pub with: Spread,
-    /// What was measured with Windlass over what was measured without, of each pair of runs; none where a figure is 0.
+    /// The figure with Windlass divided by the one without, for each pair of runs; none if a figure is 0.
     pub ratio: Option<Spread>,
     /// In which part of comparisons of equal programs chance alone gives a difference as clear.
     pub chance: f64,
     pub difference: Difference,
-    /// The figures themselves, a pair of runs each.
+    /// The figures themselves, one of each side for each pair of runs.
     pub values_without: Vec<f64>,
     pub values_with: Vec<f64>,
 }
 
-/// How the figures with Windlass lie beside those without.
+/// How the figures with Windlass compare to those without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Difference {
@@ -44,7 +44,7 @@ impl Difference {
 }
 
 impl Row {
-    /// Of figures of pairs of runs, equally many of each side.
+    /// The row of the figures of pairs of runs: both sides have equally many.
     pub fn of(name: impl Into<String>, unit: impl Into<String>, without: Vec<f64>, with: Vec<f64>) -> Row {
         let chance = chance(&with, &without);
         let of_side = |values: &[f64]| spread(&[values.to_vec()]);
@@ -69,7 +69,7 @@ fn judge(chance: f64, runs: usize, more: f64) -> Difference {
     if runs < RUNS_MIN {
         return Difference::TooFewRuns;
     }
-    // Three runs each give exactly this much, but for rounding.
+    // Three runs each give exactly this chance, except for rounding.
     if chance > CHANCE_MAX + 1e-9 || more == 0.0 {
         return Difference::WithinNoise;
     }
@@ -80,7 +80,7 @@ fn judge(chance: f64, runs: usize, more: f64) -> Difference {
 pub mod tests {
     use super::*;
 
-    /// The median of the pairs' ratios, and a difference where the sides do not overlap.
+    /// The ratio is the median of the pairs' ratios; sides that do not overlap differ.
     #[test]
     fn lower() {
         let row = Row::of("wall time", "s", vec![10.0, 12.0, 11.0], vec![8.0, 9.0, 9.9]);
@@ -91,7 +91,7 @@ pub mod tests {
         assert_eq!(row.difference, Difference::Lower);
     }
 
-    /// The other answers: the other way round, sides that overlap, runs that are too few, equal sides.
+    /// The other results: higher, sides that overlap, too few runs, equal sides.
     #[test]
     fn differences() {
         let of = |without: &[f64], with: &[f64]| Row::of("x", "", without.to_vec(), with.to_vec()).difference;

@@ -1,8 +1,8 @@
-//! Which runs are made, and in which order.
+//! Decides which runs are made, and in which order.
 
 use serde::Serialize;
 
-/// On which side of the comparison a run is.
+/// The side of the comparison to which a run belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
@@ -13,7 +13,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// In file names.
+    /// The name in file names.
     pub fn name(self) -> &'static str {
         match self {
             Side::Without => "without",
@@ -21,7 +21,7 @@ impl Side {
         }
     }
 
-    /// In sentences.
+    /// The words in sentences.
     pub fn words(self) -> &'static str {
         match self {
             Side::Without => "without Windlass",
@@ -34,7 +34,7 @@ impl Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
-    /// It fills caches, and is left out.
+    /// The run fills caches and does not count.
     Warmup,
     Measured,
 }
@@ -42,20 +42,20 @@ pub enum Purpose {
 /// A run to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Turn {
-    /// From 1, in the order of time.
+    /// The number from 1, in the order of time.
     pub number: usize,
     pub side: Side,
     pub purpose: Purpose,
 }
 
 impl Turn {
-    /// `1-without`: the beginning of its files' names.
+    /// The beginning of the run's file names, as `1-without`.
     pub fn name(&self) -> String {
         format!("{}-{}", self.number, self.side.name())
     }
 }
 
-/// All runs: pairs of one on each side, of which every other pair begins with the other side. So a machine that gets slower from run to
+/// All runs, in pairs of one run of each side. Every other pair begins with the other side, so a machine that gets slower from run to
 /// run slows down both sides.
 pub fn turns(pairs: usize, warmup_pairs: usize) -> Vec<Turn> {
     let mut turns = Vec::new();
@@ -73,7 +73,7 @@ pub fn turns(pairs: usize, warmup_pairs: usize) -> Vec<Turn> {
 mod tests {
     use super::*;
 
-    /// Both sides run equally often, in turns, and begin equally often; a first pair may not count.
+    /// Both sides run and begin equally often; warm-up pairs come first and do not count.
     #[test]
     fn in_turns() {
         let names: Vec<String> = turns(3, 0).iter().map(Turn::name).collect();

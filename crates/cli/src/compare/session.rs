@@ -1,4 +1,4 @@
-//! The runs of a comparison, one after the other.
+//! Makes the runs of a comparison, one after the other.
 
 use super::Options;
 use super::comparison::{Comparison, Request, Run};
@@ -20,26 +20,26 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// What became of the runs.
+/// The result of all runs.
 pub enum Made {
     All(Box<Comparison>),
-    /// Windlass would not take effect, which has been told; with the exit code for that.
+    /// Windlass would not take effect, and the reason was printed. With the exit code.
     Refused(u8),
     Interrupted,
 }
 
-/// What all runs have in common.
+/// What all runs share.
 struct Session<'a> {
     options: &'a Options,
     decision: Decision,
-    /// For both sides.
+    /// The simulator of both sides.
     simulator: Option<SimulatorLibraries>,
     meter: Option<Meter>,
     interruption: Interruption,
     folder: PathBuf,
 }
 
-/// Makes them all, or says why not.
+/// Makes all runs, or tells why not.
 pub fn make_runs(options: &Options) -> Result<Made> {
     if std::env::var_os("WINDLASS").is_some_and(|value| value == "off") {
         bail!("WINDLASS=off is set: both sides would run without Windlass; unset it");
@@ -50,7 +50,7 @@ pub fn make_runs(options: &Options) -> Result<Made> {
     if decision.tell() {
         return Ok(Made::Refused(run::REFUSED));
     }
-    // Runs with Windlass shall have the limits that the user's own runs will have.
+    // Runs with Windlass use the limits that the user's own runs will use.
     if run::calibrate(&decision.set).is_some() {
         return Ok(Made::Interrupted);
     }
@@ -88,7 +88,7 @@ fn folder(named: Option<&Path>) -> Result<PathBuf> {
     match named {
         Some(folder) => {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-            // Processes of the command may have other folders.
+            // An absolute path, since processes of the command may run in other folders.
             Ok(std::path::absolute(folder)?)
         }
         None => {
@@ -111,7 +111,7 @@ impl Session<'_> {
         }
     }
 
-    /// One run; none if somebody interrupted it.
+    /// Makes one run; none if it was interrupted.
     fn run(&self, turn: Turn, turns: usize) -> Result<Option<Run>> {
         let log = self.folder.join(format!("{}.log", turn.name()));
         let mut counting = match turn.side {
@@ -158,7 +158,7 @@ impl Session<'_> {
         }))
     }
 
-    /// The variables of a side: to set, and to take away.
+    /// The variables of a side: those to set, and those to unset.
     fn variables(&self, counting: Option<&Counting>) -> (Vec<(OsString, OsString)>, Vec<OsString>) {
         let mut set: Vec<(OsString, OsString)> = Vec::new();
         let mut unset = Vec::new();
@@ -175,7 +175,7 @@ impl Session<'_> {
                     Some(others) => set.push(("LD_PRELOAD".into(), others.clone())),
                     None => unset.push("LD_PRELOAD".into()),
                 }
-                // For a Windlass that is loaded in another way than by a preload.
+                // For a Windlass that is loaded otherwise than by a preload.
                 set.push(("WINDLASS".into(), "off".into()));
                 unset.push("WINDLASS_REPORT".into());
             }
@@ -183,7 +183,8 @@ impl Session<'_> {
         (set, unset)
     }
 
-    /// What the command printed, for each metric. A pattern that finds nothing ends the comparison: so would it in all other runs.
+    /// The command's figures for each metric. A pattern without a match ends the comparison, since it would match nothing in other
+    /// runs.
     fn figures(&self, which: &str, log: &Path) -> Result<BTreeMap<String, Vec<f64>>> {
         let metrics = &self.options.metrics;
         if metrics.is_empty() {

@@ -1,11 +1,11 @@
-//! The comparison as a table for people.
+//! Writes the comparison as a table for people.
 
 use super::noise::{CHANCE_MAX, RUNS_MIN};
 use super::row::Row;
 use crate::bench::statistics::Spread;
 use crate::text;
 
-/// One line a quantity.
+/// One line for each quantity.
 pub fn table(rows: &[Row]) -> String {
     let head = ["", "without", "with", "ratio of pairs", "with Windlass"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
@@ -20,7 +20,7 @@ pub fn cells(row: &Row) -> [String; 5] {
     [name, spread(&row.without, figure), spread(&row.with, figure), ratio, row.difference.words().into()]
 }
 
-/// The rule by which differences are told from noise.
+/// The rule that distinguishes differences from noise.
 pub fn rule(pairs: usize) -> String {
     if pairs < RUNS_MIN {
         return format!(
@@ -38,12 +38,12 @@ pub fn rule(pairs: usize) -> String {
     )
 }
 
-/// A median, and the lowest and highest value.
+/// The median, and the lowest and highest value.
 fn spread(spread: &Spread, figure: impl Fn(f64) -> String) -> String {
     format!("{} ({} to {})", figure(spread.median), figure(spread.min), figure(spread.max))
 }
 
-/// Four digits of a figure, or all before the point.
+/// A figure with four digits, or with all digits before the point.
 pub fn figure(value: f64) -> String {
     let size = value.abs();
     match size {
@@ -60,7 +60,7 @@ pub fn figure(value: f64) -> String {
 mod tests {
     use super::*;
 
-    /// Names with units, medians with ranges, the ratio, and the difference in words.
+    /// A line has a name with its unit, medians with ranges, the ratio, and the difference in words.
     #[test]
     fn tables() {
         let rows = [
@@ -85,7 +85,7 @@ loss          0 (0 to 0)              0 (0 to 0)              -                 
         assert_eq!(words(&table(&rows)), words(expected), "{}", table(&rows));
     }
 
-    /// The rule says what three runs need, and what is too few.
+    /// The rule tells what three runs need, and how many are too few.
     #[test]
     fn rules() {
         assert!(

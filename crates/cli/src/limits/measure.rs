@@ -1,4 +1,4 @@
-//! A run of ranks that find limits, and what it comes to.
+//! Runs ranks that find limits, and concludes the limits from their measurements.
 
 use super::search::{Grid, Task};
 use super::written::{self, Tuned};
@@ -17,8 +17,8 @@ use std::time::Duration;
 use windlass_transport::tuning::Collective;
 use windlass_transport::tuning::file::Key;
 
-/// Whether a variable of the user's would change what is measured, or say much. Options of Windlass do, checks and traces above all, and
-/// tools that inject themselves; no limit may depend on them.
+/// Whether ranks run without a variable of the user's, since it would change the measurement or print much. Examples are Windlass's
+/// options, above all checks and traces, and tools that inject themselves. No limit may depend on them.
 fn is_left_out(name: &str) -> bool {
     const KEPT: [&str; 2] = ["WINDLASS_LIBRARY", "WINDLASS_NCCL"];
     let is_option =
@@ -28,10 +28,10 @@ fn is_left_out(name: &str) -> bool {
     is_option || is_tool || is_debug || name == "NCCL_COMM_ID"
 }
 
-/// Ranks that say nothing for so long are stuck.
+/// Ranks that report nothing for this time are stuck.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// What was found of a number of ranks.
+/// The results for one number of ranks.
 pub struct OfRanks {
     pub group: Group,
     pub what: What,
@@ -43,7 +43,7 @@ pub struct OfRanks {
 }
 
 impl Effort {
-    /// What a command may wait for once: a coarse grid, short batches, one run for all numbers of ranks.
+    /// An effort for which a command may wait once: a coarse grid, short batches, one run for all numbers of ranks.
     pub fn quick(devices: usize, machine: &Machine) -> Effort {
         Effort {
             numbers: quick_numbers(devices),
@@ -56,14 +56,14 @@ impl Effort {
         }
     }
 
-    /// The same where so much of the time is over before the ranks start.
+    /// The same effort, if so much of its time is over before the ranks start.
     pub fn after(self, spent: Duration) -> Effort {
         let left = |time: Time| Time { all: (time.all - spent.as_secs_f64()).max(0.0), ..time };
         Effort { time: self.time.map(left), ..self }
     }
 }
 
-/// All GPUs first, then pairs, then what is left: powers of two, as jobs have them, and larger groups before smaller ones.
+/// All GPUs first, then pairs, then powers of two, as jobs have them, then the rest; larger numbers come first.
 fn quick_numbers(devices: usize) -> Vec<usize> {
     let most = devices.min(windlass_transport::native::RANKS_MAX);
     let mut numbers: Vec<usize> = (2..=most).collect();
@@ -77,7 +77,7 @@ pub fn usual_sizes(machine: &Machine) -> Vec<u64> {
     (10..=last).map(|shift| 1 << shift).collect()
 }
 
-/// Runs the ranks, one for each device of the largest group. `progress` hears of each measurement.
+/// Runs the ranks, one for each device of the largest group. Calls `progress` for each measurement.
 pub fn measure(
     machine: &Machine,
     windlass: &Path,
@@ -149,7 +149,7 @@ pub fn measure(
         .collect())
 }
 
-/// All sizes go to Windlass's kernels, whatever the user has set; nothing is read that was measured before.
+/// Variables with which all sizes go to Windlass's kernels, whatever the user has set. Earlier limits are not read.
 fn environment(machine: &Machine, what: What, forced: &Path) -> Vec<Variable> {
     let set: [(&str, &OsStr); 6] = [
         ("WINDLASS_TUNING", forced.as_os_str()),
@@ -159,13 +159,13 @@ fn environment(machine: &Machine, what: What, forced: &Path) -> Vec<Variable> {
         ("WINDLASS_PEER_GROUPS", "on".as_ref()),
         ("WINDLASS", "on".as_ref()),
     ];
-    // Lazy communicators register nothing.
+    // Windlass registers nothing in lazy communicators.
     let eager: Option<(&str, &OsStr)> = (what == What::Registered).then(|| ("WINDLASS_LAZY", "off".as_ref()));
     let set = set.into_iter().chain(eager).map(|(name, value)| (name.into(), value.to_owned()));
     machine.environment().into_iter().chain(set).collect()
 }
 
-/// The limits that follow; of tasks that were not measured to their end none does.
+/// The limits that follow. A task that was not measured to its end has none.
 fn conclude(group: Group, what: What, grid: &Grid, measured: Vec<CellDone>) -> OfRanks {
     let tuned = |task: &Task| {
         let limit = grid.limit(task, &measured)?;
@@ -190,7 +190,7 @@ mod tests {
     use crate::bench::tests::cell;
     use crate::limits::search::{Step, USUAL};
 
-    /// All first, then pairs, then four, then the others.
+    /// All GPUs first, then pairs, then four ranks, then the others.
     #[test]
     fn numbers() {
         assert_eq!(quick_numbers(8), [8, 2, 4, 7, 6, 5, 3]);
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(quick_numbers(1), [0; 0]);
     }
 
-    /// What was not measured to its end has no limit; what is not ours has none either.
+    /// A task that was not measured to its end has no limit, and neither has one that Windlass left to NCCL.
     #[test]
     fn conclusions() {
         let grid = Grid::new(vec![1024], 1, 0);

@@ -1,5 +1,5 @@
-//! Up to which sizes Windlass's collectives are faster than NCCL's on this machine: what `windlass run` and `windlass tune` measure, how a
-//! limit follows, and where it is kept.
+//! Finds up to which sizes Windlass's collectives are faster than NCCL's on this machine. The modules measure for `windlass run` and
+//! `windlass tune`, conclude limits, and keep them.
 
 pub mod measure;
 pub mod rule;

@@ -1,43 +1,43 @@
-//! When a size counts for Windlass. Pure.
+//! Decides whether a size counts for Windlass. Pure.
 //!
-//! Batches of both sides alternate; the ratio of a pair is Windlass's time over NCCL's, each of its slowest rank. A size counts only
-//! where the difference is worth a change of sides and is no accident, in every mode.
+//! Batches of both sides alternate. The ratio of a pair is Windlass's time divided by NCCL's, each by its slowest rank. A size
+//! counts only if in every mode the difference is large enough and no accident.
 
 use crate::bench::CellDone;
 
-/// The median pair must take at most this part of NCCL's time: what is nearer is no reason to change sides.
+/// The median pair must take at most this part of NCCL's time: a smaller gain is no reason to leave NCCL.
 const FASTER_LEAST: f64 = 0.95;
-/// And the confidence bound at most this part.
+/// The upper confidence bound must be at most this part.
 const SURELY_BELOW: f64 = 0.98;
-/// What Windlass runs anyway may take so much longer.
+/// A collective that Windlass runs anyway may take at most this part.
 const SLOWER_MOST: f64 = 1.02;
-/// Of the bound, one-sided: five pairs have it by their worst.
+/// The one-sided confidence of the bound. With five pairs the bound is the worst pair.
 const CONFIDENCE: f64 = 0.96;
 
-/// What a size must show to count for Windlass.
+/// What a measurement must show so that the size counts for Windlass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standard {
-    /// That Windlass is faster, surely and by enough.
+    /// Windlass is faster, by enough and with confidence.
     Faster,
-    /// That NCCL is not surely faster: where Windlass runs the collective anyway, and a call that it left to NCCL would take longer than NCCL
-    /// alone, as NCCL's work is then followed.
+    /// It is not certain that NCCL is faster. This suffices where Windlass runs the collective anyway: a call left to NCCL would take longer
+    /// than with NCCL alone, since Windlass follows NCCL's work.
     NotSlower,
 }
 
-/// Which of the two was faster.
+/// The faster side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Windlass, surely and by enough.
+    /// Windlass, by enough and with confidence.
     Windlass,
-    /// NCCL, or the difference is surely too small.
+    /// NCCL, or the difference is certainly too small.
     Nccl,
-    /// The pairs vary too much to tell, or are too few.
+    /// Not known: the pairs vary too much or are too few.
     Unclear,
-    /// Windlass left it to NCCL.
+    /// Windlass left the calls to NCCL.
     NotOurs,
 }
 
-/// What all rounds of one measurement say together, of calls that are Windlass's only by this path.
+/// The finding of all rounds of one measurement together. Only calls on `path` are Windlass's.
 pub fn finding<'a>(
     rounds: impl Iterator<Item = &'a CellDone> + Clone,
     path: &str,
@@ -62,11 +62,11 @@ fn of_pairs(mut ratios: Vec<f64>, standard: Standard) -> Finding {
     }
 }
 
-/// The median of sorted values, between its lower and its upper confidence bound: order statistics, which suppose nothing of how values are
-/// spread. None where there are too few values for any.
+/// The median of sorted values, between its lower and upper confidence bound. The bounds are order statistics, which assume no
+/// distribution. None if there are too few values.
 fn bounds(sorted: &[f64]) -> Option<(f64, f64, f64)> {
     let count = sorted.len();
-    // The chance that at most so many of the values lie below the true median.
+    // The chance that at most `below` of the values are below the true median.
     let mut chance = 0.5_f64.powi(i32::try_from(count).ok()?);
     let mut sum = 0.0;
     for below in 0..count {
@@ -84,7 +84,7 @@ fn bounds(sorted: &[f64]) -> Option<(f64, f64, f64)> {
 mod tests {
     use super::*;
 
-    /// Five pairs are bounded by their worst, more by fewer; four tell nothing.
+    /// With five pairs the worst is the bound; with more, fewer are beyond it; four give none.
     #[test]
     fn order_statistics() {
         let values = |count: usize| (1..=count).map(|value| value as f64).collect::<Vec<_>>();
@@ -98,7 +98,7 @@ mod tests {
         assert!(least > 40.0 && median == 51.0 && most < 62.0, "{least} {most}");
     }
 
-    /// Enough and surely; all other things are NCCL's or not known.
+    /// Windlass wins by enough and with confidence; otherwise NCCL wins, or it is not known.
     #[test]
     fn findings() {
         let of = |ratios: &[f64]| of_pairs(ratios.to_vec(), Standard::Faster);
@@ -112,13 +112,13 @@ mod tests {
         assert_eq!(of(&[0.5; 4]), Finding::Unclear);
         assert_eq!(of(&[0.5, 0.5, 0.5, 0.5, f64::NAN]), Finding::Unclear);
         assert_eq!(of(&[0.0; 5]), Finding::Unclear);
-        // One outlier of ten is none.
+        // One outlier of ten does not count.
         let mut ten = [0.9; 10];
         ten[3] = 3.0;
         assert_eq!(of(&ten), Finding::Windlass);
     }
 
-    /// What Windlass runs anyway stays unless NCCL is surely faster.
+    /// A collective that Windlass runs anyway stays, unless NCCL is certainly faster.
     #[test]
     fn not_slower() {
         let of = |ratios: &[f64]| of_pairs(ratios.to_vec(), Standard::NotSlower);

@@ -1,7 +1,8 @@
-//! Which sizes to measure next, and the limit that follows. Pure.
+//! Decides which size to measure next, and the limit that follows. Pure.
 //!
-//! A coarse grid of sizes first, from the smallest up to the first at which Windlass does not win; then the sizes between that one and the
-//! last that won; then the size below the limit, which must win too. What is unclear is measured again, and counts as lost if it stays so.
+//! The search begins with a coarse grid of sizes, from the smallest to the first at which Windlass does not win. Then come the sizes
+//! between that one and the last that won, and then the size below the limit, which must win, too. Unclear sizes are measured again, and
+//! count as lost if they stay unclear.
 
 use super::rule::{Finding, Standard, finding};
 use crate::bench::operation::Operation;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use windlass_transport::tuning::file::NATIVE_BYTES_MAX;
 use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN, unmeasured_bytes_max};
 
-/// The modes in which a size must win. Graphs first: what loses there needs no eager batches.
+/// The modes in which a size must win. Graphs come first: a size that loses there needs no eager batches.
 const MODES: &[Mode] = &[Mode::Graph, Mode::Eager];
 
 /// One limit to find.
@@ -22,11 +23,12 @@ pub struct Task {
     pub operation: Operation,
 }
 
-/// All-gathers that NCCL runs with buffers that Windlass registers: measured apart, as native ones take their place.
+/// All-gathers that NCCL runs with buffers that Windlass registers. They are measured separately, since native ones
+/// would take their place.
 pub const REGISTERED: [Task; 1] =
     [Task { collective: Collective::RegisteredAllGather, operation: Operation::AllGather }];
 
-/// Those of sums of short floats and of what only moves data, the most used first.
+/// Tasks for sums of short floats and for collectives that only move data, the most used first.
 pub const USUAL: [Task; 7] = [
     Task { collective: Collective::AllReduce, operation: Operation::AllReduce },
     Task { collective: Collective::AllGather, operation: Operation::AllGather },
@@ -37,35 +39,36 @@ pub const USUAL: [Task; 7] = [
     Task { collective: Collective::UnevenReduceScatter, operation: Operation::UnevenReduceScatter },
 ];
 
-/// Those of other types and operations.
+/// Tasks for other types and operations.
 pub const OTHER: [Task; 3] = [
     Task { collective: Collective::OtherAllReduce, operation: Operation::AllReduce },
     Task { collective: Collective::OtherReduceScatter, operation: Operation::ReduceScatter },
     Task { collective: Collective::OtherReduce, operation: Operation::Reduce },
 ];
 
-/// Above, NCCL registers the buffers of all-gathers for Windlass, and is not what is measured here.
+/// Above this size NCCL registers all-gathers' buffers for Windlass, which is another measurement.
 const ALL_GATHER_BYTES_MAX: u64 = 64 << 20;
 
 impl Task {
-    /// Sums of bytes are what NCCL is fastest at, and where Windlass has the most arithmetic for each byte that moves: on 2 × H100 a
-    /// reduce-scatter of 256 KiB takes 1.28 of NCCL's time, 1.15 of 32-bit integers, 1.06 of products of bytes.
+    /// The element to measure with. Of the other types, sums of bytes are NCCL's fastest and Windlass's most expensive for each
+    /// byte. On 2 × H100 a reduce-scatter of 256 KiB takes 1.28 of NCCL's time with bytes, 1.15 with 32-bit integers, and 1.06 for
+    /// products of bytes.
     pub fn element(&self) -> Element {
         element(if self.collective.is_other() { ncclInt8 } else { ncclFloat32 })
     }
 
-    /// What a size must show. Up to the limit of what nobody measured Windlass runs the collective anyway.
+    /// The standard for a size. Up to the limit of unmeasured GPUs, Windlass runs the collective anyway.
     pub fn standard(&self, bytes: u64) -> Standard {
         let is_ours = unmeasured_bytes_max(self.collective).is_some_and(|usual| bytes <= usual);
         if is_ours { Standard::NotSlower } else { Standard::Faster }
     }
 
-    /// How Windlass runs its calls.
+    /// The path of calls that are Windlass's.
     pub fn path(&self) -> &'static str {
         if self.is_registered() { "registered" } else { "native" }
     }
 
-    /// In graphs NCCL registers by itself.
+    /// The modes to measure. In graphs NCCL registers buffers by itself.
     fn modes(&self) -> &'static [Mode] {
         if self.is_registered() { &[Mode::Eager] } else { MODES }
     }
@@ -78,32 +81,32 @@ impl Task {
         Cell { operation: self.operation, bytes, mode, element: self.element() }
     }
 
-    /// Whether a measurement is this task's.
+    /// Whether a measurement belongs to this task.
     pub fn owns(&self, done: &CellDone) -> bool {
         done.cell.operation == self.operation && done.cell.element == self.element()
     }
 }
 
-/// Which sizes may be measured, and how often.
+/// The sizes that may be measured, and how often.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grid {
-    /// Ascending.
+    /// The sizes, ascending.
     pub sizes: Vec<u64>,
-    /// Every so many-th size is of the coarse grid.
+    /// Every how manyth size belongs to the coarse grid.
     pub stride: usize,
-    /// How often what is unclear is measured again.
+    /// How often an unclear size is measured again.
     pub again: usize,
-    /// How often what NCCL wins is measured again.
+    /// How often a size that NCCL wins is measured again.
     pub lost_again: usize,
 }
 
-/// What is to be done for a limit.
+/// The next step to a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     Measure(Cell),
-    /// The limit is found: the largest size up to which all win, or none.
+    /// The limit: the largest size up to which all sizes win, or none.
     Found(Option<u64>),
-    /// Windlass's kernels run nothing of it: there is nothing to be found.
+    /// Windlass's kernels run no call of the task, so there is no limit.
     NotOurs,
 }
 
@@ -114,22 +117,22 @@ enum Standing {
     NotOurs,
 }
 
-/// A second look at what has lost, after everything else was measured.
+/// The additional rounds of unclear sizes at the second look, after everything else was measured.
 const SECOND_LOOK: usize = 2;
 
 impl Grid {
-    /// Of the first look.
+    /// The grid of the first look.
     pub fn new(sizes: Vec<u64>, stride: usize, again: usize) -> Grid {
         Grid { sizes, stride, again, lost_again: 0 }
     }
 
-    /// Of a second look: what has lost may have lost to a moment's disturbance, which is over by then. All rounds count together.
+    /// The grid of a second look: a size may have lost because of a disturbance that is over. All rounds count together.
     pub fn second_look(&self) -> Grid {
         Grid { again: self.again + SECOND_LOOK, lost_again: 1, ..self.clone() }
     }
 
-    /// The limit of a task by measurements in the order in which they were made: by the second look where that came to its end, else as the
-    /// first look found it.
+    /// The limit of a task, by measurements in the order in which they were made. It is the second look's if that was completed, else the
+    /// first look's.
     pub fn limit(&self, task: &Task, measured: &[CellDone]) -> Option<Option<u64>> {
         let found = |grid: &Grid, measured: &[CellDone]| match grid.next(task, measured) {
             Step::Found(limit) => Some(limit),
@@ -139,7 +142,7 @@ impl Grid {
         found(&self.second_look(), measured).or_else(first)
     }
 
-    /// The next step of a task, by what was measured of it and of others.
+    /// The next step of a task, by the measurements of all tasks.
     pub fn next(&self, task: &Task, measured: &[CellDone]) -> Step {
         let sizes = self.sizes_of(task);
         let Some(last) = sizes.len().checked_sub(1) else { return Step::Found(None) };
@@ -168,7 +171,7 @@ impl Grid {
                 Standing::Lost | Standing::NotOurs => break,
             }
         }
-        // Two that lose have nothing between them that wins.
+        // If two neighbours lose, no size between them counts.
         while won > 0 {
             match standing(won - 1) {
                 Standing::Unknown(cell) => return Step::Measure(cell),
@@ -179,12 +182,12 @@ impl Grid {
                 },
             }
         }
-        // What still wins at the largest size has no end that is known: registering costs a call nothing that grows with it.
+        // If the largest size still wins, the limit is open: the cost of registering does not grow with the size.
         let is_endless = task.is_registered() && won == last;
         Step::Found(Some(if is_endless { NATIVE_BYTES_MAX } else { sizes[won] }))
     }
 
-    /// The sizes that make sense for a task.
+    /// The sizes at which a task can be measured.
     pub fn sizes_of(&self, task: &Task) -> &[u64] {
         let (least, most) = match task.collective {
             Collective::AllGather => (0, ALL_GATHER_BYTES_MAX),
@@ -226,7 +229,7 @@ mod tests {
         Grid::new((10..=28).map(|shift| 1 << shift).collect(), stride, 2)
     }
 
-    /// Numbers that look random, the same in every run.
+    /// Pseudo-random numbers, the same in every run.
     struct Random(u64);
 
     impl Random {
@@ -238,23 +241,23 @@ mod tests {
             ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
         }
 
-        /// About normal, of mean 0 and deviation 1.
+        /// Approximately normal, with mean 0 and deviation 1.
         fn normal(&mut self) -> f64 {
             (0..12).map(|_| self.next()).sum::<f64>() - 6.0
         }
     }
 
-    /// Times of one collective over so many ranks: a beginning, and bytes over a bandwidth.
+    /// Times of one collective over `ranks` ranks: a start time, and bytes divided by a bandwidth.
     #[derive(Clone, Copy)]
     struct Curves {
         ranks: usize,
-        /// Us to begin, and bytes a us, of NCCL and of Windlass.
+        /// Microseconds to start and bytes for each microsecond, of NCCL and of Windlass.
         nccl: (f64, f64),
         windlass: (f64, f64),
         noise: f64,
         /// How often a batch takes up to three times as long.
         loaded: f64,
-        /// One rank is so much slower.
+        /// The factor by which one rank is slower.
         slow: f64,
     }
 
@@ -291,7 +294,7 @@ mod tests {
             CellDone { cell: asked, bytes: asked.bytes, ratios, ..cell(1.0) }
         }
 
-        /// The limit that is found, and after how many measurements.
+        /// The limit that is found, and the number of measurements.
         fn search(&self, grid: &Grid, random: &mut Random) -> (Option<u64>, usize) {
             let mut measured = Vec::new();
             loop {
@@ -305,7 +308,8 @@ mod tests {
         }
     }
 
-    /// Windlass begins sooner and has less bandwidth, so that both meet; by ranks, as measured and modelled.
+    /// Windlass starts sooner and has less bandwidth, so the curves cross. The values are measured or modelled, by
+    /// ranks.
     fn curves() -> Vec<Curves> {
         let of =
             |(ranks, nccl, windlass)| Curves { ranks, nccl, windlass, noise: 0.0, loaded: 0.0, slow: 1.0 };
@@ -326,7 +330,7 @@ mod tests {
         limit.map_or(9, |bytes| bytes.trailing_zeros().into())
     }
 
-    /// Without noise the limit is the crossover, by the coarse grid and by the whole one, which takes longer.
+    /// Without noise the limit is the crossover, with the coarse grid and with the whole one, which takes longer.
     #[test]
     fn finds_the_crossover() {
         for curves in curves() {
@@ -360,8 +364,7 @@ mod tests {
         }
     }
 
-    /// Under a load the limit may be lower, and is never above by more than a step, or than what Windlass runs anyway; so it is with heavy
-    /// noise.
+    /// Under load or heavy noise the limit may be lower. It is at most one step above the crossover, or what Windlass runs anyway.
     #[test]
     fn is_never_far_above() {
         let mut random = Random(3);
@@ -382,7 +385,7 @@ mod tests {
         CellDone { cell: asked, bytes: asked.bytes, ratios: vec![ratio; 5], ..cell(ratio) }
     }
 
-    /// All measurements of a task by a table of ratios.
+    /// The limit and the measured sizes, if measurements have these ratios.
     fn limit_of(grid: &Grid, ratios: &[f64]) -> (Option<u64>, Vec<u64>) {
         let mut measured: Vec<CellDone> = Vec::new();
         loop {
@@ -406,7 +409,7 @@ mod tests {
         sizes.iter().map(|size| size << 20).collect()
     }
 
-    /// The limit ends below the first that loses; what wins again above does not count, nor does what wins between two that lose.
+    /// The limit ends below the first size that loses. Larger sizes that win do not count, nor does one between two that lose.
     #[test]
     fn neighbours_agree() {
         let small = Grid::new(mebibytes(&[1, 2, 4, 8, 16]), 2, 0);
@@ -423,7 +426,7 @@ mod tests {
         assert_eq!(limit_of(&Grid { sizes: vec![], ..small.clone() }, &[]).0, None);
     }
 
-    /// What Windlass runs anyway must not be slower; of other types that goes further.
+    /// Sizes that Windlass runs anyway must not be slower; for other types there are more such sizes.
     #[test]
     fn sizes_that_are_ours_anyway() {
         let kib = |size: u64| size << 10;
@@ -439,7 +442,7 @@ mod tests {
         assert_eq!(limit_of(&grid, &[1.0, 1.03, 0.5]).0, Some(kib(4)));
     }
 
-    /// What is unclear is measured again so many times, both rounds count together, and then it is lost.
+    /// An unclear size is measured again this often. All rounds count together, and then it counts as lost.
     #[test]
     fn again_where_unclear() {
         let grid = Grid::new(mebibytes(&[1]), 1, 1);
@@ -454,7 +457,8 @@ mod tests {
         assert_eq!(grid.next(&USUAL[0], &[forwarded]), Step::NotOurs);
     }
 
-    /// What a disturbance lost is won at the second look; what loses there again is NCCL's, after one more round.
+    /// A size that lost to a disturbance wins at the second look; one that loses again is NCCL's, after one more
+    /// round.
     #[test]
     fn second_look() {
         let grid = Grid::new(mebibytes(&[1, 2, 4, 8, 16]), 1, 2);
@@ -473,7 +477,7 @@ mod tests {
                     };
                     rounds += usize::from(is_disturbed);
                     measured.push(done(cell, ratio));
-                    // Whenever the time ends after the first look, its limit stands.
+                    // If the time ends after the first look, its limit holds.
                     let is_first_over = (0..=measured.len())
                         .any(|count| matches!(grid.next(task, &measured[..count]), Step::Found(_)));
                     assert_eq!(grid.limit(task, &measured).is_some(), is_first_over);
@@ -486,7 +490,7 @@ mod tests {
         assert_eq!(grid.limit(task, &[]), None);
     }
 
-    /// Registered all-gathers must win eager, as such; where the largest does there is no end.
+    /// Registered all-gathers must win eager, on their path; if the largest size wins, the limit is open.
     #[test]
     fn registered() {
         let (task, grid) = (REGISTERED[0], Grid::new(vec![8 << 20, 16 << 20], 1, 0));
@@ -502,7 +506,7 @@ mod tests {
         assert_eq!(grid.next(&task, &[native]), Step::NotOurs);
     }
 
-    /// Other types are measurements of their own, and all-gathers end where they are registered.
+    /// Other types have measurements of their own, and all-gathers end where they are registered.
     #[test]
     fn tasks() {
         let (usual, other) = (USUAL[0], OTHER[0]);

@@ -1,4 +1,4 @@
-//! The folder in which limits are kept: written whole or not at all, so that a process that reads meanwhile finds the file of before.
+//! The folder of limits. Files are written as a whole or not at all, so a process that reads meanwhile finds the old file.
 
 use super::measure::OfRanks;
 use super::written::{self, Tuned};
@@ -11,28 +11,28 @@ use windlass_base::config::{Cache, Config};
 use windlass_transport::tuning::cache::{self, CACHE_BYTES_MAX, Circumstances};
 use windlass_transport::tuning::file::Table;
 
-/// The file whose lock has whoever measures.
+/// The file that the measuring process locks.
 const LOCK: &str = "lock";
 
 /// The folder of the cache.
 #[derive(Clone, Debug)]
 pub struct Folder(PathBuf);
 
-/// A cell file is about so large: where there is no room for it, nothing is measured in vain.
+/// The approximate size of a cell file. If there is no room for it, nothing is measured.
 const ROOM_BYTES: usize = 16 << 10;
 
-/// What becomes of a cell that is kept already.
+/// What happens to a cell that is already in the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     Stays,
     IsReplaced,
 }
 
-/// Nobody else measures while it lives.
+/// No other process measures while this value lives.
 pub struct Lock(#[expect(dead_code)] File);
 
 impl Folder {
-    /// As the options have it; none where there is to be none.
+    /// The folder by the options; none if they switch the cache off.
     pub fn of(config: &Config) -> Result<Option<Folder>> {
         match (&config.cache, config.cache.folder()) {
             (Cache::Off, _) => Ok(None),
@@ -45,7 +45,7 @@ impl Folder {
         &self.0
     }
 
-    /// Makes it, for this user alone, if it is not there; an error where nothing can be written there.
+    /// Makes the folder, for this user alone, if it does not exist. Fails if it cannot be written.
     pub fn prepare(&self) -> Result<()> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.with_context(|| format!("cannot make {}", self.0.display()))?;
@@ -53,7 +53,7 @@ impl Folder {
         room.with_context(|| format!("cannot write in {}", self.0.display()))
     }
 
-    /// None while another process has it.
+    /// Locks the folder. None while another process has the lock.
     pub fn lock(&self) -> Result<Option<Lock>> {
         let path = self.0.join(LOCK);
         let file = File::options().create(true).append(true).open(&path);
@@ -67,7 +67,7 @@ impl Folder {
         }
     }
 
-    /// What a file says, if it is there to be read.
+    /// The text of a file; none if it cannot be read.
     pub fn text(&self, name: &str) -> Option<String> {
         let mut text = String::new();
         File::open(self.0.join(name)).ok()?.take(CACHE_BYTES_MAX as u64).read_to_string(&mut text).ok()?;
@@ -83,7 +83,7 @@ impl Folder {
         Ok(())
     }
 
-    /// The text of the table that holds under these circumstances; none where there is none that can be read.
+    /// The text of the table for these circumstances; none if there is no readable one.
     pub fn read(&self, circumstances: &Circumstances) -> Option<String> {
         let file = File::open(self.0.join(circumstances.file_name())).ok()?;
         let mut text = String::new();
@@ -92,7 +92,7 @@ impl Folder {
         Some(cache::split(&text).ok()?.1.to_owned())
     }
 
-    /// Keeps what was found, beside what is kept already under the same circumstances.
+    /// Keeps the limits that were found, beside those already kept under the same circumstances.
     pub fn keep(&self, found: &OfRanks, how: &str, kept: Kept) -> Result<()> {
         let circumstances = found.group.place.circumstances();
         let before = self.read(&circumstances).unwrap_or_default();
@@ -121,7 +121,7 @@ mod tests {
         Folder(path.join("deep/windlass"))
     }
 
-    /// Folders are made for one user alone, and files in them too; nothing else is left behind.
+    /// The folder and its files are for one user alone; no other file is left behind.
     #[test]
     fn private() {
         let place = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ mod tests {
         assert!(folder.text("a").is_some() && folder.text("b").is_none());
     }
 
-    /// One at a time; afterwards the next.
+    /// One process has the lock at a time; then the next gets it.
     #[test]
     fn locks() {
         let place = tempfile::tempdir().unwrap();
@@ -149,7 +149,7 @@ mod tests {
         assert!(folder.lock().unwrap().is_some());
     }
 
-    /// Where nothing can be written the error names the place.
+    /// If the folder cannot be written, the error names it.
     #[test]
     fn unwritable() {
         let place = tempfile::tempdir().unwrap();
@@ -160,7 +160,7 @@ mod tests {
         assert!(told.starts_with("cannot write in /proc/self"), "{told}");
     }
 
-    /// What is broken counts as nothing; what is whole is read back.
+    /// A broken file counts as none; a whole one is read back.
     #[test]
     fn broken() {
         let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Limits as they are written: a line a cell, and above it what was measured.
+//! Writes limits as text: a line for each cell, with its measurements above it.
 
 use super::measure::OfRanks;
 use super::rule::{Finding, finding};
@@ -12,21 +12,21 @@ use crate::text;
 use std::time::SystemTime;
 use windlass_transport::tuning::file::{Cell, HEAD, Key, Multicast, NATIVE_BYTES_MAX};
 
-/// When and where it was measured.
+/// When and where the limits were measured.
 pub struct Circumstances {
     pub date: String,
     pub gpu: String,
     pub driver: String,
     pub nccl: String,
     pub simulated: bool,
-    /// Idle communicators of each side.
+    /// Idle communicators on each side.
     pub beside: u32,
 }
 
-/// A cell, and the measurements that it stands on.
+/// A cell, and the measurements from which it follows.
 pub struct Tuned {
     pub cell: Cell,
-    /// Whose cell it is.
+    /// The task of the cell.
     task: Task,
     measured: Vec<CellDone>,
 }
@@ -51,7 +51,7 @@ impl Tuned {
         Tuned { cell: Cell { key, native_bytes_max }, task: *task, measured }
     }
 
-    /// `all_reduce up to 1M`.
+    /// The limit in words, as `all_reduce up to 1M`.
     pub fn words(&self) -> String {
         let name = self.cell.key.collective.name();
         match self.cell.native_bytes_max {
@@ -61,7 +61,7 @@ impl Tuned {
     }
 }
 
-/// A table that sends everything of some cells to Windlass, and nothing of others.
+/// A table that sends all sizes of some cells to Windlass, and none of others.
 pub fn forced(all: &[Key], nothing: &[Key]) -> String {
     let lines = |keys: &[Key], native_bytes_max: Option<u64>| -> String {
         let both = |key: &Key| [Multicast::No, Multicast::Yes].map(|multicast| Key { multicast, ..*key });
@@ -71,13 +71,13 @@ pub fn forced(all: &[Key], nothing: &[Key]) -> String {
     format!("{HEAD}\n{}{}", lines(all, Some(NATIVE_BYTES_MAX)), lines(nothing, None))
 }
 
-/// The lines of one cell, with when and how it was measured behind it.
+/// The lines of one cell, with the date and kind of the measurement at their end.
 pub fn block(tuned: &Tuned, how: &str) -> String {
     let date = date(SystemTime::now());
     format!("{}{} # {date}, {how} of {}\n", figures_of(tuned), tuned.cell, built::VERSION)
 }
 
-/// The whole text of a file.
+/// The text of a whole file.
 pub fn table(circumstances: &Circumstances, all: &[OfRanks]) -> String {
     let Circumstances { date, gpu, driver, nccl, simulated, beside } = circumstances;
     let mut text = format!(
@@ -100,7 +100,7 @@ fn figures_of(tuned: &Tuned) -> String {
     tuned.measured.iter().map(|done| format!("# {}\n", figures(done, &tuned.task))).collect()
 }
 
-/// Of one round.
+/// The figures of one round.
 fn figures(done: &CellDone, task: &Task) -> String {
     let who = match finding(std::iter::once(done), task.path(), task.standard(done.cell.bytes)) {
         Finding::Windlass => "windlass",
@@ -112,7 +112,7 @@ fn figures(done: &CellDone, task: &Task) -> String {
     format!("{:>6} {mode} {:.2} {:.2} {who}", text::size(done.bytes), done.plain.median, done.windlass.median)
 }
 
-/// What a user wants to see at once.
+/// A table of the limits for the user.
 pub fn summary(all: &[OfRanks]) -> String {
     let mut lines = vec![["ranks", "collective", "up to"].map(str::to_owned).to_vec()];
     lines.extend(all.iter().flat_map(|found| &found.tuned).map(|Tuned { cell, .. }| {
@@ -122,7 +122,7 @@ pub fn summary(all: &[OfRanks]) -> String {
     text::table(&lines, &[0, 2])
 }
 
-/// The same in one line, with the usual collectives alone: `2 ranks: all_reduce up to 1M, …; 4 ranks: …`.
+/// The limits in one line, of the usual collectives only: `2 ranks: all_reduce up to 1M, …; 4 ranks: …`.
 pub fn line(all: &[OfRanks]) -> String {
     let of = |found: &OfRanks| {
         let is_usual = |tuned: &&Tuned| !tuned.cell.key.collective.is_other();
@@ -169,7 +169,7 @@ mod tests {
         }]
     }
 
-    /// What is written is read, with its figures as comments.
+    /// Written limits are read back, with their figures as comments.
     #[test]
     fn read_again() {
         let circumstances = Circumstances {
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(Cell::parse(block.lines().last().unwrap()).unwrap().key, KEY);
     }
 
-    /// All or nothing goes to Windlass, with multicast or without.
+    /// All sizes or none go to Windlass, with and without multicast.
     #[test]
     fn all_forced() {
         let other = Key { collective: Collective::Reduce, ..KEY };

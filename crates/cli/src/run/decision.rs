@@ -1,4 +1,4 @@
-//! What `run` decides, over plain facts.
+//! Decides whether `run` runs a command, by plain facts.
 
 use super::loading::{self, Loading};
 use super::shared_memory::{self, Room};
@@ -9,41 +9,41 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Everything that the decision depends on.
+/// The facts on which the decision depends.
 pub struct Situation {
-    /// As it was typed.
+    /// The command as the user typed it.
     pub command: OsString,
     pub program: Result<Program, String>,
     pub windlass: Result<Library, String>,
-    /// What the program's loader would load beside Windlass.
+    /// What the program's loader would load with Windlass.
     pub loading: Loading,
     pub shared_memory: Room,
     pub real: Option<Library>,
-    /// The search for the real library, one line a file.
+    /// The search for the real library, one line for each file.
     pub searched: String,
     pub environment: BTreeMap<OsString, OsString>,
 }
 
-/// A library and what it exports.
+/// A library and its ELF facts.
 pub struct Library {
     pub path: PathBuf,
     pub elf: Elf,
 }
 
-/// Whether to run, and with which variables.
+/// Whether to run the command, and with which variables.
 #[derive(Debug, Default, PartialEq)]
 pub struct Decision {
-    /// Why not; empty means run.
+    /// The reasons not to run; empty means run.
     pub refusals: Vec<String>,
     pub warnings: Vec<String>,
     /// Variables to set.
     pub set: Vec<(&'static str, OsString)>,
-    /// LD_PRELOAD without Windlass; none where nothing else is preloaded.
+    /// LD_PRELOAD without Windlass; none if nothing else is preloaded.
     pub preload_without: Option<OsString>,
 }
 
 impl Decision {
-    /// Says warnings and refusals; the answer is whether there are refusals.
+    /// Prints warnings and refusals. Returns whether there are refusals.
     pub fn tell(&self) -> bool {
         for warning in &self.warnings {
             eprintln!("windlass: warning: {warning}");
@@ -58,16 +58,15 @@ impl Decision {
     }
 }
 
-/// Programs whose command runs elsewhere, where this environment does not reach.
+/// Programs that run their command elsewhere, without this environment.
 const ELSEWHERE: [&str; 5] = ["docker", "podman", "nerdctl", "kubectl", "ssh"];
 
-/// Programs that hand their environment to a container, where the paths in it may name nothing.
+/// Programs that pass their environment to a container, where its paths may not exist.
 const CONTAINERS: [&str; 3] = ["apptainer", "singularity", "enroot"];
 
-/// Variables by which clients name the NCCL library and open it by that path.
+/// Variables in which clients name the NCCL library that they open by path.
 const LIBRARY_VARIABLES: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
 
-/// Decides.
 pub fn decide(situation: &Situation) -> Decision {
     let mut decision = Decision::default();
     let command = Path::new(&situation.command).file_name().and_then(OsStr::to_str).unwrap_or_default();
@@ -86,7 +85,7 @@ pub fn decide(situation: &Situation) -> Decision {
         Ok(program) => decision.refusals.extend(refuse_program(program)),
         Err(reason) => decision.refusals.push(reason.clone()),
     }
-    // The library only logs these, and by default not even that: whoever types the command should see them.
+    // The library only logs these complaints, and by default does not: the user of the command should see them.
     let variables = situation.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
     let parsed = windlass_base::config::parse(variables);
     decision.refusals.extend(shared_memory::refuse(&situation.shared_memory, &parsed.startup));
@@ -121,7 +120,7 @@ pub fn decide(situation: &Situation) -> Decision {
     decision
 }
 
-/// Why a program would not take the preload.
+/// The reason why a program would not load the preload.
 pub fn refuse_program(program: &Program) -> Option<String> {
     let name = program.executable.display();
     if program.elf.bits == Bits::Is32 {
@@ -175,7 +174,7 @@ fn gap(real: &Elf, windlass: &Elf) -> Option<String> {
         .then(|| format!("exports {} functions that Windlass lacks ({})", missing.len(), missing.join(", ")))
 }
 
-/// What in the environment keeps Windlass from taking effect.
+/// Warnings about variables that keep Windlass from taking effect.
 pub fn environment_warnings(environment: &BTreeMap<OsString, OsString>, windlass: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
     for name in LIBRARY_VARIABLES {
@@ -196,14 +195,14 @@ pub fn environment_warnings(environment: &BTreeMap<OsString, OsString>, windlass
     warnings
 }
 
-/// What is preloaded already, without Windlass.
+/// The libraries that are preloaded already, without Windlass.
 fn others<'a>(windlass: &Path, before: Option<&'a OsString>) -> Vec<&'a OsStr> {
     let parts = before.map_or(&[][..], |before| before.as_bytes()).split(|byte| matches!(byte, b' ' | b':'));
     let is_other = |part: &&[u8]| !part.is_empty() && *part != windlass.as_os_str().as_bytes();
     parts.filter(is_other).map(OsStr::from_bytes).collect()
 }
 
-/// Windlass before the others.
+/// LD_PRELOAD with Windlass before the others.
 fn preload(windlass: &Path, others: &[&OsStr]) -> OsString {
     [&[windlass.as_os_str()], others].concat().join(OsStr::new(":"))
 }
@@ -248,7 +247,7 @@ mod tests {
         decide(situation).refusals.join("\n")
     }
 
-    /// A plain program runs with two variables and no word.
+    /// A plain program runs with two variables and without a message.
     #[test]
     fn runs() {
         let decision = decide(&situation());
@@ -257,7 +256,7 @@ mod tests {
         assert_eq!(decision.set, expected);
     }
 
-    /// Programs that would not take the preload are refused, each with its reason.
+    /// Programs that would not load the preload are refused, each with its reason.
     #[test]
     fn refuses_programs() {
         for (program, reason) in [
@@ -283,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Libraries that cannot work are refused: none, not Windlass, a gap in the exports.
+    /// Libraries that cannot work are refused: no NCCL, no Windlass, missing functions.
     #[test]
     fn refuses_libraries() {
         let none = refusal(&Situation { real: None, ..situation() });
@@ -302,7 +301,7 @@ mod tests {
         assert!(refusal(&Situation { windlass: Ok(spaced), ..situation() }).contains("with a space"));
     }
 
-    /// A program whose command runs elsewhere is refused with that reason alone, whatever else is wrong with it.
+    /// A program that runs its command elsewhere is refused for that reason alone.
     #[test]
     fn refuses_elsewhere() {
         let program = program(|program| program.elf.loader = None);
@@ -311,7 +310,7 @@ mod tests {
         assert_eq!(refusal.lines().count(), 1, "{refusal}");
     }
 
-    /// What the machine lacks is refused: the loader, room for counters.
+    /// A missing loader is refused, and so is a missing folder for counters.
     #[test]
     fn refuses_surroundings() {
         let loader = refusal(&Situation { loading: Loading::default(), ..situation() });
@@ -324,7 +323,7 @@ mod tests {
         assert!(full.refusals.is_empty() && full.warnings[0].contains("has 4 KiB free"), "{full:?}");
     }
 
-    /// What is preloaded stays, behind Windlass, and Windlass is not named twice.
+    /// Other preloaded libraries stay behind Windlass, and Windlass is not named twice.
     #[test]
     fn keeps_preloads() {
         let with = |value: &str| {
@@ -342,7 +341,7 @@ mod tests {
         assert_eq!(without("/w/libwindlass.so"), None);
     }
 
-    /// Variables that go round the preload are warned of, unless they name Windlass or no path.
+    /// Variables that bypass the preload give a warning, unless they name Windlass or no path.
     #[test]
     fn warns() {
         let warnings = |name: &str, value: &str| {

@@ -1,4 +1,5 @@
-//! Whether a program's loader would load Windlass: the loader is there, and the C library beside it is new enough.
+//! Tells whether a program's loader would load Windlass: the loader exists, and the C library beside it is new
+//! enough.
 
 use super::decision::Library;
 use crate::elf::Elf;
@@ -8,7 +9,7 @@ use crate::{elf, search};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The name by which programs for glibc need it. Those for musl need another.
+/// The C library that programs for glibc need; programs for musl need another.
 const GLIBC: &str = "libc.so.6";
 
 /// What a program would be loaded with.
@@ -16,18 +17,18 @@ const GLIBC: &str = "libc.so.6";
 pub struct Loading {
     /// Whether the loader that the program asks for exists.
     pub has_loader: bool,
-    /// Libraries of which Windlass needs versions, by name; those that were found.
+    /// The libraries of which Windlass needs versions, by name, as far as they were found.
     pub libraries: BTreeMap<String, Provided>,
 }
 
-/// A library, and the versions that it defines.
+/// A library and the versions that it defines.
 #[derive(Debug, Default)]
 pub struct Provided {
     pub path: PathBuf,
     pub versions: BTreeSet<String>,
 }
 
-/// Looks for the libraries beside the loader first: a C library and its loader come together, wherever they are.
+/// Looks for libraries first beside the loader, since a C library and its loader are installed together.
 pub fn look(program: &Program, windlass: &Elf) -> Loading {
     let Some(loader) = &program.elf.loader else { return Loading::default() };
     let real_loader = std::fs::canonicalize(loader).ok();
@@ -46,7 +47,7 @@ pub fn look(program: &Program, windlass: &Elf) -> Loading {
     Loading { has_loader: real_loader.is_some(), libraries: names.into_iter().filter_map(provide).collect() }
 }
 
-/// Why the loader would not load Windlass into a program.
+/// The reason why the loader would not load Windlass into a program.
 pub fn refuse(program: &Program, windlass: &Library, loading: &Loading) -> Option<String> {
     let loader = program.elf.loader.as_ref()?;
     let name = program.executable.display();
@@ -77,7 +78,7 @@ pub fn refuse(program: &Program, windlass: &Library, loading: &Loading) -> Optio
     ))
 }
 
-/// How far a library's versions of the same kind go.
+/// The latest of a library's versions of the same kind.
 fn up_to(versions: &BTreeSet<String>, like: &str) -> String {
     let kind = like.split('_').next().unwrap_or_default();
     let same_kind = versions.iter().filter(|version| version.split('_').next() == Some(kind));
@@ -97,7 +98,7 @@ mod tests {
         Program { executable: "/bin/train".into(), elf, python: None, privilege: None, cleared_by: None }
     }
 
-    /// Windlass that needs these versions of the C library.
+    /// A Windlass that needs these versions of the C library.
     fn windlass(versions: &[&str]) -> Library {
         let need = |version: &&str| Needed { library: GLIBC.into(), version: (*version).into() };
         let elf = Elf {
@@ -116,7 +117,7 @@ mod tests {
 
     const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-    /// A C library that has all versions is good; an old one is told with what it has and what is needed.
+    /// A C library with all versions is good; for an old one the reason names what it has and what is needed.
     #[test]
     fn old_c_library() {
         let windlass = windlass(&["GLIBC_2.9", "GLIBC_2.28", "GLIBC_2.34"]);
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(refuse(&program(LOADER), &windlass, &unseen), None);
     }
 
-    /// Programs for musl cannot load a library for glibc; one for musl they can.
+    /// Programs for musl cannot load a library for glibc, but one for musl.
     #[test]
     fn musl() {
         let musl = program("/lib/ld-musl-x86_64.so.1");
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!(refuse(&musl, &for_musl, &loading), None);
     }
 
-    /// A loader that is not there is named.
+    /// A missing loader is named.
     #[test]
     fn no_loader() {
         let refusal = refuse(&program(LOADER), &windlass(&[]), &Loading::default()).unwrap();
@@ -153,7 +154,7 @@ mod tests {
         assert!(!look(&program("/no/such/loader"), &Elf::default()).has_loader);
     }
 
-    /// This very program is loaded with the C library beside its loader, which has what the program needs of it.
+    /// This test program is loaded with the C library beside its loader, which has the needed versions.
     #[test]
     fn looks_beside_the_loader() {
         let executable = std::env::current_exe().unwrap();

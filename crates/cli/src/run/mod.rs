@@ -1,4 +1,4 @@
-//! `windlass run`: runs a command over Windlass, or says why that would not take effect.
+//! `windlass run`: runs a command over Windlass, or tells why Windlass would not take effect.
 
 mod decision;
 mod loading;
@@ -18,7 +18,7 @@ use std::process::Command;
 
 pub use decision::{Decision, Library, environment_warnings};
 
-/// Exit code of a refusal, as `env` and `timeout` have it: no code of the command itself.
+/// The exit code of a refusal, as of `env` and `timeout`. The command itself does not use it.
 pub const REFUSED: u8 = 125;
 const NOT_RUNNABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -49,7 +49,7 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// Runs the command in place of this process; returns only with an exit code for what did not happen.
+/// Runs the command in place of this process. Returns only if the command does not run, with the exit code.
 pub fn run(options: &Options) -> Result<u8> {
     let name = options.command.first().context("no command")?;
     if let Err(error) = program::find_in_path(name) {
@@ -78,20 +78,20 @@ pub fn run(options: &Options) -> Result<u8> {
     Ok(if failure.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
 }
 
-/// Measures this machine if it is time to; answers the exit code of an interruption.
+/// Measures this machine if it is time to. Returns the exit code if the user interrupts it.
 pub fn calibrate(set: &[(&str, OsString)]) -> Option<u8> {
     let (_, nccl) = set.iter().find(|(name, _)| *name == "WINDLASS_NCCL")?;
     calibrate::before_command(Path::new(nccl), &installation::windlass_library().ok()?)
 }
 
-/// Why a program would not take the preload of this library.
+/// The reason why a program would not load this library as a preload.
 pub fn refuse(program: &Program, windlass: Option<&Library>) -> Option<String> {
     let unloadable =
         |windlass: &Library| loading::refuse(program, windlass, &loading::look(program, &windlass.elf));
     decision::refuse_program(program).or_else(|| windlass.and_then(unloadable))
 }
 
-/// Decides whether to run a command over Windlass and the real NCCL, which may be named.
+/// Decides whether to run a command over Windlass and the real NCCL; `nccl` may name that.
 pub fn decide(command: &[OsString], nccl: Option<&Path>) -> Result<Decision> {
     let name = command.first().context("no command")?;
     Ok(decision::decide(&situation(command, name, nccl)))

@@ -1,4 +1,5 @@
-//! The folder `/dev/shm`, as a process finds it: Windlass keeps its counters there, NCCL the memory that ranks share.
+//! Checks the folder `/dev/shm` as a process finds it. Windlass keeps its counters there, and NCCL the memory that
+//! ranks share.
 
 use rustix::fs::{Access, access, statvfs};
 use std::path::Path;
@@ -6,10 +7,9 @@ use windlass_base::config::{Startup, Switch};
 use windlass_base::stats::files::FOLDER;
 use windlass_base::stats::segment::Segment;
 
-/// What is free there, in bytes, or why nothing can be written.
+/// The free bytes of the folder, or why it cannot be written.
 pub type Room = Result<u64, String>;
 
-/// Looks at the folder.
 pub fn look() -> Room {
     look_at(Path::new(FOLDER))
 }
@@ -25,7 +25,7 @@ fn look_at(folder: &Path) -> Room {
     Ok(room.f_bavail * room.f_frsize)
 }
 
-/// Why a program should not run so: it would have no counters, which nobody would notice. Options may ask for that.
+/// The reason to refuse a program that would run without counters unnoticed. None if the options switch counters off.
 pub fn refuse(room: &Room, options: &Startup) -> Option<String> {
     let reason = room.as_ref().err()?;
     let counts = options.windlass == Switch::On && options.stats == Switch::On;
@@ -37,7 +37,7 @@ pub fn refuse(room: &Room, options: &Startup) -> Option<String> {
     })
 }
 
-/// What to say where the counters of a process find no room.
+/// A warning if the counters of a process do not fit.
 pub fn warn(room: &Room, options: &Startup) -> Option<String> {
     let needed = size_of::<Segment>() as u64;
     let free = *room.as_ref().ok()?;
@@ -54,7 +54,7 @@ pub fn warn(room: &Room, options: &Startup) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A folder has room; what is not there, or no folder, has none, and why.
+    /// A folder has room; a missing folder or another file has none, with the reason.
     #[test]
     fn looks() {
         let folder = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(look_at(Path::new("/proc/self/status")), Err("not a folder".into()));
     }
 
-    /// Without the folder a program is refused, unless it counts nothing.
+    /// Without the folder a program is refused, unless it does not count.
     #[test]
     fn refuses() {
         let missing: Room = Err("No such file or directory".into());
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(refuse(&Ok(0), &Startup::default()), None);
     }
 
-    /// Too little room is only warned of, with both sizes.
+    /// Too little room only gives a warning, with both sizes.
     #[test]
     fn warns() {
         let warning = warn(&Ok(64 << 10), &Startup::default()).unwrap();

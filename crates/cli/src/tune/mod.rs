@@ -1,8 +1,8 @@
-//! `windlass tune`: up to which sizes Windlass's kernels run collectives faster than NCCL on this machine, kept in the cache and, if asked
-//! for, as a table for `WINDLASS_TUNING`.
+//! `windlass tune`: measures up to which sizes Windlass's kernels run collectives faster than NCCL on this machine. The limits are kept in
+//! the cache and, if asked for, in a table for `WINDLASS_TUNING`.
 //!
-//! The ranks time both sides in turn, Windlass with a table that sends all sizes to its kernels. What could be turned round by noise is
-//! measured again, and if it stays unclear it is NCCL's.
+//! The ranks time both sides in turns; Windlass has a table that sends all sizes to its kernels. Sizes that noise could decide are
+//! measured again, and are NCCL's if they stay unclear.
 
 mod show;
 
@@ -67,10 +67,10 @@ pub struct Options {
     request: MachineRequest,
 }
 
-/// How often what is unclear is measured again.
+/// How often an unclear size is measured again.
 const AGAIN_MOST: usize = 3;
 
-/// Measures, keeps the limits and says what they are.
+/// Measures, keeps the limits and prints them.
 pub fn run(options: &Options) -> Result<()> {
     if !(options.seconds > 0.0 && options.seconds <= 60.0) {
         bail!("--seconds {}: expected more than 0 and at most 60", options.seconds);
@@ -91,7 +91,7 @@ pub fn run(options: &Options) -> Result<()> {
     if machine.is_simulated() {
         eprintln!("tune: times on the simulator say nothing about GPUs; only that everything runs");
     }
-    // Opened first: a wrong name should not cost the measurements.
+    // Opened before the measurements, so that a wrong name fails at once.
     let file = options.out.as_deref().map(beside_of).transpose()?;
     let kept = keeping(options, &machine, &config)?;
     let mut all: Vec<OfRanks> = Vec::new();
@@ -128,7 +128,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A temporary file beside the one that is to be written.
+/// A temporary file in the folder of the file that is to be written.
 fn beside_of(out: &Path) -> Result<tempfile::NamedTempFile> {
     let beside = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     tempfile::NamedTempFile::new_in(beside).with_context(|| format!("cannot write beside {}", out.display()))
@@ -145,9 +145,9 @@ fn write_table(mut file: tempfile::NamedTempFile, out: &Path, table: &str) -> Re
     ))
 }
 
-/// Where the limits are kept; none where they are not, which is only good with a file.
+/// The folder for the limits, locked; none if they are not kept, which makes sense only with a file.
 fn keeping(options: &Options, machine: &Machine, config: &Config) -> Result<Option<(Folder, Lock)>> {
-    // Figures of the simulator would hold for everything that runs on it.
+    // Limits of the simulator would hold for all programs that run on it.
     if machine.is_simulated() && !matches!(config.cache, Cache::Folder(_)) {
         return Ok(None);
     }
@@ -174,7 +174,7 @@ fn keeping(options: &Options, machine: &Machine, config: &Config) -> Result<Opti
     }
 }
 
-/// Curves of one number of ranks; of a size that was measured again those of the last round.
+/// Draws the curves of one number of ranks; a repeated size has its last round.
 fn draw(folder: &Path, machine: &Machine, effort: &Effort, found: &OfRanks) -> Result<()> {
     let Group { ranks, nccl_version, .. } = found.group;
     let company = Company { beside: effort.beside, busy: 0 };
@@ -194,7 +194,7 @@ fn draw(folder: &Path, machine: &Machine, effort: &Effort, found: &OfRanks) -> R
     Ok(())
 }
 
-/// `windlass run` shall not measure what is better known now.
+/// Writes the stamp, so that `windlass run` does not measure limits that are now known better.
 fn stamp(folder: &Folder, machine: &Machine, windlass: &Path, all: &[OfRanks]) -> Result<()> {
     let of_run = Effort::quick(machine.gpus.devices.len(), machine).numbers;
     let is_known = |ranks: &usize| all.iter().any(|found| found.group.ranks == *ranks);
@@ -209,7 +209,8 @@ fn progress(ranks: usize, done: &CellDone) -> String {
     format!("tune: {ranks} ranks, {}. {}", done.position + 1, done.describe())
 }
 
-/// The numbers of ranks, each once, all of which native collectives know and this machine has devices for.
+/// The numbers of ranks, each once. All must be possible for native collectives, and this machine must have enough
+/// devices.
 fn numbers(options: &Options, machine: &Machine) -> Result<Vec<usize>> {
     if options.ranks.is_empty() {
         let most = machine.gpus.devices.len().min(RANKS_MAX);
@@ -230,7 +231,7 @@ fn numbers(options: &Options, machine: &Machine) -> Result<Vec<usize>> {
     Ok(numbers)
 }
 
-/// One run of ranks after the other: quick for all numbers together, else for each.
+/// The runs of ranks: with `--quick` one for all numbers, else one for each.
 fn efforts(options: &Options, machine: &Machine, numbers: Vec<usize>) -> Vec<Effort> {
     if options.quick {
         let quick = Effort::quick(machine.gpus.devices.len(), machine);

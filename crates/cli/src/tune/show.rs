@@ -1,4 +1,4 @@
-//! `windlass tune --show`: the limits that hold here, decided as the ranks of a communicator decide them.
+//! `windlass tune --show`: prints the limits that hold here, decided as a communicator's ranks decide them.
 
 use crate::asking;
 use crate::bench::adaptive::Place;
@@ -49,13 +49,13 @@ fn library_path(machine: &Machine) -> Option<OsString> {
     variables.into_iter().find_map(|(name, value)| (name == "LD_LIBRARY_PATH").then_some(value))
 }
 
-/// A communicator of so many ranks on this machine, all alike.
+/// A communicator of `ranks` equal ranks on this machine.
 struct View<'a> {
     ranks: usize,
     place: &'a Place,
     version: i32,
     file: &'a Table,
-    /// The text of the table that is kept here.
+    /// The text of the table in the cache.
     kept: Option<&'a str>,
 }
 
@@ -120,7 +120,7 @@ impl View<'_> {
         Collective::ALL.map(line).to_vec()
     }
 
-    /// A source, of the cache with when and how it was measured.
+    /// The name of a source; for the cache with the date and kind of the measurement.
     fn words(&self, collective: Collective, source: Source) -> String {
         let Place { capability, multiprocessors, .. } = *self.place;
         let key = Key {
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use crate::bench::record::date;
 
-    /// What is kept here holds and says when; else what is built in, the file before both.
+    /// Limits of the cache hold before those built in, with their date; a file's hold before both.
     #[test]
     fn sources() {
         let place: Place = serde_json::from_value(serde_json::json!({

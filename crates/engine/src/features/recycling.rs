@@ -6,6 +6,7 @@
 pub(crate) mod alive;
 pub(crate) mod cached;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -25,8 +26,7 @@ pub(crate) fn look_after_pool() {
 /// Frees blocks whose windows must go first. Called by the thread that frees one, which so has the memory back at its return, unless a
 /// call is inside one of their communicators.
 pub(crate) fn free_leaving() {
-    let mut devices: Vec<Ordinal> = pool::leaving().iter().map(|block| block.device).collect();
-    devices.dedup();
+    let devices: BTreeSet<Ordinal> = pool::leaving().iter().map(|block| block.device).collect();
     for device in devices {
         windows::free_leaving(device, WINDOWS_GO_WITHIN);
     }

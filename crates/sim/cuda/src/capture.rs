@@ -1,4 +1,4 @@
-//! Stream capture: what turns issued work into a graph, and what is not permitted meanwhile.
+//! Stream capture: turns issued work into graph nodes, and refuses the calls that are not permitted meanwhile.
 
 use crate::code::{
     CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE,
@@ -48,11 +48,11 @@ pub struct Capture {
     origin: Weak<Stream>,
     state: AtomicU8,
     members: Mutex<Vec<Weak<Stream>>>,
-    /// `cuStreamBeginCaptureToGraph` adds to a graph that exists and outlives a failed capture.
+    /// False after `cuStreamBeginCaptureToGraph`, whose graph exists before and outlives a failed capture.
     graph_is_ours: bool,
 }
 
-/// A stream's part in a capture: the nodes that its next one depends on.
+/// A stream's part in a capture, with the nodes that the stream's next node will depend on.
 pub struct Capturing {
     pub capture: Arc<Capture>,
     pub dependencies: Vec<Handle>,
@@ -89,13 +89,13 @@ impl Capture {
         if self.is_invalidated() { Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) } else { Ok(()) }
     }
 
-    /// An event of a capture that has ended orders nothing any more.
+    /// Fails once the capture has ended: its events can then order nothing.
     pub fn refuse_finished(&self) -> Result<(), Code> {
         self.refuse_invalidated()?;
         if self.state.load(Ordering::Acquire) == FINISHED { Err(CUDA_ERROR_CAPTURED_EVENT) } else { Ok(()) }
     }
 
-    /// Takes another stream in.
+    /// Makes another stream a member of the capture.
     pub fn forked_to(self: &Arc<Self>, stream: &Arc<Stream>, dependencies: Vec<Handle>) -> Capturing {
         lock(&self.members).push(Arc::downgrade(stream));
         Capturing { capture: self.clone(), dependencies }
@@ -150,7 +150,7 @@ pub fn begin(stream: &Arc<Stream>, mode: u32, into: Option<(Arc<Graph>, Vec<Hand
     Ok(())
 }
 
-/// Ends the capture that began on this stream and gives its graph, or says why there is none.
+/// Ends the capture that began on this stream and gives its graph. A failed capture's own graph is destroyed.
 pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>, Code> {
     let (capture, last) = match &*lock(&stream.capturing) {
         Some(capturing) => (capturing.capture.clone(), capturing.dependencies.clone()),
@@ -178,7 +178,8 @@ pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>, Code> {
     result
 }
 
-/// A member is destroyed. Without its origin nobody can end the capture, so it ends here, and with it its graph.
+/// Invalidates the capture when the stream `member` is destroyed. Without its origin nobody could end the capture, so then it ends here,
+/// with its own graph.
 pub fn lose(capture: &Arc<Capture>, member: &Arc<Stream>) -> Result<(), Code> {
     capture.invalidate();
     if !std::ptr::eq(capture.origin.as_ptr(), Arc::as_ptr(member)) {
@@ -188,7 +189,7 @@ pub fn lose(capture: &Arc<Capture>, member: &Arc<Stream>) -> Result<(), Code> {
     if capture.graph_is_ours { graph::destroy(capture.graph.handle) } else { Ok(()) }
 }
 
-/// A member that never issued anything after its fork has nothing to join.
+/// Whether `joined` has the last nodes of all member streams. A member that issued nothing after its fork has nothing to join.
 fn all_joined(capture: &Arc<Capture>, joined: &BTreeSet<Handle>) -> bool {
     let members: Vec<_> = lock(&capture.members).iter().filter_map(Weak::upgrade).collect();
     members.iter().all(|member| {
@@ -210,10 +211,10 @@ fn finish(capture: &Arc<Capture>) {
     }
 }
 
-/// Status and id as `cuStreamIsCapturing` and its kin answer.
+/// The status and id for `cuStreamIsCapturing` and `cuStreamGetCaptureInfo`.
 pub fn status(stream: &Stream) -> Result<(u32, Option<u64>), Code> {
     if stream.role == Role::Legacy {
-        // Asking about the legacy stream beside a capturing blocking stream is an error, but breaks nothing.
+        // Asking about the legacy stream beside a capturing blocking stream is an error, but invalidates no capture.
         return match legacy_conflicts(&stream.context).is_empty() {
             true => Ok((STATUS_NONE, None)),
             false => Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
@@ -228,7 +229,7 @@ pub fn status(stream: &Stream) -> Result<(u32, Option<u64>), Code> {
     })
 }
 
-/// Refuses a call that could break a capture and breaks the captures that forbid it, as the driver does.
+/// Refuses a potentially unsafe call while captures forbid it, and invalidates those captures, as the driver does.
 pub fn refuse_unsafe() -> Result<(), Code> {
     let mode = THREAD_MODE.get();
     let running = lock(&RUNNING_CAPTURES);
@@ -240,7 +241,7 @@ pub fn refuse_unsafe() -> Result<(), Code> {
     if refused { Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// Refuses work that would order a capturing stream behind the legacy stream.
+/// Refuses work of the legacy stream while a blocking stream of the context captures, and invalidates that capture.
 pub fn refuse_legacy(context: &Context) -> Result<(), Code> {
     let conflicts = legacy_conflicts(context);
     conflicts.iter().for_each(|capture| capture.invalidate());
@@ -257,7 +258,7 @@ fn legacy_conflicts(context: &Context) -> Vec<Arc<Capture>> {
     running.into_iter().filter(conflicts).collect()
 }
 
-/// What is captured into must not be made executable or destroyed, nor may its nodes be; all else is permitted.
+/// Refuses to instantiate a graph, or to destroy it or a node of it, while a capture adds to it.
 pub fn refuse_into(graph: &Graph) -> Result<(), Code> {
     let is_into = lock(&RUNNING_CAPTURES).iter().any(|capture| capture.graph.handle == graph.handle);
     if is_into { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
@@ -267,7 +268,7 @@ pub fn running_in(context: Handle) -> bool {
     lock(&RUNNING_CAPTURES).iter().any(|capture| capture.context == context)
 }
 
-/// Waiting for a whole context never works while one of its streams captures.
+/// Refuses to wait for a context while a capture runs in it, and invalidates the capture.
 pub fn refuse_running_in(context: Handle) -> Result<(), Code> {
     let running = lock(&RUNNING_CAPTURES);
     let mut refused = false;

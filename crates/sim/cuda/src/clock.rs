@@ -1,8 +1,8 @@
-//! Modelled time: what work would take on devices of which `WINDLASS_SIM_CLOCK` tells latencies and bandwidths.
+//! Modelled time: how long work would take on devices with the latencies and bandwidths of `WINDLASS_SIM_CLOCK`.
 //!
-//! Every thread has a time of its own, in nanoseconds from zero. A stream's thread lets the cost of its work pass. Whoever waits for
-//! another thread, or sees that it is done, goes on at the later of both times; so does a stream with work that was issued later.
-//! Nobody sleeps. Without the variable nothing costs anything, and events tell real times.
+//! Every thread has a modelled time of its own, in nanoseconds from zero. A stream's thread adds the cost of each operation. A thread that
+//! waits for another one, or sees that it is done, goes on at the later of both times; so does a stream with work that was issued later.
+//! No thread sleeps for this. Without the variable work costs nothing, and events give real times.
 
 mod model;
 mod noise;
@@ -26,7 +26,7 @@ thread_local! {
     static NOW: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Nanoseconds that have passed for this thread.
+/// The modelled time of this thread, in nanoseconds.
 pub fn now() -> u64 {
     NOW.get()
 }
@@ -35,17 +35,17 @@ pub fn set(time: u64) {
     NOW.set(time);
 }
 
-/// This thread has waited for what was done then.
+/// Moves this thread's time to at least `time`: the thread has waited for something that ended then.
 pub fn not_before(time: u64) {
     NOW.set(NOW.get().max(time));
 }
 
-/// Whether events tell modelled times.
+/// Whether events give modelled times.
 pub fn is_modelled() -> bool {
     clock().is_some()
 }
 
-/// Lets pass on this thread what work takes on a device.
+/// Adds the cost of `work` on a device to this thread's time.
 pub fn pass(device: Ordinal, work: &Work) {
     if let Some(Clock { model, noise }) = clock() {
         let factor = 1.0 + model.noise * noise.draw(device, work);
@@ -53,7 +53,7 @@ pub fn pass(device: Ordinal, work: &Work) {
     }
 }
 
-/// None without the variable. One that cannot be read ends the process: what it measures would be something else.
+/// `None` without the variable. If it cannot be read, the process ends: all measurements would be wrong.
 fn clock() -> Option<&'static Clock> {
     static CLOCK: OnceLock<Option<Clock>> = OnceLock::new();
     let read = || {

@@ -1,4 +1,4 @@
-//! The driver's result codes: constants for C's transparent integers, with their names and sentences.
+//! The driver's result codes: constants for C's transparent integers, with their names and texts.
 
 #![allow(dead_code, reason = "the list is the driver's, whole")]
 
@@ -11,7 +11,7 @@ macro_rules! codes {
     ($($name:ident = $value:literal, $text:literal;)*) => {
         $(pub const $name: Code = $value;)*
 
-        /// The name and the sentence of a code, if the driver knows it.
+        /// The name and the text of a code, if the driver knows it.
         pub fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
             let (name, text) = match code {
                 $($value => (concat!(stringify!($name), "\0"), concat!($text, "\0")),)*

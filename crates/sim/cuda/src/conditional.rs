@@ -1,4 +1,5 @@
-//! Conditional nodes: graphs that a launch runs once, again and again, or not at all, by a value that device code may set on the way.
+//! Conditional nodes: nodes with body graphs that a launch runs once, repeatedly or not at all. A value decides, which device code may set
+//! while the graph runs.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
 use crate::executable::{self, Flight, Step};
@@ -9,13 +10,13 @@ use crate::table::Handle;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// What a `CUgraphConditionalHandle` stands for.
+/// The object behind a `CUgraphConditionalHandle`.
 pub struct Condition {
     pub handle: u64,
-    /// What every launch begins with; without it the value of the launch before stands.
+    /// The value at the start of every launch; without it the value that the launch before left stays.
     default: Option<u32>,
     value: AtomicU32,
-    /// One node only may go by it.
+    /// Whether a node uses this condition; only one node may.
     taken: Mutex<bool>,
 }
 
@@ -27,27 +28,27 @@ pub enum Kind {
     Switch,
 }
 
-/// A node's part of a graph.
+/// The content of a conditional node in a graph.
 pub struct Conditional {
     kind: Kind,
     condition: Arc<Condition>,
     pub bodies: Vec<Arc<Graph>>,
-    /// As C sees them, for as long as the node lives.
+    /// Handles of the bodies. C programs hold a pointer to them, valid as long as the node lives.
     pub handles: Box<[Handle]>,
 }
 
-/// A node's part of an executable graph.
+/// The work of a conditional node in an executable graph.
 pub struct Branch {
     kind: Kind,
     condition: Arc<Condition>,
     bodies: Vec<Arc<Vec<Step>>>,
 }
 
-/// All that a graph or an executable graph still has.
+/// All conditions that a graph or an executable graph still holds.
 static CONDITIONS: Mutex<Vec<Weak<Condition>>> = Mutex::new(Vec::new());
 
 impl Condition {
-    /// One of a graph's.
+    /// Makes a condition for nodes of `graph` and gives its handle.
     pub fn add(graph: &Graph, default: Option<u32>) -> u64 {
         let (handle, value, taken) = (next_identity(), AtomicU32::new(0), Mutex::new(false));
         let condition = Arc::new(Condition { handle, default, value, taken });
@@ -78,7 +79,7 @@ impl Kind {
     }
 }
 
-/// The part of a new node, with empty bodies.
+/// Makes the content of a new conditional node, with empty bodies. Fails if another node uses the condition.
 pub fn make(kind: u32, condition: u64, bodies: u32) -> Result<Conditional, Code> {
     let kind = match kind {
         0 => Kind::If,
@@ -96,8 +97,8 @@ pub fn make(kind: u32, condition: u64, bodies: u32) -> Result<Conditional, Code>
     Ok(Conditional { kind, condition, bodies, handles })
 }
 
-/// What stands in a body, and in its child graphs and bodies, must be kernels, copies, fills, empty nodes, child graphs or conditional
-/// nodes: of all else the driver makes nothing executable (seen on driver 580 for event nodes).
+/// Fails if a body, or a child graph or body in it, has nodes other than kernels, copies, fills, empty nodes, child graphs and
+/// conditional nodes. The driver does not instantiate such graphs (seen on driver 580 for event nodes).
 fn refuse_others(body: &Graph) -> Result<(), Code> {
     const ALLOWED: [u32; 6] = [0, 1, 2, 4, 5, 13];
     if lock(&body.objects).has_blocks() {
@@ -120,7 +121,7 @@ fn refuse_others(body: &Graph) -> Result<(), Code> {
 }
 
 impl Conditional {
-    /// What an executable graph has of it.
+    /// Makes the node's work for an executable graph.
     pub fn branch(&self) -> Result<Branch, Code> {
         let body = |body: &Arc<Graph>| {
             refuse_others(body)?;
@@ -134,7 +135,7 @@ impl Conditional {
 }
 
 impl Branch {
-    /// A launch begins: also for those within.
+    /// Sets the default value at the start of a launch, also in conditional nodes within the bodies.
     pub fn begin(&self) {
         if let Some(default) = self.condition.default {
             self.condition.value.store(default, Ordering::Release);
@@ -155,7 +156,7 @@ impl Branch {
         }
     }
 
-    /// There may be no such one.
+    /// Runs body number `which` and waits for it; does nothing if there is no such body.
     fn run_body(&self, which: usize) {
         if let Some(steps) = self.bodies.get(which) {
             Flight::new(steps.clone()).run();
@@ -163,7 +164,7 @@ impl Branch {
     }
 }
 
-/// For kernels of a simulated module: what `cudaGraphSetConditional` does on a device.
+/// `cudaGraphSetConditional`, for kernels of a simulated module.
 #[unsafe(no_mangle)]
 extern "C" fn simSetConditional(handle: u64, value: u32) -> i32 {
     if let Some(condition) = Condition::find(handle) {

@@ -1,4 +1,4 @@
-//! Contexts: which one is current on a thread, and the order that the legacy stream imposes within one.
+//! Contexts: the stack of current contexts of each thread, their life, and the order that the legacy stream imposes within one.
 
 use crate::code::{
     CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE,
@@ -22,7 +22,7 @@ pub struct Context {
     pub kind: Kind,
     pub legacy: Arc<Lane>,
     pub legacy_id: u64,
-    /// After a stream's capture state.
+    /// Locked after a stream's capture state.
     order: Mutex<Order>,
     pub settings: Mutex<Settings>,
 }
@@ -42,7 +42,7 @@ pub struct Settings {
     pub peers: BTreeSet<Ordinal>,
 }
 
-/// How a stream stands to the legacy default stream.
+/// How a stream is ordered against the legacy default stream.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Role {
     Legacy,
@@ -55,7 +55,7 @@ struct Order {
     lanes: Vec<(Role, Weak<Lane>)>,
 }
 
-/// A device's primary context: its handle stays the same over all its lives.
+/// A device's primary context: its handle stays the same when the context is released and retained again.
 #[derive(Default)]
 pub struct Primary {
     pub handle: Option<Handle>,
@@ -64,7 +64,7 @@ pub struct Primary {
 }
 
 thread_local! {
-    /// Never dropped: a thread that has begun to exit still calls the driver, in exit handlers.
+    /// Never dropped: exit handlers of an ending thread may still call the driver.
     static CURRENT: ManuallyDrop<RefCell<Vec<Handle>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
@@ -90,7 +90,7 @@ impl Context {
         lane
     }
 
-    /// Queues an operation. Work on the legacy stream waits for what all blocking streams hold now, and they for it.
+    /// Queues an operation. Work of the legacy stream waits for all work that blocking streams have now, and their work for the legacy stream's.
     pub fn submit(&self, lane: &Arc<Lane>, role: Role, operation: impl FnOnce() + Send + 'static) -> Marker {
         let order = lock(&self.order);
         let before: Vec<Marker> = match role {
@@ -104,7 +104,7 @@ impl Context {
         })
     }
 
-    /// What the legacy stream would wait for: its own work and that of blocking streams.
+    /// Markers after all work of the legacy stream and of blocking streams.
     pub fn markers_for_legacy(&self) -> Vec<Marker> {
         let mut markers = lock(&self.order).markers(|role| role == Role::Blocking);
         markers.extend(self.legacy.marker());
@@ -136,7 +136,7 @@ pub fn current_handle() -> Option<Handle> {
     CURRENT.with(|stack| stack.borrow().last().copied())
 }
 
-/// Replaces the top of the stack; null takes it away.
+/// Replaces the top of this thread's stack; null removes it.
 pub fn set_current(handle: Handle) -> Result<(), Code> {
     if handle != 0 {
         find(handle)?;
@@ -248,11 +248,11 @@ pub fn set_primary_flags(ordinal: Ordinal, flags: u32) -> Result<(), Code> {
     Ok(())
 }
 
-/// What an application thinks of what still lives in a context that it ends.
+/// What becomes of objects that the application has not released when it ends their context.
 #[derive(Clone, Copy, PartialEq)]
 enum Left {
     Leaks,
-    /// It has the context reset in order that all goes.
+    /// They are no leaks: the application has reset the context in order to drop them.
     Goes,
 }
 
@@ -263,8 +263,8 @@ fn end_primary(simulator: &Simulator, primary: &Primary, left: Left) {
     }
 }
 
-/// Ends a context with everything that lives in it, as the driver does. What the application had not released counts as
-/// leaked all the same, unless that is what it asks for.
+/// Waits for a context's work and ends the context with all its objects, as the driver does. Objects that the application has not
+/// released count as leaks with `Left::Leaks`.
 fn tear_down(simulator: &Simulator, context: &Context, what_is_left: Left) {
     context.synchronize();
     if what_is_left == Left::Leaks {
@@ -272,14 +272,14 @@ fn tear_down(simulator: &Simulator, context: &Context, what_is_left: Left) {
     }
     for stream in simulator.streams.all().iter().filter(|stream| stream.context.handle == context.handle) {
         simulator.streams.remove(stream.handle);
-        // Only a capture's graph could be gone already, and then there is nothing left to end.
+        // This fails only if the capture's graph is gone already; then nothing is left to end.
         let _ = stream::retire(stream);
     }
     for event in simulator.events.all().iter().filter(|event| event.context == context.handle) {
         simulator.events.remove(event.handle);
     }
     for module in simulator.modules.all().iter().filter(|module| module.context == context.handle) {
-        // It was in the table a moment ago; whoever unloads it first does it.
+        // This fails only if another thread has unloaded the module meanwhile.
         let _ = module::unload(module.handle);
     }
     let ranges = lock(&simulator.ranges).take_of_context(context.handle);
@@ -288,7 +288,7 @@ fn tear_down(simulator: &Simulator, context: &Context, what_is_left: Left) {
     simulator.contexts.remove(context.handle);
 }
 
-/// Waits for everything on a device, as `cuMemFree` does.
+/// Waits for all work on a device, in all contexts.
 pub fn synchronize_device(simulator: &Simulator, device: Ordinal) {
     for context in simulator.contexts.all().iter().filter(|context| context.device == device) {
         context.synchronize();

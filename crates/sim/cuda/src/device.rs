@@ -1,4 +1,4 @@
-//! Devices: how many, what they say of themselves, and how much memory they have left.
+//! Devices: their attributes, and the accounting of their memory.
 
 use crate::code::{CUDA_ERROR_OUT_OF_MEMORY, Code};
 use crate::context::Primary;
@@ -14,7 +14,7 @@ pub type Ordinal = i32;
 
 pub struct Device {
     pub ordinal: Ordinal,
-    /// Few: a kernel of ours has a thread of this host for every warp, and its grid grows with the device.
+    /// Few by default: a simulated kernel has a host thread for every warp, and its grid grows with the device.
     pub multiprocessors: i32,
     /// Compute capability, 90 for 9.0.
     pub capability: i32,
@@ -23,7 +23,7 @@ pub struct Device {
     pub pools: Mutex<Pools>,
 }
 
-/// Handles of the pool that the device began with and of the one that allocations use now.
+/// Handles of the device's default pool and of the pool that allocations use now.
 #[derive(Default)]
 pub struct Pools {
     pub default: Handle,
@@ -56,7 +56,7 @@ impl Device {
         format!("0000:{:02X}:00.0", self.bus())
     }
 
-    /// `CUdevice_attribute` values of an H200 where a program could care (but for multiprocessors and capability), 0 elsewhere.
+    /// The value of a `CUdevice_attribute`: that of an H200 where programs might look (but for multiprocessors and capability), else 0.
     pub fn attribute(&self, attribute: u32) -> Option<i32> {
         let value = match attribute {
             1..=3 => 1024,
@@ -101,14 +101,14 @@ impl Device {
     }
 }
 
-/// Yes-or-no attributes whose numbers lie between others.
+/// Attributes that are 0 or 1.
 fn attribute_flag(attribute: u32) -> i32 {
-    // No native host atomics, no pageable memory access: those would hide bugs that a PCIe machine shows.
+    // No native host atomics, no pageable memory access: with those, tests would miss bugs that occur on a PCIe machine.
     i32::from(!matches!(attribute, 86 | 88))
 }
 
-/// The memory of one device: an allowance, and one sparse file that `cuMemAlloc` cuts its blocks from. Offsets are never
-/// used twice, so that a process that still maps a freed block over IPC can never see somebody else's data.
+/// The memory of one device in this process: an allowance in bytes, and one sparse file with the blocks of `cuMemAlloc`. Offsets are
+/// never used twice, so that a process that still maps a freed block over IPC never sees data of another block.
 pub struct DeviceMemory {
     pub ordinal: Ordinal,
     pub total: usize,
@@ -123,7 +123,7 @@ struct MemoryState {
     lent: Vec<Lent>,
 }
 
-/// Memory that this process has given up and others still hold: it stays used.
+/// Memory that this process has released and other processes still hold: it still counts as used.
 struct Lent {
     file: OwnedFd,
     _charge: Charge,
@@ -149,14 +149,14 @@ impl DeviceMemory {
         self.total - lock(&self.state).used
     }
 
-    /// Forgets lent memory that nobody holds any more.
+    /// Stops counting memory that no other process holds any more.
     fn take_back(&self) {
         let mut state = lock(&self.state);
         let (lent, returned) =
             std::mem::take(&mut state.lent).into_iter().partition(|lent| holders::exist(&lent.file));
         state.lent = lent;
         drop(state);
-        // Their charges take the lock.
+        // Dropping the charges takes the lock.
         drop::<Vec<Lent>>(returned);
     }
 
@@ -188,7 +188,7 @@ impl DeviceMemory {
 }
 
 impl Charge {
-    /// Counts on until nobody else holds the memory of `file`.
+    /// Keeps counting the bytes until no other process holds the memory of `file`.
     pub fn lend(self, file: OwnedFd) {
         let memory = self.memory.clone();
         lock(&memory.state).lent.push(Lent { file, _charge: self });

@@ -1,4 +1,4 @@
-//! Events: what was recorded last, in this process or, for interprocess events, in any.
+//! Events: each has its last recording, made in this process or, for interprocess events, in any process.
 
 use crate::capture::Capture;
 use crate::clock;
@@ -36,7 +36,7 @@ struct State {
     captured: Option<CapturedPoint>,
 }
 
-/// Where in a capture an event was recorded.
+/// The point in a capture at which an event was recorded.
 #[derive(Clone)]
 pub struct CapturedPoint {
     pub capture: Arc<Capture>,
@@ -127,7 +127,7 @@ impl Event {
         }
     }
 
-    /// Begins a recording that whoever does the work completes.
+    /// Begins a recording. The stream's thread or graph launch that reaches it completes it.
     pub fn begin_recording(&self) -> Recording {
         let recording = match &self.shared {
             Some(shared) => {
@@ -139,7 +139,7 @@ impl Event {
         recording
     }
 
-    /// What a wait issued now would wait for.
+    /// The recording that a wait issued now waits for; `None` if there was none.
     pub fn latest(&self) -> Option<Recording> {
         if let Some(shared) = &self.shared {
             let sequence = shared.recorded().load(Ordering::Acquire);

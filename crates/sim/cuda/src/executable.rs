@@ -1,4 +1,4 @@
-//! Executable graphs: made of graphs, updated, and how they run.
+//! Executable graphs: instantiating, updating and launching them.
 
 use crate::capture::{self, Capturing};
 use crate::clock;
@@ -25,9 +25,9 @@ pub struct Executable {
     pub handle: Handle,
     pub flags: u64,
     steps: Mutex<Arc<Vec<Step>>>,
-    /// Launches that are still to run keep the references alive after `cuGraphExecDestroy`.
+    /// User objects and blocks of the graph. Queued launches keep them alive after `cuGraphExecDestroy`.
     objects: Mutex<Arc<Held>>,
-    /// Launches of one executable graph never overlap.
+    /// Raised at the end of the last launch: launches of one executable graph never overlap.
     last_launch: Mutex<Option<Arc<Signal>>>,
 }
 
@@ -44,7 +44,7 @@ pub fn find(handle: Handle) -> Result<Arc<Executable>, Code> {
 }
 
 pub fn instantiate(graph: &Graph, flags: u64) -> Result<Handle, Code> {
-    // Device launch and automatic free need what the simulator does not have.
+    // Not simulated: device launch (4). Freeing at launch (1) is accepted and has no effect.
     const KNOWN: u64 = 1 | 2 | 8;
     if flags & !KNOWN != 0 {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
@@ -63,7 +63,8 @@ pub fn instantiate(graph: &Graph, flags: u64) -> Result<Handle, Code> {
     Ok(executable.handle)
 }
 
-/// References to the objects of a graph and of the graphs that are part of it, which may be destroyed before the executable is.
+/// References to the user objects of a graph and of the graphs in its nodes. The executable graph needs its own: the graphs may be
+/// destroyed before it.
 fn all_objects(graph: &Graph) -> Held {
     let mut objects = lock(&graph.objects).clone();
     for node in graph.nodes() {
@@ -72,7 +73,7 @@ fn all_objects(graph: &Graph) -> Held {
     objects
 }
 
-/// Appends the steps of a graph behind `entry` and gives those that its followers depend on.
+/// Appends the steps of a graph, which depend on the steps `entry`. Gives the steps that whatever follows the graph depends on.
 pub fn flatten(graph: &Graph, entry: &[usize], steps: &mut Vec<Step>) -> Result<Vec<usize>, Code> {
     let mut exits: BTreeMap<Handle, Vec<usize>> = BTreeMap::new();
     let mut inner = BTreeSet::new();
@@ -114,7 +115,7 @@ pub const UPDATE_TOPOLOGY_CHANGED: u32 = 2;
 pub const UPDATE_NODE_TYPE_CHANGED: u32 = 3;
 
 impl Executable {
-    /// Takes over the parameters of a graph of the same shape.
+    /// Takes over the parameters of a graph of the same topology; else says why not and changes nothing.
     pub fn update(&self, graph: &Graph) -> Result<Option<Mismatch>, Code> {
         let mut steps = Vec::new();
         flatten(graph, &[], &mut steps)?;
@@ -133,7 +134,7 @@ impl Executable {
             if let (Work::Kernel(former), Work::Kernel(launch)) = (&old.work, &new.work) {
                 new.work = Work::Kernel(launch.updating(former));
             }
-            // Later single-node updates still name the nodes of the graph that was instantiated.
+            // Later updates of single nodes still name nodes of the graph that was instantiated.
             new.node = old.node;
             new.enabled = old.enabled;
         }
@@ -170,7 +171,7 @@ impl Executable {
         edit(&mut Arc::make_mut(&mut steps)[at])
     }
 
-    /// Captures a launch: a child graph of the steps behind what the stream has captured.
+    /// Captures a launch: adds the steps as a child graph after what the stream has captured.
     fn add_to(&self, capturing: &mut Capturing) -> Result<(), Code> {
         capturing.capture.refuse_invalidated()?;
         let child = self.as_child()?;
@@ -180,7 +181,7 @@ impl Executable {
         Ok(())
     }
 
-    /// A graph for a child node that does what a launch does now.
+    /// A graph for a child node, with the steps that a launch would run now.
     fn as_child(&self) -> Result<Arc<Graph>, Code> {
         let objects = Held::clone(&lock(&self.objects));
         let child = simulator()?.graphs.insert(|handle| Graph::part(handle).holding(objects));
@@ -217,13 +218,13 @@ impl Executable {
     }
 }
 
-/// Conditional nodes are neither updated nor made part of another graph here.
+/// Refuses conditional nodes: the simulator neither updates them nor copies them into another graph.
 fn refuse_branches(steps: &[Step]) -> Result<(), Code> {
     let has_branch = steps.iter().any(|step| matches!(step.work, Work::Branch(_)));
     if has_branch { Err(CUDA_ERROR_NOT_SUPPORTED) } else { Ok(()) }
 }
 
-/// What conditional nodes go by has its first value again.
+/// Gives the conditions of all conditional nodes their default values, at the start of a launch.
 pub fn begin(steps: &[Step]) {
     let branches = steps.iter().filter_map(|step| match &step.work {
         Work::Branch(branch) => Some(branch),
@@ -232,7 +233,7 @@ pub fn begin(steps: &[Step]) {
     branches.for_each(|branch| Branch::begin(branch));
 }
 
-/// One launch on its way: independent nodes run at the same time, because they may wait for each other across ranks.
+/// One launch. Independent nodes run at the same time on several threads, because they may wait for each other across ranks.
 pub struct Flight {
     steps: Arc<Vec<Step>>,
     recordings: Vec<Option<Recording>>,
@@ -243,7 +244,7 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// Events: all waits take what was recorded before this launch, then all records begin.
+    /// Prepares a launch. All event waits take the recordings from before this launch; then all recordings of the launch begin.
     pub fn new(steps: Arc<Vec<Step>>) -> Self {
         let mut followers = vec![Vec::new(); steps.len()];
         for (index, step) in steps.iter().enumerate() {
@@ -266,7 +267,7 @@ impl Flight {
         Flight { steps, recordings, followers, open, ended_ns }
     }
 
-    /// Ends, by the modelled clock too, with the last step.
+    /// Runs all steps and waits for them. In modelled time, too, the launch ends with its last step.
     pub fn run(&self) {
         let begun_ns = clock::now();
         std::thread::scope(|scope| {
@@ -283,7 +284,7 @@ impl Flight {
         clock::set(ended_ns.unwrap_or(begun_ns));
     }
 
-    /// Runs a step and goes on with what it makes ready; threads are made for branches only.
+    /// Runs a step and then one that it has made ready, and so on; further ready ones get threads of their own.
     fn run_from<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, root: usize, begun_ns: u64) {
         let mut next = Some(root);
         while let Some(index) = next.take() {
@@ -294,7 +295,7 @@ impl Flight {
             if step.enabled {
                 step.work.run(self.recordings[index].as_ref());
             }
-            // Read by followers, which the last of those before them makes ready, and at the end.
+            // Followers read this once their last dependency has made them ready (`open`, below).
             self.ended_ns[index].store(clock::now(), Ordering::Relaxed);
             for follower in &self.followers[index] {
                 let follower = *follower;
@@ -311,7 +312,7 @@ impl Flight {
     }
 }
 
-/// What `cuGraphExecUpdate` answers for a mismatch.
+/// The answer of `cuGraphExecUpdate` for a mismatch.
 pub const UPDATE_REFUSED: Code = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
 
 pub fn destroy(handle: Handle) -> Result<(), Code> {

@@ -1,4 +1,4 @@
-//! Pointers from C as argument types, so that null checks and the trust in the caller are written once.
+//! Argument types for pointers from C, so that null checks and the unsafe reads and writes are written once.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
 use std::ffi::{CStr, c_char};
@@ -8,12 +8,12 @@ use std::ffi::{CStr, c_char};
 pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// An output that nobody wants.
+    /// A null output: values set on it are dropped.
     pub fn none() -> Self {
         Out(std::ptr::null_mut())
     }
 
-    /// For calls within the library; the value must outlive the use.
+    /// An output for calls within the library; `value` must outlive it.
     pub fn to(value: &mut T) -> Self {
         Out(value)
     }
@@ -22,7 +22,7 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Fails early, before any effect, when the answer would have nowhere to go.
+    /// Fails on a null pointer. Exports call it before they have any effect.
     pub fn check(&self) -> Result<(), Code> {
         if self.0.is_null() { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
     }
@@ -50,7 +50,7 @@ impl<T> Out<T> {
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// Fills at most `room` elements.
+    /// Writes the first `room` of `values`.
     pub fn fill(&self, room: usize, values: &[T])
     where
         T: Copy,
@@ -73,7 +73,7 @@ impl<T> From<*const T> for In<T> {
 }
 
 impl<T: Copy> In<T> {
-    /// An input that nobody gave.
+    /// A null input.
     pub fn none() -> Self {
         In(std::ptr::null())
     }

@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 pub struct Graph {
     pub handle: Handle,
-    /// Part of a child node and destroyed with it.
+    /// Whether the graph is part of a child or conditional node, and destroyed with it.
     pub is_child: bool,
-    /// What tells captures into it from others: the driver gives all of them the same.
+    /// The id of captures into this graph: the driver gives all of them the same one.
     pub capture_id: OnceLock<u64>,
     pub objects: Mutex<Held>,
-    /// What conditional nodes of it may go by.
+    /// Conditions that were made for its conditional nodes.
     pub conditions: Mutex<Vec<Arc<Condition>>>,
     nodes: Mutex<Vec<Arc<Node>>>,
 }
@@ -56,7 +56,7 @@ impl Content {
 }
 
 impl Content {
-    /// Graphs that are part of it, and end with it.
+    /// Graphs that are part of the node and destroyed with it.
     pub fn graphs(&self) -> &[Arc<Graph>] {
         match self {
             Content::Work(_) => &[],
@@ -78,12 +78,12 @@ impl Graph {
         }
     }
 
-    /// One that is part of a node.
+    /// A graph that is part of a node.
     pub fn part(handle: Handle) -> Self {
         Graph { is_child: true, ..Graph::new(handle) }
     }
 
-    /// The same, which keeps these alive.
+    /// Makes the graph keep `objects` alive.
     pub fn holding(self, objects: Held) -> Self {
         Graph { objects: Mutex::new(objects), ..self }
     }
@@ -154,7 +154,8 @@ pub fn add_content(
     Ok(node)
 }
 
-/// A copy with nodes of its own; it holds the user objects as often as the original does.
+/// Makes a copy with nodes of its own, which holds as many references to user objects as the original does. Fails if the
+/// graph has conditional nodes.
 pub fn clone(original: &Graph, is_child: bool) -> Result<Arc<Graph>, Code> {
     let simulator = simulator()?;
     let objects = lock(&original.objects).clone();
@@ -179,7 +180,7 @@ pub fn destroy(handle: Handle) -> Result<(), Code> {
     for node in lock(&graph.nodes).drain(..) {
         forget_node(&node)?;
     }
-    // A capture that failed may hold the graph for longer; its references end now.
+    // A failed capture may hold the graph for longer; its references to user objects end now.
     drop(std::mem::take(&mut *lock(&graph.objects)));
     Ok(())
 }
@@ -200,7 +201,7 @@ fn forget_node(node: &Node) -> Result<(), Code> {
     node.content().graphs().iter().try_for_each(|graph| destroy(graph.handle))
 }
 
-/// The given nodes and everything that they depend on.
+/// The nodes `last` and all nodes that they depend on.
 pub fn ancestors(graph: &Graph, last: &[Handle]) -> BTreeSet<Handle> {
     let dependencies: BTreeMap<_, _> =
         graph.nodes().iter().map(|node| (node.handle, node.dependencies())).collect();

@@ -1,4 +1,4 @@
-//! Which grids ran, for tests that hold them to something.
+//! A record of the kernels that ran and their numbers of blocks, for tests that check grid sizes (`simTakeGrids`).
 
 use crate::device::Ordinal;
 use crate::module::Launch;
@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::sync::Mutex;
 
-/// The oldest go where nobody takes them.
+/// Launches that are kept; beyond that the oldest is forgotten.
 const KEPT_MAX: usize = 4096;
 
 struct Ran {
@@ -16,10 +16,10 @@ struct Ran {
     blocks: u32,
 }
 
-/// None until somebody asks.
+/// `None` until the first [`take`]: only then launches are recorded.
 static RAN: Mutex<Option<VecDeque<Ran>>> = Mutex::new(None);
 
-/// A kernel begins: on a stream, or as a node of a graph.
+/// Records a kernel that begins, on a stream or as a node of a graph.
 pub fn ran(launch: &Launch) {
     let mut ran = lock(&RAN);
     let Some(ran) = ran.as_mut() else { return };
@@ -31,7 +31,7 @@ pub fn ran(launch: &Launch) {
     ran.push_back(Ran { device: shape.device, name, blocks });
 }
 
-/// Blocks of the kernels of a device whose names begin so, and forgets them.
+/// Takes the blocks of each recorded launch on a device of a kernel whose name begins with `prefix`, oldest first.
 pub fn take(device: Ordinal, prefix: &CStr) -> Vec<u32> {
     let mut ran = lock(&RAN);
     let is_wanted =

@@ -1,4 +1,4 @@
-//! What stands around every export: panics stop here, forked children and callbacks are refused.
+//! The guard around every export: it turns panics into error codes, and refuses calls from forked children and from callbacks.
 
 use crate::code::{
     CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, Code,
@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set in the child of a fork that came after `cuInit`; the driver does not survive that either.
+/// Set in the child of a fork after `cuInit`, where the real driver does not work either.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -36,7 +36,7 @@ pub fn answer(name: &str, body: impl FnOnce() -> Result<(), Code>) -> Code {
     }
 }
 
-/// Runs code of the application on a thread of ours, where CUDA calls are not permitted.
+/// Runs code of the application on a thread of the simulator; CUDA calls that the code makes are refused.
 pub fn forbidding_calls<T>(body: impl FnOnce() -> T) -> T {
     let before = FORBIDDEN.replace(true);
     let result = body();

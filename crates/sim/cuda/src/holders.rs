@@ -1,13 +1,13 @@
-//! Who still holds a file of physical memory. An exported descriptor, a handle imported from it and a mapping of that all
-//! share one open file, and the kernel knows when the last of them has gone, also with a process that died: each such
-//! file carries a shared lock, which the maker of the memory looks for.
+//! Tells whether another process still holds physical memory. An exported descriptor, a handle imported from it and a mapping of
+//! that share one open file. Each such file carries a shared lock, which the maker of the memory looks for. The kernel drops the
+//! lock with the last holder, also when its process dies.
 
 use crate::code::{CUDA_ERROR_OPERATING_SYSTEM, Code};
 use std::fs::OpenOptions;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Opens the memory of `file` a second time, as its holder.
+/// Opens the memory of `file` a second time, marked as a holder.
 pub fn open(file: &OwnedFd) -> Result<OwnedFd, Code> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = OpenOptions::new().read(true).write(true).open(path);
@@ -16,7 +16,7 @@ pub fn open(file: &OwnedFd) -> Result<OwnedFd, Code> {
     Ok(opened)
 }
 
-/// Marks an open file as a holder; all its duplicates and mappings are one with it.
+/// Marks an open file as a holder, until its last duplicate and mapping have gone.
 pub fn hold(file: &OwnedFd) -> Result<(), Code> {
     let mut lock = lock_of(libc::F_RDLCK);
     // SAFETY: room for one lock; the descriptor is ours.
@@ -24,7 +24,7 @@ pub fn hold(file: &OwnedFd) -> Result<(), Code> {
     if result == 0 { Ok(()) } else { Err(CUDA_ERROR_OPERATING_SYSTEM) }
 }
 
-/// Whether anybody holds the memory but who opened `file`, which must be no holder itself.
+/// Whether any open file holds the memory; `file` itself must not be marked as a holder.
 pub fn exist(file: &OwnedFd) -> bool {
     let mut lock = lock_of(libc::F_WRLCK);
     // SAFETY: room for one lock; the descriptor is ours.
@@ -32,7 +32,7 @@ pub fn exist(file: &OwnedFd) -> bool {
     result == 0 && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
-/// Of the whole file.
+/// A lock request for the whole file.
 fn lock_of(kind: i32) -> libc::flock {
     // SAFETY: numbers only, for which zero is valid; the kernel wants a zero for the process.
     let mut lock: libc::flock = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -1,5 +1,5 @@
-//! Legacy IPC: handles that name a file of another process, opened again through `/proc`. Nothing is left behind when a
-//! process dies, unlike with named shared memory. Both processes must be of one user and see each other's process ids.
+//! Legacy IPC: a handle names a descriptor of the process that made it, which others open through `/proc`. Nothing is left behind
+//! when a process dies, unlike with named shared memory. Both processes must be of one user and see each other's process ids.
 
 use crate::code::{
     CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE,
@@ -19,14 +19,14 @@ use std::sync::Arc;
 const MEMORY_MAGIC: u64 = u64::from_le_bytes(*b"simcumem");
 const EVENT_MAGIC: u64 = u64::from_le_bytes(*b"simcuevt");
 
-/// What `CUipcMemHandle` and `CUipcEventHandle` hold: 64 bytes, opaque to the application.
+/// The content of `CUipcMemHandle` and `CUipcEventHandle`: 64 bytes, opaque to the application.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct IpcHandle {
     magic: u64,
     process: u32,
     descriptor: i32,
-    /// Descriptors are reused; inodes tell whether this is still the file that was meant.
+    /// Descriptor numbers are reused; the inode tells whether the number still means the same file.
     inode: u64,
     offset: u64,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! The engine of a stream: a queue and the OS thread that works it off.
+//! A stream's queue of operations, and the OS thread `sim-stream` that runs them in order.
 
 use crate::clock;
 use crate::simulator::number_from_environment;
@@ -17,24 +17,24 @@ pub struct Lane {
 
 #[derive(Default)]
 struct Queue {
-    /// With the modelled time at which each was submitted: it begins no earlier.
+    /// Each operation with the modelled time of its submission, before which it cannot begin.
     waiting: VecDeque<(u64, Operation)>,
     submitted: u64,
     completed: u64,
-    /// The modelled time at which the last completed one ended.
+    /// The modelled time at which the last completed operation ended.
     reached_ns: u64,
-    /// The thread starts with the first operation: many streams never get one.
+    /// Whether the thread runs. The first operation starts it: many streams never get one.
     started: bool,
     closed: bool,
 }
 
-/// `WINDLASS_SIM_QUEUE`: how much a stream holds before whoever submits more waits.
+/// `WINDLASS_SIM_QUEUE`: how many operations a stream queues before [`Lane::submit`] waits.
 fn ahead_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
     *MAX.get_or_init(|| number_from_environment("WINDLASS_SIM_QUEUE").map_or(usize::MAX, |max| max.max(1)))
 }
 
-/// A point in a lane: everything submitted before it.
+/// A point in a lane, reached when everything submitted before it is done.
 pub struct Marker {
     lane: Arc<Lane>,
     position: u64,
@@ -74,13 +74,13 @@ impl Lane {
         Marker { lane: self.clone(), position: queue.submitted }
     }
 
-    /// Everything submitted so far, whether it is done or not; none if there was nothing.
+    /// The point after everything submitted so far; `None` if nothing ever was.
     pub fn marker(self: &Arc<Self>) -> Option<Marker> {
         let position = lock(&self.queue).submitted;
         (position > 0).then(|| Marker { lane: self.clone(), position })
     }
 
-    /// Lets the thread go once the queue is empty.
+    /// Ends the thread once the queue is empty; does not wait for that.
     pub fn close(&self) {
         lock(&self.queue).closed = true;
         self.changed.notify_all();
@@ -93,7 +93,7 @@ impl Lane {
                 drop(queue);
                 clock::not_before(submitted_ns);
                 if catch_unwind(AssertUnwindSafe(operation)).is_err() {
-                    // A panic of ours must not leave everyone who waits for this stream hanging.
+                    // The operation counts as completed, so that nobody who waits for this stream hangs.
                     crate::report::line(format_args!("an operation panicked on its stream"));
                 }
                 queue = lock(&self.queue);

@@ -1,4 +1,4 @@
-//! Strictness at exit: what was never released is reported and fails the process.
+//! The count of objects that were never released. With `WINDLASS_SIM_STRICT=1` it is printed at exit, and the process fails.
 
 #![allow(non_snake_case)]
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 /// The exit status of a strict process that leaked.
 pub const EXIT_STATUS: i32 = 86;
 
-/// Things that ended with their context and not by the application's own call.
+/// Objects that ended with their context and not by the application's own call.
 static ABANDONED: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
 
 fn name(range: &Range) -> &'static str {
@@ -39,7 +39,7 @@ fn add_ranges<'a>(counts: &mut BTreeMap<&'static str, usize>, ranges: impl Itera
     ranges.for_each(|range| add(counts, name(range), 1));
 }
 
-/// Counts what is about to end with its context.
+/// Counts the objects of a context that is about to end.
 pub fn count_abandoned(simulator: &Simulator, context: Handle) {
     let mut counts = lock(&ABANDONED);
     add_ranges(&mut counts, lock(&simulator.ranges).all().filter(|range| range.context == context));
@@ -48,7 +48,7 @@ pub fn count_abandoned(simulator: &Simulator, context: Handle) {
     add(&mut counts, "events", events(simulator, |event| event.context == context));
 }
 
-/// How many events there are that somebody has to end.
+/// Counts events that the application must destroy: not those of [`simKeepEvent`].
 fn events(simulator: &Simulator, is_meant: impl Fn(&Event) -> bool) -> usize {
     let kept = lock(&KEPT);
     let counts = |event: &&Arc<Event>| is_meant(event) && !kept.contains(&event.handle);
@@ -69,15 +69,16 @@ fn live(simulator: &Simulator) -> BTreeMap<&'static str, usize> {
     counts
 }
 
-/// What is to be done before leaks are looked for: by who keeps something to the end that is no leak.
+/// Functions to call before leaks are counted. They release objects that are kept to the process's end and are no leaks.
 static BEFORE: Mutex<Vec<extern "C" fn()>> = Mutex::new(Vec::new());
 
-/// Has something done then.
+/// Has `act` called by [`run_before`].
 pub fn before(act: extern "C" fn()) {
     lock(&BEFORE).push(act);
 }
 
-/// Does it: at exit, and once more at the end, for what handlers that were registered before `cuInit` have left.
+/// Calls the registered functions. It runs as an exit handler, and again after all of them: those that were registered before `cuInit`
+/// run in between.
 pub fn run_before() {
     if !guard::forked() {
         let before = lock(&BEFORE).clone();
@@ -85,7 +86,7 @@ pub fn run_before() {
     }
 }
 
-/// Runs behind all exit handlers.
+/// Counts and prints leaks. Runs after all exit handlers.
 pub fn at_exit() {
     let Some(simulator) = started() else { return };
     run_before();
@@ -100,24 +101,24 @@ pub fn at_exit() {
     for (kind, count) in &counts {
         crate::report::line(format_args!("leak: {count} {kind}"));
     }
-    // SAFETY: flushing all streams is what exit would do next; leaving at once keeps others from changing the status.
+    // SAFETY: `exit` would flush all streams next; leaving at once keeps other handlers from changing the status.
     unsafe {
         libc::fflush(std::ptr::null_mut());
         libc::_exit(EXIT_STATUS);
     }
 }
 
-/// Events that are no leak though nobody ends them: of NCCL's communicators, which an application may leave to the process's end.
+/// Events that are no leaks: those of NCCL's communicators, which an application may leave undestroyed until the process's end.
 static KEPT: Mutex<BTreeSet<Handle>> = Mutex::new(BTreeSet::new());
 
-/// For the simulator of NCCL: such an event.
+/// For the simulator of NCCL: `event` is no leak if it is never destroyed.
 #[unsafe(no_mangle)]
 extern "C" fn simKeepEvent(event: Handle) -> i32 {
     lock(&KEPT).insert(event);
     0
 }
 
-/// For the simulator of NCCL: has this done before leaks are looked for.
+/// For the simulator of NCCL: has `act` called before leaks are counted.
 #[unsafe(no_mangle)]
 extern "C" fn simBeforeLeaks(act: extern "C" fn()) -> i32 {
     before(act);

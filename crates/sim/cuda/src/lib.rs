@@ -1,24 +1,24 @@
 //! A simulator of `libcuda.so.1` on host memory, for machines without a GPU.
 //!
 //! It exports the driver API with the driver's names and ABI. Device memory is host memory, every stream is an OS thread,
-//! and kernels are host functions. It is a test instrument: strict where a GPU would be, and honest about the rest
-//! (`CUDA_ERROR_NOT_SUPPORTED`).
+//! and kernels are host functions. It is a test instrument: it refuses what the driver refuses, and answers
+//! `CUDA_ERROR_NOT_SUPPORTED` to what it does not simulate.
 //!
 //! Physical memory of `cuMemCreate` may be mapped any number of times, and counts as used by the process that made it until
-//! its last handle, mapping and descriptor have gone, in whatever process. Memory of `cuMemAlloc` opened by its IPC handle
-//! does not count that way.
+//! its last handle, mapping and descriptor have gone, in whatever process. Memory of `cuMemAlloc` that another process opened
+//! by its IPC handle stops counting once its maker frees it.
 //!
 //! # Environment
 //! - `WINDLASS_SIM_DEVICES`: number of devices, 8.
 //! - `WINDLASS_SIM_DEVICE_MEMORY`: MiB per device and process, 1024.
 //! - `WINDLASS_SIM_MULTIPROCESSORS`: multiprocessors of a device, 32.
-//! - `WINDLASS_SIM_CAPABILITY`: compute capability, 90 for 9.0, which it is; there are no clusters before.
+//! - `WINDLASS_SIM_CAPABILITY`: compute capability times 10, by default 90 for 9.0. Below 90, launches with clusters are refused.
 //! - `WINDLASS_SIM_NVLINK=0`: devices reach each other as over PCIe, without native atomics.
-//! - `WINDLASS_SIM_MULTICAST=1`: devices say that they have multicast objects, and have none. Only for what follows from saying so.
-//! - `WINDLASS_SIM_QUEUE`: how many operations a stream holds before who submits more waits, as a GPU's driver does at about 1024; without end.
-//! - `WINDLASS_SIM_CLOCK`: what work takes by the times of events, below; without it they are real times.
-//! - `WINDLASS_SIM_STRICT=1`: what was never released is listed at exit as `sim-cuda: leak: COUNT KIND`, and the exit
-//!   status becomes 86.
+//! - `WINDLASS_SIM_MULTICAST=1`: the device attribute says that multicast objects are supported, but the calls for them are not.
+//! - `WINDLASS_SIM_QUEUE`: operations that a stream queues before the next submission waits, as in a real driver at about 1024; no limit.
+//! - `WINDLASS_SIM_CLOCK`: events measure modelled times, see below; without it they measure real times.
+//! - `WINDLASS_SIM_STRICT=1`: objects that were never released are listed at exit as `sim-cuda: leak: COUNT KIND`, and the
+//!   exit status becomes 86.
 //!
 //! # Kernels
 //! A module is a shared object: `cuModuleLoad` and `cuLibraryLoadFromFile` take its path, the calls that take an image
@@ -32,38 +32,39 @@
 //! void name(const struct SimLaunch *launch, void **params);  /* params[i] points to a copy of parameter i */
 //! const struct { uint32_t count, bytes[N]; } name_params;    /* sizes of the parameters, copied at launch */
 //! struct SimWork { const char *side, *operation; uint64_t bytes; uint32_t ranks, reserved; };
-//! void name_work(void *const *params, struct SimWork *work); /* if there is one: what the kernel is, for the modelled clock */
+//! void name_work(void *const *params, struct SimWork *work); /* optional: tells the modelled clock what the kernel does */
 //! ```
-//! Compiled device code (a cubin or PTX) stands for `libsim_kernels.so` beside this library, if it is there; without it
-//! such an image is refused.
+//! For compiled device code (a cubin or PTX), `libsim_kernels.so` beside this library is loaded instead; if there is none,
+//! the image is refused.
 //!
 //! The function runs once per launch on the stream's thread and does the work of the whole grid. It makes no CUDA calls;
 //! those answer `CUDA_ERROR_NOT_PERMITTED`.
 //!
-//! `simLaunch(stream, function, data, work)` launches a function of the host that counts as a kernel, for the simulated NCCL; `work` is null or
-//! a `SimWork`, read at once. `simSetConditional(handle, value)`
-//! is a device's `cudaGraphSetConditional`.
-//! `simNeedStack(bytes)` is what launching a kernel of so many bytes of stack a thread does to the current context. `simBeforeLeaks(function)`
-//! has a function called at exit, before leaks are looked for; an event of `simKeepEvent(event)` is none.
-//! `simTakeGrids(prefix, blocks, room, &count)` tells the grids of the kernels of the current context's device whose names begin so that
-//! have begun since it was last called, in their order; kernels are looked at from its first call on.
+//! Functions that only the simulated NCCL, simulated kernels and tests call:
+//! - `simLaunch(stream, function, data, work)` launches a host function as a kernel; `work` is null or a `SimWork`, read at once.
+//! - `simSetConditional(handle, value)` is `cudaGraphSetConditional`, for simulated kernels.
+//! - `simNeedStack(bytes)` acts as the launch of a kernel that needs so many bytes of stack a thread, in the current context.
+//! - `simBeforeLeaks(function)` registers a function that is called at exit before leaks are counted.
+//! - `simKeepEvent(event)` makes an event never count as a leak.
+//! - `simTakeGrids(prefix, blocks, room, &count)` gives and forgets the blocks of each launch on the current device of kernels whose names
+//!   begin with `prefix`, oldest first. Launches are recorded from its first call on.
 //!
 //! # The modelled clock
-//! `WINDLASS_SIM_CLOCK` is a list of `NAME=VALUE` apart by commas:
-//! - `nccl=LATENCY_US:GB_PER_S` and `windlass=LATENCY_US:GB_PER_S`, both needed: an operation of this side takes the latency, and its bytes over
-//!   the bandwidth (10^9 bytes a second). Its bytes are those of a rank's larger buffer, as `windlass bench` counts them.
+//! `WINDLASS_SIM_CLOCK` is a list of `NAME=VALUE`, separated by commas:
+//! - `nccl=LATENCY_US:GB_PER_S` and `windlass=LATENCY_US:GB_PER_S`, both needed: an operation of this side takes the latency plus its bytes
+//!   over the bandwidth (10^9 bytes a second). Its bytes are those of a rank's larger buffer, as `windlass bench` counts them.
 //! - `SIDE.OPERATION`, `SIDE@RANKS` and `SIDE.OPERATION@RANKS` instead of a side: for this operation, this number of ranks, or both, as
-//!   `windlass.all_reduce@8=5:40`. The one that says most holds; an operation says more than ranks. Operations are `all_reduce`, `broadcast`,
+//!   `windlass.all_reduce@8=5:40`. The most specific one holds; an operation is more specific than ranks. Operations are `all_reduce`, `broadcast`,
 //!   `reduce`, `all_gather`, `reduce_scatter`, `uneven_all_gather`, `uneven_reduce_scatter`, `alltoall`, `gather`, `scatter`, `send_recv`.
 //!   All of Windlass's messages are `send_recv`, of any number of ranks.
-//! - `registered`: a third side, for eager operations of NCCL's over registered buffers. What it does not say is as of `nccl`.
-//! - `noise=PART`: costs vary by up to this part both ways, otherwise on each device, but alike in each run.
-//! - `slow=DEVICE:FACTOR`, for any number of devices: this device takes so many times as long. `load=FACTOR`: all devices do.
+//! - `registered`: a third side, for NCCL's eager operations over registered buffers. Where it has no entry, that of `nccl` holds.
+//! - `noise=PART`: costs vary by up to this part both ways, differently on each device, but alike in each run.
+//! - `slow=DEVICE:FACTOR`, for any number of devices: this device's operations take so many times as long. `load=FACTOR`: all devices' do.
 //!
-//! A group of NCCL's on one communicator is one operation with the bytes of all, of sends and receives the more of both. All other work
-//! takes no time. Streams, events, graphs and the host are ordered in modelled time as programs order them: whoever waits goes on at the later
-//! time. Processes are not: a rank does not wait for a slow one's time. Nor is what waits for a value in memory, or for an event of another
-//! process. A list that cannot be read ends the process at `cuInit`.
+//! A group of NCCL calls on one communicator is one operation with the bytes of all (of sends or receives, whichever are more). All other work
+//! takes no time. Streams, events, graphs and host threads carry modelled time to each other: a waiting one goes on at the later time of both.
+//! Three waits carry no modelled time: between processes of different ranks, for a value in memory, and for another process's event.
+//! A list that cannot be read ends the process at `cuInit`.
 
 mod exports;
 

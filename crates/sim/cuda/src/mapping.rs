@@ -1,4 +1,4 @@
-//! The operating system's part of memory: anonymous files, reserved addresses, and what is mapped where.
+//! Memory of the operating system: anonymous files, reserved addresses, and mapping files there.
 
 use crate::code::{CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY, Code};
 use std::ffi::CString;
@@ -37,7 +37,7 @@ pub fn discard(file: &OwnedFd, offset: usize, bytes: usize) {
     unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, bytes as libc::off_t) };
 }
 
-/// Inode and size: which file a descriptor really is.
+/// The inode and the size in bytes of a descriptor's file.
 pub fn identity(file: BorrowedFd<'_>) -> Result<(u64, usize), Code> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: room for one `stat`.
@@ -50,7 +50,7 @@ pub fn identity(file: BorrowedFd<'_>) -> Result<(u64, usize), Code> {
     Ok((status.st_ino, status.st_size as usize))
 }
 
-/// Addresses of our own between two pages that always fault, unmapped when dropped.
+/// Reserved addresses between two pages that always fault; unmapped when dropped.
 pub struct Reservation {
     whole: usize,
     whole_bytes: usize,
@@ -94,7 +94,7 @@ impl Reservation {
         if result == libc::MAP_FAILED { Err(CUDA_ERROR_OPERATING_SYSTEM) } else { Ok(()) }
     }
 
-    /// Makes a part fault again.
+    /// Unmaps a part of the reservation: it stays reserved, and accesses fault.
     pub fn clear(&self, at: usize, bytes: usize) {
         assert!(at >= self.base && at + bytes <= self.base + self.bytes, "unmapping outside its reservation");
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;

@@ -1,4 +1,4 @@
-//! Memory that the driver knows: the table of ranges, and the blocks that calls allocate and free.
+//! Memory that the simulated driver knows: the table of ranges, and allocating, freeing and registering them.
 
 use crate::code::{
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
@@ -25,12 +25,12 @@ pub struct Range {
     pub bytes: usize,
     pub kind: Kind,
     pub device: Ordinal,
-    /// The context that it dies with, or none.
+    /// The context whose end frees the range, or 0.
     pub context: Handle,
     pub buffer_id: u64,
     pub flags: u32,
     pub block: Option<Block>,
-    /// A stream-ordered free was issued; a second one is an error.
+    /// Whether a free was issued; a second one is an error.
     freeing: AtomicBool,
     _place: Option<Reservation>,
 }
@@ -42,7 +42,7 @@ pub enum Kind {
     PinnedHost,
     RegisteredHost,
     Virtual(Mapped),
-    /// Another process's block, opened from its IPC handle: the identity that it had there.
+    /// Another process's block, opened from its IPC handle. The number identifies process and block.
     Imported(u64),
 }
 
@@ -57,7 +57,7 @@ impl Range {
         self.base + self.bytes
     }
 
-    /// A range over addresses that something else owns.
+    /// A range over addresses that the range does not unmap when it is dropped.
     pub fn over(base: Address, bytes: usize, kind: Kind, device: Ordinal, context: Handle) -> Self {
         Range {
             base,
@@ -73,7 +73,7 @@ impl Range {
         }
     }
 
-    /// A range that unmaps its addresses when it goes.
+    /// A range that unmaps its addresses when it is dropped.
     pub fn owning(place: Reservation, bytes: usize, kind: Kind, context: &Context) -> Self {
         let range = Range::over(place.base, bytes, kind, context.device, context.handle);
         Range { _place: Some(place), ..range }
@@ -122,7 +122,7 @@ impl Ranges {
         self.within(base, bytes).next().is_some()
     }
 
-    /// Ranges that have bytes in common with these.
+    /// Ranges that overlap `bytes` bytes at `base`.
     pub fn within(&self, base: Address, bytes: usize) -> impl Iterator<Item = &Arc<Range>> {
         let end = base.saturating_add(bytes);
         self.0.range(..end).rev().map(|(_, range)| range).take_while(move |range| range.end() > base)
@@ -139,7 +139,7 @@ impl Ranges {
     }
 }
 
-/// A stream-ordered memory pool: properties only, blocks come from the device like all others.
+/// A stream-ordered memory pool. It has properties only: its blocks come from the device as all others do.
 pub struct Pool {
     pub handle: Handle,
     pub device: Ordinal,
@@ -151,7 +151,7 @@ pub fn find(address: Address) -> Result<Arc<Range>, Code> {
     lock(&simulator()?.ranges).find(address).cloned().ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Refuses a device range that is not wholly known memory.
+/// Fails unless all bytes are known memory.
 pub fn check(address: Address, bytes: usize) -> Result<(), Code> {
     if bytes == 0 || lock(&simulator()?.ranges).cover(address, bytes) {
         Ok(())
@@ -160,7 +160,7 @@ pub fn check(address: Address, bytes: usize) -> Result<(), Code> {
     }
 }
 
-/// Memory that the driver cannot copy from or to by itself.
+/// Whether an address is pageable host memory, that is, not known to the driver.
 pub fn is_pageable(address: Address) -> Result<bool, Code> {
     Ok(lock(&simulator()?.ranges).find(address).is_none())
 }
@@ -190,7 +190,7 @@ pub fn free(address: Address) -> Result<(), Code> {
     Ok(())
 }
 
-/// `cuMemFreeAsync`: the block lives until the stream gets there.
+/// `cuMemFreeAsync`: frees the block in the stream's order; does not wait.
 pub fn free_in_order(address: Address, stream: &Stream) -> Result<(), Code> {
     let simulator = simulator()?;
     let range = freeable(address)?;
@@ -268,7 +268,7 @@ pub fn find_pool(handle: Handle) -> Result<Arc<Pool>, Code> {
 pub fn create_pool(device: Ordinal, is_default: bool) -> Result<Handle, Code> {
     let simulator = simulator()?;
     simulator.device(device)?;
-    // The three reuse switches are on at init; thresholds and gauges are 0.
+    // The three reuse switches start as 1; thresholds and gauges start as 0.
     let attributes = Mutex::new([0, 1, 1, 1, 0, 0, 0, 0, 0]);
     Ok(simulator.pools.insert(|handle| Pool { handle, device, is_default, attributes }).handle)
 }

@@ -1,4 +1,4 @@
-//! Modules: shared objects whose functions stand for kernels. The crate's documentation says what one must export.
+//! Modules: shared objects whose functions run as kernels. The crate's documentation says what a module must export.
 
 use crate::clock::{self, RawWork};
 use crate::code::{
@@ -17,10 +17,10 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::{Arc, Mutex};
 
-/// What begins an image in memory; the terminated path of a shared object follows.
+/// The start of an image that names a shared object; its terminated path follows.
 pub const IMAGE_PREFIX: &[u8] = b"windlass-sim:";
 
-/// The machine of an ELF file of device code.
+/// `e_machine` of an ELF file of device code.
 const EM_CUDA: u16 = 190;
 
 /// The first argument of every kernel.
@@ -32,13 +32,13 @@ pub struct SimLaunch {
     pub shared_bytes: u32,
     /// 1 for a cooperative launch.
     pub cooperative: u32,
-    /// Blocks per cluster; 0, 0, 0 where the launch says nothing of clusters, which kernels see as 1, 1, 1.
+    /// Blocks per cluster; 0, 0, 0 for a launch without a cluster size, which kernels see as 1, 1, 1.
     pub cluster: [u32; 3],
     pub device: i32,
     pub stream_id: u64,
 }
 
-/// Nothing said of clusters.
+/// [`SimLaunch::cluster`] of a launch without a cluster size.
 pub const UNSAID: [u32; 3] = [0; 3];
 
 type Kernel = unsafe extern "C" fn(*const SimLaunch, *mut *mut c_void);
@@ -65,7 +65,7 @@ pub struct Function {
     pub parameter_bytes: Vec<usize>,
     pub attributes: Mutex<BTreeMap<u32, i32>>,
     kernel: Kernel,
-    /// For the modelled clock.
+    /// The kernel's `_work` function, for the modelled clock.
     tell_work: Option<TellWork>,
 }
 
@@ -94,8 +94,8 @@ pub fn load_path(path: &CStr, context: Handle) -> Result<Handle, Code> {
     Ok(simulator()?.modules.insert(make).handle)
 }
 
-/// Loads from an image in memory: one that names a shared object after [`IMAGE_PREFIX`], or real device code, for which
-/// the library of kernels beside this one stands in. Without that library device code is refused.
+/// Loads a module from an image in memory: one that names a shared object after [`IMAGE_PREFIX`], or device code. For device code
+/// `libsim_kernels.so` beside this library is loaded, and without that the image is refused.
 pub fn load_image(image: *const u8, context: Handle) -> Result<Handle, Code> {
     if image.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -117,13 +117,13 @@ pub fn load_image(image: *const u8, context: Handle) -> Result<Handle, Code> {
     }
 }
 
-/// Images carry no length: byte by byte, never further than the first difference.
+/// Whether an image begins with these bytes. Images carry no length, so nothing is read behind the first difference.
 fn begins_with(image: *const u8, expected: &[u8]) -> bool {
     // SAFETY: the image goes on as long as it is what is expected.
     expected.iter().enumerate().all(|(offset, byte)| unsafe { image.add(offset).read() } == *byte)
 }
 
-/// Machine code for GPUs, or PTX: a text whose first word after comments and space is `.version`.
+/// Whether an image is a cubin or PTX: a text whose first word after comments and space is `.version`.
 fn is_device_code(image: *const u8) -> bool {
     if begins_with(image, b"\x7fELF\x02\x01") {
         // SAFETY: the header of an ELF file is 64 bytes long; the machine stands at 18.
@@ -147,7 +147,8 @@ fn is_device_code(image: *const u8) -> bool {
     }
 }
 
-/// `libsim_kernels.so` in the folder where this library really lies: programs find it through symbolic links. Else what is missing.
+/// The path of `libsim_kernels.so` in this library's folder, behind symbolic links, through which programs may load it. Else says what is
+/// missing.
 fn kernels_beside_us() -> Result<CString, String> {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the address is one of this library's, the output a local; zeros are a whole answer.
@@ -186,7 +187,7 @@ pub fn find_function(handle: Handle) -> Result<Arc<Function>, Code> {
     simulator()?.functions.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// The function of a name, the same handle each time.
+/// The handle of the function with this name, the same each time.
 pub fn function(module: &Arc<Module>, name: &CStr) -> Result<Handle, Code> {
     let mut functions = lock(&module.functions);
     if let Some(handle) = functions.get(name) {
@@ -265,7 +266,7 @@ impl Launch {
         Ok(Launch { function, shape, parameters })
     }
 
-    /// Copies the parameters from one buffer in which they lie naturally aligned, as `extra` names it.
+    /// Copies the parameters from the buffer that `extra` names, in which each has its natural alignment.
     pub fn from_buffer(
         function: Arc<Function>,
         shape: SimLaunch,
@@ -287,8 +288,8 @@ impl Launch {
         Ok(Launch { function, shape, parameters })
     }
 
-    /// What a graph runs after an update to this from `former`. As driver 580 was seen to do: a cluster of which this says
-    /// nothing stays as it was, and only the whole ones of the new grid run, perhaps none.
+    /// What a graph runs after an update from `former` to this launch. Seen on driver 580: if this launch has no cluster size, the former one
+    /// stays, and only whole clusters of the new grid run, perhaps none.
     pub fn updating(self: &Arc<Launch>, former: &Launch) -> Arc<Launch> {
         if self.shape.cluster != UNSAID || former.shape.cluster == UNSAID {
             return self.clone();
@@ -310,7 +311,7 @@ impl Launch {
         let shape = SimLaunch { cluster, ..self.shape };
         let mut pointers: Vec<*mut c_void> =
             self.parameters.iter().map(|parameter| parameter.as_ptr().cast_mut().cast()).collect();
-        // Before it runs: lists that it names may be written anew when it has ended.
+        // Read before the kernel runs: the lists that its parameters name may be overwritten once it has ended.
         let work = if clock::is_modelled() { self.work(&pointers) } else { None };
         stack::while_running(self.function.module.context, || {
             guard::forbidding_calls(|| {

@@ -1,4 +1,4 @@
-//! What `cuPointerGetAttribute` knows of an address.
+//! Attributes of addresses, for `cuPointerGetAttribute`.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
 use crate::memory::{Address, Kind, Range};
@@ -31,14 +31,14 @@ impl Value {
     }
 }
 
-/// One attribute of an address that the driver knows.
+/// An attribute of an address; fails if the address is no known memory.
 pub fn attribute(address: Address, attribute: u32) -> Result<Value, Code> {
     let simulator = simulator()?;
     let place = lock(&simulator.addresses).find(address).cloned();
     let range = lock(&simulator.ranges).find(address).cloned();
     match (range, place, attribute) {
         (Some(range), _, _) => of_range(&range, address, attribute),
-        // Reserved and not mapped: only this much is known.
+        // A reserved address without a mapping has these attributes only.
         (None, Some(_), 13) => Ok(Value::Word(0)),
         (None, Some(place), 19) => Ok(Value::Long(place.base as u64)),
         (None, Some(place), 18) => Ok(Value::Long(place.bytes as u64)),
@@ -46,11 +46,11 @@ pub fn attribute(address: Address, attribute: u32) -> Result<Value, Code> {
     }
 }
 
-/// What `cuPointerGetAttributes` stores for an address that the driver does not know; the call succeeds all the same.
+/// The value that `cuPointerGetAttributes` stores for an unknown address; the call succeeds.
 pub fn unknown(attribute: u32) -> Result<Value, Code> {
     match attribute {
         2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Ok(Value::Word(0)),
-        // No device.
+        // -2 means no device.
         9 => Ok(Value::Word(-2_i32 as u32)),
         1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => Ok(Value::Long(0)),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
@@ -76,7 +76,7 @@ fn of_range(range: &Range, address: Address, attribute: u32) -> Result<Value, Co
         12 => Value::Long(reserved(range).1 as u64),
         13 => Value::Word(1),
         14 => Value::Long(u64::from(handle_types(range))),
-        // As the device attribute says.
+        // As in the device attribute.
         15 => Value::Word(0),
         16 => Value::Word(3),
         17 => Value::Long(if let Kind::Pool(pool) = range.kind { pool as u64 } else { 0 }),
@@ -88,7 +88,7 @@ fn of_range(range: &Range, address: Address, attribute: u32) -> Result<Value, Co
     })
 }
 
-/// What can be exported: memory that another process made cannot.
+/// The types of handles to which the memory can be exported: none if another process made it.
 fn handle_types(range: &Range) -> u32 {
     match &range.kind {
         Kind::Virtual(mapped) if !mapped.physical.is_imported() => {
@@ -98,9 +98,9 @@ fn handle_types(range: &Range) -> u32 {
     }
 }
 
-/// Of mapped memory the range attributes tell the whole reservation and the mapping attributes the mapping (seen on an H200,
-/// `ctests/programs/buffer_ids.c`). Of small blocks the driver tells a mapping of 2 MiB and more, which they share; here each
-/// has its own.
+/// Address and bytes for the range attributes, which of mapped memory give the whole reservation; the mapping attributes give the
+/// mapping (seen on an H200, `ctests/programs/buffer_ids.c`). For small blocks the driver gives a mapping of 2 MiB and more, which they
+/// share; here each block has its own.
 fn reserved(range: &Range) -> (Address, usize) {
     match &range.kind {
         Kind::Virtual(mapped) => (mapped.place.base, mapped.place.bytes),
@@ -108,7 +108,7 @@ fn reserved(range: &Range) -> (Address, usize) {
     }
 }
 
-/// The physical memory, whatever maps it.
+/// The id of the physical memory, the same for all its mappings.
 fn block(range: &Range) -> u64 {
     match &range.kind {
         Kind::Virtual(mapped) => mapped.physical.identity,

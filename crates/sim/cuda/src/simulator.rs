@@ -1,4 +1,4 @@
-//! Everything that `cuInit` brings to life, once per process.
+//! The simulator's state in a process, made by the first `cuInit`, and the order of its locks.
 
 use crate::code::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM,
@@ -19,7 +19,7 @@ use crate::{clock, guard, leak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// What `cuDriverGetVersion` says: CUDA 13.0.
+/// The answer of `cuDriverGetVersion`: CUDA 13.0.
 pub const DRIVER_VERSION: i32 = 13000;
 
 static SIMULATOR: OnceLock<Simulator> = OnceLock::new();
@@ -49,17 +49,17 @@ pub struct Simulator {
     pub multicast: bool,
 }
 
-/// The running simulator, or the driver's answer before `cuInit`.
+/// The simulator, or `CUDA_ERROR_NOT_INITIALIZED` before `cuInit`.
 pub fn simulator() -> Result<&'static Simulator, Code> {
     SIMULATOR.get().ok_or(CUDA_ERROR_NOT_INITIALIZED)
 }
 
-/// The simulator as the handlers at exit see it.
+/// The simulator, or `None` before `cuInit`: for exit handlers and destructors.
 pub fn started() -> Option<&'static Simulator> {
     SIMULATOR.get()
 }
 
-/// Numbers that are never given twice in a process: ids of streams, contexts, captures and buffers.
+/// A number that is never given twice in a process: an id of a stream, context, capture or buffer.
 pub fn next_identity() -> u64 {
     NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed)
 }
@@ -73,7 +73,7 @@ pub fn start() -> Result<(), Code> {
     let multiprocessors = number_from_environment("WINDLASS_SIM_MULTIPROCESSORS").unwrap_or(32);
     let multiprocessors = multiprocessors.clamp(1, 1024) as i32;
     let capability = number_from_environment("WINDLASS_SIM_CAPABILITY").unwrap_or(90).clamp(50, 200) as i32;
-    // A clock that cannot be read is told of here, not at the first time that is asked for.
+    // An unreadable `WINDLASS_SIM_CLOCK` ends the process here, not at the first event.
     clock::is_modelled();
     let mut failed = false;
     SIMULATOR.get_or_init(|| {
@@ -94,7 +94,7 @@ extern "C" fn before_leaks() {
     leak::run_before();
 }
 
-/// Programs may use the driver in all their exit handlers, and in destructors of what depends on it.
+/// Counts leaks after all exit handlers: programs may call the driver in those, and in destructors of libraries that depend on it.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_END: extern "C" fn() = report_leaks;

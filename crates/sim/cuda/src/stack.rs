@@ -1,6 +1,6 @@
-//! Memory for what kernels keep on their stacks, for all threads that fit on a device. It grows at the launch of a kernel
-//! that needs more a thread than any before, and only when nothing runs: a launch beside a kernel that waits for ever waits,
-//! too (seen on H200). Kernels of modules run; what needs more is `libnccl`'s, by [`need`].
+//! The stack memory of a context's kernels, of which only the waiting is simulated. A launch that needs more stack a thread
+//! than any before waits until no kernel of the context runs: beside a kernel that never ends it waits for ever (seen on H200).
+//! Kernels of modules count as running; the simulated NCCL calls [`need`] where a kernel of NCCL would need more.
 
 use crate::context::Context;
 use crate::sync::{lock, wait};
@@ -8,7 +8,7 @@ use crate::table::Handle;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex};
 
-/// What a context has from the start, in bytes a thread.
+/// The stack of a new context, in bytes a thread.
 const AT_FIRST: usize = 1024;
 
 struct Stack {
@@ -23,7 +23,7 @@ fn of(stacks: &mut BTreeMap<Handle, Stack>, context: Handle) -> &mut Stack {
     stacks.entry(context).or_insert(Stack { bytes: AT_FIRST, running: 0 })
 }
 
-/// A kernel of a context runs.
+/// Runs a kernel; meanwhile [`need`] waits in this context.
 pub fn while_running(context: Handle, kernel: impl FnOnce()) {
     of(&mut lock(&STACKS), context).running += 1;
     kernel();
@@ -31,7 +31,7 @@ pub fn while_running(context: Handle, kernel: impl FnOnce()) {
     LESS_RUNS.notify_all();
 }
 
-/// A kernel that needs so many bytes a thread is launched.
+/// Grows the context's stack to `bytes` a thread, for the launch of a kernel that needs them. Waits for running kernels if it grows.
 pub fn need(context: &Context, bytes: usize) {
     let mut stacks = lock(&STACKS);
     while of(&mut stacks, context.handle).bytes < bytes && of(&mut stacks, context.handle).running > 0 {

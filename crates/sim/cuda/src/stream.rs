@@ -1,4 +1,4 @@
-//! Streams: finding the one that a handle means, and issuing work to it or into its capture.
+//! Streams: finding the stream of a handle, and issuing work to its queue or into its capture.
 
 use crate::capture::{self, Capturing};
 use crate::code::{
@@ -25,7 +25,7 @@ pub const PER_THREAD: Handle = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 pub const NON_BLOCKING: u32 = 1;
 
-/// Lower numbers come first; the simulator keeps the number and schedules all alike.
+/// Lower numbers have priority on a GPU; the simulator stores the number and schedules all streams alike.
 pub const PRIORITY_LEAST: i32 = 0;
 pub const PRIORITY_GREATEST: i32 = -5;
 
@@ -40,10 +40,10 @@ pub struct Stream {
     pub capturing: Mutex<Option<Capturing>>,
 }
 
-/// Streams that belong to a thread: their work finishes after the thread has ended, but they take no more.
+/// A thread's per-thread default streams, by context id. When the thread ends they finish their work and take no more.
 type ThreadStreams = HashMap<u64, Arc<Stream>>;
 
-/// What ends them with their thread.
+/// Closes a thread's streams when the thread ends.
 struct End;
 
 impl Drop for End {
@@ -55,7 +55,7 @@ impl Drop for End {
 }
 
 thread_local! {
-    /// Never dropped itself: a thread that has begun to exit may take some anew, in exit handlers.
+    /// Never dropped itself: exit handlers of an ending thread may still make new ones.
     static OWN: ManuallyDrop<RefCell<ThreadStreams>> = ManuallyDrop::default();
     static END: End = const { End };
 }
@@ -104,8 +104,8 @@ impl Stream {
         }
     }
 
-    /// Some calls are never permitted on a capturing stream, whatever the mode: those about progress, and the question
-    /// for its id (seen on driver 580; whether that one breaks the capture too is not known, so here it does).
+    /// Refuses calls that are not permitted on a capturing stream in any mode, and invalidates the capture: queries, waits, callbacks, and
+    /// `cuStreamGetId` (seen on driver 580; whether `cuStreamGetId` invalidates the capture there is not known).
     pub fn refuse_member(&self) -> Result<(), Code> {
         match &*lock(&self.capturing) {
             Some(capturing) => {
@@ -141,7 +141,7 @@ impl Stream {
     }
 }
 
-/// The stream that a handle means in this thread's current context.
+/// The stream of a handle; default streams are those of this thread's current context.
 pub fn find(handle: Handle) -> Result<Arc<Stream>, Code> {
     let simulator = simulator()?;
     match handle {
@@ -168,7 +168,7 @@ pub fn create(flags: u32, priority: i32) -> Result<Handle, Code> {
     Ok(simulator()?.streams.insert(|handle| Stream::new(handle, context, flags, priority)).handle)
 }
 
-/// Work that was issued still runs; a capture on the stream is lost.
+/// Destroys a stream without waiting: its queued work still runs, a capture on it is invalidated.
 pub fn destroy(handle: Handle) -> Result<(), Code> {
     let simulator = simulator()?;
     if handle <= PER_THREAD {
@@ -178,7 +178,7 @@ pub fn destroy(handle: Handle) -> Result<(), Code> {
     retire(&stream)
 }
 
-/// Ends what a stream that is no longer in the table still has.
+/// Closes the queue and ends the capture of a stream that is no longer in the table.
 pub fn retire(stream: &Arc<Stream>) -> Result<(), Code> {
     stream.lane.close();
     let capturing = lock(&stream.capturing).take();
@@ -188,7 +188,7 @@ pub fn retire(stream: &Arc<Stream>) -> Result<(), Code> {
     }
 }
 
-/// Issues work: into the capture of a capturing stream, else into the queue. Nothing was queued if this is `None`.
+/// Issues work into the capture of a capturing stream, which gives `None`, else into the stream's queue.
 pub fn issue(stream: &Arc<Stream>, work: Work) -> Result<Option<Marker>, Code> {
     if stream.role == Role::Legacy {
         capture::refuse_legacy(&stream.context)?;
@@ -215,7 +215,7 @@ fn record_in_order(stream: &Arc<Stream>, event: &Arc<Event>) -> Marker {
 pub enum Scope {
     /// It orders nodes of the capture among each other.
     Capture,
-    /// It becomes a node that reaches beyond the graph. The driver's flag for it is invalid outside of captures.
+    /// It becomes an event node of the graph. The driver's flag for this is invalid outside of captures.
     External,
 }
 

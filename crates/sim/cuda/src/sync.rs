@@ -1,20 +1,20 @@
-//! Locks that survive a panic elsewhere, and the one-shot signal that events and markers are made of.
+//! Locks that survive a panic in another thread, and the one-shot signal of event recordings and graph launches.
 
 use crate::clock;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Locks whatever happened before: a caught panic must not turn every later call into another one.
+/// Locks, also after a panic of a holder: a caught panic must not make every later call panic too.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits on a condition variable, whatever happened before.
+/// Waits on a condition variable, also after a panic of a holder.
 pub fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Raised once, at a time that is kept.
+/// A signal that is raised once and keeps the time of that; raising it again changes nothing.
 #[derive(Default)]
 pub struct Signal {
     raised: Mutex<Option<Moment>>,
@@ -24,7 +24,7 @@ pub struct Signal {
 #[derive(Clone, Copy)]
 pub struct Moment {
     pub real: Instant,
-    /// The modelled time of whoever raised.
+    /// The modelled time of the thread that raised the signal.
     pub modelled_ns: u64,
 }
 

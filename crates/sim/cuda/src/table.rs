@@ -1,11 +1,11 @@
-//! Handles: numbers that stand for objects, so that a stale or foreign one is an error code and never a wild pointer.
+//! Tables of objects by handle. Handles are numbers, so that a stale or unknown one gives an error code and not a wild pointer.
 
 use crate::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What a handle looks like to C: an opaque pointer.
+/// A handle. To C it is an opaque pointer.
 pub type Handle = usize;
 
 /// Far above null and the special streams 1 and 2, and below any address that a program would map.
@@ -14,9 +14,9 @@ static NEXT_HANDLE: AtomicUsize = AtomicUsize::new(0x51_0000);
 /// Whether a handle comes back after its object has gone.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Reuse {
-    /// Stale handles stay detectable.
+    /// Never, so that stale handles are always detected.
     Never,
-    /// The last one freed is the next one given, as the driver does with streams: programs must compare ids.
+    /// The handle that was freed last is given next, as the driver does with streams: programs must compare ids.
     LastFreed,
 }
 

@@ -1,4 +1,4 @@
-//! User objects, counted resources of the application, and whatever else graphs keep alive.
+//! User objects (counted resources of the application), and what graphs keep alive: user objects and memory blocks.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
 use crate::guard;
@@ -24,7 +24,7 @@ impl UserObject {
         *lock(&self.references) += count;
     }
 
-    /// The last reference hands the destructor to a thread of its own, which may make no CUDA call.
+    /// Drops references. With the last one the thread `sim-user-objects` calls the destructor, which may make no CUDA calls.
     pub fn release(&self, count: u32) -> Result<(), Code> {
         let mut references = lock(&self.references);
         *references = references.checked_sub(count).ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -65,7 +65,7 @@ pub fn find(handle: Handle) -> Result<Arc<UserObject>, Code> {
     simulator()?.user_objects.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// What a graph or an executable graph keeps alive. Copying it retains the objects, dropping it releases them.
+/// What a graph or an executable graph keeps alive. Cloning retains the user objects, dropping releases them.
 #[derive(Default)]
 pub struct Held {
     objects: BTreeMap<Handle, (Arc<UserObject>, u32)>,
@@ -82,7 +82,7 @@ impl Held {
         self.blocks.push(Arc::new(block));
     }
 
-    /// Whether the graph allocates.
+    /// Whether the graph allocates memory.
     pub fn has_blocks(&self) -> bool {
         !self.blocks.is_empty()
     }
@@ -120,14 +120,14 @@ impl Clone for Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for (object, count) in self.objects.values() {
-            // Cannot underflow: these references are ours.
+            // Cannot underflow: this holder owns these references.
             let _ = object.release(*count);
         }
     }
 }
 
-/// Memory that a capture allocated: its address is fixed, and it lives until the graph and all that was made of it are
-/// gone, or until the application frees it.
+/// Memory that a capture allocated. Its address is fixed. It lives until the graph, its copies and executable graphs are gone, or until
+/// the application frees it.
 pub struct GraphBlock {
     pub base: Address,
     pub buffer_id: u64,
@@ -137,7 +137,7 @@ impl Drop for GraphBlock {
     fn drop(&mut self) {
         let Some(simulator) = started() else { return };
         let mut ranges = lock(&simulator.ranges);
-        // The application may have freed it, and something else may have come to lie there.
+        // The application may have freed the block, and another range may lie there now.
         let is_it = ranges.at(self.base).is_some_and(|range| range.buffer_id == self.buffer_id);
         let taken = is_it.then(|| ranges.remove(self.base));
         drop(ranges);

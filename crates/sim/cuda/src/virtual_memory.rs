@@ -1,4 +1,4 @@
-//! Virtual memory management: addresses, physical handles, and what is mapped where. Physical memory is a file of its own,
+//! Virtual memory management: reserved addresses, physical memory by handle, and mappings. Each physical memory is a file,
 //! so that a descriptor of it means the same memory in every process.
 
 use crate::code::{
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-/// What `cuMemGetAllocationGranularity` says, minimum and recommended alike.
+/// Bytes of the allocation granularity, minimum and recommended alike.
 pub const GRANULARITY: usize = 2 << 20;
 
 /// `CUmemAllocationHandleType`.
@@ -77,16 +77,16 @@ impl AddressSpace {
     }
 }
 
-/// Memory behind a handle; it lives as long as the handle or a mapping, here or where it was imported.
+/// Physical memory. It lives as long as the handle or a mapping, in this process or one that imported it.
 pub struct Physical {
     pub handle: Handle,
-    /// As buffers have one.
+    /// The id of the memory, from the same numbers as buffer ids.
     pub identity: u64,
     pub properties: AllocationProperties,
     pub bytes: usize,
     file: OwnedFd,
     references: Mutex<u32>,
-    /// None for memory that another process made.
+    /// `None` for host memory and for imported memory.
     charge: Option<Charge>,
 }
 
@@ -138,7 +138,7 @@ pub fn free_addresses(base: Address, bytes: usize) -> Result<(), Code> {
     Ok(())
 }
 
-/// Refuses properties that this machine would not have.
+/// Refuses properties that the simulated machine does not support.
 pub fn check_properties(properties: &AllocationProperties) -> Result<(), Code> {
     if properties.handle_types & HANDLE_FABRIC != 0 {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
@@ -195,7 +195,7 @@ pub fn release(handle: Handle) -> Result<(), Code> {
     Ok(())
 }
 
-/// The handle of the memory mapped at an address, with one reference more, also after its last release.
+/// The handle of the memory mapped at an address, with one reference more. The handle comes back if all references were released.
 pub fn retain_at(address: Address) -> Result<Handle, Code> {
     let range = crate::memory::find(address)?;
     let Kind::Virtual(mapped) = &range.kind else { return Err(CUDA_ERROR_INVALID_VALUE) };
@@ -208,7 +208,7 @@ pub fn retain_at(address: Address) -> Result<Handle, Code> {
     Ok(physical.handle)
 }
 
-/// Maps without access; every mapping is a buffer with an id of its own.
+/// Maps memory without access rights; every mapping is a buffer with an id of its own.
 pub fn map(base: Address, bytes: usize, offset: usize, handle: Handle) -> Result<(), Code> {
     let simulator = simulator()?;
     let physical = find(handle)?;
@@ -276,7 +276,7 @@ pub fn set_access(base: Address, bytes: usize, descriptions: &[AccessDescription
             let on_device = description.location.kind == LOCATION_DEVICE;
             access.insert(if on_device { description.location.id } else { -1 }, description.flags);
         }
-        // The host's page table is shared by all simulated devices: what one may do, all can.
+        // All simulated devices share the host's page table: an access right of one device holds for all.
         let protection = match access.values().copied().max().unwrap_or(0) {
             0 => libc::PROT_NONE,
             ACCESS_READ => libc::PROT_READ,
@@ -297,7 +297,7 @@ pub fn access(address: Address, location: Location) -> Result<u64, Code> {
     Ok(u64::from(lock(&mapped.access).get(&key).copied().unwrap_or(0)))
 }
 
-/// A new descriptor that the caller owns.
+/// Makes a new descriptor of the memory, which the caller owns.
 pub fn export(handle: Handle) -> Result<i32, Code> {
     let physical = find(handle)?;
     if physical.properties.handle_types & HANDLE_DESCRIPTOR == 0 {

@@ -1,4 +1,4 @@
-//! What streams and graph nodes do, as plain data: the same description runs at once or is captured.
+//! The work of streams and graph nodes as plain data: the same description runs on a stream or becomes a node of a capture.
 
 use crate::clock;
 use crate::conditional::Branch;
@@ -25,22 +25,22 @@ pub enum Work {
         function: HostFunction,
         data: usize,
     },
-    /// What the simulated NCCL launches: a kernel, though a function of the host does its work.
+    /// A kernel of the simulated NCCL: a host function that counts as a kernel.
     Device {
         function: HostFunction,
         data: usize,
         device: Ordinal,
-        /// What it is, for the modelled clock.
+        /// What the kernel does, for the modelled clock.
         work: Option<clock::Work>,
     },
     Memory(Vec<MemoryOperation>),
     RecordEvent(Arc<Event>),
     WaitEvent(Arc<Event>),
-    /// Of an executable graph alone.
+    /// A conditional node. Only executable graphs have this work.
     Branch(Arc<Branch>),
 }
 
-/// A box of bytes, row by row and slice by slice; addresses are plain numbers on their way to a stream's thread.
+/// A copy of a box of bytes, row by row and slice by slice. Addresses are numbers, so that it can go to a stream's thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Copy {
     pub source: usize,
@@ -54,7 +54,7 @@ pub struct Copy {
     pub depth: usize,
 }
 
-/// Rows of equal elements of 1, 2 or 4 bytes.
+/// A fill of rows with equal elements of 1, 2 or 4 bytes; `pitch` is in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
     pub destination: usize,
@@ -97,9 +97,9 @@ impl Copy {
     }
 }
 
-/// Zeros of so many bytes and more are not written where the system has no pages yet.
+/// From so many bytes on, a fill with zeros skips pages that the system has not made yet.
 const WORTH_ASKING: usize = 64 << 10;
-/// Pages about which the system is asked at once.
+/// Pages of one `mincore` call.
 const ASKED_AT_ONCE: usize = 1024;
 
 impl Fill {
@@ -111,7 +111,7 @@ impl Fill {
         }
     }
 
-    /// One row.
+    /// Fills the row at `start`.
     fn write(&self, start: usize) {
         // SAFETY: the application vouches for the range and its alignment, as it does to a GPU.
         unsafe {
@@ -124,8 +124,8 @@ impl Fill {
     }
 }
 
-/// Zeros a range. Pages that were never touched stay so: most of what is cleared on a device here nobody ever uses, and the system takes
-/// longer to make a page than anyone to write it.
+/// Zeros a range, but leaves pages alone that were never touched. Most of a cleared buffer is never used, and making a page takes the
+/// system longer than writing it.
 fn clear(start: usize, bytes: usize) {
     let write = |from: usize, to: usize| {
         // SAFETY: the application vouches for the range, as it does to a GPU.
@@ -145,8 +145,8 @@ fn clear(start: usize, bytes: usize) {
             let kind = is_there(page);
             let next = (page..pages).find(|&page| is_there(page) != kind).unwrap_or(pages);
             let (from, to) = (at + page * PAGE, at + next * PAGE);
-            // What is not there may have been moved out, so its pages are given up: nothing to do where there are none. The system refuses
-            // that of memory without a file.
+            // A page that is not resident may have been swapped out, so the range is emptied; that costs nothing where no page was made.
+            // The system refuses this for memory without a file, which is written.
             // SAFETY: as for writing zeros, which is what is read afterwards.
             if kind || unsafe { libc::madvise(from as *mut c_void, to - from, libc::MADV_REMOVE) } != 0 {
                 write(from, to);
@@ -176,7 +176,7 @@ impl MemoryOperation {
     }
 }
 
-/// Yields at first and then sleeps: simulated GPUs share few cores.
+/// Yields for the first 63 polls, then sleeps: simulated GPUs share few cores.
 fn pause(polls: &mut u32) {
     *polls = polls.saturating_add(1);
     if *polls < 64 {
@@ -194,7 +194,7 @@ fn load(address: usize, bits: u32) -> u64 {
     }
 }
 
-/// "Greater or equal" is cyclic: the sign of the difference decides, as the driver documents.
+/// Whether a wait for a value ends. "Greater or equal" is cyclic: the sign of the difference decides, as the driver documents.
 fn satisfied(found: u64, value: u64, comparison: u32, bits: u32) -> bool {
     let mask = if bits == 32 { u64::from(u32::MAX) } else { u64::MAX };
     match comparison {
@@ -224,7 +224,8 @@ fn call(function: HostFunction, data: usize) {
 }
 
 impl Work {
-    /// `recording` is the one that an event operation begins or waits for, taken when the work was issued.
+    /// Runs the work on this thread; waits as the work does. `recording` is that which an event operation completes or waits for, taken
+    /// when the work was issued.
     pub fn run(&self, recording: Option<&Recording>) {
         match self {
             Work::Empty => {}

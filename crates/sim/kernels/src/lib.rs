@@ -1,7 +1,7 @@
-//! The kernels of `crates/kernels` on threads of this host, as a module of the simulated driver: what it runs when it is
-//! given compiled device code, if this library lies beside it. The documentation of `sim-cuda` says what one exports.
+//! The kernels of `crates/kernels`, compiled for host threads, as a module of the simulated driver. The driver loads this library from
+//! its own folder when a program gives it compiled device code. The documentation of `sim-cuda` says what a module exports.
 //!
-//! `WINDLASS_SIM_DELAY_RARITY`: one in so many steps of a kernel is followed by a random delay, 4096; 0: none is.
+//! `WINDLASS_SIM_DELAY_RARITY`: one in so many steps of a kernel is followed by a random delay, 4096; 0 for no delays.
 
 mod work;
 
@@ -19,10 +19,10 @@ pub struct ParameterBytes<const N: usize> {
     bytes: [u32; N],
 }
 
-/// Exports the kernel, the bytes of its one parameter, and what tells its work, by the names that the images have.
+/// Exports a kernel, the size of its one parameter, and its `_work` function, under the names in the compiled device code.
 macro_rules! kernel {
     ($name:ident, $parameters:ident, $work:ident, $compiled:ident, $launch:ty) => {
-        /// Of the kernel.
+        /// The size of the kernel's parameter.
         #[allow(non_upper_case_globals)]
         #[unsafe(no_mangle)]
         pub static $parameters: ParameterBytes<1> =
@@ -32,7 +32,7 @@ macro_rules! kernel {
             fn $compiled(launch: *const c_void, parameters: *mut *mut c_void);
         }
 
-        /// A kernel of ours.
+        /// A kernel of Windlass.
         ///
         /// # Safety
         /// As the simulated driver calls kernels: a launch, and a pointer to a copy of the parameter.
@@ -43,7 +43,7 @@ macro_rules! kernel {
             unsafe { $compiled(launch, parameters) }
         }
 
-        /// Of the kernel.
+        /// Gives the work of a launch of the kernel.
         ///
         /// # Safety
         /// As for the kernel.
@@ -73,7 +73,7 @@ include!(concat!(env!("OUT_DIR"), "/collectives.rs"));
 #[unsafe(no_mangle)]
 pub static windlassBenchProduct_params: ParameterBytes<4> = ParameterBytes { count: 4, bytes: [8, 8, 8, 4] };
 
-/// The matrix product that `windlass bench` brings along as PTX: square matrices of floats, row by row.
+/// The matrix product that `windlass bench` has as PTX, for square matrices of floats, row by row.
 ///
 /// # Safety
 /// As the simulated driver calls kernels: pointers to two matrices, a third that is written, and the elements of a side.

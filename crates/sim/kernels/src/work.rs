@@ -1,4 +1,4 @@
-//! What a launch is, for the modelled clock of the simulated driver: told from the kernel's parameter alone. Pure.
+//! Describes a launch for the modelled clock of the simulated driver, from the kernel's name and parameter alone. Pure.
 
 use windlass_kernels::collective::{
     BatchLaunch, COLLECTIVE_ROOT_SHIFT, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX,
@@ -17,22 +17,22 @@ pub struct SimWork {
     reserved: u32,
 }
 
-/// What a kernel's parameter says, if one knows the kernel's name.
+/// The parameter of a kernel.
 pub trait Parameter {
-    /// The work.
+    /// The work of the launch with this parameter of the kernel with this name.
     ///
     /// # Safety
-    /// Lists that a parameter names can be read.
+    /// Lists that the parameter points to can be read.
     unsafe fn work(&self, kernel: &str) -> Work;
 }
 
-/// As [`SimWork`].
+/// The content of a [`SimWork`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Work {
     operation: &'static CStr,
-    /// Of this rank's larger buffer, as `windlass bench` counts them.
+    /// Bytes of this rank's larger buffer, as `windlass bench` counts them.
     bytes: u64,
-    /// 0: the parameter does not tell.
+    /// 0 if the parameter does not say.
     ranks: u32,
 }
 
@@ -54,12 +54,12 @@ fn copies(kernel: &str) -> bool {
     kernel.contains("_Copy_")
 }
 
-/// All-reduces in two phases, whose kernels run reduces in two phases, too.
+/// Whether a kernel is an all-reduce in two phases. These kernels also run reduces in two phases.
 fn is_all_reduce(kernel: &str) -> bool {
     kernel.contains("AllReduce")
 }
 
-/// Bytes come from one rank alone, from all alike, or from each as many as it has.
+/// The operation and bytes of a copy kernel: one rank has data, all have the same bytes, or each its own.
 fn gathered(launch: &CollectiveLaunch) -> (&'static CStr, u64) {
     match parts(&launch.receive_bytes, launch.ranks) {
         Parts::One(bytes) => (c"broadcast", bytes),
@@ -68,7 +68,8 @@ fn gathered(launch: &CollectiveLaunch) -> (&'static CStr, u64) {
     }
 }
 
-/// Likewise of what goes to each rank; where all get the same it is an all-reduce in one phase.
+/// The operation and bytes of a reducing kernel, by the bytes that go to each rank. If all get the same data it is an all-reduce in one
+/// phase.
 fn reduced(launch: &CollectiveLaunch, kernel: &str) -> (&'static CStr, u64) {
     if is_all_reduce(kernel) {
         let is_rooted = launch.flags >> COLLECTIVE_ROOT_SHIFT != 0;
@@ -85,7 +86,7 @@ fn reduced(launch: &CollectiveLaunch, kernel: &str) -> (&'static CStr, u64) {
     }
 }
 
-/// Which ranks have a part, with the bytes of all.
+/// Which ranks have a part; each with the sum of the bytes.
 enum Parts {
     One(u64),
     Alike(u64),
@@ -105,7 +106,7 @@ fn parts(bytes: &[u64; RANKS_MAX], ranks: u32) -> Parts {
 }
 
 impl Parameter for BatchLaunch {
-    /// Of the kind of the first call, with the bytes of all.
+    /// The operation of the first call, with the bytes of all calls.
     unsafe fn work(&self, kernel: &str) -> Work {
         let ranks = self.launch.ranks;
         let calls = &self.calls[..self.count as usize];
@@ -129,7 +130,7 @@ impl Parameter for BatchLaunch {
 }
 
 impl Parameter for Launch {
-    /// The more of what is sent and what is received; what a rank sends to itself is both.
+    /// Bytes are the larger of the sent and the received; what a rank sends to itself counts as both.
     unsafe fn work(&self, _kernel: &str) -> Work {
         let connections = (self.send_connections + self.receive_connections) as usize;
         let all = (self.operations + 2 * self.copies) as usize;
@@ -144,14 +145,14 @@ impl Parameter for Launch {
         let sum = |operations: &[u64]| {
             operations.iter().map(|bytes| bytes & ((1 << BLOCKS_SHIFT) - 1)).sum::<u64>()
         };
-        // Those of sends stand first, then those of receives, then two of each copy.
+        // Sends come first, then receives, then two entries for each copy.
         let (messages, copies) = listed.split_at(self.operations as usize);
         let (sent, received) = messages.split_at(first_received(self));
         Work { operation: c"send_recv", bytes: sum(sent).max(sum(received)) + sum(copies) / 2, ranks: 0 }
     }
 }
 
-/// Where the operations of the first connection that receives begin: it comes after those that send.
+/// The index of the first receive operation: receiving connections come after sending ones.
 fn first_received(launch: &Launch) -> usize {
     if launch.receive_connections == 0 {
         return launch.operations as usize;
@@ -182,7 +183,7 @@ mod tests {
         (Kind::ReduceScatter, c"reduce_scatter", RANKS as u64),
     ];
 
-    /// All by LL, by LL128, by Simple, or in two phases.
+    /// Tunings by which all collectives run by LL, by LL128, or by Simple and in two phases.
     fn tunings() -> [Tuning; 3] {
         [(u64::MAX, u64::MAX), (0, u64::MAX), (0, 0)].map(|(ll_bytes_max, large_bytes_min)| {
             let every = Crossover { ll_bytes_max, two_groups_bytes_max: 0, large_bytes_min };
@@ -210,7 +211,7 @@ mod tests {
         unsafe { parameter.work(kernel) }
     }
 
-    /// Every kind is told, with the bytes of the larger buffer, on every rank alike, by whatever kernel.
+    /// Every kind is recognised, with the bytes of the larger buffer, alike on every rank and for every kernel.
     #[test]
     fn collectives_alone() {
         for (rank, tuning) in (0..RANKS).flat_map(|rank| tunings().map(|tuning| (rank, tuning))) {
@@ -237,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Parts of sizes of their own are told from those that are alike.
+    /// Parts of different sizes are told from equal ones.
     #[test]
     fn uneven() {
         let of = |reduction, bytes: [u64; 3]| {
@@ -276,7 +277,8 @@ mod tests {
         }
     }
 
-    /// Of messages the way counts that has more, and what stays here counts for both; listed elsewhere as in the parameter.
+    /// The larger of sent and received bytes counts, and copies within the rank count for both; operations may be in the parameter or in a
+    /// list.
     #[test]
     fn messages() {
         let geometry = launch::Geometry::recommended(8, 0);

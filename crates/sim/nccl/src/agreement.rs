@@ -1,4 +1,4 @@
-//! What the ranks of a collective must agree on: each writes the facts of its call, and they are compared.
+//! The comparison of a collective's calls on all ranks: each rank writes the facts of its call, and all ranks compare them.
 
 use crate::communicator::Communicator;
 use crate::lookup::{COVERED, Coverage, LARGE_BYTES, LARGE_GATHER_BYTES, PARTLY_COVERED, UNCOVERED};
@@ -9,7 +9,7 @@ use crate::segment::CallFacts;
 use crate::strict;
 use nccl_sys::*;
 
-/// What this rank tells its peers about a collective.
+/// The facts of this rank's call.
 pub fn facts(
     communicator: &Communicator,
     call: &Call,
@@ -38,7 +38,7 @@ pub fn facts(
     }
 }
 
-/// The first thing that the ranks of a collective do not agree on.
+/// Describes the first difference between the ranks' calls that NCCL does not allow.
 pub fn complaint(all_facts: &[CallFacts], call: &Call) -> Option<String> {
     let differ = |of: fn(&CallFacts) -> u64| all_facts.iter().any(|facts| of(facts) != of(&all_facts[0]));
     let bytes =
@@ -46,7 +46,7 @@ pub fn complaint(all_facts: &[CallFacts], call: &Call) -> Option<String> {
     if differ(|facts| facts.kind.into()) {
         return Some("mismatched collectives: different calls".to_owned());
     }
-    // NCCL moves bytes where it does not reduce: there the type is free.
+    // Without a reduction NCCL moves bytes, so types may differ.
     let mismatch = if call.kind.reduces() {
         [
             ("counts", differ(|facts| facts.count)),
@@ -77,9 +77,9 @@ pub fn complaint(all_facts: &[CallFacts], call: &Call) -> Option<String> {
         .or_else(|| registration_complaint(all_facts, call, bytes(&all_facts[0])))
 }
 
-/// Ranks whose buffers are registered and others whose are not would wait for each other for ever.
+/// Describes mixed registration: ranks with registered buffers and ranks without would wait for each other for ever.
 fn registration_complaint(all_facts: &[CallFacts], call: &Call, bytes: u64) -> Option<String> {
-    // Of all-gathers NCCL looks both buffers up and needs both.
+    // For all-gathers NCCL looks up both buffers and needs both.
     let (bytes, large, partly) = match call.kind {
         Kind::AllGather => (bytes * all_facts.len() as u64, LARGE_GATHER_BYTES, UNCOVERED),
         _ => (bytes, LARGE_BYTES, PARTLY_COVERED),
@@ -99,7 +99,8 @@ fn registration_complaint(all_facts: &[CallFacts], call: &Call, bytes: u64) -> O
     Some(format!("mixed registration of {bytes} bytes: {}", list.collect::<Vec<_>>().join(", ")))
 }
 
-/// The collectives that NCCL runs through windows reach into peers at the caller's own offset: it must be theirs.
+/// Describes unequal windows or offsets. NCCL's collectives through windows access peers' memory at the caller's own offset, so all
+/// ranks' must be equal.
 fn window_complaint(all_facts: &[CallFacts], call: &Call) -> Option<String> {
     let send = |facts: &CallFacts| (facts.send_window, facts.send_offset);
     let receive = |facts: &CallFacts| (facts.receive_window, facts.receive_offset);

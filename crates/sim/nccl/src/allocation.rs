@@ -1,4 +1,4 @@
-//! `ncclMemAlloc` and `ncclMemFree`: virtual memory of the driver, and who has not given it back.
+//! `ncclMemAlloc` and `ncclMemFree`: memory of the driver, and the table of blocks that were not freed.
 
 use crate::driver::{Mapping, driver};
 use crate::leaks;
@@ -10,14 +10,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, Once};
 
-/// Blocks by address, with their size in bytes as asked for, and as made.
+/// Blocks by address, with their size in bytes as requested and as allocated.
 static BLOCKS: Mutex<BTreeMap<usize, (usize, usize)>> = Mutex::new(BTreeMap::new());
 
-/// How often memory was made, and freed.
+/// How often memory was allocated; `FREED`: how often it was freed.
 pub static MADE: AtomicU64 = AtomicU64::new(0);
 pub static FREED: AtomicU64 = AtomicU64::new(0);
 
-/// Gives the address; 0 for no bytes, as cudaMalloc does.
+/// Allocates memory and gives its address; 0 for 0 bytes, as cudaMalloc does.
 pub fn allocate(bytes: usize) -> Outcome<usize> {
     if bytes == 0 {
         return Ok(0);
@@ -41,7 +41,7 @@ pub fn free(address: usize) -> Outcome {
     if address == 0 {
         return Ok(());
     }
-    // Whoever gets the address again enters it again.
+    // Removed first: another thread may get the address again and enter it.
     let bytes = lock(&BLOCKS).remove(&address);
     let freed = match legacy::cu_mem() {
         true => driver()?.free(address),
@@ -55,7 +55,7 @@ pub fn free(address: usize) -> Outcome {
     freed
 }
 
-/// Address and size of all blocks that live.
+/// Address and requested bytes of all blocks that were not freed.
 pub fn live() -> Vec<(usize, usize)> {
     lock(&BLOCKS).iter().map(|(address, (bytes, _))| (*address, *bytes)).collect()
 }

@@ -1,4 +1,4 @@
-//! NCCL's checks of arguments, with its codes and sentences.
+//! NCCL's checks of arguments, with NCCL's codes and messages.
 
 use crate::communicator::{Communicator, Config};
 use crate::operation::{Call, Kind};
@@ -7,7 +7,7 @@ use crate::refusal::{Outcome, refuse};
 use nccl_sys::*;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The checks that stand before every collective, send and receive.
+/// Checks the arguments of a collective, send or receive.
 pub fn check(communicator: &Communicator, call: &Call) -> Outcome {
     let name = call.kind.name();
     if communicator.revoked.load(SeqCst) {
@@ -38,13 +38,13 @@ pub fn check(communicator: &Communicator, call: &Call) -> Outcome {
         return refuse(ncclInvalidArgument, format!("{name} : count {} is too large", call.count));
     }
     if call.kind.reduces() && call.count > 0 && !reduce::is_reducible(datatype) {
-        // NCCL reduces 8-bit floats from sm_90 on; the simulator is an older device in this.
+        // NCCL reduces 8-bit floats from sm_90 on; the simulator refuses them as on older devices.
         return refuse(ncclInvalidArgument, "FP8 reduction support begins with sm90 capable devices.");
     }
     check_pointers(communicator, call)
 }
 
-/// NCCL looks at pointers only on request (NCCL_CHECK_POINTERS); a null one would fault later, so it is refused here.
+/// Refuses null buffers. NCCL checks pointers only on request (NCCL_CHECK_POINTERS); a null one would fault later.
 fn check_pointers(communicator: &Communicator, call: &Call) -> Outcome {
     let (send, receive) = call.buffers(communicator.rank, communicator.ranks);
     for (buffer, name) in [(send, "sendbuff"), (receive, "recvbuff")] {
@@ -57,7 +57,7 @@ fn check_pointers(communicator: &Communicator, call: &Call) -> Outcome {
     Ok(())
 }
 
-/// Reads a configuration as NCCL does: only as far as the caller's header knew it.
+/// Reads a configuration as NCCL does: only as many bytes as the caller's `nccl.h` declared.
 ///
 /// # Safety
 /// `config` must be null or point to as many bytes as its first word says.

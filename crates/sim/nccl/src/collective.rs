@@ -11,7 +11,7 @@ use crate::settings::settings;
 use crate::{agreement, strict};
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Each round counts three phases: published, reduced, read.
+/// A round has three phases: published, reduced, read.
 const PHASES: u64 = 3;
 
 pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), Left> {
@@ -31,7 +31,7 @@ pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), L
     let part_bytes = SLOT_BYTES / parts / 16 * 16;
     let step = part_bytes / element;
     let (send, receive) = (call.send as *const u8, call.receive as *mut u8);
-    // What peers have for this rank they write themselves, where they know the buffer.
+    // In NCCL peers write into a registered receive buffer through their import, so this rank writes there, too.
     let arrives = collective.arrives.map_or(receive, |address| address as *mut u8);
     let is_root = rank as i32 == call.root;
     let root = call.root.max(0) as usize;
@@ -96,7 +96,7 @@ pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), L
             }
             Kind::ReduceScatter => {
                 let share = rank * part_bytes;
-                // The own share of the own slot is read by nobody else: the result may go there.
+                // No other rank reads this rank's share of its own slot, so the result may go there.
                 // SAFETY: see above.
                 unsafe {
                     fold(communicator, collective, round, share, slot(rank).add(share), count);
@@ -134,7 +134,7 @@ pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), L
     Ok(())
 }
 
-/// A communicator of one rank copies.
+/// Runs a collective of a communicator of one rank: a copy, scaled if the operator has a factor.
 fn run_alone(collective: &Collective) {
     let call = &collective.call;
     let factor = collective.recipe.as_ref().and_then(|recipe| recipe.factor(call.datatype));
@@ -178,7 +178,7 @@ unsafe fn fold(
     let source = |peer| unsafe { segment.slot(peer, round).add(offset).cast_const() };
     let mut sources: Vec<*const u8> = (0..communicator.ranks).map(source).collect();
     if settings().folds_in_rings {
-        // A ring's last step for a share is its owner's.
+        // In a ring the owner of a share adds its own input last.
         sources.rotate_left((communicator.rank + 1) % communicator.ranks);
     }
     let how = collective.recipe.as_ref().expect("reductions have a recipe").fold;
@@ -203,7 +203,7 @@ fn wait_all(communicator: &Communicator, goal: u64, what: &str) -> Result<(), Le
     })
 }
 
-/// Compares this rank's call with everybody's.
+/// Compares the calls of all ranks; ends the process if they do not match.
 fn compare(communicator: &Communicator, collective: &Collective, round: u64) {
     let segment = communicator.segment();
     let read = |peer: usize| -> CallFacts {

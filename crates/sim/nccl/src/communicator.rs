@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
-/// NCCL's first word of a communicator, and ours of one that has gone.
+/// The first word of a communicator in NCCL; `MAGIC_GONE` marks one that has ended.
 const MAGIC: u64 = 0x0280_0280_0280_0280;
 const MAGIC_GONE: u64 = 0x0bad_0280_0bad_0280;
 
-/// What of `ncclConfig_t` changes what the simulator does.
+/// The fields of `ncclConfig_t` that the simulator uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     pub blocking: bool,
@@ -39,24 +39,24 @@ pub struct Communicator {
     /// Shared with children made with splitShare.
     pub order: Arc<Order>,
     segment: OnceLock<Segment>,
-    /// Set by abort and revoke: whoever waits leaves.
+    /// Set by abort and revoke: it ends all waits of this rank.
     pub leave: AtomicBool,
-    /// While its init waits for the other ranks.
+    /// Whether the init waits for the other ranks.
     pub is_being_made: AtomicBool,
     pub revoked: AtomicBool,
     pub finalized: AtomicBool,
     pub registrations: Mutex<Registrations>,
     pub windows: Mutex<Windows>,
     pub operators: Mutex<Operators>,
-    /// Rounds of collectives done, equal on all ranks.
+    /// Rounds of collectives that have begun, equal on all ranks.
     pub round: AtomicU64,
     pub operations: AtomicU64,
-    /// Collectives issued that run registered.
+    /// Eager collectives over registered buffers that were issued.
     pub registered: AtomicU64,
     pub splits: AtomicU64,
-    /// NCCL refused the configuration of a child: it must not be aborted any more.
+    /// Whether the configuration of a child was refused: then NCCL 2.28.9 writes to freed memory in an abort.
     pub has_refused_child: AtomicBool,
-    /// By who remains: an excluded rank knows nothing of the others' shrink.
+    /// Shrinks done, by the set of surviving ranks: an excluded rank does not know of them.
     pub shrinks: Mutex<HashMap<i64, u64>>,
     state: Mutex<ncclResult_t>,
     state_changed: Condvar,
@@ -67,7 +67,7 @@ pub struct Communicator {
     caller: AtomicI32,
 }
 
-/// Who makes a communicator, and as what.
+/// Parameters of a new communicator.
 pub struct Init {
     pub rank: usize,
     pub ranks: usize,
@@ -116,7 +116,7 @@ impl Communicator {
         let _ = self.segment.set(segment);
     }
 
-    /// The segment; there is one from the end of the init on.
+    /// The segment. Panics before the end of the init.
     pub fn segment(&self) -> &Segment {
         self.segment.get().expect("used after its init")
     }
@@ -143,7 +143,7 @@ impl Communicator {
         self.state_changed.notify_all();
     }
 
-    /// Waits for an init or a finalisation on a background thread.
+    /// Waits until no background thread works for this communicator, such as on its init.
     pub fn wait_settled(&self) {
         let mut state = lock(&self.state);
         while *state == ncclInProgress {
@@ -151,7 +151,7 @@ impl Communicator {
         }
     }
 
-    /// Refuses while something is in progress, or after it failed.
+    /// Fails while an earlier call is in progress, or if it has failed.
     pub fn ensure_ready(&self) -> Outcome {
         match self.state() {
             ncclSuccess => Ok(()),
@@ -172,8 +172,8 @@ impl Communicator {
         self.pending_changed.notify_all();
     }
 
-    /// Waits until all launched eager operations have finished, or an abort comes. An operation that is stuck ends
-    /// the process itself; this wait only has to look after ones that never start.
+    /// Waits until all launched eager operations have finished, or an abort. An operation that is stuck ends the process
+    /// itself; this wait ends it only for operations that never start.
     pub fn wait_idle(&self, call: &str) {
         let mut pending = lock(&self.pending);
         let mut idle = Duration::ZERO;
@@ -192,7 +192,7 @@ impl Communicator {
             {
                 strict::follow(segment, self.rank);
             }
-            // Twice the limit: an operation that waits for a peer speaks first, and knows more.
+            // Twice the limit: an operation that waits for a peer reports first, with more detail.
             if idle > settings().timeout * 2 {
                 self.segment()
                     .rank(self.rank)
@@ -238,7 +238,7 @@ impl Communicator {
         }
     }
 
-    /// Watches over a wait for this rank's own earlier operations.
+    /// Checks a wait for this rank's earlier operations: fails after an abort, ends the process after the time limit.
     pub fn still(&self, idle: Duration, text: &str) -> Result<(), Left> {
         if self.leave.load(SeqCst) {
             return Err(Left);
@@ -269,7 +269,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Live communicators by handle, and how others ended.
+/// Live communicators by handle, and texts of how ended ones ended.
 #[derive(Default)]
 struct Handles {
     live: HashMap<usize, Arc<Communicator>>,
@@ -282,7 +282,7 @@ fn with_handles<T>(body: impl FnOnce(&mut Handles) -> T) -> T {
     body(lock(&HANDLES).get_or_insert_with(Handles::default))
 }
 
-/// Gives a communicator a handle. Its two words stay readable for ever, so that late users are found out.
+/// Gives a communicator a handle. Its two words are never freed, so that use after the end is detected.
 pub fn publish(communicator: &Arc<Communicator>) -> ncclComm_t {
     let words: &'static mut [AtomicU64; 2] = Box::leak(Box::new([AtomicU64::new(MAGIC), AtomicU64::new(0)]));
     let handle = words.as_mut_ptr() as usize;
@@ -290,7 +290,7 @@ pub fn publish(communicator: &Arc<Communicator>) -> ncclComm_t {
     handle as ncclComm_t
 }
 
-/// Takes a handle out of use; `how` says why, for those who come late.
+/// Ends the use of a handle; `how` says why, for the error of later calls.
 pub fn withdraw(handle: ncclComm_t, how: &str) {
     let gone = with_handles(|handles| {
         let communicator = handles.live.remove(&(handle as usize))?;
@@ -323,12 +323,12 @@ pub fn find(handle: ncclComm_t, call: &str) -> Outcome<Arc<Communicator>> {
     }
 }
 
-/// The communicator behind a handle, without a word where there is none. Any number may be asked for.
+/// The communicator behind a handle, or `None`. The handle may be any number.
 pub fn look_for(handle: ncclComm_t) -> Option<Arc<Communicator>> {
     with_handles(|handles| handles.live.get(&(handle as usize)).cloned())
 }
 
-/// As `find`, for operations: with one on a communicator that has gone, NCCL reads freed memory.
+/// Like `find`, for operations. For a communicator that has ended, the process ends: NCCL would read freed memory.
 pub fn find_for_operation(handle: ncclComm_t, call: &str) -> Outcome<Arc<Communicator>> {
     let gone = with_handles(|handles| handles.gone.get(&(handle as usize)).cloned());
     if let Some(how) = gone

@@ -1,4 +1,4 @@
-//! Host functions of NCCL's device API: teams are told, device communicators are refused, for there is no device.
+//! Host functions of NCCL's device API: teams are given, device communicators are refused, for there is no device.
 
 use crate::communicator::{Communicator, find};
 use crate::refusal::{Outcome, refuse};

@@ -1,4 +1,4 @@
-//! The calls of the CUDA driver that the simulator makes, from `libcuda.so.1`.
+//! The functions of `libcuda.so.1` that the simulator calls, and wrappers around them. Any thread may use them.
 
 use crate::refusal::{Outcome, refuse};
 use crate::work::SimWork;
@@ -23,7 +23,7 @@ const EVENT_DISABLE_TIMING: c_uint = 2;
 
 macro_rules! driver_calls {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
-        /// Entry points, found once.
+        /// The driver's entry points, looked up once.
         pub struct Driver {
             _library: Library,
             $($field: unsafe extern "C" fn($($argument),*) -> Result,)*
@@ -102,23 +102,23 @@ struct AccessDescription {
     flags: c_int,
 }
 
-/// A place in a capture.
+/// A point in a capture.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Captured {
     pub capture: u64,
-    /// What a stream's next work waits for; none at the beginning.
+    /// The last node that the stream's next work depends on; `None` at the start.
     pub node: Option<usize>,
 }
 
-/// Whether a capture's event is for the capture, or for what is outside.
+/// Whether an event in a capture orders work of the capture, or becomes an external event node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
     Inside = 0,
     Outside = 1,
 }
 
-/// Set by this library's exit handler. The real library holds a CUDA runtime of its own, which ends then, in the order in which
-/// exit handlers and static destructors were registered: it answers nothing any more, to handlers that are older, as to all.
+/// Set by this library's exit handler. The real library has a CUDA runtime of its own, whose exit handler runs at the same point. After
+/// it, every call fails: also calls from older exit handlers and destructors, which run later.
 static IS_RUNTIME_OVER: AtomicBool = AtomicBool::new(false);
 
 #[used]
@@ -126,7 +126,7 @@ static IS_RUNTIME_OVER: AtomicBool = AtomicBool::new(false);
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    // SAFETY: the handler goes with this library, whether it is closed or the process ends.
+    // SAFETY: the handler is a function of this library, which stays loaded until it has run.
     unsafe { libc::atexit(end_runtime) };
 }
 
@@ -134,12 +134,12 @@ extern "C" fn end_runtime() {
     IS_RUNTIME_OVER.store(true, Ordering::Relaxed);
 }
 
-/// For what the simulator itself does behind exit handlers: the driver answers once more.
+/// Lets driver calls work again, for the simulator's own clean-up after exit handlers.
 pub fn go_on() {
     IS_RUNTIME_OVER.store(false, Ordering::Relaxed);
 }
 
-/// The driver, opened and initialised at the first need.
+/// The driver, opened and initialised at the first call. Fails once exit handlers have ended the simulated CUDA runtime.
 pub fn driver() -> Outcome<&'static Driver> {
     if IS_RUNTIME_OVER.load(Ordering::Relaxed) {
         return refuse(ncclUnhandledCudaError, "Cuda failure 'driver shutting down'");
@@ -213,7 +213,7 @@ impl Driver {
         Ok(count)
     }
 
-    /// A number that tells physical devices of this host apart.
+    /// A number that is different for each physical device of this host.
     pub fn bus_id(&self, device: c_int) -> Outcome<u64> {
         let mut text = [0u8; 64];
         // SAFETY: see above.
@@ -231,7 +231,7 @@ impl Driver {
         Ok(status != 0)
     }
 
-    /// Where a stream is in its capture; `None` if it has none.
+    /// The point that a stream has reached in its capture; `None` if it does not capture.
     pub fn captured(&self, stream: Stream) -> Outcome<Option<Captured>> {
         let (mut status, mut capture, mut graph, mut nodes, mut count) = (0, 0, 0, std::ptr::null(), 0);
         // SAFETY: all outputs are locals.
@@ -247,7 +247,7 @@ impl Driver {
         Ok(Some(Captured { capture, node }))
     }
 
-    /// Makes what comes in a capturing stream wait for a node of the same capture.
+    /// Makes later work of a capturing stream depend on a node of the same capture.
     pub fn order_behind(&self, node: usize, later: Stream) -> Outcome {
         const ADD: c_uint = 0;
         // SAFETY: one node.
@@ -255,7 +255,7 @@ impl Driver {
         check(code, "cuStreamUpdateCaptureDependencies")
     }
 
-    /// Runs `function(data)`, which does `work`, on `stream`, after all that was enqueued before.
+    /// Queues `function(data)` on `stream`, where it counts as a kernel that does `work`.
     pub fn launch(
         &self,
         stream: Stream,
@@ -267,19 +267,19 @@ impl Driver {
         check(unsafe { (self.launch_kernel)(stream, function, data, work) }, "simLaunch")
     }
 
-    /// As launching a kernel with so many bytes of stack a thread: waits, if the device has to make room, for what runs there.
+    /// Acts as the launch of a kernel with so many bytes of stack a thread. If the context's stack grows, it waits for running kernels.
     pub fn need_stack(&self, bytes: usize) -> Outcome {
         // SAFETY: no pointers.
         check(unsafe { (self.need_stack)(bytes) }, "simNeedStack")
     }
 
-    /// Has this done at the process's end, before the simulated driver looks for leaks.
+    /// Has `act` called at the process's end, before the simulated driver counts leaks.
     pub fn before_leaks(&self, act: extern "C" fn()) -> Outcome {
         // SAFETY: a function of this library, which stays mapped.
         check(unsafe { (self.before_leaks)(act) }, "simBeforeLeaks")
     }
 
-    /// An event of a context's, which is no leak if it is not ended.
+    /// Makes an event of a context, which is no leak if it is never destroyed.
     pub fn new_event(&self, context: Context) -> Outcome<usize> {
         let (before, mut event) = (self.context(), 0);
         self.make_current(context)?;
@@ -296,19 +296,19 @@ impl Driver {
         unsafe { (self.event_destroy)(event) };
     }
 
-    /// Records an event behind all that a stream holds now.
+    /// Records an event on a stream.
     pub fn record(&self, event: usize, stream: Stream, reach: Reach) -> Outcome {
         // SAFETY: see above.
         check(unsafe { (self.event_record)(event, stream, reach as c_uint) }, "cuEventRecordWithFlags")
     }
 
-    /// Makes what comes in a stream wait for what an event was recorded behind.
+    /// Makes later work of a stream wait for an event.
     pub fn wait(&self, event: usize, stream: Stream, reach: Reach) -> Outcome {
         // SAFETY: see above.
         check(unsafe { (self.stream_wait)(stream, event, reach as c_uint) }, "cuStreamWaitEvent")
     }
 
-    /// Makes `later` wait for all that `earlier` holds now.
+    /// Makes later work of the stream `later` wait for all work that `earlier` has now.
     pub fn order(&self, earlier: Stream, later: Stream) -> Outcome {
         let mut event = 0;
         // SAFETY: see above.

@@ -1,4 +1,4 @@
-//! What every rank of a communicator waits for, when one has waited too long.
+//! The dump of what every rank of a communicator waits for, printed when one has waited too long.
 
 use crate::segment::{Segment, standing};
 use crate::settings::settings;
@@ -23,7 +23,7 @@ pub fn stuck(segment: &Segment, rank: usize) -> ! {
     strict::leave()
 }
 
-/// What this process's other communicators are in: a rank that is late here is often stuck there.
+/// A line for each other communicator of this process that is in a call: a rank that is late here is often stuck in another one.
 pub fn elsewhere(segment: &Segment) -> Vec<String> {
     let others = communicator::live();
     let busy = others.iter().filter_map(|other| {
@@ -35,7 +35,7 @@ pub fn elsewhere(segment: &Segment) -> Vec<String> {
     busy.collect()
 }
 
-/// One rank in one line.
+/// Describes a rank in one line.
 pub fn describe(segment: &Segment, rank: usize) -> String {
     let record = segment.rank(rank);
     let state = match record.standing.load(SeqCst) {
@@ -57,7 +57,7 @@ pub fn describe(segment: &Segment, rank: usize) -> String {
     )
 }
 
-/// Whether a process has ended; a zombie that nobody has waited for counts.
+/// Whether a process has ended. A zombie counts as ended.
 fn is_gone(process: i32) -> bool {
     let Ok(text) = std::fs::read_to_string(format!("/proc/{process}/stat")) else {
         // SAFETY: signal 0 only asks.

@@ -1,11 +1,11 @@
-//! A small all-gather between the ranks on the host, for what NCCL does over its bootstrap network: splits, windows.
+//! A small all-gather of host data between the ranks, for what NCCL does over its bootstrap network: splits and windows.
 
 use crate::segment::{EXCHANGE_BYTES, Left, Segment};
 use crate::strict;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// What one rank says: which call it is in, and the call's own numbers.
+/// One rank's data: the call that it is in, and numbers of that call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Note {
     pub kind: u64,
@@ -29,7 +29,8 @@ fn kind_name(kind: u64) -> &'static str {
     }
 }
 
-/// Gives this rank's note to all and returns everybody's, in rank order.
+/// Sends this rank's note to all ranks and returns all notes, in rank order. Waits for all ranks. Ends the process if ranks are in
+/// different calls.
 pub fn exchange(segment: &Segment, rank: usize, note: Note, leave: &AtomicBool) -> Result<Vec<Note>, Left> {
     let ranks = segment.ranks();
     let mine = segment.rank(rank);

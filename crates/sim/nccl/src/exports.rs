@@ -1,4 +1,4 @@
-//! What the library exports: every public name of NCCL 2.28.9 and its `pnccl` twin, nothing newer.
+//! The exports: every public name of NCCL 2.28.9 and its `pnccl` twin, nothing newer.
 
 #![allow(non_snake_case)]
 
@@ -12,7 +12,7 @@ use libc::{c_char, c_int, c_void};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What stands around every call: forked children are refused all but the version, panics stop here.
+/// The guard around every call: it refuses forked children all but the version, and turns panics into an error code.
 fn answer(name: &str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
     if leaks::is_forked_child() && !name.ends_with("ncclGetVersion") {
         return ncclSystemError;
@@ -32,8 +32,8 @@ fn answer(name: &str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
     code
 }
 
-/// Each row becomes two exports around one body. The twin does not call its sibling by name, which a preloaded
-/// library may have taken.
+/// Defines two exports around the body of each row. The twin does not call its sibling by name: a preloaded library
+/// may have the same name.
 macro_rules! exports {
     ($(fn $name:ident | $twin:ident ($($argument:ident: $type:ty),*) $body:block)*) => {
         mod bodies {
@@ -56,7 +56,7 @@ macro_rules! exports {
     };
 }
 
-/// As `exports`, for results that are no codes.
+/// Like `exports`, for functions that return no result code.
 macro_rules! plain_exports {
     ($(fn $name:ident | $twin:ident ($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {
         mod plain_bodies {
@@ -72,7 +72,7 @@ macro_rules! plain_exports {
     };
 }
 
-/// Writes an output, or refuses a null place.
+/// Writes an output; fails if the place is null.
 ///
 /// # Safety
 /// `place` must be null or writable.
@@ -194,7 +194,7 @@ exports! {
     }
     fn ncclMemAlloc | pncclMemAlloc (pointer: *mut *mut c_void, size: usize) {
         if pointer.is_null() {
-            // As cudaMalloc, to which NCCL passes it on.
+            // The code of cudaMalloc, to which NCCL passes the pointer.
             return refuse(ncclUnhandledCudaError, "ncclMemAlloc : ptr argument is NULL");
         }
         // SAFETY: see above.
@@ -322,7 +322,7 @@ exports! {
         }
         let calls = group::end_simulated()?;
         if !information.is_null() {
-            // A time that is not zero is all that a simulator can say.
+            // The estimate only has to be positive: the number of calls.
             // SAFETY: see above.
             unsafe { (*information).estimatedTime = calls as f32 };
         }

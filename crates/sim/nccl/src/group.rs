@@ -1,4 +1,4 @@
-//! Groups: what a thread holds back until its outermost group ends.
+//! Groups: the calls and tasks that a thread holds until its outermost group ends.
 
 use crate::communicator::Communicator;
 use crate::driver::driver;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// Work that may block on peers: inits, splits, windows, ends.
 pub struct Task {
-    /// Whose state tells how it went.
+    /// The communicator whose state gets the result.
     pub communicator: Arc<Communicator>,
     /// Tasks of one communicator run one after another, others beside each other.
     pub work: Box<dyn FnOnce() -> Outcome + Send>,
@@ -25,7 +25,7 @@ pub struct Task {
 pub enum Blocking {
     /// As the communicator was configured.
     AsConfigured,
-    /// Always: afterwards there is no handle left to ask.
+    /// Always: the handle, through which the result could be asked, is gone afterwards.
     Always,
 }
 
@@ -38,7 +38,7 @@ struct Group {
 }
 
 thread_local! {
-    /// Never dropped: a thread that has begun to exit still ends communicators, in exit handlers.
+    /// Never dropped: exit handlers of an ending thread may still end communicators.
     static GROUP: ManuallyDrop<RefCell<Group>> = ManuallyDrop::default();
 }
 
@@ -46,7 +46,7 @@ fn with_group<T>(body: impl FnOnce(&mut Group) -> T) -> T {
     GROUP.with(|group| body(&mut group.borrow_mut()))
 }
 
-/// Groups that users have opened and not ended, over all threads.
+/// Groups that users have opened and not ended, in all threads.
 pub static OPEN: AtomicI64 = AtomicI64::new(0);
 
 pub fn start() {
@@ -72,7 +72,7 @@ pub fn end_by_user() -> Outcome {
     end()
 }
 
-/// Remembers an error for the end of the group around the call, if there is one.
+/// Keeps an error for the end of this thread's open group, if there is one.
 pub fn note<T>(outcome: Outcome<T>) -> Outcome<T> {
     if let Err(code) = outcome
         && code != ncclInProgress
@@ -90,14 +90,14 @@ pub fn hold(call: Queued) {
     with_group(|group| group.calls.push(call));
 }
 
-/// Runs a task at the end of the outermost group, which may be at once.
+/// Runs a task when the outermost group ends; at once if none is open.
 pub fn run(task: Task) -> Outcome {
     start();
     with_group(|group| group.tasks.push(task));
     end()
 }
 
-/// Runs work of a communicator that is about to go at the end of the outermost group, always blocking.
+/// Runs the last work of a communicator when the outermost group ends, and waits for it even if the communicator is nonblocking.
 pub fn run_last(communicator: Arc<Communicator>, work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
     let held = with_group(|group| group.depth > 0);
     if !held {
@@ -106,7 +106,7 @@ pub fn run_last(communicator: Arc<Communicator>, work: impl FnOnce() -> Outcome 
     run(Task { communicator, work: Box::new(work), blocking: Blocking::Always })
 }
 
-/// Leaves a group; the outermost one runs what it holds.
+/// Leaves a group; the end of the outermost one runs its tasks, then its calls.
 pub fn end() -> Outcome {
     let Some(group) = leave()? else { return Ok(()) };
     let Group { error, tasks, calls, .. } = group;
@@ -115,7 +115,7 @@ pub fn end() -> Outcome {
     }
     let configured = tasks.iter().map(|task| (&task.communicator, task.blocking));
     let configured = configured.chain(calls.iter().map(|call| (&call.communicator, Blocking::AsConfigured)));
-    // As in NCCL, an end makes the whole group blocking.
+    // As in NCCL, a task that ends a communicator makes the whole group blocking.
     let mut kinds: Vec<bool> = configured
         .clone()
         .filter(|(_, how)| *how == Blocking::AsConfigured)
@@ -135,7 +135,7 @@ pub fn end() -> Outcome {
     Err(ncclInProgress)
 }
 
-/// `ncclGroupSimulateEnd`: ends the group without running its calls; gives how many there were.
+/// `ncclGroupSimulateEnd`: ends the group, runs its tasks but not its calls, and gives the number of calls.
 pub fn end_simulated() -> Outcome<usize> {
     if with_group(|group| group.depth) > 0 {
         OPEN.fetch_sub(1, SeqCst);
@@ -147,7 +147,7 @@ pub fn end_simulated() -> Outcome<usize> {
     }
 }
 
-/// One level less; the group itself, if it was the outermost.
+/// Leaves one level; gives the group if it was the outermost.
 fn leave() -> Outcome<Option<Group>> {
     with_group(|group| {
         if group.depth == 0 {
@@ -158,7 +158,7 @@ fn leave() -> Outcome<Option<Group>> {
     })
 }
 
-/// Runs tasks, each communicator's on a thread; the first error counts.
+/// Runs tasks and waits for them, those of several communicators on a thread each. Gives the first error.
 fn run_tasks(tasks: Vec<Task>) -> Outcome {
     let mut queues: Vec<Vec<Task>> = Vec::new();
     for task in tasks {
@@ -184,7 +184,7 @@ fn run_queue(queue: Vec<Task>) -> Outcome {
     queue.into_iter().map(run).fold(Ok(()), Outcome::and)
 }
 
-/// Does something in a communicator's context, whatever the thread's is, and leaves that as it was.
+/// Runs `body` with the communicator's context current, and restores the thread's context.
 pub fn in_context_of(communicator: &Communicator, body: impl FnOnce() -> Outcome) -> Outcome {
     let driver = driver()?;
     let before = driver.context();
@@ -194,7 +194,7 @@ pub fn in_context_of(communicator: &Communicator, body: impl FnOnce() -> Outcome
     result
 }
 
-/// Runs tasks and calls of nonblocking communicators on a thread of our own.
+/// Runs tasks and calls of nonblocking communicators on a background thread, and sets their states. Does not wait.
 fn run_behind(tasks: Vec<Task>, calls: Vec<Queued>) {
     let mut communicators: Vec<Arc<Communicator>> = Vec::new();
     for communicator in

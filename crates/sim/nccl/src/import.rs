@@ -1,6 +1,6 @@
-//! A registered receive buffer as peers know it. NCCL's peers import its allocation when it is first used, and write there
-//! until the registration ends, whatever lies at the owner's addresses meanwhile. Here the rank itself maps the allocation
-//! once more in their stead: so forgotten registrations keep memory, and what peers send goes where NCCL's peers send it.
+//! The peers' mapping of a registered receive buffer. In NCCL peers import the allocation at the buffer's first use, and write there
+//! until the registration ends, even if the owner has mapped something else at its address. Here the rank itself maps the allocation
+//! a second time in place of its peers. So forgotten registrations keep memory, and data arrives where NCCL's peers would write it.
 
 use crate::driver::{Driver, Mapping, driver};
 use crate::operation::Buffer;
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// Imports that a thread of their own is unmapping.
+/// Mappings that background threads are unmapping now.
 static LEAVING: AtomicUsize = AtomicUsize::new(0);
 
 pub struct Import(Mapping);
@@ -19,7 +19,7 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a host function of the driver's.
+/// Runs the body of a host function on a stream, in which [`unmap`] must not call the driver.
 pub fn host_function(body: impl FnOnce()) {
     IN_HOST_FUNCTION.set(true);
     body();
@@ -27,13 +27,13 @@ pub fn host_function(body: impl FnOnce()) {
 }
 
 impl Import {
-    /// Imports the whole allocation that holds `address`; `None` where NCCL falls back on something else.
+    /// Imports the whole allocation that holds `address`; `None` for memory that NCCL cannot export.
     pub fn new(address: usize, device: i32) -> Option<Import> {
         let driver = driver().ok().filter(|driver| driver.is_exportable(address))?;
         driver.map_again(address, device).ok().map(Import)
     }
 
-    /// Where peers write what is for `buffer`; `None` beyond the allocation that they imported.
+    /// The address at which peers write into `buffer`; `None` if it ends behind the imported allocation.
     pub fn place(&self, buffer: Buffer) -> Option<usize> {
         let Mapping { of, bytes, at } = self.0;
         let offset = buffer.address.checked_sub(of)?;
@@ -48,8 +48,8 @@ impl Drop for Import {
     }
 }
 
-/// Unmaps something now, or on a thread of its own in a host function: the last operation of an aborted communicator takes its
-/// registrations with it.
+/// Calls `act`, which unmaps something, now; in a host function on a new thread without waiting. The last operation of an aborted
+/// communicator drops its registrations in a host function.
 pub fn unmap(act: impl FnOnce(&Driver) + Send + 'static) {
     let act = move || {
         if let Ok(driver) = driver() {
@@ -70,7 +70,7 @@ pub fn unmap(act: impl FnOnce(&Driver) + Send + 'static) {
     }
 }
 
-/// Waits, at exit, for what other threads are unmapping, so that nobody takes it for a leak. A second at most.
+/// Waits at exit, at most a second, for background threads that unmap, so that their mappings do not count as leaks.
 pub fn wait_unmapped() {
     let began = Instant::now();
     while LEAVING.load(SeqCst) > 0 && began.elapsed() < Duration::from_secs(1) {

@@ -1,4 +1,4 @@
-//! What was never given back, reported when the process ends.
+//! The report of leaks at the process's end: communicators, registrations, windows, operators, memory and groups that were never ended.
 
 use crate::refusal::lock;
 use crate::{allocation, communicator, driver, group, import, lifecycle, strict};
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The process that used the library first; 0 before. Forked children own nothing.
+/// The id of the process that used the library first, 0 before. In forked children nothing is reported.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// The status that the process passed to exit.
 static STATUS: AtomicI32 = AtomicI32::new(0);
@@ -25,7 +25,7 @@ unsafe extern "C" {
 #[unsafe(link_section = ".fini_array")]
 static AT_END: extern "C" fn() = report;
 
-/// Begins to watch: from now on this process owns the library.
+/// Makes this process the owner and notes its exit status at exit; later calls do nothing.
 pub fn watch_exit() {
     // SAFETY: getpid has no preconditions.
     let process = unsafe { libc::getpid() };
@@ -42,7 +42,7 @@ pub fn is_forked_child() -> bool {
     owner != 0 && owner != unsafe { libc::getpid() }
 }
 
-/// A leak that was found before the end.
+/// Keeps the line of a leak that was found before the process's end.
 pub fn remember(line: String) {
     lock(&REMEMBERED).push(line);
 }
@@ -52,11 +52,12 @@ extern "C" fn note_status(status: libc::c_int, _: *mut libc::c_void) {
     if is_forked_child() {
         return;
     }
-    // Before the driver looks for leaks: its handler was registered earlier.
+    // Before the driver counts leaks: its handler was registered earlier and runs later.
     import::wait_unmapped();
 }
 
-/// What the program has freed and Windlass keeps is no leak. After Windlass's own handlers.
+/// Frees the blocks of `ncclMemAlloc` if there are no more than Windlass's pool keeps: the program has freed those, so they are no leaks.
+/// Runs after Windlass's own exit handlers.
 pub extern "C" fn free_kept() {
     let _ = std::panic::catch_unwind(|| {
         if !is_forked_child() && allocation::live().len() as u64 <= windlass_has().pool_blocks {
@@ -102,7 +103,7 @@ fn lines() -> Vec<String> {
     lines
 }
 
-/// Of `windlass.h`.
+/// The structure of `windlassGetStats` in `windlass.h`.
 #[repr(C)]
 #[derive(Default)]
 struct Stats {
@@ -113,7 +114,8 @@ struct Stats {
     pool_blocks: u64,
 }
 
-/// What Windlass keeps, if it is here: communicators that the program has ended, for good, and memory that it has freed.
+/// Windlass's counts, zeros if it is not loaded. `cached` counts communicators that the program has ended and Windlass keeps,
+/// `pool_blocks` memory that the program has freed.
 fn windlass_has() -> Stats {
     type GetStats = unsafe extern "C" fn(*mut Stats) -> libc::c_int;
     let Some(found) = windlass(c"windlassGetStats") else { return Stats::default() };
@@ -124,7 +126,7 @@ fn windlass_has() -> Stats {
     if unsafe { get(&raw mut stats) } == 0 { stats } else { Stats::default() }
 }
 
-/// A function of Windlass, wherever it was loaded.
+/// Finds an exported function of Windlass in any loaded library.
 fn windlass(name: &CStr) -> Option<*mut libc::c_void> {
     struct Search<'a> {
         name: &'a CStr,

@@ -1,5 +1,5 @@
-//! Memory where cuMem is off (NCCL_CUMEM_ENABLE=0, and unless asked for in 2.18): `ncclMemAlloc` gives memory of cudaMalloc, windows are
-//! empty, and the first init of a process frees what it has tried legacy IPC with, which waits for all that runs on its device.
+//! Memory while cuMem is off: with `NCCL_CUMEM_ENABLE=0`, and by default before 2.19.1. `ncclMemAlloc` gives memory of cudaMalloc, and
+//! window handles are null. The first init of a process tries legacy IPC with a buffer; freeing that waits for all work on its device.
 
 use crate::driver::driver;
 use crate::refusal::Outcome;
@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The first release that has cuMem on by itself.
+/// The first release that has cuMem on by default.
 const ON_SINCE: i32 = 21_901;
 
-/// Whether memory is cuMem's. Read once, at the first need, as NCCL does.
+/// Whether cuMem is on. Read once, at the first call, as NCCL does.
 pub fn cu_mem() -> bool {
     static ON: OnceLock<bool> = OnceLock::new();
     *ON.get_or_init(|| match std::env::var("NCCL_CUMEM_ENABLE") {
@@ -20,7 +20,8 @@ pub fn cu_mem() -> bool {
     })
 }
 
-/// What NCCL does once in a process, for the first communicator of several GPUs of which it sees two; here a process sees all.
+/// Tries legacy IPC, as NCCL does once in a process: for its first communicator of several GPUs, if the process sees two of them. Here a
+/// process sees all.
 pub fn try_ipc(ranks: usize) -> Outcome {
     static TRIED: AtomicBool = AtomicBool::new(false);
     if cu_mem() || ranks < 2 || TRIED.swap(true, SeqCst) {

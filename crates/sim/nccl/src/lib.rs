@@ -1,56 +1,52 @@
 //! A simulator of libnccl.so.2 on host memory, for machines without a GPU.
 //!
-//! A client of the CUDA driver, as the real library is: an operation is a host function on the user's stream that
-//! meets the other ranks in a shared-memory segment and moves bytes. Misuse that would hang or corrupt on NCCL ends
-//! the process with status 86 and lines that begin with `sim-nccl: `.
+//! It calls the simulated CUDA driver: an operation is a host function on the user's stream, which waits for the other
+//! ranks in a shared-memory segment and moves bytes. Misuse that would hang or corrupt on NCCL ends the process with
+//! status 86 and lines that begin with `sim-nccl: `.
 //!
-//! - `WINDLASS_SIM_STRICT=0` switches off what only finds misuse: leaks, mixed registration, unequal offsets, freed
-//!   memory, threads side by side, captures on some ranks, use after the end. Mismatched calls and sizes stay failures.
-//! - `WINDLASS_SIM_TIMEOUT_MS`: how long an operation waits without progress before everybody's state is dumped, 20000.
-//! - `WINDLASS_SIM_NCCL_LOG=1`: a line a call on stderr.
-//! - `WINDLASS_SIM_LOST_INITS`: which inits of this process fail when all ranks have joined, splits and shrinks too, by
-//!   number from 1, apart by commas. The handle stays, as NCCL's does.
-//! - `WINDLASS_SIM_REFUSED_INITS`: which inits of this process fail before they join, numbered likewise; the others wait.
+//! - `WINDLASS_SIM_STRICT=0` switches off checks that only find misuse: leaks, mixed registration, unequal offsets, use of freed
+//!   memory, calls of two threads at once, captures on some ranks, use after the end. Mismatched calls and sizes stay failures.
+//! - `WINDLASS_SIM_TIMEOUT_MS`: how long an operation waits without progress before the state of all ranks is dumped, 20000.
+//! - `WINDLASS_SIM_NCCL_LOG=1`: a line on stderr for each call.
+//! - `WINDLASS_SIM_LOST_INITS`: numbers of inits of this process that fail after all ranks have joined, separated by commas. They
+//!   count from 1, splits and shrinks included. The handle stays valid, as in NCCL.
+//! - `WINDLASS_SIM_REFUSED_INITS`: inits of this process that fail before they join, numbered likewise; the other ranks wait.
 //! - `WINDLASS_SIM_DEREGISTER_MS`: how long the end of a registration takes, inside the call, 0.
 //! - `WINDLASS_SIM_ALLOC_MS`: how long `ncclMemAlloc` takes, inside the call, 0.
-//! - `WINDLASS_SIM_FAILED_LAUNCHES`: which eager launches of collectives of this process answer an error and run all the same,
-//!   numbered likewise; a group is a launch of each of its communicators.
-//! - `WINDLASS_SIM_KEPT_REGISTRATIONS`: which ends of registrations of this process answer an error and end nothing, numbered
+//! - `WINDLASS_SIM_FAILED_LAUNCHES`: eager launches of collectives of this process that return an error but run, numbered
+//!   likewise; a group is a launch of each of its communicators.
+//! - `WINDLASS_SIM_KEPT_REGISTRATIONS`: calls of `ncclCommDeregister` of this process that return an error and end nothing, numbered
 //!   likewise.
-//! - `WINDLASS_SIM_ADDRESSES`: where the roots of ids and their ranks listen, 127.0.0.1: IPv4 addresses apart by commas, of which the first counts that
-//!   is this host's. Ranks are in one kernel all the same.
+//! - `WINDLASS_SIM_ADDRESSES`: IPv4 addresses separated by commas, 127.0.0.1. Roots of ids and their ranks listen at the first one that
+//!   belongs to this host. All ranks must still run under one kernel.
 //! - `NCCL_CUMEM_ENABLE=0`: memory is that of cudaMalloc, as in NCCL.
-//! - `WINDLASS_SIM_NCCL_VERSION`: which release this says it is, 22809. From 22602 on a group's communicators run in the order of
+//! - `WINDLASS_SIM_NCCL_VERSION`: the simulated release, 22809. From 22602 on a group's communicators run in the order of
 //!   their ids' hashes, before in the order of their first calls, both as in NCCL.
-//! - `WINDLASS_SIM_NCCL_RINGS=1`: sums begin with another rank in each share of a call, as in NCCL's rings; else with rank 0 always.
+//! - `WINDLASS_SIM_NCCL_RINGS=1`: the sum of each rank's share starts at another rank, as in NCCL's rings; else at rank 0.
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
 //!
-//! Ranks go to the root of their id as NCCL's do, byte for byte (`root.rs`): to a socket of the process that made the id, which takes
-//! unknown connections as NCCL's does and closes when all ranks have been there. An id that is used twice is refused, at once where NCCL tries
-//! for a minute.
+//! Ranks connect to the root of their id with the bytes that NCCL's ranks send (`root.rs`). The root is a socket of the process that
+//! made the id. It treats unknown connections as NCCL's root does, and closes when all ranks have connected. An id that is used twice is
+//! refused, at once where NCCL tries for a minute.
 //!
-//! Everything can be used in exit handlers and static destructors that were registered after this library was loaded, by the thread
-//! that called `exit`, too: leaks are looked for behind them. To older ones it answers as NCCL does, whose CUDA runtime has ended then.
+//! Exit handlers and static destructors that were registered after this library was loaded may call everything: leaks are counted after
+//! them. Older ones get the errors that NCCL gives once its CUDA runtime has ended.
 //!
-//! Registration is as in NCCL 2.28.9 on one host without multicast (`lookup.rs`): a table of ranges that every call is looked
-//! up in; peers import a registered receive buffer at its first use and keep it until `ncclCommDeregister`, which waits for
-//! nothing and must not find operations in flight that use what it ends. Tests ask a few more exports what NCCL saw:
-//! `simRegisteredCollectives(comm)` and `simRegistrations(comm)`, both `uint64_t` and all ones for an unknown handle; and
-//! `simAllocations()` and `simFrees()` how often it has made memory for `ncclMemAlloc`, and freed it.
+//! Registration is as in NCCL 2.28.9 on one host without multicast (`lookup.rs`). Every call looks its buffers up in a table of ranges.
+//! Peers import a registered receive buffer at its first use, and keep it until `ncclCommDeregister`. That call does not wait, and is
+//! misuse while operations that use the range are in flight. Exports for tests count what NCCL saw (`counters.rs`).
 //!
-//! Windows are as in NCCL 2.28.9, too: all ranks meet, their allocations must be of one size, and all or none of these must have
-//! a window already (`WINDLASS_SIM_NCCL_VERSION` says what later releases let pass); a window keeps its memory until it is
-//! deregistered, which must not find operations in flight that use it, nor another window at its address. Its handle points to
-//! memory that begins as NCCL's and leads to the ranks' memory (`reach.rs`). Each window has a space of addresses of its own, where
-//! NCCL's share one, in which without multicast ranks may differ. `simWindowsMade(comm)` and `simWindows(comm)` say how many were
-//! made and live.
+//! Windows are as in NCCL 2.28.9, too. All ranks register together. Their allocations must be of one size, and all or none must have
+//! a window already (later releases of `WINDLASS_SIM_NCCL_VERSION` allow more). A window keeps its memory until it is deregistered; that
+//! is misuse while operations use the window, or another window begins at its address. The handle points to a record that begins as
+//! NCCL's and leads to the ranks' memory (`reach.rs`). Each window has an address range of its own, where NCCL's share one.
 //!
 //! Where it differs from NCCL: every collective waits for all ranks; 8-bit floats are copied but not reduced; there are
 //! no device communicators.
 
 #![allow(non_upper_case_globals)]
 
-// The calls.
+// Exports and calls.
 mod exports;
 
 mod counters;
@@ -96,13 +92,13 @@ mod root;
 mod exchange;
 mod segment;
 
-// When something is wrong.
+// Reports of misuse and errors.
 mod strict;
 
 mod dump;
 mod leaks;
 mod refusal;
 
-// Below.
+// The driver and the environment.
 mod driver;
 mod settings;

@@ -1,4 +1,4 @@
-//! Init by unique id, and the ways in which a communicator ends.
+//! Inits by unique id, and the ends of communicators: finalize, destroy, abort, revoke.
 
 use crate::communicator::{self, Communicator, Config, Init, find};
 use crate::driver::driver;
@@ -75,7 +75,7 @@ unsafe fn hold_init(
     group::run(Task { communicator, work, blocking: Blocking::AsConfigured })
 }
 
-/// `ncclCommInitAll`: one communicator a device, all in this thread.
+/// `ncclCommInitAll`: makes one communicator for each device, as one group of this thread.
 ///
 /// # Safety
 /// `out` must have room for `devices.len()` handles.
@@ -112,7 +112,7 @@ fn public_unique_id() -> Outcome<ncclUniqueId> {
     Ok(id)
 }
 
-/// `ncclCommFinalize`: waits for all that was issued.
+/// `ncclCommFinalize`: waits for all launched operations.
 pub fn finalize(handle: ncclComm_t) -> Outcome {
     let communicator = find(handle, "CommFinalize")?;
     communicator.ensure_ready()?;
@@ -132,7 +132,7 @@ pub fn finalize(handle: ncclComm_t) -> Outcome {
     }))
 }
 
-/// `ncclCommDestroy`: waits for all that was issued, then lets go. Peers are not waited for.
+/// `ncclCommDestroy`: waits for all launched operations, then ends the handle. It does not wait for peers.
 pub fn destroy(handle: ncclComm_t) -> Outcome {
     let communicator = find(handle, "CommDestroy")?;
     communicator.wait_settled();
@@ -150,11 +150,11 @@ pub fn destroy(handle: ncclComm_t) -> Outcome {
         Ok(())
     };
     drop(inside);
-    // Always blocking: there is no handle left to ask.
+    // Always blocking: the handle, through which the result could be asked, is gone afterwards.
     group::run_last(communicator, end)
 }
 
-/// What NCCL would clean up silently, and programs should have given back.
+/// Keeps lines about registrations, windows and operators that the program never ended, and NCCL would clean up silently.
 fn note_leftovers(communicator: &Communicator) {
     if communicator.leave.load(SeqCst) || !strict::enabled() {
         return;
@@ -162,7 +162,7 @@ fn note_leftovers(communicator: &Communicator) {
     leftovers(communicator).into_iter().for_each(leaks::remember);
 }
 
-/// One line for everything of a communicator that was not given back.
+/// Lines about the registrations, windows and operators of a communicator that were not ended.
 pub fn leftovers(communicator: &Communicator) -> Vec<String> {
     let name = communicator.name();
     let mut lines = Vec::new();
@@ -179,10 +179,10 @@ pub fn leftovers(communicator: &Communicator) -> Vec<String> {
     lines
 }
 
-/// `ncclCommAbort`: from any thread, at any time, inside groups at once.
+/// `ncclCommAbort`: any thread may call it at any time; inside a group it takes effect at once.
 pub fn abort(handle: ncclComm_t) -> Outcome {
     let communicator = find(handle, "CommAbort")?;
-    // NCCL 2.28.9 uses what the failing init has freed: heaps were broken on H200.
+    // NCCL 2.28.9 uses memory here that the failing init has freed: this has corrupted heaps on H200.
     if communicator.config.blocking
         && communicator.is_being_made.load(SeqCst)
         && !group::is_open()
@@ -201,7 +201,7 @@ pub fn abort(handle: ncclComm_t) -> Outcome {
     }
     communicator.make_leave(standing::ABORTED);
     communicator.wait_settled();
-    // What was made meanwhile must know as well.
+    // Again, for the segment that an init may have made meanwhile.
     communicator.make_leave(standing::ABORTED);
     communicator::withdraw(handle, "aborted");
     Ok(())

@@ -1,4 +1,4 @@
-//! Which buffers of a call are registered, and whether NCCL makes use of it: as 2.28.9 does on one host without multicast.
+//! Looks up which buffers of a call are registered or in windows, and whether NCCL uses that, as 2.28.9 does on one host without multicast.
 
 use crate::communicator::Communicator;
 use crate::driver::driver;
@@ -9,9 +9,9 @@ use crate::strict;
 use crate::window::{self, Window};
 use std::sync::Arc;
 
-/// From here on NCCL takes another path for registered buffers.
+/// From this size on NCCL takes another path for registered buffers.
 pub const LARGE_BYTES: u64 = 1 << 20;
-/// The same of all-gathers, by the bytes of all ranks: smaller ones go by a protocol that looks up nothing.
+/// The same for all-gathers, in bytes of all ranks: smaller ones use a protocol that looks up no registration.
 pub const LARGE_GATHER_BYTES: u64 = 8 << 20;
 
 /// How much of a rank's buffers of one call is registered.
@@ -20,20 +20,20 @@ pub const UNCOVERED: Coverage = 0;
 pub const COVERED: Coverage = 1;
 pub const PARTLY_COVERED: Coverage = 2;
 
-/// What was found out about the buffers of a call.
+/// The result of looking up the buffers of a call.
 pub struct Found {
     pub coverage: Coverage,
     /// Whether an eager collective takes the path of registered buffers.
     pub registered: bool,
-    /// Of the records that an eager operation uses, until it ends.
+    /// Uses of the records that an eager operation needs until it ends.
     pub uses: Vec<Use>,
-    /// Of the windows, likewise.
+    /// Uses of the windows, likewise.
     pub windows: Vec<window::Use>,
-    /// Where peers write what they have for the receive buffer, if that is not where this rank sees it.
+    /// The address at which peers write into the receive buffer, if it is not this rank's own.
     pub arrives: Option<usize>,
 }
 
-/// Looks this rank's buffers up. Fails on registered memory that was freed.
+/// Looks up this rank's buffers. Ends the process if registered memory was freed.
 pub fn look_up(
     communicator: &Communicator,
     call: &Call,
@@ -79,7 +79,7 @@ fn is_of_messages(kind: Kind) -> bool {
     matches!(kind, Kind::AlltoAll | Kind::Gather | Kind::Scatter | Kind::Send | Kind::Recv)
 }
 
-/// What covers a buffer.
+/// The registration or window that holds a buffer.
 enum Cover {
     None,
     Window(Arc<Window>),
@@ -106,7 +106,7 @@ fn cover(communicator: &Communicator, call: &Call, buffer: Buffer, role: Role) -
     let record = lock(&communicator.registrations).find(buffer);
     if let Some(record) = record {
         record.range.check_alive(communicator, "registration", call);
-        // What peers are to import must be one allocation; collectives only look for the other buffer.
+        // A buffer that peers import must lie in one allocation; a collective's send buffer is only looked up.
         let is_imported = role == Role::Receive || is_of_messages(call.kind);
         if record.range.effective && (!is_imported || is_of_one_allocation(buffer)) {
             return Cover::Record(record);
@@ -125,7 +125,7 @@ fn is_of_one_allocation(buffer: Buffer) -> bool {
     allocation.is_ok_and(|(base, bytes)| buffer.address + buffer.bytes <= base + bytes)
 }
 
-/// Fails for a buffer of which peers have imported only a part.
+/// Ends the process for a buffer that ends behind the allocation that peers have imported.
 pub fn refuse_beyond(communicator: &Communicator, buffer: Buffer, call: &Call) {
     if strict::enabled() {
         let line = format!(

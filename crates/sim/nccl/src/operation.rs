@@ -32,7 +32,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As NCCL names it in its messages.
+    /// NCCL's name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Kind::AllReduce => "AllReduce",
@@ -90,7 +90,7 @@ impl Call {
         self.count * self.element_bytes()
     }
 
-    /// What this rank reads and writes, where it does.
+    /// The buffers that this rank reads and writes; `None` where it does not.
     pub fn buffers(&self, rank: usize, ranks: usize) -> (Option<Buffer>, Option<Buffer>) {
         let (one, all) = (self.bytes(), self.bytes() * ranks);
         let is_root = rank as i32 == self.root;
@@ -148,16 +148,16 @@ pub struct Queued {
     recipe: Option<Recipe>,
 }
 
-/// A collective with what was found out about its buffers.
+/// A collective with the result of looking up its buffers.
 pub struct Collective {
     pub call: Call,
     pub recipe: Option<Recipe>,
     pub facts: CallFacts,
-    /// Where peers write, see `lookup::Found`.
+    /// The address at which peers write, see `lookup::Found`.
     pub arrives: Option<usize>,
 }
 
-/// All that one group does on one communicator: one entry in its total order.
+/// All calls of one group on one communicator: one operation in its total order.
 struct Operation {
     communicator: Arc<Communicator>,
     collectives: Vec<Collective>,
@@ -169,7 +169,7 @@ struct Operation {
     text: String,
 }
 
-/// Checks a call and holds it until the outermost group ends, which may be at once.
+/// Checks a call and launches it when the outermost group ends; at once if none is open.
 pub fn enqueue(handle: ncclComm_t, call: Call) -> Outcome {
     let communicator = group::note(find_for_operation(handle, call.kind.name()))?;
     if settings().log {
@@ -184,7 +184,7 @@ pub fn enqueue(handle: ncclComm_t, call: Call) -> Outcome {
     if communicator.config.blocking { Ok(()) } else { ask_state(handle) }
 }
 
-/// What NCCL answers for a nonblocking communicator, asked by the public name.
+/// The state of a nonblocking communicator, which NCCL returns from calls, read through the public `ncclCommGetAsyncError`.
 fn ask_state(handle: ncclComm_t) -> Outcome {
     let mut state = ncclSuccess;
     if let Some(get_async_error) = reentry::get_async_error() {
@@ -206,7 +206,7 @@ fn check(communicator: &Arc<Communicator>, call: Call) -> Outcome<Option<Queued>
     Ok(Some(Queued { communicator: communicator.clone(), call, recipe }))
 }
 
-/// The first release whose groups run their communicators in an order that all ranks see alike (`ncclGroupCommJoin`).
+/// The first release whose groups run their communicators in the same order on all ranks (`ncclGroupCommJoin`).
 const ORDERED_SINCE: i32 = 22_602;
 
 /// Launches the calls of an ended group, communicator by communicator.
@@ -301,7 +301,7 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     }
     let is_counted = !captured && !operation.collectives.is_empty();
     let (ticket, order) = (operation.ticket, communicator.order.clone());
-    // A captured operation lives as long as the process: nobody tells when its last graph has gone.
+    // A captured operation lives as long as the process: the library is not told when its last graph is destroyed.
     let data = Box::into_raw(Box::new(operation));
     let function = if captured { run_captured } else { run_eager };
     let work = work::of(&calls, communicator.ranks, registered == calls.len() as u64);
@@ -332,7 +332,7 @@ fn as_they_run(queued: Vec<Queued>, ranks: usize) -> Vec<Queued> {
     sorting::places(&calls, ranks).into_iter().filter_map(|place| queued[place].take()).collect()
 }
 
-/// A launch that the environment wants to have failed has run.
+/// Returns an error for launches of `WINDLASS_SIM_FAILED_LAUNCHES`, which run in spite of it.
 fn fail_if_asked() -> Outcome {
     static LAUNCHES: AtomicU64 = AtomicU64::new(0);
     match settings().failed_launches.contains(&(LAUNCHES.fetch_add(1, SeqCst) + 1)) {
@@ -341,7 +341,7 @@ fn fail_if_asked() -> Outcome {
     }
 }
 
-/// As in NCCL 2.28.9 for sm_90: those of messages need most.
+/// Bytes of stack a thread of NCCL 2.28.9's kernels for sm_90: those for messages need most.
 fn stack_bytes(operation: &Operation) -> usize {
     if operation.messages.is_empty() { 1736 } else { 1976 }
 }
@@ -365,7 +365,7 @@ extern "C" fn run_captured(data: *mut libc::c_void) {
 
 fn run(operation: &Operation) {
     if catch_unwind(AssertUnwindSafe(|| run_in_order(operation))).is_err() {
-        // The order is lost; going on would hang peers silently.
+        // The operation has not ended in its order, so peers would hang silently.
         strict::fail(
             operation.communicator.segment(),
             operation.communicator.rank,

@@ -1,4 +1,4 @@
-//! Reduction operators: NCCL's own, and those that users make.
+//! Reduction operators: NCCL's own, and those of `ncclRedOpCreatePreMulSum`.
 
 use crate::communicator::Communicator;
 use crate::reduce::{self, Fold};
@@ -9,11 +9,11 @@ use nccl_sys::*;
 enum Scalar {
     None,
     Immediate([u8; 8]),
-    /// Read when the operation runs.
+    /// The address of the scalar, which is read when the operation runs.
     InMemory(usize),
 }
 
-/// A user's operator: multiply the rank's own input, then sum.
+/// A user's operator: each rank multiplies its input by the scalar, then all are summed.
 #[derive(Clone, Copy, Debug)]
 struct UserOperator {
     datatype: ncclDataType_t,
@@ -36,7 +36,7 @@ impl Operators {
 pub struct Recipe {
     pub fold: Fold,
     scalar: Scalar,
-    /// Equal on ranks that do the same.
+    /// Compared between ranks: NCCL's number of the operator, or [`USER_CLASS`] for all user operators.
     pub class: i32,
 }
 
@@ -59,7 +59,7 @@ impl Recipe {
 
 const USER_CLASS: i32 = ncclNumOps.0;
 
-/// What `operator` means for `datatype`.
+/// How `operator` reduces elements of `datatype`. Fails if a user's operator was made for another type.
 pub fn recipe(
     communicator: &Communicator,
     operator: ncclRedOp_t,

@@ -1,7 +1,7 @@
 //! NCCL's total order: operations of one communicator run one after another on a rank, whatever their streams.
 //!
-//! An eager operation takes a ticket when it is launched. A captured one waits for the one before it in the same capture, and has no place
-//! until it runs: then it only never runs beside another. Graphs and eager operations are ordered as in NCCL, by an event behind each operation
+//! An eager operation takes a ticket when it is launched. A captured operation has none: it depends on the one before it in the same
+//! capture, and never runs beside another operation. Graphs and eager operations are ordered as in NCCL, by an event after each operation
 //! ([`Serial`]).
 
 use crate::driver::{Captured, Context, Reach, Stream, driver};
@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 pub struct Order {
     state: Mutex<State>,
     changed: Condvar,
-    /// The last operation of the last capture.
+    /// The point after the last captured operation.
     pub captured: Mutex<Option<Captured>>,
     serial: Mutex<Serial>,
 }
 
-/// What orders graphs: an event behind the last operation, eager or of a graph. The first one of a capture waits for it when its graph is
-/// launched; once there is a capture, so does every eager one. Without mixing there is none.
+/// An event after the last operation, eager or captured, which orders graphs. The first operation of a capture waits for the event whenever
+/// its graph runs. Once an operation was captured, eager ones wait for it, too. There is none with `NCCL_GRAPH_MIXING_SUPPORT=0`.
 #[derive(Default)]
 struct Serial {
     event: Option<usize>,
@@ -31,7 +31,7 @@ struct Serial {
     owners: usize,
 }
 
-/// Where an operation is launched.
+/// How an operation is launched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Eager,
@@ -57,7 +57,8 @@ impl Order {
         state.next - 1
     }
 
-    /// Waits for the turn. `still` is asked now and then, with how long nothing has run, and may end the wait.
+    /// Waits until the operation may run. `still` is called at least every 100 ms with the time for which nothing has run; its error ends
+    /// the wait.
     pub fn begin(
         &self,
         ticket: Option<u64>,
@@ -79,13 +80,13 @@ impl Order {
         Ok(())
     }
 
-    /// Ends an operation that had begun.
+    /// Ends an operation that has begun.
     pub fn end(&self, ticket: Option<u64>) {
         lock(&self.state).busy = false;
         self.skip(ticket);
     }
 
-    /// Gives up the turn of an operation that never began.
+    /// Skips an operation that never began.
     pub fn skip(&self, ticket: Option<u64>) {
         let mut state = lock(&self.state);
         state.ended.extend(ticket);
@@ -99,12 +100,12 @@ impl Order {
         self.changed.notify_all();
     }
 
-    /// A communicator is in this order.
+    /// Adds a communicator to this order.
     pub fn join(&self) {
         lock(&self.serial).owners += 1;
     }
 
-    /// One has ended.
+    /// Removes a communicator; with the last one the event is destroyed.
     pub fn leave(&self) {
         let mut serial = lock(&self.serial);
         serial.owners = serial.owners.saturating_sub(1);
@@ -115,7 +116,7 @@ impl Order {
         }
     }
 
-    /// What is launched now on a stream of this context comes after all before.
+    /// Orders the operation that is launched next on `stream` after all earlier ones. `context` is the communicator's.
     pub fn before(&self, place: Place, stream: Stream, context: Context) -> Outcome {
         if !settings().mixes_graphs {
             return Ok(());
@@ -132,7 +133,7 @@ impl Order {
         }
     }
 
-    /// It was launched.
+    /// Records the event after an operation that was launched on `stream`.
     pub fn after(&self, place: Place, stream: Stream) -> Outcome {
         if !settings().mixes_graphs {
             return Ok(());
@@ -144,7 +145,7 @@ impl Order {
         driver()?.record(event, stream, reach)
     }
 
-    /// Makes waiters look again.
+    /// Wakes threads in [`Order::begin`], which then call `still`.
     pub fn wake(&self) {
         self.changed.notify_all();
     }

@@ -1,6 +1,6 @@
-//! Sends and receives: a FIFO of bytes and messages for each directed pair, as deep as NCCL's.
+//! Sends and receives: a FIFO of bytes and messages for each directed pair (sender, receiver), as deep as NCCL's.
 //!
-//! All messages of a group progress together; those of one pair in their order.
+//! All messages of a group progress together, those of one pair in their order.
 
 use crate::communicator::Communicator;
 use crate::lookup::{COVERED, Coverage, LARGE_BYTES};
@@ -38,7 +38,7 @@ impl Message {
     }
 }
 
-/// Refuses sends to self without as many receives.
+/// Fails unless a group has as many sends to this rank itself as receives.
 pub fn check_self(communicator: &Communicator, messages: &[Message]) -> Outcome {
     let count = |sends| messages.iter().filter(|m| m.peer == communicator.rank && m.sends == sends).count();
     let (sends, receives) = (count(Direction::Send), count(Direction::Receive));
@@ -51,7 +51,7 @@ pub fn check_self(communicator: &Communicator, messages: &[Message]) -> Outcome 
     Ok(())
 }
 
-/// The messages of one directed pair, first first, and how much of the first has moved.
+/// The messages of one directed pair in their order, and how many bytes of the first have moved.
 struct Lane {
     sends: Direction,
     peer: usize,
@@ -60,7 +60,7 @@ struct Lane {
     moved: u64,
 }
 
-/// Moves all messages of a group.
+/// Moves all messages of a group, and waits for the peers.
 pub fn run(communicator: &Communicator, messages: &[Message]) -> Result<(), Left> {
     let rank = communicator.rank;
     copy_to_self(communicator, messages);
@@ -89,7 +89,7 @@ pub fn run(communicator: &Communicator, messages: &[Message]) -> Result<(), Left
             text
         };
         segment.wait(rank, &communicator.leave, what, || {
-            // Every lane gets its turn, whichever moved.
+            // Every lane must advance, so this does not stop at the first that moved.
             lanes.iter_mut().filter_map(|lane| lane.advance(segment, rank).then_some(())).count() > 0
         })?;
         lanes.retain(|lane| !lane.messages.is_empty());
@@ -111,7 +111,7 @@ fn copy_to_self(communicator: &Communicator, messages: &[Message]) {
 }
 
 impl Lane {
-    /// Moves what can be moved now; whether anything did.
+    /// Moves what can be moved now, without waiting. Gives whether anything moved.
     fn advance(&mut self, segment: &Segment, rank: usize) -> bool {
         let mut moved = false;
         while let Some(message) = self.messages.front().copied() {
@@ -231,7 +231,7 @@ impl Lane {
     }
 }
 
-/// Compares what the sender said with what this rank expects.
+/// Compares the sender's facts with this rank's; ends the process if they do not match.
 fn compare(segment: &Segment, rank: usize, peer: usize, message: &Message, sent: &MessageFacts) {
     let (here, there) = (message.facts.bytes, sent.bytes);
     if here != there {

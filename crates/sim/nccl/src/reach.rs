@@ -1,5 +1,5 @@
-//! What a window's handle points to, and the ranks' memory that device code finds by it: the allocations of all ranks, mapped into
-//! this process side by side. All ranks are on one host: one team for loads and stores.
+//! The record that a window's handle points to, and the mappings that device code finds through it: the allocations of all ranks, side by
+//! side in this process. All ranks are on one host, so they are one team for loads and stores.
 
 use crate::communicator::Communicator;
 use crate::driver::{Mapping, Space, driver};
@@ -16,7 +16,7 @@ const STRIDE_UNIT_BYTES: usize = 4 << 30;
 /// `ncclWindow_vidmem` as far as it is the same from 2.28.3 to 2.30.7.
 #[repr(C)]
 struct Record {
-    /// NCCL's own, and nobody else's to follow.
+    /// A pointer of NCCL's own, which no other code may follow.
     host: usize,
     lsa_flat_base: usize,
     lsa_rank: i32,
@@ -31,18 +31,18 @@ pub struct Exported {
     pub bytes: usize,
 }
 
-/// Holds mappings of the allocations of all ranks, and the handle's record.
+/// The mappings of the allocations of all ranks, and the handle's record. They are unmapped when dropped.
 pub struct Reach {
     space: Option<Space>,
     record: Mapping,
 }
 
 impl Reach {
-    /// Maps what the ranks have exported, which they keep open meanwhile. `offset` is where the window begins in this rank's
-    /// allocation.
+    /// Maps the allocations of all ranks, which keep their descriptors open meanwhile. `offset` is the start of the window in this
+    /// rank's allocation, in bytes.
     ///
-    /// As in NCCL each rank counts with its own offset: where the ranks' differ, it finds a peer's memory that far from the
-    /// start of the peer's allocation, which is not the peer's window.
+    /// As in NCCL each rank uses its own offset for all ranks. If the offsets differ, it finds memory of a peer that is not the peer's
+    /// window.
     pub fn new(communicator: &Communicator, exported: &[Exported], offset: usize) -> Outcome<Reach> {
         let driver = driver()?;
         let largest = exported.iter().map(|one| one.bytes).max().unwrap_or(0);
@@ -83,7 +83,7 @@ impl Drop for Reach {
     }
 }
 
-/// Where the next record should be: not where one was, so that late uses of its handle are found out.
+/// The address for the next record. It is never used twice, so that use of a handle after its end is detected.
 // Divergence: NCCL's records come from a pool in device memory, where addresses come again.
 fn next_hint() -> usize {
     const FIRST: usize = 16 << 40;

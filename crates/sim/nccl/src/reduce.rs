@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use nccl_sys::*;
 
-/// What is left to do once every rank's input has been scaled.
+/// The reduction of the ranks' inputs, after each rank has scaled its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fold {
     Sum,
@@ -21,7 +21,7 @@ pub trait Element: Copy {
     fn least(self, other: Self) -> Self;
     fn greatest(self, other: Self) -> Self;
     fn divide(self, ranks: usize) -> Self;
-    /// 1/ranks, where averages scale before they sum.
+    /// 1/ranks, for types whose averages scale before they sum.
     fn reciprocal(ranks: usize) -> Option<Self>;
 }
 
@@ -112,7 +112,7 @@ macro_rules! with_type {
     };
 }
 
-/// Whether sums of this type can be made.
+/// Whether the simulator can reduce elements of this type.
 pub fn is_reducible(datatype: ncclDataType_t) -> bool {
     with_type!(datatype, T => size_of::<T>()).is_some()
 }

@@ -1,10 +1,10 @@
-//! Calls of our own public functions by their public names, as the real library makes them: whoever has taken the
-//! name, by preloading, gets the call.
+//! Calls of this library's own public functions through their public names, as the real library makes them. A preloaded
+//! library with the same names gets these calls.
 
 use libc::{c_int, c_void};
 use nccl_sys::*;
 
-/// The function that the loader has bound a public name to; `None` where we know no way to ask.
+/// The function that the loader has bound a public name to; `None` on other processors than x86-64.
 macro_rules! bound {
     ($name:ident as $signature:ty) => {{
         #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Refusals: a result code with a text that `ncclGetLastError` gives back.
+//! Refusals: a result code, with a text for `ncclGetLastError`.
 
 use nccl_sys::*;
 use std::ffi::CStr;
@@ -35,7 +35,7 @@ pub fn outcome(code: ncclResult_t) -> Outcome {
     if code == ncclSuccess { Ok(()) } else { Err(code) }
 }
 
-/// NCCL's own sentences.
+/// NCCL's text for a code.
 pub fn code_text(code: ncclResult_t) -> &'static CStr {
     match code {
         ncclSuccess => c"no error",

@@ -1,5 +1,5 @@
-//! Registered buffers: NCCL's table of ranges, and what it makes unsafe. A range is only noted when it is registered;
-//! everything else comes with its first use.
+//! Registered buffers: NCCL's table of ranges, and checks for misuse of it. Registering only adds a range to the table; peers import
+//! it at its first use.
 
 use crate::communicator::Communicator;
 use crate::driver::driver;
@@ -16,17 +16,17 @@ use std::sync::{Arc, OnceLock};
 
 const PAGE_BYTES: usize = 4096;
 
-/// A range that users registered, or of a window, with the identity that its memory had.
+/// A registered range or that of a window, with the ids that its memory had then.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     pub start: usize,
     pub end: usize,
-    /// As the user gave them.
+    /// As the user gave them; `start` and `end` are rounded to pages.
     pub address: usize,
     pub bytes: usize,
     first_id: Option<u64>,
     last_id: Option<u64>,
-    /// NCCL can use it only if the memory has exportable handles. (Within one process it would do without.)
+    /// Whether NCCL can use the range: only if the memory has exportable handles. (Within one process NCCL needs none.)
     pub effective: bool,
 }
 
@@ -49,7 +49,7 @@ impl Range {
         self.start <= buffer.address && buffer.address + buffer.bytes <= self.end
     }
 
-    /// Fails if the memory is another than at registration.
+    /// Ends the process if other memory lies at the range than at registration.
     pub fn check_alive(&self, communicator: &Communicator, what: &str, call: &Call) {
         let Ok(driver) = driver() else { return };
         let last = (self.address + self.bytes.max(1)) - 1;
@@ -69,7 +69,7 @@ impl Range {
     }
 }
 
-/// A registered range, and what its uses have made of it.
+/// A registered range, with the import of the peers and the count of operations that use it.
 pub struct Record {
     pub range: Range,
     /// Made at the first use as a receive buffer; `None` for memory that cannot be imported.
@@ -79,7 +79,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Where peers write what is for `buffer`, which they import now if they have not yet.
+    /// The address at which peers write data for `buffer`. They import the range now if they have not yet.
     pub fn import(&self, communicator: &Communicator, buffer: Buffer, call: &Call) -> Option<usize> {
         let import = || Import::new(buffer.address, communicator.device);
         let import = self.import.get_or_init(import).as_ref()?;
@@ -90,7 +90,7 @@ impl Record {
         place
     }
 
-    /// Fails if an operation uses the record: peers would write where nothing is any more.
+    /// Ends the process if an operation still uses the record: peers would write to unmapped memory.
     fn check_idle(&self, communicator: &Communicator) {
         let uses = self.in_flight.load(SeqCst);
         if uses > 0 && strict::enabled() && !communicator.leave.load(SeqCst) {
@@ -125,7 +125,7 @@ struct Registration {
     handle: usize,
 }
 
-/// In the order of their first addresses.
+/// A rank's registrations in one communicator, ordered by start address.
 #[derive(Default)]
 pub struct Registrations {
     entries: Vec<Registration>,
@@ -144,7 +144,7 @@ impl Registrations {
     }
 }
 
-/// Registers a range; one inside a known one gives the old record, even if its memory has been freed since.
+/// Registers a range and gives its handle. A range inside a known one gets that one's handle, even if its memory has been freed since.
 pub fn register(communicator: &Communicator, address: usize, bytes: usize) -> Outcome<usize> {
     let range = Range::new(address, bytes)?;
     let mut registrations = lock(&communicator.registrations);
@@ -156,7 +156,7 @@ pub fn register(communicator: &Communicator, address: usize, bytes: usize) -> Ou
         return Ok(entry.handle);
     }
     registrations.made += 1;
-    // Never an address, so that a foreign handle is found out.
+    // Never an address, so that a wrong handle is detected.
     let handle = registrations.made << 4 | 1;
     let record = Arc::new(Record { range, import: OnceLock::new(), in_flight: AtomicU64::new(0) });
     let index = registrations.entries.partition_point(|entry| entry.record.range.start <= range.start);
@@ -164,7 +164,7 @@ pub fn register(communicator: &Communicator, address: usize, bytes: usize) -> Ou
     Ok(handle)
 }
 
-/// Ends a registration, and with its last user what peers have imported of it. Waits for no operation.
+/// Drops a use of a registration; with the last one the import of the peers ends. Does not wait for operations.
 pub fn deregister(communicator: &Communicator, handle: usize) -> Outcome {
     if handle == 0 {
         return Ok(());
@@ -188,7 +188,7 @@ pub fn deregister(communicator: &Communicator, handle: usize) -> Outcome {
     std::thread::sleep(settings().deregistration);
     let mut registrations = lock(&communicator.registrations);
     registrations.entries.retain(|entry| entry.handle != handle);
-    // Still locked: who sees the record gone sees its memory gone.
+    // Still under the lock: a thread that no longer finds the record can rely on its memory being unmapped.
     drop(record);
     Ok(())
 }

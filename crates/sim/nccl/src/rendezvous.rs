@@ -1,5 +1,5 @@
-//! How the ranks of a new communicator find each other: by a shared-memory file named from the unique id,
-//! after they have been at its [root].
+//! How the ranks of a new communicator find each other: they report to the [root] of the unique id, then open a shared-memory file
+//! that is named after the id.
 
 use crate::refusal::{Outcome, refuse};
 use crate::segment::{RANKS_MAX, Segment, standing};
@@ -9,7 +9,7 @@ use nccl_sys::*;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// Names a communicator, equally on all its ranks.
+/// Identifies a communicator; the same on all its ranks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(u128);
 
@@ -54,9 +54,9 @@ pub fn unique_id() -> Outcome<ncclUniqueId> {
     Ok(ncclUniqueId { internal: bytes.map(|byte| byte as libc::c_char) })
 }
 
-/// Who joins.
+/// The rank that joins.
 pub struct Member {
-    /// None for a child of a communicator.
+    /// Empty for a child communicator.
     pub ids: Vec<ncclUniqueId>,
     pub rank: usize,
     pub ranks: usize,
@@ -64,7 +64,7 @@ pub struct Member {
     pub bus_id: u64,
 }
 
-/// What an init answers that is lost on request.
+/// The result of an init that `WINDLASS_SIM_LOST_INITS` names.
 pub const LOST: ncclResult_t = ncclRemoteError;
 
 /// The number of an init of this process.
@@ -73,7 +73,7 @@ fn number() -> u64 {
     INITS.fetch_add(1, SeqCst) + 1
 }
 
-/// Joins the segment of `token` and waits for all ranks. `leave` ends the wait.
+/// Joins the segment of `token` and waits for all ranks. `leave` ends the wait. Fails if two ranks have the same device.
 pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segment> {
     let &Member { ref ids, rank, ranks, device, bus_id } = member;
     if ranks > RANKS_MAX {
@@ -122,7 +122,7 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
     }
     segment.leave_name();
     record.call.set("");
-    // Whatever comes of it: a root that cannot answer one rank answers none behind it.
+    // An error ends the init here: a root that cannot answer one rank does not answer the ranks after it.
     reported.map_or(Ok(()), |reported| reported.wait(&segment, rank, leave))?;
     for (first, second) in (0..ranks).flat_map(|first| (first + 1..ranks).map(move |second| (first, second)))
     {

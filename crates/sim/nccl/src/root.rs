@@ -1,11 +1,10 @@
-//! The root of an id, and how ranks go there: a thread of the process that made the id, behind a socket, with the bytes and
-//! the manners of NCCL 2.28.9's. What ranks tell each other goes through shared memory (`rendezvous.rs`); the root only says
-//! that all have been there.
+//! The root of an id, and how ranks report to it. The root is a thread of the process that made the id. It listens on a socket and
+//! speaks NCCL 2.28.9's protocol. Ranks exchange their data through shared memory (`rendezvous.rs`); the root only answers once all
+//! ranks have reported.
 //!
-//! A connection begins with the id's magic and a word for what it is. One that closes before it has said a magic, or says another, is
-//! dropped and the next one taken; before 2.27.3 one that closes ends the root. One that says nothing is waited for. Anything
-//! wrong behind the magic ends the root, and its ranks wait for ever. Once all ranks have been there the root is gone, and whoever
-//! comes with its id is refused.
+//! A connection begins with the id's magic and its type. The root drops one that closes before the magic or sends another magic, and
+//! accepts the next; before 2.27.3 one that closes ends the root. A silent connection is waited for. Invalid data after the magic ends
+//! the root, and its ranks wait for ever. Once all ranks have reported the root ends, and later connections are refused.
 
 use crate::dump;
 use crate::refusal::{Outcome, refuse};
@@ -23,7 +22,7 @@ use std::time::Instant;
 const BOOTSTRAP: i32 = 1;
 /// The first release whose root outlives a connection that closes before its magic.
 const ROBUST_SINCE: i32 = 22_703;
-/// `extInfo`: four numbers, where the rank waits for the root, where its neighbour finds it (unused here).
+/// `extInfo`: four numbers, the address where the rank waits for the root, and that for its neighbour (unused here).
 const REPORT_BYTES: usize = 4 * 4 + ADDRESS_BYTES + CONNECTION_BYTES;
 const ADDRESS_BYTES: usize = 28;
 const CONNECTION_BYTES: usize = 128;
@@ -34,12 +33,12 @@ fn magic(id: &ncclUniqueId) -> Magic {
     std::array::from_fn(|index| id.internal[index] as u8)
 }
 
-/// Where the root of an id is.
+/// The address of an id's root.
 fn address(id: &ncclUniqueId) -> SocketAddrV4 {
     read_address(&std::array::from_fn(|index| id.internal[8 + index] as u8))
 }
 
-/// A `sockaddr_in`.
+/// The address as the bytes of a `sockaddr_in`.
 pub fn write_address(place: SocketAddrV4) -> [u8; ADDRESS_BYTES] {
     let mut bytes = [0; ADDRESS_BYTES];
     bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
@@ -53,7 +52,7 @@ fn read_address(bytes: &[u8; ADDRESS_BYTES]) -> SocketAddrV4 {
     SocketAddrV4::new(ip, u16::from_be_bytes([bytes[2], bytes[3]]))
 }
 
-/// A socket at a free port of the interface that NCCL would take.
+/// Listens at a free port of the first address of `WINDLASS_SIM_ADDRESSES` that is this host's.
 fn listen() -> Outcome<(TcpListener, SocketAddrV4)> {
     let listener = settings().addresses.iter().find_map(|address| TcpListener::bind((*address, 0)).ok());
     let place = listener.as_ref().and_then(|listener| listener.local_addr().ok());
@@ -63,7 +62,7 @@ fn listen() -> Outcome<(TcpListener, SocketAddrV4)> {
     }
 }
 
-/// Starts the root of a new id, and says where it is.
+/// Starts the thread of a new id's root, and gives its address.
 pub fn start(magic: Magic) -> Outcome<SocketAddrV4> {
     let (listener, place) = listen()?;
     let thread = std::thread::Builder::new().name("sim-nccl root".into()).stack_size(128 << 10);
@@ -77,13 +76,13 @@ pub fn start(magic: Magic) -> Outcome<SocketAddrV4> {
     }
 }
 
-/// As NCCL closes: a forked child may have the descriptor, too.
+/// Shuts the socket down, as NCCL does: a forked child may still have the descriptor.
 fn close(listener: &TcpListener) {
     // SAFETY: no pointers.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
-/// What a rank says to the root.
+/// A rank's message to the root.
 #[derive(Clone, Copy)]
 struct Report {
     rank: i32,
@@ -109,7 +108,7 @@ impl Report {
         Report { rank: number(0), ranks: number(1), root: number(2), roots: number(3), answer_at }
     }
 
-    /// Of a report that is alike on all ranks: where the root's ranks begin, and how many they are.
+    /// The first rank of this root and its number of ranks; `None` if the numbers are invalid.
     fn share(&self) -> Option<(i32, i32)> {
         if self.ranks < 1 || self.roots < 1 || self.root < 0 || self.root >= self.roots {
             return None;
@@ -119,7 +118,7 @@ impl Report {
     }
 }
 
-/// Takes the reports of all ranks of this root, and with several roots that of the first of the next.
+/// Waits for the reports of all ranks of this root; with several roots also for that of the next root's first rank.
 fn collect(listener: &TcpListener, magic: Magic) -> io::Result<Vec<Report>> {
     let wrong = || io::Error::from(ErrorKind::InvalidData);
     let mut reports: Vec<Report> = Vec::new();
@@ -150,7 +149,7 @@ fn answer_all(reports: &[Report], magic: Magic) -> io::Result<()> {
     })
 }
 
-/// Takes the next connection that says the magic and what it is.
+/// Accepts the next connection that sends the magic and the right type.
 fn accept(listener: &TcpListener, magic: Magic) -> io::Result<TcpStream> {
     loop {
         let mut connection = match listener.accept() {
@@ -175,7 +174,7 @@ fn accept(listener: &TcpListener, magic: Magic) -> io::Result<TcpStream> {
     }
 }
 
-/// A message of this many bytes, behind its length.
+/// Receives a message of exactly `BYTES` bytes after its length.
 fn receive<const BYTES: usize>(connection: &mut TcpStream) -> io::Result<[u8; BYTES]> {
     let (mut length, mut bytes) = ([0; 4], [0; BYTES]);
     connection.read_exact(&mut length)?;
@@ -194,13 +193,14 @@ fn send(connection: &mut TcpStream, magic: Magic, message: &[u8]) -> io::Result<
     connection.write_all(message)
 }
 
-/// A rank that has told its root that it is there.
+/// A rank that has reported to its root.
 pub struct Reported {
     listener: TcpListener,
     magic: Magic,
 }
 
-/// Tells the root of its id, of several the one whose this rank is, and as the first of its root the one before.
+/// Reports this rank to the root of its id; of several, to the one that this rank belongs to. The first rank of a root also reports to
+/// the root before. Gives `None` without ids.
 pub fn report(ids: &[ncclUniqueId], rank: usize, ranks: usize) -> Outcome<Option<Reported>> {
     if ids.is_empty() {
         return Ok(None);
@@ -216,14 +216,14 @@ pub fn report(ids: &[ncclUniqueId], rank: usize, ranks: usize) -> Outcome<Option
     tell(&ids[root as usize], &of(root))?;
     if roots > 1 && of(root).share().is_some_and(|(begin, _)| begin == rank) {
         let before = (root + roots - 1) % roots;
-        // Its number as the root before counts: one behind its last.
+        // The root before expects the rank after its last one.
         let rank = if rank == 0 { ranks } else { rank };
         tell(&ids[before as usize], &Report { rank, ..of(before) })?;
     }
     Ok(Some(Reported { listener, magic: magic(&ids[root as usize]) }))
 }
 
-/// Where nobody listens NCCL asks for a minute; here nobody ever comes.
+/// Sends a report to the root of an id. If nothing listens there it fails at once; NCCL tries for a minute.
 fn tell(id: &ncclUniqueId, report: &Report) -> Outcome {
     let root = address(id);
     let told =
@@ -232,7 +232,7 @@ fn tell(id: &ncclUniqueId, report: &Report) -> Outcome {
 }
 
 impl Reported {
-    /// Waits for the root's word that all have been there.
+    /// Waits for the root's answer, which it gives once all ranks have reported.
     pub fn wait(self, segment: &Segment, rank: usize, leave: &AtomicBool) -> Outcome {
         let began = Instant::now();
         let mut poll = libc::pollfd { fd: self.listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };

@@ -1,7 +1,7 @@
-//! The shared memory of one communicator: a record a rank, a staging slot a rank, a ring a directed pair; and how
-//! ranks wait for each other in it.
+//! The shared memory of one communicator, in which its ranks wait for each other. Each rank has a record and staging slots, each
+//! directed pair (sender, receiver) has a ring.
 //!
-//! The file is sparse. What is used is first allocated with fallocate, so that a full /dev/shm is an error and never
+//! The file is sparse. A part is allocated with fallocate before its first use, so that a full /dev/shm is an error and never
 //! SIGBUS.
 
 use crate::refusal::{Outcome, refuse};
@@ -26,7 +26,7 @@ pub const EXCHANGE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
 const NAP: Duration = Duration::from_millis(100);
 
-/// Text that other processes may read while it changes; a torn one only spoils a dump.
+/// Text that other processes may read while it changes. Mixed text appears in dumps only.
 #[repr(C)]
 pub struct Text<const N: usize> {
     length: AtomicU32,
@@ -49,7 +49,7 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// Where a rank stands.
+/// Values of `RankRecord::standing`.
 pub mod standing {
     pub const ABSENT: u32 = 0;
     pub const ALIVE: u32 = 1;
@@ -62,13 +62,13 @@ pub mod standing {
 pub struct Header {
     pub ranks: AtomicU32,
     pub joined: AtomicU32,
-    /// 1 + the rank that found misuse; everybody else leaves.
+    /// 1 + the rank that found misuse, 0 for none; the other ranks' processes end, too.
     pub failed: AtomicU32,
     pub dumped: AtomicU32,
     pub name: Text<64>,
 }
 
-/// What one call tells the others about itself, so that they can compare.
+/// The facts of a call that its ranks compare.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 pub struct CallFacts {
@@ -78,7 +78,7 @@ pub struct CallFacts {
     pub root: i32,
     pub count: u64,
     pub captured: u32,
-    /// See `registration::Coverage`.
+    /// See `lookup::Coverage`.
     pub coverage: u32,
     /// 1 + the number of the window, 0 for none, and the offset in it.
     pub send_window: u64,
@@ -94,14 +94,14 @@ pub struct RankRecord {
     pub process: AtomicI32,
     pub device: AtomicI32,
     pub bus_id: AtomicU64,
-    /// Rung after every change that this rank may wait for.
+    /// Futex word, increased after every change that this rank may wait for.
     bell: AtomicU32,
     waiters: AtomicU32,
     /// Phases of collectives that this rank has completed.
     pub phase: AtomicU64,
-    /// Exchanges that this rank has written its part of.
+    /// Exchanges for which this rank has written its note.
     pub exchanged: AtomicU64,
-    /// Exchanges of which this rank has read every part.
+    /// Exchanges of which this rank has read all notes.
     pub exchange_read: AtomicU64,
     pub operation: AtomicU64,
     pub all_facts: [std::cell::UnsafeCell<CallFacts>; 2],
@@ -158,12 +158,12 @@ struct Layout {
     total: usize,
 }
 
-/// Unreceived bytes that a send absorbs, as measured on NCCL.
+/// Bytes that a pair's sends may move before the receiver takes any, as measured on NCCL.
 pub fn absorbed_bytes(ranks: usize) -> u64 {
     if ranks <= 2 { 64 << 20 } else { 32 << 20 }
 }
 
-/// One block more than is absorbed: the sender never comes into the block that the receiver is about to give back.
+/// One block more than is absorbed: so the sender never writes into the block that the receiver is about to free.
 fn ring_bytes(ranks: usize) -> u64 {
     absorbed_bytes(ranks) + RING_BLOCK_BYTES
 }
@@ -199,7 +199,7 @@ impl Segment {
             complete: AtomicBool::new(false),
         };
         segment.allocate(0, staging)?;
-        // Growing only: a segment of another number of ranks is found out by its header.
+        // The file only grows: a segment of another number of ranks is detected by its header.
         // SAFETY: the descriptor is ours.
         let size = unsafe {
             let mut about: libc::stat = std::mem::zeroed();
@@ -295,7 +295,7 @@ impl Segment {
         }
     }
 
-    /// Takes the name away: everybody has mapped the segment, or nobody will.
+    /// Removes the file's name, once: all ranks have mapped the segment, or its init has failed.
     pub fn unlink(&self) {
         if !self.complete.swap(true, SeqCst) {
             // SAFETY: the path is a C string.
@@ -303,7 +303,7 @@ impl Segment {
         }
     }
 
-    /// Somebody else has unlinked the name, or will.
+    /// Makes [`Segment::unlink`] do nothing here: the rank that joined last removes the name.
     pub fn leave_name(&self) {
         self.complete.store(true, SeqCst);
     }
@@ -346,7 +346,7 @@ impl Segment {
                 strict::follow(self, rank);
             }
             let since = *started.get_or_insert_with(Instant::now);
-            // Told anew now and then, for what is missing changes while this rank sleeps.
+            // Written again at times: what this rank waits for may change meanwhile.
             if told <= since || told.elapsed() > NAP / 2 {
                 record.waits_for.set(&what());
                 told = Instant::now();

@@ -1,19 +1,19 @@
-//! The simulator's environment variables, read once, at the first need.
+//! The simulator's environment variables, read once, at the first use.
 
 use std::net::Ipv4Addr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 pub struct Settings {
-    /// `WINDLASS_SIM_STRICT`, default 1: whether misuse that would corrupt or leak on NCCL is a failure.
+    /// `WINDLASS_SIM_STRICT`, default 1: whether misuse that NCCL would not detect is a failure.
     pub strict: bool,
     /// `WINDLASS_SIM_TIMEOUT_MS`, default 20000: how long an operation waits without progress.
     pub timeout: Duration,
-    /// `WINDLASS_SIM_NCCL_LOG`, default 0: one line a call on stderr.
+    /// `WINDLASS_SIM_NCCL_LOG`, default 0: whether each call writes a line to stderr.
     pub log: bool,
     /// `NCCL_LEGACY_CUDA_REGISTER`, default 0: as in NCCL, cudaMalloc memory can be registered.
     pub legacy_registration: bool,
-    /// `WINDLASS_SIM_LOST_INITS`, default none: which inits of this process fail, by number from 1.
+    /// `WINDLASS_SIM_LOST_INITS`, default none: which inits of this process fail after they have joined, by number from 1.
     pub lost_inits: Vec<u64>,
     /// `WINDLASS_SIM_REFUSED_INITS`, default none: which inits of this process fail before they join, by number from 1.
     pub refused_inits: Vec<u64>,
@@ -21,19 +21,19 @@ pub struct Settings {
     pub deregistration: Duration,
     /// `WINDLASS_SIM_ALLOC_MS`, default 0: how long `ncclMemAlloc` takes.
     pub allocation: Duration,
-    /// `WINDLASS_SIM_FAILED_LAUNCHES`, default none: which launches of collectives of this process fail and run all the same,
+    /// `WINDLASS_SIM_FAILED_LAUNCHES`, default none: which launches of collectives of this process return an error but run,
     /// by number from 1.
     pub failed_launches: Vec<u64>,
     /// `WINDLASS_SIM_KEPT_REGISTRATIONS`, default none: which ends of registrations of this process fail, by number from 1.
     pub kept_registrations: Vec<u64>,
-    /// `WINDLASS_SIM_ADDRESSES`, default 127.0.0.1: where the roots of ids listen, at the first of these that is this host's.
+    /// `WINDLASS_SIM_ADDRESSES`, default 127.0.0.1: roots of ids and their ranks listen at the first of these that is this host's.
     pub addresses: Vec<Ipv4Addr>,
     /// `NCCL_GRAPH_MIXING_SUPPORT`, default 1: whether graphs are ordered against other graphs and eager operations.
     pub mixes_graphs: bool,
-    /// `WINDLASS_SIM_NCCL_RINGS`, default 0: whether the order of a sum depends on the size of the call, as that of rings does.
+    /// `WINDLASS_SIM_NCCL_RINGS`, default 0: whether the sum of each rank's share starts at another rank, as in rings.
     pub folds_in_rings: bool,
-    /// `WINDLASS_SIM_NCCL_VERSION`, default 22809: which release this is in `ncclGetVersion`, in the order of a group's communicators
-    /// and in that of its collectives.
+    /// `WINDLASS_SIM_NCCL_VERSION`, default 22809: the release that is simulated in `ncclGetVersion`, in the order of a group's
+    /// communicators and collectives, in windows, memory and roots.
     pub version: i32,
 }
 

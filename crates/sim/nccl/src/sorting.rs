@@ -1,20 +1,20 @@
-//! In which order NCCL runs a communicator's collectives of one group. It sorts them by size (2.28.9: `ncclTaskCollSorterInsert` in
-//! src/include/comm.h, `ncclPrepareTasks` in src/enqueue.cc), so ranks may call them in any order if no two are of one bin.
+//! The order in which NCCL runs a communicator's collectives of one group. NCCL sorts them by size (2.28.9: `ncclTaskCollSorterInsert` in
+//! src/include/comm.h, `ncclPrepareTasks` in src/enqueue.cc). So ranks may call them in different orders if no two are in one size bin.
 
 use crate::operation::{Call, Kind};
 use std::cmp::Reverse;
 
-/// The first release that does, for all programs.
+/// The first release that sorts, for all programs.
 pub const SORTED_SINCE: i32 = 22_203;
 
-/// The places of these calls as they run. What NCCL makes of sends and receives comes last.
+/// The indices of `calls` in the order in which they run. Calls that NCCL makes of sends and receives come last.
 pub fn places(calls: &[Call], ranks: usize) -> Vec<usize> {
     let (mut sorted, messages): (Vec<usize>, Vec<usize>) =
         (0..calls.len()).partition(|place| traffic(&calls[*place], ranks).is_some());
-    // The last first of one bin.
+    // Within one bin the last call comes first.
     sorted.reverse();
     sorted.sort_by_key(|place| Reverse(traffic(&calls[*place], ranks).map(bin)));
-    // What one kernel can run, that of the largest first.
+    // Calls that one kernel can run together; the group with the largest call comes first.
     let mut works: Vec<Vec<usize>> = Vec::new();
     for place in sorted {
         let work = work(&calls[place]);
@@ -27,7 +27,7 @@ pub fn places(calls: &[Call], ranks: usize) -> Vec<usize> {
     smallest_first.chain(messages).collect()
 }
 
-/// Bytes, as NCCL weighs them.
+/// The bytes by which NCCL sorts a call; `None` for calls that it makes of sends and receives.
 fn traffic(call: &Call, ranks: usize) -> Option<usize> {
     let times = match call.kind {
         Kind::AllReduce => 2,
@@ -38,7 +38,7 @@ fn traffic(call: &Call, ranks: usize) -> Option<usize> {
     Some(call.bytes().saturating_mul(times))
 }
 
-/// Four for each power of two, from 1 KiB to 1 GiB.
+/// The size bin of some traffic: four bins for each power of two, up to 1 GiB.
 fn bin(traffic: usize) -> usize {
     let units = traffic.min(1 << 30) >> 10;
     match units {
@@ -63,7 +63,7 @@ mod tests {
         Call { kind, send: 0, receive: 0, count, datatype: ncclInt8, operator: ncclSum, root: 0, stream: 0 }
     }
 
-    /// Bins go up by at most a quarter, none is left out.
+    /// Bins are numbered without gaps; sizes above 1 GiB share the last one.
     #[test]
     fn bins() {
         let edges = [0, 1 << 10, 2 << 10, 3 << 10, 4 << 10, 5 << 10, 6 << 10, 7 << 10, 8 << 10, 10 << 10];
@@ -71,7 +71,8 @@ mod tests {
         assert_eq!((bin((10 << 10) - 1), bin(1 << 30), bin(1 << 40)), (8, 76, 76));
     }
 
-    /// The work of the largest first, of one work the smallest, of one bin in call order; works of one bin the last called first.
+    /// The kernel of the largest call runs first; within a kernel the smallest call is first, and calls of one bin stay in call order.
+    /// Of kernels whose largest calls are in one bin, the last called runs first.
     #[test]
     fn sorted() {
         use Kind::{AllGather, AllReduce, AlltoAll, Broadcast, Send};

@@ -1,4 +1,4 @@
-//! Children of a communicator: splits by color, shrinks by exclusion.
+//! Child communicators: `ncclCommSplit` and `ncclCommShrink`.
 
 use crate::communicator::{self, Communicator, Config, Init, find};
 use crate::driver::driver;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Where the handle goes, when the child is complete.
+/// The caller's place for the handle, written when the child is complete.
 #[derive(Clone, Copy)]
 struct Out(usize);
 
@@ -24,7 +24,8 @@ impl Out {
     }
 }
 
-/// A configuration that NCCL refuses leaves in the parent a pointer to what it has freed for the child (2.28.9, childAbortFlag).
+/// Reads a child's configuration. If it is refused the parent is marked: NCCL 2.28.9 keeps a pointer in it to memory that it has freed
+/// for the child (`childAbortFlag`).
 ///
 /// # Safety
 /// As `arguments::read_config` asks.
@@ -124,7 +125,7 @@ pub unsafe fn shrink(
     out.write(std::ptr::null_mut());
     let survivors: Vec<usize> =
         (0..parent.ranks).filter(|rank| !excluded.contains(&(*rank as i32))).collect();
-    // Survivors need no word with each other: who they are names the child.
+    // Survivors exchange nothing: the set of their ranks determines the child's token.
     let mask = survivors.iter().fold(0i64, |mask, rank| mask | 1 << rank);
     let count = *lock(&parent.shrinks).entry(mask).and_modify(|count| *count += 1).or_default();
     let token = parent.token.child("shrink", count, mask);
@@ -137,7 +138,7 @@ pub unsafe fn shrink(
 
 const SHRINK_ABORT: i32 = 1;
 
-/// Makes the child and meets its other ranks.
+/// Makes the child, waits for its other ranks, and writes its handle.
 fn bear(
     parent: &Arc<Communicator>,
     rank: usize,

@@ -1,4 +1,4 @@
-//! What happens when misuse is found: lines on stderr, then the end of the process with status 86.
+//! Reports of misuse: lines on stderr, then the end of the process with status 86, and of the peers' processes.
 
 use crate::dump;
 use crate::segment::Segment;
@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering::SeqCst;
 
 pub const STATUS: i32 = 86;
 
-/// Whether misuse that NCCL would let pass, until it corrupts, is a failure.
+/// Whether misuse that NCCL would not detect is a failure (`WINDLASS_SIM_STRICT`).
 pub fn enabled() -> bool {
     settings().strict
 }
 
-/// One line on stderr, in one write, so that lines of several processes do not mix. Never panics.
+/// Writes a line to stderr in one call, so that lines of several processes do not mix. Never panics.
 pub fn say(text: &str) {
     let line = format!("sim-nccl: {text}\n");
     // SAFETY: the buffer is as long as said.
@@ -23,7 +23,7 @@ unsafe extern "C" {
     static stdout: *mut libc::FILE;
 }
 
-/// Ends the process. What the program has printed so far is not lost.
+/// Ends the process at once, without exit handlers, after flushing stdout.
 pub fn leave() -> ! {
     // SAFETY: `stdout` is libc's. _exit runs no handlers, which may wait for threads that are stuck.
     unsafe {
@@ -32,13 +32,13 @@ pub fn leave() -> ! {
     }
 }
 
-/// How lines name a communicator and a rank.
+/// The name of a communicator and a rank in reports.
 pub fn name(segment: &Segment, rank: usize) -> String {
     let name = segment.header().name.get();
     format!("communicator {name} ({} ranks) rank {rank}", segment.ranks())
 }
 
-/// Reports misuse found by `rank` and ends the process; peers follow.
+/// Reports misuse found by `rank` and ends the process; the peers' processes end, too, when they next wait.
 pub fn fail(segment: &Segment, rank: usize, lines: &[String]) -> ! {
     let name = name(segment, rank);
     let text: Vec<String> = lines.iter().map(|line| format!("{name}: {line}")).collect();
@@ -49,7 +49,7 @@ pub fn fail(segment: &Segment, rank: usize, lines: &[String]) -> ! {
     leave()
 }
 
-/// A peer has reported misuse: end as well.
+/// Ends the process because a peer has reported misuse.
 pub fn follow(segment: &Segment, rank: usize) -> ! {
     let failed = segment.header().failed.load(SeqCst) - 1;
     let call = segment.rank(rank).call.get();

@@ -1,4 +1,4 @@
-//! Windows: symmetric registrations that all ranks make together.
+//! Windows: memory that all ranks register together.
 
 use crate::communicator::Communicator;
 use crate::driver::driver;
@@ -20,7 +20,7 @@ const SYMMETRIC: i32 = 1;
 /// NCCL_WIN_REQUIRED_ALIGNMENT, counted from the start of the allocation.
 const ALIGNMENT_BYTES: usize = 4096;
 
-/// A window that lives. Its memory lives with it, also beyond `ncclMemFree`, as the handles do that peers have imported.
+/// A registered window. It keeps its memory, also after `ncclMemFree`, as the peers' mappings in NCCL do.
 pub struct Window {
     pub range: Range,
     /// Equal on all ranks.
@@ -34,7 +34,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Fails if an operation uses it: its mappings go, and its record.
+    /// Ends the process if an operation still uses the window, whose mappings and record are about to go.
     fn check_idle(&self, communicator: &Communicator) {
         let uses = self.in_flight.load(SeqCst);
         if uses > 0 && strict::enabled() && !communicator.leave.load(SeqCst) {
@@ -67,12 +67,12 @@ impl Drop for Use {
 pub struct Windows {
     entries: Vec<Arc<Window>>,
     made: u64,
-    /// Whether a symmetric one was asked for.
+    /// Whether a symmetric window was ever requested.
     is_begun: bool,
 }
 
 impl Windows {
-    /// The window that holds `address`; NCCL looks at no more than a buffer's start.
+    /// The window that holds `address`. NCCL, too, looks at a buffer's start only.
     pub fn find(&self, address: usize) -> Option<&Arc<Window>> {
         let holds = |window: &&Arc<Window>| {
             (window.range.address..window.range.address + window.range.bytes).contains(&address)
@@ -90,20 +90,20 @@ impl Windows {
         self.entries.iter().map(|window| &window.range)
     }
 
-    /// How many were ever made.
+    /// How many windows were ever made.
     pub fn made(&self) -> u64 {
         self.made
     }
 }
 
-/// Since this release a registration maps anew an allocation that a window has; before, a rank that has one skips the exchange for
-/// which others wait.
+/// From this release on a registration maps an allocation again that has a window already. Before, a rank with such an allocation skips
+/// the exchange for which other ranks wait.
 const MAPS_ANEW_SINCE: i32 = 23_003;
-/// Since this release allocations of unlike size on two ranks can be mapped.
+/// The first release that maps allocations of different sizes on different ranks.
 const UNLIKE_SINCE: i32 = 23_007;
 
-/// NCCL's symmetric kernels are made ready with the first symmetric window that is asked for: by all ranks together, before any
-/// looks at what it was given (2.28.9, ncclSymkInitOnce).
+/// Prepares NCCL's symmetric kernels at the first request of a symmetric window. All ranks do this together, before any of them checks
+/// its arguments (2.28.9, ncclSymkInitOnce).
 fn begin(communicator: &Communicator, flags: i32) -> Outcome {
     if flags & SYMMETRIC == 0 || communicator.ranks == 1 {
         return Ok(());
@@ -118,10 +118,10 @@ fn begin(communicator: &Communicator, flags: i32) -> Outcome {
     }
 }
 
-/// Registers a window with all ranks.
+/// Registers a window together with all ranks, waits for them, and gives its handle: 0 if cuMem is off.
 pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outcome<usize> {
     communicator.ensure_ready()?;
-    // As 2.30.7 answers.
+    // The answer of 2.30.7.
     if !legacy::cu_mem() {
         return Ok(0);
     }
@@ -155,7 +155,7 @@ pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outc
     Ok(handle)
 }
 
-/// Meets the other ranks, and maps everybody's allocation.
+/// Exchanges descriptors with all ranks, and maps their allocations.
 fn reach(
     communicator: &Communicator,
     buffer: Buffer,
@@ -181,12 +181,12 @@ fn reach(
         .map(|note| Exported { descriptor: note.values[4] as i32, bytes: note.values[2] as usize })
         .collect();
     let reach = Reach::new(communicator, &exports, buffer.address - allocation);
-    // Only now everybody has opened what is exported here.
+    // This rank's descriptor stays open until all ranks have opened it.
     meet(WINDOW_MAPPED, [0; 5])?;
     reach
 }
 
-/// Ends the process where NCCL would hang or worse.
+/// Ends the process if the ranks' arguments differ so that NCCL would hang or corrupt memory.
 fn compare(communicator: &Communicator, notes: &[Note]) {
     let differ = |of: usize| notes.iter().any(|note| note.values[of] != notes[0].values[of]);
     let version = settings().version;

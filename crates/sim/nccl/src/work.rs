@@ -1,4 +1,4 @@
-//! What an operation is, for the modelled clock of the simulated driver. Pure.
+//! Describes an operation for the modelled clock of the simulated driver. Pure.
 
 use crate::operation::{Call, Kind};
 use std::ffi::{CStr, c_char};
@@ -13,12 +13,12 @@ pub struct SimWork {
     reserved: u32,
 }
 
-/// As [`SimWork`].
+/// The content of a [`SimWork`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Work {
     side: &'static CStr,
     operation: &'static CStr,
-    /// Of this rank's larger buffer, as `windlass bench` counts them; of a group those of all.
+    /// Bytes of this rank's larger buffer, as `windlass bench` counts them; in a group the sum over its calls.
     bytes: u64,
     ranks: usize,
 }
@@ -35,7 +35,7 @@ impl From<Work> for SimWork {
     }
 }
 
-/// Of all that one group does on one communicator. `registered`: all its calls are over registered buffers.
+/// The work of all calls of one group on one communicator. `registered`: all of them run over registered buffers.
 pub fn of(calls: &[Call], ranks: usize, registered: bool) -> Work {
     let side = if registered { c"registered" } else { c"nccl" };
     let sum = |wanted: fn(Kind) -> bool| {
@@ -46,7 +46,7 @@ pub fn of(calls: &[Call], ranks: usize, registered: bool) -> Work {
     Work { side, operation: name(calls), bytes, ranks }
 }
 
-/// Of the larger buffer.
+/// Bytes of a call's larger buffer.
 fn bytes(call: &Call, ranks: usize) -> u64 {
     let parts = match call.kind {
         Kind::AllGather | Kind::ReduceScatter | Kind::AlltoAll | Kind::Gather | Kind::Scatter => ranks,
@@ -55,7 +55,7 @@ fn bytes(call: &Call, ranks: usize) -> u64 {
     (call.bytes() * parts) as u64
 }
 
-/// The first collective's. Several with a root each are one of uneven parts.
+/// The name of the first collective. Several broadcasts or reduces with different roots are one uneven collective.
 fn name(calls: &[Call]) -> &'static CStr {
     let Some(first) = calls.iter().find(|call| !call.kind.is_message()) else { return c"send_recv" };
     match first.kind {
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(told(&[call(Kind::Broadcast, 10, 1)]), (c"broadcast", 40));
     }
 
-    /// A group is one operation: of messages the way counts that has more, of rooted collectives the roots.
+    /// A group is one operation. Of sends or receives the larger sum counts; rooted collectives with different roots are uneven.
     #[test]
     fn groups() {
         let sends = [call(Kind::Send, 10, 1), call(Kind::Recv, 4, 2), call(Kind::Recv, 5, 1)];

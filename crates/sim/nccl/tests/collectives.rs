@@ -1,4 +1,4 @@
-//! Tests of every collective against a reference, with ranks as threads and as processes.
+//! Tests every collective against a reference, with ranks as threads and as processes.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -35,7 +35,7 @@ fn collectives_as_processes() {
     }
 }
 
-/// Sums, products, minima, maxima and averages of every type are NCCL's.
+/// Sums, products, extremes and averages of every type have NCCL's semantics.
 #[test]
 fn all_types_and_operators() {
     expect_success("types", Ranks::Threads(3));
@@ -153,13 +153,13 @@ fn types(rank: &mut Rank) {
                 unsafe { (nccl.all_reduce)(send, receive, 1, datatype, operator as i32, comm, stream) };
             assert_eq!(code, SUCCESS);
             let wanted = encode(datatype, *expected);
-            // Products of 16-bit floats round; sums do not with these values.
+            // Products of 16-bit floats round; sums do not here.
             let exact = operator != 1 || !matches!(datatype, 6 | 9);
             let got = rank.download::<u8>(receive, wanted.len());
             assert!(!exact || got == wanted, "type {datatype} operator {operator}: {got:?}, not {wanted:?}");
         }
     }
-    // -7 and -7 (and -7): the sum wraps in the type, the average is truncated towards zero.
+    // -7 and -7 (and -7): the sum wraps in the type, the average truncates towards zero.
     let send = rank.upload(&[if me == 0 { -7i32 } else { -6 }]);
     let receive = rank.upload(&[0i32]);
     assert_eq!(unsafe { (nccl.all_reduce)(send, receive, 1, INT32, AVERAGE, comm, stream) }, SUCCESS);

@@ -1,4 +1,4 @@
-//! Tests of inits, children and ends of communicators, of arguments, and of exports.
+//! Tests of inits, child communicators and ends; of arguments and exports.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -43,7 +43,7 @@ fn child() {
     ]);
 }
 
-/// Rank, count and device are those of the init; then finalize and destroy work.
+/// Queries give the rank, count and device of the init; then finalize and destroy.
 #[test]
 fn queries_answer() {
     expect_success("queries", Ranks::Processes(3));
@@ -62,26 +62,26 @@ fn nonblocking_inits() {
     expect_success("nonblocking", Ranks::Processes(2));
 }
 
-/// Splits order ranks by key, skip NOCOLOR, and write the handle when the group ends.
+/// Splits order ranks by key, leave NOCOLOR out, and write the handle when the group ends.
 #[test]
 fn children_by_color() {
     expect_success("splits", Ranks::Threads(4));
     expect_success("splits", Ranks::Processes(4));
 }
 
-/// Only the survivors call to make a shrunk communicator.
+/// Survivors make a shrunk communicator without the excluded ranks.
 #[test]
 fn children_by_exclusion() {
     expect_success("shrinks", Ranks::Processes(3));
 }
 
-/// An abort from another thread ends a stream's wait.
+/// An abort from another thread ends a stuck operation.
 #[test]
 fn aborts_free_streams() {
     expect_success("aborts", Ranks::Processes(2));
 }
 
-/// An abort also ends what is queued behind a waiting operation, on other streams and in shared orders, and inits.
+/// An abort also ends operations that are queued after a stuck one, on other streams and in shared orders, and inits.
 #[test]
 fn aborts_reach_everything() {
     expect_success("abort_queued", Ranks::Threads(2));
@@ -89,19 +89,19 @@ fn aborts_reach_everything() {
     expect_success("abort_init", Ranks::Processes(1));
 }
 
-/// A full /dev/shm gives an error code.
+/// A full /dev/shm is an error code.
 #[test]
 fn no_shared_memory_is_an_error() {
     expect_success("full", Ranks::Processes(1));
 }
 
-/// Several ids name one communicator. A group that ends with ncclGroupSimulateEnd runs nothing.
+/// Several ids name one communicator; a simulated group runs nothing.
 #[test]
 fn several_ids_and_simulated_groups() {
     expect_success("scalable", Ranks::Processes(2));
 }
 
-/// A finalize or destroy in a group happens at the group's end, also of a nonblocking communicator.
+/// Ends of communicators inside a group wait for the group's end, also for nonblocking communicators.
 #[test]
 fn ends_in_groups() {
     expect_success("grouped_ends", Ranks::Threads(2));
@@ -127,25 +127,25 @@ fn one_device_one_rank() {
     expect_success("duplicate_device", Ranks::Threads(2));
 }
 
-/// Wrong arguments get NCCL's codes and messages.
+/// Bad arguments get NCCL's codes and messages.
 #[test]
 fn bad_arguments() {
     expect_success("arguments", Ranks::Threads(1));
 }
 
-/// ncclMemAlloc, nested registrations, and windows work.
+/// `ncclMemAlloc`, nested registrations and windows work.
 #[test]
 fn memory_and_registrations() {
     expect_success("memory", Ranks::Processes(2));
 }
 
-/// A child forked after the first communicator gets errors.
+/// A child forked after the first communicator is refused.
 #[test]
 fn forked_children_are_refused() {
     expect_success("forks", Ranks::Threads(1));
 }
 
-/// Every entry point of 2.28 is exported under both names. Nothing newer or foreign is, except functions for tests.
+/// Every entry point of 2.28 is exported under both names, and nothing else but the counters for tests.
 #[test]
 fn exports_are_those_of_2_28() {
     let library = libraries().join("libnccl.so.2");
@@ -174,7 +174,7 @@ fn exports_are_those_of_2_28() {
     assert_eq!(names, wanted);
 }
 
-/// Like the real library, the simulator calls some of its own functions by names that a preloaded library may have taken.
+/// Like the real library, the simulator calls some of its own functions through public names that a preloaded library can replace.
 #[test]
 fn own_names_can_be_taken() {
     let library = libraries().join("libnccl.so.2");
@@ -188,21 +188,20 @@ fn own_names_can_be_taken() {
     }
 }
 
-/// An id serves one communicator: its root ends when all its ranks have been there.
+/// An id makes one communicator only: its root ends when all ranks have reported.
 #[test]
 fn used_id_is_refused() {
     expect_success("id_twice", Ranks::Processes(3));
     expect_success("id_twice", Ranks::Threads(1));
 }
 
-/// Connections without NCCL's magic do not harm the root: other bytes, or a connection closed or reset before its magic is
-/// complete.
+/// Unknown connections do not harm the root: other bytes, or a connection that is closed or reset before it has sent the magic.
 #[test]
 fn root_takes_unknown_connections() {
     expect_success("unknown_connections", Ranks::Processes(3));
 }
 
-/// Before 2.27.3 a connection that closes before its magic is complete ends the root.
+/// Before 2.27.3 a connection that closes before it has sent the magic ends the root.
 #[test]
 fn root_can_be_ended() {
     let is_harmless = |version: &str| {
@@ -213,13 +212,13 @@ fn root_can_be_ended() {
     assert!(is_harmless("22703"));
 }
 
-/// Threads without a current context, or with another device's, can run operations and end communicators.
+/// Threads without a current context, or with another device's, run operations and end communicators.
 #[test]
 fn any_context_will_do() {
     expect_success("no_context", Ranks::Processes(2));
 }
 
-/// The main thread uses everything in exit handlers, after the end of its thread-local storage.
+/// The main thread can use a communicator in exit handlers, after its thread-local storage was destroyed.
 #[test]
 fn usable_in_exit_handlers() {
     for ended in run("at_exit", Ranks::Processes(2), &[]) {
@@ -247,7 +246,7 @@ fn queries(rank: &mut Rank) {
     assert!(rank.nccl.last_error().contains("was destroyed"), "{}", rank.nccl.last_error());
 }
 
-/// Sums over communicators of devices 0… in one thread.
+/// Sums over the communicators of devices 0, 1 and so on, all in this thread.
 fn sum_over(rank: &Rank, comms: &[Comm]) {
     let streams: Vec<usize> = (0..comms.len() as i32)
         .map(|device| {
@@ -292,7 +291,7 @@ fn grouped_init(rank: &mut Rank) {
     assert_eq!(rank.nccl.last_error(), "ncclGroupEnd: not in a group call.");
 }
 
-/// Polls until the communicator is no longer in progress.
+/// Waits until the communicator's state is no longer "in progress", and gives it.
 fn settle(rank: &Rank, comm: Comm) -> i32 {
     let mut code = IN_PROGRESS;
     while code == IN_PROGRESS {
@@ -381,7 +380,7 @@ fn aborts(rank: &mut Rank) {
     rank.join();
     let buffer = rank.upload(&[1f32]);
     if rank.rank == 0 {
-        // No other rank joins this one.
+        // The peers do not take part in this one.
         assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
         assert!(!rank.cuda.is_idle(rank.stream));
     }
@@ -407,7 +406,7 @@ fn abort_queued(rank: &mut Rank) {
     rank.cuda.synchronize(first);
 }
 
-/// The abort ends the child's waiting operation, and the parent's runs after it.
+/// An abort ends the child's stuck operation; then the parent's runs.
 fn abort_shared_order(rank: &mut Rank) {
     rank.join();
     let mut config = Config { split_share: 1, ..Config::default() };
@@ -471,7 +470,7 @@ fn exits(rank: &mut Rank) {
     std::process::exit(3);
 }
 
-/// A limit on file sizes stands for a full file system.
+/// A limit on file sizes has the effect of a full file system.
 fn full(rank: &mut Rank) {
     let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
     unsafe {
@@ -534,7 +533,7 @@ fn arguments(rank: &mut Rank) {
     assert_eq!(rank.send(buffer, 4, 9), INVALID_ARGUMENT);
     assert_eq!(rank.all_reduce(0, 0, 1), INVALID_ARGUMENT);
     assert_eq!(rank.all_reduce(0, 0, 0), SUCCESS);
-    // An error inside a group is also the result of its end, and nothing of the group runs.
+    // An error inside a group comes again at its end, and nothing of the group runs.
     let code = nccl.group(|| {
         assert_eq!(rank.send(buffer, 4, 9), INVALID_ARGUMENT);
     });
@@ -589,7 +588,7 @@ fn forks(rank: &mut Rank) {
     rank.leave();
 }
 
-/// Proof that the helper, on which all these tests depend, detects a failed child.
+/// Checks the helper: it must report a process that fails.
 #[test]
 fn a_child_that_fails_is_seen() {
     let started = Instant::now();
@@ -604,7 +603,7 @@ fn id_twice(rank: &mut Rank) {
     assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
     assert_eq!(rank.download::<f32>(buffer, 1), [rank.ranks as f32]);
     rank.leave();
-    // The root ends a moment after its last message.
+    // The root closes its socket a moment after its last answer.
     while TcpStream::connect(root_of(&rank.id)).is_ok() {
         std::thread::yield_now();
     }
@@ -614,7 +613,7 @@ fn id_twice(rank: &mut Rank) {
     assert_eq!(unsafe { (rank.nccl.abort)(comm) }, SUCCESS);
 }
 
-/// Where the root of an id listens.
+/// The address of an id's root.
 fn root_of(id: &[u8; 128]) -> SocketAddr {
     SocketAddr::from(([id[12], id[13], id[14], id[15]], u16::from_be_bytes([id[10], id[11]])))
 }
@@ -637,7 +636,7 @@ fn unknown_connections(rank: &mut Rank) {
 }
 
 fn early_leaver(rank: &mut Rank) {
-    // The root is in this process, with its environment.
+    // The root runs in this process, with its environment.
     let mut id = UniqueId([0; 128]);
     assert_eq!(unsafe { (rank.nccl.get_unique_id)(&mut id) }, SUCCESS);
     drop(TcpStream::connect(root_of(&id.0)));

@@ -1,4 +1,4 @@
-//! Tests of sends, receives, groups, the total order of operations and the depth of the FIFO.
+//! Tests of sends, receives, groups, the total order and the depth of the FIFO.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -35,7 +35,7 @@ fn rings() {
     expect_success("ring", Ranks::Processes(2));
 }
 
-/// A group may send to its own rank. Without the matching receive that is refused.
+/// A rank may send to itself inside a group; without a matching receive that is refused.
 #[test]
 fn self_sends() {
     expect_success("self_send", Ranks::Threads(2));
@@ -53,7 +53,7 @@ fn fifo_of_messages() {
     );
 }
 
-/// 64 MiB of sends complete before their receive is posted, 72 MiB do not; with four ranks 32 and 40.
+/// 64 MiB complete before their receive is posted, 72 MiB do not; with four ranks 32 and 40.
 #[test]
 fn fifo_of_bytes() {
     let short = [("WINDLASS_SIM_TIMEOUT_MS", "1000")];
@@ -74,21 +74,21 @@ fn one_order_for_all_streams() {
     );
 }
 
-/// Two communicators in one group, and one group over several streams.
+/// A group may have two communicators, and several streams.
 #[test]
 fn groups_over_communicators_and_streams() {
     expect_success("two_communicators", Ranks::Threads(2));
     expect_success("many_streams", Ranks::Processes(2));
 }
 
-/// A long random mixture on two communicators and two streams, which each rank chooses by itself, keeps its data.
+/// A long random mixture of calls on two communicators keeps its data. Each rank picks one of two streams by itself.
 #[test]
 fn mixtures() {
     expect_success("mixture", Ranks::Processes(4));
     expect_success("mixture", Ranks::Threads(8));
 }
 
-/// Random numbers that are equal on all ranks with the same seed.
+/// Numbers that are equal on all ranks that start with the same seed.
 struct Random(u64);
 
 impl Random {
@@ -166,7 +166,7 @@ fn ring(rank: &mut Rank) {
         assert_eq!(code, SUCCESS);
         assert_eq!(rank.download::<u8>(receive, bytes), pattern(previous, bytes), "{bytes} bytes");
     }
-    // Larger than the FIFO, both ways at once, starting at an odd position in the ring.
+    // Larger than the FIFO, in both directions at once, from an odd position in the ring on.
     let bytes = if rank.ranks == 2 { 70 * MIB } else { 34 * MIB };
     let block = |rank| pattern(rank, 999_983);
     let fill = |rank| {
@@ -198,7 +198,7 @@ fn self_send(rank: &mut Rank) {
     rank.leave();
 }
 
-/// Rank 0 sends and its stream finishes before rank 1, which waits for a second communicator, receives.
+/// Rank 0 sends and its stream drains before rank 1, which waits for a second communicator, receives.
 fn send_then_receive(rank: &mut Rank, sizes: &[usize]) {
     rank.join();
     let other = rank.nccl.init_rank(rank.ranks, rank.other_id, rank.rank).expect("init");
@@ -245,7 +245,7 @@ fn exceeds_four(rank: &mut Rank) {
     send_then_receive(rank, &[40 * MIB]);
 }
 
-/// Each rank receives on one stream before it sends on another. With two communicators this works, with one it hangs.
+/// Each rank receives on one stream before it sends on another: that works with two communicators, but not with one.
 fn total_order(rank: &mut Rank) {
     rank.join();
     let peer = 1 - rank.rank;
@@ -255,7 +255,7 @@ fn total_order(rank: &mut Rank) {
     extern "C" fn nap(_: *mut libc::c_void) {
         std::thread::sleep(std::time::Duration::from_secs(5));
     }
-    // The first operation cannot start, and the second must not overtake it.
+    // The first operation cannot start; the second must not overtake it.
     unsafe { (rank.cuda.launch_host)(first, nap, std::ptr::null_mut()) };
     let (second, earlier) = (rank.stream, first);
     rank.stream = earlier;

@@ -1,4 +1,4 @@
-//! Tests of registration as NCCL does it, and of unsafe uses.
+//! Tests of registration as in NCCL, and of misuse that is unsafe there.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::*;
 
 const MIB: usize = 1 << 20;
-/// Bytes of all ranks together from which on NCCL looks for registered buffers of all-gathers.
+/// Bytes of all ranks together from which on NCCL looks up the buffers of all-gathers.
 const LARGE: usize = 8 * MIB;
 
 #[test]
@@ -47,19 +47,19 @@ fn expect_success_with(scenario: &str, ranks: Ranks, environment: &[(&str, &str)
     }
 }
 
-/// ncclMemAlloc gives one exportable handle, mapped whole.
+/// `ncclMemAlloc` gives memory of one exportable handle, all of which is mapped.
 #[test]
 fn memory_of_nccl_can_be_mapped_again() {
     expect_success("allocation", Ranks::Processes(1));
 }
 
-/// Ranges are rounded to pages and reference-counted.
+/// Ranges are rounded to pages and counted.
 #[test]
 fn ranges_within_ranges_are_one_record() {
     expect_success("records", Ranks::Processes(1));
 }
 
-/// The simulator counts which collectives run registered, and results are the same.
+/// The right collectives run registered, by the simulator's count, with the same results.
 #[test]
 fn collectives_look_their_buffers_up() {
     for ranks in [Ranks::Threads(3), Ranks::Processes(2)] {
@@ -67,7 +67,7 @@ fn collectives_look_their_buffers_up() {
     }
 }
 
-/// Of a registration over several allocations, only buffers in the first allocation used are usable by peers.
+/// A registration of several allocations serves buffers that lie in the first one used.
 #[test]
 fn peers_import_one_allocation() {
     expect_success("several_allocations", BOTH);
@@ -84,14 +84,14 @@ fn forgotten_registrations_keep_memory() {
     expect_failure("forgotten_at_destroy", BOTH, &[], &["leak: registration of"]);
 }
 
-/// Other memory at registered addresses is an error if strict, else it does not get what peers send.
+/// Other memory at registered addresses is detected, or gets none of the data that peers send.
 #[test]
 fn other_memory_at_registered_addresses() {
     expect_failure("other_memory", BOTH, &[], &["whose memory was freed"]);
     expect_success_with("other_memory", BOTH, &LAX);
 }
 
-/// Both buffers of an all-gather must be registered, on all ranks or on none.
+/// For all-gathers both buffers must be registered, on all ranks or none.
 #[test]
 fn gathers_registered_on_some_ranks() {
     let text = "mixed registration of 8388608 bytes: rank 0 registered, rank 1 unregistered";
@@ -99,7 +99,7 @@ fn gathers_registered_on_some_ranks() {
     expect_success("half_registered", BOTH);
 }
 
-/// Deregistering does not wait, and must not end a registration that an operation uses.
+/// Deregistering does not wait, and is misuse while an operation uses the registration.
 #[test]
 fn deregistering_beside_operations() {
     let text = "while 1 operations of this rank that use it are in flight";
@@ -109,8 +109,7 @@ fn deregistering_beside_operations() {
     expect_success_with("aborted_in_flight", BOTH, &[]);
 }
 
-/// Registering and deregistering count as calls, of which a communicator allows one at a time. Queries and aborts are allowed
-/// beside them.
+/// While a thread registers or deregisters, another must not call, except for counters and aborts.
 #[test]
 fn threads_beside_registrations() {
     expect_failure("registering_threads", Ranks::Processes(1), &[], &["are inside calls at once"]);
@@ -147,12 +146,12 @@ impl Rank {
         self.nccl.ask("simRegistrations", self.comm)
     }
 
-    /// Fills a buffer with this rank's number plus one.
+    /// Fills a buffer with this rank's number and one more.
     fn fill(&self, address: usize, bytes: usize) {
         unsafe { std::ptr::write_bytes(address as *mut u8, 1 + self.rank as u8, bytes) };
     }
 
-    /// A byte of each rank's part, once the stream has finished.
+    /// The first byte of each rank's part, after waiting for the stream.
     fn parts(&self, address: usize, bytes: usize) -> Vec<u8> {
         self.synchronize();
         (0..self.ranks)
@@ -271,7 +270,7 @@ fn looked_up(rank: &mut Rank) {
     rank.leave();
 }
 
-/// Two adjacent allocations, registered as one.
+/// Two allocations side by side, registered as one.
 fn side_by_side(rank: &Rank) -> (usize, usize) {
     let at = rank.cuda.addresses(2 * LARGE, 0);
     for half in [at, at + LARGE] {
@@ -304,7 +303,7 @@ fn forgotten(rank: &mut Rank) {
     let send = rank.nccl.allocate(LARGE);
     let from = rank.register(send, LARGE);
     let free = rank.cuda.free_bytes();
-    // An unused registration imports nothing, nor does one that is only sent from.
+    // A registration keeps no memory if it is unused, or used for sending only.
     for uses in 0..2 {
         let receive = rank.nccl.allocate(LARGE);
         let to = rank.register(receive, LARGE);
@@ -396,8 +395,8 @@ fn in_flight(rank: &mut Rank) {
     rank.leave();
 }
 
-/// Ends registrations beside operations in flight: of buffers of small and unregistered operations, of an unused one, and one of
-/// two references.
+/// Ends three registrations beside operations in flight: one used by small and unregistered operations, an unused one, and one that has
+/// a second user.
 fn beside_others(rank: &mut Rank) {
     rank.join();
     let (send, receive, other) =
@@ -418,7 +417,7 @@ fn beside_others(rank: &mut Rank) {
     unsafe { libc::_exit(0) };
 }
 
-/// The operation keeps the aborted communicator until it has ended, and with it the memory that peers imported.
+/// The operation keeps the aborted communicator, and with it the peers' imports.
 fn aborted_in_flight(rank: &mut Rank) {
     rank.join();
     let free = rank.cuda.free_bytes();
@@ -438,7 +437,7 @@ fn aborted_in_flight(rank: &mut Rank) {
     }
 }
 
-/// Enough threads that two are inside at the same time sooner or later.
+/// Many threads, so that sooner or later two are inside a call at once.
 fn registering_threads(rank: &mut Rank) {
     rank.join();
     let (rank, buffer) = (&*rank, rank.nccl.allocate(MIB));
@@ -453,7 +452,7 @@ fn registering_threads(rank: &mut Rank) {
     });
 }
 
-/// Runs `body` once before, and again and again while another thread deregisters.
+/// Runs `body` once, then repeatedly while another thread deregisters.
 fn beside_deregister(rank: &Rank, body: impl Fn()) {
     let handle = rank.register(rank.nccl.allocate(MIB), MIB);
     body();
@@ -503,7 +502,7 @@ fn abort_beside_deregister(rank: &mut Rank) {
             task.store(libc::gettid(), SeqCst);
             (nccl.deregister)(comm, handle)
         });
-        // Once it sleeps it is inside the call; earlier it would find the communicator aborted.
+        // When it sleeps it is inside; earlier the communicator would be gone for it.
         let sleeps = || {
             let about = std::fs::read_to_string(format!("/proc/self/task/{}/stat", task.load(SeqCst)));
             about.is_ok_and(|about| about.contains(") S "))

@@ -1,4 +1,4 @@
-//! Tests of the strict checks, each of which ends the process with status 86 and names the mistake.
+//! Tests that every strict check ends the process with status 86 and names the misuse.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -60,13 +60,13 @@ fn mismatched_messages() {
     expect_failure("different_sizes", BOTH, &[], &[text]);
 }
 
-/// Only one thread at a time may be inside calls of a communicator.
+/// Only one thread at a time may be inside a communicator.
 #[test]
 fn threads_inside_one_communicator() {
     expect_failure("two_threads", Ranks::Processes(1), &[], &["are inside calls at once"]);
 }
 
-/// All ranks register a buffer, or none.
+/// All ranks must register, or none.
 #[test]
 fn registration_on_some_ranks() {
     let text = "mixed registration of 2097152 bytes: rank 0 registered, rank 1 unregistered";
@@ -78,7 +78,7 @@ fn registration_on_some_ranks() {
     assert!(ended.iter().all(|ended| ended.status == Some(0)), "{ended:?}");
 }
 
-/// Windows have equal sizes on all ranks, and buffers are at equal offsets.
+/// Windows must be equal on all ranks, and used at equal offsets.
 #[test]
 fn windows_that_differ() {
     expect_failure(
@@ -101,21 +101,21 @@ fn freed_memory_that_is_registered() {
     expect_failure("freed_memory", BOTH, &[], &["whose memory was freed"]);
 }
 
-/// A communicator must not be used after its destroy, by calls or by graphs.
+/// A destroyed communicator must not be used, by calls or by graphs.
 #[test]
 fn use_after_destroy() {
     expect_failure("after_destroy", Ranks::Processes(1), &[], &["was destroyed, then used by AllReduce"]);
     expect_failure("replay_after_destroy", BOTH, &[], &["after the communicator was destroyed"]);
 }
 
-/// Nor may it be used after an abort or a finalize.
+/// A communicator must not be used after an abort or a finalize.
 #[test]
 fn use_after_other_ends() {
     expect_failure("after_finalize", Ranks::Processes(1), &[], &["after ncclCommFinalize"]);
     expect_failure("after_abort", Ranks::Processes(1), &[], &["was aborted, then used by AllReduce"]);
 }
 
-/// The ranks of an init must agree on their number and ranks, and on which call they make.
+/// The ranks of an init must agree on their number, have different ranks, and make the same call.
 #[test]
 fn mismatched_sessions() {
     expect_failure("same_rank", Ranks::Threads(2), &[], &["two callers joined as this rank"]);
@@ -128,7 +128,7 @@ fn mismatched_sessions() {
     );
 }
 
-/// A communicator that is destroyed with windows and registrations leaks them.
+/// Windows and registrations that end with their communicator are leaks.
 #[test]
 fn leaks_at_destroy() {
     expect_failure(
@@ -139,7 +139,7 @@ fn leaks_at_destroy() {
     );
 }
 
-/// All ranks capture a collective, or none.
+/// All ranks must capture a collective, or none.
 #[test]
 fn captured_on_some_ranks() {
     expect_failure(
@@ -150,7 +150,7 @@ fn captured_on_some_ranks() {
     );
 }
 
-/// Everything that was never freed is listed at exit.
+/// Objects that were never ended are listed.
 #[test]
 fn leaks_at_exit() {
     expect_failure(
@@ -169,7 +169,7 @@ fn leaks_at_exit() {
     assert!(ended.iter().all(|ended| ended.status == Some(0)), "{ended:?}");
 }
 
-/// The report of a hang says what every rank waits for.
+/// A stuck operation says what every rank waits for.
 #[test]
 fn deadlocks_are_dumped() {
     expect_failure(
@@ -192,7 +192,7 @@ fn deadlocks_are_dumped() {
     );
 }
 
-/// The report names a dead peer.
+/// A peer that died is named.
 #[test]
 fn dead_peers_are_named() {
     let ended = run("dead_peer", BOTH, &SHORT);
@@ -242,12 +242,12 @@ fn different_sizes(rank: &mut Rank) {
         rank.recv(buffer, 200, 0);
     }
     rank.synchronize();
-    // The sender has finished long ago; it stays until the receiver has reported.
+    // The sender has long finished; it stays until the receiver has reported.
     rank.all_reduce(buffer, buffer, 1);
     rank.synchronize();
 }
 
-/// Enough threads that two are inside at the same time sooner or later.
+/// Many threads, so that sooner or later two are inside a call at once.
 fn two_threads(rank: &mut Rank) {
     rank.join();
     let (nccl, comm, stream) = (rank.nccl, rank.comm, rank.stream);
@@ -322,7 +322,7 @@ fn freed_memory(rank: &mut Rank) {
     assert_eq!(unsafe { (rank.nccl.register)(rank.comm, buffer, bytes, &mut handle) }, SUCCESS);
     assert_eq!(unsafe { (rank.nccl.mem_free)(buffer) }, SUCCESS);
     let again = rank.nccl.allocate(bytes);
-    // The new block may be at another address; then the call need not come as far as using it.
+    // The new block may lie elsewhere than the old one; the call may fail before it uses the memory.
     let _ = again;
     rank.all_reduce(buffer, buffer, bytes / 4);
     rank.synchronize();

@@ -1,4 +1,4 @@
-//! Tests of windows as NCCL makes them, and of mistakes that NCCL does not detect.
+//! Tests of windows as in NCCL, and of misuse that NCCL does not detect.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -31,7 +31,7 @@ fn child() {
     ]);
 }
 
-/// Each registration makes a window with its own handle, and none is left at the end.
+/// Each registration makes a window with a handle of its own; after deregistering none is left.
 #[test]
 fn windows_come_and_go() {
     for ranks in [Ranks::Threads(2), BOTH] {
@@ -40,16 +40,16 @@ fn windows_come_and_go() {
     }
 }
 
-/// A window keeps its memory after the program has freed it.
+/// A window keeps its memory, also after `ncclMemFree`.
 #[test]
 fn windows_keep_memory() {
     expect_success("late_end", BOTH);
 }
 
-/// A window's handle gives the memory of all ranks until it is deregistered. Then nothing of it is left.
+/// A window's handle leads to the memory of all ranks until it is deregistered; then all its memory is freed.
 #[test]
 fn windows_reach_all_ranks() {
-    // Large blocks are sparse: only written pages take memory.
+    // The large blocks are sparse: only the written part takes memory.
     let environment = [("WINDLASS_SIM_STRICT", "1"), ("WINDLASS_SIM_DEVICE_MEMORY", "8192")];
     for ranks in [Ranks::Threads(1), Ranks::Threads(2), BOTH, Ranks::Threads(3), Ranks::Processes(3)] {
         for scenario in ["reach", "abandoned", "unlike_offsets", "large_block"] {
@@ -65,7 +65,7 @@ fn misaligned_windows() {
     expect_success("misaligned", BOTH);
 }
 
-/// Ranks whose allocations differ, or of which only some have a window of theirs, hang in NCCL 2.28.9. Later releases allow that.
+/// Ranks hang in NCCL 2.28.9 if their allocations differ in size, or only some have a window already; later releases allow both.
 #[test]
 fn allocations_that_differ() {
     let text = "window registered of unequal allocations";
@@ -90,7 +90,7 @@ fn two_windows_at_one_start() {
     expect_failure("twice_at_one_start", BOTH, &[], &["of one of two windows at"]);
 }
 
-/// Deregistering does not wait, and must not end a window that an operation uses.
+/// Deregistering does not wait, and is misuse while an operation uses the window.
 #[test]
 fn deregistering_beside_operations() {
     let text = "while 2 buffers of operations in flight lie in it";
@@ -158,7 +158,7 @@ fn misaligned(rank: &mut Rank) {
     rank.leave();
 }
 
-/// The fields of a window that device code reads.
+/// The part of a window's record that device code reads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
@@ -170,7 +170,7 @@ struct Record {
 }
 
 impl Record {
-    /// The address of the window of `rank`.
+    /// The start of `rank`'s window in this process.
     fn place(&self, rank: usize) -> usize {
         self.lsa_flat_base + rank * ((self.stride_4g as usize) << 32)
     }
@@ -200,7 +200,7 @@ impl Rank {
         self.synchronize();
     }
 
-    /// Frees all memory, so that the driver's count shows leaks.
+    /// Frees `word` and destroys the stream, so that the driver counts no leaks.
     fn leave_nothing(&mut self, word: usize) {
         unsafe {
             assert_eq!((self.cuda.memory_free)(word), 0);
@@ -250,7 +250,7 @@ fn reach(rank: &mut Rank) {
     rank.leave_nothing(word);
 }
 
-/// Each rank uses its own offset, as NCCL does.
+/// Each rank uses its own offset for all ranks, as in NCCL.
 fn unlike_offsets(rank: &mut Rank) {
     rank.join();
     let word = rank.cuda.allocate(4);
@@ -270,7 +270,7 @@ fn unlike_offsets(rank: &mut Rank) {
     rank.leave_nothing(word);
 }
 
-/// The distance between ranks grows with the largest block.
+/// The stride between ranks' memory grows with the largest block.
 fn large_block(rank: &mut Rank) {
     const OFFSET: usize = 4 << 30;
     rank.join();
@@ -290,7 +290,7 @@ fn large_block(rank: &mut Rank) {
     rank.leave_nothing(word);
 }
 
-/// An aborted communicator ends its windows.
+/// The windows of an aborted communicator end with it.
 fn abandoned(rank: &mut Rank) {
     rank.join();
     let word = rank.cuda.allocate(4);
@@ -312,7 +312,7 @@ fn late_end(rank: &mut Rank) {
     rank.free(block);
     assert_eq!(rank.cuda.free_bytes(), free - BLOCK);
     rank.end_window(window);
-    // The peers keep it until they have ended theirs.
+    // Peers keep the memory until they have ended their windows.
     rank.meet(word);
     assert_eq!(rank.cuda.free_bytes(), free);
     rank.leave();
@@ -378,7 +378,7 @@ fn in_flight(rank: &mut Rank) {
     rank.synchronize();
 }
 
-/// An operation in flight delays the end of its own window only.
+/// An operation in flight forbids deregistering its own window only.
 fn end_of_another(rank: &mut Rank) {
     rank.join();
     let blocks = [rank.nccl.allocate(BLOCK), rank.nccl.allocate(BLOCK)];

@@ -1,5 +1,5 @@
-//! A `libnccl.so.2` whose every function succeeds at once and does nothing. What a call through Windlass costs is
-//! measured over it. The few functions that Windlass asks before it knows a communicator give their answers.
+//! A `libnccl.so.2` whose every function succeeds at once and does nothing: benchmarks measure Windlass's own overhead over it.
+//! The few functions that Windlass asks before it knows a communicator give fixed answers.
 
 #![allow(non_snake_case, missing_docs)]
 

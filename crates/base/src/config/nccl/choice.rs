@@ -1,8 +1,8 @@
-//! Which of NCCL's variables may change which algorithm it runs, or how fast.
+//! Picks NCCL's variables that may change its choice of an algorithm or its speed.
 
 use std::collections::BTreeMap;
 
-/// Names, or beginnings of names that end with `*`, that change nothing of collectives within a host. What is not here counts.
+/// Names that change nothing of collectives within a host; a final `*` stands for any ending. All other names count.
 const WITHOUT_EFFECT: &[&str] = &[
     "NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT",
@@ -30,8 +30,8 @@ const WITHOUT_EFFECT: &[&str] = &[
     "NCCL_VERSION",
 ];
 
-/// `NAME=value` of the variables that may change NCCL's choice, by name. Those of the environment count before those of NCCL's files,
-/// which come in the order in which they count.
+/// `NAME=value` of the variables that may change NCCL's choice, sorted by name. The environment counts before NCCL's files, and an
+/// earlier file before a later one.
 pub(super) fn of<'a>(
     environment: impl Iterator<Item = (String, String)>,
     files: impl Iterator<Item = (&'a str, &'a str)>,
@@ -53,7 +53,7 @@ fn is(name: &str, known: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What is not known to be without effect counts; the environment counts before files, the first file before the second.
+    /// Every variable counts that is not in the list. The environment counts before files, the first file before the second.
     #[test]
     fn counts() {
         let environment =

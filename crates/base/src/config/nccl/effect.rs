@@ -1,8 +1,8 @@
-//! What a variable of NCCL's changes in Windlass.
+//! The effects that NCCL's variables have on Windlass.
 
 use std::fmt;
 
-/// What one value of one variable does.
+/// The effect of one value of one variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Every rank makes its own id, so ranks cannot meet by it.
@@ -17,9 +17,9 @@ pub enum Effect {
     ImplicitOrder,
     /// NCCL has values that the environment does not show.
     UnseenValues,
-    /// A launch waits for those of all ranks of its process.
+    /// Each kernel launch waits until all ranks of the process launch.
     LaunchBarrier,
-    /// Somebody else chooses the algorithms.
+    /// The user or a library has chosen NCCL's algorithm, protocol or CTA policy.
     Algorithms,
     /// `ncclMemAlloc` gives plain memory, and NCCL maps no memory of others.
     NoCuMem,
@@ -29,20 +29,20 @@ pub enum Effect {
     NoRegistration,
     /// NCCL uses no multicast.
     NoMulticast,
-    /// Operations of graphs and eager ones are not ordered against each other.
+    /// Operations in graphs and eager operations are not ordered against each other.
     GraphsUnordered,
-    /// They are, whatever configurations say.
+    /// Operations in graphs and eager operations are ordered against each other, whatever configurations say.
     GraphsOrdered,
-    /// Communicators made from others use their resources.
+    /// Child communicators share their parent's resources.
     SharedResources,
-    /// Kernels have at most so many blocks.
+    /// Kernels have at most this many blocks.
     MaxCtas(u32),
-    /// This rank is on another host than ranks with another value.
+    /// The fingerprint of NCCL_HOSTID: ranks with another value count as ranks of another host.
     Host(u64),
 }
 
 impl Effect {
-    /// Whether something is off that would be on.
+    /// Whether the effect switches off a feature that is on by default.
     pub fn loses(&self) -> bool {
         match self {
             Effect::OwnIds
@@ -100,12 +100,12 @@ impl FromIterator<Effect> for Settings {
 }
 
 impl Settings {
-    /// Its effects.
+    /// Iterates over the effects.
     pub fn iter(&self) -> impl Iterator<Item = Effect> {
         self.0.iter().copied()
     }
 
-    /// Whether one of these is this effect.
+    /// Whether `effect` is among the effects.
     pub fn has(&self, effect: Effect) -> bool {
         self.0.contains(&effect)
     }
@@ -119,7 +119,7 @@ impl Settings {
         limit.unwrap_or(0)
     }
 
-    /// What stands for the text of NCCL_HOSTID, where it is set.
+    /// The fingerprint of NCCL_HOSTID, where it is set.
     pub fn host(&self) -> Option<u64> {
         self.iter().find_map(|effect| match effect {
             Effect::Host(host) => Some(host),

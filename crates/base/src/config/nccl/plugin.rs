@@ -8,7 +8,8 @@ use std::ffi::CStr;
 const SINCE: i32 = 22807;
 const DEFAULT: &CStr = c"libnccl-env.so";
 
-/// Whether NCCL of this release loads one by its default name. `named` is NCCL_ENV_PLUGIN, which the list of variables looks at.
+/// Whether a release of NCCL loads the plugin of the default name. `named` is the value of NCCL_ENV_PLUGIN: if it is set, its
+/// row in the list of variables decides.
 pub(super) fn is_found(named: Option<&str>, version: i32) -> bool {
     if version < SINCE || named.is_some_and(|named| !named.is_empty()) {
         return false;
@@ -22,7 +23,7 @@ pub(super) fn is_found(named: Option<&str>, version: i32) -> bool {
         "{} is found: NCCL may take variables from it, so peer groups are off",
         DEFAULT.to_string_lossy()
     );
-    // It stays: to unload what may have begun threads is not safe, and NCCL has it from now on.
+    // The plugin stays open: it may have started threads, and NCCL uses it from now on.
     true
 }
 
@@ -30,7 +31,7 @@ pub(super) fn is_found(named: Option<&str>, version: i32) -> bool {
 mod tests {
     use super::*;
 
-    /// A release that knows no plugins has none, and one that is named is not looked for.
+    /// A release that knows no plugins looks for none, and a named plugin is not looked for here.
     #[test]
     fn who_looks() {
         assert!(!is_found(None, 22803));

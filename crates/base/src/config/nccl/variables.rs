@@ -4,7 +4,7 @@ use super::Found;
 use super::effect::Effect;
 use crate::config::values::number_as_in_c as number;
 
-/// When NCCL reads a variable, and so Windlass.
+/// When NCCL, and so Windlass, reads a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// Once: at the first `ncclMemAlloc` or init of the process.
@@ -18,24 +18,24 @@ pub enum Moment {
 /// A row of the list.
 #[derive(Debug)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the variable.
     pub name: &'static str,
     /// The values that have an effect, in words.
     pub values: &'static str,
     /// One of these values.
     pub example: &'static str,
-    /// When it is read, where NCCL_NO_CACHE does not name it.
+    /// When the variable is read, unless NCCL_NO_CACHE names it.
     pub read: Moment,
-    /// The first release that knows it, as a version code; 0 for all that Windlass loads.
+    /// Version code of the first release that knows the variable; 0 for all that Windlass loads.
     pub since: i32,
-    /// What NCCL does by such a value, and so why Windlass follows.
+    /// What NCCL does by such a value, and why Windlass follows.
     pub why: &'static str,
-    /// Known programs that set it by themselves, and when.
+    /// Known programs that set the variable by themselves, and when.
     pub set_by: &'static str,
     effect: fn(&str) -> Option<Effect>,
 }
 
-/// Every variable of NCCL's that Windlass goes by.
+/// Every variable of NCCL's that Windlass follows.
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NCCL_ENV_PLUGIN",
@@ -250,21 +250,21 @@ pub const VARIABLES: &[Variable] = &[
     },
 ];
 
-/// The value of NCCL_CUMEM_ENABLE by which NCCL decides.
+/// The value of NCCL_CUMEM_ENABLE with which NCCL decides by itself.
 const CHOOSES_ITSELF: i64 = -2;
 
 fn shares(text: &str) -> Option<Effect> {
     (number(text) != 0).then_some(Effect::SharedResources)
 }
 
-/// FNV-1a: the same on all ranks.
+/// The FNV-1a hash of a text: it is the same on all ranks.
 fn fingerprint(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 impl Variable {
-    /// What a value of it does in a release, 0 if unknown; NCCL takes an empty one for none.
+    /// The effect of a value in a release (0 if unknown). As in NCCL, an empty value counts as not set.
     pub fn found(&'static self, value: String, version: i32) -> Option<Found> {
         let is_known = version == 0 || version >= self.since;
         let effect = (self.effect)(&value).filter(|_| is_known && !value.is_empty())?;
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(effect("NCCL_HOSTID", "a"), effect("NCCL_HOSTID", "a"));
     }
 
-    /// What is not there is no limit and no host.
+    /// Without such effects there is no limit of blocks and no fingerprint of a host.
     #[test]
     fn settings() {
         let effects = [Effect::Algorithms, Effect::MaxCtas(7), Effect::Host(5)];

@@ -1,5 +1,6 @@
 #![cfg(test)]
-//! Files of processes that live, end and are killed: this test binary again, told by variables what to be.
+//! Tests with processes that live, end and are killed. Each is this test binary again, with variables that name its
+//! part.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +18,8 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(FOLDER).unwrap()
 }
 
-/// A process that shares its counters, as far as it said so; it ends when its standard input does.
+/// Starts a process that shares its counters, and waits until it does. The process ends when its standard input is
+/// closed.
 fn start(part: &str, folder: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "stats::files::tests::part", "--ignored", "--nocapture"])
@@ -37,12 +39,12 @@ fn kill(mut child: Child) {
     child.wait().unwrap();
 }
 
-/// The parts; run by other tests only.
+/// The parts of processes, which only other tests run.
 #[test]
 #[ignore = "a process of the other tests"]
 fn part() {
     let Ok(part) = std::env::var(PART) else { return };
-    // Without the lock of standard output, which a forked child may find taken.
+    // Writes without the lock of standard output, which a forked child may find locked.
     let say_and_wait = || {
         rustix::io::write(std::io::stdout(), b"part: shared\n").unwrap();
         let _ = rustix::io::read(std::io::stdin(), &mut [0; 1]);
@@ -59,11 +61,11 @@ fn part() {
         // SAFETY: ends the child without the parent's exit handlers.
         unsafe { libc::_exit(0) };
     }
-    // SAFETY: our own child.
+    // SAFETY: this process's own child.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
 }
 
-/// Thirty processes that are killed one after the other leave what one of them had; a living one's stays, and is seen.
+/// Of thirty processes, killed one after the other, the last one's file is left. A living process's file stays, and is found.
 #[test]
 fn killed_processes() {
     let folder = folder();
@@ -82,7 +84,7 @@ fn killed_processes() {
     assert_eq!(remove_ended(folder.path()), 2);
 }
 
-/// A forked child that lives on does not keep what its killed parent left.
+/// A forked child that lives on does not keep its killed parent's file.
 #[test]
 fn forked_child_outlives() {
     let mut parent = start("fork", Path::new(FOLDER));
@@ -94,7 +96,7 @@ fn forked_child_outlives() {
     parent.kill().unwrap();
     let child_waits_for = parent.stdin.take();
     parent.wait().unwrap();
-    // A process that another test starts may be about to remove it.
+    // A process of another test may be removing the file.
     let gone = (0..1000).any(|_| {
         std::thread::yield_now();
         remove_if_ended(&shared).unwrap() || !shared.exists()
@@ -103,7 +105,7 @@ fn forked_child_outlives() {
     drop(child_waits_for);
 }
 
-/// However makers and removers meet, nobody loses a file that it holds, and none stays that nobody holds.
+/// Makers never lose a file that they hold, and no file stays that is not held.
 #[test]
 fn makers_and_removers() {
     let folder = folder();
@@ -135,7 +137,7 @@ fn makers_and_removers() {
     assert_eq!(list(folder.path()), Vec::<PathBuf>::new());
 }
 
-/// One start looks at so many files and no more, and the next ones remove the rest.
+/// One start looks at a limited number of files, and the next starts remove the rest.
 #[test]
 fn limit_of_files() {
     let folder = folder();
@@ -146,7 +148,7 @@ fn limit_of_files() {
     assert_eq!((remove_ended(folder.path()), remove_ended(folder.path())), (LOOKED_AT_MAX, 6));
 }
 
-/// Another user's file, one of a version that held no lock, links, pipes and others' files stay at a start.
+/// A start leaves files of other users, of versions without locks, and of other programs, links and pipes.
 #[test]
 fn what_is_left_alone() {
     let folder = folder();
@@ -165,11 +167,11 @@ fn what_is_left_alone() {
     let pipe = at(format!("windlass-{user}-3-1-held"));
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success() && has_ended(&pipe), "a pipe is no reason to wait");
-    // Whoever asks for it has the old one removed by its number.
+    // A caller that asks for the old one removes it by its process number.
     assert!(remove_if_ended(&before[1]).unwrap() || remove_if_ended(&before[2]).unwrap());
 }
 
-/// User, process and how its life is told stand in a segment's name.
+/// A segment's name has the user, the process, and how others tell whether the process lives.
 #[test]
 fn names_of_segments() {
     let owner = |name: &str| owner(&Path::new(FOLDER).join(name));

@@ -1,4 +1,4 @@
-//! One side's blocks, windows and cycles, timed.
+//! Times blocks, windows and cycles of one side.
 
 use super::super::memory::NCCL_WIN_COLL_SYMMETRIC;
 use super::super::worker::{Job, communicator};
@@ -10,7 +10,7 @@ use nccl_sys::types::{ncclComm_t, ncclFloat32, ncclSum, ncclUint8, ncclWindow_t}
 use std::ffi::c_void;
 use std::time::Instant;
 
-/// A library and a communicator through it, which stands while its numbers are taken: Windlass keeps nothing without.
+/// A library and a communicator, which lives while the side is measured: without one Windlass keeps no memory.
 pub struct Side<'a> {
     nccl: &'a Nccl,
     communicator: ncclComm_t,
@@ -31,21 +31,21 @@ impl<'a> Side<'a> {
         nccl_call!(self.nccl, ncclCommDestroy(self.communicator))
     }
 
-    /// Until all ranks' devices have met.
+    /// Waits until the devices of all ranks have met in an all-reduce.
     pub fn line_up(&self) -> Result<()> {
         let (at, stream) = (self.scratch.at(0), self.stream.as_nccl());
         nccl_call!(self.nccl, ncclAllReduce(at, at, 1, ncclFloat32, ncclSum, self.communicator, stream))?;
         self.stream.synchronize()
     }
 
-    /// Microseconds of an allocation, of its end, of both.
+    /// Microseconds to allocate, to free, and of both.
     pub fn block(&self, bytes: usize) -> Result<Vec<f64>> {
         let (block, allocated_us) = timed(|| self.allocate(bytes))?;
         let ((), freed_us) = timed(|| self.free(block))?;
         Ok(vec![allocated_us, freed_us, allocated_us + freed_us])
     }
 
-    /// Microseconds of a registration, which all ranks begin together, and of its end.
+    /// Microseconds to register, which all ranks begin together, and to deregister.
     pub fn window(&self, bytes: usize) -> Result<Vec<f64>> {
         let block = self.allocate(bytes)?;
         self.line_up()?;
@@ -55,7 +55,7 @@ impl<'a> Side<'a> {
         Ok(vec![registered_us, deregistered_us])
     }
 
-    /// Microseconds of everything together.
+    /// Microseconds of a whole cycle.
     pub fn cycle(&self, bytes: usize) -> Result<Vec<f64>> {
         let ((), us) = timed(|| {
             let block = self.allocate(bytes)?;
@@ -96,7 +96,7 @@ impl<'a> Side<'a> {
         nccl_call!(self.nccl, ncclCommWindowDeregister(self.communicator, window))
     }
 
-    /// In place, over the whole block.
+    /// An all-gather in place, over the whole block.
     fn all_gather(&self, block: *mut c_void, bytes: usize) -> Result<()> {
         let share = bytes / self.ranks;
         let own = block.wrapping_byte_add(self.rank * share);
@@ -105,7 +105,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// What something gives, and the microseconds that it takes.
+/// The result of `act`, and its microseconds.
 fn timed<T>(act: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let began = Instant::now();
     let given = act()?;

@@ -1,11 +1,11 @@
-//! Costs and growth as tables.
+//! Writes costs and growth as tables.
 
 use super::usage::Resource;
 use super::{Cost, Growth, Symmetric, What};
 use crate::bench::record::time;
 use crate::text;
 
-/// A table of each, and what is missing from them.
+/// Both tables, and why windows are missing.
 pub fn table(found: &Symmetric) -> String {
     let mut text = costs(&found.costs);
     text += &growths(&found.growths);
@@ -83,7 +83,7 @@ mod tests {
         line.split_whitespace().collect()
     }
 
-    /// A line a cost and a growth, in the units of the headings; nothing of growth where no cycle ran, and why.
+    /// There is a line for each cost and growth, in the units of the heading. Without cycles there is the reason.
     #[test]
     fn tables() {
         let times = |first, median, worst| Steady { first, median, worst };

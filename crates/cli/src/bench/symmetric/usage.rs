@@ -1,4 +1,4 @@
-//! What a process uses that may grow from cycle to cycle: memory of its device, and its space of addresses.
+//! Reads what may grow in a process from cycle to cycle: memory of its device, and its address space.
 
 use crate::gpu::Gpu;
 use anyhow::{Context, Result};
@@ -9,11 +9,11 @@ use std::io::{BufRead, BufReader};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resource {
-    /// In use on the device, as cuMemGetInfo tells: whoever uses it.
+    /// Bytes in use on the device by all processes, from cuMemGetInfo.
     MemoryBytes,
-    /// Of /proc/self/maps.
+    /// Lines of /proc/self/maps.
     MapLines,
-    /// The addresses of them all.
+    /// Bytes of all these mappings.
     MapBytes,
 }
 
@@ -22,15 +22,15 @@ impl Resource {
     pub const ALL: [Self; 3] = [Self::MemoryBytes, Self::MapLines, Self::MapBytes];
 }
 
-/// In the order of [`Resource::ALL`].
+/// The use now, in the order of [`Resource::ALL`].
 pub fn now(gpu: &Gpu) -> Result<[i64; Resource::COUNT]> {
-    // Line by line: what is read must not need mappings of its own.
+    // Read line by line, since a large buffer would be a mapping of its own.
     let maps = BufReader::new(File::open("/proc/self/maps").context("cannot read /proc/self/maps")?);
     let (lines, bytes) = sum(maps)?;
     Ok([gpu.used_bytes()? as i64, lines, bytes])
 }
 
-/// How many mappings, of how many bytes.
+/// The number of mappings, and their bytes.
 fn sum(maps: impl BufRead) -> Result<(i64, i64)> {
     let mut sum = (0, 0);
     for line in maps.lines() {
@@ -41,7 +41,7 @@ fn sum(maps: impl BufRead) -> Result<(i64, i64)> {
     Ok(sum)
 }
 
-/// Of a line that begins with `FROM-TO `.
+/// The bytes of a line that begins with `FROM-TO `.
 fn bytes(line: &str) -> Option<i64> {
     let (from, to) = line.split(' ').next()?.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
@@ -52,7 +52,8 @@ fn bytes(line: &str) -> Option<i64> {
 mod tests {
     use super::*;
 
-    /// Lines are counted and their ranges added up; the highest addresses are no negative numbers; nonsense is named.
+    /// Lines are counted and their ranges added up. The highest addresses do not become negative; a broken line is an
+    /// error.
     #[test]
     fn maps() {
         let text = "00400000-00401000 r-xp 00000000 08:01 1 /x\nffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";

@@ -1,19 +1,19 @@
-//! What work costs, from the text of the variable. Pure.
+//! The cost of work, parsed from the text of `WINDLASS_SIM_CLOCK`. Pure functions.
 
 use crate::device::Ordinal;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 
-/// Who does the work.
+/// Who does the work: each side has rates of its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Side {
     Nccl,
     Windlass,
-    /// NCCL's, over buffers that were registered. What is not said of it is as of NCCL's.
+    /// NCCL over registered buffers. Where it has no rate, that of `Nccl` holds.
     Registered,
 }
 
-/// What is told apart.
+/// The operations that may have a rate of their own.
 pub const OPERATIONS: [&str; 11] = [
     "all_reduce",
     "broadcast",
@@ -28,15 +28,15 @@ pub const OPERATIONS: [&str; 11] = [
     "send_recv",
 ];
 
-/// What a kernel does, as whoever launches it tells.
+/// What a kernel does, as its launcher or its `_work` function says.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Work {
     side: Side,
-    /// None: one that nobody has named.
+    /// `None` for an operation that is not in [`OPERATIONS`].
     operation: Option<&'static str>,
-    /// 0: not known.
+    /// 0 if not known.
     ranks: u32,
-    /// Of this rank's larger buffer.
+    /// Bytes of this rank's larger buffer.
     bytes: u64,
 }
 
@@ -55,7 +55,7 @@ impl RawWork {
     pub const NONE: RawWork =
         RawWork { side: std::ptr::null(), operation: std::ptr::null(), bytes: 0, ranks: 0, reserved: 0 };
 
-    /// None if it says nothing that anybody knows.
+    /// `None` if the side is missing or unknown.
     pub fn read(&self) -> Option<Work> {
         let text = |name: *const c_char| {
             // SAFETY: null, or a terminated text of whoever launches.
@@ -77,7 +77,7 @@ struct Rate {
     bytes_per_ns: f64,
 }
 
-/// Of what a rate is: of everything that no other is nearer to.
+/// Which work a rate is for; `None` is any.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Key {
     side: Side,
@@ -85,11 +85,11 @@ struct Key {
     ranks: Option<u32>,
 }
 
-/// All that the variable says.
+/// The parsed variable.
 #[derive(PartialEq, Debug)]
 pub struct Model {
     rates: BTreeMap<Key, Rate>,
-    /// By which part costs vary, both ways.
+    /// The part by which costs vary both ways.
     pub noise: f64,
     load: f64,
     slow: BTreeMap<Ordinal, f64>,
@@ -112,7 +112,7 @@ fn operation_named(name: &str) -> Option<&'static str> {
 
 impl Model {
     /// # Errors
-    /// Which part is wrong, and what was expected.
+    /// A text that names the wrong part, and what was expected.
     pub fn parse(text: &str) -> Result<Model, String> {
         let mut model = Model { rates: BTreeMap::new(), noise: 0.0, load: 1.0, slow: BTreeMap::new() };
         let mut seen: Vec<&str> = Vec::new();
@@ -134,7 +134,7 @@ impl Model {
     }
 
     /// # Errors
-    /// What was expected.
+    /// A text that says what was expected.
     fn take(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "noise" => {
@@ -161,14 +161,14 @@ impl Model {
         Ok(())
     }
 
-    /// Nanoseconds, before noise.
+    /// The cost of `work` on a device in nanoseconds, without noise.
     pub fn cost_ns(&self, device: Ordinal, work: &Work) -> f64 {
         let Some(rate) = self.rate(work) else { return 0.0 };
         let slow = self.slow.get(&device).copied().unwrap_or(1.0);
         (rate.latency_ns + work.bytes as f64 / rate.bytes_per_ns) * self.load * slow
     }
 
-    /// The nearest: the collective counts for more than the number of ranks.
+    /// The most specific rate for some work: a rate of its operation comes before one of its number of ranks.
     fn rate(&self, work: &Work) -> Option<Rate> {
         let (operation, ranks) = (work.operation, Some(work.ranks));
         let of = |side: Side| {
@@ -234,7 +234,7 @@ mod tests {
         Work { side, operation: Some(operation), ranks, bytes }
     }
 
-    /// A latency and what the bytes take; load and slow devices multiply both.
+    /// The cost is the latency and the time of the bytes; load and slow devices multiply both.
     #[test]
     fn costs() {
         let model = Model::parse("nccl=10:100,windlass=2.5:20, load=2,slow=1:3,slow=3:0.5").unwrap();
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(model.cost_ns(0, &work(Side::Windlass, "reduce", 2, 1000)), 2.0 * 2550.0);
     }
 
-    /// What is said of a collective stands over what is said of a number of ranks; registered buffers are NCCL's unless it says more.
+    /// A rate of an operation comes before one of a number of ranks; registered buffers without a rate cost as NCCL's others.
     #[test]
     fn nearest() {
         let text = "nccl=1:1,windlass=2:1,windlass@8=3:1,windlass.all_reduce=4:1,windlass.all_reduce@8=5:1,\
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(us(Side::Registered, "all_reduce", 2), 1.0);
     }
 
-    /// What cannot be read is named, with what was expected.
+    /// An error names the part that cannot be read, and what was expected.
     #[test]
     fn refused() {
         for (text, reason) in [
@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    /// Names are looked up; what has none of them is no work.
+    /// Names are looked up; an unknown side gives no work.
     #[test]
     fn raw() {
         let raw = RawWork {

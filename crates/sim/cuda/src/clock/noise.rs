@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in each run: they follow from the device, the work, and how often the device has done such
+//! Pseudo-random numbers that are the same in each run: a hash of the device, the work, and how often the device has done such
 //! work before. So they do not depend on which stream's thread comes first.
 
 use super::Work;
@@ -14,7 +14,7 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// From -1 to below 1.
+    /// The next number for such work on this device, from -1 to below 1.
     pub fn draw(&self, device: Ordinal, work: &Work) -> f64 {
         let mut done = lock(&self.done);
         let times = done.entry((device, *work)).or_default();
@@ -24,7 +24,7 @@ impl Noise {
 }
 
 fn nth(device: Ordinal, work: &Work, times: u64) -> f64 {
-    // Its keys are zeros, in every process.
+    // The hasher has the same keys in every process.
     let mut hasher = DefaultHasher::new();
     (device, work, times).hash(&mut hasher);
     // 53 bits are what a double holds.
@@ -41,7 +41,7 @@ mod tests {
         RawWork { side, operation, bytes, ranks: 2, reserved: 0 }.read().unwrap()
     }
 
-    /// The same each run, another on each device; within the limits, and on both sides of zero alike.
+    /// Numbers are the same in each run, different on each device, within their limits, and around zero.
     #[test]
     fn drawn() {
         let (one, other) = (Noise::default(), Noise::default());
@@ -54,7 +54,7 @@ mod tests {
         assert!(here.iter().any(|drawn| *drawn > 0.9) && here.iter().any(|drawn| *drawn < -0.9));
     }
 
-    /// Other work in between changes nothing.
+    /// Other work in between does not change the numbers.
     #[test]
     fn by_work() {
         let (alone, beside) = (Noise::default(), Noise::default());

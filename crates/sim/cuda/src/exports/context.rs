@@ -1,4 +1,4 @@
-//! Contexts.
+//! Exports for contexts.
 
 use crate::capture;
 use crate::code::{

@@ -1,4 +1,4 @@
-//! Devices and what connects them.
+//! Exports for devices, peer access between them, and primary contexts.
 
 use crate::code::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE};
 use crate::context;
@@ -44,10 +44,10 @@ exports! {
     }
 
     fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: Ordinal) {
-        simulator()?.device(device)?;
+        let capability = simulator()?.device(device)?.capability;
         minor.check()?;
-        major.set(9)?;
-        minor.set(0)
+        major.set(capability / 10)?;
+        minor.set(capability % 10)
     }
 
     fn cuDeviceGetPCIBusId(text: Out<u8>, room: i32, device: Ordinal) {
@@ -76,7 +76,7 @@ exports! {
             return Err(CUDA_ERROR_INVALID_DEVICE);
         }
         value.set(match attribute {
-            // The best performance rank; access, atomics and array access over the simulated NVLink.
+            // 1: the best performance rank. 2 to 4: access, native atomics (over NVLink only), access to arrays.
             1 => 0,
             3 => i32::from(simulator.nvlink),
             2 | 4 => 1,

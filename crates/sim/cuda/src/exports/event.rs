@@ -1,4 +1,4 @@
-//! Events.
+//! Exports for events.
 
 use crate::capture;
 use crate::code::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
@@ -15,7 +15,7 @@ exports! {
         out.set(event::create(flags)?)
     }
 
-    // A pending recording completes all the same: the work that does it holds what it needs.
+    // A pending recording still completes: the queued work holds it.
     fn cuEventDestroy_v2(handle: Handle) {
         simulator()?.events.remove(handle).map(drop).ok_or(CUDA_ERROR_INVALID_HANDLE)
     }

@@ -1,4 +1,4 @@
-//! Initialisation, versions, error texts, entry points by name.
+//! Exports for initialisation, versions, error texts, and entry points by name.
 
 use super::names;
 use crate::code::{self, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, Code};
@@ -50,7 +50,7 @@ exports! {
         if found.is_ok() && status != QUERY_SUCCESS { Err(CUDA_ERROR_NOT_FOUND) } else { found }
     }
 
-    // There is no profiler to switch.
+    // There is no profiler to start or stop.
     fn cuProfilerStart() {
         simulator::simulator().map(drop)
     }
@@ -116,7 +116,7 @@ fn resolve(
     Ok(())
 }
 
-/// A function that this library itself exports, wherever it was loaded from.
+/// A function that this library itself exports. The look-up goes by the library's path: another library may have the same names.
 fn own_symbol(name: &str) -> Option<*mut c_void> {
     if !name.starts_with("cu") {
         return None;

@@ -1,4 +1,4 @@
-//! Graphs as a whole: making, looking at, instantiating, launching.
+//! Exports for graphs as a whole: making, inspecting, instantiating, launching.
 
 use crate::capture;
 use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, Code};
@@ -226,8 +226,8 @@ fn handles(nodes: &[Arc<Node>]) -> Vec<Handle> {
     nodes.iter().map(|node| node.handle).collect()
 }
 
-/// Fills an array of `*count` elements, the rest with null, and says how many there were; without an array, how many
-/// there are.
+/// Fills an array of `*count` elements, padded with null, and sets `*count` to the number written. Without an array it sets `*count`
+/// to the number there are.
 fn list(found: &[Handle], nodes: &Out<Handle>, count: &Out<usize>) -> Result<(), Code> {
     let room = count.get()?;
     if nodes.is_null() {
@@ -239,7 +239,7 @@ fn list(found: &[Handle], nodes: &Out<Handle>, count: &Out<usize>) -> Result<(),
     count.set(room.min(found.len()))
 }
 
-/// All edges here are ordinary ones, whose data is zero.
+/// Writes the edge data of an array of `*count` elements: zeros, as all edges are ordinary ones.
 fn plain_edges(data: &Out<EdgeData>, count: &Out<usize>) {
     if let (false, Ok(room)) = (data.is_null(), count.get()) {
         data.fill(room, &vec![[0; 8]; room]);

@@ -1,4 +1,4 @@
-//! Graph nodes: adding them, and their parameters in graphs and executable graphs.
+//! Exports for graph nodes: adding them, and their parameters in graphs and executable graphs.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Code};
 use crate::conditional::{self, Condition};
@@ -60,7 +60,7 @@ pub struct BatchParameters {
     flags: u32,
 }
 
-/// `CUgraphNodeParams` of a conditional node: the type, and its part of the union.
+/// `CUgraphNodeParams` of a conditional node: the type, and the conditional member of the union.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ConditionalParameters {
@@ -290,7 +290,7 @@ exports! {
     }
 }
 
-/// Nodes of other types have functions of their own.
+/// `cuGraphAddNode` for conditional nodes. Other types are refused: they have functions of their own.
 fn add_conditional(
     out: &Out<Handle>,
     graph: Handle,
@@ -322,7 +322,7 @@ fn add(
     out.set(graph::add_node(&graph, work, &dependencies.list(count)?)?.handle)
 }
 
-/// Changes what a node does; it stays a node of its type.
+/// Replaces a node's work by other work of the same type.
 fn set(node: Handle, work: Work) -> Result<(), Code> {
     let node = graph::find_node(node)?;
     let mut state = lock(&node.state);

@@ -1,4 +1,4 @@
-//! Allocation, host memory, pointers, IPC.
+//! Exports for allocation, host memory, pointer attributes and IPC.
 
 use crate::capture;
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
@@ -135,7 +135,7 @@ exports! {
         Ok(())
     }
 
-    // SYNC_MEMOPS is the only one that can be set; synchronous copies always are synchronous here.
+    // Only SYNC_MEMOPS can be set, without effect: synchronous copies are always synchronous here.
     fn cuPointerSetAttribute(value: In<u32>, attribute: u32, address: Address) {
         value.get()?;
         memory::find(address)?;
@@ -146,7 +146,7 @@ exports! {
         advise(address, bytes)
     }
 
-    // The location is eight bytes and travels in one register.
+    // `CUmemLocation` has eight bytes, which the ABI passes in one register.
     fn cuMemAdvise_v2(address: Address, bytes: usize, _advice: u32, _location: u64) {
         advise(address, bytes)
     }
@@ -157,7 +157,7 @@ exports! {
     }
 
     fn cuIpcOpenMemHandle_v2(address: Out<Address>, handle: IpcHandle, flags: u32) {
-        // The driver insists on lazy peer access.
+        // The driver requires `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
         if flags != 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

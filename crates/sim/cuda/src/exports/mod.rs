@@ -1,8 +1,8 @@
 //! The C interface: one file per area, every function behind the guard.
 #![allow(non_snake_case, reason = "the names are the driver's")]
 
-/// Defines exported functions whose bodies answer `Result<(), Code>`. A name after `/` is the twin that takes the null
-/// stream for the per-thread one.
+/// Defines exported functions whose bodies return `Result<(), Code>`. A name after `/` is the twin for which the null
+/// stream means the per-thread one.
 macro_rules! exports {
     () => {};
     (fn $name:ident / $twin:ident $arguments:tt $body:block $($rest:tt)*) => {

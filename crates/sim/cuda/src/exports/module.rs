@@ -1,4 +1,4 @@
-//! Modules, libraries, functions, launches, occupancy.
+//! Exports for modules, libraries, functions, launches and occupancy.
 
 use crate::code::{
     CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
@@ -22,7 +22,7 @@ const SHARED_BYTES_MAX: i32 = 227 << 10;
 const SHARED_BYTES_DEFAULT: i32 = 48 << 10;
 const SHARED_BYTES_PER_MULTIPROCESSOR: usize = 228 << 10;
 const CLUSTER_BLOCKS_MAX: u32 = 16;
-/// The compute capability since which there are clusters.
+/// The first compute capability with clusters, times 10.
 const CLUSTERS_SINCE: i32 = 90;
 
 /// `CUfunction_attribute`.
@@ -99,7 +99,7 @@ exports! {
         out.set(module::function(&module::find(handle)?, name.get()?)?)
     }
 
-    // Eager.
+    // `CU_MODULE_EAGER_LOADING`.
     fn cuModuleGetLoadingMode(mode: Out<u32>) {
         mode.set(1)
     }
@@ -147,7 +147,7 @@ exports! {
         out.set(module::function(&module::find(handle)?, name.get()?)?)
     }
 
-    // Kernels and functions are one thing here.
+    // A kernel is its function here, with the same handle.
     fn cuKernelGetFunction(out: Out<Handle>, kernel: Handle) {
         out.set(module::find_function(kernel)?.handle)
     }
@@ -223,7 +223,7 @@ exports! {
         module::find_function(function).map(drop)
     }
 
-    // Loaded.
+    // `CU_FUNCTION_LOADING_STATE_LOADED`.
     fn cuFuncIsLoaded(state: Out<u32>, function: Handle) {
         module::find_function(function)?;
         state.set(1)
@@ -375,7 +375,7 @@ impl LaunchConfiguration {
     }
 }
 
-/// What a launch would run, checked as the driver checks it, with a copy of the parameters.
+/// Makes a launch with a copy of its parameters, after the checks that the driver makes.
 pub fn prepare(
     function: Handle,
     shape: SimLaunch,

@@ -1,13 +1,13 @@
-//! Which exported function a base name means for a program of some CUDA version: the facts behind `cuGetProcAddress`.
+//! The table behind `cuGetProcAddress`: which exported function a base name means for a program of some CUDA version.
 
-/// What a name resolves to.
+/// The result of looking up a name.
 pub enum Resolution {
     Name(String),
-    /// The name exists, but not yet in the version that was asked for.
+    /// The name exists, but only in later CUDA versions than the requested one.
     TooOld,
 }
 
-/// Names that are not in the table stand for themselves.
+/// Resolves a base name. Names that are not in the table resolve to themselves.
 pub fn exported(name: &str, version: i32) -> Resolution {
     let mut variants = VERSIONS.iter().filter(|(base, ..)| *base == name).peekable();
     if variants.peek().is_none() {

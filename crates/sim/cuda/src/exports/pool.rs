@@ -1,4 +1,4 @@
-//! Stream-ordered allocation and its pools.
+//! Exports for stream-ordered allocation and memory pools.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Code};
 use crate::context;
@@ -39,7 +39,7 @@ exports! {
             return Ok(());
         }
         if let Some(capturing) = &mut *lock(&stream.capturing) {
-            // Only memory of the same graph: its addresses stay valid from launch to launch, so nothing happens then.
+            // A graph may free only its own memory. The addresses stay valid from launch to launch, so the node does nothing.
             let is_ours = lock(&capturing.capture.graph.objects).has_block(address);
             return if is_ours { capturing.add(Work::Empty) } else { Err(CUDA_ERROR_NOT_SUPPORTED) };
         }
@@ -64,7 +64,7 @@ exports! {
 
     fn cuMemPoolCreate(pool: Out<Handle>, properties: In<AllocationProperties>) {
         pool.check()?;
-        // `CUmemPoolProps` begins as `CUmemAllocationProp` does; nothing behind that matters here.
+        // `CUmemPoolProps` begins as `CUmemAllocationProp` does; the rest is ignored.
         let properties = properties.get()?;
         if properties.kind != 1 || properties.location.kind != LOCATION_DEVICE {
             return Err(CUDA_ERROR_INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! Streams, host functions, memory operations, and capture.
+//! Exports for streams, host functions, memory operations and capture.
 
 use crate::capture;
 use crate::clock::RawWork;
@@ -19,7 +19,7 @@ type StreamCallback = extern "C" fn(Handle, Code, *mut c_void);
 /// `CUgraphEdgeData`.
 pub type EdgeData = [u8; 8];
 
-/// `CUstreamBatchMemOpParams`, whose members overlay each other alike for waits and writes.
+/// `CUstreamBatchMemOpParams`, a union whose members for waits and writes have the same layout.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BatchOperation {
@@ -133,7 +133,7 @@ exports! {
         stream::issue(&stream, Work::Device { function, data: data as usize, device, work }).map(drop)
     }
 
-    // Managed memory is visible everywhere, so there is nothing to attach.
+    // Managed memory is visible to all devices here, so there is nothing to attach.
     fn cuStreamAttachMemAsync / cuStreamAttachMemAsync_ptsz(
         handle: Handle,
         address: usize,
@@ -257,7 +257,7 @@ fn issue(handle: Handle, operations: Vec<MemoryOperation>) -> Result<(), Code> {
     stream::issue(&stream::find(handle)?, Work::Memory(operations)).map(drop)
 }
 
-/// The operations of a batch, checked.
+/// Checks the operations of a batch.
 pub fn batch(operations: &In<BatchOperation>, count: u32) -> Result<Vec<MemoryOperation>, Code> {
     let checked = |operation: BatchOperation| {
         let BatchOperation { operation, address, value, flags, .. } = operation;
@@ -266,7 +266,7 @@ pub fn batch(operations: &In<BatchOperation>, count: u32) -> Result<Vec<MemoryOp
             2 => write(address, value & u64::from(u32::MAX), flags, 32),
             4 => wait(address, value, flags, 64),
             5 => write(address, value, flags, 64),
-            // The barrier, and the flush of remote writes, which a coherent host does by itself.
+            // 6 is the barrier, 3 the flush of remote writes, which the device attribute says is not supported.
             6 => Ok(MemoryOperation::Barrier),
             3 => Err(CUDA_ERROR_NOT_SUPPORTED),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
@@ -290,7 +290,7 @@ fn wait(address: usize, value: u64, flags: u32, bits: u32) -> Result<MemoryOpera
 }
 
 fn write(address: usize, value: u64, flags: u32, bits: u32) -> Result<MemoryOperation, Code> {
-    // 1 leaves a memory barrier out; the simulator's writes always have one.
+    // Flag 1 omits the memory barrier; the simulator's writes always have one.
     if flags > 1 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }

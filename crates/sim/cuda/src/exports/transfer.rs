@@ -1,4 +1,4 @@
-//! Copies and fills.
+//! Exports for copies and fills.
 
 use crate::capture;
 use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Code};
@@ -80,7 +80,7 @@ exports! {
     fn cuMemcpyDtoD_v2 / cuMemcpyDtoD_v2_ptds(destination: Address, source: Address, bytes: usize) {
         memory::check(destination, bytes)?;
         memory::check(source, bytes)?;
-        // Between two places on the device the host does not wait.
+        // The host does not wait for copies between device addresses.
         capture::refuse_unsafe()?;
         copy_in_order(destination, source, bytes, 0)
     }
@@ -233,7 +233,7 @@ exports! {
         fill_in_order(&fill_rows(at, pitch, value, 4, width, height)?, stream)
     }
 
-    // Managed memory is where everybody is; a prefetch moves nothing but keeps its place in the stream.
+    // All devices share the host's memory, so a prefetch moves nothing but keeps its place in the stream.
     fn cuMemPrefetchAsync / cuMemPrefetchAsync_ptsz(at: Address, bytes: usize, _device: i32, stream: Handle) {
         memory::check(at, bytes)?;
         stream::issue(&stream::find(stream)?, Work::Empty).map(drop)
@@ -265,8 +265,8 @@ fn boxed_now(copy: Copy) -> Result<(), Code> {
     Ok(())
 }
 
-/// A copy in a stream. As with the driver, pageable sources are read before the call returns (the application may reuse
-/// them), and pageable destinations are written before it returns.
+/// Issues a copy to a stream. As in the driver, the call reads a pageable source before it returns (the application may reuse it),
+/// and waits for a copy to a pageable destination.
 fn copy_in_order(destination: Address, source: Address, bytes: usize, stream: Handle) -> Result<(), Code> {
     let stream = stream::find(stream)?;
     let copy = Copy::linear(destination, source, bytes);
@@ -309,7 +309,7 @@ fn fill(destination: Address, value: u32, element_bytes: usize, count: usize) ->
     fill_rows(destination, 0, value, element_bytes, count, 1)
 }
 
-/// Checks what the driver checks: alignment, and that the rows are known memory.
+/// Makes a fill after the driver's checks: alignment, and that the rows are known memory.
 pub fn fill_rows(
     destination: Address,
     pitch: usize,
@@ -328,7 +328,7 @@ pub fn fill_rows(
     Ok(Fill { destination, pitch, value, element_bytes, width, height })
 }
 
-/// Named for the driver's synchronous fills, which return before a fill of device memory is done.
+/// A fill by one of the driver's "synchronous" functions, which return before a fill of device memory is done.
 fn fill_now(fill: &Fill) -> Result<(), Code> {
     capture::refuse_unsafe()?;
     fill_in_order(fill, 0)
@@ -338,7 +338,7 @@ fn fill_in_order(fill: &Fill, stream: Handle) -> Result<(), Code> {
     stream::issue(&stream::find(stream)?, Work::Fill(*fill)).map(drop)
 }
 
-/// The address that one side of a boxed copy names: host, device or unified memory; arrays do not exist here.
+/// The address of one side of a 2D or 3D copy: host, device or unified memory. Arrays are not supported.
 fn side(memory_type: u32, host: Address, device: Address) -> Result<Address, Code> {
     match memory_type {
         1 => Ok(host),

@@ -1,5 +1,5 @@
-//! Names that the driver exports and the simulator does not do: they answer `CUDA_ERROR_NOT_SUPPORTED` whatever the
-//! arguments, which on the ABIs of 64-bit Linux the caller owns.
+//! Exports of the driver that the simulator does not have: they answer `CUDA_ERROR_NOT_SUPPORTED` for any arguments. They declare no
+//! parameters, which is safe because on the ABIs of 64-bit Linux the caller removes the arguments.
 
 macro_rules! unsupported {
     ($($name:ident)*) => {$(

@@ -1,4 +1,4 @@
-//! User objects and the references that graphs hold to them.
+//! Exports for user objects and for references that graphs hold to them.
 
 use crate::code::CUDA_ERROR_INVALID_VALUE;
 use crate::ffi::Out;

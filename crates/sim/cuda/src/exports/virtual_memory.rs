@@ -1,4 +1,4 @@
-//! Virtual memory management.
+//! Exports for virtual memory management.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use crate::ffi::{In, Out};
@@ -80,7 +80,7 @@ exports! {
         }
     }
 
-    // A descriptor travels in the pointer argument itself.
+    // The pointer argument itself holds the descriptor.
     fn cuMemImportFromShareableHandle(handle: Out<Handle>, source: usize, kind: u32) {
         handle.check()?;
         match kind {

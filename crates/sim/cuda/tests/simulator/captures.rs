@@ -153,7 +153,7 @@ fn mistakes_in_a_capture_have_their_own_codes() {
     ok(cuStreamWaitEvent(side, fork, 0));
     note(side, &list, 1);
     assert_eq!(cuStreamEndCapture(main, &mut graph), 904);
-    // Work outside of the capture, and an event inside of one.
+    // Work outside the capture, and an event within one.
     ok(cuEventRecord(foreign, side));
     ok(cuStreamBeginCapture_v2(main, RELAXED));
     assert_eq!(cuStreamWaitEvent(main, foreign, 0), 905);
@@ -176,7 +176,7 @@ fn a_member_does_not_tell_its_id_in_any_mode() {
         assert_eq!(cuStreamGetId(main, &mut id), UNSUPPORTED);
         assert_eq!(cuStreamEndCapture(main, &mut graph), INVALIDATED);
     }
-    // Nor does a stream that joined the capture later; streams outside of it do.
+    // A stream that joined the capture later does not answer either; others do.
     ok(cuStreamBeginCapture_v2(main, GLOBAL));
     ok(cuStreamGetId(side, &mut id));
     ok(cuEventRecord(fork, main));
@@ -265,7 +265,7 @@ fn a_user_object_dies_with_its_last_holder_where_cuda_calls_are_not_permitted() 
     ok(cuGraphDestroy(graph));
     ok(cuGraphDestroy(clone));
     ok(cuGraphExecDestroy(executable));
-    // The launch that has not run yet holds the last reference.
+    // The launch that is still to run holds the last reference.
     assert!(receiver.try_recv().is_err());
     gate.open();
     assert_eq!(receiver.recv().unwrap(), 800);
@@ -368,7 +368,7 @@ fn two_captures_into_one_graph_are_ordered_by_dependencies() {
     let (main, side) = (stream(), stream());
     let list = Arc::new(Mutex::new(Vec::new()));
     let graph = made(|out| cuGraphCreate(out, 0));
-    // The work captured first runs last.
+    // Captured first, but made to run after a node that is captured later.
     begin_into(side, graph);
     note(side, &list, 2);
     let [second] = nodes(graph)[..] else { panic!("one node") };
@@ -384,7 +384,7 @@ fn two_captures_into_one_graph_are_ordered_by_dependencies() {
     assert_eq!(cuGraphAddDependencies(graph, &first, &second, 1), 1);
     ok(cuStreamUpdateCaptureDependencies(main, &nodes(graph)[1], 1, ADD));
     note(main, &list, 4);
-    // While the graph is captured into, its nodes and the graph cannot be destroyed, and it cannot be instantiated.
+    // While a capture adds to the graph, it and its nodes cannot be destroyed, and it cannot be instantiated.
     let mut executable = 0;
     assert_eq!(cuGraphDestroyNode(second), 1);
     assert_eq!(cuGraphDestroy(graph), 1);
@@ -399,7 +399,7 @@ fn two_captures_into_one_graph_are_ordered_by_dependencies() {
     [main, side].into_iter().for_each(|stream| ok(cuStreamDestroy_v2(stream)));
 }
 
-/// Adds a node without an effect.
+/// Adds a node without visible effect, by a capture into the graph.
 fn add_node(graph: Handle) {
     let (stream, event) = (stream(), event());
     begin_into(stream, graph);
@@ -483,7 +483,7 @@ fn memory_allocated_in_a_capture_lives_as_long_as_what_was_made_of_it() {
     ok(cuMemFree_v2(target));
 }
 
-/// As driver 580 (CUDA 13.0) was seen to do.
+/// Seen on driver 580 (CUDA 13.0).
 #[test]
 fn captures_into_one_graph_have_one_id() {
     start();

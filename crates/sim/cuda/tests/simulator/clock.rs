@@ -1,4 +1,4 @@
-//! Holds that under a modelled clock events give the time that work would take, in any order of streams.
+//! Tests that under a modelled clock events give the times that work would take, in any order of streams and graphs.
 
 use crate::driver::*;
 use std::ffi::{CStr, c_void};
@@ -10,14 +10,14 @@ const CLOCK: &str = "nccl=10:1,windlass=3:2,slow=1:2";
 
 extern "C" fn nothing(_: *mut c_void) {}
 
-/// The simulator with such a clock.
+/// Starts the simulator with this clock.
 fn start_with(clock: &str) {
     // SAFETY: first of all, before there are other threads.
     unsafe { std::env::set_var("WINDLASS_SIM_CLOCK", clock) };
     start();
 }
 
-/// Work of NCCL of so many bytes.
+/// Launches an all-reduce of NCCL of `bytes` bytes.
 fn work(stream: Handle, bytes: u64) {
     let (side, operation) = (c"nccl".as_ptr(), c"all_reduce".as_ptr());
     let work = Work { side, operation, bytes, ranks: 2, reserved: 0 };
@@ -30,7 +30,7 @@ fn recorded(stream: Handle) -> Handle {
     event
 }
 
-/// Microseconds between two events, once both are done.
+/// Microseconds between two events; waits for both.
 fn us(from: Handle, to: Handle) -> f32 {
     let mut milliseconds = 0.0;
     ok(cuEventSynchronize(from));
@@ -39,7 +39,7 @@ fn us(from: Handle, to: Handle) -> f32 {
     (milliseconds * 1e6).round() / 1e3
 }
 
-/// Work takes the time of the model, more on a slow device. Everything else takes no time.
+/// Work takes as long as the model says, on a slow device longer; all other work takes no time.
 #[test]
 fn work_takes_its_time() {
     start_with(CLOCK);
@@ -62,7 +62,7 @@ fn work_takes_its_time() {
     }
 }
 
-/// Work after a wait begins at the later time: on a stream that waits for an event, and after the host has waited.
+/// After a wait, work goes on at the later time: a stream that waits for an event, and work that the host issues after a wait.
 #[test]
 fn waits_take_the_later_time() {
     start_with(CLOCK);
@@ -81,10 +81,10 @@ fn waits_take_the_later_time() {
         [us(start, far), us(start, near), us(start, joined), us(start, unmoved)],
         [100.0, 10.0, 110.0, 100.0]
     );
-    // The host has waited for all work.
+    // The host has waited for all that work.
     let idle = recorded(stream());
     assert_eq!(us(start, idle), 110.0);
-    // Streams that wait for the legacy stream, and the other way round, whether or not any work is pending.
+    // The legacy stream and blocking streams wait for each other, also for work that has ended already.
     let blocking = made(|out| cuStreamCreate(out, 0));
     let before = recorded(blocking);
     work(blocking, 0);
@@ -95,7 +95,7 @@ fn waits_take_the_later_time() {
     assert_eq!(us(before, recorded(0)), 40.0);
 }
 
-/// A graph takes as long as its longest path, and launches follow each other.
+/// A graph takes as long as its longest path; launches run one after another.
 #[test]
 fn graphs_take_their_longest_way() {
     start_with(CLOCK);
@@ -122,7 +122,7 @@ fn graphs_take_their_longest_way() {
     assert_eq!([us(start, once), us(once, end)], [10.0 + 60.0 + 15.0, 2.0 * 85.0]);
 }
 
-/// A module's kernel states its work by a function beside it, from its parameters. A kernel without one takes no time.
+/// The `_work` function of a module's kernel gives its work from its parameters; a kernel without one takes no time.
 #[test]
 fn kernels_tell_their_work() {
     const SOURCE: &str = r#"
@@ -161,7 +161,7 @@ fn kernels_tell_their_work() {
     assert_eq!([takes(c"told"), takes(c"untold")], [7.0, 0.0]);
 }
 
-/// An invalid clock ends the process with the reason.
+/// A clock that cannot be read ends the process, and says why.
 #[test]
 fn what_cannot_be_read_ends_the_process() {
     let mut child = Command::new(std::env::current_exe().unwrap());

@@ -14,7 +14,7 @@ struct Conditional {
     bodies: Vec<Handle>,
 }
 
-/// A graph with one conditional node.
+/// Makes a graph of one conditional node.
 fn conditional(kind: u64, bodies: u64, default: u32) -> Conditional {
     let graph = made(|graph| cuGraphCreate(graph, 0));
     let mut condition = 0;
@@ -47,7 +47,7 @@ fn run(graph: Handle, stream: Handle) {
     ok(cuGraphExecDestroy(executable));
 }
 
-/// The value with which a launch begins selects the body that runs, if any.
+/// The value at the start of a launch decides which body runs, if any.
 #[test]
 fn one_body_runs_or_none() {
     start();
@@ -80,7 +80,7 @@ extern "C" fn count_down(_: *mut c_void) {
     simSetConditional(CONDITION.load(Ordering::SeqCst), left % 3);
 }
 
-/// Device code ends a loop. The next launch begins with the first value again.
+/// Device code ends a loop; the next launch begins with the default value again.
 #[test]
 fn a_loop_runs_until_device_code_ends_it() {
     start();
@@ -98,7 +98,7 @@ fn a_loop_runs_until_device_code_ends_it() {
 
 extern "C" fn nothing(_: *mut c_void) {}
 
-/// A graph whose body has event nodes, host functions or memory nodes, at any depth, cannot be instantiated.
+/// A graph is not instantiated if a body has event nodes, host functions or memory of its own, at any depth.
 #[test]
 fn a_body_has_kernels_and_copies_alone() {
     const EXTERNAL: u32 = 1;

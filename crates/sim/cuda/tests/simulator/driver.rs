@@ -1,4 +1,4 @@
-//! Shared by the tests: the driver's functions by name, and helpers.
+//! The driver's functions by name, and helpers of all tests.
 
 use libloading::Library;
 use std::ffi::{c_char, c_void};
@@ -221,7 +221,7 @@ pub fn attribute(address: usize, attribute: u32) -> u64 {
     value
 }
 
-/// Work that blocks a stream until it is released, so that no test needs to sleep.
+/// Work that blocks a stream until the test opens the gate, so that no test needs to sleep.
 pub struct Gate {
     open: Sender<()>,
     entered: Receiver<()>,

@@ -1,4 +1,4 @@
-//! Holds that kernels of a shared object run in stream order with the arguments of their launch.
+//! Tests that kernels of a shared object run in stream order with the arguments of their launch.
 
 use crate::driver::*;
 use std::ffi::{CString, c_void};
@@ -22,7 +22,7 @@ void told(const struct SimLaunch *launch, void **params) {}
 void unsized(const struct SimLaunch *launch, void **params) {}
 "#;
 
-/// Builds the kernels and returns the image that names them.
+/// Builds the kernels, and gives the image that names them.
 fn image(directory: &std::path::Path) -> Vec<u8> {
     let (source, object) = (directory.join("kernels.c"), directory.join("kernels.so"));
     std::fs::write(&source, SOURCE).unwrap();
@@ -71,7 +71,7 @@ fn kernels_run_in_order_with_the_parameters_of_their_launch() {
     ok(cuModuleUnload(module));
 }
 
-/// Grids of kernels, selected by a prefix of their names, are reported once, for launches on streams and of graphs.
+/// `simTakeGrids` gives each launch once, on streams and in graphs, by a prefix of the kernel's name.
 #[test]
 fn grids_are_told_of_streams_and_graphs() {
     start();
@@ -109,8 +109,8 @@ fn grids_are_told_of_streams_and_graphs() {
     ok(cuModuleUnload(module));
 }
 
-/// As driver 580 was seen to do on an H100: an update keeps the cluster size if the new launch gives none, and blocks of the new
-/// grid beyond whole clusters do not run, without an error.
+/// Seen on driver 580 on an H100: an update to a launch without a cluster size keeps the former one. Blocks of the new grid that make no
+/// whole cluster do not run, without an error.
 #[test]
 fn an_update_lets_a_cluster_stand() {
     start();
@@ -163,8 +163,7 @@ fn an_update_lets_a_cluster_stand() {
     ok(cuModuleUnload(module));
 }
 
-/// Windlass's compiled kernels, machine code and PTX, run as those of the library beside the simulator. Other functions do not
-/// exist.
+/// For Windlass's compiled kernels, machine code and PTX, the library beside the simulator runs; other functions are not found.
 #[test]
 fn compiled_kernels_are_stood_in_for() {
     start();

@@ -55,13 +55,13 @@ fn a_device_has_the_memory_that_the_environment_gives_it_and_no_more() {
     assert_eq!(cuMemAlloc_v2(&mut second, 0), 1);
 }
 
-/// A large range that is cleared reads as zeros, whatever was written before. The bytes beside it stay.
+/// A large range that is cleared reads as zeros, whichever parts were written before; the bytes beside it stay.
 #[test]
 fn clearing_skips_no_page_that_was_written() {
     start();
     const BYTES: usize = 1 << 20;
     let memory = buffer(BYTES);
-    // Two ranges of pages, a single page, and the bytes at both ends.
+    // Two stretches of pages, a page alone, and the bytes at both ends.
     for (at, bytes) in [(0, 100), (90_000, 20_000), (300_001, 5), (BYTES - 70, 70)] {
         ok(cuMemsetD8_v2(memory + at, 0xff, bytes));
     }
@@ -110,7 +110,7 @@ fn a_range_mapped_again_is_another_buffer() {
     ok(cuMemUnmap(base, CHUNK));
     map(base, CHUNK, first);
     assert!(!ids.contains(&attribute(base, BUFFER_ID)));
-    // Released handles stay valid through their mappings and can be retained again.
+    // Memory of released handles lives on in its mappings, and its handles can be retained again.
     ok(cuMemRelease(first));
     ok(cuMemRelease(second));
     let mut again = 0;
@@ -123,8 +123,8 @@ fn a_range_mapped_again_is_another_buffer() {
     assert_eq!(free_bytes(), 1 << 30);
 }
 
-/// Of mapped memory the range is the reservation, the mapping is the mapping, the block is the handle's, and each mapping has its
-/// own id.
+/// For mapped memory the range attributes give the reservation, the mapping attributes the mapping. The block id is the handle's, the
+/// buffer id is different for each mapping.
 #[test]
 fn mapped_memory_says_where_it_lies() {
     start();
@@ -151,7 +151,7 @@ fn mapped_memory_says_where_it_lies() {
     ok(cuMemAddressFree(reserved, 4 * CHUNK));
 }
 
-/// The attributes of an address, queried in one call.
+/// The attributes of an address, read in one call.
 fn attributes<const N: usize>(address: usize, kinds: [u32; N]) -> [u64; N] {
     let mut values = [0_u64; N];
     let places = values.each_mut().map(|value| std::ptr::from_mut(value).cast());
@@ -159,7 +159,7 @@ fn attributes<const N: usize>(address: usize, kinds: [u32; N]) -> [u64; N] {
     values
 }
 
-/// Maps the memory at an address once more, as code that did not make the memory does.
+/// Maps the memory at an address a second time, as code does that did not allocate it.
 pub fn alias(of: usize, bytes: usize) -> usize {
     let mut handle = 0;
     ok(cuMemRetainAllocationHandle(&mut handle, of));
@@ -184,7 +184,7 @@ fn read(at: usize) -> u32 {
     word
 }
 
-/// An alias has the same bytes and is another buffer. The memory stays until the handle and all mappings are gone.
+/// An alias has the same bytes and another buffer id; the memory stays until the last handle and mapping have gone.
 #[test]
 fn memory_can_be_mapped_twice() {
     start();
@@ -205,7 +205,7 @@ fn memory_can_be_mapped_twice() {
     assert_eq!(of_second[1..4], [second as u64, 2 * CHUNK as u64, 1]);
     assert_eq!(of_first[1..4], [first as u64, 2 * CHUNK as u64, 1]);
     assert_eq!(of_first[4], of_second[4]);
-    // The first owner frees it: its addresses are invalid, the alias still works.
+    // The first mapping is unmapped: its addresses are unknown then, the alias stays.
     let used = free_bytes();
     unmap(first, 2 * CHUNK);
     assert_eq!(attributes(first, kinds)[0], 0);
@@ -223,7 +223,7 @@ fn memory_can_be_mapped_twice() {
     assert_eq!(free_bytes(), used + 2 * CHUNK);
 }
 
-/// An exported descriptor keeps the memory, and so does a handle imported from it.
+/// An exported descriptor holds the memory, and so does a handle imported from it.
 #[test]
 fn descriptors_hold_memory() {
     start();
@@ -246,7 +246,7 @@ fn descriptors_hold_memory() {
     assert_eq!(free_bytes(), whole);
 }
 
-/// Memory that other processes hold cannot be allocated.
+/// Memory that a descriptor still holds cannot be allocated again.
 #[test]
 fn held_memory_is_not_given_twice() {
     // SAFETY: this process runs one test, and no thread of it reads the environment yet.

@@ -1,4 +1,4 @@
-//! Tests of what processes share. Tests named `child_…` are ignored; their parents run them in a new process.
+//! Tests over several processes. Tests named `child_…` are ignored; other tests run them in a process of their own.
 
 use crate::driver::*;
 use crate::memory::{alias, free_bytes, map, physical, reserve, unmap};
@@ -287,7 +287,7 @@ fn child_leaks() {
     event();
     physical(CHUNK);
     made(|out| cuGraphCreate(out, 0));
-    // Destroying the context does not excuse the leak.
+    // Objects that end with the context are leaks, too.
     ok(cuDevicePrimaryCtxRelease_v2(0));
 }
 
@@ -297,7 +297,7 @@ fn child_does_not_leak() {
     start();
     let address = buffer(64);
     ok(cuMemFree_v2(address));
-    // A capture that is never ended is destroyed with its stream.
+    // A capture that was never ended ends with its stream.
     let stream = stream();
     ok(cuStreamBeginCapture_v2(stream, 0));
     ok(cuStreamDestroy_v2(stream));

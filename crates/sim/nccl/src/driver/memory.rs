@@ -1,4 +1,4 @@
-//! What the driver knows of memory, and virtual memory: made, mapped again, freed.
+//! Driver calls for memory: attributes of addresses, and allocating, mapping and freeing.
 
 use super::*;
 use std::ops::Range;
@@ -13,7 +13,7 @@ const LOCATION_TYPE_HOST_NUMA: c_int = 3;
 const ACCESS_READ_WRITE: c_int = 3;
 const GRANULARITY_RECOMMENDED: c_int = 1;
 
-/// A second mapping of an allocation: the `bytes` at `of` are at `at` as well.
+/// A second mapping of an allocation: the `bytes` at `of` are visible at `at`, too.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
     pub of: usize,
@@ -23,7 +23,7 @@ pub struct Mapping {
 
 // SAFETY, for all unsafe blocks below: pointers are to locals, and the driver checks addresses and handles.
 impl Driver {
-    /// The identity of the allocation at `address`; `None` where the driver knows none.
+    /// The driver's buffer id of the allocation at `address`; `None` if the driver knows none.
     pub fn buffer_id(&self, address: usize) -> Option<u64> {
         let mut id = 0u64;
         // SAFETY: BUFFER_ID is 64 bits wide.
@@ -44,7 +44,7 @@ impl Driver {
         true
     }
 
-    /// Device memory as `ncclMemAlloc` makes it. Gives address and size in bytes.
+    /// Allocates device memory as `ncclMemAlloc` does. Gives address and size in bytes.
     pub fn allocate_virtual(&self, bytes: usize) -> Outcome<(usize, usize)> {
         let (_, id) = self.current()?;
         let location = Location { kind: LOCATION_TYPE_DEVICE, id };
@@ -53,7 +53,7 @@ impl Driver {
         Ok((address, bytes))
     }
 
-    /// Memory of cudaMalloc.
+    /// Allocates memory as cudaMalloc does.
     pub fn allocate_plain(&self, bytes: usize) -> Outcome<usize> {
         let mut at = 0;
         // SAFETY: the output is a local.
@@ -61,13 +61,13 @@ impl Driver {
         Ok(at)
     }
 
-    /// Frees memory of `allocate_plain`, once all that runs on its device has ended.
+    /// Frees memory of `allocate_plain`. Waits for all work on its device.
     pub fn free_plain(&self, address: usize) -> Outcome {
         // SAFETY: the caller gives the memory up.
         check(unsafe { (self.plain_free)(address) }, "cuMemFree")
     }
 
-    /// Memory that peers never see and no device's allowance pays for, at `hint` where that is free.
+    /// Maps host memory, which peers never see and no device's limit counts, at `hint` if that is free.
     pub fn allocate_private(&self, bytes: usize, hint: usize, device: c_int) -> Outcome<Mapping> {
         let location = Location { kind: LOCATION_TYPE_HOST_NUMA, id: device };
         let (handle, bytes) = self.create(bytes, location, 0)?;
@@ -75,7 +75,7 @@ impl Driver {
         Ok(Mapping { of: at, bytes, at })
     }
 
-    /// Memory without addresses, and its size in bytes.
+    /// Creates unmapped memory. Gives its handle and its size in bytes.
     fn create(&self, bytes: usize, location: Location, handle_types: c_int) -> Outcome<(c_ulonglong, usize)> {
         let properties = AllocationProperties {
             kind: ALLOCATION_TYPE_PINNED,
@@ -102,7 +102,7 @@ impl Driver {
         Ok(at)
     }
 
-    /// Maps the beginning of a handle's memory at reserved addresses, for `devices`. Takes the handle.
+    /// Maps the first `bytes` of a handle's memory at reserved addresses, for `devices`. Releases the handle in any case.
     pub(super) fn place(
         &self,
         handle: c_ulonglong,
@@ -128,7 +128,7 @@ impl Driver {
         Ok(())
     }
 
-    /// As `place`, at addresses of its own.
+    /// Like `place`, at newly reserved addresses.
     fn map_fresh(
         &self,
         handle: c_ulonglong,
@@ -147,8 +147,8 @@ impl Driver {
         Ok(at)
     }
 
-    /// Frees memory of `allocate_virtual`. As NCCL does, which unmaps at the address that it is given: memory of cuMemAlloc, and
-    /// what is no first address, the driver refuses.
+    /// Frees memory of `allocate_virtual`. As NCCL does, it unmaps at the given address: the driver refuses memory of cuMemAlloc, and
+    /// addresses inside an allocation.
     pub fn free(&self, address: usize) -> Outcome {
         let mut device = 0;
         let attribute = POINTER_ATTRIBUTE_DEVICE_ORDINAL;
@@ -159,7 +159,7 @@ impl Driver {
         if self.context() != 0 {
             return self.free_here(address);
         }
-        // NCCL sets the memory's device, and the caller's again.
+        // NCCL makes the memory's device current, then the caller's again.
         self.make_current(self.primary(device)?)?;
         let freed = self.free_here(address);
         freed.and(self.make_current(0))
@@ -187,7 +187,7 @@ impl Driver {
         code == SUCCESS && by_descriptor && self.is_virtual(address)
     }
 
-    /// Where the allocation at `address` begins, and its size in bytes.
+    /// The start of the allocation that holds `address`, and its size in bytes.
     pub fn allocation(&self, address: usize) -> Outcome<(usize, usize)> {
         let (mut base, mut bytes) = (0, 0);
         // SAFETY: see above.
@@ -195,7 +195,7 @@ impl Driver {
         Ok((base, bytes))
     }
 
-    /// Maps the allocation of `address` a second time, for `device`.
+    /// Maps the allocation that holds `address` a second time, for `device`.
     pub fn map_again(&self, address: usize, device: c_int) -> Outcome<Mapping> {
         let (of, bytes) = self.allocation(address)?;
         let at = self.map_fresh(self.retain(of)?, bytes, 0, device..device + 1)?;

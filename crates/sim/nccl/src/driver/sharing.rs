@@ -1,11 +1,11 @@
-//! Memory of several processes side by side in one range of addresses.
+//! Maps memory of several processes side by side into one range of addresses.
 
 use super::*;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
 
-/// Reserved addresses, and what was mapped at some of them.
+/// Reserved addresses, with the mappings made in them.
 pub struct Space {
     pub at: usize,
     bytes: usize,
@@ -14,7 +14,7 @@ pub struct Space {
 
 // SAFETY, for all unsafe blocks below: pointers are to locals, and the driver checks addresses and handles.
 impl Driver {
-    /// A descriptor of the memory at `address`, by which other processes open it.
+    /// Makes a descriptor of the memory at `address`, by which other processes open it.
     pub fn export(&self, address: usize) -> Outcome<OwnedFd> {
         let handle = self.retain(address)?;
         let mut descriptor = -1;

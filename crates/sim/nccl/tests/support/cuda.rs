@@ -1,4 +1,4 @@
-//! The few driver calls that scenarios make.
+//! The driver calls that scenarios make.
 
 use libloading::os::unix::Library;
 
@@ -118,7 +118,7 @@ impl Cuda {
         }
     }
 
-    /// Captures what `body` puts on the stream.
+    /// Captures the work that `body` issues to the stream, and gives the executable graph.
     pub fn capture(&self, stream: usize, body: impl FnOnce()) -> usize {
         const RELAXED: i32 = 2;
         let (mut graph, mut executable) = (0, 0);

@@ -1,6 +1,6 @@
-//! Scenarios: ranks as threads of one process or as processes, over both simulators.
+//! Runs scenarios over both simulators, with ranks as threads of one process or as processes.
 //!
-//! A test starts its own binary again, with the name of a scenario; the child process runs it for its ranks.
+//! A test starts its own binary again with the name of a scenario; the child process runs it for its ranks.
 #![allow(dead_code, reason = "every test file uses its part")]
 
 pub mod cuda;
@@ -21,7 +21,7 @@ pub enum Ranks {
     Processes(usize),
 }
 
-/// The result of a process.
+/// How a process ended.
 #[derive(Debug)]
 pub struct Ended {
     pub status: Option<i32>,
@@ -36,10 +36,10 @@ pub struct Rank {
     pub stream: usize,
     pub cuda: &'static Cuda,
     pub nccl: &'static Nccl,
-    /// Joins the ranks of this process.
+    /// A barrier of the ranks of this process.
     pub local: Arc<Barrier>,
     pub id: [u8; 128],
-    /// One more.
+    /// A second id, for another communicator.
     pub other_id: [u8; 128],
 }
 
@@ -52,7 +52,7 @@ pub fn expect_success(scenario: &str, ranks: Ranks) {
     }
 }
 
-/// Runs a scenario and expects every process to end with status 86, and `text` in their output.
+/// Runs a scenario and expects every process to end with status 86, and all `texts` on their stderr.
 pub fn expect_failure(scenario: &str, ranks: Ranks, environment: &[(&str, &str)], texts: &[&str]) {
     let ended = run(scenario, ranks, environment);
     let said: String = ended.iter().map(|ended| ended.stderr.as_str()).collect();
@@ -87,7 +87,7 @@ pub fn run(scenario: &str, ranks: Ranks, environment: &[(&str, &str)]) -> Vec<En
         .collect()
 }
 
-/// Two ids made by this process, which has no rank.
+/// Makes two ids in this process, which has no rank.
 fn fresh_ids() -> String {
     let library = unsafe { Library::new(libraries().join("libnccl.so.2")) }.expect("the simulator loads");
     let make = unsafe { library.get::<MakeId>(b"ncclGetUniqueId\0") }.expect("ncclGetUniqueId");
@@ -123,7 +123,7 @@ fn spawn(
 
 /// A folder with the simulators under the names that programs load.
 pub fn libraries() -> PathBuf {
-    // The folder in which cargo puts libraries for tests; the copies one folder up are those of the last `cargo build`.
+    // Cargo puts the tests' dependencies beside this binary; the copies one folder up are those of the last `cargo build`.
     let executable = std::env::current_exe().expect("this binary");
     let built = executable.parent().expect("target/PROFILE/deps/BINARY").to_owned();
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("libraries");
@@ -151,7 +151,7 @@ pub fn libraries() -> PathBuf {
     folder
 }
 
-/// The body of `#[test] #[ignore] fn child()` in every test file.
+/// Runs the scenario that a test has started; `#[test] #[ignore] fn child()` of every test file calls it.
 pub fn child(scenarios: &[Scenario]) {
     let name = std::env::var("SCENARIO").expect("started by a test");
     let (_, body) = scenarios.iter().find(|(known, _)| *known == name).expect("a known scenario");
@@ -189,7 +189,7 @@ impl Rank {
         self.comm = self.nccl.init_rank(self.ranks, self.id, self.rank).expect("init");
     }
 
-    /// Waits for the stream, then frees everything.
+    /// Waits for the stream, then destroys the communicator.
     pub fn leave(&mut self) {
         self.cuda.synchronize(self.stream);
         assert_eq!(self.nccl.destroy(self.comm), SUCCESS);
@@ -199,14 +199,14 @@ impl Rank {
         self.cuda.synchronize(self.stream);
     }
 
-    /// Device memory that holds `values`.
+    /// Allocates device memory that holds `values`.
     pub fn upload<T: Copy>(&self, values: &[T]) -> usize {
         let address = self.cuda.allocate(size_of_val(values).max(1));
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), address as *mut T, values.len()) };
         address
     }
 
-    /// The content of device memory, once the stream has finished.
+    /// Waits for the stream, then gives the content of device memory.
     pub fn download<T: Copy + Default>(&self, address: usize, count: usize) -> Vec<T> {
         self.synchronize();
         let mut values = vec![T::default(); count];

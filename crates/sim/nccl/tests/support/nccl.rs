@@ -1,4 +1,4 @@
-//! The simulator under test, by its C interface.
+//! The simulator under test, through its C interface.
 
 use libloading::os::unix::Library;
 use std::ffi::CStr;
@@ -157,7 +157,7 @@ impl Nccl {
         unsafe { (self.group_end)() }
     }
 
-    /// Calls one of the simulator's own functions, `simRegistrations` or `simRegisteredCollectives`.
+    /// Calls one of the simulator's own counters, such as `simRegistrations`.
     pub fn ask(&self, question: &str, comm: Comm) -> u64 {
         type Question = unsafe extern "C" fn(Comm) -> u64;
         unsafe { self.library.get::<Question>(question.as_bytes()).expect(question)(comm) }
