@@ -140,8 +140,8 @@ ncclResult_t windlassDump(const char *path);
 // Gives back to the driver what is kept of memory that was freed by `ncclMemFree`, and NCCL's communicators that are kept of
 // destroyed ones, on every device.
 //
-// Any thread may call. Takes NCCL about half a millisecond a block, and up to 0.2 seconds a communicator, whose end may wait for
-// work on the device.
+// Any thread may call. NCCL takes about half a millisecond for a block, and up to 0.2 seconds for a communicator, whose end may wait
+// for work on the device. After 2 seconds on a device the call returns, and a thread of Windlass ends the rest.
 ncclResult_t windlassTrim(void);
 
 // Switches Windlass off in this process, for good: every later call goes straight to the real NCCL, unseen and

@@ -288,8 +288,8 @@ pub unsafe extern "C" fn windlassDump(path: *const c_char) -> ncclResult_t {
 /// Gives back to the driver what is kept of memory that was freed by `ncclMemFree`, and NCCL's communicators that are kept of
 /// destroyed ones, on every device.
 ///
-/// Any thread may call. Takes NCCL about half a millisecond a block, and up to 0.2 seconds a communicator, whose end may wait for
-/// work on the device.
+/// Any thread may call. NCCL takes about half a millisecond for a block, and up to 0.2 seconds for a communicator, whose end may wait
+/// for work on the device. After 2 seconds on a device the call returns, and a thread of Windlass ends the rest.
 #[unsafe(no_mangle)]
 pub extern "C" fn windlassTrim() -> ncclResult_t {
     guard::call(|| {
