@@ -30,8 +30,9 @@ impl ProcessListener {
     }
 }
 
-/// How long a process needs at most to open its listener again, after it has closed it.
-const OPENS_AGAIN_WITHIN: Duration = Duration::from_millis(1);
+/// How long a refused rank waits before it tries once more. A process that closed its listener and has a descriptor opens it again
+/// within microseconds; a process that is stopped in between is still taken for gone.
+const AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 /// Why a connect to a process listener failed.
 pub(crate) enum Knock {
@@ -52,7 +53,7 @@ pub(crate) fn connect(process_listener: Token) -> Result<Ours, Knock> {
         if !is_refused(error) {
             return Err(error);
         }
-        std::thread::sleep(OPENS_AGAIN_WITHIN);
+        std::thread::sleep(AGAIN_AFTER);
         connect()
     };
     connect()

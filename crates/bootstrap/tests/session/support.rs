@@ -1,4 +1,4 @@
-//! Shared by the tests: ids as NCCL makes them, reports, and stand-ins for NCCL's roots and ranks.
+//! Shared by the tests: ids as NCCL makes them, reports, and sockets that act as NCCL's roots and ranks.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use windlass_base::gpu::Driver;
+use windlass_base::gpu::context::Home;
 use windlass_transport::heap::{Heap, Holds, settle};
 
 use crate::application::*;
@@ -72,8 +73,13 @@ fn a_context_that_was_reset() {
     let free_bytes = before.free_bytes();
     let heap = Heap::of(0).unwrap();
     let (region, being_zeroed) = (lend(&heap, MIB), heap.lend(MIB, &Holds::new()).unwrap());
+    assert!(Home::if_primary(before.driver, 0).is_some());
     ok(cuCtxSetCurrent(0));
     ok(cuDevicePrimaryCtxReset_v2(0));
+    assert!(
+        Home::if_primary(before.driver, 0).is_none() && !before.driver.has_primary_context(0),
+        "made again"
+    );
     let after = Application::on(0);
     let next = Heap::of(0).unwrap();
     assert!(!Arc::ptr_eq(&heap, &next) && Arc::ptr_eq(&next, &Heap::of(0).unwrap()));
