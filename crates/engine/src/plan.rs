@@ -89,23 +89,34 @@ pub(crate) fn may_be_fused(call: &Shared, at_any_size: bool, terms: &Terms) -> b
         && (at_any_size || terms.native.serve(fused, call.bytes(terms.ranks)))
 }
 
-/// Whether native collectives take a call's type and operation at so many bytes. A call that only moves may have any type. Limits were
-/// measured with sums and averages of short floats; other types and operations that the kernels know have a limit of their own.
-/// By NCCL's numbers: types int8 to bfloat16, operations sum to average; a program's own operations have higher numbers.
+/// Whether native collectives take a call's type and operation at so many bytes.
 fn serves_elements(call: &Shared, collective: Collective, bytes: u64, terms: &Terms) -> bool {
-    let Some(operation) = call.operation else { return call.datatype.size_bytes().is_some() };
+    cell_of(call, collective).is_some_and(|cell| cell == collective || terms.native.serve(cell, bytes))
+}
+
+/// The cell whose limit bounds a call by its type and operation; none if the kernels do not reduce so. A call that only moves may have any type.
+/// The usual cells were measured with sums and averages of short floats; other types and operations that the kernels know have cells of their
+/// own. By NCCL's numbers: types int8 to bfloat16, operations sum to average; a program's own operations have higher numbers. The kernels know
+/// no averages of integers.
+pub(crate) fn cell_of(call: &Shared, collective: Collective) -> Option<Collective> {
+    let Some(operation) = call.operation else { return call.datatype.size_bytes().map(|_| collective) };
+    let is_integer = (ncclInt8.0..ncclFloat16.0).contains(&call.datatype.0);
     let is_known = (ncclInt8.0..=ncclBfloat16.0).contains(&call.datatype.0)
-        && (ncclSum.0..=ncclAvg.0).contains(&operation.0);
+        && (ncclSum.0..=ncclAvg.0).contains(&operation.0)
+        && !(is_integer && operation == ncclAvg);
     let is_summed = operation == ncclSum || operation == ncclAvg;
     let is_short_float = [ncclFloat16, ncclFloat32, ncclBfloat16].contains(&call.datatype);
-    let serves_others = || collective.other().is_some_and(|other| terms.native.serve(other, bytes));
-    is_known && (is_summed && is_short_float || serves_others())
+    match is_known {
+        true if is_summed && is_short_float => Some(collective),
+        true => collective.other(),
+        false => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_sys::{ncclDataType_t, ncclFloat8e4m3, ncclMax, ncclRedOp_t};
+    use nccl_sys::{ncclDataType_t, ncclFloat8e4m3, ncclFloat64, ncclMax, ncclRedOp_t, ncclUint64};
     use proptest::prelude::*;
     use windlass_transport::tuning::{COLLECTIVES, Limits};
 
@@ -195,11 +206,14 @@ mod tests {
             ..call(Function::AllReduce, 4, datatype)
         };
         let (own, negative) = (ncclRedOp_t(5), ncclRedOp_t(-1));
-        for native in [reduce(ncclBfloat16, ncclAvg), reduce(ncclInt8, ncclMax)] {
+        for native in [reduce(ncclBfloat16, ncclAvg), reduce(ncclFloat64, ncclAvg), reduce(ncclInt8, ncclMax)]
+        {
             assert_eq!(plan(&native, terms), Path::Native);
         }
         for not in [
             reduce(ncclFloat8e4m3, ncclSum),
+            reduce(ncclInt8, ncclAvg),
+            reduce(ncclUint64, ncclAvg),
             reduce(ncclFloat32, own),
             reduce(ncclFloat32, negative),
             reduce(ncclDataType_t(-1), ncclSum),

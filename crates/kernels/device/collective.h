@@ -84,7 +84,7 @@ typedef struct WindlassCollectiveLaunch {
   uint32_t reduction;      // NCCL's type | NCCL's operation, or 5, the scaled sum, << 8; kernels for one reduction do not look at it
   uint32_t flags;          // WINDLASS_COLLECTIVE_*
   uint64_t packets;        // of the largest connection
-  uint64_t scale;          // average: bits of the float (double: of the double) that elements are multiplied by; of integers, the ranks.
+  uint64_t scale;          // average: bits of the float (double: of the double) that elements are multiplied by.
                            // Scaled sum: bits, or address, of this rank's scalar, of the elements' type. Peers may have others
 } WindlassCollectiveLaunch;
 

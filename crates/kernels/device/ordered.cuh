@@ -4,8 +4,8 @@
 // Floats of 8 bits are folded as those of 16 bits are: as 32-bit ones, rounded once. In a scaled sum each rank multiplies its own elements by
 // its own scalar, rounded to their type, before it sends and before it folds them; the fold is that of a sum.
 #pragma once
+#include "any_reduction.cuh"
 #include "float8.cuh"
-#include "reduction.cuh"
 
 // Whether the kernels of this reducer multiply the elements of scaled sums.
 template <class Reducer>
@@ -60,10 +60,13 @@ WINDLASS_DEVICE OrderedFold ordered_entry(uint64_t x, const Reduction& how) {
 WINDLASS_DEVICE_FUNCTION OrderedFold ordered_begin(uint64_t x, Reduction how) { return ordered_entry(x, how); }
 WINDLASS_DEVICE_FUNCTION OrderedFold ordered_add(OrderedFold fold, uint64_t x, Reduction how) {
   const OrderedFold next = ordered_entry(x, how);
-  if (!is_widened(how.type())) return OrderedFold{{combine_words(how.type(), how.by(), fold.words[0], next.words[0]), 0, 0, 0}};
-  WINDLASS_UNROLL
-  for (int at = 0; at < 4; ++at) fold.words[at] = combine_two_floats(how.by(), fold.words[at], next.words[at]);
-  return fold;
+  if (is_widened(how.type())) {
+    combine_floats(how.by(), fold.words, next.words);
+    return fold;
+  }
+  uint64_t all[1] = {fold.words[0]};
+  combine(how.type(), how.by(), all, {next.words[0]});
+  return OrderedFold{{all[0], 0, 0, 0}};
 }
 WINDLASS_DEVICE_FUNCTION uint64_t ordered_end(OrderedFold fold, Reduction how) {
   if (!is_widened(how.type())) return fold.words[0];
@@ -116,8 +119,12 @@ WINDLASS_DEVICE uint64_t scaled_word(uint64_t x, const Reduction& how) {
   switch (how.type()) {
     case type_half: return multiply_quads<Half>(x, how.scale);
     case type_bfloat: return multiply_quads<Bfloat>(x, how.scale);
-    case type_float: return combine_two_floats(by_product, x, how.scale);
-    case type_double: return bits_of_double(multiply_doubles(double_of_bits(x), double_of_bits(how.scale)));
+    case type_float:
+    case type_double: {
+      uint64_t all[1] = {x};
+      combine(how.type(), by_product, all, {how.scale});
+      return all[0];
+    }
     default: {
       const uint64_t both[2] = {x, how.scale};
       return reduce_words<OrderedReduction>(both, 2, how);

@@ -95,12 +95,24 @@ WINDLASS_DEVICE void spread(Vector (&x)[ranks_max][groups], const Vector (&own)[
 template <class Reducer, int groups, int ranks_max>
 WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[ranks_max][groups], const WindlassCollectiveLaunch& launch) {
   const Reduction how{launch.reduction, launch.scale};
-  WINDLASS_UNROLL
-  for (int group = 0; group < groups; ++group) {
-    uint64_t low[ranks_max], high[ranks_max];
+  if constexpr (chooses_at_run_time<Reducer>) {
+    uint64_t words[ranks_max][2 * groups], all[2 * groups];
     WINDLASS_UNROLL
-    for (int rank = 0; rank < ranks_max; ++rank) low[rank] = x[rank][group].x, high[rank] = x[rank][group].y;
-    result[group] = Vector{reduce_words<Reducer>(low, launch.ranks, how), reduce_words<Reducer>(high, launch.ranks, how)};
+    for (int rank = 0; rank < ranks_max; ++rank) {
+      WINDLASS_UNROLL
+      for (int group = 0; group < groups; ++group) words[rank][2 * group] = x[rank][group].x, words[rank][2 * group + 1] = x[rank][group].y;
+    }
+    Reducer::reduce(all, words, launch.ranks, how);
+    WINDLASS_UNROLL
+    for (int group = 0; group < groups; ++group) result[group] = Vector{all[2 * group], all[2 * group + 1]};
+  } else {
+    WINDLASS_UNROLL
+    for (int group = 0; group < groups; ++group) {
+      uint64_t low[ranks_max], high[ranks_max];
+      WINDLASS_UNROLL
+      for (int rank = 0; rank < ranks_max; ++rank) low[rank] = x[rank][group].x, high[rank] = x[rank][group].y;
+      result[group] = Vector{reduce_words<Reducer>(low, launch.ranks, how), reduce_words<Reducer>(high, launch.ranks, how)};
+    }
   }
 }
 

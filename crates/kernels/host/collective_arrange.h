@@ -45,6 +45,8 @@ struct Choice {
 
 // Whether a reduction has kernels of its own (../device/ordered.cuh), and which of them a kind uses: a reduce may run in one phase or in two.
 inline bool is_ordered(uint32_t type, uint32_t by) { return type >= 10 || by == 5; }
+// All but averages of integers.
+inline bool has_kernels(uint32_t type, uint32_t by) { return type >= 6 || by != 4; }
 inline Choice ordered_choice(Kind kind, const Choice& like) {
   return {kind == all_reduce || (kind == reduce && like.family == two_phases) ? two_phases : ll128, 2};
 }
@@ -73,8 +75,7 @@ struct Request {
 
 inline uint64_t scale_of(uint32_t type, uint32_t by, uint32_t ranks) {
   const bool average = by == 4;
-  if (type < 6) return average ? ranks : 0;
-  if (by != 0 && !average) return 0;
+  if (type < 6 || (by != 0 && !average)) return 0;
   uint64_t bits = 0;
   if (type == 8) {
     const double scale = average ? 1.0 / ranks : 1.0;

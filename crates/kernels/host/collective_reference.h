@@ -1,5 +1,5 @@
 // Computes the right results of collectives, element by element; no code is shared with ../device/reduction.cuh.
-// Integers wrap; averages of them divide the wrapped sum towards zero. Floats are folded from rank 0 upward, those of 8 and 16 bits as
+// Integers wrap; they have no averages. Floats are folded from rank 0 upward, those of 8 and 16 bits as
 // 32-bit ones that are rounded once; averages multiply each element by 1/ranks first. In maximum and minimum a NaN loses against
 // a number, and +0 is above -0. All resulting NaNs of 8, 16 or 32 bits are one, as on GPUs. Floats of 8 bits saturate to the largest
 // finite number. In scaled sums each rank's element is first multiplied by the rank's scalar and rounded to the type.
@@ -108,9 +108,7 @@ uint64_t reduce_integers(uint32_t type, uint32_t by, uint32_t ranks, const Bits&
       default: all += next;
     }
   }
-  all = extended(type, all);
-  if (by != average) return all;
-  return is_signed(type) ? (uint64_t)((int64_t)all / (int64_t)ranks) : all / ranks;
+  return extended(type, all);
 }
 
 // Reduces one element of each rank, `bits(rank)`. Bits beyond the element's width have no meaning.

@@ -127,6 +127,7 @@ void exhaustive() {
       for (const Choice& choice : choices_of(kind, ranks))
         for (uint32_t type = 0; type < reference::types; ++type)
           for (uint32_t by = 0; by < (world::reduces(kind) ? reference::operations : 1); ++by) {
+            if (world::reduces(kind) && !collective::has_kernels(type, by)) continue;
             // Reductions that run in fixed order only have one choice.
             if (world::reduces(kind) && collective::is_ordered(type, by) && choice != collective::ordered_choice(kind, choice)) continue;
             Call call = any_call(random, kind, choice, ranks, 0);
@@ -186,7 +187,7 @@ void special_values() {
     for (Kind kind : {collective::all_reduce, collective::reduce, collective::reduce_scatter})
       for (uint32_t type = 0; type < reference::types; ++type)
         for (uint32_t by = 0; by < reference::operations; ++by)
-          for (int sample = 0; sample < 4; ++sample) {
+          for (int sample = 0; sample < 4 && collective::has_kernels(type, by); ++sample) {
             Call call = any_call(random, kind, one_of(random, choices_of(kind, ranks)), ranks, 0);
             call.type = type;
             call.by = by;

@@ -43,9 +43,9 @@ struct Downward {
   static uint64_t end(const Fold& fold, const Reduction& how) { return is_of_8(how.type()) ? folded<OrderedReduction>(fold, how) : folded<AnyReduction>(fold, how); }
   template <class Reducer>
   static uint64_t folded(const Fold& fold, const Reduction& how) {
-    typename Reducer::Fold all = Reducer::begin(fold.words[fold.ranks - 1], how);
-    for (uint32_t rank = fold.ranks - 1; rank-- > 0;) Reducer::add(all, fold.words[rank], how);
-    return Reducer::end(all, how);
+    uint64_t turned[WINDLASS_COLLECTIVE_RANKS_MAX] = {};
+    for (uint32_t rank = 0; rank < fold.ranks; ++rank) turned[rank] = fold.words[fold.ranks - 1 - rank];
+    return reduce_words<Reducer>(turned, fold.ranks, how);
   }
 };
 
@@ -188,9 +188,10 @@ struct Call {
            ", offsets " + std::to_string(send_offset) + " " + std::to_string(receive_offset) + (pool ? ", from element " + std::to_string(first) : "") +
            (any_kernel ? ", any kernel" : "");
   }
-  // The same call, with a choice for which there are kernels.
+  // The same call, with an operation and a choice for which there are kernels.
   Call by_its_kernels() const {
     Call call = *this;
+    if (!collective::has_kernels(type, by)) call.by = reference::sum;
     if (reduces(kind) && collective::is_ordered(type, by)) call.choice = collective::ordered_choice(kind, call.choice), call.any_kernel = true;
     return call;
   }

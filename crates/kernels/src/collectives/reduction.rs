@@ -38,10 +38,12 @@ pub(super) const FLOAT8_E5M2: i32 = 11;
 pub(super) const ELEMENT_BYTES: [u32; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
 
 impl Reduction {
-    /// Bytes of an element. Fails if we do not reduce this type by this operation, with this scalar or none.
+    /// Bytes of an element. Fails if we do not reduce this type by this operation, with this scalar or none. Integers have no averages: a kernel
+    /// that divided took up to 6.3 of NCCL's time (docs/measurements/2026-11-26-other-types). Of few bytes it was faster.
     pub(super) fn element_bytes(self, scalar: Option<Scalar>) -> Result<u32, Refused> {
         let of_type = usize::try_from(self.datatype).ok().and_then(|datatype| ELEMENT_BYTES.get(datatype));
-        let of_type = of_type.filter(|_| (SUM..=SCALED_SUM).contains(&self.operation));
+        let is_of_integers = self.operation == AVERAGE && self.datatype < FLOAT16;
+        let of_type = of_type.filter(|_| (SUM..=SCALED_SUM).contains(&self.operation) && !is_of_integers);
         match of_type {
             None => Err(Refused::Reduction(self)),
             Some(_) if scalar.is_some() != (self.operation == SCALED_SUM) => {
@@ -74,7 +76,7 @@ impl Reduction {
         };
     }
 
-    /// The factor by which elements are multiplied before they are summed, as in NCCL. For averages of integers the number of ranks, to divide by.
+    /// The factor by which elements are multiplied before they are summed, as in NCCL.
     fn scale(self, ranks: u32) -> u64 {
         let factor = match self.operation {
             SUM => 1.0,
@@ -84,7 +86,6 @@ impl Reduction {
         match self.datatype {
             FLOAT64 => factor.to_bits(),
             FLOAT16 | FLOAT32 | BFLOAT16 | FLOAT8_E4M3 | FLOAT8_E5M2 => u64::from((factor as f32).to_bits()),
-            _ if self.operation == AVERAGE => u64::from(ranks),
             _ => 0,
         }
     }

@@ -33,7 +33,9 @@ fn case(random: &mut Random) -> Case {
     let ranks = 2 + random.below(7) as u32;
     let element = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
     let reduction = (random.below(2) == 0)
-        .then(|| Reduction { datatype: random.below(12) as i32, operation: random.below(6) as i32 });
+        .then(|| Reduction { datatype: random.below(12) as i32, operation: random.below(6) as i32 })
+        // Integers have no averages.
+        .filter(|Reduction { datatype, operation }| *datatype >= 6 || *operation != 4);
     let scalar =
         [Scalar::Bits(random.below(1 << 60)), Scalar::At(random.below(1 << 60))][random.below(2) as usize];
     let scalar = reduction.is_some_and(|reduction| reduction.operation == 5).then_some(scalar);
