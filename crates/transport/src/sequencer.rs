@@ -77,6 +77,8 @@ struct Issued {
     order: Order,
     /// Id of the capture whose graph already keeps the launch resources.
     held: Option<u64>,
+    /// Where [`Sequencer::order`] has ordered work that [`Sequencer::follow`] may follow.
+    ordered: Option<Lane>,
 }
 
 /// What the caller of [`Sequencer::order`] must do once the work that it ordered is issued.
@@ -130,7 +132,7 @@ impl Sequencer {
             asked: AtomicBool::new(false),
             doubtful: AtomicBool::new(false),
             captured: AtomicBool::new(false),
-            issued: Mutex::new(Issued { order: Order::new(graphs), held: None }),
+            issued: Mutex::new(Issued { order: Order::new(graphs), held: None, ordered: None }),
         }))
     }
 
@@ -184,15 +186,18 @@ impl Sequencer {
     pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, TransportError> {
         let order = || -> Result<Afterwards, TransportError> {
             let issued = &mut *self.lock();
+            // What NCCL refused is not followed.
+            issued.ordered = None;
             let home = self.device_resources.home();
             let _current = home.be_current()?;
-            let lane = Lane::of(home.driver, stream)?;
+            let lane = issued.order.lane(home.driver, stream)?;
             if issued.order.is_all_in(lane) {
                 return Ok(Afterwards::Nothing);
             }
             let resources = self.resources()?;
             self.hold_in(&mut issued.held, lane)?;
             issued.order.before(home.driver, resources, lane)?;
+            issued.ordered = Some(lane);
             Ok(match lane.capture() {
                 Some(_) => Afterwards::FollowInCapture,
                 None if issued.order.is_shared_with_graphs() => Afterwards::Follow,
@@ -203,14 +208,16 @@ impl Sequencer {
     }
 
     /// Makes all later turns run after the work issued to `stream` since [`Sequencer::order`], also in a capture. True if no later call has to
-    /// do so again. False in a capture, whose graph runs the work later, and for eager work with [`Graphs::Apart`].
-    pub fn follow(&self, stream: StreamHandle) -> Result<bool, TransportError> {
+    /// do so again. False in a capture, whose graph runs the work later, and for eager work with [`Graphs::Apart`]. `at_once`: the work was issued just
+    /// after [`Sequencer::order`], so the driver need not be asked again whether the stream is captured.
+    pub fn follow(&self, stream: StreamHandle, at_once: bool) -> Result<bool, TransportError> {
         let follow = || -> Result<bool, TransportError> {
             let issued = &mut *self.lock();
             let resources = self.resources()?;
             let home = self.device_resources.home();
             let _current = home.be_current()?;
-            let lane = Lane::of(home.driver, stream)?;
+            let known = issued.ordered.take().filter(|lane| at_once && lane.stream == stream);
+            let lane = known.map_or_else(|| issued.order.lane(home.driver, stream), Ok)?;
             if lane.capture().is_none() && self.graphs == Graphs::Apart {
                 return Ok(false);
             }

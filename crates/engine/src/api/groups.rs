@@ -71,10 +71,9 @@ fn end_of_much() -> ncclResult_t {
                 let ended = guard::call(|| registration::after_group(&candidates, is_taken(nccls)));
                 ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
             }
-            if is_taken(nccls) {
-                let followed = std::mem::take(&mut ended.borrow_mut().followed);
-                guard::or_else(|| (), || ordering::after_group(followed));
-            }
+            // If NCCL failed it may have launched some communicators before. Following what did not run does no harm.
+            let followed = std::mem::take(&mut ended.borrow_mut().followed);
+            guard::or_else(|| (), || ordering::after_group(followed));
             if is_taken(result) {
                 run(&schedule.after);
             }

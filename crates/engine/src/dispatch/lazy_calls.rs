@@ -255,7 +255,8 @@ fn run_unit(work: Vec<LazyWork>) -> ncclResult_t {
     let closed = known::group_end();
     for lane in lanes {
         if let Some(communicator) = communicator::find(lane.communicator) {
-            ordering::after_forward(lane, communicator, closed);
+            // If NCCL failed it may have launched some communicators before. Following what did not run does no harm.
+            ordering::after_forward(lane, communicator, ncclSuccess);
         }
     }
     results.into_iter().map(|(result, _)| result).find(|result| *result != ncclSuccess).unwrap_or(closed)

@@ -66,12 +66,11 @@ pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool)
     }
     let peer_group = communicator.has_run().then(|| communicator.peer_group(lane.communicator)).flatten();
     let afterwards = peer_group.map_or(Afterwards::Nothing, |peer_group| peer_group.order(lane.stream()));
-    if afterwards != Afterwards::Nothing {
-        communicator.follows();
-    }
-    // A captured call is ordered only within its graph, which may never be launched: NCCL's earlier eager call must still be waited for.
-    if afterwards != Afterwards::FollowInCapture {
-        communicator.forwards_on(lane.stream, || place_of(lane.stream()));
+    match afterwards {
+        Afterwards::Nothing => communicator.forwards_on(lane.stream, || place_of(lane.stream())),
+        // An eager call that is followed needs no stream to be remembered. A captured call is ordered only within its graph, which may never be
+        // launched: NCCL's earlier eager call must still be waited for.
+        Afterwards::Follow | Afterwards::FollowInCapture => communicator.follows(),
     }
 }
 
@@ -92,7 +91,7 @@ pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult
         Some(peer_group) if is_grouped => {
             group::follow(Followed { communicator: lane.communicator, peer_group, stream: lane.stream() });
         }
-        Some(peer_group) => follow(communicator, &peer_group, lane.stream()),
+        Some(peer_group) => follow(communicator, &peer_group, lane.stream(), true),
         None => {}
     }
 }
@@ -101,15 +100,18 @@ pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult
 pub fn after_group(all: Vec<Followed>) {
     for Followed { communicator, peer_group, stream } in &all {
         if let Some(communicator) = communicator::find(*communicator) {
-            follow(communicator, peer_group, *stream);
+            follow(communicator, peer_group, *stream, false);
         }
     }
     group::put_back_followed(all);
 }
 
-fn follow(communicator: &Communicator, peer_group: &PeerGroup, stream: StreamHandle) {
-    if peer_group.follow(stream) {
-        communicator.is_followed();
+fn follow(communicator: &Communicator, peer_group: &PeerGroup, stream: StreamHandle, at_once: bool) {
+    match peer_group.follow(stream, at_once) {
+        Some(true) => communicator.is_followed(),
+        Some(false) => {}
+        // The driver failed. NCCL's own order is left.
+        None => communicator.forwards_on(stream.0 as cudaStream_t, || place_of(stream)),
     }
 }
 

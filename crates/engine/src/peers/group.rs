@@ -298,9 +298,10 @@ impl PeerGroup {
         self.sequencer().map_or(Afterwards::Nothing, order)
     }
 
-    /// Lets all later work here run after what was issued on `stream`: see [`Sequencer::follow`]. Returns whether that holds for graphs, too.
-    pub fn follow(&self, stream: StreamHandle) -> bool {
-        self.sequencer().is_some_and(|sequencer| sequencer.follow(stream) == Ok(true))
+    /// Lets all later work here run after what was issued on `stream`: see [`Sequencer::follow`]. Returns whether that holds for graphs, too;
+    /// none if it failed.
+    pub fn follow(&self, stream: StreamHandle, at_once: bool) -> Option<bool> {
+        self.sequencer()?.follow(stream, at_once).ok()
     }
 
     /// The asynchronous error of this rank. `ncclSuccess` if there is none.

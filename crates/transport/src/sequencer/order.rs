@@ -36,7 +36,7 @@ pub enum Graphs {
 #[derive(Debug, Default)]
 pub(super) struct Order {
     graphs: Graphs,
-    /// Id of the stream of the last eager operation.
+    /// Id of the stream of the last eager operation; nobody asks for it once `shared_with_graphs`.
     last: Option<u64>,
     /// A capture has taken operations, so graphs may record the event.
     shared_with_graphs: bool,
@@ -91,6 +91,15 @@ impl Lane {
 impl Order {
     pub(super) fn new(graphs: Graphs) -> Order {
         Order { graphs, ..Order::default() }
+    }
+
+    /// Where work issued to a stream goes. Once graphs share the order every eager operation waits for the event, and no stream's id is asked.
+    pub(super) fn lane(&self, driver: &Driver, stream: StreamHandle) -> Result<Lane, Failure> {
+        if !self.shared_with_graphs {
+            return Lane::of(driver, stream);
+        }
+        let place = driver.capture_of(stream)?.map_or(Place::Eager(0), Place::Captured);
+        Ok(Lane { stream, place })
     }
 
     /// Whether all operations so far were eager, on the stream of `lane`.
