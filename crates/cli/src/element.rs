@@ -147,6 +147,8 @@ pub const REDUCTIONS: &[Reduction] = &[
 
 /// The sum.
 pub const SUM: Reduction = REDUCTIONS[0];
+/// The maximum.
+pub const MAX: Reduction = REDUCTIONS[2];
 
 impl Reduction {
     /// The result over all ranks' values of one element. Averages of integers divide towards zero.

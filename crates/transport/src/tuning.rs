@@ -19,7 +19,7 @@ use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 pub use built_in::{REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX, unmeasured_bytes_max};
 /// Version of the kernels' protocol, and of how groups are cut and ordered. It must change with each change of packets, rings, credit or
 /// shares, or of groups.
-const PROTOCOL: u64 = 12;
+const PROTOCOL: u64 = 13;
 /// The most ranks that the kernels have.
 const RANKS_MAX: usize = 8;
 
@@ -291,7 +291,7 @@ mod tests {
     fn fused() {
         const KIB: u64 = 1 << 10;
         const MIB: u64 = 1 << 20;
-        for (ranks, ends) in [(2, [(32 << 10, 256), (16 << 10, 32)]), (4, [(512, 256), (2048, 64)])] {
+        for (ranks, ends) in [(2, [(32 << 10, 256), (8 << 10, 16)]), (4, [(512, 256), (2048, 64)])] {
             let limits = decide(&negotiated(ranks, NEEDED, 90, 132)).limits;
             for (each, (alone, whole)) in [Collective::Broadcast, Collective::Reduce].into_iter().zip(ends) {
                 let (alone, whole) = (alone * KIB, whole * MIB);
@@ -322,10 +322,11 @@ mod tests {
         let shares = |total: u64| [total * 5 / 12, total * 7 / 12];
         for total in [1, 4, 8, 16, 64] {
             assert!(serve(Collective::Broadcast, shares(total * MIB)), "{total} MB");
-            assert_eq!(serve(Collective::Reduce, shares(total * MIB)), total < 64, "{total} MB");
+            assert_eq!(serve(Collective::Reduce, shares(total * MIB)), total < 16, "{total} MB");
         }
-        assert!(serve(Collective::Reduce, [16 * MIB; 2]) && !serve(Collective::Reduce, [17 * MIB; 2]));
-        assert!(serve(Collective::Reduce, [16 * MIB, MIB]) && !serve(Collective::Reduce, [24 * MIB, MIB]));
+        // Each part alone is served.
+        assert!(serve(Collective::Reduce, [8 * MIB; 2]) && !serve(Collective::Reduce, [9 * MIB; 2]));
+        assert!(serve(Collective::Reduce, [8 * MIB, MIB]) && !serve(Collective::Reduce, [9 * MIB, MIB]));
         // With more ranks, too, shares as they were measured have the limit of all parts.
         for ranks in [3, 4_usize] {
             let limits = decide(&negotiated(ranks, NEEDED, 90, 132)).limits;

@@ -281,7 +281,7 @@ impl Shared<'_> {
             let bench = Bench {
                 job: &bench_job,
                 sides,
-                reduction: SUM,
+                reduction: task.reduction(),
                 send: &self.send,
                 receive: &self.receive,
                 receive_bytes: 0,

@@ -88,8 +88,7 @@ pub fn table(circumstances: &Circumstances, all: &[OfRanks]) -> String {
         text += "# On the simulator: the figures say nothing.\n";
     }
     text += &format!("# Beside {beside} idle communicators of each side. ");
-    text +=
-        "Bytes of the larger buffer; us of a call, of fp32 or int8: NCCL alone, Windlass; who was faster.\n";
+    text += "Bytes of the larger buffer; us of a call, fp32, sums of bf16, or maxima of fp16: NCCL alone, Windlass; who was faster.\n";
     for tuned in all.iter().flat_map(|found| &found.tuned) {
         text += &format!("\n{}{}\n", figures_of(tuned), tuned.cell);
     }

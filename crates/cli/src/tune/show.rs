@@ -171,7 +171,7 @@ mod tests {
         );
         assert_eq!(lines[1], ["2", "broadcast", "32M", "built in"]);
         assert_eq!(lines[2], ["2", "reduce", "none", "file"]);
-        assert_eq!(lines[7], ["2", "other_all_reduce", "64K", "unmeasured"]);
+        assert_eq!(lines[7], ["2", "other_all_reduce", "8M", "built in"]);
         let without = View { kept: None, ..view };
         assert_eq!(without.lines()[0], ["2", "all_reduce", "256M", "built in"]);
     }

@@ -26,11 +26,11 @@ fn writes_a_table() {
     // Sizes above the built-in limits ran on Windlass's kernels, too.
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(!text.contains("NCCL ran both"), "{text}");
-    assert!(told.contains("tune: 2 ranks, 1. all_reduce float 1K graph: "), "{told}");
+    assert!(told.contains("tune: 2 ranks, 1. all_reduce bfloat16 1K graph: "), "{told}");
     assert!(text.contains("On the simulator") && text.contains("NCCL 2.28.9"), "{text}");
     // By default it measures beside 3 idle communicators.
     assert!(told.contains("beside 3 idle") && text.contains("# Beside 3 idle communicators"), "{told}{text}");
-    for curve in ["all_reduce-float-graph.svg", "all_reduce-int8-graph.svg"] {
+    for curve in ["all_reduce-bfloat16-graph.svg", "all_reduce-half-graph.svg"] {
         assert!(folder.path().join("curves/ranks-2").join(curve).exists(), "{told}");
     }
     let table = Table::parse(&text).unwrap();

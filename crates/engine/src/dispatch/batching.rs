@@ -7,7 +7,7 @@ use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
 use windlass_kernels::collectives::{Kind, packets};
 
-use crate::plan::Terms;
+use crate::plan::{self, Terms};
 use windlass_base::call::{Function, Shared};
 use windlass_bootstrap::negotiated::capability;
 use windlass_transport::tuning::{self, Collective};
@@ -51,6 +51,8 @@ struct Candidate {
     place: usize,
     kind: Kind,
     collective: Collective,
+    /// The cell that bounds a batch of it, if it is of another type. None in fixed order, where NCCL is no alternative.
+    other: Option<Collective>,
     work: Work,
     bytes: u64,
     /// How many packets it takes over LL; none if it is too large for LL.
@@ -124,6 +126,8 @@ impl Candidate {
             return None;
         }
         let (tuning, collective) = (tuning::kernels(), Collective::of(call.function)?);
+        let cell = plan::cell_of(call, collective)?;
+        let other = (cell != collective && !plan::is_in_fixed_order(call, terms)).then_some(cell);
         let (kind, work, crossover) = match call.function {
             Function::AllReduce => {
                 (Kind::AllReduce, Work::Reduces(call.datatype, call.operation?), tuning.all_reduce)
@@ -143,6 +147,7 @@ impl Candidate {
             place,
             kind,
             collective,
+            other,
             work,
             bytes,
             packets,
@@ -285,6 +290,21 @@ mod tests {
         // Ranks for which batches were not timed.
         assert_eq!(alone(&[call(AllReduce, MIB); 2]), [Step::Batch(vec![0, 1])]);
         assert_eq!(alone(&[call(AllReduce, MIB); 3]), [0, 1, 2].map(Step::Alone));
+    }
+
+    /// Calls of other types have together at most as many bytes as one call of these types.
+    #[test]
+    fn other_types() {
+        const MIB: usize = 1 << 20;
+        let mut two = Terms { ranks: 2, ..TERMS };
+        two.native.0[Collective::OtherAllReduce as usize] = 4 * MIB as u64 + 1;
+        let maximum = Shared { operation: Some(ncclMax), ..call(Function::AllReduce, MIB / 4) };
+        let together = |count| {
+            let steps: Vec<Step> = (0..count).map(Step::Alone).collect();
+            batched(&steps, &vec![maximum; count], &two, Batches::All)
+        };
+        assert_eq!(together(4), [Step::Batch((0..4).collect())]);
+        assert_eq!(together(5), (0..5).map(Step::Alone).collect::<Vec<_>>());
     }
 
     /// Where even single collectives have no measured limit, only small calls share a kernel, over LL.

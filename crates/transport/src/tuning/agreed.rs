@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(limit_with(&both), (2 << 20) + 1);
         assert_eq!(limit_with(&[("reduce_scatter", "1M")]), (1 << 20) + 1);
         assert_eq!(limit_with(&[("reduce_scatter", "none")]), 0);
-        assert_eq!(limit_with(&[("reduce_scatter", "1G")]), (32 << 20) + 1);
-        assert_eq!(limit_with(&[("all_gather", "none")]), (32 << 20) + 1);
+        assert_eq!(limit_with(&[("reduce_scatter", "1G")]), (8 << 20) + 1);
+        assert_eq!(limit_with(&[("all_gather", "none")]), (8 << 20) + 1);
     }
 }

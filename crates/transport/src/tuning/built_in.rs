@@ -12,9 +12,8 @@ pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 /// The limit of reductions whose kernel looks at type and operation as it runs: up to here arithmetic hardly counts.
 const OTHER_BYTES_MAX: u64 = 64 << 10;
 
-/// The largest size of a native collective whose cell nobody measured and no model covers. None: no size. A reduce of other types is as slow
-/// as its arithmetic from the first byte on: with 1 KiB of int8 it takes 1.06, 1.45 and 1.67 of NCCL's time on 2, 3 and 4 ranks
-/// (docs/measurements/2026-11-26-grids).
+/// The largest size of a native collective whose cell nobody measured and no model covers. None: no size. Reduces of other types were last
+/// measured on 3 and 4 ranks with slower kernels: 1 KiB of int8 took 1.45 and 1.67 of NCCL's time (docs/measurements/2026-11-26-grids).
 pub fn unmeasured_bytes_max(collective: Collective) -> Option<u64> {
     match collective {
         Collective::OtherReduce | Collective::RegisteredAllGather => None,
@@ -57,17 +56,38 @@ const REGISTERS_ON: u16 = 90;
 struct Cells {
     ranks: usize,
     /// In the order of [`Collective`], without those of other types.
-    bytes_max: [u64; MEASURED_COLLECTIVES],
+    bytes_max: [u64; USUAL_COLLECTIVES],
+    /// Of other types, where they were measured.
+    other_bytes_max: &'static [u64],
 }
 
-const MEASURED_COLLECTIVES: usize = Collective::OtherAllReduce as usize;
+const USUAL_COLLECTIVES: usize = Collective::OtherAllReduce as usize;
 
-/// What `windlass tune` found on H100 without multicast (docs/measurements/2026-11-26-grids).
+/// What `windlass tune` found on H100 without multicast (docs/measurements/2026-11-26-limits for 2 ranks, 2026-11-26-grids for more, with fp32
+/// alone).
 const CELLS: &[Cells] = &[
-    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20, 256 << 20, 32 << 20] },
-    Cells { ranks: 3, bytes_max: [64 << 20, 2 << 20, 2 << 20, 64 << 20, 256 << 20, 256 << 20, 32 << 20] },
-    Cells { ranks: 4, bytes_max: [32 << 20, 512 << 10, 2 << 20, 32 << 20, 256 << 20, 256 << 20, 64 << 20] },
+    Cells {
+        ranks: 2,
+        bytes_max: [256 << 20, 32 << 20, 8 << 20, 64 << 20, 256 << 20, 256 << 20, 8 << 20],
+        other_bytes_max: &[8 << 20, 2 << 20, 4 << 20],
+    },
+    Cells {
+        ranks: 3,
+        bytes_max: [64 << 20, 2 << 20, 2 << 20, 64 << 20, 256 << 20, 256 << 20, 32 << 20],
+        other_bytes_max: &[],
+    },
+    Cells {
+        ranks: 4,
+        bytes_max: [32 << 20, 512 << 10, 2 << 20, 32 << 20, 256 << 20, 256 << 20, 64 << 20],
+        other_bytes_max: &[],
+    },
 ];
+
+impl Cells {
+    fn of(&self, collective: Collective) -> Option<u64> {
+        self.bytes_max.iter().chain(self.other_bytes_max).nth(collective as usize).copied()
+    }
+}
 
 /// The largest all-reduce of 3 or 4 ranks with multicast that has a measured cell's limit. NCCL runs rings there, but takes multicast for
 /// buffers that the application has registered. On 4 ranks multicast moves 1.25 bytes for each byte where Windlass moves 1.5, and begins
@@ -115,7 +135,7 @@ fn of_known(negotiated: &NegotiatedConfig, collective: Collective) -> Option<(u6
     let has = |bit| negotiated.capabilities & bit != 0;
     let multicast = has(capability::MULTICAST);
     let cells = CELLS.iter().find(|cells| cells.ranks == ranks);
-    let measured = cells.and_then(|cells| cells.bytes_max.get(collective as usize).copied());
+    let measured = cells.and_then(|cells| cells.of(collective));
     match measured {
         Some(bytes) if !multicast => Some((bytes, Source::BuiltIn)),
         // Here NCCL runs with multicast what it runs without.
@@ -139,7 +159,7 @@ pub(super) fn put(writer: &mut Writer) {
     }
     for cells in CELLS {
         writer.u64(cells.ranks as u64);
-        cells.bytes_max.iter().for_each(|bytes| {
+        cells.bytes_max.iter().chain(cells.other_bytes_max).for_each(|bytes| {
             writer.u64(*bytes);
         });
     }
@@ -203,9 +223,9 @@ mod tests {
             limits(&negotiated(ranks, bits, 90, 132))
         };
         let without = |ranks| limits(&negotiated(ranks, NEEDED, 90, 132));
-        assert_eq!(of(2, true)[..MEASURED_COLLECTIVES], without(2)[..MEASURED_COLLECTIVES]);
+        assert_eq!(of(2, true)[..USUAL_COLLECTIVES], without(2)[..USUAL_COLLECTIVES]);
         for ranks in [3, 4] {
-            assert_eq!(of(ranks, true)[1..MEASURED_COLLECTIVES], without(ranks)[1..MEASURED_COLLECTIVES]);
+            assert_eq!(of(ranks, true)[1..USUAL_COLLECTIVES], without(ranks)[1..USUAL_COLLECTIVES]);
             assert_eq!(of(ranks, true)[0], (Some(2 << 20), Source::BuiltIn));
         }
         for ranks in [2, 3, 4] {
@@ -219,7 +239,8 @@ mod tests {
         for ranks in 2..=8 {
             let of = limits(&negotiated(ranks, NEEDED, 90, 132));
             let none: Vec<usize> = (0..of.len()).filter(|cell| of[*cell].0.is_none()).collect();
-            assert_eq!(none, [Collective::OtherReduce as usize]);
+            let unmeasured = (ranks > 2).then_some(Collective::OtherReduce as usize);
+            assert_eq!(none, Vec::from_iter(unmeasured));
             assert!(of.iter().all(|(bytes, _)| bytes.unwrap_or(u64::MAX) >= UNMEASURED_BYTES_MAX));
         }
         let decided = agreed::decide(&negotiated(8, NEEDED, 90, 132));

@@ -57,13 +57,14 @@ impl Sums {
     }
 
     /// Whether all calls of its work and kind have so few bytes that one kernel is not slower than NCCL's. Several kernels would be slower.
-    /// False where even single collectives have no measured limit.
+    /// False where even single collectives have no measured limit. Batches of other types were not measured, and count as one call.
     fn suit_ll128(&self, call: &Candidate, terms: &Terms) -> bool {
         if !terms.native.serve(call.collective, tuning::UNMEASURED_BYTES_MAX + 1) {
             return false;
         }
         let sum = self.bytes.iter().find(|(known, _)| *known == (call.work, call.kind));
         let most = u32::try_from(terms.ranks).map_or(0, |ranks| batch_bytes_max(call.kind, ranks));
-        sum.is_some_and(|(_, bytes)| *bytes <= most)
+        let serves = |bytes| call.other.is_none_or(|other| terms.native.serve(other, bytes));
+        sum.is_some_and(|(_, bytes)| *bytes <= most && serves(*bytes))
     }
 }
