@@ -82,6 +82,9 @@ pub struct Communicator {
     forwarded_id: AtomicU64,
     /// The id of the capture whose first kernel of Windlass was ordered after that call. 0: none.
     ordered_in: AtomicU64,
+    /// The stream handle of an eager call of NCCL's that comes after all kernels of Windlass. NCCL orders its later calls after that one.
+    /// [`NO_STREAM`]: a kernel, a graph or a refused call came since.
+    ordered_on: AtomicUsize,
     /// Whether calls that go to NCCL are to be followed.
     follows: AtomicBool,
     /// What its init left. Lock order: after the table's lock. Held for a few stores.
@@ -122,6 +125,7 @@ impl Communicator {
             forwarded_on: AtomicUsize::new(NO_STREAM),
             forwarded_id: AtomicU64::new(0),
             ordered_in: AtomicU64::new(0),
+            ordered_on: AtomicUsize::new(NO_STREAM),
             follows: AtomicBool::new(false),
             kept: Mutex::new(None),
         }
@@ -145,6 +149,7 @@ impl Communicator {
             return Some(kept);
         }
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
+        self.ordered_on.store(NO_STREAM, Ordering::Relaxed);
         self.follows.store(false, Ordering::Relaxed);
         self.has_run.store(false, Ordering::Relaxed);
         let without = Terms { ranks: 0, native: Limits::NONE, fixed_order: false };
@@ -278,6 +283,24 @@ impl Communicator {
     /// Notes that a kernel of Windlass runs for it.
     pub fn runs(&self) {
         self.has_run.store(true, Ordering::Relaxed);
+        self.is_ordered_no_more();
+    }
+
+    /// Notes that an eager call of NCCL's on this stream comes after all kernels of Windlass.
+    pub fn orders_on(&self, stream: cudaStream_t) {
+        let stream = if stream as usize == PER_THREAD { NO_STREAM } else { stream as usize };
+        self.ordered_on.store(stream, Ordering::Relaxed);
+    }
+
+    /// Whether an eager call on this stream comes after all kernels of Windlass anyway.
+    #[inline]
+    pub fn is_ordered_on(&self, stream: cudaStream_t) -> bool {
+        self.ordered_on.load(Ordering::Relaxed) == stream as usize
+    }
+
+    /// The next call of NCCL's is to be ordered again.
+    pub fn is_ordered_no_more(&self) {
+        self.ordered_on.store(NO_STREAM, Ordering::Relaxed);
     }
 
     /// Notes that a call goes to NCCL on this stream. `place` is asked only at the first of several calls on one stream handle.
@@ -313,6 +336,7 @@ impl Communicator {
     /// From now on calls that go to NCCL are followed, as graphs may hold kernels of Windlass.
     pub fn follows(&self) {
         self.follows.store(true, Ordering::Relaxed);
+        self.is_ordered_no_more();
     }
 
     /// Whether calls that go to NCCL are to be followed.
@@ -356,5 +380,30 @@ impl Communicator {
         let known = identity.rank >= 0 && identity.ranks > 0 && identity.device >= 0;
         self.known.store(known, Ordering::Relaxed);
         count::identify(self.counters(), identity);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::without_provenance_mut;
+
+    /// NCCL's calls on one stream are ordered once, and again after a kernel, a graph or a refused call.
+    #[test]
+    fn ordered_once() {
+        let communicator = Communicator::unused();
+        let stream = |handle| without_provenance_mut(handle);
+        let is_ordered = || communicator.is_ordered_on(stream(8));
+        let changes: [fn(&Communicator); 3] =
+            [Communicator::runs, Communicator::follows, Communicator::is_ordered_no_more];
+        for change in changes {
+            assert!(!is_ordered());
+            communicator.orders_on(stream(8));
+            assert!(is_ordered() && !communicator.is_ordered_on(stream(9)));
+            change(&communicator);
+        }
+        assert!(!is_ordered());
+        communicator.orders_on(stream(PER_THREAD));
+        assert!(!communicator.is_ordered_on(stream(PER_THREAD)));
     }
 }

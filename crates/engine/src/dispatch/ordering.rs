@@ -64,9 +64,16 @@ pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool)
     if is_ordered || lane.is_empty {
         return;
     }
-    let peer_group = communicator.has_run().then(|| communicator.peer_group(lane.communicator)).flatten();
-    let afterwards = peer_group.map_or(Afterwards::Nothing, |peer_group| peer_group.order(lane.stream()));
-    match afterwards {
+    let order = || {
+        let peer_group = communicator.has_run().then(|| communicator.peer_group(lane.communicator)).flatten();
+        let afterwards = peer_group.map_or(Afterwards::Nothing, |peer_group| peer_group.order(lane.stream()));
+        if afterwards == Afterwards::Nothing {
+            communicator.orders_on(lane.stream);
+        }
+        afterwards
+    };
+    let is_known = communicator.is_ordered_on(lane.stream) && is_eager(lane.stream());
+    match if is_known { Afterwards::Nothing } else { order() } {
         Afterwards::Nothing => communicator.forwards_on(lane.stream, || place_of(lane.stream())),
         // An eager call that is followed needs no stream to be remembered. A captured call is ordered only within its graph, which may never be
         // launched: NCCL's earlier eager call must still be waited for.
@@ -83,6 +90,9 @@ pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult
     let (is_taken, is_grouped) = (result == ncclSuccess || result == ncclInProgress, group::is_open());
     if is_grouped && order() == Order::Calls {
         group::give(lane.communicator, is_taken);
+    }
+    if !is_taken {
+        communicator.is_ordered_no_more();
     }
     if !is_taken || lane.is_empty || !communicator.has_to_follow() {
         return;
@@ -220,6 +230,11 @@ pub(super) fn run(
         }
     }
     peer_group.run(tasks, operations, stream, others)
+}
+
+/// Whether a stream is part of no capture, as far as the driver says.
+fn is_eager(stream: StreamHandle) -> bool {
+    gpu::opened().is_some_and(|driver| driver.capture_of(stream) == Ok(None))
 }
 
 /// The id and capture of a stream. None where the driver gives an error, which a launch on this stream then gets, too.
