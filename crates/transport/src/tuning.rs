@@ -312,7 +312,7 @@ mod tests {
         }
     }
 
-    /// In shares of 5 to 7, all-gathers of 2 ranks are served at every size, reduce-scatters at 32 MiB and not at 64. Parts that are served by
+    /// In shares of 5 to 7, all-gathers of 2 ranks are served at every size, reduce-scatters at 8 MiB and not at 16. Parts that are served by
     /// themselves are one kernel rather than several.
     #[test]
     fn uneven() {
