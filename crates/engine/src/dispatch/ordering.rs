@@ -65,15 +65,16 @@ pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool)
         return;
     }
     let order = || {
-        let peer_group = communicator.has_run().then(|| communicator.peer_group(lane.communicator)).flatten();
-        let afterwards = peer_group.map_or(Afterwards::Nothing, |peer_group| peer_group.order(lane.stream()));
-        if afterwards == Afterwards::Nothing {
+        let afterwards = communicator.peer_group(lane.communicator)?.order(lane.stream())?;
+        // NCCL may never launch what a group holds.
+        if afterwards == Afterwards::Nothing && !group::is_open() {
             communicator.orders_on(lane.stream);
         }
-        afterwards
+        Some(afterwards)
     };
-    let is_known = communicator.is_ordered_on(lane.stream) && is_eager(lane.stream());
-    match if is_known { Afterwards::Nothing } else { order() } {
+    let is_to_order =
+        communicator.has_run() && !(communicator.is_ordered_on(lane.stream) && is_eager(lane.stream()));
+    match is_to_order.then(order).flatten().unwrap_or(Afterwards::Nothing) {
         Afterwards::Nothing => communicator.forwards_on(lane.stream, || place_of(lane.stream())),
         // An eager call that is followed needs no stream to be remembered. A captured call is ordered only within its graph, which may never be
         // launched: NCCL's earlier eager call must still be waited for.

@@ -291,11 +291,10 @@ impl PeerGroup {
         result
     }
 
-    /// Lets the next work on `stream` run after all that ran here: see [`Sequencer::order`]. A failure is only logged, since the caller
-    /// then meets the same failing device.
-    pub fn order(&self, stream: StreamHandle) -> Afterwards {
-        let order = |sequencer: &Arc<Sequencer>| sequencer.order(stream).unwrap_or(Afterwards::Nothing);
-        self.sequencer().map_or(Afterwards::Nothing, order)
+    /// Lets the next work on `stream` run after all that ran here: see [`Sequencer::order`]. None if it failed. A failure is only logged, since
+    /// the caller then meets the same failing device.
+    pub fn order(&self, stream: StreamHandle) -> Option<Afterwards> {
+        self.sequencer()?.order(stream).ok()
     }
 
     /// Lets all later work here run after what was issued on `stream`: see [`Sequencer::follow`]. Returns whether that holds for graphs, too;
