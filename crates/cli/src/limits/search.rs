@@ -50,8 +50,8 @@ pub const OTHER: [Task; 3] = [
 const ALL_GATHER_BYTES_MAX: u64 = 64 << 20;
 
 impl Task {
-    /// The element to measure with, of the types that share a limit one for which it is small. On 2 × H100 a reduce of 16 MiB takes 1.04 of
-    /// NCCL's time with bf16, 0.91 with fp32.
+    /// The element to measure with. Several types share a limit, so a slow one stands for all. On 2 × H100 a reduce of 16 MiB takes 1.03 of NCCL's
+    /// time with bf16 (docs/measurements/2026-11-26-limits), 0.91 with fp32 (2026-11-26-crossovers).
     pub fn element(&self) -> Element {
         element(match self.operation.reduces() {
             true if self.collective.is_other() => ncclFloat16,
@@ -60,8 +60,8 @@ impl Task {
         })
     }
 
-    /// The reduction to measure with. Of other types and operations, maxima of fp16 have small limits. On 2 × H100 a reduce of 4 MiB takes 1.02
-    /// of NCCL's time with these, 0.74 to 0.88 with maxima and sums of fp32, fp64 and integers.
+    /// The reduction to measure with. Of other types and operations, maxima of fp16 are slow. On 2 × H100 a reduce of 4 MiB takes 0.99 of NCCL's
+    /// time with these (docs/measurements/2026-11-26-limits), 0.74 to 0.79 with sums of integers and fp64 (2026-11-26-other-types).
     pub fn reduction(&self) -> Reduction {
         if self.collective.is_other() { MAX } else { SUM }
     }
