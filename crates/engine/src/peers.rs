@@ -26,6 +26,7 @@ pub use children::{
 #[cfg(any(test, feature = "fuzzing"))]
 pub use chores::fuzz_request;
 pub use group::PeerGroup;
+pub use health::error_propagation::Went;
 pub use setup::asked::Asked;
 pub use setup::hosting::{host, is_on, spare_id};
 pub use setup::init::{

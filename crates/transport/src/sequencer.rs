@@ -409,7 +409,8 @@ impl<'sequencer> Turn<'sequencer> {
         Ok(lane.capture())
     }
 
-    fn capture(&self) -> Option<Capture> {
+    /// The capture that the stream is part of, once the turn [is placed](Turn::place).
+    pub fn capture(&self) -> Option<Capture> {
         self.placed.as_ref().and_then(|(lane, _)| lane.capture())
     }
 

@@ -92,6 +92,7 @@ pub fn begin(identity: Identity) -> usize {
     place.nccl.store(peer_group::MADE, Ordering::Relaxed);
     place.lacks.store(0, Ordering::Relaxed);
     place.limits_from.store(0, Ordering::Relaxed);
+    reason(index, None, "");
     identify(index, identity);
     index
 }
@@ -122,6 +123,18 @@ pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
     place.lacks.store(lacks.0, Ordering::Relaxed);
     place.peer_group.store(number, Ordering::Relaxed);
     place.serial.load(Ordering::Relaxed)
+}
+
+/// Notes what a fallback reason says besides its number: its words, cut to the field, and the rank whose reason it is.
+pub fn reason(counters: usize, rank: Option<u32>, words: &str) {
+    if counters == UNKNOWN {
+        return;
+    }
+    let place = &segment::current().communicators[counters];
+    let rank = rank.and_then(|rank| i32::try_from(rank).ok()).unwrap_or(-1);
+    place.reason_rank.store(rank, Ordering::Relaxed);
+    let end = words.floor_char_boundary(place.reason.len() - 1);
+    segment::write_text(&place.reason, &words.as_bytes()[..end]);
 }
 
 /// Notes the sources of the limits of a communicator's native collectives, by bits of [`crate::stats::limits::Source`].
@@ -170,6 +183,14 @@ pub fn ordered(counters: usize, is_fixed: bool) {
     if let Some(communicator) = segment::current().communicators.get(counters) {
         let count = if is_fixed { &communicator.in_fixed_order } else { &communicator.not_in_fixed_order };
         count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts calls that a graph capture recorded. Known are kernels of Windlass, each of which counts as one call, and calls that NCCL runs
+/// after such a kernel. Where the communicator has run no kernel of Windlass, nobody asks whether a stream is captured.
+pub fn recorded(counters: usize, calls: u64) {
+    if let Some(communicator) = segment::current().communicators.get(counters) {
+        communicator.recorded.fetch_add(calls, Ordering::Relaxed);
     }
 }
 
@@ -246,11 +267,12 @@ fn forget(place: &Communicator, into: &Communicator) {
         sum.calls.fetch_add(cell.calls.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         sum.bytes.fetch_add(cell.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
-    let orders = [
+    let counts = [
         (&place.in_fixed_order, &into.in_fixed_order),
         (&place.not_in_fixed_order, &into.not_in_fixed_order),
+        (&place.recorded, &into.recorded),
     ];
-    for (count, sum) in orders {
+    for (count, sum) in counts {
         sum.fetch_add(count.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 }
@@ -271,6 +293,8 @@ mod tests {
             call(*place, Function::Send, Path::Forward, 10);
         }
         assert_eq!(made.iter().filter(|place| **place == UNKNOWN).count(), 4);
+        recorded(made[7], 3);
+        reason(made[7], Some(1), "no device is current");
         end(made[7]);
         assert_eq!(begin(IDENTITY), made[7]);
         call(made[7], Function::Send, Path::Forward, 10);
@@ -278,7 +302,20 @@ mod tests {
         assert_eq!(seen.functions["ncclSend"], COMMUNICATORS_MAX as u64 + 4);
         assert_eq!(seen.communicators_made, COMMUNICATORS_MAX as u64 + 4);
         let unknown = seen.communicators.iter().find(|communicator| communicator.serial == 0).unwrap();
-        assert_eq!((unknown.calls[0].calls, unknown.calls[0].bytes), (5, 50));
+        assert_eq!((unknown.calls[0].calls, unknown.calls[0].bytes, unknown.recorded), (5, 50, 3));
+        let reasons = seen.communicators.iter().filter(|communicator| !communicator.reason.is_empty());
+        assert_eq!(reasons.count(), 0);
+    }
+
+    /// A reason's words end between two characters, and its rank may be missing.
+    #[test]
+    fn reasons() {
+        let place = begin(IDENTITY);
+        let seen = || Snapshot::of(segment::current()).communicators.pop().unwrap();
+        reason(place, Some(1), &format!("{}é", "x".repeat(94)));
+        assert_eq!((seen().reason, seen().reason_rank), ("x".repeat(94), Some(1)));
+        reason(place, None, "no device is current");
+        assert_eq!((seen().reason.as_str(), seen().reason_rank), ("no device is current", None));
     }
 
     /// Counts of all threads are added up.

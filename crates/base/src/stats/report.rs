@@ -80,7 +80,8 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
         let without = if counts.peer_group.is_empty() { " (WINDLASS_PEER_GROUPS=off)" } else { "" };
         format!("not in fixed order: {lost} {reductions}{without}")
     });
-    for line in [standing(counts), nccl(&counts.nccl), order].into_iter().flatten() {
+    let recorded = (counts.recorded > 0).then(|| format!("recorded in graphs: {} calls", counts.recorded));
+    for line in [standing(counts), nccl(&counts.nccl), order, recorded].into_iter().flatten() {
         let _ = writeln!(out, "  {line}");
     }
     for CallCounts { function, path, calls, bytes } in &counts.calls {
@@ -91,11 +92,11 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
 
 /// What the communicator has, or why it is on NCCL.
 fn standing(counts: &CommunicatorCounts) -> Option<String> {
-    match (counts.peer_group.as_str(), counts.change.as_str()) {
-        ("", _) => None,
-        ("yes", _) => Some(format!("peer group: {}", features::line(&counts.lacks, &counts.limits_from))),
-        (reason, "") => Some(format!("on NCCL: {reason}")),
-        (reason, change) => Some(format!("on NCCL: {reason} ({change})")),
+    match (counts.fallback(), counts.change.as_str()) {
+        (None, _) if counts.peer_group.is_empty() => None,
+        (None, _) => Some(format!("peer group: {}", features::line(&counts.lacks, &counts.limits_from))),
+        (Some(reason), "") => Some(format!("on NCCL: {reason}")),
+        (Some(reason), change) => Some(format!("on NCCL: {reason} ({change})")),
     }
 }
 
@@ -177,6 +178,9 @@ mod tests {
                 limits_from: Vec::new(),
                 in_fixed_order: 6,
                 not_in_fixed_order: 4,
+                reason: String::new(),
+                reason_rank: None,
+                recorded: 0,
                 change: String::new(),
                 calls: vec![calls],
             }],
@@ -235,6 +239,13 @@ mod tests {
             "  on NCCL: NCCL_COMM_ID is set (unset it)"
         );
         assert_eq!(first(with("it has one rank", &[], "", "")), "  on NCCL: it has one rank");
+        let mut counts = example().communicators.remove(0);
+        (counts.peer_group, counts.reason) =
+            ("a rank could not prepare".into(), "no device is current".into());
+        (counts.reason_rank, counts.recorded) = (Some(1), 68);
+        let text = of_communicator(&counts);
+        let expected = "\n  on NCCL: a rank could not prepare, rank 1: no device is current\n";
+        assert!(text.contains(expected) && text.contains("\n  recorded in graphs: 68 calls\n"), "{text}");
         assert_eq!(
             with("yes", &[], "", "unbuilt")[1],
             "  NCCL's communicator is lazy: not built, no call needed it"

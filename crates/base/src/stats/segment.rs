@@ -119,6 +119,12 @@ pub struct Communicator {
     pub in_fixed_order: AtomicU64,
     /// Where fixed order is asked for: reductions that round and that NCCL ran, or that were refused.
     pub not_in_fixed_order: AtomicU64,
+    /// Calls that a graph capture recorded, as far as is known: see [`crate::stats::count::recorded`].
+    pub recorded: AtomicU64,
+    /// The rank whose reason `reason` is, -1 if none is named.
+    pub reason_rank: AtomicI32,
+    /// What a fallback reason says besides its number, in words, zero-padded.
+    pub reason: [AtomicU8; 96],
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],
 }
@@ -257,7 +263,7 @@ pub fn with_words<T>(written: &[(usize, u64)], read: impl FnOnce(&Segment) -> T)
     done
 }
 
-/// Writes text into a padded field.
+/// Writes text into a padded field, up to the field's last byte but one.
 pub fn write_text(field: &[AtomicU8], text: &[u8]) {
     for (index, byte) in field.iter().enumerate() {
         let last = index + 1 == field.len();

@@ -104,6 +104,15 @@ pub struct CommunicatorCounts {
     /// Where fixed order is asked for: reductions that round and that NCCL ran, or that were refused.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub not_in_fixed_order: u64,
+    /// What the reason in `peer_group` says besides, in words; empty where it says no more.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The rank whose reason it is, where one is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason_rank: Option<u32>,
+    /// Calls that a graph capture recorded, as far as is known: see [`crate::stats::count::recorded`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub recorded: u64,
     /// What would give the communicator a peer group; empty where nothing is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub change: String,
@@ -180,6 +189,16 @@ impl Snapshot {
 }
 
 impl CommunicatorCounts {
+    /// Why NCCL runs all calls, in words; none of a communicator with a peer group, or for which none was asked.
+    pub fn fallback(&self) -> Option<String> {
+        let reason = Some(&self.peer_group).filter(|text| !matches!(text.as_str(), "" | "yes"))?;
+        Some(match (self.reason.as_str(), self.reason_rank) {
+            ("", _) => reason.clone(),
+            (words, None) => format!("{reason}, {words}"),
+            (words, Some(rank)) => format!("{reason}, rank {rank}: {words}"),
+        })
+    }
+
     fn of((number, counters): (usize, &segment::Communicator)) -> Option<CommunicatorCounts> {
         let state = counters.state.load(Ordering::Acquire);
         // Place 0 never gets a state, and is reported only if it has counted something.
@@ -205,6 +224,7 @@ impl CommunicatorCounts {
             return None;
         }
         let number = counters.peer_group.load(Ordering::Relaxed);
+        let reason = segment::read_text(&counters.reason);
         Some(CommunicatorCounts {
             serial: counters.serial.load(Ordering::Relaxed),
             state: if state == LIVE { "live" } else { "ended" }.into(),
@@ -217,6 +237,11 @@ impl CommunicatorCounts {
             limits_from: limits::names(counters.limits_from.load(Ordering::Relaxed)),
             in_fixed_order: counters.in_fixed_order.load(Ordering::Relaxed),
             not_in_fixed_order: counters.not_in_fixed_order.load(Ordering::Relaxed),
+            reason_rank: (!reason.is_empty())
+                .then(|| u32::try_from(load(&counters.reason_rank)).ok())
+                .flatten(),
+            reason,
+            recorded: counters.recorded.load(Ordering::Relaxed),
             change: peer_group::change(number).into(),
             calls,
         })

@@ -19,13 +19,13 @@ use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSucce
 use crate::communicator::{self, Communicator};
 use crate::forward::known;
 use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
-use crate::peers::{Afterwards, PeerGroup};
+use crate::peers::{Afterwards, PeerGroup, Went};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
 use windlass_base::gpu::stream::Place;
 use windlass_base::gpu::{self, StreamHandle};
 use windlass_base::guard;
-use windlass_base::stats::segment;
+use windlass_base::stats::{count, segment};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::Operation;
 
@@ -78,7 +78,11 @@ pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool)
         Afterwards::Nothing => communicator.forwards_on(lane.stream, || place_of(lane.stream())),
         // An eager call that is followed needs no stream to be remembered. A captured call is ordered only within its graph, which may never be
         // launched: NCCL's earlier eager call must still be waited for.
-        Afterwards::Follow | Afterwards::FollowInCapture => communicator.follows(),
+        Afterwards::Follow => communicator.follows(),
+        Afterwards::FollowInCapture => {
+            count::recorded(communicator.counters(), 1);
+            communicator.follows();
+        }
     }
 }
 
@@ -218,7 +222,8 @@ pub(super) fn run(
     stream: StreamHandle,
     others: &[StreamHandle],
 ) -> ncclResult_t {
-    if let Some(communicator) = communicator::find(handle) {
+    let found = communicator::find(handle);
+    if let Some(communicator) = found {
         communicator.runs();
         if communicator.has_forwarded_elsewhere(|| place_of(stream))
             && let Some([from, to]) = peer_group.scratch()
@@ -230,7 +235,15 @@ pub(super) fn run(
             }
         }
     }
-    peer_group.run(tasks, operations, stream, others)
+    let went = match peer_group.run(tasks, operations, stream, others) {
+        Ok(went) => went,
+        Err(code) => return code,
+    };
+    if let (Went::IntoCapture, Some(communicator)) = (went, found) {
+        let kernels = tasks.len() + usize::from(!operations.is_empty());
+        count::recorded(communicator.counters(), kernels as u64);
+    }
+    ncclSuccess
 }
 
 /// Whether a stream is part of no capture, as far as the driver says.

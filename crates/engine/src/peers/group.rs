@@ -251,30 +251,32 @@ impl PeerGroup {
     }
 
     /// Launches the tasks of native collectives in order, then the sends and receives as one kernel, on `stream`. The work already on `others`
-    /// comes before them, and later work on `others` after.
+    /// comes before them, and later work on `others` after. Returns where the work went.
     pub fn run(
         &self,
         tasks: &[Task],
         operations: &[Operation],
         stream: StreamHandle,
         others: &[StreamHandle],
-    ) -> ncclResult_t {
+    ) -> Result<Went, ncclResult_t> {
         process_exit::go_on();
         self.ranks.runs_one();
         if self.has_failed() {
-            return refuse(self.error(), format_args!("the communicator has failed"));
+            return Err(refuse(self.error(), format_args!("the communicator has failed")));
         }
-        let Some(transports) = self.transports() else { return ncclInternalError };
+        let Some(transports) = self.transports() else { return Err(ncclInternalError) };
+        let mut went = Went::ToStream;
         let ran = transports.sequencer.take(stream, others, |turn| {
             if let Some(native) = &transports.native {
                 tasks.iter().try_for_each(|task| native.launch(turn, task))?;
             }
-            match operations {
-                [] => Ok(()),
-                operations => transports.p2p.launch(turn, operations),
+            if !operations.is_empty() {
+                transports.p2p.launch(turn, operations)?;
             }
+            went = turn.capture().map_or(Went::ToStream, |_| Went::IntoCapture);
+            Ok(())
         });
-        let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);
+        let result = ran.map(|()| went).map_err(|refused| self.refused(&refused, stream));
         let of_messages = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
         let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.negotiated().members.len()) - 1 };
         // Noted only after the launch, as the hang detector takes the awaited ranks before it asks whether all is done.

@@ -7,10 +7,12 @@ use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_transport::TransportError;
 
-/// Where the refused work was issued.
+/// Where work was issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::peers) enum Went {
+pub enum Went {
+    /// To a stream that no capture has.
     ToStream,
+    /// Into the graph of a capture.
     IntoCapture,
 }
 
