@@ -67,6 +67,8 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuCtxGetCurrent(CUcontext* context);
 CUresult cuCtxSynchronize(void);
+enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
+CUresult cuPointerGetAttribute(void* value, int attribute, CUdeviceptr address);
 
 CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes);
 CUresult cuMemFree_v2(CUdeviceptr pointer);

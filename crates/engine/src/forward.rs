@@ -6,6 +6,8 @@ pub mod init;
 
 pub mod configuration;
 
+pub mod device;
+
 pub mod known;
 pub mod of_call;
 

@@ -29,9 +29,7 @@ pub use group::PeerGroup;
 pub use health::error_propagation::Went;
 pub use setup::asked::Asked;
 pub use setup::hosting::{host, is_on, spare_id};
-pub use setup::init::{
-    InitOutcome, all_here, ask, complete, device_now, is_one_session, tell, would_be_lazy,
-};
+pub use setup::init::{InitOutcome, all_here, ask, complete, is_one_session, tell, would_be_lazy};
 pub use setup::offers::common as common_offer;
 pub use setup::request::{InitRequest, Laziness};
 pub use setup::transports::communicator_bytes;

@@ -144,6 +144,23 @@ pub fn stay_mapped() {
     }
 }
 
+/// The device that the real library's CUDA runtime has for this thread, or CUDA's error code. None where that runtime is linked into the
+/// library, as in NVIDIA's builds: then nobody else can ask it.
+pub fn device_of_runtime() -> Option<Result<c_int, c_int>> {
+    let library = load(&opened()?.path, libc::RTLD_LAZY | libc::RTLD_NOLOAD).ok()?;
+    // Found in the library or in what it needs, in nothing else.
+    let found = symbol(&library, c"cudaGetDevice")?;
+    // SAFETY: the signature is that of CUDA's runtime for this name in every release; the output is a local.
+    unsafe {
+        let ask: unsafe extern "C" fn(*mut c_int) -> c_int = std::mem::transmute(found);
+        let mut device = 0;
+        match ask(&mut device) {
+            0 => Some(Ok(device)),
+            code => Some(Err(code)),
+        }
+    }
+}
+
 fn reason(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => "no such file".into(),

@@ -93,6 +93,11 @@ impl Home {
         Ok(Entered { _current: self.be_current()?, _relaxed: relaxed })
     }
 
+    /// Makes the context current for good, as CUDA's runtime does at a thread's first call.
+    pub fn stay_current(&self) -> Result<(), Failure> {
+        self.be_current().map(std::mem::forget)
+    }
+
     /// Makes the context current. Enough for calls that may be part of a capture, or that cannot break one.
     pub fn be_current(&self) -> Result<Current<'_>, Failure> {
         let mut current = 0;

@@ -49,6 +49,7 @@ pub struct Reach {
 /// `CUdevice_attribute`.
 mod attribute {
     pub(super) const MULTIPROCESSOR_COUNT: u32 = 16;
+    pub(super) const COMPUTE_MODE: u32 = 20;
     pub(super) const MAX_THREADS_PER_MULTIPROCESSOR: u32 = 39;
     pub(super) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
     pub(super) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
@@ -66,6 +67,11 @@ mod link {
 }
 
 impl Driver {
+    /// A device's `CUcomputemode`: which processes may have contexts on it.
+    pub fn compute_mode(&self, ordinal: Ordinal) -> Result<i32, Failure> {
+        self.attribute(ordinal, attribute::COMPUTE_MODE)
+    }
+
     /// How many devices this process sees.
     pub fn device_count(&self) -> Result<i32, Failure> {
         let mut count = 0;

@@ -13,8 +13,10 @@ use crate::features::memory::pool;
 use crate::features::recycling;
 use crate::features::registration::registering;
 use crate::forward::Carried;
+use crate::forward::device;
 use crate::forward::init::{self, InitCall};
 use crate::forward::known::{self, End};
+use crate::group;
 use crate::lazy;
 use crate::peers;
 use windlass_base::error::{panicked, refuse};
@@ -51,6 +53,12 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
 
 /// Makes communicators. With peer groups, waits for the session.
 pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
+    let result = make(entry, init);
+    group::note_nccl();
+    result
+}
+
+fn make(entry: Entry, init: &InitCall) -> ncclResult_t {
     if peers::is_on() {
         let before = || Ok(init.parent().and_then(|parent| before_init(init, parent)));
         return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
@@ -65,7 +73,7 @@ pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            recycling::make_room(peers::device_now());
+            recycling::make_room(device::current().ok());
             if init.aborted_parent().is_some() {
                 pool::distrust(None);
             }
@@ -105,6 +113,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     guard::around(
         || {
             count::function(entry);
+            group::note_nccl();
             let end = before_end(how, handle);
             let lazy = communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
             // Removed before NCCL frees it, as another thread's new communicator may get its address at once. A lazy communicator's handle

@@ -25,7 +25,7 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
             count::function(Entry::ncclMemAlloc);
             process::know_version();
             // NCCL gives its own error for a null place.
-            if place.is_null() { Supply::Forward } else { pool::allocate(bytes) }
+            if place.is_null() { Supply::Forward } else { pool::allocate(bytes, group::past()) }
         },
         |supply| match supply {
             Supply::Forward => registration::allocate_applications(place, bytes),

@@ -13,6 +13,7 @@ use nccl_sys::{
 use crate::communicator::{self, Communicator, Kept};
 use crate::features::recycling;
 use crate::forward::configuration::{Given, Kept as Configuration};
+use crate::forward::device;
 use crate::forward::init::{Ctas, FromParent, Handle, InitCall, Which, hand_out};
 use crate::forward::known;
 use crate::group::{self, Awaited};
@@ -75,7 +76,7 @@ pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            recycling::make_room(peers::device_now());
+            recycling::make_room(device::current().ok());
             if let Some(parent) = init.aborted_parent() {
                 communicator::find(parent)
                     .and_then(|communicator| communicator.peer_group(parent))

@@ -8,6 +8,7 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::features::recycling;
 use crate::features::recycling::cached::{self, Kind, Taken};
 use crate::forward::configuration::{Given, Kept as Configuration};
+use crate::forward::device;
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
 use crate::group::{self, Awaited};
@@ -49,8 +50,13 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            recycling::make_room(peers::device_now());
-            begin(init)
+            let device = match group::is_open() {
+                // NCCL's own call makes a context current.
+                true => device::current(),
+                false => device::of_init(group::past()),
+            };
+            recycling::make_room(device.as_ref().ok().copied());
+            begin(init, device)
         },
         |step| match step {
             Step::Decided(InitOutcome::Failed(failure), _) => {
@@ -75,7 +81,7 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     )
 }
 
-fn begin(init: &InitCall) -> Step {
+fn begin(init: &InitCall, device: Result<Ordinal, String>) -> Step {
     let (request, configuration) = match (init, init.by_id()) {
         (InitCall::InitAll { .. }, _) => return all(init),
         (_, Some(asked)) => {
@@ -83,11 +89,11 @@ fn begin(init: &InitCall) -> Step {
             let laziness = match given {
                 // NCCL makes the communicators of a group at its end.
                 _ if group::is_open() => Laziness::None,
-                _ if !peers::device_now().is_some_and(first_launch::is_guarded) => Laziness::None,
+                _ if !device.as_ref().is_ok_and(|device| first_launch::is_guarded(*device)) => Laziness::None,
                 Given::Nothing | Given::Sound(_) => Laziness::AsConfigured,
                 Given::Doubtful | Given::Wrong => Laziness::None,
             };
-            (request(&asked, laziness), given.over(&Configuration::Nothing))
+            (request(&asked, laziness, device), given.over(&Configuration::Nothing))
         }
         (
             InitCall::InitRank { .. } | InitCall::InitRankConfig { .. } | InitCall::InitRankScalable { .. },
@@ -98,11 +104,11 @@ fn begin(init: &InitCall) -> Step {
         _ => return Step::Decided(InitOutcome::OnNccl(FallbackReason::Child), None),
     };
     if group::is_open() {
-        return Step::Grouped(InitRequest { device: peers::device_now(), ..request });
+        return Step::Grouped(request);
     }
-    let device = peers::device_now();
-    let taken = take(&request, device, &configuration);
-    let outcome = match peers::ask(&InitRequest { device, cached: taken.tokens(), ..request }) {
+    let taken = take(&request, &configuration);
+    let request = InitRequest { cached: taken.tokens(), ..request };
+    let outcome = match peers::ask(&request) {
         Ok(asked) => peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Child)),
         Err(outcome) => outcome,
     };
@@ -115,16 +121,17 @@ fn begin(init: &InitCall) -> Step {
     match outcome {
         InitOutcome::PeerGroup(peer_group) if peer_group.negotiated().is_lazy() => {
             let built = taken.choose(peers::common_offer(peer_group.negotiated()));
-            Step::Lazy(vec![LazyCommunicator::new(peer_group, device.unwrap_or_default(), built)])
+            Step::Lazy(vec![LazyCommunicator::new(peer_group, request.device.unwrap_or_default(), built)])
         }
         outcome => Step::Decided(outcome, parent_on_nccl),
     }
 }
 
 /// Takes the cached communicators that could materialize this one.
-fn take(request: &InitRequest, device: Option<Ordinal>, configuration: &Configuration) -> Taken {
-    match (request.laziness, device, configuration.words()) {
-        (Laziness::AsConfigured, Some(device), Some(configuration)) => {
+fn take(request: &InitRequest, configuration: &Configuration) -> Taken {
+    match (request.laziness, &request.device, configuration.words()) {
+        (Laziness::AsConfigured, Ok(device), Some(configuration)) => {
+            let device = *device;
             let (ranks, rank) = (request.ranks as u32, request.rank as u32);
             let configuration = [configuration, nccl::of_this_init()].concat();
             cached::take(&Kind { ranks, rank, device, context: context::on(device), configuration })
@@ -154,13 +161,13 @@ fn all(init: &InitCall) -> Step {
     lazy.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Lazy)
 }
 
-fn request(asked: &init::Asked, laziness: Laziness) -> InitRequest {
+fn request(asked: &init::Asked, laziness: Laziness, device: Result<Ordinal, String>) -> InitRequest {
     let init::Asked { id, ids, ranks, rank, blocking, ctas, config: _ } = *asked;
     let waiting = blocking.map(|blocking| match blocking {
         0 => Waiting::NonBlocking,
         _ => Waiting::Blocking,
     });
-    InitRequest { id, ids, ranks, rank, waiting, ctas, device: None, laziness, cached: Vec::new() }
+    InitRequest { id, ids, ranks, rank, waiting, ctas, device, laziness, cached: Vec::new() }
 }
 
 /// Called after NCCL has taken the init, or instead of NCCL for lazy communicators: records the communicators.
@@ -192,6 +199,7 @@ fn finish(step: Step, init: &InitCall) {
             }
         }
         (Step::Grouped(request), Some((handle, _))) => {
+            let request = InitRequest { device: device::current(), ..request };
             let places = init.new_communicators().map(|(place, _)| place);
             places.for_each(|place| {
                 group::wait_for(Awaited::Requested(place, handle, Box::new(request.clone())))

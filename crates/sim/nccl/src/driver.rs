@@ -5,6 +5,7 @@ use crate::work::SimWork;
 use libc::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use libloading::os::unix::Library;
 use nccl_sys::*;
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -117,6 +118,11 @@ pub enum Reach {
     Outside = 1,
 }
 
+thread_local! {
+    /// The device that NCCL's copy of CUDA's runtime has for this thread. Never dropped: exit handlers call NCCL.
+    static DEVICE: Cell<c_int> = const { Cell::new(0) };
+}
+
 /// Set by this library's exit handler. The real library has a CUDA runtime of its own, whose exit handler runs at the same point. After
 /// it, every call fails: also calls from older exit handlers and destructors, which run later.
 static IS_RUNTIME_OVER: AtomicBool = AtomicBool::new(false);
@@ -170,18 +176,53 @@ fn check(code: Result, name: &str) -> Outcome {
 // SAFETY, for all unsafe blocks below: pointers are to locals or to values that the caller keeps alive for the call,
 // and handles are passed through to the driver, which checks them.
 impl Driver {
-    /// The current context and its device; without one, the primary context of device 0 becomes current.
-    pub fn current(&self) -> Outcome<(Context, c_int)> {
-        let (mut context, mut device) = (0, 0);
-        // SAFETY: see above.
-        check(unsafe { (self.context_current)(&mut context) }, "cuCtxGetCurrent")?;
-        if context == 0 {
-            context = self.primary(0)?;
-            self.make_current(context)?;
+    /// `cudaGetDevice` of NCCL's own copy of CUDA's runtime: the current context's device; without a context, the device that NCCL last
+    /// [set](Driver::set_device) on this thread, 0 at first. Makes nothing current.
+    pub fn device(&self) -> Outcome<c_int> {
+        if self.context() == 0 {
+            return Ok(DEVICE.get());
         }
+        let mut device = 0;
         // SAFETY: see above.
         check(unsafe { (self.context_device)(&mut device) }, "cuCtxGetDevice")?;
-        Ok((context, device))
+        Ok(device)
+    }
+
+    /// `cudaSetDevice` of NCCL's own copy of CUDA's runtime.
+    pub fn set_device(&self, device: c_int) -> Outcome {
+        DEVICE.set(device);
+        self.make_current(self.primary(device)?)
+    }
+
+    /// The current context and its device; without one, that of `cudaFree(NULL)`: the device's primary context becomes current.
+    pub fn current(&self) -> Outcome<(Context, c_int)> {
+        let device = self.device()?;
+        if self.context() == 0 {
+            self.make_current(self.primary(device)?)?;
+        }
+        Ok((self.context(), device))
+    }
+
+    /// Runs `body` with a context and its device set on this thread. Afterwards the thread's own context is current again; a thread without
+    /// one has its device set, as NCCL sets it.
+    pub fn within<T>(
+        &self,
+        context: Context,
+        device: c_int,
+        body: impl FnOnce() -> Outcome<T>,
+    ) -> Outcome<T> {
+        let (context_before, device_before) = (self.context(), self.device()?);
+        DEVICE.set(device);
+        self.make_current(context)?;
+        let result = body();
+        match context_before {
+            0 => self.set_device(device_before)?,
+            before => {
+                DEVICE.set(device_before);
+                self.make_current(before)?;
+            }
+        }
+        result
     }
 
     /// The calling thread's context, 0 for none.

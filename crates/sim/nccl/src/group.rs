@@ -178,20 +178,15 @@ fn run_tasks(tasks: Vec<Task>) -> Outcome {
     })
 }
 
-/// Runs the tasks of one communicator in its context, and leaves the thread's context as it was.
+/// Runs the tasks of one communicator on its device.
 fn run_queue(queue: Vec<Task>) -> Outcome {
     let run = |Task { communicator, work, .. }| in_context_of(&communicator, work);
     queue.into_iter().map(run).fold(Ok(()), Outcome::and)
 }
 
-/// Runs `body` with the communicator's context current, and restores the thread's context.
+/// Runs `body` with the communicator's device, and restores the thread's.
 pub fn in_context_of(communicator: &Communicator, body: impl FnOnce() -> Outcome) -> Outcome {
-    let driver = driver()?;
-    let before = driver.context();
-    driver.make_current(communicator.context)?;
-    let result = body();
-    driver.make_current(before)?;
-    result
+    driver()?.within(communicator.context, communicator.device, body)
 }
 
 /// Runs tasks and calls of nonblocking communicators on a background thread, and sets their states. Does not wait.

@@ -91,17 +91,17 @@ pub unsafe fn init_all(out: *mut ncclComm_t, devices: &[i32]) -> Outcome {
         }
     }
     let id = [public_unique_id()?];
-    let before = driver.context();
     let config = Config { blocking: true, split_share: false, shrink_share: false };
-    group::start();
-    let result = devices.iter().enumerate().try_for_each(|(rank, device)| {
-        driver.make_current(driver.primary(*device)?)?;
-        // SAFETY: by contract.
-        unsafe { init_rank(out.add(rank), devices.len() as i32, &id, rank as i32, config) }
-    });
-    let ended = group::end();
-    driver.make_current(before)?;
-    result.and(ended)
+    let (before, device) = driver.current()?;
+    driver.within(before, device, || {
+        group::start();
+        let result = devices.iter().enumerate().try_for_each(|(rank, device)| {
+            driver.set_device(*device)?;
+            // SAFETY: by contract.
+            unsafe { init_rank(out.add(rank), devices.len() as i32, &id, rank as i32, config) }
+        });
+        result.and(group::end())
+    })
 }
 
 fn public_unique_id() -> Outcome<ncclUniqueId> {

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::forward::init::Ctas;
-use windlass_base::gpu;
 use windlass_base::stats::features::{Lacks, line};
 use windlass_base::stats::limits;
 use windlass_base::stats::{count, peer_group};
@@ -39,12 +38,7 @@ pub enum InitOutcome {
     Failed(Failure),
 }
 
-/// This thread's current device, where [`ask`] is called later than NCCL is.
-pub fn device_now() -> Option<i32> {
-    gpu::driver().ok()?.current_device().ok()?
-}
-
-/// Begins a rank's init, on the request's device or this thread's current one. Waits for no other rank, but shortly for communicators that have
+/// Begins a rank's init on the request's device. Waits for no other rank, but shortly for communicators that have
 /// just ended on its device. If the rank cannot take part, waits for the session's host. The error is the init's outcome.
 pub fn ask(request: &InitRequest) -> Result<Asked, InitOutcome> {
     let id_tag = request.check().map_err(InitOutcome::OnNccl)?;
@@ -56,10 +50,8 @@ pub fn ask(request: &InitRequest) -> Result<Asked, InitOutcome> {
 
 fn report(request: &InitRequest, token: Token) -> Result<Asked, FallbackReason> {
     let (ranks, ctas, laziness) = (request.ranks as u32, request.ctas, request.laziness);
-    let (heap, share, mut facts) = match request.device {
-        Some(device) => request::on(device, ranks, ctas, laziness)?,
-        None => request::current(ranks, ctas, laziness)?,
-    };
+    let device = request.device.clone().map_err(request::no_identity)?;
+    let (heap, share, mut facts) = request::on(device, ranks, ctas, laziness)?;
     room::close_soon(heap.device());
     facts.member.rank = request.rank as u32;
     offers::put(&mut facts.member.attachment, &request.cached);

@@ -42,8 +42,8 @@ pub struct InitRequest {
     pub waiting: Option<Waiting>,
     /// What the configuration says of blocks.
     pub ctas: Ctas,
-    /// The rank's device, if it may not be the current one any more.
-    pub device: Option<Ordinal>,
+    /// The device that NCCL takes for the rank, or why it is not known, in words.
+    pub device: Result<Ordinal, String>,
     /// Whether NCCL may build its part later.
     pub laziness: Laziness,
     /// The names of cached NCCL communicators of this rank that would fit, the preferred one first.
@@ -149,20 +149,6 @@ fn forbidden() -> Option<FallbackReason> {
     forbids.into_iter().find(|(effect, _)| settings.has(*effect)).map(|(_, reason)| reason)
 }
 
-/// The symmetric heap, the share and the facts of this thread's current device.
-pub(in crate::peers) fn current(
-    ranks: u32,
-    ctas: Ctas,
-    laziness: Laziness,
-) -> Result<(Arc<Heap>, Share, Facts), FallbackReason> {
-    let driver = gpu::driver().map_err(no_identity)?;
-    match driver.current_device().map_err(no_identity)? {
-        Some(device) => on(device, ranks, ctas, laziness),
-        // NCCL would take the CUDA runtime's device, which only the runtime knows.
-        None => Err(no_identity("no device is current")),
-    }
-}
-
 /// The symmetric heap, the share and the facts of a device; the rank is still to be filled in.
 pub(in crate::peers) fn on(
     ordinal: Ordinal,
@@ -224,7 +210,7 @@ pub(in crate::peers) fn on(
     Ok((heap, share, facts))
 }
 
-fn no_identity(error: impl std::fmt::Display) -> FallbackReason {
+pub(super) fn no_identity(error: impl std::fmt::Display) -> FallbackReason {
     FallbackReason::NoIdentity { words: error.to_string() }
 }
 

@@ -44,9 +44,9 @@ impl Driver {
         true
     }
 
-    /// Allocates device memory as `ncclMemAlloc` does. Gives address and size in bytes.
+    /// Allocates device memory as `ncclMemAlloc` does, which needs no context. Gives address and size in bytes.
     pub fn allocate_virtual(&self, bytes: usize) -> Outcome<(usize, usize)> {
-        let (_, id) = self.current()?;
+        let id = self.device()?;
         let location = Location { kind: LOCATION_TYPE_DEVICE, id };
         let (handle, bytes) = self.create(bytes, location, HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)?;
         let address = self.map_fresh(handle, bytes, 0, 0..self.devices()?)?;
@@ -55,6 +55,7 @@ impl Driver {
 
     /// Allocates memory as cudaMalloc does.
     pub fn allocate_plain(&self, bytes: usize) -> Outcome<usize> {
+        self.current()?;
         let mut at = 0;
         // SAFETY: the output is a local.
         check(unsafe { (self.plain_allocate)(&mut at, bytes) }, "cuMemAlloc")?;
@@ -156,13 +157,8 @@ impl Driver {
         let code =
             unsafe { (self.pointer_attribute)((&raw mut device as *mut c_int).cast(), attribute, address) };
         check(code, "cuPointerGetAttribute")?;
-        if self.context() != 0 {
-            return self.free_here(address);
-        }
-        // NCCL makes the memory's device current, then the caller's again.
-        self.make_current(self.primary(device)?)?;
-        let freed = self.free_here(address);
-        freed.and(self.make_current(0))
+        // NCCL sets the memory's device, then the caller's again.
+        self.within(self.primary(device)?, device, || self.free_here(address))
     }
 
     fn free_here(&self, address: usize) -> Outcome {
