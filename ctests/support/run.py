@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its simulator), on NCCL alone or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--unordered CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--unordered CALLS] [--logged TEXT] [--told TEXT] [--lazy WAYS] [--unbuilt]
            [--reused] [--limits SOURCES]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its reports are kept, too, and must have every
@@ -12,6 +12,7 @@ call that the program counted, exactly as often: a test that never reached Windl
     --served       some calls on the path; --most PATH=CALLS at most so many; --just PATH=CALLS exactly so many
     --unordered    exactly so many reductions that were not in fixed order
     --logged       a line of a log with this text
+    --told         of Windlass's own lines on standard error only such with this text; "nothing" for none
     --lazy         of lazy communicators exactly these WAYS
     --unbuilt      (WINDLASS_FIRST_LAUNCH_GUARD=off) as many communicators that NCCL never built as the program stated
                    (support/team.h); some, if it stated nothing
@@ -40,17 +41,20 @@ def main():
     with output.open("w") as file:  # as it comes: of a run that is ended from outside, too
         try:
             with Hosts() if options.hosts else contextlib.nullcontext({}) as of_hosts:
-                result = subprocess.run(options.command, env=environment(options) | of_hosts, stdout=file)
+                with (options.out / "error.txt").open("w") as errors:
+                    result = subprocess.run(options.command, env=environment(options) | of_hosts, stdout=file, stderr=errors)
         except NoHosts as error:
             print(f"no hosts can be made here: {error}", file=sys.stderr)
             print("skipped: no hosts", file=file)  # what is compared with it is skipped, too
             sys.exit(77)
     sys.stdout.write(output.read_text())
+    sys.stderr.write((options.out / "error.txt").read_text(errors="replace"))
     if result.returncode:
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
         wrong = [uncounted(options.out), options.peers and not met(options), options.served and not served(options),
                  options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
+                 options.told and not told(options),
                  options.unordered is not None and not unordered(options),
                  options.lazy and not lazy(options), options.unbuilt and not unbuilt(options),
                  options.reused and not reused(options), options.limits and not limits(options)]
@@ -68,6 +72,7 @@ def read_options():
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
     arguments.add_argument("--unordered", metavar="CALLS", type=int, help="how many reductions must not have been in fixed order")
     arguments.add_argument("--logged", metavar="TEXT", help="what a line of a log must have")
+    arguments.add_argument("--told", metavar="TEXT", help="what Windlass's lines on standard error must have, or 'nothing'")
     arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: unbuilt, built, reused, apart by commas")
     arguments.add_argument("--unbuilt", action="store_true", help="how many communicators NCCL never builds is stated by the program")
     arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is stated by the program")
@@ -212,6 +217,12 @@ def just(options):
     ran = calls_by_path(options).get(path, 0)
     print(f"{path}: {ran} calls, {wanted} expected", file=sys.stderr)
     return ran == int(wanted)
+
+
+def told(options):
+    """Whether what Windlass told the user has the text."""
+    lines = [line for line in (options.out / "error.txt").read_text(errors="replace").splitlines() if line.startswith("windlass: ")]
+    return not lines if options.told == "nothing" else lines and all(options.told in line for line in lines)
 
 
 def logged(options):

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-use crate::config::{Startup, expand_file_name};
+use crate::config::{Startup, expand_file_name, startup};
 
 /// The logger, made once: the host's name, and the log file (none for standard error).
 #[derive(Debug)]
@@ -68,6 +68,15 @@ impl Log for Lines {
     }
 
     fn flush(&self) {}
+}
+
+/// Tells the user one line on standard error, whatever the level of the log; `WINDLASS_LOG=off` silences it.
+pub fn tell(text: std::fmt::Arguments<'_>) {
+    if startup().log != LevelFilter::Off {
+        // SAFETY: as for log lines.
+        let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
+        write_without_signal(standard_error, format!("windlass: {text}\n").as_bytes());
+    }
 }
 
 /// Writes once. A broken pipe raises no signal in this process.

@@ -60,13 +60,15 @@ macro_rules! coded {
                 match self {
                     $($type::$name $({ $($field),* })? => {
                         f.write_str($about)?;
-                        $($(write!(f, ", {} {}", stringify!($field), $field)?;)*)?
+                        $($(coded!(@write f, $field, $kind);)*)?
                         Ok(())
                     })*
                 }
             }
         }
     };
+    (@write $f:ident, $field:ident, number) => { write!($f, ", {} {}", stringify!($field), $field)? };
+    (@write $f:ident, $field:ident, words) => { write!($f, ": {}", $field)? };
     (@type number) => { u32 };
     (@type words) => { String };
     (@put $writer:ident, $field:ident, number) => { $writer.u32(*$field) };
@@ -119,6 +121,20 @@ coded! {
         7 Unreadable = "the host of the session sent what cannot be read",
         8 Absent(rank: number) = "a rank of the communicator it is made from died, or its own call failed",
         9 Short = "a rank's process has no file descriptor left",
+    }
+}
+
+impl FallbackReason {
+    /// The rank whose reason it is, where the reason is one rank's, and what it says for itself. None for the rank is this rank.
+    pub fn of_one_rank(&self) -> Option<(Option<u32>, &str)> {
+        match self {
+            FallbackReason::NoIdentity { words } | FallbackReason::Unreachable { words } => {
+                Some((None, words))
+            }
+            FallbackReason::Refused { rank, words } => Some((Some(*rank), words)),
+            FallbackReason::Incapable { rank } => Some((Some(*rank), "")),
+            _ => None,
+        }
     }
 }
 
@@ -176,6 +192,10 @@ mod tests {
         assert_eq!(
             FallbackReason::OtherHost { rank: 1, other: 0 }.to_string(),
             "ranks are on different hosts, rank 1, other 0"
+        );
+        assert_eq!(
+            FallbackReason::Refused { rank: 1, words: "no room".into() }.to_string(),
+            "a rank could not prepare, rank 1: no room"
         );
     }
 }

@@ -81,7 +81,8 @@ options! {
 
         "WINDLASS_LOG" => log: ::log::LevelFilter = ::log::LevelFilter::Error, by level;
         "off, error, warn, info, debug, trace", "error",
-        "The lowest severity of log lines that are written. Lines have the format of NCCL's. error: only what makes a call fail.";
+        "The lowest severity of log lines that are written. Lines have the format of NCCL's. error: only what makes a call fail. \
+         off: no other line on standard error either, such as why a communicator is on NCCL.";
 
         "WINDLASS_LOG_FILE" => log_file: Option<PathBuf> = None, by path;
         "path", "standard error",

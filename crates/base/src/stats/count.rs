@@ -125,6 +125,18 @@ pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
     place.serial.load(Ordering::Relaxed)
 }
 
+/// A communicator's rank, size and device, as far as noted.
+pub fn identity(counters: usize) -> Identity {
+    match segment::current().communicators.get(counters).filter(|_| counters != UNKNOWN) {
+        None => Identity { rank: -1, ranks: 0, device: -1 },
+        Some(place) => Identity {
+            rank: place.rank.load(Ordering::Relaxed),
+            ranks: place.ranks.load(Ordering::Relaxed),
+            device: place.device.load(Ordering::Relaxed),
+        },
+    }
+}
+
 /// Notes what a fallback reason says besides its number: its words, cut to the field, and the rank whose reason it is.
 pub fn reason(counters: usize, rank: Option<u32>, words: &str) {
     if counters == UNKNOWN {

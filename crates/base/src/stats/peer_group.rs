@@ -32,8 +32,8 @@ const REASONS: [(&str, &str); 26] = [
     ("NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access", "unset both"),
     ("its id was made without Windlass", "preload Windlass into the process that makes ids"),
     ("ranks run unlike versions of Windlass", "install one version"),
-    ("this rank could not reach the others", "WINDLASS_LOG=info says why"),
-    ("this rank could not say where it runs", "WINDLASS_LOG=info says why"),
+    ("this rank could not reach the others", ""),
+    ("this rank could not say where it runs", ""),
     (
         "a rank runs without Windlass or went to NCCL",
         "preload Windlass into all ranks, with the same variables",
@@ -46,7 +46,7 @@ const REASONS: [(&str, &str); 26] = [
     ("ranks share a GPU", "give each rank its own"),
     ("ranks run unlike builds of Windlass", "install one build"),
     ("a GPU or driver cannot share virtual memory", "`windlass doctor` names it"),
-    ("a rank could not prepare", "WINDLASS_LOG=info says why"),
+    ("a rank could not prepare", ""),
     ("it was grown, or made from a communicator on NCCL", ""),
     ("it was made in one group with others", "make them one after the other"),
     ("NCCL_LAUNCH_ORDER_IMPLICIT is set", "unset it"),
@@ -59,6 +59,15 @@ const REASONS: [(&str, &str); 26] = [
     ("ranks have unlike values of WINDLASS_ORDER", "set the same on all ranks"),
     ("ranks have unlike releases of NCCL", "install one release"),
 ];
+
+/// The reasons that a user has chosen, or cannot change: switched off, one rank, more than 16 ranks, NCCL_COMM_ID, no peer access by NCCL's
+/// variables, several hosts, the parent.
+const EXPECTED: [u32; 8] = [1, 2, 3, 5, 7, 13, 19, 22];
+
+/// Whether a text is that of a reason which its user need not be told.
+pub fn is_expected(text: &str) -> bool {
+    EXPECTED.iter().any(|number| self::text(ON_NCCL + number) == text)
+}
 
 fn reason(number: u32) -> Option<&'static (&'static str, &'static str)> {
     REASONS.get((number as usize).checked_sub(ON_NCCL as usize + 1)?)

@@ -124,7 +124,7 @@ pub struct Communicator {
     /// The rank whose reason `reason` is, -1 if none is named.
     pub reason_rank: AtomicI32,
     /// What a fallback reason says besides its number, in words, zero-padded.
-    pub reason: [AtomicU8; 96],
+    pub reason: [AtomicU8; 192],
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],
 }

@@ -244,8 +244,7 @@ fn say_once(ranks: i32) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         ::log::warn!(
-            "a communicator of {ranks} ranks has no peer group: its parent has none, and it was made in a group, without waiting or where \
-             options forbid it. Made by an id of its own, or outside groups in a call that waits, it can have one if its ranks are on one host"
+            "a communicator of {ranks} ranks has no peer group: the communicator that it was made from has none"
         );
     });
 }

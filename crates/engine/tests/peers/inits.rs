@@ -47,7 +47,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
         rank: device.device,
         waiting: None,
         ctas: Ctas::UNSAID,
-        device: None,
+        device: Ok(device.device),
         laziness: Laziness::None,
         cached: Vec::new(),
     };

@@ -54,7 +54,7 @@ pub fn ask(id: Id, device: i32, ranks: i32, laziness: Laziness) -> Asked {
         rank,
         waiting: None,
         ctas: Ctas::UNSAID,
-        device: Some(device),
+        device: Ok(device),
         laziness,
         cached: Vec::new(),
     };

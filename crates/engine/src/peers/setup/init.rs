@@ -2,12 +2,14 @@
 //! each rank's [`InitOutcome`]. Ranks that one call makes in this process need no session ([`all_here`]).
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::forward::init::Ctas;
+use windlass_base::stats::count::{self, Identity};
 use windlass_base::stats::features::{Lacks, line};
 use windlass_base::stats::limits;
-use windlass_base::stats::{count, peer_group};
+use windlass_base::stats::peer_group;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::{NegotiatedConfig, Token};
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
@@ -65,17 +67,13 @@ fn report(request: &InitRequest, token: Token) -> Result<Asked, FallbackReason> 
 /// Tells the session that this rank cannot take part, and returns the outcome.
 fn decline(request: &InitRequest, reason: FallbackReason) -> InitOutcome {
     let rank = request.rank as u32;
-    let (reason, said) = match reason {
-        FallbackReason::Refused { words, .. } => {
-            let reason = FallbackReason::Refused { rank, words };
-            (reason.clone(), reason)
-        }
-        // To others "this rank" is another.
-        reason => {
-            let said = FallbackReason::Refused { rank, words: reason.to_string() };
-            (reason, said)
-        }
+    let reason = match reason {
+        FallbackReason::Refused { words, .. } => FallbackReason::Refused { rank, words },
+        reason => reason,
     };
+    // To others "this rank" is another.
+    let words = reason.of_one_rank().map_or_else(|| reason.to_string(), |(_, words)| words.into());
+    let said = FallbackReason::Refused { rank, words };
     match bootstrap().map(|bootstrap| bootstrap.decline_at_port(&request.id, said)) {
         Ok(Err(failure)) => {
             log::info!("a rank could not take part: {reason}");
@@ -222,8 +220,29 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
             };
             log::info!("communicator {serial} is on NCCL: {reason}{change}");
             check::say_why_not(serial, reason);
+            let of_one_rank = reason.of_one_rank();
+            let (of, words) = of_one_rank.unwrap_or_default();
+            count::reason(counters, of, words);
+            let Identity { rank, ranks, .. } = count::identity(counters);
+            // What a session decides, rank 0 hears.
+            let is_own = matches!(of_one_rank, Some((None, _)));
+            if (rank == 0 || is_own) && !peer_group::is_expected(peer_group::text(number)) {
+                tell_user(
+                    reason,
+                    format_args!("a communicator of {ranks} ranks is on NCCL: {reason}{change}"),
+                );
+            }
         }
         InitOutcome::Failed(failure) => log::warn!("a communicator failed in its init: {failure}"),
+    }
+}
+
+/// Tells the user of this process, once for each reason.
+fn tell_user(reason: &FallbackReason, text: std::fmt::Arguments<'_>) {
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+    let bit = 1 << (reason.number() % u32::BITS as u16);
+    if TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        windlass_base::log::tell(text);
     }
 }
 

@@ -140,8 +140,7 @@ impl<'a> Lent<'a> {
             Some(true) => Ok(()),
             Some(false) => Err(format!("no NVLink joins ranks {} and {rank}", self.rank)),
             None => Err(format!(
-                "rank {rank}'s GPU is not seen by rank {}'s process, and NVML does not say whether NVLink joins them",
-                self.rank
+                "rank {rank}'s GPU is hidden from this process; show all GPUs to all ranks (Slurm: --gpu-bind=none)"
             )),
         }
     }
@@ -266,7 +265,10 @@ fn exchange(
         false => {
             let announcement = lent.region.announce(&others).map_err(words)?;
             let memory = Ours::new(announcement.descriptor).map_err(words)?;
-            let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new).map_err(words)?;
+            let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new);
+            let this = this.map_err(|error| {
+                format!("pidfd_open: {error} (it needs Linux 5.3, and seccomp to allow it)")
+            })?;
             (announcement.place, Some([this, memory]))
         }
     };
