@@ -77,6 +77,14 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.one_sided.peers PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
 endif()
 
+# NCCL's CUDA runtime in a library of its own, which can be asked for the device.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.no_context.runtime COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
+           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.no_context.runtime"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --peers yes --served native -- $<TARGET_FILE:no_context> runtime)
+  set_tests_properties(sim.no_context.runtime PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
+endif()
+
 # What the driver says of addresses, and who waits for whom in it: on GPUs alone, without NCCL.
 add_executable(buffer_ids programs/buffer_ids.c support/driver_answers.c support/imported_memory.c)
 target_link_libraries(buffer_ids PRIVATE ${CMAKE_DL_LIBS})

@@ -1,11 +1,19 @@
-/* Functions of NCCL 2.29 to 2.31 that the simulator lacks, over the simulator. One is a collective with a configuration of its
+/* Functions of NCCL 2.29 to 2.31 that the simulator lacks, over the simulator, and one of a CUDA runtime that NCCL shares with the
+ * program. One is a collective with a configuration of its
  * own, which must arrive as the program gave it. The other is a put of bytes without a signal, whose window is an address of the
  * caller's own device. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <nccl.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+int cudaGetDevice(int* device) {
+  const char* given = getenv("CTESTS_RUNTIME_DEVICE");
+  *device = given ? atoi(given) : 0;
+  return 0;
+}
 
 ncclResult_t ncclAllReduceConfig(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
                                  cudaStream_t stream, const ncclCollConfig_t* configuration) {
