@@ -324,8 +324,8 @@ mod tests {
     fn reasons() {
         let place = begin(IDENTITY);
         let seen = || Snapshot::of(segment::current()).communicators.pop().unwrap();
-        reason(place, Some(1), &format!("{}é", "x".repeat(94)));
-        assert_eq!((seen().reason, seen().reason_rank), ("x".repeat(94), Some(1)));
+        reason(place, Some(1), &format!("{}é", "x".repeat(190)));
+        assert_eq!((seen().reason, seen().reason_rank), ("x".repeat(190), Some(1)));
         reason(place, None, "no device is current");
         assert_eq!((seen().reason.as_str(), seen().reason_rank), ("no device is current", None));
     }
