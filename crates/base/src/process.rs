@@ -13,6 +13,7 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
+use rustix::io::FdFlags;
 
 use crate::config::{self, Form, Report, Startup, Switch};
 use crate::config::{complaints, config, expand_file_name, nccl, startup};
@@ -286,7 +287,12 @@ fn at_end_in_run(run: Run, is_ours: bool) {
     if is_ours && SEGMENT_FILE.get().is_none() {
         processes.push(Snapshot::of(segment::current()));
     }
-    to_standard_error(&format!("windlass: {}\n", closing::line(&processes)));
+    // What an exec would close is not what the process began with: the program has closed its standard error, and opened this in its place.
+    // SAFETY: only asked for its flags.
+    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(2) });
+    if flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC)) {
+        to_standard_error(&format!("windlass: {}\n", closing::line(&processes)));
+    }
     for path in files::of_run(folder, run) {
         let is_own = SEGMENT_FILE.get().is_some_and(|file| file.path() == path);
         let _ = if is_own { std::fs::remove_file(&path) } else { files::remove_if_ended(&path).map(drop) };
