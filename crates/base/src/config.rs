@@ -150,6 +150,11 @@ pub fn complaints() -> &'static [String] {
     &at_startup().1
 }
 
+/// The value of [`RUN`], as far as it is text.
+pub fn run() -> Option<String> {
+    std::env::var_os(RUN)?.into_string().ok()
+}
+
 fn at_startup() -> &'static (Startup, Vec<String>) {
     STARTUP.get_or_init(|| {
         let parsed = parse(std::env::vars_os());

@@ -1,9 +1,9 @@
 //! A run: one `windlass run` with all that its command starts. It goes on as its command in the same process, so the process's
-//! number and start tell one run from all others. The variable [`RUN`] has both, and is inherited.
+//! number and start tell one run from all others. The variable [`config::RUN`] has both, and is inherited.
 
 use std::fmt;
 
-use crate::config::RUN;
+use crate::config;
 
 /// One run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,7 +17,7 @@ pub struct Run {
 impl Run {
     /// The run to which this process belongs.
     pub fn of_environment() -> Option<Run> {
-        Run::read(std::env::var_os(RUN)?.to_str()?)
+        Run::read(&config::run()?)
     }
 
     /// The run that this process is, if it is one. None where `/proc` does not say when this process began.
