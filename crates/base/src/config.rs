@@ -22,6 +22,9 @@ pub use table::{Config, Description, Startup, options};
 /// Variables with this prefix belong to the simulator.
 const SIMULATOR_PREFIX: &str = "WINDLASS_SIM_";
 
+/// The variable by which `windlass run` names its run to all processes of the command ([`crate::stats::run`]). It is no option.
+pub const RUN: &str = "WINDLASS_RUN";
+
 /// An unknown name that differs from an option in at most so many letters is taken for a misspelling of it.
 const TYPOS_MAX: usize = 2;
 
@@ -147,6 +150,11 @@ pub fn complaints() -> &'static [String] {
     &at_startup().1
 }
 
+/// The value of [`RUN`], as far as it is text.
+pub fn run() -> Option<String> {
+    std::env::var_os(RUN)?.into_string().ok()
+}
+
 fn at_startup() -> &'static (Startup, Vec<String>) {
     STARTUP.get_or_init(|| {
         let parsed = parse(std::env::vars_os());
@@ -195,7 +203,8 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     let mut ours: Vec<(String, String)> = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
-            name == "WINDLASS" || name.starts_with("WINDLASS_") && !name.starts_with(SIMULATOR_PREFIX)
+            let is_other = name.starts_with(SIMULATOR_PREFIX) || name == RUN;
+            name == "WINDLASS" || name.starts_with("WINDLASS_") && !is_other
         })
         .collect();
     ours.sort_by_key(|(name, _)| option(name).is_some_and(|option| option.name == name));
@@ -276,7 +285,7 @@ mod tests {
     #[test]
     fn defaults() {
         assert_eq!(
-            read(&[("PATH", "/bin"), ("WINDLASSES", "2"), ("WINDLASS_SIM_DEVICES", "4")]),
+            read(&[("PATH", "/bin"), ("WINDLASSES", "2"), ("WINDLASS_SIM_DEVICES", "4"), (RUN, "7.8")]),
             Parsed::default()
         );
     }

@@ -1,4 +1,4 @@
-//! Starts what a process needs, and writes its report at the end. Options and the log start at the first call, shared
+//! Starts what a process needs, and writes its report, and a run's closing line, at the end. Options and the log start at the first call, shared
 //! counters and the report at the first communicator. Loading the library starts nothing.
 
 #![allow(unsafe_code)]
@@ -13,11 +13,14 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
+use rustix::io::FdFlags;
 
-use crate::config::{self, Form, Report, Switch, complaints, config, expand_file_name, nccl, startup};
-use crate::stats::files::{FOLDER, Held};
-use crate::stats::{order, segment};
-use crate::stats::{report, snapshot::Snapshot};
+use crate::config::{self, Form, Report, Startup, Switch};
+use crate::config::{complaints, config, expand_file_name, nccl, startup};
+use crate::stats::files::{self, FILES_OF_RUN_MAX, FOLDER, Held};
+use crate::stats::run::Run;
+use crate::stats::snapshot::{self, Snapshot};
+use crate::stats::{closing, order, report, segment};
 use crate::{annotate, descriptor, guard, log};
 
 static FIRST_CALL: Once = Once::new();
@@ -232,6 +235,9 @@ extern "C" fn at_end() {
     guard::or_else(
         || (),
         || {
+            if let Some(run) = Run::of_environment() {
+                at_end_in_run(run, is_ours);
+            }
             if is_ours && let Some(Report { file: Some(file), form }) = &startup().report {
                 let text = told(*form);
                 let written = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -254,8 +260,42 @@ extern "C" fn at_exit() {
         write_report(wanted);
     }
     // In a forked child the file is the parent's.
-    if let Some(file) = SEGMENT_FILE.get().filter(|_| !is_forked()) {
+    if let Some(file) = SEGMENT_FILE.get().filter(|file| !is_forked() && !stays(file)) {
         let _ = std::fs::remove_file(file.path());
+    }
+}
+
+/// Whether this process's file is left for the run's closing line.
+fn stays(file: &Held) -> bool {
+    let run = files::owner(file.path()).and_then(|owner| owner.run);
+    run.is_some_and(|run| files::of_run(Path::new(FOLDER), run).len() <= FILES_OF_RUN_MAX)
+}
+
+/// Leaves as little as may be of this process's file. In the process that `windlass run` became, tells what became of the run, and removes its
+/// files. A child that was forked from this process has neither.
+fn at_end_in_run(run: Run, is_ours: bool) {
+    if is_ours {
+        segment::give_back_unused();
+    }
+    // Most processes below `windlass run` are others, and ask no file.
+    if run.process != std::process::id() || Run::of_this_process() != Some(run) {
+        return;
+    }
+    let Startup { windlass: Switch::On, stats: Switch::On, .. } = startup() else { return };
+    let folder = Path::new(FOLDER);
+    let mut processes = snapshot::of_run(folder, run);
+    if is_ours && SEGMENT_FILE.get().is_none() {
+        processes.push(Snapshot::of(segment::current()));
+    }
+    // What an exec would close is not what the process began with: the program has closed its standard error, and opened this in its place.
+    // SAFETY: only asked for its flags.
+    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(2) });
+    if flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC)) {
+        to_standard_error(&format!("windlass: {}\n", closing::line(&processes)));
+    }
+    for path in files::of_run(folder, run) {
+        let is_own = SEGMENT_FILE.get().is_some_and(|file| file.path() == path);
+        let _ = if is_own { std::fs::remove_file(&path) } else { files::remove_if_ended(&path).map(drop) };
     }
 }
 
@@ -286,12 +326,14 @@ fn write_report(wanted: &Report) {
             report_to(file, &text);
             *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = text;
         }
-        None => {
-            // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.
-            let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
-            log::write_without_signal(standard_error.as_fd(), text.as_bytes());
-        }
+        None => to_standard_error(&text),
     }
+}
+
+fn to_standard_error(text: &str) {
+    // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.
+    let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
+    log::write_without_signal(standard_error.as_fd(), text.as_bytes());
 }
 
 /// Writes the whole report or none of it. Readers may wait for the file, and other processes write to the same name

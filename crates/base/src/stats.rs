@@ -1,7 +1,8 @@
 //! Counters of a process. [`segment`] is their memory, [`files`] the files of segments, [`count`] the counting, [`snapshot`] what a
-//! reader sees, and [`report`] its text.
+//! reader sees, [`report`] its text, and [`closing`] a run's last line.
 
 pub mod check;
+pub mod closing;
 pub mod count;
 pub mod features;
 pub mod files;
@@ -14,5 +15,6 @@ pub mod registration;
 pub mod windows;
 
 pub mod report;
+pub mod run;
 pub mod segment;
 pub mod snapshot;

@@ -16,6 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
+use windlass_base::config::RUN;
 
 /// What a rank tells the parent.
 #[derive(Serialize, Deserialize)]
@@ -205,6 +206,8 @@ fn start(
     }
     let process = command
         .arg(launch.subcommand)
+        // Ranks of Windlass's own are no part of the user's run.
+        .env_remove(RUN)
         .envs(launch.environment.iter().chain(own).map(|(name, value)| (name, value)))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::from(std::io::stderr()))

@@ -3,10 +3,12 @@
 use crate::text;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
-use windlass_base::stats::snapshot::Snapshot;
+use windlass_base::stats::closing::{self, many};
+use windlass_base::stats::snapshot::{self, Snapshot};
 use windlass_base::stats::{files, report, segment};
 
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -25,12 +27,18 @@ pub struct Options {
     /// The counters that killed programs left in /dev/shm are removed
     #[arg(long, conflicts_with_all = ["watch", "json"])]
     clean: bool,
+    /// The line that `windlass run` prints at its command's end, of the last run that left counters: a signal ended it, or it still runs
+    #[arg(long, conflicts_with_all = ["process", "json", "watch", "clean"])]
+    last: bool,
 }
 
 /// Prints what processes have counted so far.
 pub fn run(options: &Options) -> Result<()> {
     if options.clean {
         return clean(options.process);
+    }
+    if options.last {
+        return text::print(last(Path::new(files::FOLDER))?);
     }
     let pause = options.watch.map(pause).transpose()?;
     loop {
@@ -92,7 +100,21 @@ fn look(options: &Options) -> Result<String> {
     Ok(overview(&seen))
 }
 
-/// Removes the counters of processes that are gone. Only a killed process leaves any.
+/// What became of the last run, from what its processes have left.
+fn last(folder: &Path) -> Result<String> {
+    let run = files::newest_run(folder).with_context(|| {
+        format!(
+            "no run has left counters in {}: a run whose command ends by itself prints this line and leaves none, and the next program \
+             with Windlass removes what a signal left",
+            folder.display()
+        )
+    })?;
+    let state = if run.is_alive() { "still runs" } else { "has ended" };
+    let line = closing::line(&snapshot::of_run(folder, run));
+    Ok(format!("windlass: {line}\n(run of process {}, which {state})\n", run.process))
+}
+
+/// Removes the counters of processes that are gone. A killed process leaves some, and below `windlass run` each until the run's end.
 fn clean(wanted: Option<u32>) -> Result<()> {
     for path in files::list(Path::new(files::FOLDER)) {
         let Some(owner) = files::owner(&path) else { continue };
@@ -132,13 +154,31 @@ fn overview(seen: &[(Snapshot, bool)]) -> String {
             by_path.join(" "),
         ]);
     }
-    text::table(&lines, &[0, 5, 6])
+    let on_nccl = seen.iter().flat_map(|(snapshot, _)| on_nccl(snapshot));
+    text::table(&lines, &[0, 5, 6]) + &on_nccl.collect::<String>()
+}
+
+/// A line for each reason why NCCL runs communicators of a process.
+fn on_nccl(snapshot: &Snapshot) -> Vec<String> {
+    let mut reasons: BTreeMap<(String, &str, i32), usize> = BTreeMap::new();
+    for counts in &snapshot.communicators {
+        if let Some(reason) = counts.fallback() {
+            *reasons.entry((reason, &counts.change, counts.ranks)).or_default() += 1;
+        }
+    }
+    let line = |((reason, change, ranks), count): ((String, &str, i32), usize)| {
+        let change = if change.is_empty() { String::new() } else { format!(" ({change})") };
+        let (communicators, ranks) = (many(count, "communicator"), many(ranks as usize, "rank"));
+        format!("process {}: {communicators} of {ranks} on NCCL: {reason}{change}\n", snapshot.process)
+    };
+    reasons.into_iter().map(line).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::counts::tests::snapshot;
+    use windlass_base::stats::snapshot::CommunicatorCounts;
 
     /// One line a process, with sums over paths; the dead are marked.
     #[test]
@@ -150,5 +190,28 @@ mod tests {
             "1", "x", "(ended)", "2.28.9", "1", "of", "1", "-", "3", "2.0", "KiB", "forward", "2", "p2p", "1",
         ];
         assert_eq!(cells, expected);
+    }
+
+    /// Below the table, each reason why NCCL runs communicators of a process has a line.
+    #[test]
+    fn reasons() {
+        let mut snapshot = snapshot(&[]);
+        let mut counts = snapshot.communicators.remove(0);
+        (counts.peer_group, counts.change) = ("ranks share a GPU".into(), "give each rank its own".into());
+        let one_rank = CommunicatorCounts {
+            peer_group: "it has one rank".into(),
+            change: String::new(),
+            ranks: 1,
+            ..counts.clone()
+        };
+        snapshot.communicators = vec![counts.clone(), one_rank, counts];
+        let text = overview(&[(snapshot, true)]);
+        assert_eq!(
+            text.lines().skip(2).collect::<Vec<_>>(),
+            [
+                "process 1: 1 communicator of 1 rank on NCCL: it has one rank",
+                "process 1: 2 communicators of 2 ranks on NCCL: ranks share a GPU (give each rank its own)"
+            ]
+        );
     }
 }

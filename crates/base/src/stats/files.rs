@@ -11,12 +11,14 @@
 //! - A program that closes all descriptors loses its lock: its file may then be removed, while it counts on.
 //!
 //! Names are `windlass-USER-PROCESS-TIME-held`. Earlier versions held no lock and wrote no `-held`: there the process number
-//! tells.
+//! tells. Below `windlass run` a name goes on with `-RUN`. While the [run](Run) lives, the files of its ended processes stay, to be
+//! summed at its end.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,6 +26,7 @@ use rustix::fs::{FlockOperation, OFlags, flock, fstat};
 use rustix::io::Errno;
 
 use crate::descriptor::Ours;
+use crate::stats::run::Run;
 
 /// The folder of segments.
 pub const FOLDER: &str = "/dev/shm";
@@ -37,6 +40,9 @@ const TRIES: usize = 8;
 const NAMES_MAX: usize = 4096;
 const LOOKED_AT_MAX: usize = 64;
 
+/// The most files of a run that stay until its end.
+pub const FILES_OF_RUN_MAX: usize = 64;
+
 /// This process's locked file: other processes see by the lock that this one lives.
 #[derive(Debug)]
 pub struct Held {
@@ -45,10 +51,10 @@ pub struct Held {
 }
 
 impl Held {
-    /// Makes a new, empty file in a folder.
-    pub fn make(folder: &Path) -> io::Result<Held> {
+    /// Makes a new, empty file in a folder, named after the process's run.
+    pub fn make(folder: &Path, run: Option<Run>) -> io::Result<Held> {
         for _ in 0..TRIES {
-            let path = folder.join(name());
+            let path = folder.join(name(run));
             let file = match File::options().read(true).write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(file) => file,
                 // A process of another container has the same number, and made its file at the same moment.
@@ -81,9 +87,10 @@ impl Held {
     }
 }
 
-fn name() -> String {
+fn name(run: Option<Run>) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-    format!("{PREFIX}{}-{}-{now:x}-{HELD}", rustix::process::getuid().as_raw(), std::process::id())
+    let run = run.map_or(String::new(), |run| format!("-{run}"));
+    format!("{PREFIX}{}-{}-{now:x}-{HELD}{run}", rustix::process::getuid().as_raw(), std::process::id())
 }
 
 fn hold(file: File) -> io::Result<Option<Ours>> {
@@ -127,6 +134,8 @@ pub struct Owner {
     pub process: u32,
     /// How other processes can tell whether it lives.
     pub life: Life,
+    /// The run to which it belongs.
+    pub run: Option<Run>,
 }
 
 /// How other processes can tell whether a process lives.
@@ -143,7 +152,25 @@ pub fn owner(path: &Path) -> Option<Owner> {
     let mut parts = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('-');
     let (user, process) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     let life = if parts.nth(1) == Some(HELD) { Life::Lock } else { Life::Number };
-    Some(Owner { user, process, life })
+    Some(Owner { user, process, life, run: parts.next().and_then(Run::read) })
+}
+
+/// The files of a run of this user. A file that another user has made under such a name is none.
+pub fn of_run(folder: &Path, run: Run) -> Vec<PathBuf> {
+    let user = rustix::process::getuid().as_raw();
+    let is_own = |path: &PathBuf| {
+        std::fs::symlink_metadata(path).is_ok_and(|facts| facts.is_file() && facts.uid() == user)
+    };
+    let is_of_run =
+        |path: &PathBuf| owner(path).is_some_and(|owner| owner.user == user && owner.run == Some(run));
+    list(folder).into_iter().filter(is_of_run).filter(is_own).collect()
+}
+
+/// This user's run that began last, of those that have files.
+pub fn newest_run(folder: &Path) -> Option<Run> {
+    let user = rustix::process::getuid().as_raw();
+    let owners = list(folder).into_iter().filter_map(|path| owner(&path));
+    owners.filter(|owner| owner.user == user).filter_map(|owner| owner.run).max()
 }
 
 /// Whether the process of a segment has ended. If the file cannot be opened, it counts as alive.
@@ -190,13 +217,22 @@ fn free(path: &Path, how: FlockOperation) -> io::Result<Option<File>> {
     Ok(free.then_some(file))
 }
 
-/// Removes what killed processes of this user have left in a folder, and returns how many; of very many files only a
-/// part. Files of versions without locks stay, since their process numbers may be another container's.
+/// Removes what ended processes of this user have left in a folder, and returns how many; of very many files only a
+/// part. Files of a run that lives stay, up to [`FILES_OF_RUN_MAX`]. So do files of versions without locks, since their process numbers may be
+/// another container's.
 pub fn remove_ended(folder: &Path) -> usize {
     let user = rustix::process::getuid().as_raw();
     let ours =
         |path: &PathBuf| owner(path).is_some_and(|owner| owner.user == user && owner.life == Life::Lock);
     let mut paths: Vec<PathBuf> = names(folder, NAMES_MAX).filter(ours).collect();
+    let mut may_stay: BTreeMap<Run, usize> = BTreeMap::new();
+    paths.retain(|path| {
+        let Some(run) = owner(path).and_then(|owner| owner.run) else { return true };
+        let left = may_stay.entry(run).or_insert_with(|| if run.is_alive() { FILES_OF_RUN_MAX } else { 0 });
+        let stays = *left > 0;
+        *left = left.saturating_sub(1);
+        !stays
+    });
     if paths.len() > LOOKED_AT_MAX {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let begin = now.subsec_nanos() as usize % paths.len();

@@ -11,11 +11,12 @@ use std::io;
 use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::call::FUNCTIONS;
 use crate::path::PATHS;
 use crate::stats::files::{self, Held};
+use crate::stats::run::Run;
 use crate::stats::{check, pool, registration, windows};
 
 /// How many entry points fit. There is room for more than the list has, so that the layout changes seldom.
@@ -182,7 +183,7 @@ pub fn share(folder: &FilePath) -> io::Result<Held> {
         ::log::info!("removed the counters of {removed} processes that were killed");
     }
     let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let held = Held::make(folder)?;
+    let held = Held::make(folder, Run::of_environment())?;
     let shared = fill(&held).inspect_err(|_| drop(std::fs::remove_file(held.path())))?;
     copy(&EARLY, shared);
     shared.process.store(std::process::id(), Ordering::Relaxed);
@@ -191,6 +192,25 @@ pub fn share(folder: &FilePath) -> io::Result<Held> {
     shared.magic.store(MAGIC, Ordering::Release);
     CURRENT.store(std::ptr::from_ref(shared).cast_mut(), Ordering::Release);
     Ok(held)
+}
+
+/// Gives the pages behind the last used communicator back to shared memory, where they count as zeros. For the end of a process whose file
+/// stays: a later communicator would need such a page again.
+pub fn give_back_unused() {
+    const PAGE: usize = 4096;
+    let segment = current();
+    let is_used = |place: &Communicator| place.state.load(Ordering::Relaxed) != FREE;
+    let used = segment.communicators.iter().rposition(is_used).unwrap_or(0) + 1;
+    let begin = (std::mem::offset_of!(Segment, communicators) + used * size_of::<Communicator>())
+        .next_multiple_of(PAGE);
+    if std::ptr::eq(segment, &raw const EARLY) || begin >= size_of::<Segment>() {
+        return;
+    }
+    // SAFETY: whole pages of a mapping of a file, which all of its readers take for atomics, as zeros are.
+    let _ = unsafe {
+        let from = std::ptr::from_ref(segment).cast_mut().byte_add(begin).cast();
+        rustix::mm::madvise(from, size_of::<Segment>() - begin, Advice::LinuxRemove)
+    };
 }
 
 fn fill(held: &Held) -> io::Result<&'static Segment> {

@@ -1,6 +1,7 @@
 //! What a reader sees of a segment at one moment. The JSON report has these fields.
 
 use std::collections::BTreeMap;
+use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_sys::slots::ENTRIES;
@@ -11,11 +12,13 @@ use crate::path::Path;
 use crate::stats::check::Checked;
 use crate::stats::count::UNKNOWN;
 use crate::stats::features::Lacks;
+use crate::stats::files;
 use crate::stats::limits;
 use crate::stats::order;
 use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
+use crate::stats::run::Run;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
 use crate::stats::windows::Kept;
 
@@ -131,6 +134,12 @@ pub struct CallCounts {
     pub calls: u64,
     /// Bytes of the larger buffer of each call, as nccl-tests counts.
     pub bytes: u64,
+}
+
+/// The counters of the processes of a run, as far as they can be read.
+pub fn of_run(folder: &FilePath, run: Run) -> Vec<Snapshot> {
+    let paths = files::of_run(folder, run);
+    paths.iter().filter_map(|path| Some(Snapshot::of(segment::open(path).ok()?))).collect()
 }
 
 fn is_none(process: &u32) -> bool {

@@ -5,13 +5,14 @@ use crate::interruption::Interruption;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
+use windlass_base::config::RUN;
 
 /// The least and the most time between two looks at the processes: short at first, so that short programs are seen.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -56,7 +57,7 @@ pub fn run(
     let (name, arguments) = launch.command.split_first().context("no command")?;
     let mut command = Command::new(name);
     command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-    for name in &launch.unset {
+    for name in launch.unset.iter().map(OsString::as_os_str).chain([OsStr::new(RUN)]) {
         command.env_remove(name);
     }
     command.envs(launch.set.iter().map(|(name, value)| (name, value)));

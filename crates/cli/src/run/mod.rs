@@ -1,6 +1,7 @@
 //! `windlass run`: runs a command over Windlass, or tells why Windlass would not take effect.
 
 mod decision;
+mod frameworks;
 mod loading;
 mod shared_memory;
 
@@ -15,6 +16,8 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use windlass_base::config::RUN;
+use windlass_base::stats::run::Run;
 
 pub use decision::{Decision, Library, environment_warnings};
 
@@ -26,8 +29,11 @@ const NOT_FOUND: u8 = 127;
 /// Options of `windlass run`.
 #[derive(Args)]
 #[command(after_help = "\
-The command gets two variables: LD_PRELOAD with Windlass first, and WINDLASS_NCCL with the real NCCL. Windlass's other options are \
-environment variables too (docs/options.md).
+The command gets LD_PRELOAD with Windlass first, WINDLASS_NCCL with the real NCCL, and WINDLASS_RUN, which names this run. Windlass's \
+options are environment variables too (docs/options.md).
+
+When the command ends, a line on standard error says how much of it ran in Windlass's kernels, or why nothing did. A command that a \
+signal ends prints none: `windlass stats --last` does.
 
 Before its first command on a machine with two or more idle GPUs, `windlass run` measures for about 5 seconds up to which sizes Windlass is \
 faster than NCCL. The limits are kept in ~/.cache/windlass; `windlass tune --show` prints them.
@@ -44,6 +50,9 @@ pub struct Options {
     /// This machine's limits are not measured before the command, as with WINDLASS_CALIBRATE=off
     #[arg(long)]
     no_calibrate: bool,
+    /// No line at the command's end, and none about the flags of vLLM and SGLang
+    #[arg(long)]
+    quiet: bool,
     /// The command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -73,7 +82,16 @@ pub fn run(options: &Options) -> Result<u8> {
     {
         return Ok(code);
     }
-    let failure = Command::new(name).args(arguments).envs(set).exec();
+    let mut command = Command::new(name);
+    command.args(arguments).envs(set).env_remove(RUN);
+    if !options.quiet {
+        frameworks::hint(&options.command, |name| std::env::var(name).ok())
+            .into_iter()
+            .for_each(|hint| eprintln!("windlass: {hint}"));
+        // The exec keeps number and start of this process.
+        command.envs(Run::of_this_process().map(|run| (RUN, run.to_string())));
+    }
+    let failure = command.exec();
     eprintln!("windlass: cannot run {}: {failure}", name.display());
     Ok(if failure.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
 }

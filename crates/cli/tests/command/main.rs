@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibrate;
+mod closing;
 mod compare;
 mod demo;
 mod doctor;

@@ -122,7 +122,7 @@ fn makers_and_removers() {
             .map(|_| {
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        let held = Held::make(folder.path()).unwrap();
+                        let held = Held::make(folder.path(), None).unwrap();
                         std::thread::yield_now();
                         assert!(held.path().exists());
                     }
@@ -175,9 +175,39 @@ fn what_is_left_alone() {
 #[test]
 fn names_of_segments() {
     let owner = |name: &str| owner(&Path::new(FOLDER).join(name));
-    let owned = |life| Some(Owner { user: 1000, process: 4711, life });
-    assert_eq!(owner("windlass-1000-4711-18b3-held"), owned(Life::Lock));
-    assert_eq!(owner("windlass-1000-4711-18b3"), owned(Life::Number));
+    let owned = |life, run| Some(Owner { user: 1000, process: 4711, life, run });
+    let run = Run { began: 9, process: 7 };
+    assert_eq!(owner("windlass-1000-4711-18b3-held"), owned(Life::Lock, None));
+    assert_eq!(owner("windlass-1000-4711-18b3-held-7.9"), owned(Life::Lock, Some(run)));
+    assert_eq!(owner("windlass-1000-4711-18b3"), owned(Life::Number, None));
     assert_eq!((owner("windlass-sim"), owner("other-0-4711-1")), (None, None));
-    assert_eq!(owner(&name()).map(|owner| owner.life), Some(Life::Lock));
+    assert_eq!(owner(&name(None)).map(|owner| (owner.life, owner.run)), Some((Life::Lock, None)));
+    assert_eq!(owner(&name(Some(run))).and_then(|owner| owner.run), Some(run));
+}
+
+/// The files of a run stay while its process lives, as many as may. Afterwards they go.
+#[test]
+fn runs() {
+    let folder = folder();
+    let user = rustix::process::getuid().as_raw();
+    let mut process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let living = Run { process: process.id(), ..Run::of_this_process().unwrap() };
+    // The process may have begun a tick later than this one.
+    let living = (0..1000)
+        .map(|later| Run { began: living.began + later, ..living })
+        .find(|run| run.is_alive())
+        .unwrap();
+    let ended = Run { began: living.began - 1, ..living };
+    let write = |number: usize, run: Run| {
+        std::fs::write(folder.path().join(format!("windlass-{user}-{number}-1-held-{run}")), "").unwrap();
+    };
+    (0..FILES_OF_RUN_MAX).for_each(|number| write(number, living));
+    write(1, ended);
+    assert_eq!((newest_run(folder.path()), of_run(folder.path(), ended).len()), (Some(living), 1));
+    assert_eq!((remove_ended(folder.path()), of_run(folder.path(), living).len()), (1, FILES_OF_RUN_MAX));
+    write(FILES_OF_RUN_MAX, living);
+    assert_eq!((remove_ended(folder.path()), remove_ended(folder.path())), (1, 0));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert_eq!((remove_ended(folder.path()), newest_run(folder.path())), (FILES_OF_RUN_MAX, None));
 }
