@@ -7,10 +7,6 @@ use crate::path::Path;
 use crate::stats::peer_group;
 use crate::stats::snapshot::{CallCounts, CommunicatorCounts, Snapshot};
 
-/// The numbers of the fallback reasons that a user expects or has chosen: switched off, one rank, more than 16 ranks, NCCL_COMM_ID, no peer
-/// access by NCCL's variables, several hosts.
-const EXPECTED: [u32; 6] = [1, 2, 3, 5, 7, 13];
-
 /// The line about the processes of a run that have asked for a communicator.
 pub fn line(processes: &[Snapshot]) -> String {
     let all: Vec<&CommunicatorCounts> = processes.iter().flat_map(|process| &process.communicators).collect();
@@ -79,8 +75,7 @@ fn most_used<'a>(
 }
 
 fn is_expected(communicator: &CommunicatorCounts) -> bool {
-    let texts = EXPECTED.map(|number| peer_group::text(peer_group::ON_NCCL + number));
-    texts.contains(&communicator.peer_group.as_str())
+    peer_group::is_expected(&communicator.peer_group)
 }
 
 fn because(communicator: &CommunicatorCounts) -> String {
