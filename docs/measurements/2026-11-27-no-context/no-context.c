@@ -4,7 +4,8 @@
  *     ./no-context LIBCUDA LIBNCCL [LIBCUDART]
  *
  * Each line is a forked process: the steps that it took, then a communicator of one rank. LIBCUDART is a copy of CUDA's runtime
- * that is not NCCL's, as a program has it; without it the cases that need one are left out. Two GPUs are enough. Columns:
+ * that is not NCCL's, as a program has it; without it the cases that need one are left out, as are those with functions that the
+ * release lacks. Two GPUs are enough. Columns:
  *
  *   before     device of the thread's current context before NCCL's call
  *   result     of NCCL's call
@@ -13,7 +14,7 @@
  *   destroyed  the same after ncclCommDestroy, or ncclMemFree
  *   active     devices whose primary context is active after the call; ":N" are its flags, where there are any
  *
- * "none" says that no context is current, "eN" that the driver answers with error N. Under each case stand steps that failed. */
+ * "none" says that no context is current, "eN" that the driver answers with error N. A step that failed has a line above its case. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,7 +23,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { COMPUTE_MODE = 20, POINTER_DEVICE_ORDINAL = 9, FLOAT = 7, SUM = 0, BYTES = 4096, DEVICES = 16, AT_ONCE = 8, LIMIT = 60 };
+enum { COMPUTE_MODE = 20, POINTER_DEVICE_ORDINAL = 9, FLOAT = 7, SUM = 0 };
+enum { BYTES = 4096, DEVICES = 16, AT_ONCE = 8, LIMIT = 60, LACKED = -2 };
 
 typedef struct { char bytes[128]; } Id;
 
@@ -52,17 +54,17 @@ static struct {
   int (*ncclGetUniqueId)(Id*);
   int (*ncclCommInitRank)(void**, int, Id, int);
   int (*ncclCommInitRankConfig)(void**, int, Id, int, void*);
-  int (*ncclCommInitRankScalable)(void**, int, int, int, Id*, void*); /* 2.23 or later */
+  int (*ncclCommInitRankScalable)(void**, int, int, int, Id*, void*); /* 2.23 */
   int (*ncclCommInitAll)(void**, int, const int*);
   int (*ncclCommSplit)(void*, int, int, void**, void*);
   int (*ncclCommDestroy)(void*);
   int (*ncclCommAbort)(void*);
   int (*ncclCommCuDevice)(void*, int*);
-  int (*ncclCommRegister)(void*, void*, size_t, void**);
+  int (*ncclCommRegister)(void*, void*, size_t, void**); /* 2.19 */
   int (*ncclAllReduce)(const void*, void*, size_t, int, int, void*, void*);
   int (*ncclGroupStart)(void);
   int (*ncclGroupEnd)(void);
-  int (*ncclMemAlloc)(void**, size_t);
+  int (*ncclMemAlloc)(void**, size_t); /* 2.19 */
   int (*ncclMemFree)(void*);
 } nccl;
 
@@ -81,10 +83,10 @@ static void* library(const char* path) {
   return handle;
 }
 
-/* A function that this release lacks stays NULL; only ncclCommInitRankScalable is let off. */
+/* A function that NCCL's release lacks stays NULL: cases with it are left out. */
 static void* function(void* handle, const char* name) {
   void* found = dlsym(handle, name);
-  if (!found && strcmp(name, "ncclCommInitRankScalable")) fprintf(stderr, "%s\n", dlerror()), exit(2);
+  if (!found && strncmp(name, "nccl", 4)) fprintf(stderr, "%s\n", dlerror()), exit(2);
   return found;
 }
 
@@ -183,11 +185,11 @@ static int nccl_group(void) {
 }
 static int nccl_register(void) {
   void* handle;
-  return nccl.ncclCommRegister(comm, (void*)buffer, BYTES, &handle);
+  return nccl.ncclCommRegister ? nccl.ncclCommRegister(comm, (void*)buffer, BYTES, &handle) : LACKED;
 }
 static int nccl_memory(void) {
   void* memory;
-  return nccl.ncclMemAlloc(&memory, 1 << 20);
+  return nccl.ncclMemAlloc ? nccl.ncclMemAlloc(&memory, 1 << 20) : LACKED;
 }
 static int nccl_destroy(void) { return nccl.ncclCommDestroy(comm); }
 static int nccl_abort(void) { return nccl.ncclCommAbort(comm); }
@@ -348,6 +350,7 @@ static void end(int number) {
       if (!code) code = ended;
       break;
     default:
+      if (!nccl.ncclMemAlloc) return;
       code = nccl.ncclMemAlloc(&made, 1 << 20);
   }
   after = current();
@@ -379,6 +382,7 @@ static void* run(void* argument) {
       return NULL;
     }
     int code = (*rest.step)();
+    if (code == LACKED) return NULL;
     if (code) printf("  %s: %d\n", name_of(*rest.step), code);
   }
   end(rest.number);
