@@ -291,7 +291,7 @@ fn at_end_in_run(run: Run, is_ours: bool) {
     // SAFETY: only asked for its flags.
     let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(2) });
     if flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC)) {
-        to_standard_error(&format!("windlass: {}\n", closing::line(&processes)));
+        log::tell(format_args!("{}", closing::line(&processes)));
     }
     for path in files::of_run(folder, run) {
         let is_own = SEGMENT_FILE.get().is_some_and(|file| file.path() == path);
@@ -326,14 +326,12 @@ fn write_report(wanted: &Report) {
             report_to(file, &text);
             *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = text;
         }
-        None => to_standard_error(&text),
+        None => {
+            // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.
+            let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
+            log::write_without_signal(standard_error.as_fd(), text.as_bytes());
+        }
     }
-}
-
-fn to_standard_error(text: &str) {
-    // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.
-    let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
-    log::write_without_signal(standard_error.as_fd(), text.as_bytes());
 }
 
 /// Writes the whole report or none of it. Readers may wait for the file, and other processes write to the same name
