@@ -9,7 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::stats::segment;
+use crate::call::Function;
+use crate::path::Path as Way;
+use crate::stats::snapshot::Snapshot;
+use crate::stats::{count, segment};
 
 const PART: &str = "WINDLASS_SIM_PART";
 const WHERE: &str = "WINDLASS_SIM_FOLDER";
@@ -103,6 +106,24 @@ fn forked_child_outlives() {
     });
     assert!(gone);
     drop(child_waits_for);
+}
+
+/// What an ended process of a run leaves takes little of shared memory, and has all that was counted.
+#[test]
+fn takes_little() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = folder();
+    let held = segment::share(folder.path()).unwrap();
+    let identity = count::Identity { rank: 1, ranks: 2, device: 1 };
+    let places = [count::begin(identity), count::begin(identity)];
+    places.iter().for_each(|place| count::call(*place, Function::Send, Way::P2p, 8));
+    let bytes = || std::fs::metadata(held.path()).unwrap().blocks() * 512;
+    let (all, before) = (bytes(), Snapshot::of(segment::current()));
+    segment::give_back_unused();
+    assert!(all > 256 << 10 && bytes() < 32 << 10, "{} of {all}", bytes());
+    assert_eq!(Snapshot::of(segment::open(held.path()).unwrap()), before);
+    count::call(count::begin(identity), Function::Send, Way::P2p, 8);
+    assert_eq!(Snapshot::of(segment::current()).functions["ncclSend"], 3);
 }
 
 /// Makers never lose a file that they hold, and no file stays that is not held.
