@@ -23,7 +23,7 @@ class Command(Scene):
         self.assertRegex(demo.stdout.splitlines()[-1], r"^demo: \d{3,} checks passed, 0 failed$")
 
     def test_run(self):
-        """A program runs over Windlass, and its code comes back."""
+        """A program runs over Windlass, its code comes back, and a line says what ran where."""
         script = """
             import calls, sys, windlass
             calls.all_reduce()
@@ -31,4 +31,5 @@ class Command(Scene):
             sys.exit(3)
         """
         result = self.run_script(script, before=[sys.executable, "-m", "windlass", "run", "--"])
-        self.assertEqual((result.returncode, result.stdout, result.stderr), (3, "1\n", ""))
+        line = "windlass: 1 process, 1 communicator, 0 of 1 calls in Windlass's kernels (on NCCL: it has one rank)\n"
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (3, "1\n", line))

@@ -69,8 +69,10 @@ impl Framework {
     fn is_started_by(&self, words: &[String]) -> bool {
         let Some((program, arguments)) = words.split_first() else { return false };
         let is_command = Path::new(program).file_name().is_some_and(|name| name == self.command);
-        let is_module = |pair: &[String]| pair[0] == "-m" && pair[1].split('.').next() == Some(self.command);
-        is_command && arguments.first().is_some_and(|word| word == "serve") || words.windows(2).any(is_module)
+        // Behind Python's first `-m` come the module's own arguments.
+        let module = arguments.iter().skip_while(|word| *word != "-m").nth(1);
+        let is_module = module.is_some_and(|module| module.split('.').next() == Some(self.command));
+        is_command && arguments.first().is_some_and(|word| word == "serve") || is_module
     }
 }
 
@@ -98,9 +100,13 @@ mod tests {
                 "{words:?}"
             );
         }
-        for words in
-            [&["vllm", "bench"][..], &["python3", "vllm.py"], &["python3", "-m", "vllmx"], &["vllm"], &[]]
-        {
+        for words in [
+            &["vllm", "bench"][..],
+            &["python3", "vllm.py"],
+            &["python3", "-m", "pytest", "-m", "vllm"],
+            &["vllm"],
+            &[],
+        ] {
             assert_eq!(hint_of(words, &[]), None, "{words:?}");
         }
     }
