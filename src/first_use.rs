@@ -1,5 +1,5 @@
 //! What the very first call does: options, log, taking the real library. Loading this library only opens the real one, and
-//! only in a program that links NCCL.
+//! only in a program that links NCCL. Also has what runs at the end of the process.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -31,6 +31,11 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     guard::or_else(|| (), || while_opening(open::open_where_linked));
 }
+
+/// Here, since the `windlass` command has the crates below, too, and is not what it runs.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_END: extern "C" fn() = process::at_end;
 
 /// Calls of this thread in the meantime come from the real library's own constructors.
 fn while_opening<T>(open: impl FnOnce() -> T) -> T {

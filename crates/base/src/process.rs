@@ -224,13 +224,9 @@ pub fn on_exit(at_exit: extern "C" fn()) {
     unsafe { libc::atexit(at_exit) };
 }
 
-/// Runs behind all exit handlers and static destructors: some are older than Windlass's and make calls.
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static AT_END: extern "C" fn() = at_end;
-
-/// Writes a report in a file again if its text has changed since. A report on standard error is not repeated.
-extern "C" fn at_end() {
+/// Runs behind all exit handlers and static destructors: some are older than Windlass's and make calls. Writes a report in a file again if its
+/// text has changed since. A report on standard error is not repeated.
+pub extern "C" fn at_end() {
     let is_ours = segment::current().process.load(Ordering::Relaxed) == std::process::id();
     guard::or_else(
         || (),

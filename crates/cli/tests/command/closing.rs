@@ -145,6 +145,8 @@ fn at_an_exit() {
         (&["bash", "-c", &format!("{exit} &\nwait")], 0, LINE),
         (&["python3", "program.py", "children"], 7, children),
         (&["python3", "-c", "pass"], 0, none),
+        // The command has the library's code, and is itself run here.
+        (&[env!("CARGO_BIN_EXE_windlass"), "stats"], 0, none),
     ] {
         let (ended, _, told) = outcome(run(folder.path(), &[], &[], command));
         assert_eq!((ended, told.as_str()), (Some(code), expected), "{command:?}");
