@@ -64,14 +64,19 @@ static void thread(struct rank* self) {
   used(self, on_thread.communicator, 2);
 }
 
-/* In a group. NCCL's own call has the context current before the group ends. */
-static void* group_on_thread(void* argument) {
-  struct on_thread* on_thread = argument;
-  ncclUniqueId id = share_id(on_thread->self, 2, 0);
+/* In a group. NCCL's own call has a context current before the group ends. */
+static void in_group(struct on_thread* on_thread, int slot) {
+  ncclUniqueId id = share_id(on_thread->self, slot, 0);
   NCCL(ncclGroupStart());
   NCCL(ncclCommInitRank(&on_thread->communicator, on_thread->self->ranks, id, on_thread->self->rank));
-  CHECK(current() == on_thread->self->context);
+  CHECK(current());
   NCCL(ncclGroupEnd());
+}
+
+static void* group_on_thread(void* argument) {
+  struct on_thread* on_thread = argument;
+  in_group(on_thread, 2);
+  CHECK(current() == on_thread->self->context);
   return NULL;
 }
 
@@ -111,11 +116,21 @@ static void memory(struct rank* self) {
   pthread_join(thread, NULL);
 }
 
-/* NCCL has worked on this thread with the rank's device, and the context was taken since: NCCL goes back to that device. */
+/* NCCL has worked on this thread with the rank's device, and the context was taken since: NCCL goes back to that device. Releases differ in
+ * what is current afterwards; in a group it is device 0, which is not the communicator's. */
 static void after_nccl(struct rank* self) {
+  struct on_thread on_thread = {.self = self};
+  ncclComm_t communicator = NULL;
   used(self, made(self, 3), 4);
   take_context();
-  used(self, made(self, 4), 5);
+  ncclUniqueId id = share_id(self, 4, 0);
+  NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
+  CUDA(cuCtxSetCurrent(self->context));
+  used(self, communicator, 5);
+  take_context();
+  in_group(&on_thread, 6);
+  CUDA(cuCtxSetCurrent(self->context));
+  used(self, on_thread.communicator, 6);
 }
 
 /* Every rank lacks a context, and NCCL's runtime is shared (newer_nccl.c): it says which device is the rank's. */

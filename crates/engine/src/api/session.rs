@@ -51,8 +51,8 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
             process::first_communicator();
             count::function(entry);
             let device = match group::is_open() {
-                // NCCL's own call makes a context current.
-                true => device::current(),
+                // NCCL's own call makes a context current, but not always that of its device.
+                true => device::of_thread(group::past()),
                 false => device::of_init(group::past()),
             };
             recycling::make_room(device.as_ref().ok().copied());
@@ -199,7 +199,6 @@ fn finish(step: Step, init: &InitCall) {
             }
         }
         (Step::Grouped(request), Some((handle, _))) => {
-            let request = InitRequest { device: device::current(), ..request };
             let places = init.new_communicators().map(|(place, _)| place);
             places.for_each(|place| {
                 group::wait_for(Awaited::Requested(place, handle, Box::new(request.clone())))

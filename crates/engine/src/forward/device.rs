@@ -1,8 +1,8 @@
 //! The device that NCCL takes from a thread.
 //!
 //! NCCL asks its own copy of CUDA's runtime (`cudaGetDevice`), which answers with the device of the current context. Without a context it
-//! answers with the device that NCCL last set on this thread (`cudaSetDevice`), and 0 if NCCL set none. An init then makes the
-//! primary context of that device current (`cudaFree(NULL)`), and leaves it so.
+//! answers with the device that NCCL last set on this thread (`cudaSetDevice`), and 0 if NCCL set none. An init then makes a primary
+//! context current (`cudaFree(NULL)`): device 0's, also where NCCL has set another (`docs/measurements/2026-11-27-no-context`).
 
 use nccl_sys::open;
 
@@ -34,8 +34,9 @@ pub fn of_init(past: Past) -> Result<Ordinal, String> {
     stays.map(|()| device).map_err(|failure| failure.to_string())
 }
 
-/// The device of an allocation on this thread. Makes nothing current. The error is why the device is not known, in words.
-pub fn of_allocation(past: Past) -> Result<Ordinal, String> {
+/// The device of an allocation, or of an init in a group, on this thread. Makes nothing current. The error is why the device is not known, in
+/// words.
+pub fn of_thread(past: Past) -> Result<Ordinal, String> {
     let driver = driver()?;
     current_on(driver)?.map_or_else(|| without_context(driver, past), Ok)
 }

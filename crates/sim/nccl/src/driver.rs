@@ -194,13 +194,15 @@ impl Driver {
         self.make_current(self.primary(device)?)
     }
 
-    /// The current context and its device; without one, that of `cudaFree(NULL)`: the device's primary context becomes current.
+    /// What an init takes from its thread: a device, and a context of it. Then calls `cudaFree(NULL)`: without a context device 0's becomes
+    /// current, also where NCCL has set another device (2.18.1, 2.28.9 and 2.31.2 on H100).
     pub fn current(&self) -> Outcome<(Context, c_int)> {
         let device = self.device()?;
-        if self.context() == 0 {
-            self.make_current(self.primary(device)?)?;
+        if self.context() != 0 {
+            return Ok((self.context(), device));
         }
-        Ok((self.context(), device))
+        self.make_current(self.primary(0)?)?;
+        Ok((self.primary(device)?, device))
     }
 
     /// Runs `body` with a context and its device set on this thread. Afterwards the thread's own context is current again; a thread without

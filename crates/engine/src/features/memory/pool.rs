@@ -323,7 +323,7 @@ fn is_forked() -> bool {
 fn current(past: Past) -> Option<(&'static Driver, Ordinal)> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| process::on_fork(in_child));
-    Some((gpu::driver().ok()?, device::of_allocation(past).ok()?))
+    Some((gpu::driver().ok()?, device::of_thread(past).ok()?))
 }
 
 /// The size of the block for a request: whole granules, determined by the request alone. Never a larger block: NCCL 2.28 maps
