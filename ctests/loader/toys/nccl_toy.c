@@ -26,8 +26,9 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) { (void)comm; return ncclSuccess; }
-ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) { (void)comm; *count = 1; return ncclSuccess; }
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) { (void)comm; *rank = 0; return ncclSuccess; }
+static int own_rank = 0, rank_count = 1;
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) { (void)comm; *count = rank_count; return ncclSuccess; }
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) { (void)comm; *rank = own_rank; return ncclSuccess; }
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) { (void)comm; *device = 0; return ncclSuccess; }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   (void)comm;
@@ -81,6 +82,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int
     if (id.internal[i] != (char)(i * 3 + 1)) return ncclInternalError;
   }
   if (nranks != 5 || rank != 3) return ncclInvalidArgument;
+  own_rank = rank, rank_count = nranks;
   *comm = &communicator;
   return ncclSuccess;
 }
