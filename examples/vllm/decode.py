@@ -10,7 +10,8 @@ the median of five rounds after one that is dropped, the spread is the slowest r
 greedy tokens. NCCL and Windlass must agree in it at batch 1; a larger batch can be cut into other steps from run to run.
 
 NVLink multicast stays off. vLLM 0.26's own all-reduce then takes less than 8 MiB, so all of a decode step's and none of the
-prefills', which NCCL has in each of the three. VLLM_WORKER_MULTIPROC_METHOD says how workers start, as always.
+prefills', which NCCL has in each of the three. With FlashInfer installed, `custom` also has FlashInfer's, fused with the norm.
+VLLM_WORKER_MULTIPROC_METHOD says how workers start, as always.
 """
 
 import argparse
