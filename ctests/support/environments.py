@@ -20,10 +20,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "environments.md"
 
 
+READ = "read only"
+MEASURED = READ + "; `windlass bench` ran under these variables on 2 × H100 ([output](measurements/2026-11-25-environments))"
+
+
 class Row(typing.NamedTuple):
     who: str
     variables: str
     source: str
+    ran: str = READ  # what was seen of the program itself on GPUs
     late: str = ""  # set after the first NCCL call
     later: str = ""  # set after the first communicator
 
@@ -32,13 +37,18 @@ BATCH_INVARIANT = (
     "NCCL_LAUNCH_MODE=GROUP NCCL_COLLNET_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_P2P_NET_DISABLE=1 NCCL_MIN_NCHANNELS=1 "
     "NCCL_MAX_NCHANNELS=1 NCCL_PROTO=Simple NCCL_NTHREADS=1 NCCL_SOCKET_NTHREADS=1 "
 )
+NONE_SET = "sets no variable of NCCL's by itself"
 SGLANG = "NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_GRAPH_REGISTER=0 CUDA_DEVICE_MAX_CONNECTIONS=8"
 
 ROWS = [
-    Row("vLLM 0.33.0; DeepSpeed 0.19.6; torchtitan 0.3.0; JAX 0.11.1", "", "they set no variable of NCCL's by themselves"),
+    Row("vLLM 0.26.0 and 0.33.0", "", NONE_SET,
+        ran="0.26.0: run on 2 × H100, all-reduces left to NCCL ([output](measurements/2026-11-27-vllm)); 0.33.0: " + READ),
+    Row("JAX 0.11.1", "", NONE_SET,
+        ran="0.11: run on 4 × H200 with an early Windlass that left every call to NCCL ([output](measurements/2026-11-20-pass-through/clients.txt)); not run since"),
+    Row("DeepSpeed 0.19.6; torchtitan 0.3.0", "", NONE_SET),
     Row("vLLM, `VLLM_BATCH_INVARIANT=1`", BATCH_INVARIANT + "NCCL_ALGO=ring,tree;allreduce:tree",
-        "vllm/model_executor/determinism/batch_invariant.py"),
-    Row("SGLang 0.5.23, more than one GPU", SGLANG, "sglang/srt/entrypoints/engine.py, arg_groups/parallel_hook.py"),
+        "vllm/model_executor/determinism/batch_invariant.py", ran=MEASURED),
+    Row("SGLang 0.5.23, more than one GPU", SGLANG, "sglang/srt/entrypoints/engine.py, arg_groups/parallel_hook.py", ran=MEASURED),
     Row("SGLang, `--enable-symm-mem`", SGLANG.replace("ENABLE=0", "ENABLE=1"), "sglang/srt/entrypoints/engine.py"),
     Row("SGLang, `--enable-deterministic-inference`",
         SGLANG + " NCCL_ALGO=allreduce:tree NCCL_MIN_NCHANNELS=8 NCCL_MAX_NCHANNELS=8", "sglang/srt/arg_groups/attention_hook.py"),
@@ -56,14 +66,19 @@ ROWS = [
         "verl/workers/rollout/sglang_rollout/sglang_rollout.py"),
     Row("verl, full determinism", "NCCL_DEBUG=WARN NCCL_DETERMINISTIC=1 NCCL_ALGO=Ring NCCL_PROTO=Simple", "verl/workers/engine/utils.py"),
     Row("PyTorch 2.11, deterministic algorithms", "", "ProcessGroupNCCL.cpp: in the process group's constructor",
-        late="NCCL_ALGO=^NVLS"),
+        late="NCCL_ALGO=^NVLS",
+        ran="run on 2 × H100 and 2 × H200 without this mode ([DDP](measurements/2026-11-26-compare), "
+            "[DDP and FSDP2](measurements/2026-11-22-collectives/programs-2.txt)); the mode: " + READ),
 ]
 
 HEAD = """# Under the variables that programs set
 
 Programs set variables of NCCL's by themselves. This page says which parts of Windlass work under these variables. `ctests/support/environments.py`
-runs every row on the simulator, on devices with multicast, and makes this page from the reports. [NCCL's variables](nccl-variables.md) says why.
+runs a program of its own under the variables of every row, on simulated devices with multicast, and makes this page from the reports.
+[NCCL's variables](nccl-variables.md) says why.
 
+- **On GPUs** says whether this program was run through Windlass, and which release. *Read only* means that nobody ran it: its source was read
+  for the variables. The columns behind it are the simulator's in every row.
 - A row has the variables that the program sets without any flag of the user's, or with the one flag that the row names. Versions and files
   were read in August 2026, vLLM, SGLang and torchtitan in November.
 - **yes** means that calls ran that way. Peer groups work in every row, and sends and receives run on Windlass's path.
@@ -74,8 +89,8 @@ runs every row on the simulator, on devices with multicast, and makes this page 
 - The rows are without `WINDLASS_ORDER`. With `fixed` or `strict` native collectives are on in all of them, and reductions that round run there at
   every size, in one order: [reproducible results](reproducible-results.md#what-the-framework-must-do) has a row for each of these modes.
 
-| program | variables | send/recv | native collectives | lazy | memory pool | kept windows | registration |
-|---|---|---|---|---|---|---|---|
+| program | variables | on GPUs | send/recv | native collectives | lazy | memory pool | kept windows | registration |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -155,7 +170,7 @@ def main():
         shown = [f"`{variable}`" for variable in variables]
         shown += [f"`{row.late}` after the first call"] * bool(row.late) + [f"`{row.later}` after the first init"] * bool(row.later)
         who = f"{row.who} ({row.source})"
-        lines.append(f"| {who} | {' '.join(shown) or 'none'} | {' | '.join(said)} |\n")
+        lines.append(f"| {who} | {' '.join(shown) or 'none'} | {row.ran} | {' | '.join(said)} |\n")
     page = HEAD + "".join(lines)
     if os.environ.get("WINDLASS_BLESS"):
         PAGE.write_text(page)
