@@ -44,7 +44,8 @@ ROWS = [
     Row("vLLM 0.26.0 and 0.33.0", "", NONE_SET,
         ran="0.26.0: run on 2 × H100, all-reduces left to NCCL ([output](measurements/2026-11-27-vllm)); 0.33.0: " + READ),
     Row("JAX 0.11.1", "", NONE_SET,
-        ran="0.11: run on 4 × H200 with an early Windlass that left every call to NCCL ([output](measurements/2026-11-20-pass-through/clients.txt)); not run since"),
+        ran="0.11: run on 4 × H200 with an early Windlass that left every call to NCCL "
+            "([output](measurements/2026-11-20-pass-through/clients.txt)); no newer output"),
     Row("DeepSpeed 0.19.6; torchtitan 0.3.0", "", NONE_SET),
     Row("vLLM, `VLLM_BATCH_INVARIANT=1`", BATCH_INVARIANT + "NCCL_ALGO=ring,tree;allreduce:tree",
         "vllm/model_executor/determinism/batch_invariant.py", ran=MEASURED),
