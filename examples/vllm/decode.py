@@ -7,7 +7,8 @@
 
 A decode step is the time of a batch's 128 tokens divided by 128; the prefill of its 32-token prompts is a part of it. A time is
 the median of five rounds after one that is dropped, the spread is the slowest round less the fastest. `tokens` is a hash of the
-greedy tokens. NCCL and Windlass must agree in it at batch 1; a larger batch can be cut into other steps from run to run.
+greedy tokens. NCCL and Windlass must agree in it at batch 1; a larger batch can be cut into other steps from run to run. Equal tokens
+say little: vLLM's random weights are so small that 2 and 32 layers give the same.
 
 NVLink multicast stays off. vLLM 0.26's own all-reduce then takes less than 8 MiB, so all of a decode step's and none of the
 prefills', which NCCL has in each of the three. With FlashInfer installed, `custom` also has FlashInfer's, fused with the norm.
