@@ -29,6 +29,7 @@ thread_local! {
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
+    guard::or_else(|| (), process::loaded);
     guard::or_else(|| (), || while_opening(open::open_where_linked));
 }
 

@@ -13,6 +13,16 @@ with scratch() as folder:
         if shutil.which(command[0]):
             check_quiet(run(*command, LD_PRELOAD=PRELOAD), " ".join(str(word) for word in command))
     check((folder / "empty").exists(), "the compiler made its program")
+    # A program may have given up its environment by its end.
+    source.write_text("""#include <sys/mman.h>
+extern char** environ;
+int main(void) {
+  environ = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return munmap(environ, 4096);
+}
+""")
+    run("gcc", "-o", folder / "bare", source)
+    check_quiet(run(folder / "bare", LD_PRELOAD=PRELOAD, WINDLASS_RUN="1.1"), "a program without its environment")
     # Loading alone opens nothing, starts no thread and leaves no descriptor.
     script = "import os; print(len(os.listdir('/proc/self/task')), len(os.listdir('/proc/self/fd')))"
     check(run("python3", "-c", script, LD_PRELOAD=PRELOAD).stdout == run("python3", "-c", script).stdout,

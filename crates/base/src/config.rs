@@ -150,7 +150,7 @@ pub fn complaints() -> &'static [String] {
     &at_startup().1
 }
 
-/// The value of [`RUN`], as far as it is text.
+/// The value of [`RUN`], as far as it is text. For the start of the process: at its end a program may have freed its environment.
 pub fn run() -> Option<String> {
     std::env::var_os(RUN)?.into_string().ok()
 }

@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
@@ -70,16 +71,37 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// Tells the user one line on standard error, whatever the level of the log; `WINDLASS_LOG=off` silences it.
+/// Where standard error led when the library was loaded: device and inode, 0 where it was closed.
+static BEGAN_AT: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Notes where standard error leads.
+pub fn note_standard_error() {
+    BEGAN_AT.iter().zip(at_standard_error()).for_each(|(word, now)| word.store(now, Ordering::Relaxed));
+}
+
+fn at_standard_error() -> [u64; 2] {
+    // SAFETY: only asked where it leads.
+    let facts = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(2) });
+    facts.map_or([0, 0], |facts| [facts.st_dev, facts.st_ino])
+}
+
+/// Tells the user one line on standard error, whatever the level of the log; `WINDLASS_LOG=off` silences it. Nothing is told where the
+/// program has put another file in the place of its standard error, or where the write would wait for a reader.
 pub fn tell(text: std::fmt::Arguments<'_>) {
-    if startup().log != LevelFilter::Off {
-        // SAFETY: as for log lines.
-        let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
-        write_without_signal(standard_error, format!("windlass: {text}\n").as_bytes());
+    let began_at = [0, 1].map(|word| BEGAN_AT[word].load(Ordering::Relaxed));
+    let mut ready = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+    if startup().log == LevelFilter::Off || began_at == [0, 0] || began_at != at_standard_error() {
+        return;
+    }
+    // SAFETY: one local entry. Where standard error is still the one of the beginning, writing a line to it is what any program does.
+    unsafe {
+        if libc::poll(&mut ready, 1, 0) == 1 && ready.revents & libc::POLLOUT != 0 {
+            write_without_signal(BorrowedFd::borrow_raw(2), format!("windlass: {text}\n").as_bytes());
+        }
     }
 }
 
-/// Writes once. A broken pipe raises no signal in this process.
+/// Writes once. A broken pipe raises no signal in this process, and a terminal does not stop it.
 pub(crate) fn write_without_signal(to: BorrowedFd<'_>, bytes: &[u8]) {
     // SAFETY: plain signal-mask calls on this thread with sets made here; a SIGPIPE that was pending before is
     // left pending, one that our write raised is taken back before the mask is restored.
@@ -92,6 +114,10 @@ pub(crate) fn write_without_signal(to: BorrowedFd<'_>, bytes: &[u8]) {
         libc::sigpending(&mut pending);
         let was_pending = libc::sigismember(&pending, libc::SIGPIPE) == 1;
         libc::pthread_sigmask(libc::SIG_BLOCK, &pipe, &mut before);
+        let mut terminal: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut terminal);
+        libc::sigaddset(&mut terminal, libc::SIGTTOU);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &terminal, std::ptr::null_mut());
         let broken = rustix::io::write(to, bytes) == Err(rustix::io::Errno::PIPE);
         if broken && !was_pending {
             let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };

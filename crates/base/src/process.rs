@@ -13,12 +13,11 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
-use rustix::io::FdFlags;
 
 use crate::config::{self, Form, Report, Startup, Switch};
 use crate::config::{complaints, config, expand_file_name, nccl, startup};
 use crate::stats::files::{self, FILES_OF_RUN_MAX, FOLDER, Held};
-use crate::stats::run::Run;
+use crate::stats::run::{self, Run};
 use crate::stats::snapshot::{self, Snapshot};
 use crate::stats::{closing, order, report, segment};
 use crate::{annotate, descriptor, guard, log};
@@ -34,6 +33,12 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// The report that was written to a file at exit.
 static REPORT: Mutex<String> = Mutex::new(String::new());
+
+/// Runs when the library is loaded: notes what a program may have changed by the time at which it is needed. Nothing else happens then.
+pub fn loaded() {
+    run::note();
+    log::note_standard_error();
+}
 
 /// Runs at the first call of all: starts the log and annotations. The real library is not open yet.
 pub fn first_call() {
@@ -231,8 +236,9 @@ pub extern "C" fn at_end() {
     guard::or_else(
         || (),
         || {
-            if let Some(run) = Run::of_environment() {
-                at_end_in_run(run, is_ours);
+            // Most processes below `windlass run` are others, and do nothing here: any program may have the library preloaded.
+            if let Some(run) = Run::noted().filter(|run| run.process == std::process::id()) {
+                close_run(run, is_ours);
             }
             if is_ours && let Some(Report { file: Some(file), form }) = &startup().report {
                 let text = told(*form);
@@ -263,18 +269,14 @@ extern "C" fn at_exit() {
 
 /// Whether this process's file is left for the run's closing line.
 fn stays(file: &Held) -> bool {
-    let run = files::owner(file.path()).and_then(|owner| owner.run);
+    let run = files::owner(file.path()).and_then(|owner| owner.run).filter(|run| run.is_alive());
     run.is_some_and(|run| files::of_run(Path::new(FOLDER), run).len() <= FILES_OF_RUN_MAX)
 }
 
-/// Leaves as little as may be of this process's file. In the process that `windlass run` became, tells what became of the run, and removes its
-/// files. A child that was forked from this process has neither.
-fn at_end_in_run(run: Run, is_ours: bool) {
-    if is_ours {
-        segment::give_back_unused();
-    }
-    // Most processes below `windlass run` are others, and ask no file.
-    if run.process != std::process::id() || Run::of_this_process() != Some(run) {
+/// In the process that `windlass run` became, tells what became of the run, and removes its files. A child that was forked from this process
+/// has another number.
+fn close_run(run: Run, is_ours: bool) {
+    if Run::of_this_process() != Some(run) {
         return;
     }
     let Startup { windlass: Switch::On, stats: Switch::On, .. } = startup() else { return };
@@ -283,12 +285,7 @@ fn at_end_in_run(run: Run, is_ours: bool) {
     if is_ours && SEGMENT_FILE.get().is_none() {
         processes.push(Snapshot::of(segment::current()));
     }
-    // What an exec would close is not what the process began with: the program has closed its standard error, and opened this in its place.
-    // SAFETY: only asked for its flags.
-    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(2) });
-    if flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC)) {
-        log::tell(format_args!("{}", closing::line(&processes)));
-    }
+    log::tell(format_args!("{}", closing::line(&processes)));
     for path in files::of_run(folder, run) {
         let is_own = SEGMENT_FILE.get().is_some_and(|file| file.path() == path);
         let _ = if is_own { std::fs::remove_file(&path) } else { files::remove_if_ended(&path).map(drop) };

@@ -12,6 +12,11 @@ pub fn print(text: impl AsRef<str>) -> anyhow::Result<()> {
     }
 }
 
+/// Writes to standard error. Where that cannot be written, nothing else is to be done.
+pub fn tell(text: std::fmt::Arguments<'_>) {
+    let _ = std::io::stderr().write_fmt(text);
+}
+
 /// Lines of cells as aligned text, two spaces between columns; the columns in `right` are aligned to the right.
 pub fn table(lines: &[Vec<String>], right: &[usize]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);

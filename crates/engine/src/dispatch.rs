@@ -60,7 +60,10 @@ enum Standing {
 #[inline]
 pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
-        || find(call),
+        || {
+            group::note_nccl();
+            find(call)
+        },
         |standing| match standing {
             Standing::Unseen | Standing::OnNccl { .. } => forward::forward(call),
             Standing::InPeerGroup(communicator) => route::call(call, communicator),

@@ -21,18 +21,17 @@ use windlass_base::gate::Passed;
 use windlass_base::gpu::StreamHandle;
 use windlass_transport::p2p::Operation;
 
-/// This thread's open group: its depth, and the number of entries in [`ENDED`]; and what NCCL has done on this thread. Most groups have none, and then `ENDED`, which is slower
+/// This thread's open group: its depth, and the number of entries in [`ENDED`]. Most groups have none, and then `ENDED`, which is slower
 /// because of its destructors, is not touched.
 #[derive(Clone, Copy, Default)]
 struct Group {
     depth: u32,
     awaited: u32,
-    /// Outlives the group.
-    past: Past,
 }
 
 thread_local! {
-    static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0, past: Past::Unused }) };
+    static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
+    static PAST: Cell<Past> = const { Cell::new(Past::Unused) };
     /// Never dropped: `exit` drops its thread's thread-local values before it runs exit handlers, and handlers run groups, too.
     static ENDED: ManuallyDrop<RefCell<Ended>> = const {
         ManuallyDrop::new(RefCell::new(Ended {
@@ -186,12 +185,13 @@ pub enum Awaited {
 
 /// What NCCL has done on this thread.
 pub(crate) fn past() -> Past {
-    GROUP.get().past
+    PAST.get()
 }
 
 /// Notes that NCCL may have set a device on this thread.
+#[inline]
 pub(crate) fn note_nccl() {
-    GROUP.with(|group| group.set(Group { past: Past::Used, ..group.get() }));
+    PAST.set(Past::Used);
 }
 
 /// Whether this thread has an open group.
@@ -214,7 +214,7 @@ pub(crate) fn leaves_nothing() -> bool {
 #[inline]
 pub(crate) fn close_empty() {
     let depth = GROUP.get().depth;
-    GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0, past: Past::Used });
+    GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0 });
 }
 
 /// Takes the held calls before the outermost group is closed, while NCCL still takes calls. Empty for an inner group.
@@ -228,9 +228,9 @@ pub(crate) fn take_held() -> Vec<Held> {
 /// Called when NCCL closes a group. Takes all that the outermost group has collected; empty for an inner group.
 pub(crate) fn closed() -> Ended {
     let awaited = GROUP.with(|group| {
-        let Group { depth, awaited, .. } = group.get();
-        let (depth_left, awaited_left) = if depth > 1 { (depth - 1, awaited) } else { (0, 0) };
-        group.set(Group { depth: depth_left, awaited: awaited_left, past: Past::Used });
+        let Group { depth, awaited } = group.get();
+        let left = if depth > 1 { Group { depth: depth - 1, awaited } } else { Group::default() };
+        group.set(left);
         if depth > 1 { 0 } else { awaited }
     });
     if awaited == 0 {

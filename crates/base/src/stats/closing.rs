@@ -12,7 +12,7 @@ pub fn line(processes: &[Snapshot]) -> String {
     let all: Vec<&CommunicatorCounts> = processes.iter().flat_map(|process| &process.communicators).collect();
     if all.is_empty() {
         return match processes.len() {
-            0 => "no process called NCCL through Windlass (none asked for a communicator)".into(),
+            0 => "no process of this run called NCCL through Windlass".into(),
             asked => {
                 format!("{} asked for a communicator, but none was made", many(asked, "process"))
             }
@@ -211,7 +211,7 @@ mod tests {
     /// Without a communicator the line says whether one was asked for.
     #[test]
     fn no_communicator() {
-        assert_eq!(line(&[]), "no process called NCCL through Windlass (none asked for a communicator)");
+        assert_eq!(line(&[]), "no process of this run called NCCL through Windlass");
         let asked = line(&[process(Vec::new()), process(Vec::new())]);
         assert_eq!(asked, "2 processes asked for a communicator, but none was made");
     }

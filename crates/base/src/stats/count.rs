@@ -14,7 +14,7 @@ use crate::stats::order;
 use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
-use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
+use crate::stats::segment::{self, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
 use crate::stats::windows::Kept;
 
 thread_local! {
@@ -75,7 +75,7 @@ pub fn begin(identity: Identity) -> usize {
     LIVING.fetch_add(1, Ordering::Relaxed);
     let segment = segment::current();
     let serial = segment.communicators_made.fetch_add(1, Ordering::Relaxed) + 1;
-    let places = || (1..COMMUNICATORS_MAX).map(|index| (index, &segment.communicators[index]));
+    let places = || segment::places(segment).iter().enumerate().skip(1);
     let take = |from: u32, place: &Communicator| {
         place.state.compare_exchange(from, LIVE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
@@ -85,7 +85,8 @@ pub fn begin(identity: Identity) -> usize {
         dead.min_by_key(|(_, place)| place.serial.load(Ordering::Relaxed))
             .filter(|(_, place)| take(ENDED, place))
     };
-    let Some((index, place)) = free().or_else(oldest_dead) else { return UNKNOWN };
+    let more = || if segment::get_more_places() { free() } else { None };
+    let Some((index, place)) = free().or_else(more).or_else(oldest_dead) else { return UNKNOWN };
     forget(place, &segment.communicators[UNKNOWN]);
     place.serial.store(serial, Ordering::Relaxed);
     place.peer_group.store(peer_group::NOT_ASKED, Ordering::Relaxed);
@@ -199,7 +200,8 @@ pub fn ordered(counters: usize, is_fixed: bool) {
 }
 
 /// Counts calls that a graph capture recorded. Known are kernels of Windlass, each of which counts as one call, and calls that NCCL runs
-/// after such a kernel. Where the communicator has run no kernel of Windlass, nobody asks whether a stream is captured.
+/// after such a kernel, of a group one a stream. Where the communicator has run no kernel of Windlass, nobody asks whether a stream is
+/// captured.
 pub fn recorded(counters: usize, calls: u64) {
     if let Some(communicator) = segment::current().communicators.get(counters) {
         communicator.recorded.fetch_add(calls, Ordering::Relaxed);
@@ -292,6 +294,7 @@ fn forget(place: &Communicator, into: &Communicator) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::segment::COMMUNICATORS_MAX;
     use crate::stats::snapshot::Snapshot;
 
     const IDENTITY: Identity = Identity { rank: 1, ranks: 2, device: 1 };

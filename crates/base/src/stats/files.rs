@@ -157,20 +157,20 @@ pub fn owner(path: &Path) -> Option<Owner> {
 
 /// The files of a run of this user. A file that another user has made under such a name is none.
 pub fn of_run(folder: &Path, run: Run) -> Vec<PathBuf> {
+    list(folder).into_iter().filter(|path| own_run(path) == Some(run)).collect()
+}
+
+/// The run of a file of this user.
+fn own_run(path: &Path) -> Option<Run> {
     let user = rustix::process::getuid().as_raw();
-    let is_own = |path: &PathBuf| {
-        std::fs::symlink_metadata(path).is_ok_and(|facts| facts.is_file() && facts.uid() == user)
-    };
-    let is_of_run =
-        |path: &PathBuf| owner(path).is_some_and(|owner| owner.user == user && owner.run == Some(run));
-    list(folder).into_iter().filter(is_of_run).filter(is_own).collect()
+    let run = owner(path).filter(|owner| owner.user == user)?.run?;
+    let facts = std::fs::symlink_metadata(path).ok()?;
+    (facts.is_file() && facts.uid() == user).then_some(run)
 }
 
 /// This user's run that began last, of those that have files.
 pub fn newest_run(folder: &Path) -> Option<Run> {
-    let user = rustix::process::getuid().as_raw();
-    let owners = list(folder).into_iter().filter_map(|path| owner(&path));
-    owners.filter(|owner| owner.user == user).filter_map(|owner| owner.run).max()
+    list(folder).iter().filter_map(|path| own_run(path)).max()
 }
 
 /// Whether the process of a segment has ended. If the file cannot be opened, it counts as alive.

@@ -2,6 +2,7 @@
 //! number and start tell one run from all others. The variable [`config::RUN`] has both, and is inherited.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::config;
 
@@ -14,10 +15,23 @@ pub struct Run {
     pub process: u32,
 }
 
+/// The run to which this process belongs, as it was when the library was loaded; process 0 for none.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+static BEGAN: AtomicU64 = AtomicU64::new(0);
+
+/// Notes the run to which this process belongs.
+pub fn note() {
+    if let Some(run) = config::run().as_deref().and_then(Run::read) {
+        PROCESS.store(run.process, Ordering::Relaxed);
+        BEGAN.store(run.began, Ordering::Relaxed);
+    }
+}
+
 impl Run {
-    /// The run to which this process belongs.
-    pub fn of_environment() -> Option<Run> {
-        Run::read(&config::run()?)
+    /// The run to which this process belongs. Reads what was [noted](note), and allocates nothing.
+    pub fn noted() -> Option<Run> {
+        let run = Run { began: BEGAN.load(Ordering::Relaxed), process: PROCESS.load(Ordering::Relaxed) };
+        Some(run).filter(|run| run.process != 0)
     }
 
     /// The run that this process is, if it is one. None where `/proc` does not say when this process began.

@@ -8,10 +8,12 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use once_cell::sync::OnceCell;
+use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::call::FUNCTIONS;
 use crate::path::PATHS;
@@ -23,6 +25,8 @@ use crate::stats::{check, pool, registration, windows};
 pub const ENTRIES_MAX: usize = 128;
 /// Places for communicators: those that live and the last that ended. All others share place 0.
 pub const COMMUNICATORS_MAX: usize = 256;
+/// For so many communicators at once a file gets memory.
+const PLACES_AT_ONCE: usize = 16;
 /// Sets of counters among which threads are spread for calls without a communicator.
 pub const THREAD_SETS: usize = 16;
 
@@ -68,6 +72,8 @@ pub struct Segment {
     pub program: [AtomicU8; 64],
     /// Whether fixed order is asked for: a number of [`crate::stats::order`].
     pub order: AtomicU64,
+    /// How many of the last places for communicators have no memory yet.
+    pub places_lacking: AtomicU64,
     /// Communicators made so far.
     pub communicators_made: AtomicU64,
     /// NCCL's communicators that are cached.
@@ -149,6 +155,8 @@ pub const ENDED: u32 = 2;
 
 // SAFETY: a structure of integers is valid when zeroed.
 static EARLY: Segment = unsafe { std::mem::zeroed() };
+/// This process's file.
+static PATH: OnceCell<PathBuf> = OnceCell::new();
 static CURRENT: AtomicPtr<Segment> = AtomicPtr::new((&raw const EARLY).cast_mut());
 
 /// The segment to count in now.
@@ -183,9 +191,11 @@ pub fn share(folder: &FilePath) -> io::Result<Held> {
         ::log::info!("removed the counters of {removed} processes that were killed");
     }
     let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let held = Held::make(folder, Run::of_environment())?;
+    let held = Held::make(folder, Run::noted())?;
     let shared = fill(&held).inspect_err(|_| drop(std::fs::remove_file(held.path())))?;
     copy(&EARLY, shared);
+    shared.places_lacking.store((COMMUNICATORS_MAX - PLACES_AT_ONCE) as u64, Ordering::Relaxed);
+    let _ = PATH.set(held.path().into());
     shared.process.store(std::process::id(), Ordering::Relaxed);
     shared.size.store(size_of::<Segment>() as u64, Ordering::Relaxed);
     shared.began_ns.store(began.as_nanos() as u64, Ordering::Relaxed);
@@ -194,28 +204,36 @@ pub fn share(folder: &FilePath) -> io::Result<Held> {
     Ok(held)
 }
 
-/// Gives the pages behind the last used communicator back to shared memory, where they count as zeros. For the end of a process whose file
-/// stays: a later communicator would need such a page again.
-pub fn give_back_unused() {
-    const PAGE: usize = 4096;
+/// The places that have memory. The others must not even be read: a file's hole would take memory then.
+pub fn places(segment: &Segment) -> &[Communicator] {
+    let lacking = segment.places_lacking.load(Ordering::Acquire) as usize;
+    &segment.communicators[..COMMUNICATORS_MAX - lacking.min(COMMUNICATORS_MAX)]
+}
+
+/// Gets memory for more places of this process's file. Returns whether there are more now.
+pub fn get_more_places() -> bool {
+    static GROWING: Mutex<()> = Mutex::new(());
+    let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
     let segment = current();
-    let is_used = |place: &Communicator| place.state.load(Ordering::Relaxed) != FREE;
-    let used = segment.communicators.iter().rposition(is_used).unwrap_or(0) + 1;
-    let begin = (std::mem::offset_of!(Segment, communicators) + used * size_of::<Communicator>())
-        .next_multiple_of(PAGE);
-    if std::ptr::eq(segment, &raw const EARLY) || begin >= size_of::<Segment>() {
-        return;
+    let (now, Some(path)) = (places(segment).len(), PATH.get()) else { return false };
+    let wanted = (now + PLACES_AT_ONCE).min(COMMUNICATORS_MAX);
+    // By its name: the program may have closed the descriptor, and opened another file under its number.
+    let file = File::options().read(true).write(true).open(path);
+    let more = wanted > now && file.is_ok_and(|file| reserve(&file, wanted).is_ok());
+    if more {
+        segment.places_lacking.store((COMMUNICATORS_MAX - wanted) as u64, Ordering::Release);
     }
-    // SAFETY: whole pages of a mapping of a file, which all of its readers take for atomics, as zeros are.
-    let _ = unsafe {
-        let from = std::ptr::from_ref(segment).cast_mut().byte_add(begin).cast();
-        rustix::mm::madvise(from, size_of::<Segment>() - begin, Advice::LinuxRemove)
-    };
+    more
 }
 
 fn fill(held: &Held) -> io::Result<&'static Segment> {
     let file = held.open()?;
-    reserve(&file)?;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if limit.is_some_and(|limit| limit < size_of::<Segment>() as u64) {
+        return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+    }
+    file.set_len(size_of::<Segment>() as u64)?;
+    reserve(&file, PLACES_AT_ONCE)?;
     map(&file, ProtFlags::READ | ProtFlags::WRITE)
 }
 
@@ -232,14 +250,15 @@ pub fn open(path: &FilePath) -> io::Result<&'static Segment> {
     }
 }
 
-/// Reserves the memory now. A write into full shared memory kills the process, and so does exceeding the process's
-/// limit of file sizes (SIGXFSZ).
-fn reserve(file: &File) -> io::Result<()> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-    if limit.is_some_and(|limit| limit < size_of::<Segment>() as u64) {
-        return Err(io::Error::from(io::ErrorKind::FileTooLarge));
-    }
-    Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size_of::<Segment>() as u64)?)
+/// Reserves the memory of so many places, and of all before them. A write into full shared memory kills the process, and so does exceeding
+/// the process's limit of file sizes (SIGXFSZ).
+fn reserve(file: &File, places: usize) -> io::Result<()> {
+    Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes_of(places) as u64)?)
+}
+
+/// Bytes of a segment up to the end of so many places.
+const fn bytes_of(places: usize) -> usize {
+    std::mem::offset_of!(Segment, communicators) + places * size_of::<Communicator>()
 }
 
 fn map(file: &File, protection: ProtFlags) -> io::Result<&'static Segment> {
@@ -253,7 +272,7 @@ fn map(file: &File, protection: ProtFlags) -> io::Result<&'static Segment> {
 }
 
 fn copy(from: &Segment, to: &Segment) {
-    let words = size_of::<Segment>() / 8;
+    let words = bytes_of(PLACES_AT_ONCE) / 8;
     // SAFETY: both are structures of atomics whose size is a multiple of 8 (their alignment is 64), read and
     // written here as relaxed words.
     let (from, to) = unsafe {

@@ -4,6 +4,7 @@ use super::loading::{self, Loading};
 use super::shared_memory::{self, Room};
 use crate::elf::{self, Bits, Elf};
 use crate::program::Program;
+use crate::text;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -46,13 +47,13 @@ impl Decision {
     /// Prints warnings and refusals. Returns whether there are refusals.
     pub fn tell(&self) -> bool {
         for warning in &self.warnings {
-            eprintln!("windlass: warning: {warning}");
+            text::tell(format_args!("windlass: warning: {warning}\n"));
         }
         for refusal in &self.refusals {
-            eprintln!("windlass: {refusal}");
+            text::tell(format_args!("windlass: {refusal}\n"));
         }
         if !self.refusals.is_empty() {
-            eprintln!("windlass: not run, because Windlass would not take effect");
+            text::tell(format_args!("windlass: not run, because Windlass would not take effect\n"));
         }
         !self.refusals.is_empty()
     }

@@ -87,7 +87,7 @@ pub fn run(options: &Options) -> Result<u8> {
     if !options.quiet {
         frameworks::hint(&options.command, |name| std::env::var(name).ok())
             .into_iter()
-            .for_each(|hint| eprintln!("windlass: {hint}"));
+            .for_each(|hint| text::tell(format_args!("windlass: {hint}\n")));
         // The exec keeps number and start of this process.
         command.envs(Run::of_this_process().map(|run| (RUN, run.to_string())));
     }

@@ -50,6 +50,7 @@ if how == "close":
 if how == "replace":
     os.close(2)
     assert os.open("data", os.O_CREAT | os.O_WRONLY) == 2
+    os.set_inheritable(2, True)
 "#;
 
 const LINE: &str = "windlass: 1 process, 1 communicator, 100 % of bytes in Windlass's kernels\n";
@@ -138,7 +139,7 @@ fn at_an_exit() {
     let folder = tempfile::tempdir().unwrap();
     let exit = format!("{} program.py exit", "exec python3");
     let children = "windlass: 2 processes, 2 communicators, 100 % of bytes in Windlass's kernels\n";
-    let none = "windlass: no process called NCCL through Windlass (none asked for a communicator)\n";
+    let none = "windlass: no process of this run called NCCL through Windlass\n";
     for (command, code, expected) in [
         (&["python3", "program.py", "exit"][..], 0, LINE),
         (&["bash", "-c", &exit], 0, LINE),

@@ -59,6 +59,7 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
     guard::around(
         || {
             count::function(Entry::ncclMemFree);
+            group::note_nccl();
             let given = pool::free(address as Address);
             if matches!(given, Return::Forward | Return::LetGo) {
                 memory_is_freed(address as Address);

@@ -83,6 +83,8 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
 
 fn begin(init: &InitCall, device: Result<Ordinal, String>) -> Step {
     let (request, configuration) = match (init, init.by_id()) {
+        // Without a known device this thread could not be left as NCCL leaves it.
+        (InitCall::InitAll { .. }, _) if device.is_err() => return Step::All,
         (InitCall::InitAll { .. }, _) => return all(init),
         (_, Some(asked)) => {
             let given = asked.given();

@@ -14,8 +14,7 @@ pub enum Past {
     /// It set no device.
     #[default]
     Unused,
-    /// It may have set a device: an init, split or end of a communicator was called, or a group ended. Calls outside of groups set a
-    /// device, too; they are not noted, as that would cost every call.
+    /// It may have set a device: a communicator was made, used or ended there, or memory freed.
     Used,
 }
 
