@@ -133,6 +133,30 @@ static void after_nccl(struct rank* self) {
   used(self, on_thread.communicator, 6);
 }
 
+static void* call_on_thread(void* argument) {
+  struct on_thread* on_thread = argument;
+  struct rank* self = on_thread->self;
+  ncclUniqueId id = share_id(self, 8, 0);
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 1000, .rank = self->rank,
+                              .ranks = self->ranks, .key = 7};
+  CUDA(cuCtxSetCurrent(self->context));
+  transfer_run(&transfer, on_thread->communicator, self);
+  take_context();
+  NCCL(ncclCommInitRank(&on_thread->communicator, self->ranks, id, self->rank));
+  return NULL;
+}
+
+/* The same on a thread that has made no communicator, but a call. */
+static void after_call(struct rank* self) {
+  ncclComm_t first = made(self, 7);
+  struct on_thread on_thread = {.self = self, .communicator = first};
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, call_on_thread, &on_thread)) abort();
+  pthread_join(thread, NULL);
+  used(self, on_thread.communicator, 8);
+  NCCL(ncclCommDestroy(first));
+}
+
 /* Every rank lacks a context, and NCCL's runtime is shared (newer_nccl.c): it says which device is the rank's. */
 static void runtime(struct rank* self) {
   char device[8];
@@ -148,6 +172,7 @@ static void body(struct rank* self) {
   RUN_PART(group, self);
   RUN_PART(memory, self);
   RUN_PART(after_nccl, self);
+  RUN_PART(after_call, self);
 }
 
 int main(int count, char** arguments) {

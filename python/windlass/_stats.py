@@ -49,8 +49,12 @@ class Communicator(TypedDict, total=False):
     #: there were none.
     in_fixed_order: int
     not_in_fixed_order: int
-    #: Of one without: what would change that.
+    #: Of one without a peer group: what a rank says of the reason, which rank, and what would change it.
+    reason: str
+    reason_rank: int
     change: str
+    #: Calls that a graph capture recorded, as far as known.
+    recorded: int
     calls: List[Calls]
 
 

@@ -60,10 +60,7 @@ enum Standing {
 #[inline]
 pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
-        || {
-            group::note_nccl();
-            find(call)
-        },
+        || find(call),
         |standing| match standing {
             Standing::Unseen | Standing::OnNccl { .. } => forward::forward(call),
             Standing::InPeerGroup(communicator) => route::call(call, communicator),

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
 use crate::features::registration::registering::Candidate;
-use crate::forward::device::Past;
+use crate::forward::device;
 use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::lazy::{LazyCommunicator, Operator};
 use crate::peers::{ChildInit, Configured, InitRequest, PeerGroup};
 use windlass_base::call::Call;
 use windlass_base::gate::Passed;
-use windlass_base::gpu::StreamHandle;
+use windlass_base::gpu::{Ordinal, StreamHandle};
 use windlass_transport::p2p::Operation;
 
 /// This thread's open group: its depth, and the number of entries in [`ENDED`]. Most groups have none, and then `ENDED`, which is slower
@@ -31,7 +31,8 @@ struct Group {
 
 thread_local! {
     static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
-    static PAST: Cell<Past> = const { Cell::new(Past::Unused) };
+    /// The device that NCCL alone would have set last on this thread, as far as noted.
+    static SET: Cell<Option<Ordinal>> = const { Cell::new(None) };
     /// Never dropped: `exit` drops its thread's thread-local values before it runs exit handlers, and handlers run groups, too.
     static ENDED: ManuallyDrop<RefCell<Ended>> = const {
         ManuallyDrop::new(RefCell::new(Ended {
@@ -183,15 +184,20 @@ pub enum Awaited {
     Failed(ncclResult_t),
 }
 
-/// What NCCL has done on this thread.
-pub(crate) fn past() -> Past {
-    PAST.get()
+/// The device that NCCL alone would have set last on this thread. None if it may have set none.
+pub(crate) fn device_set() -> Option<Ordinal> {
+    SET.get()
 }
 
-/// Notes that NCCL may have set a device on this thread.
+/// Notes that NCCL alone would have set this device on this thread.
 #[inline]
-pub(crate) fn note_nccl() {
-    PAST.set(Past::Used);
+pub(crate) fn set_device(device: Ordinal) {
+    SET.set(Some(device));
+}
+
+/// The same for a call after which NCCL sets the device that the thread had: the current one, else the one that was set before.
+pub(crate) fn restore_device() {
+    set_device(device::current().unwrap_or(SET.get().unwrap_or(0)));
 }
 
 /// Whether this thread has an open group.

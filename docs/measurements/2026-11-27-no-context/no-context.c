@@ -267,6 +267,9 @@ static const struct { Step steps[8]; End end; } CASES[] = {
   {{push_1, nccl_init, new_thread, nccl_abort}, INIT},
   {{push_1, nccl_init, new_thread, nccl_abort, none}, INIT},
   {{push_1, nccl_init, new_thread, nccl_memory}, INIT},
+  /* The same with a context, which is taken away: a call outside groups is enough. */
+  {{push_1, nccl_init, new_thread, push_1, nccl_all_reduce, none}, INIT},
+  {{push_1, nccl_init, new_thread, push_1, nccl_all_reduce, none}, MEMORY},
   /* Memory of NCCL's. */
   {{0}, MEMORY},
   {{cu_init}, MEMORY},

@@ -2,7 +2,7 @@
 //! cells are written by the threads that use it, and calls without a communicator are spread over sets by thread.
 
 use std::cell::Cell as ThreadCell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nccl_sys::Entry;
 
@@ -103,8 +103,19 @@ pub fn living() -> usize {
     LIVING.load(Ordering::Relaxed)
 }
 
+/// Whether a communicator of this process was on another device than the first.
+static ELSEWHERE: AtomicBool = AtomicBool::new(false);
+
+/// Whether any communicator of this process was on another device than the first, as far as noted.
+pub fn is_any_elsewhere() -> bool {
+    ELSEWHERE.load(Ordering::Relaxed)
+}
+
 /// Notes a communicator's rank, size and device.
 pub fn identify(counters: usize, identity: Identity) {
+    if identity.device > 0 {
+        ELSEWHERE.store(true, Ordering::Relaxed);
+    }
     if counters == UNKNOWN {
         return;
     }

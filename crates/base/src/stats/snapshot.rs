@@ -203,7 +203,7 @@ impl CommunicatorCounts {
         let reason = Some(&self.peer_group).filter(|text| !matches!(text.as_str(), "" | "yes"))?;
         Some(match (self.reason.as_str(), self.reason_rank) {
             ("", _) => reason.clone(),
-            (words, None) => format!("{reason}, {words}"),
+            (words, None) => format!("{reason}: {words}"),
             (words, Some(rank)) => format!("{reason}, rank {rank}: {words}"),
         })
     }

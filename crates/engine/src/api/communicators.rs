@@ -54,7 +54,7 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
 /// Makes communicators. With peer groups, waits for the session.
 pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
     let result = make(entry, init);
-    group::note_nccl();
+    group::restore_device();
     result
 }
 
@@ -113,7 +113,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     guard::around(
         || {
             count::function(entry);
-            group::note_nccl();
+            group::restore_device();
             let end = before_end(how, handle);
             let lazy = communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
             // Removed before NCCL frees it, as another thread's new communicator may get its address at once. A lazy communicator's handle

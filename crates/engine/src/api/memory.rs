@@ -25,7 +25,7 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
             count::function(Entry::ncclMemAlloc);
             process::know_version();
             // NCCL gives its own error for a null place.
-            if place.is_null() { Supply::Forward } else { pool::allocate(bytes, group::past()) }
+            if place.is_null() { Supply::Forward } else { pool::allocate(bytes, group::device_set()) }
         },
         |supply| match supply {
             Supply::Forward => registration::allocate_applications(place, bytes),
@@ -59,7 +59,7 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
     guard::around(
         || {
             count::function(Entry::ncclMemFree);
-            group::note_nccl();
+            group::restore_device();
             let given = pool::free(address as Address);
             if matches!(given, Return::Forward | Return::LetGo) {
                 memory_is_freed(address as Address);

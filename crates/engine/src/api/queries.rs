@@ -213,7 +213,7 @@ pub(super) fn note_registered(
 pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t {
     let before = || {
         count::function(Entry::ncclCommDeregister);
-        group::note_nccl();
+        group::restore_device();
         let ended = pool::Registration { communicator: handle as usize, handle: registration as usize };
         // A kept window over this memory would keep the registration alive in NCCL.
         windows::meet_each(handle, || pool::registered_by(ended));

@@ -50,11 +50,7 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
-            let device = match group::is_open() {
-                // NCCL's own call makes a context current, but not always that of its device.
-                true => device::of_thread(group::past()),
-                false => device::of_init(group::past()),
-            };
+            let device = device::of_init(group::device_set());
             recycling::make_room(device.as_ref().ok().copied());
             begin(init, device)
         },

@@ -51,7 +51,7 @@ pub fn register(
     place: *mut ncclWindow_t,
     flags: c_int,
 ) -> ncclResult_t {
-    group::note_nccl();
+    group::restore_device();
     let asked = Asked { handle, address, bytes, place, flags };
     // For no memory NCCL makes no window, and does not involve other ranks.
     let is_asked = !(address.is_null() || bytes == 0 || place.is_null());
@@ -196,7 +196,7 @@ impl Asked {
 
 /// Deregisters a window, or keeps it. A lazy communicator that is not materialized has none.
 pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
-    group::note_nccl();
+    group::restore_device();
     let code = end_one(handle, window);
     if code == ncclSuccess
         && let Some(checking) = checking(handle).filter(|_| !window.is_null())

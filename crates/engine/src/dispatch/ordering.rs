@@ -235,6 +235,7 @@ pub(super) fn run(
             }
         }
     }
+    peer_group.device().into_iter().for_each(group::set_device);
     let went = match peer_group.run(tasks, operations, stream, others) {
         Ok(went) => went,
         Err(code) => return code,

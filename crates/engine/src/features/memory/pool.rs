@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
 
-use crate::forward::device::{self, Past};
+use crate::forward::device;
 use windlass_base::config::config;
 use windlass_base::config::nccl::{self, Effect};
 use windlass_base::gpu::memory::{Room, granularity};
@@ -81,14 +81,14 @@ pub(crate) enum Return {
     Refused,
 }
 
-/// Serves a request for this many bytes on the device that NCCL takes from this thread, on which NCCL has done that.
-pub(crate) fn allocate(bytes: usize, past: Past) -> Supply {
+/// Serves a request for this many bytes on the device that NCCL takes from this thread, where it has set that one.
+pub(crate) fn allocate(bytes: usize, set: Option<Ordinal>) -> Supply {
     // Read first, because NCCL also reads the variable at this call, whatever the pool does.
     if nccl::at_allocation().has(Effect::NoCuMem) || config().pool_bytes_max == 0 || bytes == 0 || is_forked()
     {
         return Supply::Forward;
     }
-    let Some((driver, device)) = current(past) else { return Supply::Forward };
+    let Some((driver, device)) = current(set) else { return Supply::Forward };
     let Some(bytes) = class(driver, device, bytes) else { return Supply::Forward };
     loop {
         let taken = change(|ledger| ledger.take(device, bytes));
@@ -320,10 +320,10 @@ fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-fn current(past: Past) -> Option<(&'static Driver, Ordinal)> {
+fn current(set: Option<Ordinal>) -> Option<(&'static Driver, Ordinal)> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| process::on_fork(in_child));
-    Some((gpu::driver().ok()?, device::of_thread(past).ok()?))
+    Some((gpu::driver().ok()?, device::of_allocation(set).ok()?))
 }
 
 /// The size of the block for a request: whole granules, determined by the request alone. Never a larger block: NCCL 2.28 maps
