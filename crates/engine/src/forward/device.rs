@@ -59,7 +59,7 @@ fn without_context(driver: &Driver, set: Option<Ordinal>) -> Result<Ordinal, Str
         None => {}
     }
     let facts = driver.device_count().and_then(|devices| {
-        Ok(Facts {
+        Ok(WithoutContext {
             set,
             devices,
             compute_mode: driver.compute_mode(0)?,
@@ -71,7 +71,7 @@ fn without_context(driver: &Driver, set: Option<Ordinal>) -> Result<Ordinal, Str
 
 /// What the device of a thread without a context depends on.
 #[derive(Clone, Copy)]
-struct Facts {
+struct WithoutContext {
     /// The device that was set there, as far as noted.
     set: Option<Ordinal>,
     /// How many devices the process sees.
@@ -83,13 +83,13 @@ struct Facts {
 }
 
 /// The device that NCCL's own copy of the runtime answers without a context.
-fn decide(facts: &Facts) -> Result<Ordinal, &'static str> {
+fn decide(facts: &WithoutContext) -> Result<Ordinal, &'static str> {
     match *facts {
-        Facts { set: Some(device), .. } => Ok(device),
-        Facts { devices: 2.., elsewhere: true, .. } => Err(
+        WithoutContext { set: Some(device), .. } => Ok(device),
+        WithoutContext { devices: 2.., elsewhere: true, .. } => Err(
             "its thread has no current context, and NCCL may have set a device there before; call cudaSetDevice before the init",
         ),
-        Facts { compute_mode: COMPUTE_MODE_DEFAULT, .. } => Ok(0),
+        WithoutContext { compute_mode: COMPUTE_MODE_DEFAULT, .. } => Ok(0),
         _ => Err(
             "its thread has no current context, and GPU 0 is not in default compute mode; call cudaSetDevice before the init",
         ),
@@ -103,12 +103,13 @@ mod tests {
     /// Device 0 is taken only where NCCL can have set no other.
     #[test]
     fn without_context() {
-        let fresh = Facts { set: None, devices: 8, compute_mode: COMPUTE_MODE_DEFAULT, elsewhere: false };
+        let fresh =
+            WithoutContext { set: None, devices: 8, compute_mode: COMPUTE_MODE_DEFAULT, elsewhere: false };
         assert_eq!(decide(&fresh), Ok(0));
-        assert_eq!(decide(&Facts { set: Some(3), elsewhere: true, ..fresh }), Ok(3));
-        assert_eq!(decide(&Facts { devices: 1, elsewhere: true, ..fresh }), Ok(0));
+        assert_eq!(decide(&WithoutContext { set: Some(3), elsewhere: true, ..fresh }), Ok(3));
+        assert_eq!(decide(&WithoutContext { devices: 1, elsewhere: true, ..fresh }), Ok(0));
         let words = |facts| decide(&facts).unwrap_err();
-        assert!(words(Facts { elsewhere: true, ..fresh }).contains("NCCL may have set"));
-        assert!(words(Facts { compute_mode: 3, ..fresh }).contains("compute mode"));
+        assert!(words(WithoutContext { elsewhere: true, ..fresh }).contains("NCCL may have set"));
+        assert!(words(WithoutContext { compute_mode: 3, ..fresh }).contains("compute mode"));
     }
 }
