@@ -152,7 +152,7 @@ mod tests {
         let second = on_nccl(18, entry(1, 2, &[("forward", 6_199, 8)]));
         assert_eq!(
             line(&[process(vec![small, first]), process(vec![second.clone()])]),
-            "0 of 12,400 calls in Windlass's kernels: communicator of 2 ranks is on NCCL because rank 0 could not say where it runs, \
+            "0 of 12,400 calls in Windlass's kernels: communicator of 2 ranks is on NCCL because rank 0 could not say where it runs: \
              no device is current"
         );
         let words =
