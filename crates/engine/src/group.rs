@@ -195,9 +195,9 @@ pub(crate) fn set_device(device: Ordinal) {
     SET.set(Some(device));
 }
 
-/// The same for a call after which NCCL sets the device that the thread had: the current one, else the one that was set before.
+/// The same for a call after which NCCL sets the device that the thread had. Without a context that is the one that was set before.
 pub(crate) fn restore_device() {
-    set_device(device::current().unwrap_or(SET.get().unwrap_or(0)));
+    device::if_current().into_iter().for_each(set_device);
 }
 
 /// Whether this thread has an open group.

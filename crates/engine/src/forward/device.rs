@@ -40,6 +40,11 @@ pub fn current() -> Result<Ordinal, String> {
     current_on(driver()?)?.ok_or_else(|| "no context is current on its thread".into())
 }
 
+/// The same, if there is one. Does not open the driver: a program may fork before it uses CUDA.
+pub fn if_current() -> Option<Ordinal> {
+    gpu::opened()?.current_device().ok()?
+}
+
 fn driver() -> Result<&'static Driver, String> {
     gpu::driver().map_err(|failure| failure.to_string())
 }
