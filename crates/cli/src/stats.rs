@@ -6,7 +6,7 @@ use clap::Args;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use windlass_base::stats::closing::{self, many};
 use windlass_base::stats::snapshot::{self, Snapshot};
 use windlass_base::stats::{files, report, segment};
@@ -104,14 +104,21 @@ fn look(options: &Options) -> Result<String> {
 fn last(folder: &Path) -> Result<String> {
     let run = files::newest_run(folder).with_context(|| {
         format!(
-            "no run has left counters in {}: a run whose command ends by itself prints this line and leaves none, and the next program \
-             with Windlass removes what a signal left",
+            "no run that called NCCL has left counters in {}: a run whose command exits prints this line and leaves none, and the next program \
+             that calls NCCL through Windlass removes what a signal left",
             folder.display()
         )
     })?;
     let state = if run.is_alive() { "still runs" } else { "has ended" };
-    let line = closing::line(&snapshot::of_run(folder, run));
-    Ok(format!("windlass: {line}\n(run of process {}, which {state})\n", run.process))
+    let processes = snapshot::of_run(folder, run);
+    let line = closing::line(&processes);
+    let began = processes.iter().map(|process| process.began_ns).min().unwrap_or_default();
+    let ago = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_nanos(began)).unwrap_or_default();
+    let minutes = ago.as_secs() / 60;
+    Ok(format!(
+        "windlass: {line}\n(the last run that called NCCL: process {}, which {state}; its first communicator came {minutes} min ago)\n",
+        run.process
+    ))
 }
 
 /// Removes the counters of processes that are gone. A killed process leaves some, and below `windlass run` each until the run's end.

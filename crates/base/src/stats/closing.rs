@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::path::Path;
+use crate::stats::features::Feature;
 use crate::stats::peer_group::is_expected;
 use crate::stats::snapshot::{CallCounts, CommunicatorCounts, Snapshot};
 
@@ -25,6 +26,7 @@ pub fn line(processes: &[Snapshot]) -> String {
     let share = match (u128::from(our_bytes) * 100).checked_div(bytes.into()) {
         Some(0) if our_bytes > 0 => "under 1 % of bytes".into(),
         Some(percent) if our_bytes > 0 => format!("{percent} % of bytes"),
+        _ if calls == 0 => "no call".into(),
         _ => format!("{} of {} calls", grouped(ours), grouped(calls)),
     };
     let share = format!("{share} in Windlass's kernels");
@@ -34,6 +36,7 @@ pub fn line(processes: &[Snapshot]) -> String {
         (None, Some(expected)) if ours == 0 => {
             format!("{of_run}, {share} (on NCCL: {})", expected.fallback().unwrap_or_default())
         }
+        _ if ours == 0 && calls > 0 => format!("{of_run}, {share}: {}", left_to_nccl(&all)),
         _ => format!("{of_run}, {share}"),
     };
     let recorded = all.iter().fold(0u64, |sum, one| sum.saturating_add(one.recorded));
@@ -74,11 +77,25 @@ fn most_used<'a>(
     on_nccl.min_by_key(|one| (Reverse(calls_of(one)), one.rank))
 }
 
+/// Why NCCL ran all calls although no communicator has fallen back: of the communicator with most calls.
+fn left_to_nccl(all: &[&CommunicatorCounts]) -> String {
+    let Some(one) = all.iter().copied().max_by_key(|one| calls_of(one)) else { return String::new() };
+    match (one.peer_group.as_str(), one.lacks.get(Feature::Native.name())) {
+        ("", _) => "WINDLASS_PEER_GROUPS=off".into(),
+        (_, Some(why)) => format!("no native collectives: {why}"),
+        (_, None) => {
+            "all were above the limits of native collectives, which windlass tune --show prints".into()
+        }
+    }
+}
+
 fn because(communicator: &CommunicatorCounts) -> String {
-    let CommunicatorCounts { rank, ranks, change, .. } = communicator;
-    // "This rank" is that of the process whose counters these are.
-    let reason =
-        communicator.fallback().unwrap_or_default().replacen("this rank", &format!("rank {rank}"), 1);
+    let CommunicatorCounts { rank, ranks, change, reason, reason_rank, peer_group, .. } = communicator;
+    let reason = match reason.as_str() {
+        // "This rank" is that of the process whose counters these are.
+        "" => peer_group.replacen("this rank", &format!("rank {rank}"), 1),
+        words => format!("{words} (rank {})", reason_rank.map_or(*rank, |rank| rank as i32)),
+    };
     let change = if change.is_empty() { String::new() } else { format!("; {change}") };
     format!("communicator of {} is on NCCL because {reason}{change}", many(*ranks as usize, "rank"))
 }
@@ -152,16 +169,12 @@ mod tests {
         let second = on_nccl(18, entry(1, 2, &[("forward", 6_199, 8)]));
         assert_eq!(
             line(&[process(vec![small, first]), process(vec![second.clone()])]),
-            "0 of 12,400 calls in Windlass's kernels: communicator of 2 ranks is on NCCL because rank 0 could not say where it runs: \
-             no device is current"
+            "0 of 12,400 calls in Windlass's kernels: communicator of 2 ranks is on NCCL because no device is current (rank 0)"
         );
         let words =
             CommunicatorCounts { reason: "no device is current".into(), reason_rank: Some(0), ..second };
         let told = line(&[process(vec![words])]);
-        assert!(
-            told.contains("is on NCCL because a rank could not prepare, rank 0: no device is current"),
-            "{told}"
-        );
+        assert!(told.contains("is on NCCL because no device is current (rank 0)"), "{told}");
     }
 
     /// Where some bytes ran in kernels, a communicator that has unexpectedly fallen back is named behind them, if it has calls.
@@ -193,8 +206,20 @@ mod tests {
         let not_asked = CommunicatorCounts { peer_group: String::new(), ..entry(0, 2, &[("forward", 1, 8)]) };
         assert_eq!(
             line(&[process(vec![not_asked])]),
-            "1 process, 1 communicator, 0 of 1 calls in Windlass's kernels"
+            "1 process, 1 communicator, 0 of 1 calls in Windlass's kernels: WINDLASS_PEER_GROUPS=off"
         );
+    }
+
+    /// A peer group whose calls all went to NCCL says what it lacks, or that limits left them there.
+    #[test]
+    fn nothing_native() {
+        let mut of = entry(0, 2, &[("forward", 8, 1 << 30)]);
+        of.peer_group = "yes".into();
+        let told = line(&[process(vec![of.clone()])]);
+        assert!(told.contains("0 of 8 calls in Windlass's kernels: all were above the limits"), "{told}");
+        of.lacks.insert(Feature::Native.name().into(), "WINDLASS_COLLECTIVES=off".into());
+        let told = line(&[process(vec![of])]);
+        assert!(told.ends_with(": no native collectives: WINDLASS_COLLECTIVES=off"), "{told}");
     }
 
     /// Of a communicator over several hosts rank 0 may be elsewhere.
@@ -205,7 +230,7 @@ mod tests {
         let told = line(&[of(4), of(5), of(6), of(7)]);
         assert_eq!(told, "4 processes, 2 communicators, 100 % of bytes in Windlass's kernels");
         let told = line(&[process(vec![on_nccl(13, entry(4, 8, &[]))])]);
-        assert!(told.starts_with("1 process, 1 communicator, 0 of 0 calls"), "{told}");
+        assert!(told.starts_with("1 process, 1 communicator, no call in Windlass's kernels"), "{told}");
     }
 
     /// Without a communicator the line says whether one was asked for.

@@ -51,16 +51,14 @@ pub fn hint(command: &[OsString], variable: impl Fn(&str) -> Option<String>) -> 
     let says = |part: &str| words.iter().any(|word| word.replace('_', "-").contains(part));
     let unset = framework.variables.iter().filter(|name| variable(name).as_deref() != Some("0"));
     let unsaid = framework.arguments.iter().filter(|(_, part)| !says(part));
-    let missing: Vec<String> = unset
-        .map(|name| format!("{name}=0"))
-        .chain(unsaid.map(|(argument, _)| (*argument).to_owned()))
-        .collect();
-    (!missing.is_empty()).then(|| {
+    let before: String = unset.map(|name| format!("{name}=0 ")).collect();
+    let behind: String = unsaid.map(|(argument, _)| format!(" {argument}")).collect();
+    (!before.is_empty() || !behind.is_empty()).then(|| {
         format!(
-            "{} has all-reduces of its own, which come before NCCL's, so Windlass sees few. These leave them to NCCL, as far as your \
-             release knows them:\n  {}",
+            "{} has all-reduces of its own, which come before NCCL's, so Windlass sees few all-reduces. This leaves them to NCCL, as far \
+             as your release knows the options:\n  {before}windlass run -- {}{behind}",
             framework.name,
-            missing.join(" ")
+            words.join(" ")
         )
     })
 }
@@ -119,7 +117,7 @@ mod tests {
         };
         assert_eq!(
             second(&["vllm", "serve", "m"], &["VLLM_ALLREDUCE_USE_SYMM_MEM"]).unwrap(),
-            "VLLM_ALLREDUCE_USE_FLASHINFER=0 --disable-custom-all-reduce --compilation-config \
+            "VLLM_ALLREDUCE_USE_FLASHINFER=0 windlass run -- vllm serve m --disable-custom-all-reduce --compilation-config \
              '{\"pass_config\": {\"fuse_allreduce_rms\": false}}'"
         );
         let all =
@@ -128,7 +126,7 @@ mod tests {
         assert_eq!(second(&all, &both), None);
         assert_eq!(
             second(&["sglang", "serve", "--disable-custom-all-reduce"], &[]).unwrap(),
-            "--enforce-disable-flashinfer-allreduce-fusion"
+            "windlass run -- sglang serve --disable-custom-all-reduce --enforce-disable-flashinfer-allreduce-fusion"
         );
     }
 }

@@ -71,6 +71,11 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     let (name, arguments) = options.command.split_first().context("no command")?;
     let set = decision.set;
+    if !options.quiet {
+        frameworks::hint(&options.command, |name| std::env::var(name).ok())
+            .into_iter()
+            .for_each(|hint| text::tell(format_args!("windlass: {hint}\n")));
+    }
     if options.check {
         for (name, value) in set {
             text::print(format!("{name}={}\n", value.display()))?;
@@ -85,9 +90,6 @@ pub fn run(options: &Options) -> Result<u8> {
     let mut command = Command::new(name);
     command.args(arguments).envs(set).env_remove(RUN);
     if !options.quiet {
-        frameworks::hint(&options.command, |name| std::env::var(name).ok())
-            .into_iter()
-            .for_each(|hint| text::tell(format_args!("windlass: {hint}\n")));
         // The exec keeps number and start of this process.
         command.envs(Run::of_this_process().map(|run| (RUN, run.to_string())));
     }

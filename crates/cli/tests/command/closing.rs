@@ -113,7 +113,11 @@ fn last() -> String {
 
 fn nothing_is_left() {
     let (code, _, told) = outcome(windlass(&["stats", "--last"]));
-    assert!(code == Some(1) && told.starts_with("windlass: no run has left counters in /dev/shm"), "{told}");
+    assert!(
+        code == Some(1)
+            && told.starts_with("windlass: no run that called NCCL has left counters in /dev/shm"),
+        "{told}"
+    );
 }
 
 /// Starts a program that waits once it has called.
@@ -198,7 +202,7 @@ fn without_an_end() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(outcome(program(folder.path(), "_exit")), (Some(0), "called\n".into(), String::new()));
     for _ in 0..2 {
-        assert!(last().starts_with(LINE) && last().contains(", which has ended)\n"), "{}", last());
+        assert!(last().starts_with(LINE) && last().contains(", which has ended; "), "{}", last());
     }
     assert_eq!(outcome(program(folder.path(), "exit")).2, LINE);
     nothing_is_left();
@@ -212,15 +216,11 @@ fn after_a_signal() {
     let folder = tempfile::tempdir().unwrap();
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let mut child = waiting(program(folder.path(), "wait"));
-        assert!(
-            last().contains(&format!("(run of process {}, which still runs)\n", child.id())),
-            "{}",
-            last()
-        );
+        assert!(last().contains(&format!("process {}, which still runs; ", child.id())), "{}", last());
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(signal.as_raw()));
         assert!(!told(&mut child).contains("windlass: "));
-        assert!(last().starts_with(LINE) && last().contains(", which has ended)\n"), "{}", last());
+        assert!(last().starts_with(LINE) && last().contains(", which has ended; "), "{}", last());
     }
 }
 

@@ -227,10 +227,11 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
             // What a session decides, rank 0 hears.
             let is_own = matches!(of_one_rank, Some((None, _)));
             if (rank == 0 || is_own) && !peer_group::is_expected(peer_group::text(number)) {
-                tell_user(
-                    reason,
-                    format_args!("a communicator of {ranks} ranks is on NCCL: {reason}{change}"),
-                );
+                let why = match words {
+                    "" => reason.to_string(),
+                    words => format!("{words} (rank {})", of.map_or(rank, |of| of as i32)),
+                };
+                tell_user(reason, format_args!("a communicator of {ranks} ranks is on NCCL: {why}{change}"));
             }
         }
         InitOutcome::Failed(failure) => log::warn!("a communicator failed in its init: {failure}"),

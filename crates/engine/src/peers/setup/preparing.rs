@@ -138,7 +138,9 @@ impl<'a> Lent<'a> {
         let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
         match self.heap.home().driver.nvlink(self.heap.device(), &member.device.uuid, member.device.pci) {
             Some(true) => Ok(()),
-            Some(false) => Err(format!("no NVLink joins ranks {} and {rank}", self.rank)),
+            Some(false) => {
+                Err(format!("no NVLink joins ranks {} and {rank}, which Windlass needs", self.rank))
+            }
             None => Err(format!(
                 "rank {rank}'s GPU is hidden from this process; show all GPUs to all ranks (Slurm: --gpu-bind=none)"
             )),
