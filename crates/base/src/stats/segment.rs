@@ -213,6 +213,10 @@ pub fn places(segment: &Segment) -> &[Communicator] {
 /// Gets memory for more places of this process's file. Returns whether there are more now.
 pub fn get_more_places() -> bool {
     static GROWING: Mutex<()> = Mutex::new(());
+    // Also in a forked child, where another thread of the parent may have left the lock taken.
+    if current().places_lacking.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
     let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
     let segment = current();
     let (now, Some(path)) = (places(segment).len(), PATH.get()) else { return false };
