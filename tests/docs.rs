@@ -118,9 +118,7 @@ fn is_right(file: &str, line: &str) -> bool {
     let nvidias = ["fabric handle", "fabric_handle", "fabric_alone", "FABRIC"]
         .iter()
         .any(|nvidias| line.contains(nvidias));
-    let earlier = line.contains("\" was \"WINDLASS_")
-        || line.contains("(was `WINDLASS_")
-        || line.contains("communicatorsParked");
+    let earlier = file == "crates/base/src/config/removed.rs" || line.contains("communicatorsParked");
     let sent = [
         "b\"windlass birth\"",
         "b\"windlass muster of\"",

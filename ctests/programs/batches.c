@@ -1,7 +1,8 @@
 /* Holds that many collectives in one group give the results that each would give alone. Cases: of any kinds, types, operations
  * and sizes, in and out of place, on several streams and communicators, among messages and larger collectives, eager and
- * captured, in any order on each rank. Through Windlass with a peer group, those that fit run as one kernel, unless a rank
- * refuses: with the word "alone" rank 1 has WINDLASS_BATCH=off. With the word "tuned" collectives of all sizes are native. */
+ * captured, in any order on each rank. Through Windlass with a peer group, those that fit run as one kernel. Words: "few", the
+ * run limits blocks (NCCL_MAX_CTAS); "few_on_one", rank 1 alone does: one kernel then takes small collectives only; "forwarded",
+ * NCCL runs all; "tuned", collectives of all sizes are native. */
 #include "../support/collective.h"
 #include "../support/fused.h"
 #include "../support/tuning.h"
@@ -11,18 +12,14 @@
 
 enum { LIST_MAX = 160 };
 
-/* `alone`: one rank has switched batches off, so no rank may use them. `tuned`: this program writes a tuning table. */
-static bool alone, tuned;
+/* `tuned`: this program writes a tuning table. */
+static bool few, few_on_one, forwarded, tuned;
 
-static bool batch_is(const char* word) {
-  const char* batch = getenv("WINDLASS_BATCH");
-  return strcmp(batch ? batch : "all", word) == 0;
-}
+static bool is_word(const char* word, const char* known) { return strcmp(word, known) == 0; }
 
-/* See fused_since. No kernel fuses calls where batches are off. */
+/* See fused_since. No kernel fuses calls where NCCL runs all. */
 static void batches_since(const struct rank* self, const struct fused* then, int kernels, int calls) {
-  bool on = !batch_is("off") && !alone;
-  fused_since(self, then, on ? kernels : 0, on ? calls : 0);
+  fused_since(self, then, forwarded ? 0 : kernels, forwarded ? 0 : calls);
 }
 
 static struct transfer transfer_of(const struct rank* self, enum collective which, size_t count, uint64_t key) {
@@ -83,7 +80,7 @@ static void full(struct rank* self, ncclComm_t communicator) {
     launch(list, calls, communicator, self->stream);
     wait_for(self->stream);
     bool is_measured = tuned || (on_gpus() && (self->ranks == 2 || self->ranks == 4));
-    batches_since(self, &then, 1, batch_is("all") && is_measured ? calls : CALLS - 1);
+    batches_since(self, &then, 1, !few && is_measured ? calls : CALLS - 1);
     settle(self, list, calls);
   }
 }
@@ -110,7 +107,7 @@ static void larger(struct rank* self, ncclComm_t communicator) {
     struct fused then = fused_now();
     launch(list, calls, communicator, self->stream);
     wait_for(self->stream);
-    if (batch_is("all") && tuned && !alone) fused_since(self, &then, kind == 3 ? 3 : 1, moving);
+    if (tuned && !few) fused_since(self, &then, kind == 3 ? 3 : 1, moving);
     settle(self, list, calls);
   }
 }
@@ -124,7 +121,7 @@ static void largest(struct rank* self, ncclComm_t communicator) {
   struct fused then = fused_now();
   launch(list, CALLS, communicator, self->stream);
   wait_for(self->stream);
-  bool fits = batch_is("all") && self->ranks == 2;
+  bool fits = !few && self->ranks == 2;
   if (tuned) batches_since(self, &then, fits ? 1 : 0, fits ? CALLS : 0);
   settle(self, list, CALLS);
 }
@@ -238,7 +235,7 @@ static void captured(struct rank* self, ncclComm_t communicator) {
   CUgraphExec executable = NULL;
   struct transfer list[CALLS];
   /* All calls of a kind together stay within the limit for this number of ranks. */
-  size_t times = tuned && batch_is("all") && !alone ? (self->ranks > 4 ? 50 : 100) : 1;
+  size_t times = tuned && !few ? (self->ranks > 4 ? 50 : 100) : 1;
   for (int i = 0; i < CALLS; i++)
     list[i] = transfer_of(self, i % 2 ? ALL_REDUCE : ALL_GATHER, times * (size_t)(30 * i + 1), 12000 + (uint64_t)i);
   prepare(self, list, CALLS);
@@ -272,7 +269,7 @@ static void write_table(const struct rank* self) {
 }
 
 static void all(struct rank* self) {
-  if (alone && self->rank == 1) setenv("WINDLASS_BATCH", "off", 1); /* before the first call of NCCL, which reads the variable */
+  if (few_on_one && self->rank == 1) setenv("NCCL_MAX_CTAS", "16", 1); /* before the first call of NCCL, which reads the variable */
   if (tuned) write_table(self);
   ncclComm_t first = world(self, 0), second = world(self, 1);
   RUN_PART(many, self, first);
@@ -289,7 +286,12 @@ static void all(struct rank* self) {
 
 int main(int count, char** words) {
   choose(count, words);
-  for (int i = 1; i < count; i++) alone |= strcmp(words[i], "alone") == 0, tuned |= strcmp(words[i], "tuned") == 0;
+  for (int i = 1; i < count; i++) {
+    few_on_one |= is_word(words[i], "few_on_one");
+    few |= few_on_one || is_word(words[i], "few");
+    forwarded |= is_word(words[i], "forwarded");
+    tuned |= is_word(words[i], "tuned");
+  }
   begin("batches", 280);
   int ranks = rank_count(4);
   if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);

@@ -53,8 +53,7 @@ long long windows_made(ncclComm_t communicator) { return ask("simWindowsMade", c
 long long windows_live(ncclComm_t communicator) { return ask("simWindows", communicator); }
 
 bool windows_kept(void) {
-  const char* option = getenv("WINDLASS_WINDOWS");
-  return option && strcmp(option, "keep") == 0;
+  return getenv("WINDLASS_POOL") != NULL;
 }
 
 struct parts { void (*all)(struct rank*); };

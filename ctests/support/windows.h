@@ -16,7 +16,7 @@ struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t ke
 /* How many windows the simulator has made of this rank on a communicator in all, and how many are registered; -1 on GPUs. */
 long long windows_made(ncclComm_t communicator);
 long long windows_live(ncclComm_t communicator);
-/* Whether WINDLASS_WINDOWS=keep is set. */
+/* Whether this run is one that keeps windows: WINDLASS_POOL is set. */
 bool windows_kept(void);
 /* Runs the section `processes`, then `threads`, if chosen, of this many ranks. Runs nothing before NCCL 2.28.3. */
 void windows_sections(int ranks, void (*all)(struct rank*));

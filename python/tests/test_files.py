@@ -21,14 +21,6 @@ class Files(Scene):
         self.assertTrue(pathlib.Path(windlass.include(), "windlass.h").exists())
         self.assertIsNone(importlib.metadata.requires("windlass"))
 
-    def test_named_library(self):
-        """Another library may be named; one that is not there is refused."""
-        script = "import windlass; print(windlass.library())"
-        named = self.passed(self.run_script(script, WINDLASS_LIBRARY=str(self.nccl)))
-        self.assertEqual(named.strip(), str(self.nccl.resolve()))
-        missing = self.run_script(script, WINDLASS_LIBRARY="/missing")
-        self.assertIn("WINDLASS_LIBRARY names /missing, which is no file", missing.stderr)
-
     def test_old_python(self):
         """Python 3.8 can read every file."""
         for file in pathlib.Path(windlass.__file__).parent.glob("*.py"):

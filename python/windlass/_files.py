@@ -10,15 +10,7 @@ _PREFIX = Path(__file__).resolve().parent
 
 
 def library() -> str:
-    """The path of the library, for ``LD_PRELOAD``, ``VLLM_NCCL_SO_PATH`` and the like.
-
-    The variable ``WINDLASS_LIBRARY`` names another one, for the ``windlass`` command, too.
-    """
-    named = os.environ.get("WINDLASS_LIBRARY")
-    if named:
-        if not os.path.isfile(named):
-            raise Error(f"WINDLASS_LIBRARY names {named}, which is no file")
-        return os.path.realpath(named)
+    """The path of the library, for ``LD_PRELOAD``, ``VLLM_NCCL_SO_PATH`` and the like."""
     return _existing("lib/windlass/libwindlass.so")
 
 

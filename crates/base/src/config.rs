@@ -7,6 +7,8 @@ mod cache;
 
 pub mod nccl;
 
+mod removed;
+
 mod table;
 
 mod values;
@@ -72,23 +74,6 @@ pub enum Register {
     Off,
 }
 
-/// Whether windows stay when they are deregistered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Windows {
-    Keep,
-    Off,
-}
-
-/// Which collectives of a group one kernel runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Batch {
-    Off,
-    Small,
-    All,
-}
-
 /// Whether native collectives run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -114,16 +99,6 @@ pub enum Cache {
     Off,
     Usual,
     Folder(PathBuf),
-}
-
-/// Whether `windlass run` measures this machine's limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Calibrate {
-    Auto,
-    /// Also on the simulator.
-    On,
-    Off,
 }
 
 impl Cache {
@@ -158,7 +133,7 @@ pub fn run() -> Option<String> {
 fn at_startup() -> &'static (Startup, Vec<String>) {
     STARTUP.get_or_init(|| {
         let parsed = parse(std::env::vars_os());
-        (parsed.startup, [parsed.complaints, parsed.renamed].concat())
+        (parsed.startup, [parsed.complaints, parsed.removed].concat())
     })
 }
 
@@ -167,18 +142,21 @@ fn at_startup() -> &'static (Startup, Vec<String>) {
 pub fn config() -> &'static Config {
     CONFIG.get_or_init(|| {
         let parsed = parse(std::env::vars_os());
-        let all = parsed.complaints.iter().chain(&parsed.renamed);
+        let all = parsed.complaints.iter().chain(&parsed.removed);
         say(all.filter(|complaint| !complaints().contains(complaint)));
         parsed.config
     })
 }
 
-/// Logs complaints: about `WINDLASS_ORDER` as errors, since sums are then not in the order that the user asked for,
-/// and others as warnings.
+/// Logs complaints. Errors are those about `WINDLASS_ORDER`, since sums are then not in the order that the user asked for, and
+/// those about options that this version no longer reads. Others are warnings.
 pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
-    complaints.for_each(|complaint| match complaint.starts_with("WINDLASS_ORDER ") {
-        true => ::log::error!("{complaint}"),
-        false => ::log::warn!("{complaint}"),
+    complaints.for_each(|complaint| {
+        let name = complaint.split(' ').next().unwrap_or_default();
+        match name == "WINDLASS_ORDER" || removed::instead(name).is_some() {
+            true => ::log::error!("{complaint}"),
+            false => ::log::warn!("{complaint}"),
+        }
     });
 }
 
@@ -191,34 +169,32 @@ pub struct Parsed {
     pub config: Config,
     /// Names and values that cannot be used, one sentence each.
     pub complaints: Vec<String>,
-    /// Earlier names that are still read, one sentence each.
-    pub renamed: Vec<String>,
+    /// Options of earlier versions that are no longer read, one sentence each.
+    pub removed: Vec<String>,
 }
 
-/// Reads options from variables. A value that cannot be read leaves the default and adds a complaint. If an option is set by both its
-/// names, the new name holds.
+/// Reads options from variables. A value that cannot be read leaves the default and adds a complaint.
 pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
-    let Parsed { mut startup, mut config, mut complaints, mut renamed } = Parsed::default();
+    let Parsed { mut startup, mut config, mut complaints, mut removed } = Parsed::default();
     let mut says_log = false;
-    let mut ours: Vec<(String, String)> = variables
+    let ours = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
             let is_other = name.starts_with(SIMULATOR_PREFIX) || name == RUN;
             name == "WINDLASS" || name.starts_with("WINDLASS_") && !is_other
-        })
-        .collect();
-    ours.sort_by_key(|(name, _)| option(name).is_some_and(|option| option.name == name));
-    for (name, text) in &ours {
-        let Some(option) = option(name) else {
-            let nearest = nearest(name).map_or(String::new(), |near| format!("; the nearest is {near}"));
+        });
+    for (name, text) in ours {
+        if let Some(instead) = removed::instead(&name) {
+            removed.push(format!("{name} is no longer read: {instead}"));
+            continue;
+        }
+        let Some(option) = option(&name) else {
+            let nearest = nearest(&name).map_or(String::new(), |near| format!("; the nearest is {near}"));
             complaints.push(format!("{name} is no option{nearest}"));
             continue;
         };
-        if option.name != name {
-            renamed.push(format!("{name} is now called {}; the old name is still read", option.name));
-        }
         says_log |= option.name == "WINDLASS_LOG";
-        let taken = startup.take(option.name, text).or_else(|| config.take(option.name, text));
+        let taken = startup.take(option.name, &text).or_else(|| config.take(option.name, &text));
         if taken == Some(Err(())) {
             complaints.push(format!("{name} is \"{text}\", expected one of: {}", option.values));
         }
@@ -227,7 +203,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     if (config.check == Switch::On || config.order != Order::Auto) && !says_log {
         startup.log = ::log::LevelFilter::Warn;
     }
-    Parsed { startup, config, complaints, renamed }
+    Parsed { startup, config, complaints, removed }
 }
 
 /// The option whose name is nearest to `name`, if at most [`TYPOS_MAX`] letters differ.
@@ -248,21 +224,18 @@ pub fn expand_file_name(name: &std::path::Path) -> PathBuf {
 
 /// The text of `docs/options.md`.
 pub fn documentation() -> String {
-    let row = |o: &Description| {
-        let was = o.was.map_or(String::new(), |was| format!(" (was `{was}`)"));
-        format!("| `{}`{was} | {} | {} | {} |\n", o.name, o.values, o.default, o.about)
-    };
+    let row = |o: &Description| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about);
     let rows = options().map(row);
     let head = "# Options
 
 Options are environment variables. This page is made from `crates/base/src/config/table.rs`.
 
-- **When they are read.** `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT`, `WINDLASS_STATS` and `WINDLASS_NVTX` are read at the first NCCL call of the process.
+- **When they are read.** `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT` and `WINDLASS_STATS` are read at the first NCCL call of the process.
   All others are read at the first unique id, init or `ncclMemAlloc`.
   In a program that links NCCL, `WINDLASS_NCCL` is also read when the program is loaded: set it before the program starts.
-- **Earlier names** are read for one version more. If both names are set, the new name holds.
-- **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values, unknown `WINDLASS_` names and earlier names.
+- **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values and unknown `WINDLASS_` names.
   A process logs them at `WINDLASS_LOG=warn`.
+- **Options of 0.2** that 0.3 does not read are errors: `windlass run`, `windlass doctor` and the log name each, and what to do instead.
 - `WINDLASS_SIM_` names belong to the simulator (`crates/sim`). [NCCL's variables](nccl-variables.md) lists which of NCCL's own variables Windlass follows.
 
 | variable | values | default | what it does |
@@ -333,25 +306,19 @@ mod tests {
             ("WINDLASS_LOG_FILE", "/tmp/x.%p"),
             ("WINDLASS_REPORT", "json:/tmp/r:1"),
             ("WINDLASS_STATS", "0"),
-            ("WINDLASS_NVTX", "on"),
             ("WINDLASS_PEER_GROUPS", "off"),
             ("WINDLASS_LAZY", "all"),
             ("WINDLASS_FIRST_LAUNCH_GUARD", "off"),
             ("WINDLASS_CACHE_MAX", "0"),
-            ("WINDLASS_SESSIONS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_HEAP_MAX", "96m"),
             ("WINDLASS_POOL", "3M"),
             ("WINDLASS_REGISTER", "on"),
-            ("WINDLASS_STAGING_MAX", "64M"),
-            ("WINDLASS_WINDOWS", "off"),
             ("WINDLASS_CHECK", "1"),
             ("WINDLASS_COLLECTIVES", "off"),
             ("WINDLASS_ORDER", "strict"),
-            ("WINDLASS_BATCH", "small"),
             ("WINDLASS_TUNING", "/tmp/t"),
             ("WINDLASS_CACHE", "/tmp/c"),
-            ("WINDLASS_CALIBRATE", "off"),
             ("WINDLASS_HANG_TIMEOUT", "3"),
         ]);
         let startup = Startup {
@@ -360,29 +327,23 @@ mod tests {
             log_file: Some("/tmp/x.%p".into()),
             report: Some(Report { form: Form::Json, file: Some("/tmp/r:1".into()) }),
             stats: Switch::Off,
-            nvtx: Switch::On,
         };
         let config = Config {
             peer_groups: Switch::Off,
             lazy: Lazy::All,
             first_launch_guard: Switch::Off,
             cache_bytes_max: 0,
-            sessions_max: 7,
             heap_bytes_max: 96 << 20,
             pool_bytes_max: 3 << 20,
             register: Register::On,
             collectives: Collectives::Off,
             order: Order::Strict,
-            batch: Batch::Small,
             tuning: Some("/tmp/t".into()),
             cache: Cache::Folder("/tmp/c".into()),
-            calibrate: Calibrate::Off,
-            staging_bytes_max: 64 << 20,
-            windows: Windows::Off,
             check: Switch::On,
             hang_timeout: Duration::from_secs(3),
         };
-        assert_eq!(parsed, Parsed { startup, config, complaints: vec![], renamed: vec![] });
+        assert_eq!(parsed, Parsed { startup, config, complaints: vec![], removed: vec![] });
     }
 
     /// A misspelt name gets the nearest; a bad value names what was expected, and the default stays.
@@ -396,31 +357,18 @@ mod tests {
         assert_eq!(complaints[2], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
     }
 
-    /// `WINDLASS_WINDOWS=direct`, which earlier builds knew, leaves the default, and the complaint names the values
-    /// of today.
+    /// An option that is no longer read is named with what to do instead, whatever its value is, and changes nothing. No such
+    /// name is an option.
     #[test]
-    fn windows_are_direct_no_more() {
-        let Parsed { config, complaints, .. } = read(&[("WINDLASS_WINDOWS", "direct")]);
-        assert_eq!(config, Config::default());
-        assert_eq!(complaints, ["WINDLASS_WINDOWS is \"direct\", expected one of: keep, off"]);
-    }
-
-    /// An option is read by its earlier name, too, and says what it is called now. The new name holds beside it, in any order.
-    #[test]
-    fn earlier_names() {
-        let (was, is) = (("WINDLASS_FABRIC", "off"), ("WINDLASS_PEER_GROUPS", "on"));
-        let old = read(&[was]);
-        assert_eq!(old.config, Config { peer_groups: Switch::Off, ..Config::default() });
-        assert_eq!(
-            old.renamed,
-            ["WINDLASS_FABRIC is now called WINDLASS_PEER_GROUPS; the old name is still read"]
-        );
-        assert_eq!(
-            [read(&[was, is]).config, read(&[is, was]).config],
-            [Config::default(), Config::default()]
-        );
-        let bad = read(&[("WINDLASS_FAST", "perhaps")]);
-        assert_eq!(bad.complaints[0], "WINDLASS_FAST is \"perhaps\", expected one of: auto, off");
+    fn removed_options() {
+        let parsed =
+            read(&[("WINDLASS_BATCH", "perhaps"), ("WINDLASS_LOG", "error"), ("WINDLASS_FABRIC", "off")]);
+        let told = [
+            "WINDLASS_BATCH is no longer read: one kernel runs all of a group that fits; WINDLASS_COLLECTIVES=off switches it off",
+            "WINDLASS_FABRIC is no longer read: set WINDLASS_PEER_GROUPS",
+        ];
+        assert_eq!(parsed, Parsed { removed: told.map(str::to_owned).to_vec(), ..Parsed::default() });
+        assert!(options().all(|option| removed::instead(option.name).is_none()));
     }
 
     /// The default that the documentation tells is the default of the code.
@@ -447,7 +395,7 @@ mod tests {
         let (auto, on, off) = (Some(Register::Auto), Some(Register::On), Some(Register::Off));
         assert_eq!(words, [auto, auto, on, on, off, off, None, None]);
         let Parsed { config, complaints, .. } =
-            read(&[("WINDLASS_REGISTER", "perhaps"), ("WINDLASS_STAGING_MAX", "0")]);
+            read(&[("WINDLASS_REGISTER", "perhaps"), ("WINDLASS_HEAP_MAX", "0")]);
         assert_eq!((config, complaints.len()), (Config::default(), 2));
     }
 

@@ -20,8 +20,6 @@ pub mod gate;
 
 pub mod thread;
 
-pub mod annotate;
-
 pub mod log;
 
 pub mod gpu;

@@ -20,7 +20,7 @@ use crate::stats::files::{self, FILES_OF_RUN_MAX, FOLDER, Held};
 use crate::stats::run::{self, Run};
 use crate::stats::snapshot::{self, Snapshot};
 use crate::stats::{closing, order, report, segment};
-use crate::{annotate, descriptor, guard, log};
+use crate::{descriptor, guard, log};
 
 static FIRST_CALL: Once = Once::new();
 /// The process's file of counters. Its lock, held until the process ends, tells other processes that this one lives.
@@ -40,11 +40,10 @@ pub fn loaded() {
     log::note_standard_error();
 }
 
-/// Runs at the first call of all: starts the log and annotations. The real library is not open yet.
+/// Runs at the first call of all: starts the log. The real library is not open yet.
 pub fn first_call() {
     FIRST_CALL.call_once(|| {
         log::start(startup());
-        annotate::start(startup());
         config::say(complaints().iter());
         slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
     });

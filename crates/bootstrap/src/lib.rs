@@ -14,7 +14,7 @@
 //!
 //! **One port per id.** NCCL's protocol names the id in its first eight bytes, so one port could serve all ids. But a
 //! port per id needs no table of ids, and closes with NCCL's root: a rank that comes too late is refused, as by NCCL. A
-//! port costs one descriptor, where NCCL spends a descriptor and a thread. `WINDLASS_SESSIONS_MAX` bounds the number of
+//! port costs one descriptor, where NCCL spends a descriptor and a thread. `Limits::sessions_max` bounds the number of
 //! ports. If all ranks of a peer group go to NCCL only later
 //! ([`capability::LAZY`](crate::negotiated::capability::LAZY)), the port closes once the outcome is known. NCCL's id,
 //! which no rank will use, [is spare](Bootstrap::spare_id) then.
@@ -120,7 +120,6 @@ use outcome::{Failure, FallbackReason, SessionOutcome};
 use participation::WithoutHost;
 use process_listener::ProcessListener;
 use reactor::Reactor;
-use windlass_base::config::config;
 use windlass_base::descriptor::{self, Ours};
 use windlass_base::process::{self, fork_local::ForkLocal};
 use windlass_base::thread;
@@ -154,7 +153,7 @@ pub fn process() -> io::Result<&'static Bootstrap> {
         return Err(io::Error::other("the process was forked from one with communicators"));
     }
     process::let_forked_children_restart();
-    let limits = Limits { sessions_max: config().sessions_max, ..Limits::default() };
+    let limits = Limits::default();
     PROCESS.get_or_try_init(|| Bootstrap::start(limits))
 }
 
@@ -201,7 +200,7 @@ impl Bootstrap {
         let hosted = if open as usize >= self.limits.sessions_max {
             Counts::up(&self.shared.counts.sessions_refused);
             self.shared.send(Command::Sweep);
-            Err(io::Error::other(format!("{open} sessions are open, the limit of WINDLASS_SESSIONS_MAX")))
+            Err(io::Error::other(format!("{open} sessions are open, as many as a process may have")))
         } else {
             self.open(id, root)
         };

@@ -188,9 +188,7 @@ pub mod capability {
     /// This rank wants to keep windows that are deregistered. If all ranks want it, they agree in shared words on which
     /// to use again.
     pub const WINDOWS: u64 = 1024;
-    /// This rank wants one kernel to run several small collectives of a group.
-    pub const BATCHES: u64 = 2048;
-    /// This rank wants that for larger collectives, too.
+    /// This rank has no limit on blocks, so one kernel may also run several larger collectives of a group.
     pub const LARGER_BATCHES: u64 = 4096;
     // Bit 8192 meant all-gathers that store into peers' windows. Earlier builds may still set it.
     /// NCCL's launches of this rank never wait for those of another rank of its process (NCCL_LAUNCH_MODE).

@@ -4,20 +4,9 @@ use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-/// Overrides where the library is.
-pub const LIBRARY_VARIABLE: &str = "WINDLASS_LIBRARY";
-
 /// The library, `libwindlass.so`.
 pub fn windlass_library() -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os(LIBRARY_VARIABLE).filter(|value| !value.is_empty()) {
-        return std::fs::canonicalize(&named).with_context(|| {
-            format!("{LIBRARY_VARIABLE} names {}, which cannot be used", Path::new(&named).display())
-        });
-    }
-    find(
-        "libwindlass.so",
-        &format!("build it with `cargo build -p windlass`, or name it in {LIBRARY_VARIABLE}"),
-    )
+    find("libwindlass.so", "install the command with its library, or build it with `cargo build -p windlass`")
 }
 
 /// Folders in which the files of an installation may be, best first.

@@ -37,7 +37,6 @@ use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 use crate::communicator::{self, Communicator};
 use crate::forward::{self, known};
 use crate::group;
-use windlass_base::annotate;
 use windlass_base::call::Call;
 use windlass_base::guard;
 use windlass_base::path::Path;
@@ -49,7 +48,7 @@ enum Standing {
     /// NCCL: Windlass does not know the handle.
     Unseen,
     /// NCCL: the communicator has no peer group.
-    OnNccl { _range: Option<annotate::Range> },
+    OnNccl,
     /// Windlass: the communicator has a peer group.
     InPeerGroup(&'static Communicator),
     /// Nobody: the call fails with this code.
@@ -62,7 +61,7 @@ pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
         || find(call),
         |standing| match standing {
-            Standing::Unseen | Standing::OnNccl { .. } => forward::forward(call),
+            Standing::Unseen | Standing::OnNccl => forward::forward(call),
             Standing::InPeerGroup(communicator) => route::call(call, communicator),
             Standing::Refused(code) => *code,
         },
@@ -86,16 +85,18 @@ fn find(call: &Call) -> Standing {
         return Standing::InPeerGroup(communicator);
     }
     match fixed_order::to_nccl(call, communicator) {
-        Ok(()) => Standing::OnNccl { _range: count(call, communicator, Path::Forward) },
+        Ok(()) => {
+            count(call, communicator, Path::Forward);
+            Standing::OnNccl
+        }
         Err(code) => Standing::Refused(code),
     }
 }
 
-/// Counts a call, and shows it to a profiler until the returned range is dropped.
+/// Counts a call.
 #[inline]
-fn count(call: &Call, communicator: &Communicator, path: Path) -> Option<annotate::Range> {
+fn count(call: &Call, communicator: &Communicator, path: Path) {
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
-    annotate::range(call.shared.function)
 }
 
 /// After NCCL has judged a call on an unknown handle. If NCCL took the call, the communicator is real and gets an entry.

@@ -1,22 +1,20 @@
-//! The one table of options. A row has all of an option: names, field, type, default and parser, and for readers the values, the default
+//! The one table of options. A row has all of an option: name, field, type, default and parser, and for readers the values, the default
 //! and one sentence. [`Startup`], [`Config`], the parser and `docs/options.md` come from it. A new option is a new row.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::values::{
-    batch, bytes, bytes_or_none, cache, calibrate, collectives, lazy, level, number, order, path, pool,
-    register, report, seconds, switch, windows,
+    bytes, bytes_or_none, cache, collectives, lazy, level, order, path, pool, register, report, seconds,
+    switch,
 };
-use super::{Batch, Cache, Calibrate, Collectives, Lazy, Order, Register, Report, Switch, Windows};
+use super::{Cache, Collectives, Lazy, Order, Register, Report, Switch};
 
 /// The documentation of an option.
 #[derive(Debug)]
 pub struct Description {
     /// The name of the variable.
     pub name: &'static str,
-    /// Its name in earlier versions, which is still read.
-    pub was: Option<&'static str>,
     /// The values that it takes.
     pub values: &'static str,
     /// The value that holds when the variable is not set.
@@ -25,22 +23,12 @@ pub struct Description {
     pub about: &'static str,
 }
 
-/// The earlier name of an option, where there is one.
-macro_rules! earlier {
-    () => {
-        None
-    };
-    ($name:literal) => {
-        Some($name)
-    };
-}
-
 /// Makes a struct with one field for each row, and the list of the rows' descriptions.
 macro_rules! options {
     (
         $(#[$about:meta])*
         pub struct $struct:ident, $descriptions:ident {
-            $($name:literal $(was $was:literal)? => $field:ident: $type:ty = $value:expr, by $parser:ident; $values:literal, $default:literal, $sentence:literal;)*
+            $($name:literal => $field:ident: $type:ty = $value:expr, by $parser:ident; $values:literal, $default:literal, $sentence:literal;)*
         }
     ) => {
         $(#[$about])*
@@ -67,7 +55,7 @@ macro_rules! options {
         }
 
         const $descriptions: &[Description] = &[
-            $(Description { name: $name, was: earlier!($($was)?), values: $values, default: $default, about: $sentence },)*
+            $(Description { name: $name, values: $values, default: $default, about: $sentence },)*
         ];
     };
 }
@@ -95,17 +83,13 @@ options! {
         "WINDLASS_STATS" => stats: Switch = Switch::On, by switch;
         "on, off", "on",
         "The process keeps its counters in shared memory, where `windlass stats` reads them. They take less than 1 MiB in /dev/shm.";
-
-        "WINDLASS_NVTX" => nvtx: Switch = Switch::Off, by switch;
-        "on, off", "off",
-        "Windlass marks each call with an NVTX range. This needs a build with `--features nvtx`.";
     }
 }
 
 options! {
     /// What the environment says of everything else, at the first id, init or `ncclMemAlloc`.
     pub struct Config, OF_CONFIG {
-        "WINDLASS_PEER_GROUPS" was "WINDLASS_FABRIC" => peer_groups: Switch = Switch::On, by switch;
+        "WINDLASS_PEER_GROUPS" => peer_groups: Switch = Switch::On, by switch;
         "on, off", "on",
         "The ranks of a new communicator on one host form a peer group: at init each rank maps memory of every other rank. Sends, receives, all-to-alls, gathers and scatters then run over that memory, without NCCL's connections. off leaves all communicators to NCCL.";
 
@@ -113,41 +97,33 @@ options! {
         "pairs, all, off", "pairs",
         "NCCL builds its part of a lazy communicator only when a call needs NCCL on all ranks. pairs: communicators of two ranks are lazy. all: those of any size. off: none. Only communicators with a peer group can be lazy.";
 
-        "WINDLASS_FIRST_LAUNCH_GUARD" was "WINDLASS_WARM" => first_launch_guard: Switch = Switch::On, by switch;
+        "WINDLASS_FIRST_LAUNCH_GUARD" => first_launch_guard: Switch = Switch::On, by switch;
         "on, off", "on",
         "NCCL builds the first communicator with a peer group at once, on each device of a process, and runs one message of 1 byte there. Without that message, NCCL's first kernel could wait for a Windlass receive that waits for that kernel. off saves init time and memory, but such a program hangs. Use off only where no receive waits during a first NCCL collective.";
 
-        "WINDLASS_CACHE_MAX" was "WINDLASS_PARK" => cache_bytes_max: u64 = 1 << 30, by bytes_or_none;
+        "WINDLASS_CACHE_MAX" => cache_bytes_max: u64 = 1 << 30, by bytes_or_none;
         "bytes, with K, M, G or T for powers of 1024; 0 for none", "1G",
         "The device memory, in bytes, of NCCL communicators that the process keeps after lazy communicators ended. It keeps at most 16. A new communicator from ncclCommInitRank or its variants reuses one with the same ranks, devices and configuration. A kept communicator ends after 5 seconds without use, or earlier when device memory is short. While other communicators are alive, it ends at the next init or destroy.";
 
-        "WINDLASS_SESSIONS_MAX" was "WINDLASS_MEETINGS_MAX" => sessions_max: usize = 1024, by number;
-        "number", "1024",
-        "The number of unique ids made by this process whose ranks can still meet. Each id holds one listening socket. Communicators of further ids stay on NCCL.";
-
-        "WINDLASS_HEAP_MAX" was "WINDLASS_ARENA_MAX" => heap_bytes_max: u64 = 8 << 30, by bytes;
+        "WINDLASS_HEAP_MAX" => heap_bytes_max: u64 = 8 << 30, by bytes;
         "bytes, with K, M, G or T for powers of 1024", "8G",
         "The device memory, in bytes, that Windlass's own buffers may take on each device of the process. A communicator takes about 22, 48 or 67 MiB for 2, 4 or 8 ranks, and more when its rings grow. Windlass allocates in steps and frees what no communicator needs. A communicator without room stays on NCCL.";
 
         "WINDLASS_POOL" => pool_bytes_max: u64 = 2 << 30, by pool;
         "off, bytes, with K, M, G or T for powers of 1024", "2G",
-        "The bytes of freed ncclMemAlloc memory that Windlass keeps on each device for reuse. Windlass keeps a block for two seconds, and never more than an eighth of the device's free memory. Keeping begins with the first communicator that has a peer group. Kept memory is freed when memory is short. off keeps nothing.";
+        "The bytes of freed ncclMemAlloc memory that Windlass keeps on each device for reuse. Windlass keeps a block for two seconds, and never more than an eighth of the device's free memory. Keeping begins with the first communicator that has a peer group. Kept memory is freed when memory is short. off keeps nothing, no windows either.";
 
         "WINDLASS_REGISTER" => register: Register = Register::Auto, by register;
         "auto, on, off", "auto",
         "Windlass registers the buffers of all-gathers of 8 MiB and more with NCCL, where that is safe. It does so for eager calls in a peer group that NCCL runs. auto: from NCCL 2.28 on, where it was measured to be faster: on compute capability 9.0 without multicast, or by `windlass tune` on this machine. on: wherever NCCL can, from 2.19.3 on. off: never.";
 
-        "WINDLASS_COLLECTIVES" was "WINDLASS_FAST" => collectives: Collectives = Collectives::Auto, by collectives;
+        "WINDLASS_COLLECTIVES" => collectives: Collectives = Collectives::Auto, by collectives;
         "auto, off", "auto",
         "Windlass's kernels run small and middle collectives of peer groups of at most 8 ranks, on any pointers. auto: up to the limits of WINDLASS_TUNING, of WINDLASS_CACHE, or built in, in this order; 16 KiB on GPUs that nobody measured. They are off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, unless WINDLASS_ORDER is fixed. All ranks need the same value, or none has them.";
 
         "WINDLASS_ORDER" => order: Order = Order::Auto, by order;
         "auto, fixed, strict", "auto",
         "The order in which all-reduces, reduces and reduce-scatters combine the ranks' values, if their operation rounds: sums, averages, products and pre-multiplied sums of floats. fixed: rank 0's value first, then rank 1's, and so on, by native collectives at every size. An element's result then depends on the ranks' values of that element alone. NCCL_ALGO, NCCL_PROTO and CTA policies no longer switch native collectives off. What cannot be served goes to NCCL with one warning for each communicator, and is counted. strict: such a call returns ncclInvalidUsage instead. auto: the order changes with the size. All ranks need the same value: a rank whose call is refused leaves the others waiting. fixed and strict raise WINDLASS_LOG to warn, unless that is set.";
-
-        "WINDLASS_BATCH" => batch: Batch = Batch::All, by batch;
-        "all, small, off", "all",
-        "One Windlass kernel runs several collectives of an NCCL group, if each is within its limit for WINDLASS_COLLECTIVES. small: all-reduces of at most 64 KiB, and all-gathers and reduce-scatters of at most 128 KiB. A kernel takes at most 512 packets of 256 bytes from each rank to each other rank. all: also larger calls, where that collective's limit is above 16 KiB. Each call has at most 8 MiB, and each kind and reduction 8 MiB in all. With 2 ranks the totals are 32 MiB (all-reduce), 48 MiB (reduce-scatter) and 128 MiB (all-gather). off: none. Remaining calls run as up to two Windlass kernels of a group, or four from 1 MiB on; where there are more, NCCL runs them. The most restrictive rank's value holds for all ranks.";
 
         "WINDLASS_TUNING" => tuning: Option<PathBuf> = None, by path;
         "path", "the built-in table",
@@ -157,52 +133,30 @@ options! {
         "absolute path, off", "windlass in $XDG_CACHE_HOME or ~/.cache",
         "The folder of limits that `windlass run` and `windlass tune` measured on this machine. Processes read it at init. The file's name is a digest of GPU, driver, NCCL and NCCL's variables. Limits of other circumstances never count. off: none are kept or read.";
 
-        "WINDLASS_CALIBRATE" => calibrate: Calibrate = Calibrate::Auto, by calibrate;
-        "auto, on, off", "auto",
-        "`windlass run` measures this machine's limits once, before it starts the command, if two or more GPUs are there and idle. That takes about 5 seconds. on: also on the simulator. off: it measures nothing. Only the command reads it.";
-
-        "WINDLASS_STAGING_MAX" => staging_bytes_max: u64 = 512 << 20, by bytes;
-        "bytes, with K, M, G or T for powers of 1024", "512M",
-        "The device memory, in bytes, that a communicator may hold as staging buffers. They replace buffers that cannot be registered in a call that the other ranks register. Calls that need more are not registered.";
-
-        "WINDLASS_WINDOWS" => windows: Windows = Windows::Keep, by windows;
-        "keep, off", "keep",
-        "keep: NCCL keeps a deregistered window over ncclMemAlloc memory, and ncclCommWindowRegister finds it again. This needs a peer group, NCCL 2.28.3 or later, no multicast (NVLS), and a WINDLASS_POOL that is not off. It is off where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, or NCCL_WIN_ENABLE=0. The most restrictive rank's value holds for all ranks.";
-
         "WINDLASS_CHECK" => check: Switch = Switch::Off, by switch;
         "on, off", "off",
         "The ranks of a peer group compare their calls. A warning names the rank whose collective or window registration differs, or that is missing for 10 seconds. Use it to find faults, as calls take longer. All ranks must set it, or no calls are compared. It raises WINDLASS_LOG to warn, unless that is set.";
 
-        "WINDLASS_HANG_TIMEOUT" was "WINDLASS_STUCK_AFTER" => hang_timeout: Duration = Duration::from_secs(60), by seconds;
+        "WINDLASS_HANG_TIMEOUT" => hang_timeout: Duration = Duration::from_secs(60), by seconds;
         "seconds", "60",
         "The seconds that an operation waits, without progress, for a rank whose process is dead. This holds for sends, receives and collectives that Windlass runs, and for window registrations. A communicator then gets an asynchronous error, and a registration returns ncclRemoteError.";
     }
 }
 
-/// Options that are read elsewhere: by the search for the real library, and by the command.
-const READ_ELSEWHERE: &[Description] = &[
-    Description {
-        name: "WINDLASS_NCCL",
-        was: None,
-        values: "path",
-        default: "searched for",
-        about: "The path of the real libnccl.so.2, or the folder that holds it. If it cannot be used, Windlass tries no other library.",
-    },
-    Description {
-        name: "WINDLASS_LIBRARY",
-        was: None,
-        values: "path",
-        default: "beside the command",
-        about: "The path of the libwindlass.so that the `windlass` command uses. Only the command reads it.",
-    },
-];
+/// The option that the search for the real library reads.
+const READ_ELSEWHERE: &[Description] = &[Description {
+    name: "WINDLASS_NCCL",
+    values: "path",
+    default: "searched for",
+    about: "The path of the real libnccl.so.2, or the folder that holds it. If it cannot be used, Windlass tries no other library.",
+}];
 
 /// Every option.
 pub fn options() -> impl Iterator<Item = &'static Description> + Clone {
     OF_STARTUP.iter().chain(OF_CONFIG).chain(READ_ELSEWHERE)
 }
 
-/// The option with this name or earlier name.
+/// The option with this name.
 pub(super) fn option(name: &str) -> Option<&'static Description> {
-    options().find(|option| option.name == name || option.was == Some(name))
+    options().find(|option| option.name == name)
 }

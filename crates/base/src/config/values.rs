@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Batch, Cache, Calibrate, Collectives, Form, Lazy, Order, Register, Report, Switch, Windows};
+use super::{Cache, Collectives, Form, Lazy, Order, Register, Report, Switch};
 
 /// Reads as C's `strtoll` with base 0 does: `0x10`, `010` and `1 # why` are numbers, words are 0.
 pub(super) fn number_as_in_c(text: &str) -> i64 {
@@ -39,13 +39,6 @@ pub(super) fn register(text: &str) -> Option<Register> {
     }
 }
 
-pub(super) fn windows(text: &str) -> Option<Windows> {
-    match text.to_ascii_lowercase().as_str() {
-        "keep" => Some(Windows::Keep),
-        _ => on_or_off(text, Windows::Keep, Windows::Off),
-    }
-}
-
 pub(super) fn collectives(text: &str) -> Option<Collectives> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Collectives::Auto),
@@ -62,27 +55,12 @@ pub(super) fn order(text: &str) -> Option<Order> {
     }
 }
 
-pub(super) fn batch(text: &str) -> Option<Batch> {
-    match text.to_ascii_lowercase().as_str() {
-        "small" => Some(Batch::Small),
-        "all" => Some(Batch::All),
-        _ => on_or_off(text, Batch::All, Batch::Off),
-    }
-}
-
 /// A switch or an absolute path. Anything else counts as a misspelt switch.
 pub(super) fn cache(text: &str) -> Option<Cache> {
     match switch(text) {
         Some(Switch::Off) => Some(Cache::Off),
         Some(Switch::On) => Some(Cache::Usual),
         None => text.starts_with('/').then(|| Cache::Folder(text.into())),
-    }
-}
-
-pub(super) fn calibrate(text: &str) -> Option<Calibrate> {
-    match text.to_ascii_lowercase().as_str() {
-        "auto" => Some(Calibrate::Auto),
-        _ => on_or_off(text, Calibrate::On, Calibrate::Off),
     }
 }
 
@@ -131,10 +109,6 @@ pub(super) fn path(text: &str) -> Option<Option<PathBuf>> {
     Some((!text.is_empty()).then(|| PathBuf::from(text)))
 }
 
-pub(super) fn number(text: &str) -> Option<usize> {
-    text.parse().ok()
-}
-
 pub(super) fn seconds(text: &str) -> Option<Duration> {
     text.parse().ok().map(Duration::from_secs)
 }
@@ -156,10 +130,10 @@ mod tests {
 
     /// Options with words of their own also take the words of a switch.
     #[test]
-    fn words_of_batches() {
-        let words = ["small", "ALL", "on", "0", "some", ""].map(batch);
-        let (small, all, off) = (Some(Batch::Small), Some(Batch::All), Some(Batch::Off));
-        assert_eq!(words, [small, all, all, off, None, None]);
+    fn words_of_laziness() {
+        let words = ["pairs", "ALL", "off", "0", "some", ""].map(lazy);
+        let (pairs, all, off) = (Some(Lazy::Pairs), Some(Lazy::All), Some(Lazy::Off));
+        assert_eq!(words, [pairs, all, off, off, None, None]);
     }
 
     /// Sizes are whole numbers with at most one letter, and fit.

@@ -66,7 +66,7 @@ impl Feature {
             (Native, Lack::Variable) => "NCCL_ALGO, NCCL_PROTO or a CTA policy is set",
             (Native, Lack::Device) => "no kernels load on this GPU",
             (Native, Lack::ManyRanks) => "they are for at most 8 ranks",
-            (Windows, Lack::Option) => "WINDLASS_WINDOWS or WINDLASS_POOL is off",
+            (Windows, Lack::Option) => "WINDLASS_POOL is off",
             (Windows, Lack::Variable) => "NCCL_ALGO, NCCL_PROTO, a CTA policy or NCCL_WIN_ENABLE=0 is set",
             (Windows, Lack::Version) => "they need NCCL 2.28.3",
             (Registration, Lack::Option) => "WINDLASS_REGISTER=off",

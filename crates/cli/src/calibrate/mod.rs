@@ -158,9 +158,7 @@ impl Session<'_> {
         if effort.numbers.is_empty() {
             return Told::Once("limits of this machine are not measured: the command sees one GPU".into());
         }
-        say(
-            "measuring up to which sizes Windlass is faster here: once, about 5 s (WINDLASS_CALIBRATE=off: never)",
-        );
+        say("measuring up to which sizes Windlass is faster here: once, about 5 s (--no-calibrate: never)");
         let ending = Ending { deadline: Some(began + TIME_MAX), interruption: Some(self.interruption) };
         let found = measure(&machine, self.windlass, &effort, ending, |_, _| {});
         if let Some(why) = self.disturbance(&machine) {

@@ -1,6 +1,6 @@
 //! Decides whether a run measures at all, by facts that are known without a GPU. Pure.
 
-use windlass_base::config::{Cache, Calibrate, Collectives, Config, Startup, Switch};
+use windlass_base::config::{Cache, Collectives, Config, Startup, Switch};
 
 /// The decision.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,11 +22,10 @@ pub fn decide(
     gpus_most: impl FnOnce() -> usize,
 ) -> Whether {
     let is_off = startup.windlass == Switch::Off
-        || config.calibrate == Calibrate::Off
         || config.collectives == Collectives::Off
         || config.peer_groups == Switch::Off
         || config.cache == Cache::Off;
-    let is_wanted = !is_simulator || config.calibrate == Calibrate::On;
+    let is_wanted = !is_simulator || variable(SIMULATOR_TOO).is_some();
     if is_off || !is_wanted || is_rank(&variable) {
         return Whether::No;
     }
@@ -44,6 +43,9 @@ fn is_rank(variable: impl Fn(&str) -> Option<String>) -> bool {
     RANKS.iter().any(|name| variable(name).is_some()) || is_step()
 }
 
+/// By this variable tests let a run measure the simulator.
+const SIMULATOR_TOO: &str = "WINDLASS_SIM_CALIBRATE";
+
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The most GPUs that CUDA_VISIBLE_DEVICES names: CUDA stops at the first unknown name, such as -1.
@@ -55,7 +57,6 @@ fn named(visible: Option<&str>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
     fn of(config: Config, is_simulator: bool, variables: &[(&str, &str)], gpus: usize) -> Whether {
         let variable = |name: &str| {
@@ -81,7 +82,6 @@ mod tests {
             assert_eq!(of(usual(), false, &[(VISIBLE, visible)], 8), expected, "{visible}");
         }
         for off in [
-            Config { calibrate: Calibrate::Off, ..usual() },
             Config { collectives: Collectives::Off, ..usual() },
             Config { peer_groups: Switch::Off, ..usual() },
             Config { cache: Cache::Off, ..usual() },
@@ -92,17 +92,13 @@ mod tests {
         assert_eq!(decide(&off, &usual(), false, |_| None, || 8), Whether::No);
     }
 
-    /// The simulator is measured only with WINDLASS_CALIBRATE=on; its number of GPUs does not matter.
+    /// The simulator is measured only where a test asks; its number of GPUs does not matter.
     #[test]
     fn simulator() {
-        let on = || Config {
-            calibrate: Calibrate::On,
-            cache: Cache::Folder(PathBuf::from("/c")),
-            ..Config::default()
-        };
+        let asked = &[(SIMULATOR_TOO, "1")];
         assert_eq!(of(Config::default(), true, &[], 8), Whether::No);
-        assert_eq!(of(on(), true, &[], 0), Whether::Yes);
-        assert_eq!(of(on(), false, &[], 2), Whether::Yes);
+        assert_eq!(of(Config::default(), true, asked, 0), Whether::Yes);
+        assert_eq!(of(Config::default(), false, asked, 2), Whether::Yes);
     }
 
     /// One of several ranks does not measure; a Slurm step of one task is no such rank.

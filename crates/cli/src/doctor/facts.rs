@@ -46,7 +46,7 @@ pub struct Facts {
     /// What Windlass's own reading of its variables complains about.
     pub option_complaints: Vec<String>,
     /// Options that are set by their earlier names.
-    pub renamed_options: Vec<String>,
+    pub removed_options: Vec<String>,
     /// `WINDLASS_HEAP_MAX`.
     pub heap_bytes_max: u64,
     /// `WINDLASS_ORDER`, where it asks for fixed order, and what is set that is in its way.
@@ -160,7 +160,7 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
         let chosen = chosen.filter(|variable| variable.effect == Effect::Algorithms.to_string());
         chosen.for_each(|variable| variable.effect = Effect::NoWindows.to_string());
     }
-    facts.renamed_options = parsed.renamed;
+    facts.removed_options = parsed.removed;
     facts.processes = running::look();
     facts
 }

@@ -46,7 +46,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         if warning.starts_with("WINDLASS=off") { findings.broken(warning) } else { findings.limited(warning) }
     }
     facts.option_complaints.iter().for_each(|complaint| findings.limited(complaint));
-    facts.renamed_options.iter().for_each(|renamed| findings.note(renamed));
+    facts.removed_options.iter().for_each(|removed| findings.limited(removed));
     match (&facts.gpus, &facts.gpus_problem) {
         (Some(gpus), _) => judge_gpus(gpus, &mut findings),
         (None, problem) => findings.limited(format!(
@@ -403,8 +403,6 @@ mod tests {
     fn notes() {
         let facts = Facts { allocator: Some("libjemalloc.so.2".into()), ..good() };
         assert_eq!(worst(&facts).0, Level::Note);
-        let renamed = Facts { renamed_options: vec!["WINDLASS_FABRIC is now called".into()], ..good() };
-        assert_eq!(worst(&renamed).0, Level::Note);
         let limit = worst(&set("NCCL_MAX_CTAS", "8"));
         assert_eq!(limit, (Level::Note, "NCCL_MAX_CTAS=8: grids have at most 8 blocks".into()));
     }

@@ -20,9 +20,8 @@ use windlass_transport::tuning::file::Key;
 /// Whether ranks run without a variable of the user's, since it would change the measurement or print much. Examples are Windlass's
 /// options, above all checks and traces, and tools that inject themselves. No limit may depend on them.
 fn is_left_out(name: &str) -> bool {
-    const KEPT: [&str; 2] = ["WINDLASS_LIBRARY", "WINDLASS_NCCL"];
     let is_option =
-        name.starts_with("WINDLASS") && !name.starts_with("WINDLASS_SIM_") && !KEPT.contains(&name);
+        name.starts_with("WINDLASS") && !name.starts_with("WINDLASS_SIM_") && name != "WINDLASS_NCCL";
     let is_tool = name.contains("_INJECTION") || name.starts_with("NSYS_");
     let is_debug = name.starts_with("NCCL_DEBUG") || ["CUDA_LAUNCH_BLOCKING", "LD_PRELOAD"].contains(&name);
     is_option || is_tool || is_debug || name == "NCCL_COMM_ID"

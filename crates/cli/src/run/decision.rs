@@ -91,7 +91,7 @@ pub fn decide(situation: &Situation) -> Decision {
     let parsed = windlass_base::config::parse(variables);
     decision.refusals.extend(shared_memory::refuse(&situation.shared_memory, &parsed.startup));
     decision.warnings.extend(shared_memory::warn(&situation.shared_memory, &parsed.startup));
-    decision.warnings.extend(parsed.complaints.into_iter().chain(parsed.renamed));
+    decision.warnings.extend(parsed.complaints.into_iter().chain(parsed.removed));
     if let (Ok(program), Ok(windlass)) = (&situation.program, &situation.windlass) {
         decision.refusals.extend(loading::refuse(program, windlass, &situation.loading));
     }

@@ -47,7 +47,7 @@ pub struct Options {
     /// The variables are printed, and the command is not run
     #[arg(long)]
     check: bool,
-    /// This machine's limits are not measured before the command, as with WINDLASS_CALIBRATE=off
+    /// This machine's limits are not measured before the command
     #[arg(long)]
     no_calibrate: bool,
     /// No line at the command's end, and none about the flags of vLLM and SGLang

@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 /// A run on the simulator that measures, with a command that ends with status 7.
 fn run(cache: &Path, devices: &str) -> Command {
     let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--", "sh", "-c", "echo ran; exit 7"]);
-    command.env("WINDLASS_CALIBRATE", "on").env("WINDLASS_CACHE", cache).env("WINDLASS_SIM_DEVICES", devices);
+    command
+        .env("WINDLASS_SIM_CALIBRATE", "1")
+        .env("WINDLASS_CACHE", cache)
+        .env("WINDLASS_SIM_DEVICES", devices);
     command
 }
 
@@ -157,8 +160,6 @@ fn not_now() {
     for (name, value) in [
         ("RANK", "1"),
         ("OMPI_COMM_WORLD_RANK", "0"),
-        ("WINDLASS_CALIBRATE", "off"),
-        ("WINDLASS_CALIBRATE", "auto"),
         ("WINDLASS_COLLECTIVES", "off"),
         ("WINDLASS_CACHE", "off"),
     ] {

@@ -3,6 +3,7 @@
 use crate::{built, compile, make_nccl, outcome, simulated_nccl, windlass};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 const REFUSED: Option<i32> = Some(125);
 
@@ -218,11 +219,15 @@ fn refuses_libraries() {
 /// Windlass itself must be found.
 #[test]
 fn refuses_without_windlass() {
-    let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--", "true"]);
-    command.env("WINDLASS_LIBRARY", "/no/such/libwindlass.so");
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("windlass");
+    std::fs::copy(built("windlass"), &alone).unwrap();
+    let mut command = Command::new(&alone);
+    command.args(["run", "--nccl", &simulated_nccl(), "--", "true"]);
     let (code, _, told) = outcome(command);
     assert_eq!(code, REFUSED);
-    assert!(told.contains("WINDLASS_LIBRARY names /no/such/libwindlass.so"), "{told}");
+    assert!(told.contains("libwindlass.so is not in "), "{told}");
+    assert!(told.contains("install the command with its library"), "{told}");
 }
 
 /// A program that opens NCCL itself by a path gets a warning, and runs.

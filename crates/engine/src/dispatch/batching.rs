@@ -18,8 +18,6 @@ use wires::{Sums, Wire};
 /// Which collectives of a group may share a kernel, as the ranks have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Batches {
-    /// None: one collective a kernel.
-    None,
     /// Small ones, over LL.
     Small,
     /// Small ones over LL, larger ones over LL128.
@@ -29,11 +27,7 @@ pub(super) enum Batches {
 impl Batches {
     /// Reads the capabilities of the [negotiated config](windlass_bootstrap::negotiated).
     pub(super) fn of(capabilities: u64) -> Batches {
-        match capabilities {
-            _ if capabilities & capability::BATCHES == 0 => Batches::None,
-            _ if capabilities & capability::LARGER_BATCHES == 0 => Batches::Small,
-            _ => Batches::All,
-        }
+        if capabilities & capability::LARGER_BATCHES == 0 { Batches::Small } else { Batches::All }
     }
 }
 
@@ -245,15 +239,13 @@ mod tests {
         let (one, scattered) = (call(AllReduce, 1), call(ReduceScatter, 1));
         assert_eq!(small(&[one, larger, one]), [Step::Batch(vec![0, 2]), Step::Alone(1)]);
         assert_eq!(small(&[one, call(AllGather, 1), scattered]), [Step::Batch(vec![0, 2]), Step::Alone(1)]);
-        assert_eq!(alone_with(Batches::None, &[one, one]), [Step::Alone(0), Step::Alone(1)]);
     }
 
     /// Capabilities give the batches.
     #[test]
     fn agreed() {
-        use capability::{BATCHES, LARGER_BATCHES, NATIVE};
-        let known = [0, LARGER_BATCHES, BATCHES | NATIVE, BATCHES | LARGER_BATCHES].map(Batches::of);
-        assert_eq!(known, [Batches::None, Batches::None, Batches::Small, Batches::All]);
+        use capability::{LARGER_BATCHES, NATIVE};
+        assert_eq!([NATIVE, NATIVE | LARGER_BATCHES].map(Batches::of), [Batches::Small, Batches::All]);
     }
 
     /// Above the bytes of one batch kernel, calls of a kind do not share one over LL128, and large calls run alone.

@@ -241,7 +241,7 @@ mod tests {
         ] {
             let expected = |place| if are_ours { Step::Alone(place) } else { Step::Forwarded(place) };
             let expected: Vec<Step> = (0..count).map(expected).collect();
-            assert_eq!(all_reduces(count, bytes, Batches::None), expected, "{count} of {bytes} bytes");
+            assert_eq!(all_reduces(count, bytes, Batches::Small), expected, "{count} of {bytes} bytes");
             assert_eq!(all_reduces(count, bytes, Batches::All), [Step::Batch((0..count).collect())]);
         }
         // Calls that are fused into one kernel stay on Windlass beside them.
@@ -249,10 +249,8 @@ mod tests {
         let mixed = [large, large, broadcast(0, 9), broadcast(1, 9), large];
         use Step::{Alone, Batch, Forwarded};
         let separate = [Forwarded(0), Forwarded(1), fused(2..4), Forwarded(4)];
-        assert_eq!(steps(&mixed, &TERMS, Batches::None), separate);
+        assert_eq!(steps(&mixed, &TERMS, Batches::Small), separate);
         assert_eq!(steps(&mixed, &TERMS, Batches::All), [Batch(vec![0, 1, 4]), fused(2..4)]);
-        assert_eq!(all_reduces(3, 4, Batches::None), [0, 1, 2].map(Forwarded));
-        assert_eq!(all_reduces(2, 4, Batches::None), [0, 1].map(Alone));
         // A full batch of 64 calls is faster than NCCL, so any number of full batches stays.
         assert_eq!(all_reduces(64, 4, Batches::All), [Batch((0..64).collect())]);
         let three = [Batch((0..64).collect()), Batch((64..128).collect()), Batch(vec![128, 129])];
@@ -275,7 +273,7 @@ mod tests {
         let max = Shared { operation: Some(ncclMax), ..all_reduce(9) };
         let own = Shared { operation: Some(ncclRedOp_t(5)), ..all_reduce(9) };
         let run = |calls: &[Shared], batches| steps(calls, &fixed, batches);
-        assert_eq!(run(&[all_reduce(MIB); 9], Batches::None), (0..9).map(Alone).collect::<Vec<_>>());
+        assert_eq!(run(&[all_reduce(MIB); 9], Batches::Small), (0..9).map(Alone).collect::<Vec<_>>());
         assert_eq!(
             run(&[all_reduce(9), max, all_reduce(9)], Batches::All),
             [Batch(vec![0, 2]), Forwarded(1)]
@@ -322,13 +320,12 @@ mod tests {
             calls in proptest::collection::vec(any_call(), 0..24),
             limits in any::<[u32; COLLECTIVES]>(),
             shift in 0..32_u32,
-            batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
+            batches in prop_oneof![Just(Batches::Small), Just(Batches::All)],
         ) {
             let terms = Terms { native: Limits(limits.map(|limit| u64::from(limit >> shift))), ..TERMS };
             let (mut places, mut alone, mut lists) = (Vec::new(), 0, 0);
             for step in steps(&calls, &terms, batches) {
                 if let Step::Batch(run) = &step {
-                    prop_assert!(batches != Batches::None);
                     prop_assert!(run.len() > 1 && run.is_sorted());
                     prop_assert!(run.iter().all(|place| plan(&calls[*place], Standing::PeerGroup(terms)) == Path::Native));
                 }

@@ -9,7 +9,6 @@ use crate::forward;
 use crate::group::{self, Awaited};
 use crate::peers::PeerGroup;
 use crate::plan::{Standing, Terms, may_be_fused, plan};
-use windlass_base::annotate;
 use windlass_base::call::Call;
 use windlass_base::error::{panicked, refuse};
 use windlass_base::gate::Passed;
@@ -25,7 +24,6 @@ use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_gu
 /// The decision on a call before it runs.
 struct Decided {
     course: Course,
-    _range: Option<annotate::Range>,
     /// Keeps Windlass's threads out of NCCL's communicator until NCCL has returned; an open group holds another one until its end.
     _inside: Option<Passed<'static>>,
 }
@@ -137,14 +135,12 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
             Path::Native
         }
         Course::Taken(taken) => taken.path(),
-        Course::Refused(_) => return Decided { course, _range: None, _inside: inside },
+        Course::Refused(_) => return Decided { course, _inside: inside },
         // Counted at the group's end, when the path is known.
-        Course::Perhaps(_) => {
-            let range = annotate::range(call.shared.function);
-            return Decided { course, _range: range, _inside: inside };
-        }
+        Course::Perhaps(_) => return Decided { course, _inside: inside },
     };
-    Decided { course, _range: count(call, communicator, path), _inside: inside }
+    count(call, communicator, path);
+    Decided { course, _inside: inside }
 }
 
 /// Whether a call that would go to NCCL by itself is held, as it may be fused with others. Before 2.26 NCCL then runs it behind

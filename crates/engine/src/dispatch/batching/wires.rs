@@ -43,7 +43,6 @@ impl Sums {
     pub(super) fn wire(&self, call: &Candidate, terms: &Terms, batches: Batches) -> Option<Wire> {
         let by_ll = call.packets.map(|_| Wire::Ll);
         match batches {
-            Batches::None => None,
             Batches::Small => by_ll,
             Batches::All if self.are_few_packets(call) || !self.suit_ll128(call, terms) => by_ll,
             Batches::All => Some(Wire::Ll128(call.kind)),

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::forward::init::{Ctas, Policy};
 use windlass_base::config::nccl::{Effect, Settings};
-use windlass_base::config::{Batch, Collectives, Config, Order, Register, Windows};
+use windlass_base::config::{Collectives, Config, Order, Register};
 use windlass_base::gpu::device;
 use windlass_base::stats::features::{Feature, Lack, Lacks};
 use windlass_base::stats::segment;
@@ -55,14 +55,9 @@ impl Basis<'_> {
     /// The bits that this rank reports.
     pub(in crate::peers) fn capabilities(&self) -> u64 {
         let windows = self.windows().is_ok();
-        let batches = match self.options.batch {
-            Batch::Off => 0,
-            Batch::Small => capability::BATCHES,
-            // Larger batches were measured with all blocks only.
-            Batch::All if self.ctas_max() < GRID_MAX => capability::BATCHES,
-            Batch::All => capability::BATCHES | capability::LARGER_BATCHES,
-        };
         let bits = [
+            // Larger batches were measured with all blocks only.
+            (self.ctas_max() >= GRID_MAX, capability::LARGER_BATCHES),
             (self.has_multicast(), capability::MULTICAST),
             (tuning::RINGS_IN_FOURS.contains(&self.version), capability::RINGS_IN_FOURS),
             (self.native().is_ok(), capability::NATIVE),
@@ -73,7 +68,7 @@ impl Basis<'_> {
             (!self.nccl.has(Effect::LaunchBarrier), capability::LAUNCHES_ALONE),
             (self.has_fixed_order(), capability::FIXED_ORDER),
         ];
-        bits.into_iter().filter(|(has, _)| *has).fold(batches, |all, (_, bit)| all | bit)
+        bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
     }
 
     /// What this rank lacks, whatever the others have.
@@ -113,7 +108,7 @@ impl Basis<'_> {
     /// Kept windows need an NCCL without multicast: with it, NCCL binds windows at places that must be equal on all ranks, and makes some
     /// by itself that Windlass does not see. So it does where a policy of blocks asks for that.
     fn windows(&self) -> Result<(), Lack> {
-        if self.options.windows == Windows::Off || self.options.pool_bytes_max == 0 {
+        if self.options.pool_bytes_max == 0 {
             Err(Lack::Option)
         } else if self.nccl.has(Effect::NoCuMem) {
             Err(Lack::NoCuMem)
@@ -264,8 +259,6 @@ mod tests {
         assert_eq!(of(Basis { nccl: &set(Effect::Algorithms), ..plain }), Err(Lack::Variable));
         assert_eq!(of(Basis { nccl: &set(Effect::NoWindows), ..plain }), Err(Lack::Variable));
         assert_eq!(of(Basis { nccl: &set(Effect::NoCuMem), ..plain }), Err(Lack::NoCuMem));
-        let off = Config { windows: Windows::Off, ..Config::default() };
-        assert_eq!(of(Basis { options: &off, ..plain }), Err(Lack::Option));
         let poolless = Config { pool_bytes_max: 0, ..Config::default() };
         assert_eq!(of(Basis { options: &poolless, ..plain }), Err(Lack::Option));
     }

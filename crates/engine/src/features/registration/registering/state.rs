@@ -5,10 +5,11 @@ use crate::features::registration::aliases::Alias;
 use crate::features::registration::cache::{Cache, Limits, Use};
 use crate::features::registration::offer_pacing::OfferPacing;
 use crate::features::registration::staging::Staging;
-use windlass_base::config::config;
 use windlass_base::gpu::stream::{self, Event};
 use windlass_base::gpu::{Failure, Home, StreamHandle};
 
+/// The device memory that a communicator may hold as staging buffers. Calls that need more are not registered.
+const STAGING_BYTES_MAX: u64 = 512 << 20;
 /// NCCL walks through all registrations for every buffer of every call, so there are few.
 const ENTRIES_MAX: usize = 64;
 /// How many allocations that cannot be registered are remembered.
@@ -68,7 +69,7 @@ impl State {
             home,
             real: None,
             cache: Cache::new(limits),
-            staging: Staging::new(config().staging_bytes_max),
+            staging: Staging::new(STAGING_BYTES_MAX),
             pacing: OfferPacing::new(),
             offered: 0,
             size_refused: u8::MAX,
