@@ -25,7 +25,8 @@ constexpr Kind kinds[] = {collective::all_reduce, collective::broadcast, collect
 // The ways in which a collective may run. Over LL128 an all-reduce in one phase cannot be in place: a sending warp would read results.
 std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
   std::vector<Choice> choices = {{collective::ll128, 2}};
-  if (collective::goes_by_ll(kind, 0, 0)) choices.push_back({collective::ll, 2});
+  // LL is for collectives in which every rank sends to every other one.
+  if (kind != collective::broadcast && kind != collective::reduce) choices.push_back({collective::ll, 2});
   if (ranks <= 4) choices.push_back({collective::ll128, 4});
   if (kind == collective::all_reduce || kind == collective::reduce) choices.push_back({collective::two_phases, 2});
   // Kernels for large reductions.

@@ -3,10 +3,9 @@
 #pragma once
 #include "../device/collective_kernels.cuh"
 #include "../device/collective_list.h"
-#include "collective_arrange.h"
+#include "collective_choice.h"
 #include "collective_reference.h"
 #include "residency.h"
-#include "uneven_arrange.h"
 
 #include <unistd.h>
 
@@ -97,13 +96,10 @@ inline bool reduces(collective::Kind kind) {
 }
 // `any`: the kernel for all types, even if this type has one of its own.
 inline const char* reducer_for(uint32_t type, uint32_t by, bool any) {
-  if (collective::is_ordered(type, by)) return "OrderedReduction";
-  if (!any && (by == reference::sum || by == reference::average)) {
-    if (type == reference::single) return "SumF32";
-    if (type == reference::half) return "SumF16";
-    if (type == reference::brain) return "SumBf16";
-  }
-  return "AnyReduction";
+  static const char* const names[] = {"Copy", "SumF32", "SumF16", "SumBf16", "AnyReduction", "OrderedReduction"};
+  const uint32_t reducer = windlass_reducer(type, by);
+  expect(reducer <= windlass_ordered, "no kernels for this reduction");
+  return names[any && reducer != windlass_ordered ? windlass_any : reducer];
 }
 
 // --- memory -------------------------------------------------------------------------------------------------------------------
@@ -221,24 +217,27 @@ struct How {
 
 struct World {
   Options options;
-  collective::Layout layout;
+  CollectiveLayout layout;
   std::vector<Region> regions;
+  std::vector<uint64_t> region_addresses;
   uint32_t control = 0;
   std::vector<WindlassP2pReport> reports;
   std::vector<std::vector<uint64_t>> digests;  // [rank][call]
   std::atomic<uint32_t> begun{0};              // launches
   residency::Gpus* gpus = nullptr;             // null: all blocks are resident
 
-  explicit World(const Options& o) : options(o), layout(geometry(0)), regions(o.ranks), reports(o.ranks), digests(o.ranks) {
+  explicit World(const Options& o) : options(o), layout(layout_of(geometry(0))), regions(o.ranks), reports(o.ranks), digests(o.ranks) {
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassP2pReport));
     for (Region& region : regions) {
       region.make(layout.bytes);
+      region_addresses.push_back(region.address);
       for (const WindlassWire& wire : {layout.ll128, layout.results})
         for (uint64_t at = 0; at < o.channels * WINDLASS_CHANNEL_BYTES; at += 8) word(region.address + wire.channels + at) = o.first_count;
       for (uint32_t channel = 0; channel < o.channels; ++channel) word(region.address + layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES) = o.first_count;
     }
   }
-  collective::Geometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.channels, options.slots}; }
+  static CollectiveLayout layout_of(const CollectiveGeometry& geometry) { return windlass_layout(&geometry); }
+  CollectiveGeometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.channels, options.slots}; }
   static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
   uint64_t& channel_word(uint32_t rank, const WindlassWire& wire, uint32_t channel, uint32_t which) {
     return word(regions[rank].address + wire.channels + channel * WINDLASS_CHANNEL_BYTES + 8 * which);
@@ -262,7 +261,6 @@ struct World {
   void fill(WindlassCollectiveLaunch& launch, uint32_t role_warps) {
     ++begun;
     launch.role_warps = role_warps;
-    for (uint32_t rank = 0; rank < options.ranks; ++rank) launch.regions[rank] = regions[rank].address;
     launch.control = address_of(&control);
     launch.report = address_of(&reports[launch.rank]);
   }
@@ -457,6 +455,8 @@ struct Rank {
     return {address_of(at), true};
   }
 
+  static CollectiveReduction of_call(const Call& call, const Scalar& scalar) { return {scalar.bits_or_address, call.type, call.by, scalar.is_address, 0}; }
+
   // Compares the buffers with the right results.
   void compare(const Call& call) {
     const uint32_t width = reference::element_bytes[call.type];
@@ -531,8 +531,8 @@ struct Rank {
       target.expects(target_at + at * width, element, width);
     }
     const Scalar scalar = scalar_of(call, index, inputs);
-    launch = arrange({call.kind, count, width, call.type, call.by, call.root, source.address() + source_at, target.address() + target_at, scalar.bits_or_address, scalar.is_address},
-                     world.geometry(me), call.choice);
+    launch = arrange(call.kind, {of_call(call, scalar), count, source.address() + source_at, target.address() + target_at, 0, width, call.root, 0}, world.geometry(me),
+                     world.region_addresses.data(), call.choice);
   }
 
   // Makes launches of all-gather-v, reduce-scatter-v and the like: each pair of ranks has a size of its own.
@@ -557,27 +557,26 @@ struct Rank {
       for (uint32_t to = 0; to < me && !same; ++to) at += matrix[from][to];
       return at;
     };
-    // Types, tags, wires and channels are those of an even call; all sizes and places are then set here.
-    const Scalar scalar = scalar_of(call, index, inputs);
-    launch = arrange({reducing ? reduce_scatter : all_to_all, largest, width, call.type, call.by, 0, 0, 0, scalar.bits_or_address, scalar.is_address}, world.geometry(me), call.choice);
-    launch.flags &= ~WINDLASS_COLLECTIVE_EVEN;
-    if (same) launch.flags |= WINDLASS_COLLECTIVE_SAME;
-    for (uint32_t rank = 0; rank < ranks(); ++rank) {
-      launch.send[rank] = out.address() + (same ? 0 : send_at[rank] * width);
-      launch.send_bytes[rank] = matrix[me][rank] * width;
-      launch.receive[rank] = in.address() + receive_at[rank] * width;
-      launch.receive_bytes[rank] = reducing && rank != me ? 0 : matrix[rank][me] * width;
-      if (!reducing)
-        for (uint64_t at = 0; at < matrix[rank][me]; ++at) in.expects((receive_at[rank] + at) * width, inputs.element(index, rank, part_at(rank) + at), width);
-    }
-    finish(launch, call.choice, world.geometry(me), largest * width);
-    // Launches that the product has are made as it makes them.
-    if (call.choice.family == ll128 && (same || reducing)) {
-      UnevenRequest request{reducing, call.type, call.by, {}, same ? out.address() : in.address(), scalar.bits_or_address, scalar.is_address};
+    expect(call.choice.family == ll128, "uneven calls go by LL128");
+    if (same || reducing) {
+      UnevenRequest request{of_call(call, scalar_of(call, index, inputs)), {}, same ? out.address() : in.address(), reducing, 0};
       for (uint32_t rank = 0; rank < ranks(); ++rank)
-        request.parts[rank] = same ? UnevenPart{launch.receive[rank], launch.receive_bytes[rank]} : UnevenPart{launch.send[rank], launch.send_bytes[rank]};
-      launch = collective::arrange_uneven(request, world.geometry(me), call.choice.groups);
+        request.parts[rank] = same ? UnevenPart{in.address() + receive_at[rank] * width, matrix[rank][me] * width}
+                                   : UnevenPart{out.address() + send_at[rank] * width, matrix[me][rank] * width};
+      launch = collective::arrange_uneven(request, world.geometry(me), world.region_addresses.data(), call.choice);
+    } else {
+      // Tags, wires and channels are those of an even call of the largest part; all sizes and places are then set here.
+      launch = arrange(all_to_all, {{}, largest, 0, 0, 0, width, 0, 0}, world.geometry(me), world.region_addresses.data(), call.choice);
+      launch.flags &= ~(uint32_t)WINDLASS_COLLECTIVE_EVEN;
+      for (uint32_t rank = 0; rank < ranks(); ++rank) {
+        launch.send[rank] = out.address() + send_at[rank] * width;
+        launch.send_bytes[rank] = matrix[me][rank] * width;
+        launch.receive[rank] = in.address() + receive_at[rank] * width;
+        launch.receive_bytes[rank] = matrix[rank][me] * width;
+      }
     }
+    for (uint32_t rank = 0; rank < ranks() && !reducing; ++rank)
+      for (uint64_t at = 0; at < matrix[rank][me]; ++at) in.expects((receive_at[rank] + at) * width, inputs.element(index, rank, part_at(rank) + at), width);
     for (uint64_t at = 0; reducing && at < matrix[me][me]; ++at) expect_reduced(in, at * width, call, index, inputs, part_at(0) + at);
   }
 

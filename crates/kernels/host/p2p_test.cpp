@@ -144,16 +144,16 @@ struct World {
   // One launch and its synchronisation, as one group of `rank` on its stream.
   void group(uint32_t rank, const std::vector<P2pCall>& calls, const P2pLimits& limits, uint64_t random) {
     WindlassP2pLaunch launch;
-    std::vector<WindlassP2pOperation> operations;
+    std::vector<WindlassP2pOperation> operations(calls.size());
     WindlassP2pGeometry own = geometry;
     own.rank = rank;
-    const P2pShape shape = p2p_arrange(calls.data(), calls.size(), peers[rank].data(), peers[rank].size(), own, limits, launch, operations);
+    const P2pShape shape = windlass_arrange_p2p(calls.data(), calls.size(), peers[rank].data(), peers[rank].size(), &own, &limits, &launch, operations.data());
     host::Device* const device = gpus ? &gpus->devices[rank] : nullptr;
     if (shape.blocks == 0) {
       if (device) ++device->launched;  // its turn is over
       return;
     }
-    expect(shape.blocks != p2p_refused, "too many channels");
+    expect(shape.blocks != windlass_refused, "too many channels");
     if (rank == options.strayed_rank) {
       expect(launch.used_blocks == (1u << options.bulk_channels) - 1, "all virtual blocks are in use");
       auto* const connections = reinterpret_cast<WindlassP2pConnection*>(launch.storage);
@@ -380,6 +380,30 @@ std::vector<uint64_t> interesting_sizes(const Options& o) {
   for (uint64_t around : {(uint64_t)o.ll128_channels * 1920, ll128_ring, o.bulk_from, (uint64_t)o.chunk * 10, stripe * o.bulk_slots, stripe * (o.bulk_slots + 1)})
     for (int64_t by : {-1920, -17, -16, -1, 0, 1, 15, 16, 1921}) sizes.push_back((uint64_t)((int64_t)around + by));
   return sizes;
+}
+
+// Groups of any geometry and limits: the kernel lays out in shared memory just what the launch asks for.
+void shared_memory() {
+  host::Random random{seed};
+  const auto one_of = [&](const std::vector<uint32_t>& values) { return values[random.below(values.size())]; };
+  uint32_t with_stages = 0, with_jobs = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const uint32_t channels = one_of({1, 5, 24, 32}), chunk = one_of({4096, 16384, 32768});
+    const WindlassP2pGeometry geometry = {1, 1ull << random.below(26), channels * one_of({1, 3, 8}), 8, channels, 2, chunk, 0};
+    const P2pLimits limits = {one_of({0, 1}), 2 * one_of({1, 2, 3, 4}), one_of({48u << 10, 220u << 10})};
+    const std::vector<P2pPeer> peers(8);
+    std::vector<P2pCall> calls(random.below(40));
+    for (P2pCall& call : calls) call = {16 * random.below(1000), random.below(1ull << random.below(27)), (uint32_t)random.below(8), one_of({0, 1})};
+    std::vector<WindlassP2pOperation> operations(calls.size());
+    WindlassP2pLaunch launch;
+    const P2pShape shape = windlass_arrange_p2p(calls.data(), calls.size(), peers.data(), peers.size(), &geometry, &limits, &launch, operations.data());
+    if (shape.blocks == windlass_refused) continue;
+    const uint32_t total = windlass_shared_layout(launch).total;
+    expect(shape.shared_bytes == total, "a launch asks for " + std::to_string(shape.shared_bytes) + " bytes of shared memory, and needs " + std::to_string(total));
+    with_stages += launch.stages > 0;
+    with_jobs += launch.jobs_per_warp > 0;
+  }
+  expect(with_stages > 100 && with_jobs > with_stages, "too few launches have chunks");
 }
 
 void sizes_and_alignments(bool bulk_copies) {
@@ -972,7 +996,7 @@ Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
   o.ll128_slots = 1u << random.below(3);
   o.bulk_slots = 1u << random.below(3);
   // A message has two or three chunks of a channel.
-  o.chunk = windlass_divided_up(o.ll128_channels * 1920 / o.bulk_channels / 2, 128) * 128;
+  o.chunk = (o.ll128_channels * 1920 / o.bulk_channels / 2 + 127) / 128 * 128;
   o.bulk_from = random.below(3) == 0 ? 1 << 30 : random.below(o.ll128_channels * 1920);
   o.bulk_copies = random.below(3) != 0;
   o.stages = 2;
@@ -1083,6 +1107,7 @@ const struct {
   const char* name;
   std::function<void()> run;
 } scenarios[] = {
+    {"shared_memory", shared_memory},
     {"sizes", [] { sizes_and_alignments(true); }},
     {"sizes_ordinary", [] { sizes_and_alignments(false); }},
     {"alignments", every_alignment},

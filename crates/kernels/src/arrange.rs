@@ -1,6 +1,6 @@
 //! Turns the calls of a group into a launch, by pure decisions about connections, blocks, warps and shared memory.
 //!
-//! The C++ tests use `host/arrange.h`, which decides the same; `tests/kernels/arrange.rs` holds that both give the same bytes.
+//! The C++ tests call it through the crate `host-arrange`. `tests/kernels/arrange.rs` holds what a launch of any group has.
 //! The peer must decide channels, chunks and their virtual blocks alike: they follow from a message's bytes, the pair of ranks and the
 //! geometry. All else (warps, how data is loaded) each rank decides for itself.
 
@@ -33,6 +33,7 @@ pub enum Direction {
 }
 
 /// The addresses of both directions' rings shared with one peer; flags and counts in them are ignored.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
     /// Where this rank sends.
@@ -397,7 +398,8 @@ fn send_by_ordinary_stores(launch: &mut Launch) {
     }
 }
 
-/// Bytes of shared memory of a block, as `windlass_shared_layout` of `device/p2p.h` has them.
+/// Bytes of shared memory of a block, as `windlass_shared_layout` of `device/p2p.h` has them: `shared_memory` of `host/p2p_test.cpp`
+/// compares them.
 fn shared_bytes(launch: &Launch) -> u32 {
     let tasks = launch.bulk_tasks;
     let stage_count = u32::from(launch.stages);

@@ -5,6 +5,7 @@
 
 mod batch;
 mod buffers;
+mod chosen;
 mod geometry;
 mod grid;
 mod kernel;
@@ -17,16 +18,17 @@ mod uneven;
 mod tests;
 
 pub use batch::{arrange_batch, batch_bytes_max, packets};
+pub use chosen::{arrange_by, arrange_uneven_by, reducer_of};
 pub use geometry::{Geometry, Layout};
 pub use grid::{Limits, Shape};
-pub use kernel::Kernel;
+pub use kernel::{Family, Kernel, Reducer};
 pub use reduction::{Reduction, SCALED_SUM, Scalar};
 pub use refused::Refused;
 pub use tuning::{Crossover, Tuning};
 pub use uneven::{Part, Uneven, arrange_uneven};
 
 use crate::collective::{COLLECTIVE_EVEN, CollectiveLaunch};
-use kernel::{Reducer, Straight};
+use kernel::Straight;
 
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +97,8 @@ pub fn arrange(
     limits: &Limits,
     launch: &mut CollectiveLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    let ranks = ranks_of(geometry, limits, regions)?;
+    limits.check()?;
+    let ranks = ranks_of(geometry, regions)?;
     let reducer = collective.reducer(ranks)?;
     let total_bytes = collective.total_bytes(ranks)?;
     if total_bytes == 0 {
@@ -105,17 +108,8 @@ pub fn arrange(
     let family = tuning.family(collective.kind, reducer, total_bytes, connection_bytes, geometry);
 
     *launch = blank(geometry, regions);
-    launch.wires = layout.wires(family);
-    if let Some(reduction) = collective.reduction.filter(|_| reducer != Reducer::Copy) {
-        reduction.tell(collective.scalar, launch);
-    }
-    let largest_connection_bytes = buffers::write(collective, family, launch);
-    launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
-    if collective.kind.is_even() {
-        launch.flags |= COLLECTIVE_EVEN;
-    }
-    let is_whole = reducer.has_straight() && launch.is_whole(family.vector_bytes());
-    let straight = Straight::of(collective.kind.is_even() && is_whole);
+    collective.write(reducer, family, layout, launch);
+    let straight = Straight::of(reducer.has_straight() && launch.is_straight(family));
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let limits = limits.modest(collective.kind, ranks, total_bytes);
     let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
@@ -123,10 +117,9 @@ pub fn arrange(
     Ok(Some(shape))
 }
 
-/// The number of ranks. Fails if geometry, limits or regions are not valid.
-fn ranks_of(geometry: &Geometry, limits: &Limits, regions: &[u64]) -> Result<u32, Refused> {
+/// The number of ranks. Fails if geometry or regions are not valid.
+fn ranks_of(geometry: &Geometry, regions: &[u64]) -> Result<u32, Refused> {
     geometry.check()?;
-    limits.check()?;
     match regions.len() == geometry.ranks as usize {
         true => Ok(geometry.ranks),
         false => Err(Refused::Regions { regions: regions.len(), ranks: geometry.ranks }),
@@ -148,6 +141,19 @@ fn blank(geometry: &Geometry, regions: &[u64]) -> CollectiveLaunch {
 }
 
 impl Collective {
+    /// Writes all but the communicator's fields and those that follow from the grid.
+    fn write(&self, reducer: Reducer, family: Family, layout: &Layout, launch: &mut CollectiveLaunch) {
+        launch.wires = layout.wires(family);
+        if let Some(reduction) = self.reduction.filter(|_| reducer != Reducer::Copy) {
+            reduction.tell(self.scalar, launch);
+        }
+        let largest_connection_bytes = buffers::write(self, family, launch);
+        launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
+        if self.kind.is_even() {
+            launch.flags |= COLLECTIVE_EVEN;
+        }
+    }
+
     /// Bytes of the larger of its buffers, which NCCL's own measurements count, too.
     fn total_bytes(&self, ranks: u32) -> Result<u64, Refused> {
         let parts = match self.kind {

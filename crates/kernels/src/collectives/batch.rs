@@ -40,7 +40,8 @@ pub fn arrange_batch(
     limits: &Limits,
     batch: &mut BatchLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    let ranks = ranks_of(geometry, limits, regions)?;
+    limits.check()?;
+    let ranks = ranks_of(geometry, regions)?;
     let Some(first) = collectives.first() else { return Ok(None) };
     let Together { reducer, total_bytes, family } = together(collectives, first, ranks, tuning)?;
 

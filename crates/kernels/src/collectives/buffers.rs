@@ -2,7 +2,9 @@
 
 use super::kernel::Family;
 use super::{Collective, Kind};
-use crate::collective::{COLLECTIVE_ROOT_SHIFT, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
+use crate::collective::{
+    COLLECTIVE_EVEN, COLLECTIVE_ROOT_SHIFT, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX,
+};
 
 /// Shares of an all-reduce begin at multiples of this, counted from the beginning of the buffer: no element is cut, and a
 /// vector that a thread loads lies in one share.
@@ -75,8 +77,13 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
 }
 
 impl CollectiveLaunch {
+    /// Whether this rank may use the straight kernel of a family, if there is one.
+    pub fn is_straight(&self, family: Family) -> bool {
+        self.flags & COLLECTIVE_EVEN != 0 && self.is_whole(family.vector_bytes())
+    }
+
     /// Whether all that this rank moves begins and ends at multiples of `vector_bytes` (a power of two).
-    pub(super) fn is_whole(&self, vector_bytes: u64) -> bool {
+    fn is_whole(&self, vector_bytes: u64) -> bool {
         let of = |addresses: &[u64; RANKS_MAX], bytes: &[u64; RANKS_MAX]| {
             let moved = addresses.iter().zip(bytes).filter(|(_, bytes)| **bytes > 0);
             moved.fold(0, |bits, (address, bytes)| bits | address | bytes)

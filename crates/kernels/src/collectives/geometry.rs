@@ -8,6 +8,7 @@ use crate::collective::{
 };
 
 /// What the ranks agreed on at init; all but `rank` is equal on all of them.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Tag of packet 0 of every channel. Neither it nor a later tag may be 0, which is no tag.
@@ -59,6 +60,7 @@ impl Geometry {
 }
 
 /// Where each wire lies in the part for collectives of every rank's region: offsets from its beginning, 128-byte aligned.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Packets of 256 bytes, for small collectives in which every rank sends every other one as much.

@@ -1,14 +1,15 @@
-//! Names the kernels of `device/collective_list.h`; `tests/kernels/collectives.rs` holds that the lists are the same.
+//! Names the kernels of `device/collective_list.h`; `tests/kernels/structures.rs` holds that the lists are the same.
 
 use crate::collective::{LL_PAYLOAD_BYTES, LL128_HALF_PAYLOAD_BYTES, LL128_SLOT_BYTES, SIMPLE_SHARED_BYTES};
 
 /// How data moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
+pub enum Family {
+    /// LL.
     Ll,
-    /// Packets of two groups of lines.
+    /// LL128 in one phase, in packets of two groups of lines.
     Ll128x2,
-    /// Packets of four groups of lines.
+    /// LL128 in one phase, in packets of four groups of lines.
     Ll128x4,
     /// LL128 in two phases, in packets of two groups.
     AllReduce,
@@ -28,7 +29,7 @@ pub(super) enum Family {
 
 impl Family {
     /// Bytes of payload in a packet.
-    pub(super) fn packet_bytes(self) -> u64 {
+    pub fn packet_bytes(self) -> u64 {
         match self {
             Family::Ll | Family::BatchLl => LL_PAYLOAD_BYTES,
             Family::Ll128x2 | Family::AllReduce | Family::BatchLl128x2 | Family::BatchAllReduce => {
@@ -48,7 +49,7 @@ impl Family {
     }
 
     /// Roles among which the warps of a block are divided evenly.
-    pub(super) fn roles(self) -> u32 {
+    pub fn roles(self) -> u32 {
         match self {
             Family::Ll | Family::BatchLl => 1,
             Family::Ll128x2
@@ -61,12 +62,12 @@ impl Family {
     }
 
     /// All warps of a block: those of the roles, and the signal warp.
-    pub(super) fn warps(self, role_warps: u32) -> u32 {
+    pub fn warps(self, role_warps: u32) -> u32 {
         self.roles() * role_warps + u32::from(self.is_simple())
     }
 
     /// Bytes of shared memory of a block.
-    pub(super) fn shared_bytes(self) -> u32 {
+    pub fn shared_bytes(self) -> u32 {
         if self.is_simple() { SIMPLE_SHARED_BYTES } else { 0 }
     }
 
@@ -92,11 +93,16 @@ impl Family {
 
 /// How a kernel combines elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reducer {
+pub enum Reducer {
+    /// It only moves bytes.
     Copy,
+    /// Sums and averages of fp32.
     SumF32,
+    /// Of fp16.
     SumF16,
+    /// Of bf16.
     SumBf16,
+    /// Every other type and operation, chosen at run time.
     Any,
     /// What only fixed order makes native: floats of 8 bits, and scaled sums of every type.
     Ordered,

@@ -1,4 +1,5 @@
 mod batch;
+mod chosen;
 mod flow;
 mod uneven;
 

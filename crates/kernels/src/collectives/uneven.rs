@@ -5,6 +5,7 @@ use super::{Geometry, Kind, Layout, Limits, Reduction, Refused, Scalar, Shape, T
 use crate::collective::{COLLECTIVE_EVEN, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
 
 /// What one rank contributes, or gets, and its address.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// A buffer of any alignment; ignored if there are no bytes.
@@ -42,7 +43,8 @@ pub fn arrange_uneven(
     limits: &Limits,
     launch: &mut CollectiveLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    let ranks = ranks_of(geometry, limits, regions)?;
+    limits.check()?;
+    let ranks = ranks_of(geometry, regions)?;
     let reducer = uneven.reducer()?;
     let total_bytes = uneven.total_bytes(ranks)?;
     if total_bytes == 0 {
@@ -51,18 +53,8 @@ pub fn arrange_uneven(
     let family = uneven.family(reducer, total_bytes, geometry, tuning);
 
     *launch = blank(geometry, regions);
-    launch.wires = [layout.ll128, Default::default()];
-    if let Some(reduction) = uneven.reduction {
-        reduction.tell(uneven.scalar, launch);
-    }
-    let largest_connection_bytes = uneven.write(launch);
-    launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
-    let is_even = uneven.is_even(ranks);
-    if is_even {
-        launch.flags |= COLLECTIVE_EVEN;
-    }
-    let is_whole = reducer.has_straight() && launch.is_whole(family.vector_bytes());
-    let straight = Straight::of(is_even && is_whole);
+    uneven.write(family, layout, launch);
+    let straight = Straight::of(reducer.has_straight() && launch.is_straight(family));
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let limits = limits.modest(uneven.even_kind(), ranks, total_bytes);
     let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
@@ -71,7 +63,7 @@ pub fn arrange_uneven(
 }
 
 impl Uneven {
-    fn reducer(&self) -> Result<Reducer, Refused> {
+    pub(super) fn reducer(&self) -> Result<Reducer, Refused> {
         let Some(reduction) = self.reduction else { return Ok(Reducer::Copy) };
         let element_bytes = reduction.element_bytes(self.scalar)?;
         match self.parts.iter().find(|part| !part.bytes.is_multiple_of(element_bytes.into())) {
@@ -81,7 +73,7 @@ impl Uneven {
     }
 
     /// Bytes of all parts.
-    fn total_bytes(&self, ranks: u32) -> Result<u64, Refused> {
+    pub(super) fn total_bytes(&self, ranks: u32) -> Result<u64, Refused> {
         let mut total: u64 = 0;
         for (rank, part) in (0..).zip(&self.parts) {
             if rank >= ranks && part.bytes > 0 {
@@ -113,8 +105,21 @@ impl Uneven {
         }
     }
 
+    /// Writes all but the communicator's fields and those that follow from the grid.
+    pub(super) fn write(&self, family: Family, layout: &Layout, launch: &mut CollectiveLaunch) {
+        launch.wires = layout.wires(family);
+        if let Some(reduction) = self.reduction {
+            reduction.tell(self.scalar, launch);
+        }
+        let largest_connection_bytes = self.write_buffers(launch);
+        launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
+        if self.is_even(launch.ranks) {
+            launch.flags |= COLLECTIVE_EVEN;
+        }
+    }
+
     /// Writes buffers and bytes. Returns the bytes of the largest connection among all ranks.
-    fn write(&self, launch: &mut CollectiveLaunch) -> u64 {
+    fn write_buffers(&self, launch: &mut CollectiveLaunch) -> u64 {
         let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
         let parts = &self.parts[..ranks];
         let own_bytes = parts[me].bytes;

@@ -34,11 +34,37 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The program `host/SOURCE.cpp` compiled with these flags.
+/// Compiles a C++ source into a program with these flags.
+pub fn compile(source: &Path, program: &Path, flags: &[&str]) {
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let status = Command::new(&compiler)
+        .args(["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized", "-pthread"])
+        .arg("-o")
+        .args([program, source])
+        .args(flags)
+        .status()
+        .unwrap_or_else(|error| panic!("a C++ compiler ({compiler}) is needed: {error}"));
+    assert!(status.success(), "{} does not compile", source.display());
+}
+
+/// The folder of `libhost_arrange.so`, which cargo builds before these tests.
+fn library_folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let folder = test.parent().unwrap().to_owned();
+    let library = folder.join("libhost_arrange.so");
+    assert!(library.exists(), "{} is missing: cargo builds it with these tests", library.display());
+    folder
+}
+
+/// The program `host/SOURCE.cpp` compiled with these flags. It loads the library of `host-arrange` when it runs, so a change of the Rust
+/// code compiles no C++.
 pub fn compiled(source: &str, name: &str, flags: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels-host");
     fs::create_dir_all(&folder).unwrap();
-    let program = folder.join(format!("{name}-{}", &digest(&["device", "host"], flags)[..16]));
+    let library_folder = library_folder().into_os_string().into_string().unwrap();
+    let search_path = format!("-Wl,-rpath,{library_folder}");
+    let flags = [flags, &["-L", &library_folder, "-lhost_arrange", &search_path]].concat();
+    let program = folder.join(format!("{name}-{}", &digest(&["device", "host"], &flags)[..16]));
     // Tests run as processes side by side: one compiles, the others wait.
     let lock = File::create(folder.join(format!("{name}.lock"))).unwrap();
     lock.lock().unwrap();
@@ -52,16 +78,7 @@ pub fn compiled(source: &str, name: &str, flags: &[&str]) -> PathBuf {
         }
     }
     let unfinished = program.with_extension("part");
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let status = Command::new(&compiler)
-        .args(["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized", "-pthread"])
-        .args(flags)
-        .arg("-o")
-        .arg(&unfinished)
-        .arg(crate_folder().join("host").join(source))
-        .status()
-        .unwrap_or_else(|error| panic!("a C++ compiler ({compiler}) is needed: {error}"));
-    assert!(status.success(), "{source} does not compile");
+    compile(&crate_folder().join("host").join(source), &unfinished, &flags);
     fs::rename(unfinished, &program).unwrap();
     program
 }

@@ -2,8 +2,7 @@
 
 mod arrange;
 mod collective_simulation;
-mod collectives;
 mod compiled;
 mod host;
 mod simulation;
-mod uneven;
+mod structures;

@@ -13,7 +13,7 @@ fn sanitized() -> std::path::PathBuf {
 }
 
 scenarios!(plain:
-    sizes sizes_ordinary alignments to_itself one_way both_ways larger_than_ring smallest_rings patterns patterns_ordinary
+    shared_memory sizes sizes_ordinary alignments to_itself one_way both_ways larger_than_ring smallest_rings patterns patterns_ordinary
     five_ranks several_to_one_peer three_hundred sender_ahead groups_cut tags_32 tags_64 counts_32
     none_holds_up_another payload_like_tags abort abort_ordinary
     grow_stalled grow_and_cut grow_before_use grow_one_side grow_head_to_head grow_eight_deep grow_in_traffic grow_in_traffic_ordinary

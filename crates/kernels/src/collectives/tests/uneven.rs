@@ -84,6 +84,114 @@ fn ranks_agree() {
     }
 }
 
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ z >> 31) % limit
+    }
+}
+
+/// A random call and its geometry.
+fn any(random: &mut Random) -> (Uneven, Geometry) {
+    let ranks = 2 + random.below(7) as u32;
+    let reduction = Reduction { datatype: random.below(12) as i32, operation: random.below(6) as i32 };
+    // Integers have no averages.
+    let is_known = reduction.datatype >= FLOAT16 || reduction.operation != AVERAGE;
+    let reduction = (random.below(2) == 0 && is_known).then_some(reduction);
+    let scalar = [Scalar::Bits(random.below(1 << 60)), Scalar::At(random.below(1 << 60))];
+    let scalar = scalar[random.below(2) as usize];
+    let scalar = reduction.filter(|reduction| reduction.operation == SCALED_SUM).map(|_| scalar);
+    let element_bytes = reduction.map_or(1, |reduction| ELEMENT_BYTES[reduction.datatype as usize].into());
+    let mut parts = [Part::default(); RANKS_MAX];
+    for part in parts.iter_mut().take(ranks as usize) {
+        let limit = 1 << random.below(26);
+        let bytes = if random.below(4) == 0 { 0 } else { random.below(limit) * element_bytes };
+        *part = Part { address: random.below(1 << 48), bytes };
+    }
+    let geometry = Geometry {
+        first_tag: 1 + random.below(1 << 50),
+        rank: random.below(ranks.into()) as u32,
+        ranks,
+        channels: 1 << random.below(9),
+        slots: 2 << random.below(3),
+    };
+    (Uneven { reduction, scalar, parts, own: random.below(1 << 48) }, geometry)
+}
+
+/// The launch of a call, without packets, grid and the factor of an average.
+fn expected(uneven: &Uneven, geometry: &Geometry) -> CollectiveLaunch {
+    let (me, ranks) = (geometry.rank as usize, geometry.ranks as usize);
+    let (addresses, bytes) = (uneven.parts.map(|part| part.address), uneven.parts.map(|part| part.bytes));
+    let mut launch = CollectiveLaunch {
+        wires: [Layout::of(geometry).ll128, Default::default()],
+        first_tag: geometry.first_tag,
+        rank: geometry.rank,
+        ranks: geometry.ranks,
+        channels_log2: geometry.channels.trailing_zeros(),
+        ring_slots: geometry.slots,
+        ..Default::default()
+    };
+    launch.regions[..ranks].copy_from_slice(&regions(geometry.ranks));
+    if let Some(Reduction { datatype, operation }) = uneven.reduction {
+        (launch.send, launch.send_bytes) = (addresses, bytes);
+        (launch.receive[me], launch.receive_bytes[me]) = (uneven.own, bytes[me]);
+        launch.reduction = (datatype | operation << 8) as u32;
+    } else {
+        launch.send[..ranks].fill(uneven.own);
+        launch.send_bytes[..ranks].fill(bytes[me]);
+        (launch.receive, launch.receive_bytes) = (addresses, bytes);
+        launch.flags |= COLLECTIVE_SAME;
+    }
+    match uneven.scalar {
+        Some(Scalar::Bits(bits)) => launch.scale = bits,
+        Some(Scalar::At(address)) => {
+            launch.scale = address;
+            launch.flags |= COLLECTIVE_SCALAR_AT;
+        }
+        None => {}
+    }
+    if bytes[..ranks].iter().all(|part| *part == bytes[0]) {
+        launch.flags |= COLLECTIVE_EVEN;
+    }
+    launch
+}
+
+/// Every field of the launch of a random call is what the call and the geometry say, and the chosen way is that of the product.
+#[test]
+fn random_calls_are_whole() {
+    let mut random = Random(7);
+    let mut asked = 0;
+    for _ in 0..600 {
+        let (uneven, geometry) = any(&mut random);
+        // Packets of two groups, or of four.
+        let tuning = &tunings()[1 + random.below(2) as usize];
+        let Some((shape, launch)) = answer(&uneven, &geometry, tuning).unwrap() else {
+            assert!(uneven.parts.iter().all(|part| part.bytes == 0));
+            continue;
+        };
+        asked += 1;
+        let mut expected = expected(&uneven, &geometry);
+        if uneven.scalar.is_none() {
+            // `reductions_are_told` holds it.
+            expected.scale = launch.scale;
+        }
+        let family = shape.kernel.family();
+        let packet_bytes = if family == Family::Ll128x4 { 1920 } else { 960 };
+        let largest = uneven.parts.iter().map(|part| part.bytes).max().unwrap();
+        expected.packets = largest.div_ceil(packet_bytes);
+        assert_eq!(chosen::without_grid(launch), expected);
+        let mut by_choice = CollectiveLaunch::default();
+        arrange_uneven_by(&uneven, family, &geometry, &regions(geometry.ranks), &mut by_choice).unwrap();
+        assert_eq!(by_choice, expected);
+    }
+    assert!(asked > 500, "{asked}");
+}
+
 /// A call without bytes makes no launch. Impossible calls are refused with their values.
 #[test]
 fn nonsense_is_refused() {
