@@ -1,10 +1,9 @@
-/* Holds that the communicators of a group run in NCCL's order, whether Windlass or NCCL runs their calls. On one stream that is
- * before NCCL 2.26 the order of their first calls, so one rank may group what others call one by one. From 2.26 on all ranks see
- * the same order, so they may group the same calls in any order. With a stream each any order works, grouped or not. */
+/* Holds that the communicators of a group run in an order that all ranks see alike, whether Windlass or NCCL runs their calls: on one
+ * stream ranks may group the same calls in any order. With a stream each any order works, grouped or not. */
 #include "../support/collective.h"
 #include "../support/messages.h"
 
-enum { COMMUNICATORS = 3, KEEPS_CALLS_BEFORE = 22602 };
+enum { COMMUNICATORS = 3 };
 
 /* What a communicator runs: two kinds that a peer group may serve, and a collective that is too large for that here. */
 enum what { SMALL, RING, LARGE, WHATS };
@@ -16,12 +15,6 @@ struct task {
   struct transfer transfer;
   struct message from, to;
 };
-
-static bool keeps_calls(void) {
-  int version = 0;
-  NCCL(ncclGetVersion(&version));
-  return version < KEEPS_CALLS_BEFORE;
-}
 
 static struct task prepare(struct rank* self, enum what what, ncclComm_t communicator, uint64_t key) {
   int before = (self->rank + self->ranks - 1) % self->ranks;
@@ -74,20 +67,10 @@ static void settle(struct rank* self, struct task* first, struct task* second) {
   verify(self, second);
 }
 
-/* Rank 0 groups both; the other ranks make the calls in the way that this version of NCCL allows beside that. */
+/* Rank 0 groups both in one order, the other ranks in the other. */
 static void on_one_stream(struct rank* self, struct task* first, struct task* second) {
   together(self);
-  if (self->rank == 0) {
-    grouped(self, first, second);
-  } else if (keeps_calls()) {
-    /* An empty group, so that the count of calls in the output is the same for both versions. */
-    NCCL(ncclGroupStart());
-    NCCL(ncclGroupEnd());
-    issue(self, first);
-    issue(self, second);
-  } else {
-    grouped(self, second, first);
-  }
+  grouped(self, self->rank == 0 ? first : second, self->rank == 0 ? second : first);
   settle(self, first, second);
 }
 

@@ -168,8 +168,8 @@ What depends on the release of NCCL:
 
 | from | what |
 |---|---|
-| 2.19.3 | registration of buffers with `WINDLASS_REGISTER=on`; from 2.28 on by default |
-| 2.26 | a group of several communicators runs in an order that does not depend on the calls |
+| 2.26.2 | peer groups; with older releases NCCL runs all calls |
+| 2.28 | registration of buffers, unless `WINDLASS_REGISTER` says otherwise |
 | 2.28.3 | windows that are kept |
 | 2.29.7 | the memory of cached communicators is told by NCCL, not measured |
 | 2.30.7 | kernels of Windlass may start early, while the one before them runs |

@@ -106,6 +106,7 @@ coded! {
         24 UnseenValues = "NCCL may take variables from a plugin",
         25 OtherOrder(rank: number, other: number) = "ranks have unlike values of WINDLASS_ORDER",
         26 OtherNccl(rank: number, other: number) = "ranks have unlike releases of NCCL",
+        27 OldNccl = "its NCCL is older than 2.26",
     }
 }
 

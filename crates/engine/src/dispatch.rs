@@ -20,8 +20,6 @@ pub mod collectives;
 
 pub mod ordering;
 
-pub mod group_order;
-
 pub mod lazy_calls;
 
 pub mod registration;

@@ -42,7 +42,6 @@ thread_local! {
             candidates: Vec::new(),
             inside: Vec::new(),
             followed: Vec::new(),
-            given: Given { communicators: Vec::new(), is_refused: false },
         }))
     };
     static LEFT: Left = const { Left };
@@ -63,7 +62,7 @@ fn with_ended<T>(body: impl FnOnce(&mut Ended) -> T) -> T {
 
 /// What a group has collected for its end.
 #[derive(Debug, Default)]
-pub struct Ended {
+pub(crate) struct Ended {
     /// Inits and failures that wait for the end.
     pub awaited: Vec<Awaited>,
     /// Held calls, in call order, unless they were [taken](take_held).
@@ -77,32 +76,21 @@ pub struct Ended {
     /// Calls that NCCL runs and later kernels of Windlass wait for: one call of each communicator suffices, as NCCL joins all streams of a
     /// communicator in a group.
     pub followed: Vec<Followed>,
-    /// What NCCL got of the group from communicators with a peer group.
-    pub given: Given,
 }
 
 /// A call that NCCL runs when its group ends, and that later kernels of Windlass must wait for.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct Followed {
+pub(crate) struct Followed {
     pub communicator: ncclComm_t,
     pub peer_group: Arc<PeerGroup>,
     pub stream: StreamHandle,
 }
 
-/// What NCCL has got of a group; noted only with NCCL before 2.26, whose order of communicators depends on it.
-#[derive(Debug, Default)]
-pub struct Given {
-    /// The communicators of these calls, each once.
-    pub communicators: Vec<ncclComm_t>,
-    /// NCCL has refused a call, and will run none of the group.
-    pub is_refused: bool,
-}
-
 impl Ended {
     /// Whether the group has collected nothing, as most groups.
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.awaited.is_empty()
             && self.held.is_empty()
             && self.lazy_work.is_empty()
@@ -115,19 +103,17 @@ impl Ended {
 /// A held call, or one message of it. Its arguments were checked.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct Held {
+pub(crate) struct Held {
     pub communicator: ncclComm_t,
     pub peer_group: Arc<PeerGroup>,
     pub what: Ours,
     pub stream: StreamHandle,
-    /// How many communicators NCCL had got calls of when this call was made, as far as noted.
-    pub given: usize,
 }
 
 /// What a kernel of Windlass may run.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
-pub enum Ours {
+pub(crate) enum Ours {
     Message(Operation),
     /// NCCL may run it after all: decided when the group ends.
     Collective(Call),
@@ -136,7 +122,7 @@ pub enum Ours {
 /// A registration candidate that NCCL has taken, and runs when its group ends.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct Waiting {
+pub(crate) struct Waiting {
     pub peer_group: Arc<PeerGroup>,
     pub candidate: Candidate,
     pub stream: StreamHandle,
@@ -145,13 +131,13 @@ pub struct Waiting {
 /// Work for NCCL on a lazy communicator that is not materialized.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct LazyWork {
+pub(crate) struct LazyWork {
     pub lazy: Arc<LazyCommunicator>,
     pub work: Work,
 }
 
 /// What NCCL is to run. Its arguments were checked.
-pub enum Work {
+pub(crate) enum Work {
     /// A collective, with its operation if the application made that, and a copy of its configuration: the application may free both.
     Call(Call, Option<Arc<Operator>>, Option<OfCall>),
     /// Any other work, which gets NCCL's handle.
@@ -169,7 +155,7 @@ impl std::fmt::Debug for Work {
 
 /// What waits for the end of a group.
 #[derive(Debug)]
-pub enum Awaited {
+pub(crate) enum Awaited {
     /// A communicator on NCCL, whose handle NCCL writes at the end.
     Handle(Handle),
     /// The same, of a communicator whose ranks do not meet.
@@ -255,22 +241,6 @@ pub(crate) fn wait_for(what: Awaited) {
 pub(crate) fn hold(what: Held) {
     with_ended(|ended| ended.held.push(what));
     one_more();
-}
-
-/// Notes that NCCL got a call of this communicator in the open group, and whether NCCL took it.
-pub(crate) fn give(communicator: ncclComm_t, is_taken: bool) {
-    with_ended(|Ended { given, .. }| {
-        given.is_refused |= !is_taken;
-        if !given.communicators.contains(&communicator) {
-            given.communicators.push(communicator);
-        }
-    });
-    one_more();
-}
-
-/// How many communicators NCCL has calls of in the open group, as far as noted.
-pub(crate) fn given() -> usize {
-    with_ended(|ended| ended.given.communicators.len())
 }
 
 /// Adds work on a lazy communicator, which goes to NCCL at the end of the open group.

@@ -78,15 +78,13 @@ pub(crate) fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clo
         && calls.clone().all(|call| serves_elements(call, each, total, terms))
 }
 
-/// Whether a call of a group could be fused with later ones: then it is held, and the group's end decides its path. `at_any_size`:
-/// also if the call alone is too large, so that the end sees all calls of a run.
+/// Whether a call of a group could be fused with later ones: then it is held, and the group's end decides its path. So it is also if the
+/// call alone is too large, as the end must see all calls of a run.
 #[inline]
-pub(crate) fn may_be_fused(call: &Shared, at_any_size: bool, terms: &Terms) -> bool {
-    let Some(each) = Collective::of(call.function) else { return false };
-    let Some(fused) = each.fused() else { return false };
-    terms.native.serve(each, 0)
-        && serves_elements(call, each, 0, terms)
-        && (at_any_size || terms.native.serve(fused, call.bytes(terms.ranks)))
+pub(crate) fn may_be_fused(call: &Shared, terms: &Terms) -> bool {
+    Collective::of(call.function).is_some_and(|each| {
+        each.fused().is_some() && terms.native.serve(each, 0) && serves_elements(call, each, 0, terms)
+    })
 }
 
 /// Whether native collectives take a call's type and operation at so many bytes.
@@ -142,22 +140,16 @@ mod tests {
         }
     }
 
-    /// A broadcast or reduce is held if native collectives run any; a large one only where that cannot move it behind another
-    /// communicator's calls.
+    /// A broadcast or reduce is held if native collectives run any.
     #[test]
     fn what_waits_for_the_end_of_its_group() {
         let mut terms = SLOW;
         for collective in [Collective::Broadcast, Collective::UnevenAllGather] {
             terms.native.0[collective as usize] = 1 << 20;
         }
-        let waits = |function, count, at_any_size| {
-            may_be_fused(&call(function, count, ncclInt8), at_any_size, &terms)
-        };
-        for at_any_size in [false, true] {
-            assert!(waits(Function::Broadcast, 1, at_any_size));
-            assert_eq!(waits(Function::Broadcast, 1 << 30, at_any_size), at_any_size);
-            assert!(!waits(Function::Reduce, 1, at_any_size) && !waits(Function::AllGather, 1, at_any_size));
-        }
+        let waits = |function, count| may_be_fused(&call(function, count, ncclInt8), &terms);
+        assert!(waits(Function::Broadcast, 1) && waits(Function::Broadcast, 1 << 30));
+        assert!(!waits(Function::Reduce, 1) && !waits(Function::AllGather, 1));
     }
 
     /// A call is registered if and only if it is a candidate and the ranks agreed.

@@ -115,7 +115,7 @@ options! {
 
         "WINDLASS_REGISTER" => register: Register = Register::Auto, by register;
         "auto, on, off", "auto",
-        "Windlass registers the buffers of all-gathers of 8 MiB and more with NCCL, where that is safe. It does so for eager calls in a peer group that NCCL runs. auto: from NCCL 2.28 on, where it was measured to be faster: on compute capability 9.0 without multicast, or by `windlass tune` on this machine. on: wherever NCCL can, from 2.19.3 on. off: never.";
+        "Windlass registers the buffers of all-gathers of 8 MiB and more with NCCL, where that is safe. It does so for eager calls in a peer group that NCCL runs. auto: from NCCL 2.28 on, where it was measured to be faster: on compute capability 9.0 without multicast, or by `windlass tune` on this machine. on: wherever NCCL can. off: never.";
 
         "WINDLASS_COLLECTIVES" => collectives: Collectives = Collectives::Auto, by collectives;
         "auto, off", "auto",

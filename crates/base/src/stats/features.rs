@@ -71,7 +71,7 @@ impl Feature {
             (Windows, Lack::Version) => "they need NCCL 2.28.3",
             (Registration, Lack::Option) => "WINDLASS_REGISTER=off",
             (Registration, Lack::Variable) => "NCCL_LOCAL_REGISTER=0 or NCCL_P2P_USE_CUDA_MEMCPY is set",
-            (Registration, Lack::Version) => "it needs NCCL 2.28 (2.19.3 with WINDLASS_REGISTER=on)",
+            (Registration, Lack::Version) => "it needs NCCL 2.28, or WINDLASS_REGISTER=on",
             (Registration, Lack::Device) => "not measured on this GPU (WINDLASS_REGISTER=on has it)",
             (Registration, Lack::Multicast) => {
                 "NCCL uses multicast (WINDLASS_REGISTER=on has it all the same)"

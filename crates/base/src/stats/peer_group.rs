@@ -22,7 +22,7 @@ pub fn nccl(number: u32) -> &'static str {
 }
 
 /// The reasons of the numbers above [`ON_NCCL`], from 1 on, with what would change each; empty if nothing is known.
-const REASONS: [(&str, &str); 26] = [
+const REASONS: [(&str, &str); 27] = [
     ("WINDLASS=off is set", "unset it"),
     ("it has one rank", ""),
     ("it has more than 16 ranks", "smaller communicators split from it can have peer groups"),
@@ -58,7 +58,12 @@ const REASONS: [(&str, &str); 26] = [
     ("NCCL may take variables from a plugin", "NCCL_ENV_PLUGIN=none ends that"),
     ("ranks have unlike values of WINDLASS_ORDER", "set the same on all ranks"),
     ("ranks have unlike releases of NCCL", "install one release"),
+    ("its NCCL is older than 2.26", "use NCCL 2.26.2 or later"),
 ];
+
+/// The version code of the first release of NCCL with peer groups. Since 2.26 a group runs its communicators in an order that all ranks see
+/// alike, by hashes of their ids. Earlier releases ran them in the order of each rank's first calls, which kernels beside NCCL's cannot keep.
+pub const NCCL_SINCE: i32 = 22602;
 
 /// The reasons that a user has chosen, or cannot change: switched off, one rank, more than 16 ranks, NCCL_COMM_ID, no peer access by NCCL's
 /// variables, several hosts, the parent.

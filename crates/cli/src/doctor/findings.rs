@@ -7,6 +7,7 @@ use crate::nccl::version_text;
 use serde::Serialize;
 use std::fmt::Display;
 use windlass_base::stats::order;
+use windlass_base::stats::peer_group;
 
 /// How bad it is, least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -130,6 +131,10 @@ fn libraries(facts: &Facts, findings: &mut Findings) {
         );
     };
     match (nccl.version, &nccl.load_problem) {
+        (Some(version), _) if version < peer_group::NCCL_SINCE => findings.limited(format!(
+            "NCCL {} is older than 2.26: NCCL runs all calls; use NCCL 2.26.2 or later",
+            version_text(version)
+        )),
         (Some(version), _) => findings.good(format!("NCCL {} loads", version_text(version))),
         (None, problem) => {
             let problem = problem.as_deref().unwrap_or("not asked");

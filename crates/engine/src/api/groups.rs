@@ -1,11 +1,10 @@
-//! Group start and end. At the outermost end held calls run as kernels of Windlass before or after NCCL's part, in an order that
-//! is equal on all ranks.
+//! Group start and end. At the outermost end held calls run as kernels of Windlass after NCCL's part, in an order that is equal on
+//! all ranks.
 
 use std::cell::{Cell, RefCell};
 
 use nccl_sys::{Entry, ncclResult_t, ncclSimInfo_t, ncclSuccess};
 
-use crate::dispatch::group_order::Schedule;
 use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
 use crate::forward::init;
 use crate::forward::known;
@@ -52,14 +51,6 @@ fn end_of_much() -> ncclResult_t {
     let result = guard::around(
         || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
         |(parts, ended)| {
-            let schedule = scheduled(ended, |ended| ordering::schedule(parts, ended));
-            let run = |places: &[usize]| {
-                let ran = ordering::run_held(parts, places);
-                if ours.get() == ncclSuccess {
-                    ours.set(ran);
-                }
-            };
-            run(&schedule.before);
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
             let ready = guard::call(|| registration::before_group(&candidates));
             let Closed { nccls, result } = match ready == ncclSuccess {
@@ -74,8 +65,9 @@ fn end_of_much() -> ncclResult_t {
             // If NCCL failed it may have launched some communicators before. Following what did not run does no harm.
             let followed = std::mem::take(&mut ended.borrow_mut().followed);
             guard::or_else(|| (), || ordering::after_group(followed));
-            if is_taken(result) {
-                run(&schedule.after);
+            if is_taken(result) && !parts.is_empty() {
+                let ran = ordering::run_held(parts);
+                ours.set(if ours.get() == ncclSuccess { ran } else { ours.get() });
             }
             result
         },
@@ -87,15 +79,6 @@ fn end_of_much() -> ncclResult_t {
     );
     let of_group = if ours.get() == ncclSuccess { result } else { ours.get() };
     if of_group == ncclSuccess { met.get() } else { of_group }
-}
-
-/// The schedule of the parts. If computing it panics, nothing of the group runs.
-fn scheduled(ended: &RefCell<Ended>, schedule: impl FnOnce(&Ended) -> Schedule) -> Schedule {
-    let fail = || {
-        ended.borrow_mut().awaited.insert(0, Awaited::Failed(panicked("the order of a group")));
-        Schedule::default()
-    };
-    guard::or_else(fail, || schedule(&ended.borrow()))
 }
 
 /// The results of a group.
@@ -219,19 +202,15 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_sys::{ncclInternalError, ncclInvalidArgument};
+    use nccl_sys::ncclInternalError;
 
-    /// After a panic while a group is planned, its end returns an error, and nothing of it runs.
+    /// After a panic in the sessions of a group, its end returns an error, and nothing of it runs.
     #[test]
     fn a_panic_fails_the_group() {
-        let is_failed = |ended: &Ended| {
-            let first = ended.awaited.first();
-            assert!(matches!(first, Some(Awaited::Failed(code)) if *code == ncclInternalError), "{first:?}");
-        };
-        let awaited = vec![Awaited::Failed(ncclInvalidArgument)];
-        let ended = RefCell::new(Ended { awaited, ..Ended::default() });
-        assert_eq!(scheduled(&ended, |_| panic!("on purpose")), Schedule::default());
-        is_failed(&ended.borrow());
-        is_failed(&Ended { awaited: joined(|| panic!("on purpose")), ..Ended::default() });
+        let awaited = joined(|| panic!("on purpose"));
+        assert!(
+            matches!(awaited.first(), Some(Awaited::Failed(code)) if *code == ncclInternalError),
+            "{awaited:?}"
+        );
     }
 }

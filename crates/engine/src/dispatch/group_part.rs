@@ -9,8 +9,6 @@ use windlass_base::gpu::StreamHandle;
 use windlass_transport::native::Task;
 use windlass_transport::p2p::Operation;
 
-use super::group_order::Nccls;
-
 /// The kernels of one communicator at the end of a group.
 #[derive(Debug)]
 pub struct Part {
@@ -22,10 +20,6 @@ pub struct Part {
     pub tasks: Result<Vec<Task>, ncclResult_t>,
     /// Its messages, in call order.
     pub operations: Vec<Operation>,
-    /// The index of the first of these calls among all calls that the group held.
-    pub place: usize,
-    /// What NCCL had of the group by then, including held calls that go to NCCL now.
-    pub called_after: Nccls,
     /// The stream of the first of these calls.
     pub stream: StreamHandle,
     /// The other streams of these calls.

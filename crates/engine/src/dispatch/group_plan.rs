@@ -349,7 +349,7 @@ mod tests {
                         roots.sort();
                         roots.dedup();
                         prop_assert!(run.len() > 1 && roots.len() == run.len() && roots[0].is_some());
-                        prop_assert!(run.iter().all(|call| may_be_fused(call, true, &terms)));
+                        prop_assert!(run.iter().all(|call| may_be_fused(call, &terms)));
                         prop_assert!(run.iter().all(|call| fusing::is_alike(run[0], call)));
                     }
                 }

@@ -20,7 +20,6 @@ use windlass_transport::native::Task;
 use windlass_transport::p2p::{self, Operation};
 
 use super::batching::Batches;
-use super::group_order::Nccls;
 use super::group_part::Part;
 use super::group_plan;
 use super::group_step::Step;
@@ -28,14 +27,12 @@ use super::{collectives, common_order, fixed_order, route};
 
 /// Plans the held calls at the outermost end, before NCCL closes the group. Calls that NCCL is to run after all go to NCCL now:
 /// communicators in the order of their first such calls, the calls of each in the order that [all ranks have](common_order). A call
-/// that NCCL refuses fails the group, as at the call. The returned parts are in the order of their first calls.
+/// that NCCL refuses fails the group, as at the call. The returned parts are in the order of their communicators' tokens and ranks, which
+/// all ranks see alike, as NCCL runs communicators (since 2.26). So ranks may group calls that other ranks make in another order.
 ///
 /// As in NCCL, a group in which a rank's messages to itself are not matched fails, and nothing of that communicator runs.
 ///
 /// Divergence: nothing of the group's other communicators runs either, while NCCL has run those that come first.
-///
-/// Divergence: before 2.26 NCCL runs communicators in the order of their first calls; calls that it gets now come after all calls of
-/// other communicators.
 ///
 /// Divergence: where NCCL checks pointers (NCCL_CHECK_POINTERS) or compares captures of streams, it may refuse such a call only at
 /// the group's end.
@@ -101,15 +98,9 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         if let Some((first, _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| !**is_ours) {
             forwarded.push((first.0, sorted.forwarded().collect::<Vec<Call>>()));
         }
-        let Some(((place, first), _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| **is_ours)
-        else {
-            continue;
-        };
         let Some((stream, others)) = sorted.streams.split_first() else { continue };
         parts.push(Part {
             communicator: *communicator,
-            place: *place,
-            called_after: Nccls::at(*place, first.given, None),
             peer_group: peer_group.clone(),
             tasks: sorted.tasks(peer_group.rank(), terms.ranks),
             stream: *stream,
@@ -121,15 +112,8 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         group::wait_for(Awaited::Failed(refuse(refusal.result(), format_args!("{refusal}"))));
         return Default::default();
     }
-    // NCCL before 2.26 runs communicators in this order, too.
     forwarded.sort_by_key(|(place, _)| *place);
-    parts.sort_by_key(|part: &Part| part.place);
-    let turned_over = forwarded.first().map(|(place, _)| *place);
-    for part in &mut parts {
-        if Nccls::at(part.place, 0, turned_over) == Nccls::Some {
-            part.called_after = Nccls::Some;
-        }
-    }
+    parts.sort_by_key(|part: &Part| (part.peer_group.negotiated().comm, part.peer_group.rank()));
     (parts, forwarded.into_iter().flat_map(|(_, calls)| calls).collect())
 }
 

@@ -160,7 +160,7 @@ struct Unit {
 
 /// Begins to materialize the lazy communicators of a group, each on its own thread: another rank may make the same calls outside
 /// groups, one communicator after the other. Does not wait.
-pub fn begin(held: Vec<LazyWork>) -> Held {
+pub(crate) fn begin(held: Vec<LazyWork>) -> Held {
     let mut units: Vec<Unit> = Vec::new();
     for one in held {
         let comm = one.lazy.peer_group().negotiated().comm;

@@ -1,8 +1,7 @@
 //! Runs kernels of Windlass in order with each other and with NCCL's work: at once, or at the end of the group.
 //!
-//! Communicators of a group run in the order that the NCCL underneath keeps ([`super::group_order`]). Since 2.26 that is the order of
-//! the communicators' tokens, after all that NCCL runs of the group. Before 2.26 it is the order of their first calls, as near to
-//! NCCL's part as one end of a group allows. Of one communicator the collectives come first, in an order that all ranks have
+//! Communicators of a group run in the order of their tokens, after all that NCCL runs of the group, as NCCL orders them by hashes of
+//! their ids since 2.26. Of one communicator the collectives come first, in an order that all ranks have
 //! ([`super::common_order`]), then its messages as one kernel: the same on all ranks, whatever order each called them in.
 //!
 //! # Order against NCCL's own operations
@@ -12,24 +11,22 @@
 //! stream may have the handle of a destroyed one whose work still runs. With graphs see [`after_forward`].
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator};
 use crate::forward::known;
-use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
+use crate::group::{self, Followed, Held, Ours};
 use crate::peers::{Afterwards, PeerGroup, Went};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
 use windlass_base::gpu::stream::Place;
 use windlass_base::gpu::{self, StreamHandle};
 use windlass_base::guard;
-use windlass_base::stats::{count, segment};
+use windlass_base::stats::count;
 use windlass_transport::native::Task;
 use windlass_transport::p2p::Operation;
 
-use super::group_order::{self, Member, Nccls, Order, Schedule};
 use super::group_part::Part;
 
 /// A communicator and the stream on which NCCL is to run a call of it.
@@ -60,7 +57,7 @@ impl Lane {
 
 /// Called before NCCL gets a call of a communicator with a peer group: orders the stream after kernels of Windlass.
 /// `is_ordered`: another call has just gone to NCCL on the same stream, so nothing is to be done.
-pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool) {
+pub(crate) fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool) {
     if is_ordered || lane.is_empty {
         return;
     }
@@ -91,11 +88,8 @@ pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool)
 /// Windlass does not see launches of a graph. So from the first capture of either side after a kernel of Windlass on, NCCL's calls are
 /// followed: each counts as an operation in the [sequencer](windlass_transport::sequencer), and later kernels and graphs wait for it.
 /// Communicators without graphs skip this. NCCL's captures before the first kernel are not seen.
-pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult_t) {
+pub(crate) fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult_t) {
     let (is_taken, is_grouped) = (result == ncclSuccess || result == ncclInProgress, group::is_open());
-    if is_grouped && order() == Order::Calls {
-        group::give(lane.communicator, is_taken);
-    }
     if !is_taken {
         communicator.is_ordered_no_more();
     }
@@ -112,7 +106,7 @@ pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult
 }
 
 /// Called after NCCL has run its part of a group: makes later kernels wait for NCCL's work.
-pub fn after_group(all: Vec<Followed>) {
+pub(crate) fn after_group(all: Vec<Followed>) {
     for Followed { communicator, peer_group, stream } in &all {
         if let Some(communicator) = communicator::find(*communicator) {
             follow(communicator, peer_group, *stream, false);
@@ -130,11 +124,6 @@ fn follow(communicator: &Communicator, peer_group: &PeerGroup, stream: StreamHan
     }
 }
 
-/// The order of the real NCCL, whose version is known since the first communicator was asked for.
-pub(super) fn order() -> Order {
-    Order::of_release(segment::current().nccl_version.load(Ordering::Relaxed))
-}
-
 /// The peer group of a call's communicator; none if the communicator was revoked, or if another thread has just ended it.
 pub(super) fn peer_group_of(call: &Call, communicator: &Communicator) -> Option<Arc<PeerGroup>> {
     match communicator.lazy(call.local.communicator) {
@@ -147,38 +136,14 @@ pub(super) fn peer_group_of(call: &Call, communicator: &Communicator) -> Option<
 /// Holds the parts of a call until its group ends.
 pub(super) fn hold(call: &Call, peer_group: &Arc<PeerGroup>, parts: impl Iterator<Item = Ours>) {
     let (communicator, stream) = (call.local.communicator, stream_of(call));
-    let given = group::given();
-    parts.for_each(|what| {
-        group::hold(Held { communicator, peer_group: peer_group.clone(), what, stream, given })
-    });
+    parts.for_each(|what| group::hold(Held { communicator, peer_group: peer_group.clone(), what, stream }));
 }
 
-/// When the parts of a group run, by index in `parts`, which are in the order of their first calls.
-pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
-    let Ended { given, awaited, .. } = ended;
-    let order = order();
-    if parts.len() < 2 && order == Order::Names {
-        return Schedule { before: Vec::new(), after: (0..parts.len()).collect() };
-    }
-    // A group with a refused call runs nothing, and NCCL must say so at the end, before any kernel of Windlass runs.
-    let is_refused = given.is_refused || matches!(awaited.first(), Some(Awaited::Failed(_)));
-    let members: Vec<Member> = parts
-        .iter()
-        .map(|Part { communicator, peer_group, called_after, .. }| Member {
-            name: peer_group.negotiated().comm,
-            rank: peer_group.rank(),
-            called_after: if is_refused { Nccls::Some } else { *called_after },
-            beside: if given.communicators.contains(communicator) { Nccls::Some } else { Nccls::Nothing },
-        })
-        .collect();
-    group_order::schedule(&members, order)
-}
-
-/// Runs the parts at these indices. Returns the first failure; the other parts run all the same, as their peers wait.
+/// Runs the parts of a group. Returns the first failure; the other parts run all the same, as their peers wait.
 ///
 /// One thread may drive several ranks, and a launch blocks once about a thousand launches are pending. So no part gets further ahead of
 /// the others than one round.
-pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
+pub(crate) fn run_held(parts: &[Part]) -> ncclResult_t {
     let mut answer = ncclSuccess;
     let mut run_one = |part: &Part, round: usize| {
         let result = guard::call(|| run_round(part, round));
@@ -186,9 +151,8 @@ pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
             answer = result;
         }
     };
-    let parts = || places.iter().filter_map(|place| parts.get(*place));
-    for round in 0..parts().map(rounds).max().unwrap_or_default() {
-        parts().filter(|part| round < rounds(part)).for_each(|part| run_one(part, round));
+    for round in 0..parts.iter().map(rounds).max().unwrap_or_default() {
+        parts.iter().filter(|part| round < rounds(part)).for_each(|part| run_one(part, round));
     }
     answer
 }

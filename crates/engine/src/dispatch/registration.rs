@@ -104,7 +104,7 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
 
 /// Called before NCCL runs a group: copies data into staging buffers, after all work on the streams of their communicator in the
 /// group, as in NCCL. Divergence: streams that only other calls of the group use are not known here.
-pub fn before_group(candidates: &[Waiting]) -> ncclResult_t {
+pub(crate) fn before_group(candidates: &[Waiting]) -> ncclResult_t {
     let staged = || candidates.iter().filter(|waiting| waiting.copies());
     for waiting in staged() {
         let Some((registering, substitutes)) = waiting.parts() else { continue };
@@ -123,7 +123,7 @@ pub fn before_group(candidates: &[Waiting]) -> ncclResult_t {
 }
 
 /// Called after NCCL has run the group (`is_run`) or failed. Returns the first failure.
-pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
+pub(crate) fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
     if !is_run {
         // NCCL may have run a part. In reverse, so that each communicator goes back to its first number.
         for waiting in candidates.iter().rev() {
@@ -145,7 +145,7 @@ pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
 }
 
 /// Called when NCCL has run nothing of the group.
-pub fn forget(candidates: &[Waiting]) {
+pub(crate) fn forget(candidates: &[Waiting]) {
     // In reverse, as in `after_group`.
     for waiting in candidates.iter().rev() {
         waiting.peer_group.registering().into_iter().for_each(|one| one.refused(&waiting.candidate));

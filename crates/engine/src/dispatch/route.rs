@@ -16,7 +16,6 @@ use windlass_base::guard;
 use windlass_base::path::Path;
 
 use super::collectives::{self, Served};
-use super::group_order::Order;
 use super::ordering::Lane;
 use super::registration::{self, Taken};
 use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_guard};
@@ -143,10 +142,9 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     Decided { course, _inside: inside }
 }
 
-/// Whether a call that would go to NCCL by itself is held, as it may be fused with others. Before 2.26 NCCL then runs it behind
-/// other communicators' calls of the group (see [`group_planning::plan`](super::group_planning::plan)): there large calls are not held.
+/// Whether a call that would go to NCCL by itself is held, as it may be fused with others.
 fn may_be_held(call: &Call, terms: &Terms) -> bool {
-    group::is_open() && may_be_fused(&call.shared, ordering::order() == Order::Names, terms)
+    group::is_open() && may_be_fused(&call.shared, terms)
 }
 
 fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {

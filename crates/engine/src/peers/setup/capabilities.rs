@@ -33,8 +33,6 @@ pub(in crate::peers) struct Basis<'a> {
 
 /// The first NCCL release that finds a window again by a handle on the device.
 const WINDOWS_SINCE: i32 = 22803;
-/// The first release in which `ncclCommRegister` registers buffers for collectives over peer memory.
-const REGISTERS_SINCE: i32 = 21903;
 /// The first release with which registration was measured to be faster.
 const PROFITS_SINCE: i32 = 22800;
 /// The first release whose overlapping kernels wait, as read in the sources of 2.28.7 to 2.30.7.
@@ -123,12 +121,12 @@ impl Basis<'_> {
         }
     }
 
-    /// Registration is for releases that were measured. `WINDLASS_REGISTER=on` allows every release in which NCCL can register. Whether it pays on
+    /// Registration is for releases that were measured. `WINDLASS_REGISTER=on` allows every release. Whether it pays on
     /// a device is a [limit](windlass_transport::tuning::Collective::RegisteredAllGather).
     fn registration(&self) -> Result<(), Lack> {
         let since = match self.options.register {
             Register::Off => return Err(Lack::Option),
-            Register::On => REGISTERS_SINCE,
+            Register::On => 0,
             Register::Auto => PROFITS_SINCE,
         };
         if self.nccl.has(Effect::NoCuMem) {
@@ -227,7 +225,7 @@ mod tests {
         std::iter::once(effect).collect()
     }
 
-    /// Registration is for measured versions and settings. If asked for, it is done wherever NCCL can.
+    /// Registration is for measured versions and settings. If asked for, it is done with every release.
     #[test]
     fn who_registers() {
         let hopper = hopper();
@@ -239,7 +237,6 @@ mod tests {
         };
         let at = |version| all(&|basis| Basis { version, ..basis }.registration().is_ok());
         assert_eq!([at(22800), at(22799)], [[true, true, false], [false, true, false]]);
-        assert_eq!([at(21902), at(0)], [[false; 3]; 2]);
         let with = |nccl: Settings| all(&|basis| Basis { nccl: &nccl, ..basis }.registration().is_ok());
         assert_eq!(with(set(Effect::NoRegistration)), [false; 3]);
         assert_eq!(with(set(Effect::NoCuMem)), [false; 3]);

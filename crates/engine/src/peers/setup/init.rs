@@ -289,6 +289,7 @@ mod tests {
             FallbackReason::UnseenValues,
             FallbackReason::OtherOrder { rank: 1, other: 0 },
             FallbackReason::OtherNccl { rank: 1, other: 0 },
+            FallbackReason::OldNccl,
         ];
         for reason in reasons {
             let text = peer_group::text(peer_group::ON_NCCL + u32::from(reason.number()));

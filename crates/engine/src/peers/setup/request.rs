@@ -9,6 +9,7 @@ use windlass_base::config::nccl::{self, Effect};
 use windlass_base::config::{Lazy, Switch, config};
 use windlass_base::gpu::{self, Ordinal, device};
 use windlass_base::stats::features::{Feature, Lack};
+use windlass_base::stats::peer_group;
 use windlass_bootstrap::children::NOBODY;
 use windlass_bootstrap::colors::LazyVote;
 use windlass_bootstrap::facts::{Facts, LocalFacts, Waiting, fallback_reason};
@@ -137,8 +138,11 @@ pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
     }
 }
 
-/// The reason why one of NCCL's variables forbids a peer group. NCCL_COMM_ID comes last, as it forbids less than the others.
+/// The reason why NCCL's release or one of NCCL's variables forbids a peer group. NCCL_COMM_ID comes last, as it forbids less than the others.
 fn forbidden() -> Option<FallbackReason> {
+    if capabilities::version() < peer_group::NCCL_SINCE {
+        return Some(FallbackReason::OldNccl);
+    }
     let forbids = [
         (Effect::UnseenValues, FallbackReason::UnseenValues),
         (Effect::NoPeerAccess, FallbackReason::PeerAccess),
