@@ -333,6 +333,14 @@ impl Communicator {
         place != Some(Place::Eager(self.forwarded_id.load(Ordering::Relaxed)))
     }
 
+    /// Notes that a kernel of Windlass in the same group waits for NCCL's part, which comes after all earlier work of NCCL's.
+    pub fn comes_behind_nccl(&self, place: impl FnOnce() -> Option<Place>) {
+        match place() {
+            Some(Place::Captured(Capture { id, .. })) => self.ordered_in.store(id, Ordering::Relaxed),
+            _ => self.forwarded_on.store(NO_STREAM, Ordering::Relaxed),
+        }
+    }
+
     /// From now on calls that go to NCCL are followed, as graphs may hold kernels of Windlass.
     pub fn follows(&self) {
         self.follows.store(true, Ordering::Relaxed);

@@ -4,6 +4,8 @@
 //! does not go below zero, and a group whose end fails or throws is closed. PyTorch closes all its open groups to make a communicator
 //! and opens as many again; nothing is carried across that.
 
+mod joint;
+
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -21,6 +23,9 @@ use windlass_base::gate::Passed;
 use windlass_base::gpu::{Ordinal, StreamHandle};
 use windlass_transport::p2p::Operation;
 
+use joint::Joints;
+pub(crate) use joint::{Lane, Runs};
+
 /// This thread's open group: its depth, and the number of entries in [`ENDED`]. Most groups have none, and then `ENDED`, which is slower
 /// because of its destructors, is not touched.
 #[derive(Clone, Copy, Default)]
@@ -31,6 +36,8 @@ struct Group {
 
 thread_local! {
     static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
+    /// The streams of calls that NCCL has got, while no communicator has a second one: most groups have no more, and need no [`Joints`].
+    static FORWARDED: Forwarded = const { Forwarded::NONE };
     /// The device that NCCL alone would have set last on this thread, as far as noted.
     static SET: Cell<Option<Ordinal>> = const { Cell::new(None) };
     /// Never dropped: `exit` drops its thread's thread-local values before it runs exit handlers, and handlers run groups, too.
@@ -42,6 +49,7 @@ thread_local! {
             candidates: Vec::new(),
             inside: Vec::new(),
             followed: Vec::new(),
+            joints: Joints::NONE,
         }))
     };
     static LEFT: Left = const { Left };
@@ -76,6 +84,8 @@ pub(crate) struct Ended {
     /// Calls that NCCL runs and later kernels of Windlass wait for: one call of each communicator suffices, as NCCL joins all streams of a
     /// communicator in a group.
     pub followed: Vec<Followed>,
+    /// The streams of communicators of which Windlass may run a part, or with several streams.
+    pub(crate) joints: Joints,
 }
 
 /// A call that NCCL runs when its group ends, and that later kernels of Windlass must wait for.
@@ -97,6 +107,7 @@ impl Ended {
             && self.candidates.is_empty()
             && self.inside.is_empty()
             && self.followed.is_empty()
+            && self.joints.is_empty()
     }
 }
 
@@ -207,6 +218,9 @@ pub(crate) fn leaves_nothing() -> bool {
 pub(crate) fn close_empty() {
     let depth = GROUP.get().depth;
     GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0 });
+    if depth <= 1 {
+        FORWARDED.with(Forwarded::forget);
+    }
 }
 
 /// Takes the held calls before the outermost group is closed, while NCCL still takes calls. Empty for an inner group.
@@ -225,10 +239,102 @@ pub(crate) fn closed() -> Ended {
         group.set(left);
         if depth > 1 { 0 } else { awaited }
     });
+    if !is_open() {
+        FORWARDED.with(Forwarded::forget);
+    }
     if awaited == 0 {
         return Ended::default();
     }
     with_ended(std::mem::take)
+}
+
+/// Notes the stream of a call in the open group. `peer_group` finds that of a communicator. `ncclInvalidUsage` where NCCL would refuse the
+/// call because of its stream; the group then fails, too.
+#[inline]
+pub(crate) fn join(
+    communicator: ncclComm_t,
+    stream: StreamHandle,
+    runs: Runs,
+    peer_group: impl Fn(ncclComm_t) -> Option<Arc<PeerGroup>>,
+) -> Result<(), ncclResult_t> {
+    let is_noted =
+        runs == Runs::Nccl && FORWARDED.with(|forwarded| forwarded.note(communicator as usize, stream.0));
+    if is_noted { Ok(()) } else { join_several(communicator, stream, runs, peer_group) }
+}
+
+#[inline(never)]
+fn join_several(
+    communicator: ncclComm_t,
+    stream: StreamHandle,
+    runs: Runs,
+    peer_group: impl Fn(ncclComm_t) -> Option<Arc<PeerGroup>>,
+) -> Result<(), ncclResult_t> {
+    let mut are_new = 0;
+    let joined = with_ended(|Ended { joints, .. }| {
+        let mut add = |communicator, stream, runs| {
+            are_new += u32::from(joints.add(communicator, stream, runs, &peer_group)?);
+            Ok(())
+        };
+        for (communicator, stream) in FORWARDED.with(Forwarded::take) {
+            add(communicator as ncclComm_t, StreamHandle(stream), Runs::Nccl)?;
+        }
+        add(communicator, stream, runs)
+    });
+    (0..are_new).for_each(|_| one_more());
+    joined.inspect_err(|code| wait_for(Awaited::Failed(*code)))
+}
+
+/// The streams of calls that NCCL has got in the open group: as many pairs of a communicator and its stream as one thread has GPUs.
+struct Forwarded {
+    pairs: [Cell<(usize, usize)>; FORWARDED_MAX],
+    /// How many there are; [`SPILT`] once the group has [`Joints`], which have them all.
+    count: Cell<usize>,
+}
+
+const FORWARDED_MAX: usize = 8;
+const SPILT: usize = FORWARDED_MAX + 1;
+
+impl Forwarded {
+    const NONE: Forwarded =
+        Forwarded { pairs: [const { Cell::new((0, 0)) }; FORWARDED_MAX], count: Cell::new(0) };
+
+    /// Notes a stream; `false` where the communicator has another one, or there is no room.
+    fn note(&self, communicator: usize, stream: usize) -> bool {
+        let count = self.count.get();
+        if count == SPILT {
+            return false;
+        }
+        match self.pairs[..count].iter().map(Cell::get).find(|(known, _)| *known == communicator) {
+            Some((_, known)) => known == stream,
+            None if count < FORWARDED_MAX => {
+                self.pairs[count].set((communicator, stream));
+                self.count.set(count + 1);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes all pairs; from now on the group has [`Joints`].
+    fn take(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let count = self.count.replace(SPILT) % SPILT;
+        let pairs = self.pairs.each_ref().map(Cell::get);
+        pairs.into_iter().take(count)
+    }
+
+    fn forget(&self) {
+        self.count.set(0);
+    }
+}
+
+/// Gives back the memory of a group's joints.
+pub(crate) fn put_back_joints(room: Joints) {
+    let room = room.emptied();
+    with_ended(|Ended { joints, .. }| {
+        if joints.is_empty() && joints.capacity() < room.capacity() {
+            *joints = room;
+        }
+    });
 }
 
 /// Adds an init or failure to the open group.

@@ -26,7 +26,7 @@ pub use windlass_kernels::collectives::{
 use calls::Parameter;
 
 use crate::error::TransportError;
-use crate::sequencer::{Sequencer, Turn};
+use crate::sequencer::{Joins, Sequencer, Turn};
 use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::gpu::{Address, StreamHandle};
 use windlass_base::stats::count;
@@ -103,7 +103,7 @@ impl Native {
 
     /// Runs one task on a stream, in a turn of its own.
     pub fn run(&self, task: &Task, stream: StreamHandle) -> Result<(), TransportError> {
-        let run = self.sequencer.take(stream, &[], |turn| self.launch(turn, task));
+        let run = self.sequencer.take(stream, Joins::default(), |turn| self.launch(turn, task));
         run.map_err(TransportError::told)
     }
 

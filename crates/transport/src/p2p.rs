@@ -41,7 +41,7 @@ pub use windlass_kernels::growth::Wire;
 
 use crate::error::TransportError;
 use crate::sequencer::device_resources::MARKS;
-use crate::sequencer::{Lent, Sequencer, Turn};
+use crate::sequencer::{Joins, Lent, Sequencer, Turn};
 use calls::{PEERS_MAX, Words};
 use lists::{Room, Run};
 use windlass_base::gpu::capture::Relaxed;
@@ -153,7 +153,7 @@ impl P2p {
 
     /// Runs one group: its sends and receives, in call order, on one stream, in a turn of its own.
     pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), TransportError> {
-        let run = self.sequencer.take(stream, &[], |turn| self.launch(turn, operations));
+        let run = self.sequencer.take(stream, Joins::default(), |turn| self.launch(turn, operations));
         run.map_err(TransportError::told)
     }
 

@@ -92,13 +92,22 @@ pub enum Afterwards {
     FollowInCapture,
 }
 
+/// The other streams of an operation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Joins<'a> {
+    /// The operation waits for what these hold now.
+    pub before: &'a [StreamHandle],
+    /// What these get later waits for the operation.
+    pub after: &'a [StreamHandle],
+}
+
 /// One turn: an operation's place in the order, and what its kernel needs.
 pub struct Turn<'sequencer> {
     sequencer: &'sequencer Sequencer,
     resources: &'sequencer LaunchResources,
     issued: &'sequencer mut Issued,
     stream: StreamHandle,
-    others: &'sequencer [StreamHandle],
+    others: Joins<'sequencer>,
     placed: Option<(Lane, Current<'sequencer>)>,
     begun: bool,
 }
@@ -146,15 +155,14 @@ impl Sequencer {
         &self.lent
     }
 
-    /// Issues the work of `run` to `stream`, after all earlier turns. The work runs after what `others` hold now, and what they get later runs
-    /// after the work, as in NCCL. `stream` may be captured.
+    /// Issues the work of `run` to `stream`, after all earlier turns, and in order with [other streams](Joins). `stream` may be captured.
     ///
     /// A failure after something was issued leaves peers waiting. Then all of this rank's kernels are told to leave, and the owner must abort the
     /// communicator. It is idle when the issued work is done, unless the driver failed ([`Sequencer::is_doubtful`]).
     pub fn take(
         &self,
         stream: StreamHandle,
-        others: &[StreamHandle],
+        others: Joins<'_>,
         run: impl FnOnce(&mut Turn<'_>) -> Result<(), TransportError>,
     ) -> Result<(), TransportError> {
         if self.is_aborted() {
@@ -205,6 +213,17 @@ impl Sequencer {
             })
         };
         order().map_err(TransportError::told)
+    }
+
+    /// Makes the next work on `later` run after what the streams `earlier` hold now, also in a capture.
+    pub fn join(&self, later: StreamHandle, earlier: &[StreamHandle]) -> Result<(), TransportError> {
+        let join = || -> Result<(), TransportError> {
+            let _issued = self.lock();
+            let home = self.device_resources.home();
+            let _current = home.be_current()?;
+            Ok(self.resources()?.join(home.driver, later, earlier)?)
+        };
+        join().map_err(TransportError::told)
     }
 
     /// Makes all later turns run after the work issued to `stream` since [`Sequencer::order`], also in a capture. True if no later call has to
@@ -421,10 +440,7 @@ impl<'sequencer> Turn<'sequencer> {
             return Ok(capture);
         }
         let (driver, Some((lane, _))) = (self.driver(), &self.placed) else { return Ok(capture) };
-        for other in self.others {
-            self.resources.joined.record(*other, Inside)?;
-            driver.wait(self.stream, &self.resources.joined, Inside)?;
-        }
+        self.resources.join(driver, self.stream, self.others.before)?;
         self.issued.order.before(driver, self.resources, *lane)?;
         self.begun = true;
         Ok(capture)
@@ -436,10 +452,10 @@ impl<'sequencer> Turn<'sequencer> {
             return Ok(());
         };
         self.issued.order.after(driver, self.resources, *lane)?;
-        if !self.others.is_empty() {
+        if !self.others.after.is_empty() {
             self.resources.joined.record(self.stream, Inside)?;
         }
-        for other in self.others {
+        for other in self.others.after {
             driver.wait(*other, &self.resources.joined, Inside)?;
         }
         Ok(())

@@ -52,7 +52,11 @@ fn end_of_much() -> ncclResult_t {
         || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
         |(parts, ended)| {
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
-            let ready = guard::call(|| registration::before_group(&candidates));
+            let joined = guard::call(|| ordering::before_nccl(&ended.borrow()));
+            let ready = match joined == ncclSuccess {
+                true => guard::call(|| registration::before_group(&candidates)),
+                false => joined,
+            };
             let Closed { nccls, result } = match ready == ncclSuccess {
                 true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
                 // The driver has failed, so NCCL must run nothing of the group.
@@ -66,7 +70,7 @@ fn end_of_much() -> ncclResult_t {
             let followed = std::mem::take(&mut ended.borrow_mut().followed);
             guard::or_else(|| (), || ordering::after_group(followed));
             if is_taken(result) && !parts.is_empty() {
-                let ran = ordering::run_held(parts);
+                let ran = ordering::run_held(parts, &ended.borrow());
                 ours.set(if ours.get() == ncclSuccess { ran } else { ours.get() });
             }
             result
@@ -174,6 +178,7 @@ fn after_group(ended: Ended, result: ncclResult_t, met: &Cell<ncclResult_t>) {
 #[inline(never)]
 fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     group::put_back(ended.held);
+    group::put_back_joints(ended.joints);
     let (awaited, met) = nccl_children::after_group(ended.awaited, result);
     if !is_taken(result) {
         session::lose(&awaited, result);

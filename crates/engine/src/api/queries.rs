@@ -345,8 +345,13 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     let lane = Lane { communicator: handle, stream: call.stream(), is_empty: false };
     let find = || communicator::find(handle).filter(|known| known.has_peer_group() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
-    let before = || communicator.iter().for_each(|known| ordering::before_forward(lane, known, false));
-    guard::or_else(|| (), before);
+    let before = || match communicator {
+        Some(known) => ordering::join(lane).map(|()| ordering::before_forward(lane, known, false)),
+        None => Ok(()),
+    };
+    if let Err(code) = guard::or_else(|| Ok(()), before) {
+        return code;
+    }
     let result = ask(entry, handle, here, |real| queries::one_sided(real, call));
     let after = || communicator.iter().for_each(|known| ordering::after_forward(lane, known, result));
     guard::or_else(|| (), after);

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclRedOp_t, ncclResult_t, ncclSuccess};
 
-use crate::communicator::Communicator;
+use crate::communicator::{self, Communicator};
 use crate::forward::of_call;
 use crate::group::{self, Ours};
 use crate::peers::PeerGroup;
 use windlass_base::call::{Call, Function, Local, Scalar};
+use windlass_base::path::Path;
 use windlass_transport::native::{
     self, Collective, Kind, Part, RANKS_MAX, Reduction, SCALED_SUM, Task, Uneven,
 };
 
-use super::ordering::{self, stream_of};
+use super::ordering::{self, Where, stream_of};
 
 /// A collective, and the peer group that runs it.
 pub struct Served {
@@ -61,11 +62,17 @@ pub fn take(call: &Call, Served { peer_group, collective, scalar }: &Served) -> 
     if group::is_open() {
         // The program may free its operation and its configuration before the group ends.
         let held = Call { local: Local { scalar: *scalar, config: null(), ..call.local }, ..*call };
-        ordering::hold(call, peer_group, std::iter::once(Ours::Collective(held)));
-        return ncclSuccess;
+        let code = ordering::hold(call, peer_group, std::iter::once(Ours::Collective(held)));
+        // A held call is counted at the group's end, with its path.
+        if code != ncclSuccess
+            && let Some(communicator) = communicator::find(call.local.communicator)
+        {
+            super::count(call, communicator, Path::Forward);
+        }
+        return code;
     }
     let one = [Task::One(*collective)];
-    ordering::run(call.local.communicator, peer_group, &one, &[], stream_of(call), &[])
+    ordering::run(call.local.communicator, peer_group, &one, &[], &Where::on(stream_of(call)))
 }
 
 /// One call of a group as a kernel of its own. None where NCCL would have refused the call.

@@ -20,8 +20,6 @@ pub struct Part {
     pub tasks: Result<Vec<Task>, ncclResult_t>,
     /// Its messages, in call order.
     pub operations: Vec<Operation>,
-    /// The stream of the first of these calls.
-    pub stream: StreamHandle,
-    /// The other streams of these calls.
-    pub others: Vec<StreamHandle>,
+    /// The streams of these calls, each once, in call order.
+    pub streams: Vec<StreamHandle>,
 }

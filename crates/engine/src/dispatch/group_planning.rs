@@ -98,13 +98,14 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         if let Some((first, _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| !**is_ours) {
             forwarded.push((first.0, sorted.forwarded().collect::<Vec<Call>>()));
         }
-        let Some((stream, others)) = sorted.streams.split_first() else { continue };
+        if sorted.streams.is_empty() {
+            continue;
+        }
         parts.push(Part {
             communicator: *communicator,
             peer_group: peer_group.clone(),
             tasks: sorted.tasks(peer_group.rank(), terms.ranks),
-            stream: *stream,
-            others: others.to_vec(),
+            streams: sorted.streams,
             operations: sorted.operations,
         });
     }

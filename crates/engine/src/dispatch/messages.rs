@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
+use nccl_sys::{ncclInternalError, ncclResult_t};
 
 use crate::communicator::Communicator;
 use crate::group::{self, Ours};
@@ -15,7 +15,7 @@ use windlass_base::error::refuse;
 use windlass_bootstrap::negotiated::RANKS_MAX;
 use windlass_transport::p2p::{Direction, Operation};
 
-use super::ordering::{self, stream_of};
+use super::ordering::{self, Where, stream_of};
 
 /// The peer group that runs this call. None if NCCL is to refuse the call, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<PeerGroup>> {
@@ -29,10 +29,9 @@ pub fn take(call: &Call, peer_group: &Arc<PeerGroup>) -> ncclResult_t {
         return refuse(ncclInternalError, format_args!("a message without bytes or peer"));
     };
     if group::is_open() {
-        ordering::hold(call, peer_group, messages.all().iter().copied().map(Ours::Message));
-        return ncclSuccess;
+        return ordering::hold(call, peer_group, messages.all().iter().copied().map(Ours::Message));
     }
-    ordering::run(call.local.communicator, peer_group, &[], messages.all(), stream_of(call), &[])
+    ordering::run(call.local.communicator, peer_group, &[], messages.all(), &Where::on(stream_of(call)))
 }
 
 /// The sends and receives of a call, in NCCL's order.

@@ -12,11 +12,11 @@
 
 use std::sync::Arc;
 
-use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
+use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclInvalidUsage, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator};
 use crate::forward::known;
-use crate::group::{self, Followed, Held, Ours};
+use crate::group::{self, Ended, Followed, Held, Ours, Runs};
 use crate::peers::{Afterwards, PeerGroup, Went};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
@@ -26,6 +26,7 @@ use windlass_base::guard;
 use windlass_base::stats::count;
 use windlass_transport::native::Task;
 use windlass_transport::p2p::Operation;
+use windlass_transport::sequencer::Joins;
 
 use super::group_part::Part;
 
@@ -133,28 +134,91 @@ pub(super) fn peer_group_of(call: &Call, communicator: &Communicator) -> Option<
     }
 }
 
-/// Holds the parts of a call until its group ends.
-pub(super) fn hold(call: &Call, peer_group: &Arc<PeerGroup>, parts: impl Iterator<Item = Ours>) {
+/// Holds the parts of a call until its group ends; refuses what NCCL would refuse there because of its stream.
+pub(super) fn hold(
+    call: &Call,
+    peer_group: &Arc<PeerGroup>,
+    parts: impl Iterator<Item = Ours>,
+) -> ncclResult_t {
     let (communicator, stream) = (call.local.communicator, stream_of(call));
+    if let Err(code) = group::join(communicator, stream, Runs::Held, |_| Some(peer_group.clone())) {
+        return code;
+    }
     parts.for_each(|what| group::hold(Held { communicator, peer_group: peer_group.clone(), what, stream }));
+    ncclSuccess
 }
 
-/// Runs the parts of a group. Returns the first failure; the other parts run all the same, as their peers wait.
+/// Called before NCCL gets a call of a communicator with a peer group: in a group, its stream joins those of the communicator's other calls.
+pub(crate) fn join(lane: Lane) -> Result<(), ncclResult_t> {
+    if !group::is_open() || lane.is_empty {
+        return Ok(());
+    }
+    group::join(lane.communicator, lane.stream(), Runs::Nccl, |handle| {
+        communicator::find(handle)?.peer_group(handle)
+    })
+}
+
+/// Called before NCCL runs its part of a group: that part waits for the streams that only calls of Windlass have.
+pub(crate) fn before_nccl(ended: &Ended) -> ncclResult_t {
+    let joints = || ended.joints.all();
+    for (place, joint) in joints().enumerate() {
+        let of_same = joints().skip(place + 1).find(|other| joint.is_of_same(other));
+        if of_same.is_some_and(|other| is_eager(joint.first) != is_eager(other.first)) {
+            let why = format_args!("one thread's ranks of a communicator must all be captured, or all eager");
+            return refuse(ncclInvalidUsage, why);
+        }
+        if let Some((nccls, unknown)) = joint.before_nccl()
+            && let Err(code) = joint.peer_group.join(nccls, &unknown)
+        {
+            return code;
+        }
+    }
+    ncclSuccess
+}
+
+/// Runs the parts of a group, after NCCL's part. Returns the first failure; the other parts run all the same, as their peers wait.
 ///
 /// One thread may drive several ranks, and a launch blocks once about a thousand launches are pending. So no part gets further ahead of
 /// the others than one round.
-pub(crate) fn run_held(parts: &[Part]) -> ncclResult_t {
+pub(crate) fn run_held(parts: &[Part], ended: &Ended) -> ncclResult_t {
     let mut answer = ncclSuccess;
-    let mut run_one = |part: &Part, round: usize| {
-        let result = guard::call(|| run_round(part, round));
-        if answer == ncclSuccess {
-            answer = result;
-        }
-    };
+    let places: Vec<Where> = parts.iter().map(|part| Where::of(part, ended)).collect();
     for round in 0..parts.iter().map(rounds).max().unwrap_or_default() {
-        parts.iter().filter(|part| round < rounds(part)).for_each(|part| run_one(part, round));
+        for (part, place) in parts.iter().zip(&places).filter(|(part, _)| round < rounds(part)) {
+            let result = guard::call(|| run_round(part, round, place));
+            answer = if answer == ncclSuccess { result } else { answer };
+        }
     }
     answer
+}
+
+/// Where kernels of a communicator run.
+#[derive(Debug)]
+pub(super) struct Where {
+    lane: group::Lane,
+    /// NCCL has a part of the same group, which these kernels come after.
+    is_behind_nccl: bool,
+}
+
+impl Where {
+    /// On one stream, beside no other.
+    pub(super) fn on(stream: StreamHandle) -> Where {
+        Where { lane: group::Lane { stream, before: Vec::new(), after: Vec::new() }, is_behind_nccl: false }
+    }
+
+    /// Of a part of a group.
+    fn of(part: &Part, ended: &Ended) -> Where {
+        match ended.joints.of(&part.peer_group) {
+            Some(joint) => Where { lane: joint.lane(&part.streams), is_behind_nccl: !joint.nccls.is_empty() },
+            None => Where::on(part.streams[0]),
+        }
+    }
+
+    /// The streams that one of the rounds joins: the first one those before, the last one those after.
+    fn others(&self, is_first: bool, is_last: bool) -> Joins<'_> {
+        let when = |is_so, streams| if is_so { streams } else { &[][..] };
+        Joins { before: when(is_first, &self.lane.before[..]), after: when(is_last, &self.lane.after[..]) }
+    }
 }
 
 /// Kernels of one communicator that are launched before those of the next communicator.
@@ -165,16 +229,15 @@ fn rounds(part: &Part) -> usize {
 }
 
 /// Launches one round of a part. Messages come after all collectives, in the last round.
-fn run_round(part: &Part, round: usize) -> ncclResult_t {
-    let Part { communicator, peer_group, tasks, operations, stream, others, .. } = part;
-    match tasks {
-        Ok(tasks) => {
-            let of_round = tasks.chunks(ROUND).nth(round).unwrap_or_default();
-            let operations = if round + 1 == rounds(part) { &operations[..] } else { &[] };
-            run(*communicator, peer_group, of_round, operations, *stream, others)
-        }
-        Err(code) => *code,
-    }
+fn run_round(part: &Part, round: usize, place: &Where) -> ncclResult_t {
+    let Part { communicator, peer_group, tasks, operations, .. } = part;
+    let tasks = match tasks {
+        Ok(tasks) => tasks.chunks(ROUND).nth(round).unwrap_or_default(),
+        Err(code) => return *code,
+    };
+    let is_last = round + 1 == rounds(part);
+    let operations = if is_last { &operations[..] } else { &[] };
+    launch(*communicator, peer_group, (tasks, operations), place, place.others(round == 0, is_last))
 }
 
 /// Launches these collectives and messages now, after NCCL's work of the communicator.
@@ -183,13 +246,25 @@ pub(super) fn run(
     peer_group: &Arc<PeerGroup>,
     tasks: &[Task],
     operations: &[Operation],
-    stream: StreamHandle,
-    others: &[StreamHandle],
+    place: &Where,
 ) -> ncclResult_t {
+    launch(handle, peer_group, (tasks, operations), place, place.others(true, true))
+}
+
+fn launch(
+    handle: ncclComm_t,
+    peer_group: &Arc<PeerGroup>,
+    (tasks, operations): (&[Task], &[Operation]),
+    place: &Where,
+    others: Joins<'_>,
+) -> ncclResult_t {
+    let stream = place.lane.stream;
     let found = communicator::find(handle);
     if let Some(communicator) = found {
         communicator.runs();
-        if communicator.has_forwarded_elsewhere(|| place_of(stream))
+        if place.is_behind_nccl {
+            communicator.comes_behind_nccl(|| place_of(stream));
+        } else if communicator.has_forwarded_elsewhere(|| place_of(stream))
             && let Some([from, to]) = peer_group.scratch()
             && let Some(real) = real_of(communicator, handle, stream)
         {

@@ -89,6 +89,7 @@ pub(super) fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
         },
         |course| match course {
             Ok(Course::Lazy) => lazy_calls::call(call),
+            Ok(Course::Refused(code)) => *code,
             Ok(_) => forward::forward(call),
             Err(code) => *code,
         },
@@ -120,9 +121,9 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let course = match course {
         Some(course) => course,
         // The arguments are such that NCCL refuses the call.
-        None if path == Path::Native => forwarded(call, communicator, &terms, false),
+        None if path == Path::Native => forwarded_now(call, communicator, &terms),
         None => match fixed_order::to_nccl(call, communicator) {
-            Ok(()) => forwarded(call, communicator, &terms, false),
+            Ok(()) => forwarded_now(call, communicator, &terms),
             Err(code) => Course::Refused(code),
         },
     };
@@ -147,7 +148,18 @@ fn may_be_held(call: &Call, terms: &Terms) -> bool {
     group::is_open() && may_be_fused(&call.shared, terms)
 }
 
+fn forwarded_now(call: &Call, communicator: &Communicator, terms: &Terms) -> Course {
+    let course = forwarded(call, communicator, terms, false);
+    if matches!(course, Course::Refused(_)) {
+        count(call, communicator, Path::Forward);
+    }
+    course
+}
+
 fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {
+    if let Err(code) = ordering::join(Lane::of(call)) {
+        return Course::Refused(code);
+    }
     window_guard::before_forward(call, communicator);
     if communicator.is_lazy() {
         return Course::Lazy;

@@ -16,7 +16,7 @@ use windlass_transport::TransportError;
 use windlass_transport::heap::{Heap, Region};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{Operation, P2p};
-use windlass_transport::sequencer::{Afterwards, Sequencer};
+use windlass_transport::sequencer::{Afterwards, Joins, Sequencer};
 use windlass_transport::tuning::{Collective, Limits, Terms, agreed};
 
 use super::attempts::Attempts;
@@ -250,14 +250,14 @@ impl PeerGroup {
         &self.features.limits
     }
 
-    /// Launches the tasks of native collectives in order, then the sends and receives as one kernel, on `stream`. The work already on `others`
-    /// comes before them, and later work on `others` after. Returns where the work went.
+    /// Launches the tasks of native collectives in order, then the sends and receives as one kernel, on `stream`, in order with the streams
+    /// that it joins. Returns where the work went.
     pub fn run(
         &self,
         tasks: &[Task],
         operations: &[Operation],
         stream: StreamHandle,
-        others: &[StreamHandle],
+        joins: Joins<'_>,
     ) -> Result<Went, ncclResult_t> {
         process_exit::go_on();
         self.ranks.runs_one();
@@ -266,7 +266,7 @@ impl PeerGroup {
         }
         let Some(transports) = self.transports() else { return Err(ncclInternalError) };
         let mut went = Went::ToStream;
-        let ran = transports.sequencer.take(stream, others, |turn| {
+        let ran = transports.sequencer.take(stream, joins, |turn| {
             if let Some(native) = &transports.native {
                 tasks.iter().try_for_each(|task| native.launch(turn, task))?;
             }
@@ -297,6 +297,12 @@ impl PeerGroup {
     /// the caller then meets the same failing device.
     pub fn order(&self, stream: StreamHandle) -> Option<Afterwards> {
         self.sequencer()?.order(stream).ok()
+    }
+
+    /// Makes the next work on a stream run after what other streams hold now. An error was logged.
+    pub fn join(&self, later: StreamHandle, earlier: &[StreamHandle]) -> Result<(), ncclResult_t> {
+        let Some(sequencer) = self.sequencer() else { return Ok(()) };
+        sequencer.join(later, earlier).map_err(|failure| failure.result())
     }
 
     /// Lets all later work here run after what was issued on `stream`: see [`Sequencer::follow`]. Returns whether that holds for graphs, too;

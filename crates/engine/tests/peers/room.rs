@@ -2,6 +2,7 @@
 
 use windlass_engine::peers::{self, InitOutcome, Laziness, PeerGroup, Went};
 use windlass_transport::p2p::{Direction, Operation};
+use windlass_transport::sequencer::Joins;
 
 use crate::inits::{nothing_is_left, three_devices};
 use crate::support::*;
@@ -24,7 +25,10 @@ fn peer_group(outcome: &InitOutcome) -> &PeerGroup {
 /// Rank 0 starts a receive to which no rank sends.
 fn waits(pair: &[InitOutcome], stream: &AppStream, address: u64) {
     let operation = Operation { address, bytes: 8, peer: 1, direction: Direction::Receive };
-    assert_eq!(peer_group(&pair[0]).run(&[], &[operation], stream.handle(), &[]), Ok(Went::ToStream));
+    assert_eq!(
+        peer_group(&pair[0]).run(&[], &[operation], stream.handle(), Joins::default()),
+        Ok(Went::ToStream)
+    );
 }
 
 /// Makes pairs one right after the other and drops every second one with a kernel in flight: each has a peer group.

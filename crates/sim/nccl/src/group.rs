@@ -86,8 +86,21 @@ pub fn note<T>(outcome: Outcome<T>) -> Outcome<T> {
     outcome
 }
 
-pub fn hold(call: Queued) {
+/// Holds a call for the group's end. As NCCL, refuses one whose stream is not in the capture of the communicator's other calls.
+pub fn hold(call: Queued) -> Outcome {
+    let is_other = |held: &&Queued| Arc::ptr_eq(&held.communicator, &call.communicator);
+    let other = with_group(|group| group.calls.iter().find(is_other).map(|held| held.call.stream));
+    if let Some(other) = other.filter(|other| *other != call.call.stream) {
+        let capture = |stream| Ok(driver()?.captured(stream)?.map(|captured| captured.capture));
+        if capture(other)? != capture(call.call.stream)? {
+            return refuse(
+                ncclInvalidUsage,
+                "Streams given to a communicator within a NCCL group must either be all uncaptured or all captured by the same graph.",
+            );
+        }
+    }
     with_group(|group| group.calls.push(call));
+    Ok(())
 }
 
 /// Runs a task when the outermost group ends; at once if none is open.

@@ -177,7 +177,7 @@ pub fn enqueue(handle: ncclComm_t, call: Call) -> Outcome {
     }
     let inside = communicator.enter(call.kind.name());
     group::start();
-    let held = check(&communicator, call).map(|queued| queued.into_iter().for_each(group::hold));
+    let held = check(&communicator, call).and_then(|queued| queued.map_or(Ok(()), group::hold));
     drop(inside);
     let held = group::note(held);
     held.and(group::end())?;
@@ -239,14 +239,6 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         }
     }
     let captured = driver.is_capturing(streams[0])?;
-    for stream in &streams[1..] {
-        if driver.is_capturing(*stream)? != captured {
-            return refuse(
-                ncclInvalidUsage,
-                "Streams given to a communicator within a NCCL group must either be all uncaptured or all captured by the same graph.",
-            );
-        }
-    }
     let calls: Vec<Call> = queued.iter().map(|entry| entry.call).collect();
     let texts: Vec<String> = calls.iter().map(Call::describe).collect();
     let mut operation = Operation {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::TransportError;
 use crate::sequencer::host::HostMemory;
 use windlass_base::gpu::module::MemoryDomain;
-use windlass_base::gpu::stream::{Event, Stream};
-use windlass_base::gpu::{Driver, Failure, Home};
+use windlass_base::gpu::stream::{Event, Ordering::Inside, Stream};
+use windlass_base::gpu::{Driver, Failure, Home, StreamHandle};
 use windlass_base::stats::count;
 
 /// How many events launch resources have for callers that must know how far a stream has come.
@@ -139,6 +139,19 @@ impl LaunchResources {
             passed: event()?,
             joined: event()?,
             marks: [event()?, event()?, event()?, event()?],
+        })
+    }
+
+    /// Makes later work on a stream run after what other streams hold now.
+    pub(super) fn join(
+        &self,
+        driver: &Driver,
+        later: StreamHandle,
+        earlier: &[StreamHandle],
+    ) -> Result<(), Failure> {
+        earlier.iter().try_for_each(|stream| {
+            self.joined.record(*stream, Inside)?;
+            driver.wait(later, &self.joined, Inside)
         })
     }
 

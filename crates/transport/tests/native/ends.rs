@@ -3,7 +3,7 @@
 use windlass_transport::TransportError;
 use windlass_transport::native::{self, Kind, Limits, Native, NativeParts, Tuning};
 use windlass_transport::p2p::Direction;
-use windlass_transport::sequencer::Carries;
+use windlass_transport::sequencer::{Carries, Joins};
 
 use crate::communicator::*;
 use crate::numbers::*;
@@ -47,11 +47,15 @@ fn abort_within_a_turn() {
     let part = Part::of(Kind::AllReduce, 10, 0, 2);
     let sequencer = &ranks[0].sequencer;
     let gate = Gate::on(&streams[0]);
-    let taken = sequencer.take(streams[0].handle(), &[streams[1].handle()], |turn| {
-        ranks[0].native.launch(turn, &part.task).unwrap();
-        sequencer.abort();
-        Err(TransportError::Aborted { rank: 0 })
-    });
+    let taken = sequencer.take(
+        streams[0].handle(),
+        Joins { before: &[streams[1].handle()], after: &[streams[1].handle()] },
+        |turn| {
+            ranks[0].native.launch(turn, &part.task).unwrap();
+            sequencer.abort();
+            Err(TransportError::Aborted { rank: 0 })
+        },
+    );
     assert_eq!(taken, Err(TransportError::Aborted { rank: 0 }));
     assert!(!sequencer.is_doubtful());
     assert!(!sequencer.is_idle().unwrap(), "the kernel has not even begun");

@@ -2,6 +2,7 @@
 
 use windlass_transport::native::Kind;
 use windlass_transport::p2p::Direction;
+use windlass_transport::sequencer::Joins;
 
 use crate::communicator::*;
 use crate::numbers::*;
@@ -81,13 +82,17 @@ fn one_turn_of_many() {
         let (sent, received) = (Numbers::new(vec![3]), Numbers::new(vec![0]));
         let gate = Gate::on(&streams[1]);
         let messages = [message(&sent, peer, Direction::Send), message(&received, peer, Direction::Receive)];
-        let turn = rank.sequencer.take(streams[0].handle(), &[streams[1].handle()], |turn| {
-            for part in &parts {
-                rank.native.launch(turn, &part.task).unwrap();
-            }
-            rank.p2p.launch(turn, &messages).unwrap();
-            Ok(())
-        });
+        let turn = rank.sequencer.take(
+            streams[0].handle(),
+            Joins { before: &[streams[1].handle()], after: &[streams[1].handle()] },
+            |turn| {
+                for part in &parts {
+                    rank.native.launch(turn, &part.task).unwrap();
+                }
+                rank.p2p.launch(turn, &messages).unwrap();
+                Ok(())
+            },
+        );
         turn.unwrap();
         assert!(streams[0].is_busy());
         gate.open();
