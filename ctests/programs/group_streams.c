@@ -123,9 +123,11 @@ static void prepare(struct scene* scene) {
 static void bring_inputs(const struct scene* scene, struct random* own) {
   for (int stream = 0; stream < STREAMS; stream++)
     if (random_below(own, 2)) CUDA(cuLaunchHostFunc(scene->streams[stream], be_late, (void*)(uintptr_t)random_below(own, 2500)));
+  /* The group waits for all of its streams, so an input may come on the stream of another call. */
   for (int place = 0; place < scene->count; place++) {
     const struct call* call = &scene->calls[place];
-    CUDA(cuMemcpyDtoDAsync_v2((CUdeviceptr)call->in, (CUdeviceptr)call->late, call->count * sizeof(int32_t), scene->streams[call->stream]));
+    const struct call* on = &scene->calls[random_below(own, (uint64_t)scene->count)];
+    CUDA(cuMemcpyDtoDAsync_v2((CUdeviceptr)call->in, (CUdeviceptr)call->late, call->count * sizeof(int32_t), scene->streams[on->stream]));
   }
 }
 
