@@ -54,7 +54,7 @@ fn end_of_much() -> ncclResult_t {
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
             let joined = guard::call(|| ordering::before_nccl(&ended.borrow()));
             let ready = match joined == ncclSuccess {
-                true => guard::call(|| registration::before_group(&candidates)),
+                true => guard::call(|| registration::before_group(&candidates, &ended.borrow().joints)),
                 false => joined,
             };
             let Closed { nccls, result } = match ready == ncclSuccess {
@@ -63,7 +63,9 @@ fn end_of_much() -> ncclResult_t {
                 false => spoilt(ready),
             };
             if !candidates.is_empty() {
-                let ended = guard::call(|| registration::after_group(&candidates, is_taken(nccls)));
+                let ended = guard::call(|| {
+                    registration::after_group(&candidates, &ended.borrow().joints, is_taken(nccls))
+                });
                 ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
             }
             // If NCCL failed it may have launched some communicators before. Following what did not run does no harm.

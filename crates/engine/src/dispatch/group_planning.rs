@@ -34,8 +34,7 @@ use super::{collectives, common_order, fixed_order, route};
 ///
 /// Divergence: nothing of the group's other communicators runs either, while NCCL has run those that come first.
 ///
-/// Divergence: where NCCL checks pointers (NCCL_CHECK_POINTERS) or compares captures of streams, it may refuse such a call only at
-/// the group's end.
+/// Divergence: where NCCL checks pointers (NCCL_CHECK_POINTERS), it may refuse such a call only at the group's end.
 pub fn plan() -> Vec<Part> {
     plan_by(decide)
 }

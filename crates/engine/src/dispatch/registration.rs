@@ -8,7 +8,7 @@ use nccl_sys::{ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 use crate::communicator::Communicator;
 use crate::features::registration::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::forward;
-use crate::group::{self, Waiting};
+use crate::group::{self, Joint, Joints, Waiting};
 use crate::peers::PeerGroup;
 use crate::plan::{self, Standing, Terms};
 use windlass_base::call::{Call, Function, Local};
@@ -103,12 +103,12 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
 }
 
 /// Called before NCCL runs a group: copies data into staging buffers, after all work on the streams of their communicator in the
-/// group, as in NCCL. Divergence: streams that only other calls of the group use are not known here.
-pub(crate) fn before_group(candidates: &[Waiting]) -> ncclResult_t {
+/// group, as in NCCL.
+pub(crate) fn before_group(candidates: &[Waiting], joints: &Joints) -> ncclResult_t {
     let staged = || candidates.iter().filter(|waiting| waiting.copies());
     for waiting in staged() {
         let Some((registering, substitutes)) = waiting.parts() else { continue };
-        for stream in others(candidates, waiting) {
+        for stream in others(joints, waiting) {
             let joined = registering.join(waiting.stream, stream);
             if joined != ncclSuccess {
                 return joined;
@@ -123,7 +123,7 @@ pub(crate) fn before_group(candidates: &[Waiting]) -> ncclResult_t {
 }
 
 /// Called after NCCL has run the group (`is_run`) or failed. Returns the first failure.
-pub(crate) fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
+pub(crate) fn after_group(candidates: &[Waiting], joints: &Joints, is_run: bool) -> ncclResult_t {
     if !is_run {
         // NCCL may have run a part. In reverse, so that each communicator goes back to its first number.
         for waiting in candidates.iter().rev() {
@@ -138,8 +138,7 @@ pub(crate) fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t 
     candidates.iter().for_each(|waiting| note(finish(waiting)));
     for waiting in candidates.iter().filter(|waiting| waiting.copies()) {
         let Some((registering, _)) = waiting.parts() else { continue };
-        let others = others(candidates, waiting).into_iter();
-        others.for_each(|stream| note(registering.join(stream, waiting.stream)));
+        others(joints, waiting).for_each(|stream| note(registering.join(stream, waiting.stream)));
     }
     answer
 }
@@ -153,14 +152,9 @@ pub(crate) fn forget(candidates: &[Waiting]) {
 }
 
 /// The other streams of a call's communicator. Other communicators' streams do not delay it, and may be of another device.
-fn others(candidates: &[Waiting], of: &Waiting) -> Vec<StreamHandle> {
-    let mut streams: Vec<StreamHandle> = Vec::new();
-    for waiting in candidates.iter().filter(|waiting| Arc::ptr_eq(&waiting.peer_group, &of.peer_group)) {
-        if waiting.stream != of.stream && !streams.contains(&waiting.stream) {
-            streams.push(waiting.stream);
-        }
-    }
-    streams
+fn others<'a>(joints: &'a Joints, of: &'a Waiting) -> impl Iterator<Item = StreamHandle> + 'a {
+    let own = joints.of(&of.peer_group).into_iter().flat_map(Joint::all);
+    own.filter(|stream| *stream != of.stream)
 }
 
 impl Waiting {
