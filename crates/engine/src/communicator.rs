@@ -14,7 +14,7 @@ use nccl_sys::{cudaStream_t, ncclComm_t};
 use crate::lazy::LazyCommunicator;
 use crate::peers::{self, InitOutcome, ParentOnNccl, PeerGroup};
 use windlass_base::gate::{Gate, Passed};
-use windlass_base::gpu::stream::{Capture, Place};
+use windlass_base::gpu::stream::Place;
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::outcome::FallbackReason;
@@ -45,6 +45,17 @@ impl Kept {
             Kept::Waiting(_) | Kept::OnNccl(_) => None,
         }
     }
+}
+
+/// NCCL's work of a communicator after which a kernel of Windlass is not ordered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elsewhere {
+    /// There is none.
+    Nowhere,
+    /// On another stream than the kernel's, which is eager.
+    Eager,
+    /// Eager, while the kernel is captured: its graph may be launched on any stream.
+    BeforeCapture,
 }
 
 /// The record of a communicator. Records are reused, never freed: a thread that is inside a call while another one
@@ -80,8 +91,6 @@ pub struct Communicator {
     forwarded_on: AtomicUsize,
     /// The id of that stream at the first of these calls, as a later stream may have the same handle. 0: not known.
     forwarded_id: AtomicU64,
-    /// The id of the capture whose first kernel of Windlass was ordered after that call. 0: none.
-    ordered_in: AtomicU64,
     /// The stream handle of an eager call of NCCL's that comes after all kernels of Windlass. NCCL orders its later calls after that one.
     /// [`NO_STREAM`]: a kernel, a graph or a refused call came since.
     ordered_on: AtomicUsize,
@@ -124,7 +133,6 @@ impl Communicator {
             is_checked: AtomicBool::new(false),
             forwarded_on: AtomicUsize::new(NO_STREAM),
             forwarded_id: AtomicU64::new(0),
-            ordered_in: AtomicU64::new(0),
             ordered_on: AtomicUsize::new(NO_STREAM),
             follows: AtomicBool::new(false),
             kept: Mutex::new(None),
@@ -315,29 +323,29 @@ impl Communicator {
             self.forwarded_id.store(id, Ordering::Relaxed);
             self.forwarded_on.store(stream, Ordering::Relaxed);
         }
-        self.ordered_in.store(0, Ordering::Relaxed);
     }
 
-    /// Whether NCCL has work of the communicator after which a kernel of Windlass on a stream is not ordered yet. True once, and once in each
-    /// capture: its graph may be launched on any stream, before or after later eager kernels. `place` (the stream's) is asked only if NCCL
-    /// has such work.
-    pub fn has_forwarded_elsewhere(&self, place: impl FnOnce() -> Option<Place>) -> bool {
+    /// Whether NCCL has work of the communicator after which a kernel of Windlass on a stream is not ordered yet. Asked before each kernel: an
+    /// eager one then is ordered. `place` (the stream's) is asked only if NCCL has such work.
+    pub fn forwarded_elsewhere(&self, place: impl FnOnce() -> Option<Place>) -> Elsewhere {
         if self.forwarded_on.load(Ordering::Relaxed) == NO_STREAM {
-            return false;
+            return Elsewhere::Nowhere;
         }
         let place = place();
-        if let Some(Place::Captured(Capture { id, .. })) = place {
-            return self.ordered_in.swap(id, Ordering::Relaxed) != id;
+        if let Some(Place::Captured(_)) = place {
+            return Elsewhere::BeforeCapture;
         }
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
-        place != Some(Place::Eager(self.forwarded_id.load(Ordering::Relaxed)))
+        match place == Some(Place::Eager(self.forwarded_id.load(Ordering::Relaxed))) {
+            true => Elsewhere::Nowhere,
+            false => Elsewhere::Eager,
+        }
     }
 
-    /// Notes that a kernel of Windlass in the same group waits for NCCL's part, which comes after all earlier work of NCCL's.
+    /// Notes that an eager kernel of Windlass waits for NCCL's part of the same group, which comes after all earlier work of NCCL's.
     pub fn comes_behind_nccl(&self, place: impl FnOnce() -> Option<Place>) {
-        match place() {
-            Some(Place::Captured(Capture { id, .. })) => self.ordered_in.store(id, Ordering::Relaxed),
-            _ => self.forwarded_on.store(NO_STREAM, Ordering::Relaxed),
+        if !matches!(place(), Some(Place::Captured(_))) {
+            self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
         }
     }
 

@@ -150,6 +150,11 @@ impl Sequencer {
         self.graphs
     }
 
+    /// The communicator's own stream for work of before a capture.
+    pub fn history(&self) -> Option<StreamHandle> {
+        self.lent.resources().map(|resources| resources.history.handle)
+    }
+
     /// The launch resources, for owners that must keep them longer than the sequencer.
     pub fn lent(&self) -> &Arc<Lent> {
         &self.lent

@@ -6,20 +6,25 @@
 //!
 //! # Order against NCCL's own operations
 //! NCCL runs a communicator's operations on a GPU one after the other. A call that goes to NCCL after a kernel of Windlass waits for it
-//! ([`before_forward`]). A kernel of Windlass may come on another stream than NCCL's last call, or first in a capture. Then NCCL first
-//! sends one byte to its own rank on that stream, and orders this message after its own work. Streams are compared by id: a new
-//! stream may have the handle of a destroyed one whose work still runs. With graphs see [`after_forward`].
+//! ([`before_forward`]). A kernel of Windlass may come on another stream than NCCL's last call. Then NCCL first sends one byte to its own rank
+//! on that stream, and orders this message after its own work. Before a captured kernel it does so on a stream beside the capture, as a
+//! graph must not depend on what ran before. Streams are compared by id: a new stream may have the handle of a destroyed one whose work
+//! still runs. In a group of both, streams are joined instead ([`before_nccl`]). With graphs see [`after_forward`].
 
 use std::sync::Arc;
 
-use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclInvalidUsage, ncclResult_t, ncclSuccess};
+use nccl_sys::{
+    cudaStream_t, ncclComm_t, ncclInProgress, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+    ncclUnhandledCudaError,
+};
 
-use crate::communicator::{self, Communicator};
+use crate::communicator::{self, Communicator, Elsewhere};
 use crate::forward::known;
 use crate::group::{self, Ended, Followed, Held, Ours, Runs};
 use crate::peers::{Afterwards, PeerGroup, Went};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
+use windlass_base::gpu::capture::Relaxed;
 use windlass_base::gpu::stream::Place;
 use windlass_base::gpu::{self, StreamHandle};
 use windlass_base::guard;
@@ -70,8 +75,9 @@ pub(crate) fn before_forward(lane: Lane, communicator: &Communicator, is_ordered
         }
         Some(afterwards)
     };
+    // A capture is ordered whether or not a kernel of Windlass ran before: its graph must not depend on that, and may be launched after one.
     let is_to_order =
-        communicator.has_run() && !(communicator.is_ordered_on(lane.stream) && is_eager(lane.stream()));
+        !is_eager(lane.stream()) || communicator.has_run() && !communicator.is_ordered_on(lane.stream);
     match is_to_order.then(order).flatten().unwrap_or(Afterwards::Nothing) {
         Afterwards::Nothing => communicator.forwards_on(lane.stream, || place_of(lane.stream())),
         // An eager call that is followed needs no stream to be remembered. A captured call is ordered only within its graph, which may never be
@@ -86,9 +92,9 @@ pub(crate) fn before_forward(lane: Lane, communicator: &Communicator, is_ordered
 
 /// Called after NCCL has taken or refused such a call: follows it if need be.
 ///
-/// Windlass does not see launches of a graph. So from the first capture of either side after a kernel of Windlass on, NCCL's calls are
-/// followed: each counts as an operation in the [sequencer](windlass_transport::sequencer), and later kernels and graphs wait for it.
-/// Communicators without graphs skip this. NCCL's captures before the first kernel are not seen.
+/// Windlass does not see launches of a graph. So from the first capture of either side on, NCCL's calls are followed: each counts as an
+/// operation in the [sequencer](windlass_transport::sequencer), and later kernels and graphs wait for it. Communicators without graphs
+/// skip this.
 pub(crate) fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult_t) {
     let (is_taken, is_grouped) = (result == ncclSuccess || result == ncclInProgress, group::is_open());
     if !is_taken {
@@ -264,13 +270,10 @@ fn launch(
         communicator.runs();
         if place.is_behind_nccl {
             communicator.comes_behind_nccl(|| place_of(stream));
-        } else if communicator.has_forwarded_elsewhere(|| place_of(stream))
-            && let Some([from, to]) = peer_group.scratch()
-            && let Some(real) = real_of(communicator, handle, stream)
-        {
-            let result = known::order(real, peer_group.rank(), from, to, stream);
-            if result != ncclSuccess {
-                return refuse(result, format_args!("NCCL did not order its work before ours"));
+        } else {
+            let ordered = behind_nccls_history(communicator, handle, peer_group, stream);
+            if ordered != ncclSuccess {
+                return refuse(ordered, format_args!("NCCL did not order its work before ours"));
             }
         }
     }
@@ -284,6 +287,41 @@ fn launch(
         count::recorded(communicator.counters(), kernels as u64);
     }
     ncclSuccess
+}
+
+/// Makes the next kernel of Windlass on a stream run after NCCL's earlier work of the communicator: by a message of NCCL's there, or, in a
+/// capture, by one on a stream beside the capture, as the graph must not depend on what ran before. With [`Graphs::Apart`] the program vouches for
+/// that order.
+///
+/// [`Graphs::Apart`]: windlass_transport::sequencer::Graphs::Apart
+fn behind_nccls_history(
+    communicator: &Communicator,
+    handle: ncclComm_t,
+    peer_group: &PeerGroup,
+    stream: StreamHandle,
+) -> ncclResult_t {
+    let behind = match communicator.forwarded_elsewhere(|| place_of(stream)) {
+        Elsewhere::Nowhere => return ncclSuccess,
+        Elsewhere::Eager => Some(stream),
+        Elsewhere::BeforeCapture => peer_group.history(),
+    };
+    let (Some(behind), Some([from, to])) = (behind, peer_group.scratch()) else { return ncclSuccess };
+    let Some(real) = real_of(communicator, handle, stream) else { return ncclSuccess };
+    if behind == stream {
+        return known::order(real, peer_group.rank(), from, to, behind);
+    }
+    // NCCL may make calls that a capture in another mode forbids this thread.
+    let Some(_relaxed) = gpu::opened().and_then(|driver| Relaxed::enter(driver).ok()) else {
+        return ncclUnhandledCudaError;
+    };
+    if peer_group.order(behind).is_none() {
+        return ncclUnhandledCudaError;
+    }
+    let ordered = known::order(real, peer_group.rank(), from, to, behind);
+    if ordered == ncclSuccess && peer_group.follow(behind, false) == Some(true) {
+        communicator.is_followed();
+    }
+    ordered
 }
 
 /// Whether a stream is part of no capture, as far as the driver says.

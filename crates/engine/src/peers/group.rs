@@ -16,7 +16,7 @@ use windlass_transport::TransportError;
 use windlass_transport::heap::{Heap, Region};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{Operation, P2p};
-use windlass_transport::sequencer::{Afterwards, Joins, Sequencer};
+use windlass_transport::sequencer::{Afterwards, Graphs, Joins, Sequencer};
 use windlass_transport::tuning::{Collective, Limits, Terms, agreed};
 
 use super::attempts::Attempts;
@@ -297,6 +297,12 @@ impl PeerGroup {
     /// the caller then meets the same failing device.
     pub fn order(&self, stream: StreamHandle) -> Option<Afterwards> {
         self.sequencer()?.order(stream).ok()
+    }
+
+    /// The communicator's own stream for work of before a capture. None where graphs are not ordered against other work ([`Graphs::Apart`]).
+    pub fn history(&self) -> Option<StreamHandle> {
+        let sequencer = self.sequencer().filter(|sequencer| sequencer.graphs() == Graphs::Mixed)?;
+        sequencer.history()
     }
 
     /// Makes the next work on a stream run after what other streams hold now. An error was logged.

@@ -50,6 +50,9 @@ pub struct LaunchResources {
     pub(super) passed: Event,
     /// Orders the streams of one turn against each other.
     pub(super) joined: Event,
+    /// On which work of before a capture enters the order: outside the graph, whose shape then does not depend on it. The device's stream would
+    /// not do, as the hang detector reads over that.
+    pub(super) history: Stream,
     /// For callers that must know how far a stream has come.
     pub marks: [Event; MARKS],
 }
@@ -138,6 +141,7 @@ impl LaunchResources {
             done: event()?,
             passed: event()?,
             joined: event()?,
+            history: Stream::new(driver)?,
             marks: [event()?, event()?, event()?, event()?],
         })
     }

@@ -38,6 +38,8 @@ pub(super) struct Order {
     graphs: Graphs,
     /// Id of the stream of the last eager operation; nobody asks for it once `shared_with_graphs`.
     last: Option<u64>,
+    /// The event was recorded, or a capture has taken operations.
+    is_recorded: bool,
     /// A capture has taken operations, so graphs may record the event.
     shared_with_graphs: bool,
     /// The captures used last, the latest first.
@@ -138,7 +140,11 @@ impl Order {
         if self.shared_with_graphs {
             driver.come_after(lane.stream, self.look(driver, resources, capture)?)?;
         }
-        // Adds nothing if the last operation was on the same stream, but the id of a captured stream cannot be asked.
+        if !self.is_recorded {
+            resources.done.record(resources.history.handle, Ordering::Inside)?;
+            self.is_recorded = true;
+        }
+        // Every capture waits, whatever ran before: captures of the same calls are graphs of one shape, which update each other.
         driver.wait(lane.stream, &resources.done, Ordering::External)
     }
 
@@ -153,7 +159,7 @@ impl Order {
             Place::Captured(capture) => capture,
             Place::Eager(id) => {
                 resources.done.record(lane.stream, Ordering::Inside)?;
-                self.last = Some(id);
+                (self.last, self.is_recorded) = (Some(id), true);
                 return Ok(());
             }
         };
