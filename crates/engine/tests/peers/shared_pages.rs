@@ -10,6 +10,7 @@ use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::segment;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::capability;
+use windlass_bootstrap::outcome::FallbackReason;
 use windlass_engine::features::registration::agreed::RegistrationSlot;
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
@@ -131,17 +132,14 @@ fn ranks_of_one_process() {
     assert!(pages.iter().all(|page| page.upgrade().is_none()));
 }
 
-/// Ranks do not register where the real NCCL is not one that is known to.
+/// With an NCCL that orders groups in another way there is no peer group.
 #[test]
-fn without_a_version() {
+fn nccl_before_2_26() {
     register();
-    segment::current().nccl_version.store(21800, Ordering::Relaxed);
+    segment::current().nccl_version.store(22512, Ordering::Relaxed);
     let Some(_devices) = three_devices() else { return };
-    for outcomes in [met(2, Laziness::None), peers::all_here(&[0, 1], Laziness::None)] {
-        for outcome in &outcomes {
-            let InitOutcome::PeerGroup(peer_group) = outcome else { panic!("{outcome:?}") };
-            assert!(!peer_group.negotiated().registers());
-        }
+    for outcome in peers::all_here(&[0, 1], Laziness::None) {
+        assert!(matches!(outcome, InitOutcome::OnNccl(FallbackReason::OldNccl)), "{outcome:?}");
     }
     nothing_is_left();
 }
