@@ -23,7 +23,7 @@ use windlass_base::gate::Passed;
 use windlass_base::gpu::{Ordinal, StreamHandle};
 use windlass_transport::p2p::Operation;
 
-pub(crate) use joint::{Joint, Joints, Lane, Runs};
+pub(crate) use joint::{Joint, Joints, PartLane, Runs};
 
 /// This thread's open group: its depth, and the number of entries in [`ENDED`]. Most groups have none, and then `ENDED`, which is slower
 /// because of its destructors, is not touched.

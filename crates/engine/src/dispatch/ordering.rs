@@ -201,7 +201,7 @@ pub(crate) fn run_held(parts: &[Part], ended: &Ended) -> ncclResult_t {
 /// Where kernels of a communicator run.
 #[derive(Debug)]
 pub(super) struct Where {
-    lane: group::Lane,
+    lane: group::PartLane,
     /// NCCL has a part of the same group, which these kernels come after.
     is_behind_nccl: bool,
 }
@@ -209,7 +209,10 @@ pub(super) struct Where {
 impl Where {
     /// On one stream, beside no other.
     pub(super) fn on(stream: StreamHandle) -> Where {
-        Where { lane: group::Lane { stream, before: Vec::new(), after: Vec::new() }, is_behind_nccl: false }
+        Where {
+            lane: group::PartLane { stream, before: Vec::new(), after: Vec::new() },
+            is_behind_nccl: false,
+        }
     }
 
     /// Of a part of a group.

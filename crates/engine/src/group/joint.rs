@@ -109,10 +109,10 @@ impl Joint {
     }
 
     /// Where Windlass's part runs, which comes after NCCL's part.
-    pub(crate) fn lane(&self, of_calls: &[StreamHandle]) -> Lane {
+    pub(crate) fn lane(&self, of_calls: &[StreamHandle]) -> PartLane {
         let of_both = of_calls.iter().find(|stream| self.nccls.contains(stream));
         let Some(stream) = of_both.or(of_calls.first()).copied() else {
-            return Lane { stream: self.first, before: Vec::new(), after: Vec::new() };
+            return PartLane { stream: self.first, before: Vec::new(), after: Vec::new() };
         };
         let after: Vec<_> = self.all().filter(|other| *other != stream).collect();
         let before = match (self.nccls.first(), of_both) {
@@ -121,13 +121,13 @@ impl Joint {
             (Some(nccls), None) => vec![*nccls],
             (None, None) => after.clone(),
         };
-        Lane { stream, before, after }
+        PartLane { stream, before, after }
     }
 }
 
 /// The stream on which Windlass runs its part of a communicator's group.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct PartLane {
     pub stream: StreamHandle,
     /// The streams that it waits for.
     pub before: Vec<StreamHandle>,
