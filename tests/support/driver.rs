@@ -74,6 +74,7 @@ application_calls! {
     fn cuStreamGetFlags(stream: usize, flags: &mut u32);
     fn cuStreamQuery(stream: usize);
     fn cuStreamSynchronize(stream: usize);
+    fn cuLaunchHostFunc(stream: usize, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
     fn cuStreamBeginCapture_v2(stream: usize, mode: u32);
     fn cuStreamBeginCaptureToGraph(
         stream: usize, graph: usize, dependencies: *const usize, data: *const c_void, count: usize, mode: u32

@@ -62,8 +62,7 @@ impl Gate {
 
     pub fn on(stream: &AppStream) -> Gate {
         let (gate, data) = Gate::closed();
-        // SAFETY: the data are for this one call, and `wait_at_gate` makes no CUDA call.
-        unsafe { driver().unwrap().launch_host(stream.handle(), wait_at_gate, data) }.unwrap();
+        ok(cuLaunchHostFunc(stream.0, wait_at_gate, data));
         gate
     }
 

@@ -222,28 +222,6 @@ pub fn expand_file_name(name: &std::path::Path) -> PathBuf {
     PathBuf::from(text.replace("%h", &host).replace("%p", &std::process::id().to_string()))
 }
 
-/// The text of `docs/options.md`.
-pub fn documentation() -> String {
-    let row = |o: &Description| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about);
-    let rows = options().map(row);
-    let head = "# Options
-
-Options are environment variables. This page is made from `crates/base/src/config/table.rs`.
-
-- **When they are read.** `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT` and `WINDLASS_STATS` are read at the first NCCL call of the process.
-  All others are read at the first unique id, init or `ncclMemAlloc`.
-  In a program that links NCCL, `WINDLASS_NCCL` is also read when the program is loaded: set it before the program starts.
-- **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values and unknown `WINDLASS_` names.
-  A process logs them at `WINDLASS_LOG=warn`.
-- **Options of 0.2** that 0.3 does not read are errors: `windlass run`, `windlass doctor` and the log name each, and what to do instead.
-- `WINDLASS_SIM_` names belong to the simulator (`crates/sim`). [NCCL's variables](nccl-variables.md) lists which of NCCL's own variables Windlass follows.
-
-| variable | values | default | what it does |
-|---|---|---|---|
-";
-    head.to_owned() + &rows.collect::<String>()
-}
-
 #[cfg(test)]
 mod tests {
     use super::values::register;
@@ -397,6 +375,29 @@ mod tests {
         let Parsed { config, complaints, .. } =
             read(&[("WINDLASS_REGISTER", "perhaps"), ("WINDLASS_HEAP_MAX", "0")]);
         assert_eq!((config, complaints.len()), (Config::default(), 2));
+    }
+
+    /// The text of `docs/options.md`.
+    fn documentation() -> String {
+        let row =
+            |o: &Description| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about);
+        let rows = options().map(row);
+        let head = "# Options
+
+Options are environment variables. This page is made from `crates/base/src/config/table.rs`.
+
+- **When they are read.** `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT` and `WINDLASS_STATS` are read at the first NCCL call of the process.
+  All others are read at the first unique id, init or `ncclMemAlloc`.
+  In a program that links NCCL, `WINDLASS_NCCL` is also read when the program is loaded: set it before the program starts.
+- **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values and unknown `WINDLASS_` names.
+  A process logs them at `WINDLASS_LOG=warn`.
+- **Options of 0.2** that 0.3 does not read are errors: `windlass run`, `windlass doctor` and the log name each, and what to do instead.
+- `WINDLASS_SIM_` names belong to the simulator (`crates/sim`). [NCCL's variables](nccl-variables.md) lists which of NCCL's own variables Windlass follows.
+
+| variable | values | default | what it does |
+|---|---|---|---|
+";
+        head.to_owned() + &rows.collect::<String>()
     }
 
     /// docs/options.md is this table.

@@ -81,13 +81,6 @@ pub fn with_right_sum(mut id: Id) -> Id {
     id
 }
 
-/// The id as NCCL made it, but for bytes that NCCL does not read, to get a new id tag. None if it has no id tag.
-pub fn without_id_tag(id: &Id) -> Option<Id> {
-    let mut bare = with_port(id, IdTag::decode(id)?.root_port)?;
-    bare[ID_TAG..].fill(0);
-    Some(bare)
-}
-
 /// The socket address in the id. None if there is none.
 pub fn address(id: &Id) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes([id[FAMILY.start], id[FAMILY.start + 1]]);
@@ -178,8 +171,6 @@ mod tests {
             prop_assert_eq!(&tagged[12..40], &id[12..40]);
             let (before, after) = (address(&id).unwrap(), address(&tagged).unwrap());
             prop_assert_eq!((before.ip(), port), (after.ip(), after.port()));
-            prop_assert_eq!(&without_id_tag(&tagged).unwrap()[12..40], &id[12..40]);
-            prop_assert_eq!(address(&without_id_tag(&tagged).unwrap()).unwrap().port(), id_tag.root_port);
         }
 
         /// An id of NCCL's has no id tag, whatever its unused bytes are.

@@ -229,11 +229,6 @@ impl Bootstrap {
         Some(id)
     }
 
-    /// Gives back an id as NCCL made it in this process, with which no rank has gone or will go to NCCL.
-    pub fn return_id(&self, id: Id) {
-        self.shared.spare(id);
-    }
-
     /// Closes the session of an id that no rank will use any more: its port, and the connections of ranks that wait
     /// there without an outcome.
     pub fn retire(&self, id: &Id) {

@@ -247,7 +247,7 @@ pub(crate) fn closed() -> Ended {
     with_ended(std::mem::take)
 }
 
-/// Notes the stream of a call in the open group. `peer_group` finds that of a communicator. `ncclInvalidUsage` where NCCL would refuse the
+/// Notes the stream of a call in the open group; whether NCCL has a call of the communicator there already. `peer_group` finds that of a communicator. `ncclInvalidUsage` where NCCL would refuse the
 /// call because of its stream; the group then fails, too.
 #[inline]
 pub(crate) fn join(
@@ -255,10 +255,15 @@ pub(crate) fn join(
     stream: StreamHandle,
     runs: Runs,
     peer_group: impl Fn(ncclComm_t) -> Option<Arc<PeerGroup>>,
-) -> Result<(), ncclResult_t> {
-    let is_noted =
-        runs == Runs::Nccl && FORWARDED.with(|forwarded| forwarded.note(communicator as usize, stream.0));
-    if is_noted { Ok(()) } else { join_several(communicator, stream, runs, peer_group) }
+) -> Result<bool, ncclResult_t> {
+    let noted = match runs {
+        Runs::Nccl => FORWARDED.with(|forwarded| forwarded.note(communicator as usize, stream.0)),
+        Runs::Held => None,
+    };
+    match noted {
+        Some(is_known) => Ok(is_known),
+        None => join_several(communicator, stream, runs, peer_group),
+    }
 }
 
 #[inline(never)]
@@ -267,17 +272,16 @@ fn join_several(
     stream: StreamHandle,
     runs: Runs,
     peer_group: impl Fn(ncclComm_t) -> Option<Arc<PeerGroup>>,
-) -> Result<(), ncclResult_t> {
-    let mut are_new = 0;
-    let joined = with_ended(|Ended { joints, .. }| {
-        let mut add = |communicator, stream, runs| {
-            are_new += u32::from(joints.add(communicator, stream, runs, &peer_group)?);
-            Ok(())
-        };
-        for (communicator, stream) in FORWARDED.with(Forwarded::take) {
-            add(communicator as ncclComm_t, StreamHandle(stream), Runs::Nccl)?;
-        }
-        add(communicator, stream, runs)
+) -> Result<bool, ncclResult_t> {
+    let (joined, are_new) = with_ended(|Ended { joints, .. }| {
+        let before = joints.len();
+        let mut add = |communicator, stream, runs| joints.add(communicator, stream, runs, &peer_group);
+        let mut forwarded = FORWARDED.with(Forwarded::take);
+        let all = forwarded.try_for_each(|(communicator, stream)| {
+            add(communicator as ncclComm_t, StreamHandle(stream), Runs::Nccl).map(drop)
+        });
+        let joined = all.and_then(|()| add(communicator, stream, runs));
+        (joined, joints.len() - before)
     });
     (0..are_new).for_each(|_| one_more());
     joined.inspect_err(|code| wait_for(Awaited::Failed(*code)))
@@ -297,20 +301,20 @@ impl Forwarded {
     const NONE: Forwarded =
         Forwarded { pairs: [const { Cell::new((0, 0)) }; FORWARDED_MAX], count: Cell::new(0) };
 
-    /// Notes a stream; `false` where the communicator has another one, or there is no room.
-    fn note(&self, communicator: usize, stream: usize) -> bool {
+    /// Notes a stream; whether it was noted before. None where the communicator has another one, or there is no room.
+    fn note(&self, communicator: usize, stream: usize) -> Option<bool> {
         let count = self.count.get();
         if count == SPILT {
-            return false;
+            return None;
         }
         match self.pairs[..count].iter().map(Cell::get).find(|(known, _)| *known == communicator) {
-            Some((_, known)) => known == stream,
+            Some((_, known)) => (known == stream).then_some(true),
             None if count < FORWARDED_MAX => {
                 self.pairs[count].set((communicator, stream));
                 self.count.set(count + 1);
-                true
+                Some(false)
             }
-            None => false,
+            None => None,
         }
     }
 

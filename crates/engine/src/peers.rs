@@ -21,7 +21,7 @@ mod setup;
 mod shutdown;
 
 pub use children::{
-    ChildCall, ChildInit, Configured, Lineage, LocalWait, NewCommunicator, ParentOnNccl, Standing, Wanted,
+    ChildCall, ChildInit, Configured, LocalWait, NewCommunicator, ParentOnNccl, Standing, Wanted,
 };
 #[cfg(any(test, feature = "fuzzing"))]
 pub use chores::fuzz_request;
@@ -35,6 +35,6 @@ pub use setup::request::{InitRequest, Laziness};
 pub use setup::transports::communicator_bytes;
 pub use shutdown::closing::settle;
 pub use shutdown::release_all::{StillRegistered, register_nothing};
-pub use windlass_bootstrap::colors::{Course, LazyVote, Others, Parent};
+pub use windlass_bootstrap::colors::{Course, Others};
 pub use windlass_bootstrap::facts::Waiting;
 pub use windlass_transport::sequencer::Afterwards;

@@ -5,6 +5,7 @@
 
 mod batch;
 mod buffers;
+#[cfg(any(test, feature = "test-support"))]
 mod chosen;
 mod geometry;
 mod grid;
@@ -18,6 +19,7 @@ mod uneven;
 mod tests;
 
 pub use batch::{arrange_batch, batch_bytes_max, packets};
+#[cfg(any(test, feature = "test-support"))]
 pub use chosen::{arrange_by, arrange_uneven_by, reducer_of};
 pub use geometry::{Geometry, Layout};
 pub use grid::{Limits, Shape};

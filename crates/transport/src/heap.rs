@@ -45,7 +45,9 @@ pub use place::{Announcement, Place};
 use quarantine::Content;
 pub use quarantine::{Event, LeaseId, Member, Process};
 pub use region::Region;
-pub use registry::{counters, settle};
+#[cfg(any(test, feature = "test-support"))]
+pub use registry::counters;
+pub use registry::settle;
 pub use space::{Placement, Serial};
 
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};

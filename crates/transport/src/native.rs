@@ -26,9 +26,13 @@ pub use windlass_kernels::collectives::{
 use calls::Parameter;
 
 use crate::error::TransportError;
-use crate::sequencer::{Joins, Sequencer, Turn};
+#[cfg(any(test, feature = "test-support"))]
+use crate::sequencer::Joins;
+use crate::sequencer::{Sequencer, Turn};
+use windlass_base::gpu::Address;
+#[cfg(any(test, feature = "test-support"))]
+use windlass_base::gpu::StreamHandle;
 use windlass_base::gpu::module::{Shape, Start};
-use windlass_base::gpu::{Address, StreamHandle};
 use windlass_base::stats::count;
 
 /// The most ranks of a communicator with native collectives.
@@ -102,6 +106,7 @@ impl Native {
     }
 
     /// Runs one task on a stream, in a turn of its own.
+    #[cfg(any(test, feature = "test-support"))]
     pub fn run(&self, task: &Task, stream: StreamHandle) -> Result<(), TransportError> {
         let run = self.sequencer.take(stream, Joins::default(), |turn| self.launch(turn, task));
         run.map_err(TransportError::told)

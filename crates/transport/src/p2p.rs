@@ -40,15 +40,19 @@ pub use windlass_kernels::arrange::{Call as Operation, Direction};
 pub use windlass_kernels::growth::Wire;
 
 use crate::error::TransportError;
+#[cfg(any(test, feature = "test-support"))]
+use crate::sequencer::Joins;
 use crate::sequencer::device_resources::MARKS;
-use crate::sequencer::{Joins, Lent, Sequencer, Turn};
+use crate::sequencer::{Lent, Sequencer, Turn};
 use calls::{PEERS_MAX, Words};
 use lists::{Room, Run};
+use windlass_base::gpu::Address;
+#[cfg(any(test, feature = "test-support"))]
+use windlass_base::gpu::StreamHandle;
 use windlass_base::gpu::capture::Relaxed;
 use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::gpu::stream::{Capture, Ordering::Inside};
-use windlass_base::gpu::{Address, StreamHandle};
 
 /// What a p2p transport is made from.
 pub struct P2pParts {
@@ -147,11 +151,13 @@ impl P2p {
     }
 
     /// The communicator's sequencer.
+    #[cfg(any(test, feature = "test-support"))]
     pub fn sequencer(&self) -> &Arc<Sequencer> {
         &self.sequencer
     }
 
     /// Runs one group: its sends and receives, in call order, on one stream, in a turn of its own.
+    #[cfg(any(test, feature = "test-support"))]
     pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), TransportError> {
         let run = self.sequencer.take(stream, Joins::default(), |turn| self.launch(turn, operations));
         run.map_err(TransportError::told)

@@ -77,6 +77,8 @@ struct Issued {
     order: Order,
     /// Id of the capture whose graph already keeps the launch resources.
     held: Option<u64>,
+    /// Id of the capture whose graph already keeps the regions, too: it has kernels of Windlass.
+    held_regions: Option<u64>,
     /// Where [`Sequencer::order`] has ordered work that [`Sequencer::follow`] may follow.
     ordered: Option<Lane>,
 }
@@ -141,7 +143,12 @@ impl Sequencer {
             asked: AtomicBool::new(false),
             doubtful: AtomicBool::new(false),
             captured: AtomicBool::new(false),
-            issued: Mutex::new(Issued { order: Order::new(graphs), held: None, ordered: None }),
+            issued: Mutex::new(Issued {
+                order: Order::new(graphs),
+                held: None,
+                held_regions: None,
+                ordered: None,
+            }),
         }))
     }
 
@@ -208,7 +215,7 @@ impl Sequencer {
                 return Ok(Afterwards::Nothing);
             }
             let resources = self.resources()?;
-            self.hold_in(&mut issued.held, lane)?;
+            self.hold_in(issued, lane)?;
             issued.order.before(home.driver, resources, lane)?;
             issued.ordered = Some(lane);
             Ok(match lane.capture() {
@@ -240,7 +247,9 @@ impl Sequencer {
             let resources = self.resources()?;
             let home = self.device_resources.home();
             let _current = home.be_current()?;
-            let known = issued.ordered.take().filter(|lane| at_once && lane.stream == stream);
+            // A captured lane may be that of a call that NCCL refused: its graph may be gone.
+            let is_of_call = |lane: &Lane| at_once && lane.stream == stream && lane.capture().is_none();
+            let known = issued.ordered.take().filter(is_of_call);
             let lane = known.map_or_else(|| issued.order.lane(home.driver, stream), Ok)?;
             if lane.capture().is_none() && self.graphs == Graphs::Apart {
                 return Ok(false);
@@ -251,17 +260,27 @@ impl Sequencer {
         follow().map_err(TransportError::told)
     }
 
-    /// Makes the graph of a capture keep the regions and launch resources that the capture's turns need.
-    fn hold_in(&self, held: &mut Option<u64>, lane: Lane) -> Result<(), Failure> {
+    /// Makes the graph of a capture keep the launch resources, whose events its nodes use.
+    fn hold_in(&self, issued: &mut Issued, lane: Lane) -> Result<(), Failure> {
         let driver = self.device_resources.home().driver;
         if let Some(capture) = lane.capture()
-            && *held != Some(capture.id)
+            && issued.held != Some(capture.id)
         {
-            (self.hold)(driver, capture)?;
             driver.retain_in_graph(capture.graph, Arc::new(HeldResources { _lent: self.lent.clone() }))?;
-            *held = Some(capture.id);
+            issued.held = Some(capture.id);
         }
         Ok(())
+    }
+
+    /// Makes the graph of a capture keep all that the capture's turns need.
+    fn hold_all_in(&self, issued: &mut Issued, lane: Lane) -> Result<(), Failure> {
+        if let Some(capture) = lane.capture()
+            && issued.held_regions != Some(capture.id)
+        {
+            (self.hold)(self.device_resources.home().driver, capture)?;
+            issued.held_regions = Some(capture.id);
+        }
+        self.hold_in(issued, lane)
     }
 
     /// Tells kernels to leave wherever they are, and refuses later turns. Any thread may call it. It calls no driver and takes no lock.
@@ -425,7 +444,7 @@ impl<'sequencer> Turn<'sequencer> {
         let home = self.sequencer.device_resources.home();
         let current = home.be_current()?;
         let lane = Lane::of(home.driver, self.stream)?;
-        self.sequencer.hold_in(&mut self.issued.held, lane)?;
+        self.sequencer.hold_all_in(self.issued, lane)?;
         if lane.capture().is_some() {
             self.sequencer.captured.store(true, Ordering::Relaxed);
         }

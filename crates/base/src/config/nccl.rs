@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use once_cell::sync::OnceCell;
 
 pub use effect::{Effect, Settings};
-pub use variables::{Moment, VARIABLES, Variable, documentation};
+pub use variables::{Moment, VARIABLES, Variable};
 
 /// A variable that is set to a value that has an effect.
 #[derive(Clone, Debug)]

@@ -70,7 +70,6 @@ calls! {
     );
     fn cuStreamUpdateCaptureDependencies(usize, *const usize, usize, c_uint);
     fn cuStreamWaitEvent(usize, usize, c_uint);
-    fn cuLaunchHostFunc(usize, HostFunction, *mut c_void);
     fn cuEventCreate(*mut usize, c_uint);
     fn cuEventDestroy_v2(usize);
     fn cuEventRecordWithFlags(usize, usize, c_uint);

@@ -1,9 +1,7 @@
 //! Handles streams and events: our own, and what can be known of the application's.
 
-use std::ffi::c_void;
-
 use crate::gpu::failure::{Failure, NOT_READY, SUCCESS};
-use crate::gpu::library::{Driver, HostFunction};
+use crate::gpu::library::Driver;
 use crate::gpu::{Address, Context};
 
 const NON_BLOCKING: u32 = 1;
@@ -123,21 +121,6 @@ impl Driver {
         self.check("cuMemcpyAsync", code, || {
             format!("from {from:#x} to {to:#x}, bytes {bytes}, {}", about(stream))
         })
-    }
-
-    /// Runs a function on the host in a stream's order.
-    ///
-    /// # Safety
-    /// `function` may be called with `data` from another thread as often as the work runs, and makes no CUDA call.
-    pub unsafe fn launch_host(
-        &self,
-        stream: StreamHandle,
-        function: HostFunction,
-        data: *mut c_void,
-    ) -> Result<(), Failure> {
-        // SAFETY: the caller's guarantee.
-        let code = unsafe { (self.calls.cuLaunchHostFunc)(stream.0, function, data) };
-        self.check("cuLaunchHostFunc", code, || about(stream))
     }
 }
 

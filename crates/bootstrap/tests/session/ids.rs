@@ -143,7 +143,11 @@ fn bounded_and_alive() {
     let bootstrap = Bootstrap::start(Limits { spare_ids_max: 2, ..Limits::default() }).unwrap();
     let roots: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let ids: Vec<Id> = roots.iter().map(|root| id_of(&root.local_addr().unwrap())).collect();
-    ids.iter().for_each(|id| bootstrap.return_id(*id));
+    for id in &ids {
+        let id = bootstrap.host(id).unwrap();
+        let participant = bootstrap.join(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
+        assert!(participant.complete(ready).iter().all(is_peer_group));
+    }
     assert_eq!(bootstrap.counts().ids_dropped.load(Ordering::Relaxed), 1);
     let mut roots = roots.into_iter();
     let first = roots.next();

@@ -290,7 +290,7 @@ fn recycled_id() {
         })
     };
     let first: Vec<_> = meet(&hosted.id).collect();
-    let again = hosted.bootstrap.host(&id_tag::without_id_tag(&hosted.id).unwrap()).unwrap();
+    let again = hosted.bootstrap.host(&id_of(&hosted.root.local_addr().unwrap())).unwrap();
     hosted.bootstrap.retire(&hosted.id);
     let (old, new) = (id_tag::IdTag::decode(&hosted.id).unwrap(), id_tag::IdTag::decode(&again).unwrap());
     assert_ne!(old.token, new.token);

@@ -8,7 +8,7 @@ use nccl_sys::{Entry, ncclResult_t, ncclSimInfo_t, ncclSuccess};
 use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
 use crate::forward::init;
 use crate::forward::known;
-use crate::group::{self, Awaited, Ended};
+use crate::group::{self, Awaited, Ended, Waiting};
 use crate::peers::{self, InitOutcome};
 use windlass_base::error::panicked;
 use windlass_base::guard;
@@ -52,11 +52,7 @@ fn end_of_much() -> ncclResult_t {
         || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
         |(parts, ended)| {
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
-            let joined = guard::call(|| ordering::before_nccl(&ended.borrow()));
-            let ready = match joined == ncclSuccess {
-                true => guard::call(|| registration::before_group(&candidates, &ended.borrow().joints)),
-                false => joined,
-            };
+            let ready = guard::call(|| ready(&ended.borrow(), &candidates));
             let Closed { nccls, result } = match ready == ncclSuccess {
                 true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
                 // The driver has failed, so NCCL must run nothing of the group.
@@ -85,6 +81,15 @@ fn end_of_much() -> ncclResult_t {
     );
     let of_group = if ours.get() == ncclSuccess { result } else { ours.get() };
     if of_group == ncclSuccess { met.get() } else { of_group }
+}
+
+/// What comes before NCCL's part. Nothing in a group that fails: NCCL runs nothing of it.
+fn ready(ended: &Ended, candidates: &[Waiting]) -> ncclResult_t {
+    if matches!(ended.awaited.first(), Some(Awaited::Failed(_))) {
+        return ncclSuccess;
+    }
+    let joined = ordering::before_nccl(ended);
+    if joined == ncclSuccess { registration::before_group(candidates, &ended.joints) } else { joined }
 }
 
 /// The results of a group.

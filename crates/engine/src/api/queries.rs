@@ -346,7 +346,9 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     let find = || communicator::find(handle).filter(|known| known.has_peer_group() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
     let before = || match communicator {
-        Some(known) => ordering::join(lane).map(|()| ordering::before_forward(lane, known, false)),
+        Some(known) => {
+            ordering::join(lane).map(|is_ordered| ordering::before_forward(lane, known, is_ordered))
+        }
         None => Ok(()),
     };
     if let Err(code) = guard::or_else(|| Ok(()), before) {

@@ -77,7 +77,7 @@ pub(crate) fn before_forward(lane: Lane, communicator: &Communicator, is_ordered
     };
     // A capture is ordered whether or not a kernel of Windlass ran before: its graph must not depend on that, and may be launched after one.
     let is_to_order =
-        !is_eager(lane.stream()) || communicator.has_run() && !communicator.is_ordered_on(lane.stream);
+        communicator.has_run() && !communicator.is_ordered_on(lane.stream) || !is_eager(lane.stream());
     match is_to_order.then(order).flatten().unwrap_or(Afterwards::Nothing) {
         Afterwards::Nothing => communicator.forwards_on(lane.stream, || place_of(lane.stream())),
         // An eager call that is followed needs no stream to be remembered. A captured call is ordered only within its graph, which may never be
@@ -155,9 +155,10 @@ pub(super) fn hold(
 }
 
 /// Called before NCCL gets a call of a communicator with a peer group: in a group, its stream joins those of the communicator's other calls.
-pub(crate) fn join(lane: Lane) -> Result<(), ncclResult_t> {
+/// Whether NCCL has a call there already: then this one needs no order of its own.
+pub(crate) fn join(lane: Lane) -> Result<bool, ncclResult_t> {
     if !group::is_open() || lane.is_empty {
-        return Ok(());
+        return Ok(false);
     }
     group::join(lane.communicator, lane.stream(), Runs::Nccl, |handle| {
         communicator::find(handle)?.peer_group(handle)
@@ -168,11 +169,13 @@ pub(crate) fn join(lane: Lane) -> Result<(), ncclResult_t> {
 pub(crate) fn before_nccl(ended: &Ended) -> ncclResult_t {
     let joints = || ended.joints.all();
     for (place, joint) in joints().enumerate() {
-        let of_same = joints().skip(place + 1).find(|other| joint.is_of_same(other));
-        if of_same.is_some_and(|other| is_eager(joint.first) != is_eager(other.first)) {
+        let first_of_same = joints().take(place).find(|other| joint.is_of_same(other));
+        if first_of_same.is_some_and(|other| is_eager(joint.first) != is_eager(other.first)) {
             let why = format_args!("one thread's ranks of a communicator must all be captured, or all eager");
             return refuse(ncclInvalidUsage, why);
         }
+    }
+    for joint in joints() {
         if let Some((nccls, unknown)) = joint.before_nccl()
             && let Err(code) = joint.peer_group.join(nccls, &unknown)
         {
@@ -309,7 +312,7 @@ fn behind_nccls_history(
         Elsewhere::BeforeCapture => peer_group.history(),
     };
     let (Some(behind), Some([from, to])) = (behind, peer_group.scratch()) else { return ncclSuccess };
-    let Some(real) = real_of(communicator, handle, stream) else { return ncclSuccess };
+    let Some(real) = real_of(communicator, handle, behind) else { return ncclSuccess };
     if behind == stream {
         return known::order(real, peer_group.rank(), from, to, behind);
     }
@@ -321,10 +324,14 @@ fn behind_nccls_history(
         return ncclUnhandledCudaError;
     }
     let ordered = known::order(real, peer_group.rank(), from, to, behind);
-    if ordered == ncclSuccess && peer_group.follow(behind, false) == Some(true) {
-        communicator.is_followed();
+    if ordered != ncclSuccess {
+        return ordered;
     }
-    ordered
+    match peer_group.follow(behind, false) {
+        Some(true) => communicator.is_followed(),
+        _ => return ncclUnhandledCudaError,
+    }
+    ncclSuccess
 }
 
 /// Whether a stream is part of no capture, as far as the driver says.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use nccl_sys::missing::is_missing;
 use nccl_sys::{ncclInvalidArgument, ncclResult_t};
 
 use crate::communicator::{self, Communicator};
@@ -157,9 +158,12 @@ fn forwarded_now(call: &Call, communicator: &Communicator, terms: &Terms) -> Cou
 }
 
 fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {
-    if let Err(code) = ordering::join(Lane::of(call)) {
-        return Course::Refused(code);
-    }
+    // A function that this NCCL lacks is no call of the group.
+    let is_missing = is_missing(call.shared.function.entry());
+    let is_ordered = match if is_missing { Ok(false) } else { ordering::join(Lane::of(call)) } {
+        Ok(is_joined) => is_joined || is_ordered,
+        Err(code) => return Course::Refused(code),
+    };
     window_guard::before_forward(call, communicator);
     if communicator.is_lazy() {
         return Course::Lazy;

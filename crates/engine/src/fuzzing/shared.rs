@@ -159,7 +159,6 @@ pub(super) fn agreed(input: &[u8]) {
             1 => slot.passed(number(&mut choices)),
             2 => slot.offer(choices.byte()),
             3 => drop(slot.owes()),
-            4 => assert!(slot.limit() <= agreed::LIMIT_MAX && slot.offers().len() == ranks as usize),
             _ => scribble(&shared, &mut choices),
         }
     }

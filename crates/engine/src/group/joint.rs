@@ -40,7 +40,7 @@ impl Joints {
         self.0.is_empty()
     }
 
-    /// Adds the stream of a call. `true` if it is the communicator's first. NCCL refuses a call whose stream is not in the capture of the
+    /// Adds the stream of a call; whether NCCL has a call of the communicator there already. NCCL refuses a call whose stream is not in the capture of the
     /// communicator's other calls, eager ones among captured ones too, and so does this.
     pub(super) fn add(
         &mut self,
@@ -55,17 +55,18 @@ impl Joints {
             let Some(peer_group) = peer_group(handle) else { return Ok(false) };
             let nccls = if runs == Runs::Nccl { vec![stream] } else { Vec::new() };
             self.0.push(Joint { communicator: handle, peer_group, first: stream, more: Vec::new(), nccls });
-            return Ok(true);
+            return Ok(false);
         };
         let joint = &mut self.0[known];
         if !joint.all().any(|known| known == stream) {
             check_captures(joint.first, stream)?;
             joint.more.push(stream);
         }
-        if runs == Runs::Nccl && !joint.nccls.contains(&stream) {
+        let is_nccls = joint.nccls.contains(&stream);
+        if runs == Runs::Nccl && !is_nccls {
             joint.nccls.push(stream);
         }
-        Ok(false)
+        Ok(is_nccls)
     }
 
     /// The joint of a peer group.
@@ -86,6 +87,10 @@ impl Joints {
 
     pub(super) fn capacity(&self) -> usize {
         self.0.capacity()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 }
 

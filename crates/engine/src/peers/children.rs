@@ -18,7 +18,7 @@ mod taken;
 mod wanted;
 
 pub use asking::ChildCall;
-pub use lineage::Lineage;
+pub(super) use lineage::Lineage;
 pub(super) use lineage::Wait;
 pub use parent_on_nccl::{LocalWait, ParentOnNccl};
 pub use taken::ChildInit;

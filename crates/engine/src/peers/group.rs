@@ -54,8 +54,6 @@ pub struct PeerGroup {
     attempts: Attempts,
     scalars: Scalars,
     configuration: OnceCell<configuration::Kept>,
-    /// Zeros at first; all ranks write to it.
-    page: Arc<SharedPage>,
 }
 
 /// The features of a peer group beside moving bytes.
@@ -107,7 +105,7 @@ impl PeerGroup {
         } = prepared;
         let (page, transports) = (page?, transports?);
         let features = Features::new(&negotiated, &page, rank, region.device());
-        let signal = ClosedSignal::shared(page.clone(), rank);
+        let signal = ClosedSignal::shared(page, rank);
         let closing = Closing::new(&region, signal, lives.clone(), holds.clone());
         release_sockets.into_iter().for_each(|socket| socket.keep(rank));
         let lineage = Lineage::of_peer_group(&negotiated, rank, lives.clone(), transports.sequencer.graphs());
@@ -123,7 +121,6 @@ impl PeerGroup {
             lineage,
             scalars: Scalars::default(),
             configuration: OnceCell::new(),
-            page,
         }))
     }
 
@@ -142,9 +139,10 @@ impl PeerGroup {
         Terms::of(self.negotiated(), self.features.limits)
     }
 
-    /// The shared page, zeros at first. Whoever holds the `Arc` keeps it, also beyond the peer group.
-    pub fn shared_page(&self) -> &Arc<SharedPage> {
-        &self.page
+    /// The shared page, zeros at first. None while the peer group is being dropped.
+    #[cfg(feature = "test-support")]
+    pub fn shared_page(&self) -> Option<&Arc<SharedPage>> {
+        self.mapped.as_ref()?.closing.page()
     }
 
     /// The scalars of the program's own reductions.
@@ -272,6 +270,10 @@ impl PeerGroup {
             }
             if !operations.is_empty() {
                 transports.p2p.launch(turn, operations)?;
+            }
+            // Messages without bytes launch nothing, and are yet a part of the group's operation.
+            if !joins.before.is_empty() || !joins.after.is_empty() {
+                turn.begin()?;
             }
             went = turn.capture().map_or(Went::ToStream, |_| Went::IntoCapture);
             Ok(())

@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use windlass_base::gpu::Driver;
@@ -38,8 +39,14 @@ static ALLOCATOR: Counting = Counting;
 
 const EACH: u64 = 4 * MIB;
 
+/// How often the driver below was asked for more than an id.
+static ASKED: AtomicU64 = AtomicU64::new(0);
+
 /// A driver with an allocation at every multiple of 4 MiB, which answers at once.
 unsafe extern "C" fn instant(count: u32, asked: *const u32, places: *mut *mut c_void, at: u64) -> Code {
+    if count > 1 {
+        ASKED.fetch_add(1, Ordering::Relaxed);
+    }
     for index in 0..count as usize {
         // SAFETY: so many attributes, and as many places of eight bytes.
         unsafe {
@@ -88,15 +95,11 @@ fn known_pointers() {
         };
         let before = ALLOCATED.get();
         let asking = best(&|pointer| assert_ne!(black_box(allocations.look(pointer)).id, 0));
-        let known = best(&|pointer| assert!(black_box(allocations.known(pointer)).is_some()));
         assert_eq!(ALLOCATED.get(), before, "looking allocates");
-        let counters = allocations.counters();
-        assert_eq!((counters.entries, counters.asked, counters.changed), (entries, entries, 0));
-        println!(
-            "{entries} known: found in {known:.1} ns, looked for in {asking:.1} ns beside the driver's time"
-        );
+        assert_eq!(ASKED.swap(0, Ordering::Relaxed), entries, "each was asked for once and has stayed");
+        println!("{entries} known: looked for in {asking:.1} ns beside the driver's time");
         if cfg!(not(debug_assertions)) {
-            assert!(known <= 60.0 && asking <= 60.0, "{known:.1} and {asking:.1} ns with {entries} known");
+            assert!(asking <= 60.0, "{asking:.1} ns with {entries} known");
         }
     }
 }

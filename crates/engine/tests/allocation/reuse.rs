@@ -5,15 +5,16 @@ use windlass_engine::features::memory::allocation::{Allocations, Kind};
 use crate::memory::*;
 use crate::support::*;
 
-/// A freed address that is allocated again is another allocation, although `forget` was not called: over 40,000 allocations in a
-/// table of four, in sizes that overlap the earlier ones.
+/// A freed address that is allocated again is another allocation: over 40,000 allocations in a table of four, in sizes that overlap
+/// the earlier ones.
 #[test]
 fn freed_and_allocated_again() {
     let primary = Primary::of(0);
     primary.make_current();
     let allocations = Allocations::new(counted(), 4);
     let cycles = if on_a_gpu() { 4_000 } else { 40_000 };
-    let (mut reused, mut before) = (0, allocations.look(0));
+    let (mut reused, mut freed, mut before) = (0, 0, allocations.look(0));
+    questions();
     for cycle in 0..cycles {
         let bytes = [4096, 8192, 12_288, 4096, 65_536][cycle % 5];
         let at = allocated(bytes);
@@ -21,18 +22,17 @@ fn freed_and_allocated_again() {
         assert_eq!((found.range, found.kind), (range(at, bytes), Kind::Cuda), "cycle {cycle}");
         assert_ne!(found.id, before.id, "cycle {cycle}");
         reused += u64::from(before.range.overlaps(found.range));
-        assert!(allocations.counters().entries <= 4);
         before = found;
         free(at);
         if cycle % 7 == 0 {
-            // The memory is freed, and the table was not told.
             assert_eq!(allocations.look(at).kind, Kind::Unknown, "cycle {cycle}");
-            assert_eq!(allocations.known(at), None);
+            freed += 1;
         }
     }
-    println!("{reused} of {cycles} at addresses used before; {:?}", allocations.counters());
+    println!("{reused} of {cycles} at addresses used before");
     assert!(reused > cycles as u64 / 4);
-    assert_eq!(allocations.counters().asked, cycles as u64);
+    // An id and the attributes of each, and no id of what is freed.
+    assert_eq!(questions(), (2 * cycles as u64 + freed, 0));
 }
 
 /// Every mapping is an allocation of its own, with the same handle again, another one, or several of other sizes.
@@ -59,41 +59,35 @@ fn mapped_again() {
     let found = [base + CHUNK, base].map(|at| look(&allocations, at));
     assert_eq!(found.map(|found| found.range), [range(base + CHUNK, CHUNK), range(base, CHUNK)]);
     assert_eq!(found.map(|found| found.kind), [Kind::VmmParts { exportable: false }; 2]);
-    assert_eq!(allocations.counters().entries, 2);
+    assert!([base, base + CHUNK].iter().all(|at| was_known(&allocations, *at)));
     unmap(base, 2 * CHUNK);
     map(base, 2 * CHUNK, one);
     assert_eq!(look(&allocations, base + 2 * CHUNK - 1).range, range(base, 2 * CHUNK));
-    assert_eq!(allocations.counters().entries, 1);
+    assert!(was_known(&allocations, base), "it is the same one");
     unmap(base, 2 * CHUNK);
     [one, two, left, right].into_iter().for_each(|handle| ok(cuMemRelease(handle)));
     give_back_addresses(base, 2 * CHUNK);
 }
 
-/// An allocation that was told to be freed is forgotten without a query. A free of unknown memory changes nothing.
+/// Freed memory leaves its place when it is looked at: then a new allocation takes that place, not another's.
 #[test]
-fn told_of_frees() {
+fn freed_memory_leaves_its_place() {
     let primary = Primary::of(0);
     primary.make_current();
-    let allocations = Allocations::new(counted(), 16);
-    let blocks: Vec<u64> = (0..4).map(|_| allocated(MIB)).collect();
-    blocks.iter().for_each(|at| assert_eq!(allocations.look(*at).range.base, *at));
-    let known = allocations.known(blocks[1] + 77).unwrap();
-    assert_eq!((known.range, known.kind), (range(blocks[1], MIB), Kind::Cuda));
-    for nothing in [range(0, 4096), range(blocks[1], 0), range(1 << 62, u64::MAX)] {
-        allocations.forget(nothing);
+    // The lower one of two addresses, and the higher one.
+    for first in [true, false] {
+        let [one, two, new] = [(); 3].map(|()| allocated(MIB));
+        let (freed, stays) = if first == (one < two) { (one, two) } else { (two, one) };
+        let allocations = Allocations::new(counted(), 2);
+        for at in [freed, stays] {
+            allocations.look(at);
+        }
+        free(freed);
+        assert_eq!(allocations.look(freed).kind, Kind::Unknown);
+        assert_eq!(allocations.look(new).range, range(new, MIB));
+        assert!([stays, new].iter().all(|at| was_known(&allocations, *at)));
+        [stays, new].into_iter().for_each(free);
     }
-    assert_eq!(allocations.counters().entries, 4);
-    // A free may name any part of the freed allocation.
-    allocations.forget(range(blocks[1] + MIB - 1, 1));
-    assert_eq!(
-        blocks.iter().map(|at| allocations.known(*at).is_some()).collect::<Vec<_>>(),
-        [true, false, true, true]
-    );
-    allocations.forget(range(0, u64::MAX));
-    let counters = allocations.counters();
-    assert_eq!((counters.entries, counters.forgotten, counters.changed), (0, 4, 0));
-    assert_eq!(allocations.look(blocks[0]).range, range(blocks[0], MIB));
-    blocks.into_iter().for_each(free);
 }
 
 /// The least recently found entry leaves, and only when the table is full.
@@ -101,21 +95,23 @@ fn told_of_frees() {
 fn least_recently_found_leaves() {
     let primary = Primary::of(0);
     primary.make_current();
-    let allocations = Allocations::new(counted(), 3);
     let blocks: Vec<u64> = (0..5).map(|_| allocated(MIB)).collect();
-    let known = || blocks.iter().map(|at| allocations.known(*at).is_some()).collect::<Vec<_>>();
-    blocks[..3].iter().for_each(|at| assert_eq!(allocations.look(*at).range.base, *at));
-    assert_eq!(allocations.counters().evicted, 0);
-    allocations.look(blocks[0]);
-    allocations.look(blocks[3]);
-    assert_eq!(allocations.counters().evicted, 1);
+    // Each answer is that of a new cache after the same looks, as looking changes what is known.
+    let known_after = |looks: &[usize]| {
+        let is_known = |at: &u64| {
+            let allocations = Allocations::new(counted(), 3);
+            for look in looks {
+                assert_eq!(allocations.look(blocks[*look]).range, range(blocks[*look], MIB));
+            }
+            was_known(&allocations, *at)
+        };
+        blocks.iter().map(is_known).collect::<Vec<_>>()
+    };
+    assert_eq!(known_after(&[0, 1, 2]), [true, true, true, false, false]);
     // Finding an entry counts as a use of it.
-    assert_eq!(known(), [true, false, true, true, false]);
-    allocations.look(blocks[4]);
-    allocations.look(blocks[4]);
-    let counters = allocations.counters();
-    assert_eq!((counters.entries, counters.evicted, counters.asked), (3, 2, 5));
-    assert_eq!(known().iter().filter(|known| **known).count(), 3);
+    assert_eq!(known_after(&[0, 1, 2, 0, 3]), [true, false, true, true, false]);
+    let known = known_after(&[0, 1, 2, 0, 3, 4, 4]);
+    assert!(known[4] && !known[1] && known.iter().filter(|known| **known).count() == 3, "{known:?}");
     blocks.into_iter().for_each(free);
 }
 
@@ -145,7 +141,7 @@ fn in_a_capture_and_without_a_context() {
     give_back_addresses(base, CHUNK);
 }
 
-/// In a forked child there are no queries and no known allocations, although the parent knows one.
+/// In a forked child there are no queries and all memory is unknown, although the parent knows an allocation.
 #[test]
 fn fork() {
     let primary = Primary::of(0);
@@ -157,11 +153,7 @@ fn fork() {
     // SAFETY: the child only runs what follows, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        allocations.forget(range(block, MIB));
-        let silent = allocations.look(block).kind == Kind::Unknown
-            && allocations.known(block).is_none()
-            && questions() == (0, 0)
-            && allocations.counters().forgotten == 0;
+        let silent = allocations.look(block).kind == Kind::Unknown && questions() == (0, 0);
         // SAFETY: no handlers of the parent's run.
         unsafe { libc::_exit(i32::from(!silent)) };
     }
@@ -169,6 +161,6 @@ fn fork() {
     // SAFETY: the output is a local.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
-    assert_eq!(allocations.known(block), Some(found));
+    assert_eq!((allocations.look(block), questions()), (found, (1, 0)), "the parent still knows it");
     free(block);
 }

@@ -2,10 +2,11 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use windlass_bootstrap::id_tag::Id;
-use windlass_engine::features::registration::agreed::RegistrationSlot;
+use windlass_engine::features::registration::agreed::{RegistrationSlot, WORDS};
 use windlass_engine::peers::{self, InitOutcome, Laziness};
 use windlass_transport::heap;
 
@@ -19,7 +20,11 @@ fn live(id: Id, rank: i32, mut socket: &UnixStream) {
     let slot = RegistrationSlot::new(page(&outcomes[0]).clone(), rank as u32, 2).unwrap();
     slot.offer([25, 23][rank as usize]);
     meet(socket);
-    assert_eq!(slot.offers(), [25, 23]);
+    // Both offers and nothing else.
+    let words: &[AtomicU64] = page(&outcomes[0]).as_ref().as_ref();
+    let said = words[..WORDS].iter().map(|word| word.load(Ordering::Relaxed)).filter(|word| *word != 0);
+    assert_eq!(said.collect::<Vec<_>>(), [25, 23]);
+    meet(socket);
     assert_eq!(slot.ask(1), Ok(23));
     slot.passed(1);
     meet(socket);

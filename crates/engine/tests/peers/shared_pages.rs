@@ -1,7 +1,7 @@
 //! Tests of the shared page of a communicator's ranks.
 
 use std::net::TcpListener;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Weak};
 use std::thread;
 
@@ -11,7 +11,7 @@ use windlass_base::stats::segment;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::capability;
 use windlass_bootstrap::outcome::FallbackReason;
-use windlass_engine::features::registration::agreed::RegistrationSlot;
+use windlass_engine::features::registration::agreed::{RegistrationSlot, WORDS};
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::peers::{
@@ -31,7 +31,7 @@ pub fn register() {
 pub fn page(outcome: &InitOutcome) -> &Arc<SharedPage> {
     let InitOutcome::PeerGroup(peer_group) = outcome else { panic!("{outcome:?}") };
     assert!(peer_group.negotiated().registers());
-    peer_group.shared_page()
+    peer_group.shared_page().unwrap()
 }
 
 /// All ranks' slots are at the same words, which begin as zeros.
@@ -39,7 +39,8 @@ fn agree(outcomes: &[InitOutcome]) {
     let slot =
         |(rank, outcome)| RegistrationSlot::new(page(outcome).clone(), rank, outcomes.len() as u32).unwrap();
     let slots: Vec<_> = (0..).zip(outcomes).map(slot).collect();
-    assert_eq!((slots[0].limit(), slots[0].offers()), (0, vec![0; outcomes.len()]));
+    let words: &[AtomicU64] = page(&outcomes[0]).as_ref().as_ref();
+    assert!(words[..WORDS].iter().all(|word| word.load(Ordering::Relaxed) == 0));
     for (slot, offer) in slots.iter().zip(23..) {
         slot.offer(offer);
     }

@@ -30,6 +30,7 @@ pub struct Counters {
 }
 
 /// Counts of all mappings of peers' symmetric heaps.
+#[cfg(any(test, feature = "test-support"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PeerCounters {
     /// How many symmetric heaps of peers are mapped.

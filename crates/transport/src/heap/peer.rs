@@ -187,6 +187,7 @@ impl PeerHeap {
     }
 
     /// How many chunks are mapped, and their bytes.
+    #[cfg(any(test, feature = "test-support"))]
     pub fn mapped(&self) -> (u64, u64) {
         let mapped = lock(&self.mapped);
         (mapped.chunks.len() as u64, mapped.chunks.values().map(|chunk| chunk.mapping.physical().bytes).sum())

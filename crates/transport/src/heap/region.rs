@@ -122,6 +122,7 @@ impl Region {
 
     /// Lets another device of this process read and write the region, at the same address. It holds for the whole chunk, until the chunk is
     /// unmapped.
+    #[cfg(any(test, feature = "test-support"))]
     pub fn allow(&self, device: Ordinal) -> Result<(), HeapError> {
         self.heap.refuse_child()?;
         let _entered = self.heap.home.enter()?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+#[cfg(any(test, feature = "test-support"))]
 use crate::heap::counters::{Counters, PeerCounters};
 use crate::heap::error::HeapError;
 use crate::heap::peer::{Peer, PeerHeap};
@@ -83,6 +84,7 @@ pub fn settle() {
 }
 
 /// Counts of all symmetric heaps of this process, and of all mappings of peers'.
+#[cfg(any(test, feature = "test-support"))]
 pub fn counters() -> (Vec<Counters>, PeerCounters) {
     if !are_ours() {
         return Default::default();

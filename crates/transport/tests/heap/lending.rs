@@ -69,8 +69,7 @@ mod slow_fill {
         let driver = start();
         let gate = GATE.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !gate.is_null() {
-            // SAFETY: of `Gate::closed`, for this one call.
-            unsafe { (driver.calls.cuLaunchHostFunc)(stream, wait_at_gate, gate) };
+            ok(cuLaunchHostFunc(stream, wait_at_gate, gate));
         }
         // SAFETY: passed on.
         unsafe { (driver.calls.cuMemsetD8Async)(at, value, bytes, stream) }

@@ -272,51 +272,6 @@ impl Variable {
     }
 }
 
-impl Moment {
-    fn words(self) -> &'static str {
-        match self {
-            Moment::FirstAllocation => "once, at the first ncclMemAlloc or init",
-            Moment::FirstInit => "once, at the first init",
-            Moment::EveryInit => "at every init",
-        }
-    }
-}
-
-/// The text of `docs/nccl-variables.md`.
-pub fn documentation() -> String {
-    let head = "# NCCL's variables\n\n\
-        Windlass follows NCCL's own variables. This page lists every one that changes what Windlass does. It is made from the list in\n\
-        `crates/base/src/config/nccl/variables.rs`.\n\n\
-        - **Where values come from.** The environment comes first, then the file that `NCCL_CONF_FILE` names (else `~/.nccl.conf`), then\n  \
-        `/etc/nccl.conf`. An empty value counts as not set.\n\
-        - **When they are read.** Windlass reads each variable when NCCL reads it. So `NCCL_P2P_DISABLE=1` takes effect even if a program sets it\n  \
-        after `ncclGetVersion`, as long as it does so before its first init. A variable that `NCCL_NO_CACHE` names is read at every init (NCCL 2.29.7 and later).\n\
-        - **Lazy communicators.** NCCL builds its part of a lazy communicator when a call needs it. NCCL reads `NCCL_ALGO`, and what else it reads at every init, only then.\n\
-        - **Where to see what took effect.** `windlass doctor` lists the variables that are set in its own environment. With `WINDLASS_LOG=info` a process\n  \
-        logs one line for each variable that took effect. `WINDLASS_REPORT=text` and `windlass stats` name for each communicator what it lacks.\n\
-        - **What is not here.** Variables that tune only NCCL's kernels or network, such as `NCCL_BUFFSIZE`, `NCCL_NTHREADS`, `NCCL_MAX_NCHANNELS` and\n  \
-        `NCCL_IB_HCA`. They act on what NCCL runs. `NCCL_MAX_CTAS` limits Windlass's kernels, too. Windlass warns of no `NCCL_` name.\n\
-        - **`NCCL_CUMEM_ENABLE=0` and checkpoints.** Some users set this variable because memory that processes share through cuMem may prevent CUDA\n  \
-        checkpointing. Peer groups share memory in that way whatever the variable says. Set `WINDLASS_PEER_GROUPS=off` in a process that is to be checkpointed.\n\n\
-        The rows in **bold** take something away.\n\n\
-        | variable | values with an effect | read | what changes | why | who sets it |\n|---|---|---|---|---|---|\n";
-    let row = |variable: &'static Variable| {
-        let effect = (variable.effect)(variable.example);
-        let changes = match effect {
-            Some(effect) if effect.loses() => format!("**{effect}**"),
-            Some(effect) => effect.to_string(),
-            None => String::new(),
-        };
-        let Variable { name, values, read, since, why, set_by, .. } = variable;
-        let since = match since {
-            0 => String::new(),
-            code => format!(" (from NCCL {}.{}.{})", code / 10000, code / 100 % 100, code % 100),
-        };
-        format!("| `{name}` | {values}{since} | {} | {changes} | {why} | {set_by} |\n", read.words())
-    };
-    head.to_owned() + &VARIABLES.iter().map(row).collect::<String>()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,6 +338,51 @@ mod tests {
         assert!(all.has(Effect::Algorithms) && !all.has(Effect::NoCuMem));
         assert_eq!((all.ctas_max(), all.host()), (7, Some(5)));
         assert_eq!((Settings::default().ctas_max(), Settings::default().host()), (0, None));
+    }
+
+    impl Moment {
+        fn words(self) -> &'static str {
+            match self {
+                Moment::FirstAllocation => "once, at the first ncclMemAlloc or init",
+                Moment::FirstInit => "once, at the first init",
+                Moment::EveryInit => "at every init",
+            }
+        }
+    }
+
+    /// The text of `docs/nccl-variables.md`.
+    fn documentation() -> String {
+        let head = "# NCCL's variables\n\n\
+            Windlass follows NCCL's own variables. This page lists every one that changes what Windlass does. It is made from the list in\n\
+            `crates/base/src/config/nccl/variables.rs`.\n\n\
+            - **Where values come from.** The environment comes first, then the file that `NCCL_CONF_FILE` names (else `~/.nccl.conf`), then\n  \
+            `/etc/nccl.conf`. An empty value counts as not set.\n\
+            - **When they are read.** Windlass reads each variable when NCCL reads it. So `NCCL_P2P_DISABLE=1` takes effect even if a program sets it\n  \
+            after `ncclGetVersion`, as long as it does so before its first init. A variable that `NCCL_NO_CACHE` names is read at every init (NCCL 2.29.7 and later).\n\
+            - **Lazy communicators.** NCCL builds its part of a lazy communicator when a call needs it. NCCL reads `NCCL_ALGO`, and what else it reads at every init, only then.\n\
+            - **Where to see what took effect.** `windlass doctor` lists the variables that are set in its own environment. With `WINDLASS_LOG=info` a process\n  \
+            logs one line for each variable that took effect. `WINDLASS_REPORT=text` and `windlass stats` name for each communicator what it lacks.\n\
+            - **What is not here.** Variables that tune only NCCL's kernels or network, such as `NCCL_BUFFSIZE`, `NCCL_NTHREADS`, `NCCL_MAX_NCHANNELS` and\n  \
+            `NCCL_IB_HCA`. They act on what NCCL runs. `NCCL_MAX_CTAS` limits Windlass's kernels, too. Windlass warns of no `NCCL_` name.\n\
+            - **`NCCL_CUMEM_ENABLE=0` and checkpoints.** Some users set this variable because memory that processes share through cuMem may prevent CUDA\n  \
+            checkpointing. Peer groups share memory in that way whatever the variable says. Set `WINDLASS_PEER_GROUPS=off` in a process that is to be checkpointed.\n\n\
+            The rows in **bold** take something away.\n\n\
+            | variable | values with an effect | read | what changes | why | who sets it |\n|---|---|---|---|---|---|\n";
+        let row = |variable: &'static Variable| {
+            let effect = (variable.effect)(variable.example);
+            let changes = match effect {
+                Some(effect) if effect.loses() => format!("**{effect}**"),
+                Some(effect) => effect.to_string(),
+                None => String::new(),
+            };
+            let Variable { name, values, read, since, why, set_by, .. } = variable;
+            let since = match since {
+                0 => String::new(),
+                code => format!(" (from NCCL {}.{}.{})", code / 10000, code / 100 % 100, code % 100),
+            };
+            format!("| `{name}` | {values}{since} | {} | {changes} | {why} | {set_by} |\n", read.words())
+        };
+        head.to_owned() + &VARIABLES.iter().map(row).collect::<String>()
     }
 
     /// docs/nccl-variables.md is this table.

@@ -201,17 +201,6 @@ where
         asked.max(to_come).max(self.own_offer())
     }
 
-    /// The limit at the newest number that has been decided.
-    pub fn limit(&self) -> u8 {
-        self.head().limit
-    }
-
-    /// The current offers of all ranks, by rank.
-    pub fn offers(&self) -> Vec<u8> {
-        let offers = self.words()[OFFERS..].iter().take(self.ranks);
-        offers.map(|offer| offer.load(Ordering::Relaxed) as u8).collect()
-    }
-
     fn own_offer(&self) -> u8 {
         self.words()[OFFERS + self.rank].load(Ordering::Relaxed) as u8
     }

@@ -101,6 +101,11 @@ impl Closing {
         }
     }
 
+    #[cfg(feature = "test-support")]
+    pub(in crate::peers) fn page(&self) -> Option<&Arc<SharedPage>> {
+        self.signal.page.as_ref()
+    }
+
     /// Adds leases that were lent to the others after init.
     pub(in crate::peers) fn also(&mut self, leases: Vec<LeaseId>) {
         self.leases.extend(leases);

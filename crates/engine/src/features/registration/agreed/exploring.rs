@@ -236,14 +236,14 @@ fn late_decider() {
         assert_eq!(deciding.turn(&words), None);
     }
     slots[1].offer(0);
-    assert_eq!((slots[1].owes(), slots[1].limit()), (23, 0));
+    assert_eq!((slots[1].owes(), slots[1].head().limit), (23, 0));
     let answer = (0..9).find_map(|_| deciding.turn(&words));
     assert_eq!((answer, slots[1].owes()), (Some(Ok(23)), 23));
     assert_eq!((slots[1].ask(1), slots[1].ask(2), slots[1].owes()), (Ok(23), Ok(0), 23));
     slots[1].passed(1);
     assert_eq!(slots[1].owes(), 0);
     slots[1].offer(25);
-    assert_eq!((slots[1].ask(3), slots[1].limit()), (Ok(0), 0), "rank 0 may still ask for 1");
+    assert_eq!((slots[1].ask(3), slots[1].head().limit), (Ok(0), 0), "rank 0 may still ask for 1");
     assert_eq!((slots[0].ask(1), slots[0].ask(2), slots[0].ask(3)), (Ok(23), Ok(0), Ok(0)));
     slots[0].passed(1);
     assert_eq!((slots[0].ask(4), slots[1].ask(4)), (Ok(23), Ok(23)));
