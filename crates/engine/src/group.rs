@@ -36,7 +36,8 @@ struct Group {
 thread_local! {
     static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
     /// The streams of calls that NCCL has got, while no communicator has a second one: most groups have no more, and need no [`Joints`].
-    static FORWARDED: Forwarded = const { Forwarded::NONE };
+    static FORWARDED: Forwarded =
+        const { Forwarded { pairs: [const { Cell::new((0, 0)) }; FORWARDED_MAX], count: Cell::new(0) } };
     /// The device that NCCL alone would have set last on this thread, as far as noted.
     static SET: Cell<Option<Ordinal>> = const { Cell::new(None) };
     /// Never dropped: `exit` drops its thread's thread-local values before it runs exit handlers, and handlers run groups, too.
@@ -298,9 +299,6 @@ const FORWARDED_MAX: usize = 8;
 const SPILT: usize = FORWARDED_MAX + 1;
 
 impl Forwarded {
-    const NONE: Forwarded =
-        Forwarded { pairs: [const { Cell::new((0, 0)) }; FORWARDED_MAX], count: Cell::new(0) };
-
     /// Notes a stream; whether it was noted before. None where the communicator has another one, or there is no room.
     fn note(&self, communicator: usize, stream: usize) -> Option<bool> {
         let count = self.count.get();
