@@ -35,7 +35,9 @@ pub enum Waiting {
 
 /// Why this communicator is on NCCL without a session, if it is.
 pub fn fallback_reason(facts: &LocalFacts) -> Option<FallbackReason> {
-    if facts.forbidden.is_some() {
+    // Of two reasons the one counts that the user need not be told.
+    let is_old = facts.forbidden == Some(FallbackReason::OldNccl);
+    if facts.forbidden.is_some() && !(is_old && facts.ranks < 2) {
         return facts.forbidden.clone();
     }
     if facts.ranks < 2 {

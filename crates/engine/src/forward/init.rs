@@ -15,6 +15,8 @@ use nccl_sys::{
 };
 
 use crate::forward::configuration::{Given, Kept};
+use windlass_base::gpu;
+use windlass_base::gpu::capture::Relaxed;
 use windlass_base::stats::count::Identity;
 use windlass_transport::sequencer::Graphs;
 
@@ -496,6 +498,8 @@ pub fn change_id(
 /// Makes the open group fail, so that its end runs nothing of it: NCCL remembers the error of any call in a group.
 pub fn spoil_group() {
     let nobody = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    // SAFETY: NCCL refuses a null place for the handle before it touches anything.
+    // NCCL frees a null pointer first, to make a context: in a capture of this thread that would spoil the capture (901 with 2.28.9).
+    let _relaxed = gpu::opened().and_then(|driver| Relaxed::enter(driver).ok());
+    // SAFETY: NCCL refuses a null place for the handle before it touches more.
     unsafe { real::ncclCommInitRank(std::ptr::null_mut(), 1, nobody, 0) };
 }

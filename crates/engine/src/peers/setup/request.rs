@@ -130,6 +130,7 @@ fn waits(configured: Option<Waiting>) -> Waiting {
 pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
     check_child(None)?;
     match (forbidden(), ranks) {
+        (Some(FallbackReason::OldNccl), 0 | 1) => Err(FallbackReason::OneRank),
         // They need no id.
         (Some(reason), _) if reason != FallbackReason::CommId => Err(reason),
         (_, 0 | 1) => Err(FallbackReason::OneRank),
