@@ -37,7 +37,7 @@ const LAYERS: &[(&str, &[Layer])] = &[
         &[
             (Together::No, &["process"]),
             (Together::No, &["gpu", "range", "shared_page", "stats"]),
-            (Together::No, &["annotate", "log"]),
+            (Together::No, &["log"]),
             (Together::No, &["config", "error", "guard", "descriptor", "gate", "thread"]),
             (Together::No, &["call", "path"]),
         ],

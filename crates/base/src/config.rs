@@ -342,8 +342,8 @@ mod tests {
         let parsed =
             read(&[("WINDLASS_BATCH", "perhaps"), ("WINDLASS_LOG", "error"), ("WINDLASS_FABRIC", "off")]);
         let told = [
-            "WINDLASS_BATCH is no longer read: one kernel runs all of a group that fits; WINDLASS_COLLECTIVES=off switches it off",
-            "WINDLASS_FABRIC is no longer read: set WINDLASS_PEER_GROUPS",
+            "WINDLASS_BATCH is no longer read: unset it; WINDLASS_COLLECTIVES=off switches off all native collectives",
+            "WINDLASS_FABRIC is no longer read: use WINDLASS_PEER_GROUPS instead",
         ];
         assert_eq!(parsed, Parsed { removed: told.map(str::to_owned).to_vec(), ..Parsed::default() });
         assert!(options().all(|option| removed::instead(option.name).is_none()));

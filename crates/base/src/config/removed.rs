@@ -2,16 +2,16 @@
 
 /// Names of 0.1 and 0.2, each with one sentence of what to do.
 const REMOVED: &[(&str, &str)] = &[
-    ("WINDLASS_FABRIC", "set WINDLASS_PEER_GROUPS"),
-    ("WINDLASS_WARM", "set WINDLASS_FIRST_LAUNCH_GUARD"),
-    ("WINDLASS_PARK", "set WINDLASS_CACHE_MAX"),
-    ("WINDLASS_ARENA_MAX", "set WINDLASS_HEAP_MAX"),
-    ("WINDLASS_FAST", "set WINDLASS_COLLECTIVES"),
-    ("WINDLASS_STUCK_AFTER", "set WINDLASS_HANG_TIMEOUT"),
+    ("WINDLASS_FABRIC", "use WINDLASS_PEER_GROUPS instead"),
+    ("WINDLASS_WARM", "use WINDLASS_FIRST_LAUNCH_GUARD instead"),
+    ("WINDLASS_PARK", "use WINDLASS_CACHE_MAX instead"),
+    ("WINDLASS_ARENA_MAX", "use WINDLASS_HEAP_MAX instead"),
+    ("WINDLASS_FAST", "use WINDLASS_COLLECTIVES instead"),
+    ("WINDLASS_STUCK_AFTER", "use WINDLASS_HANG_TIMEOUT instead"),
     ("WINDLASS_MEETINGS_MAX", "the limit is 1024 unique ids; unset it"),
     ("WINDLASS_SESSIONS_MAX", "the limit is 1024 unique ids; unset it"),
     ("WINDLASS_STAGING_MAX", "the limit is 512 MiB; WINDLASS_REGISTER=off needs no staging buffers"),
-    ("WINDLASS_BATCH", "one kernel runs all of a group that fits; WINDLASS_COLLECTIVES=off switches it off"),
+    ("WINDLASS_BATCH", "unset it; WINDLASS_COLLECTIVES=off switches off all native collectives"),
     ("WINDLASS_WINDOWS", "windows are kept; WINDLASS_POOL=off keeps none"),
     ("WINDLASS_CALIBRATE", "use `windlass run --no-calibrate`, or WINDLASS_CACHE=off"),
     ("WINDLASS_LIBRARY", "the command uses the libwindlass.so of its own installation; unset it"),

@@ -312,7 +312,7 @@ fn behind_nccls_history(
         Elsewhere::BeforeCapture => peer_group.history(),
     };
     let (Some(behind), Some([from, to])) = (behind, peer_group.scratch()) else { return ncclSuccess };
-    let Some(real) = real_of(communicator, handle, behind) else { return ncclSuccess };
+    let Some(real) = real_of(communicator, handle, stream) else { return ncclSuccess };
     if behind == stream {
         return known::order(real, peer_group.rank(), from, to, behind);
     }

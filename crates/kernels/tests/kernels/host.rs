@@ -62,7 +62,8 @@ pub fn compiled(source: &str, name: &str, flags: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels-host");
     fs::create_dir_all(&folder).unwrap();
     let library_folder = library_folder().into_os_string().into_string().unwrap();
-    let search_path = format!("-Wl,-rpath,{library_folder}");
+    // Before LD_LIBRARY_PATH, in which cargo has a folder where an older build of the library may lie.
+    let search_path = format!("-Wl,--disable-new-dtags,-rpath,{library_folder}");
     let flags = [flags, &["-L", &library_folder, "-lhost_arrange", &search_path]].concat();
     let program = folder.join(format!("{name}-{}", &digest(&["device", "host"], &flags)[..16]));
     // Tests run as processes side by side: one compiles, the others wait.
