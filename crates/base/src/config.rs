@@ -149,13 +149,15 @@ pub fn config() -> &'static Config {
 }
 
 /// Logs complaints. Errors are those about `WINDLASS_ORDER`, since sums are then not in the order that the user asked for, and
-/// those about options that this version no longer reads. Others are warnings.
+/// those about options that this version no longer reads, unless `windlass run` has told of these. Others are warnings.
 pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
+    let is_told = run().is_some() || startup().windlass == Switch::Off;
     complaints.for_each(|complaint| {
         let name = complaint.split(' ').next().unwrap_or_default();
-        match name == "WINDLASS_ORDER" || removed::instead(name).is_some() {
-            true => ::log::error!("{complaint}"),
-            false => ::log::warn!("{complaint}"),
+        match (name == "WINDLASS_ORDER", removed::instead(name).is_some()) {
+            (_, true) if is_told => {}
+            (true, _) | (_, true) => ::log::error!("{complaint}"),
+            _ => ::log::warn!("{complaint}"),
         }
     });
 }
@@ -391,7 +393,7 @@ Options are environment variables. This page is made from `crates/base/src/confi
   In a program that links NCCL, `WINDLASS_NCCL` is also read when the program is loaded: set it before the program starts.
 - **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values and unknown `WINDLASS_` names.
   A process logs them at `WINDLASS_LOG=warn`.
-- **Options of 0.2** that 0.3 does not read are errors: `windlass run`, `windlass doctor` and the log name each, and what to do instead.
+- **Options of 0.2** that 0.3 does not read change nothing. `windlass run` and `windlass doctor` name each, and what to do instead. Without `windlass run` a process logs them at `error`.
 - `WINDLASS_SIM_` names belong to the simulator (`crates/sim`). [NCCL's variables](nccl-variables.md) lists which of NCCL's own variables Windlass follows.
 
 | variable | values | default | what it does |

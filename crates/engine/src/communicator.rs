@@ -87,7 +87,7 @@ pub struct Communicator {
     /// Whether its calls are told to other ranks (`WINDLASS_CHECK`).
     is_checked: AtomicBool,
     /// The stream handle of the last call that went to NCCL since the last eager kernel of Windlass; only with a peer group.
-    /// [`NO_STREAM`]: there was none, or [it is followed](Communicator::is_followed).
+    /// [`NO_STREAM`]: there was none, or [it is followed](Communicator::note_followed).
     forwarded_on: AtomicUsize,
     /// The id of that stream at the first of these calls, as a later stream may have the same handle. 0: not known.
     forwarded_id: AtomicU64,
@@ -291,7 +291,7 @@ impl Communicator {
     /// Notes that a kernel of Windlass runs for it.
     pub fn runs(&self) {
         self.has_run.store(true, Ordering::Relaxed);
-        self.is_ordered_no_more();
+        self.forget_order();
     }
 
     /// Notes that an eager call of NCCL's on this stream comes after all kernels of Windlass.
@@ -307,7 +307,7 @@ impl Communicator {
     }
 
     /// The next call of NCCL's is to be ordered again.
-    pub fn is_ordered_no_more(&self) {
+    pub fn forget_order(&self) {
         self.ordered_on.store(NO_STREAM, Ordering::Relaxed);
     }
 
@@ -352,7 +352,7 @@ impl Communicator {
     /// From now on calls that go to NCCL are followed, as graphs may hold kernels of Windlass.
     pub fn follows(&self) {
         self.follows.store(true, Ordering::Relaxed);
-        self.is_ordered_no_more();
+        self.forget_order();
     }
 
     /// Whether calls that go to NCCL are to be followed.
@@ -362,7 +362,7 @@ impl Communicator {
     }
 
     /// Notes that NCCL's calls have been followed: all later kernels of Windlass are ordered after them.
-    pub fn is_followed(&self) {
+    pub fn note_followed(&self) {
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
     }
 
@@ -411,7 +411,7 @@ mod tests {
         let stream = |handle| without_provenance_mut(handle);
         let is_ordered = || communicator.is_ordered_on(stream(8));
         let changes: [fn(&Communicator); 3] =
-            [Communicator::runs, Communicator::follows, Communicator::is_ordered_no_more];
+            [Communicator::runs, Communicator::follows, Communicator::forget_order];
         for change in changes {
             assert!(!is_ordered());
             communicator.orders_on(stream(8));

@@ -83,10 +83,17 @@ fn takes_effect() {
     let report = folder.path().join("report.json");
     let mut command = windlass(&["run", "--"]);
     command.arg(&program).env("WINDLASS_REPORT", format!("json:{}", report.display()));
+    // An option of 0.2 is told of once, by the command.
+    command.env("WINDLASS_FABRIC", "off");
     let (code, printed, told) = outcome(command);
-    let line =
-        "windlass: 1 process, 1 communicator, no call in Windlass's kernels (on NCCL: it has one rank)\n";
-    assert_eq!((code, printed.as_str(), told.as_str()), (Some(0), "21234\n", line));
+    let lines = "windlass: warning: WINDLASS_FABRIC is no longer read: use WINDLASS_PEER_GROUPS instead\n\
+        windlass: 1 process, 1 communicator, no call in Windlass's kernels (on NCCL: it has one rank)\n";
+    assert_eq!((code, printed.as_str(), told.as_str()), (Some(0), "21234\n", lines));
+    // Without the command the process says so itself.
+    let mut alone = Command::new(&program);
+    alone.env("LD_PRELOAD", built("libwindlass.so")).env("WINDLASS_FABRIC", "off");
+    let (_, _, told) = outcome(alone);
+    assert_eq!(told.matches("WINDLASS_FABRIC is no longer read").count(), 1, "{told}");
     let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
     assert_eq!(report["functions"]["ncclGetVersion"], 1, "{report}");
     assert_eq!(report["functions"]["ncclCommInitRank"], 1, "{report}");

@@ -55,7 +55,7 @@ fn end_of_much() -> ncclResult_t {
             let ready = guard::call(|| ready(&ended.borrow(), &candidates));
             let Closed { nccls, result } = match ready == ncclSuccess {
                 true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
-                // The driver has failed, so NCCL must run nothing of the group.
+                // The driver has failed, or the streams of a communicator's ranks are unlike: NCCL must run nothing of the group.
                 false => spoilt(ready),
             };
             if !candidates.is_empty() {

@@ -352,6 +352,7 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
         None => Ok(()),
     };
     if let Err(code) = guard::or_else(|| Ok(()), before) {
+        count::function(entry);
         return code;
     }
     let result = ask(entry, handle, here, |real| queries::one_sided(real, call));

@@ -257,7 +257,7 @@ fn run_unit(work: Vec<LazyWork>) -> ncclResult_t {
         if let Some(communicator) = communicator::find(lane.communicator) {
             // If NCCL failed it may have launched some communicators before. Following what did not run does no harm.
             ordering::after_forward(lane, communicator, ncclSuccess);
-            communicator.is_ordered_no_more();
+            communicator.forget_order();
         }
     }
     results.into_iter().map(|(result, _)| result).find(|result| *result != ncclSuccess).unwrap_or(closed)

@@ -98,7 +98,7 @@ pub(crate) fn before_forward(lane: Lane, communicator: &Communicator, is_ordered
 pub(crate) fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult_t) {
     let (is_taken, is_grouped) = (result == ncclSuccess || result == ncclInProgress, group::is_open());
     if !is_taken {
-        communicator.is_ordered_no_more();
+        communicator.forget_order();
     }
     if !is_taken || lane.is_empty || !communicator.has_to_follow() {
         return;
@@ -124,7 +124,7 @@ pub(crate) fn after_group(all: Vec<Followed>) {
 
 fn follow(communicator: &Communicator, peer_group: &PeerGroup, stream: StreamHandle, at_once: bool) {
     match peer_group.follow(stream, at_once) {
-        Some(true) => communicator.is_followed(),
+        Some(true) => communicator.note_followed(),
         Some(false) => {}
         // The driver failed. NCCL's own order is left.
         None => communicator.forwards_on(stream.0 as cudaStream_t, || place_of(stream)),
@@ -328,7 +328,7 @@ fn behind_nccls_history(
         return ordered;
     }
     match peer_group.follow(behind, false) {
-        Some(true) => communicator.is_followed(),
+        Some(true) => communicator.note_followed(),
         _ => return ncclUnhandledCudaError,
     }
     ncclSuccess

@@ -40,8 +40,8 @@ impl Joints {
         self.0.is_empty()
     }
 
-    /// Adds the stream of a call; whether NCCL has a call of the communicator there already. NCCL refuses a call whose stream is not in the capture of the
-    /// communicator's other calls, eager ones among captured ones too, and so does this.
+    /// Adds the stream of a call; whether NCCL has a call of the communicator there already. NCCL refuses a call whose stream is not in the
+    /// capture of the communicator's other calls, eager ones among captured ones too, and so does this.
     pub(super) fn add(
         &mut self,
         handle: ncclComm_t,
@@ -120,12 +120,9 @@ impl Joint {
             return PartLane { stream: self.first, before: Vec::new(), after: Vec::new() };
         };
         let after: Vec<_> = self.all().filter(|other| *other != stream).collect();
-        let before = match (self.nccls.first(), of_both) {
-            // NCCL's part has waited for all streams.
-            (_, Some(_)) => Vec::new(),
-            (Some(nccls), None) => vec![*nccls],
-            (None, None) => after.clone(),
-        };
+        // NCCL's part has waited for all streams. Of a lazy communicator NCCL may have two parts, which it does not join.
+        let nccls = || self.nccls.iter().copied().filter(|other| *other != stream);
+        let before = if self.nccls.is_empty() { after.clone() } else { nccls().collect() };
         PartLane { stream, before, after }
     }
 }
