@@ -29,7 +29,7 @@ with scratch() as folder:
     check(again.returncode == 0, "and installs again over itself", again)
     os.rename(folder / "first", folder / "moved")
     configured = configure(folder / "build", folder / "moved", f"-DCMAKE_C_FLAGS=-isystem {CUDA_STUBS}")
-    check(configured.returncode == 0, "find_package(Windlass 0.2) finds it", configured)
+    check(configured.returncode == 0, "find_package(Windlass 0.3) finds it", configured)
     built = run("cmake", "--build", folder / "build")
     check(built.returncode == 0, "the consumer builds", built)
     result = run(folder / "build" / "consumer", WINDLASS_NCCL=TOYS / "a")

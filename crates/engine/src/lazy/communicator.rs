@@ -5,7 +5,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nccl_sys::{ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess};
+use nccl_sys::{
+    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+};
 
 use crate::features::recycling::cached::Built;
 use crate::forward::known::{self, End};
@@ -205,6 +207,10 @@ impl LazyCommunicator {
                 format_args!("a lazy communicator that was not materialized"),
             ));
         };
+        // Another thread may have aborted it while it was materialized, or while the call was ordered: NCCL's communicator is gone then.
+        if self.aborted.load(Ordering::Acquire) {
+            return Err(refuse(ncclInvalidUsage, format_args!("the communicator was aborted")));
+        }
         let mut call = *call;
         call.local.communicator = real;
         if let Some(operation) = call.shared.operation {
