@@ -9,12 +9,11 @@ mod table;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nccl_sys::{cudaStream_t, ncclComm_t};
+use nccl_sys::ncclComm_t;
 
 use crate::lazy::LazyCommunicator;
 use crate::peers::{self, InitOutcome, ParentOnNccl, PeerGroup};
 use windlass_base::gate::{Gate, Passed};
-use windlass_base::gpu::stream::Place;
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::outcome::FallbackReason;
@@ -47,17 +46,6 @@ impl Kept {
     }
 }
 
-/// NCCL's work of a communicator after which a kernel of Windlass is not ordered yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Elsewhere {
-    /// There is none.
-    Nowhere,
-    /// On another stream than the kernel's, which is eager.
-    Eager,
-    /// Eager, while the kernel is captured: its graph may be launched on any stream.
-    BeforeCapture,
-}
-
 /// The record of a communicator. Records are reused, never freed: a thread that is inside a call while another one
 /// aborts its communicator still reads a valid record.
 #[derive(Debug)]
@@ -70,7 +58,6 @@ pub struct Communicator {
     has_peer_group: AtomicBool,
     /// Whether the handle is one of Windlass, not NCCL's.
     is_lazy: AtomicBool,
-    has_run: AtomicBool,
     /// Ranks of its peer group, and the [`Limits`] of native collectives: written before `has_peer_group`.
     members: AtomicUsize,
     native: [AtomicU64; COLLECTIVES],
@@ -86,23 +73,9 @@ pub struct Communicator {
     has_windows: AtomicBool,
     /// Whether its calls are told to other ranks (`WINDLASS_CHECK`).
     is_checked: AtomicBool,
-    /// The stream handle of the last call that went to NCCL since the last eager kernel of Windlass; only with a peer group.
-    /// [`NO_STREAM`]: there was none, or [it is followed](Communicator::note_followed).
-    forwarded_on: AtomicUsize,
-    /// The id of that stream at the first of these calls, as a later stream may have the same handle. 0: not known.
-    forwarded_id: AtomicU64,
-    /// The stream handle of an eager call of NCCL's that comes after all kernels of Windlass. NCCL orders its later calls after that one.
-    /// [`NO_STREAM`]: a kernel, a graph or a refused call came since.
-    ordered_on: AtomicUsize,
-    /// Whether calls that go to NCCL are to be followed.
-    follows: AtomicBool,
     /// What its init left. Lock order: after the table's lock. Held for a few stores.
     kept: Mutex<Option<Kept>>,
 }
-
-const NO_STREAM: usize = usize::MAX;
-/// `cudaStreamPerThread`: one handle, but another stream in each thread.
-const PER_THREAD: usize = 2;
 
 impl Communicator {
     /// Reports a communicator whose init Windlass did not see as on NCCL, with the reason `Child`.
@@ -121,7 +94,6 @@ impl Communicator {
             known: AtomicBool::new(false),
             has_peer_group: AtomicBool::new(false),
             is_lazy: AtomicBool::new(false),
-            has_run: AtomicBool::new(false),
             members: AtomicUsize::new(0),
             native: [const { AtomicU64::new(0) }; COLLECTIVES],
             fixed_order: AtomicBool::new(false),
@@ -131,10 +103,6 @@ impl Communicator {
             gate: Gate::new(),
             has_windows: AtomicBool::new(false),
             is_checked: AtomicBool::new(false),
-            forwarded_on: AtomicUsize::new(NO_STREAM),
-            forwarded_id: AtomicU64::new(0),
-            ordered_on: AtomicUsize::new(NO_STREAM),
-            follows: AtomicBool::new(false),
             kept: Mutex::new(None),
         }
     }
@@ -156,10 +124,6 @@ impl Communicator {
         if self.handle.load(Ordering::Relaxed) != handle as usize {
             return Some(kept);
         }
-        self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
-        self.ordered_on.store(NO_STREAM, Ordering::Relaxed);
-        self.follows.store(false, Ordering::Relaxed);
-        self.has_run.store(false, Ordering::Relaxed);
         let without = Terms { ranks: 0, native: Limits::NONE, fixed_order: false };
         let Terms { ranks, native, fixed_order } = kept.peer_group().map_or(without, |own| own.terms());
         self.members.store(ranks, Ordering::Relaxed);
@@ -282,90 +246,6 @@ impl Communicator {
         self.has_peer_group.store(false, Ordering::Relaxed);
     }
 
-    /// Whether a kernel of Windlass was run for it.
-    #[inline]
-    pub fn has_run(&self) -> bool {
-        self.has_run.load(Ordering::Relaxed)
-    }
-
-    /// Notes that a kernel of Windlass runs for it.
-    pub fn runs(&self) {
-        self.has_run.store(true, Ordering::Relaxed);
-        self.forget_order();
-    }
-
-    /// Notes that an eager call of NCCL's on this stream comes after all kernels of Windlass.
-    pub fn orders_on(&self, stream: cudaStream_t) {
-        let stream = if stream as usize == PER_THREAD { NO_STREAM } else { stream as usize };
-        self.ordered_on.store(stream, Ordering::Relaxed);
-    }
-
-    /// Whether an eager call on this stream comes after all kernels of Windlass anyway.
-    #[inline]
-    pub fn is_ordered_on(&self, stream: cudaStream_t) -> bool {
-        self.ordered_on.load(Ordering::Relaxed) == stream as usize
-    }
-
-    /// The next call of NCCL's is to be ordered again.
-    pub fn forget_order(&self) {
-        self.ordered_on.store(NO_STREAM, Ordering::Relaxed);
-    }
-
-    /// Notes that a call goes to NCCL on this stream. `place` is asked only at the first of several calls on one stream handle.
-    #[inline]
-    pub fn forwards_on(&self, stream: cudaStream_t, place: impl FnOnce() -> Option<Place>) {
-        let stream = stream as usize;
-        if self.forwarded_on.load(Ordering::Relaxed) != stream || stream == PER_THREAD {
-            let id = match place() {
-                Some(Place::Eager(id)) => id,
-                _ => 0,
-            };
-            self.forwarded_id.store(id, Ordering::Relaxed);
-            self.forwarded_on.store(stream, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether NCCL has work of the communicator after which a kernel of Windlass on a stream is not ordered yet. Asked before each kernel: an
-    /// eager one then is ordered. `place` (the stream's) is asked only if NCCL has such work.
-    pub fn forwarded_elsewhere(&self, place: impl FnOnce() -> Option<Place>) -> Elsewhere {
-        if self.forwarded_on.load(Ordering::Relaxed) == NO_STREAM {
-            return Elsewhere::Nowhere;
-        }
-        let place = place();
-        if let Some(Place::Captured(_)) = place {
-            return Elsewhere::BeforeCapture;
-        }
-        self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
-        match place == Some(Place::Eager(self.forwarded_id.load(Ordering::Relaxed))) {
-            true => Elsewhere::Nowhere,
-            false => Elsewhere::Eager,
-        }
-    }
-
-    /// Notes that an eager kernel of Windlass waits for NCCL's part of the same group, which comes after all earlier work of NCCL's.
-    pub fn comes_behind_nccl(&self, place: impl FnOnce() -> Option<Place>) {
-        if !matches!(place(), Some(Place::Captured(_))) {
-            self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
-        }
-    }
-
-    /// From now on calls that go to NCCL are followed, as graphs may hold kernels of Windlass.
-    pub fn follows(&self) {
-        self.follows.store(true, Ordering::Relaxed);
-        self.forget_order();
-    }
-
-    /// Whether calls that go to NCCL are to be followed.
-    #[inline]
-    pub fn has_to_follow(&self) -> bool {
-        self.follows.load(Ordering::Relaxed)
-    }
-
-    /// Notes that NCCL's calls have been followed: all later kernels of Windlass are ordered after them.
-    pub fn note_followed(&self) {
-        self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
-    }
-
     /// Calls `look` with what the init left, if the record still has this handle. `look` runs under a lock and must be quick.
     pub fn look_at_kept<T>(&self, handle: ncclComm_t, look: impl FnOnce(&Kept) -> T) -> Option<T> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -396,30 +276,5 @@ impl Communicator {
         let known = identity.rank >= 0 && identity.ranks > 0 && identity.device >= 0;
         self.known.store(known, Ordering::Relaxed);
         count::identify(self.counters(), identity);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ptr::without_provenance_mut;
-
-    /// NCCL's calls on one stream are ordered once, and again after a kernel, a graph or a refused call.
-    #[test]
-    fn ordered_once() {
-        let communicator = Communicator::unused();
-        let stream = |handle| without_provenance_mut(handle);
-        let is_ordered = || communicator.is_ordered_on(stream(8));
-        let changes: [fn(&Communicator); 3] =
-            [Communicator::runs, Communicator::follows, Communicator::forget_order];
-        for change in changes {
-            assert!(!is_ordered());
-            communicator.orders_on(stream(8));
-            assert!(is_ordered() && !communicator.is_ordered_on(stream(9)));
-            change(&communicator);
-        }
-        assert!(!is_ordered());
-        communicator.orders_on(stream(PER_THREAD));
-        assert!(!communicator.is_ordered_on(stream(PER_THREAD)));
     }
 }

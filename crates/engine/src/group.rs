@@ -25,16 +25,17 @@ use windlass_transport::p2p::Operation;
 
 pub(crate) use joint::{Joint, Joints, PartLane, Runs};
 
-/// This thread's open group: its depth, and the number of entries in [`ENDED`]. Most groups have none, and then `ENDED`, which is slower
-/// because of its destructors, is not touched.
+/// This thread's open group: its depth, and the number of entries in [`ENDED`], those of passed gates apart. Most groups have no others, and
+/// their end is short.
 #[derive(Clone, Copy, Default)]
 struct Group {
     depth: u32,
     awaited: u32,
+    inside: u32,
 }
 
 thread_local! {
-    static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
+    static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0, inside: 0 }) };
     /// The streams of calls that NCCL has got, while no communicator has a second one: most groups have no more, and need no [`Joints`].
     static FORWARDED: Forwarded =
         const { Forwarded { pairs: [const { Cell::new((0, 0)) }; FORWARDED_MAX], count: Cell::new(0) } };
@@ -92,7 +93,6 @@ pub(crate) struct Ended {
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub(crate) struct Followed {
-    pub communicator: ncclComm_t,
     pub peer_group: Arc<PeerGroup>,
     pub stream: StreamHandle,
 }
@@ -207,19 +207,35 @@ pub(crate) fn opened() {
     GROUP.with(|group| group.set(Group { depth: group.get().depth + 1, ..group.get() }));
 }
 
-/// Whether closing a group now leaves nothing to do.
+/// Whether closing a group now leaves nothing to do but leaving gates.
 #[inline]
 pub(crate) fn leaves_nothing() -> bool {
     GROUP.get().awaited == 0
 }
 
-/// Called when NCCL closes a group that leaves nothing.
+/// Called when NCCL closes a group that leaves nothing. Returns the passes of gates, to be [given back](put_back_inside) once NCCL has run
+/// the group.
 #[inline]
-pub(crate) fn close_empty() {
-    let depth = GROUP.get().depth;
-    GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0 });
-    if depth <= 1 {
-        FORWARDED.with(Forwarded::forget);
+pub(crate) fn close_empty() -> Vec<Passed<'static>> {
+    let Group { depth, inside, .. } = GROUP.get();
+    if depth > 1 {
+        GROUP.set(Group { depth: depth - 1, awaited: 0, inside });
+        return Vec::new();
+    }
+    GROUP.set(Group::default());
+    FORWARDED.with(Forwarded::forget);
+    if inside == 0 { Vec::new() } else { with_ended(|ended| std::mem::take(&mut ended.inside)) }
+}
+
+/// Leaves the gates of a group that has ended, and keeps the list's memory.
+pub(crate) fn put_back_inside(mut room: Vec<Passed<'static>>) {
+    room.clear();
+    if room.capacity() > 0 {
+        with_ended(|ended| {
+            if ended.inside.capacity() == 0 {
+                ended.inside = room;
+            }
+        });
     }
 }
 
@@ -234,10 +250,10 @@ pub(crate) fn take_held() -> Vec<Held> {
 /// Called when NCCL closes a group. Takes all that the outermost group has collected; empty for an inner group.
 pub(crate) fn closed() -> Ended {
     let awaited = GROUP.with(|group| {
-        let Group { depth, awaited } = group.get();
-        let left = if depth > 1 { Group { depth: depth - 1, awaited } } else { Group::default() };
+        let Group { depth, awaited, inside } = group.get();
+        let left = if depth > 1 { Group { depth: depth - 1, awaited, inside } } else { Group::default() };
         group.set(left);
-        if depth > 1 { 0 } else { awaited }
+        if depth > 1 { 0 } else { awaited + inside }
     });
     if !is_open() {
         FORWARDED.with(Forwarded::forget);
@@ -383,14 +399,15 @@ fn stay_inside(passed: Passed<'static>) {
         is_new
     });
     if is_new {
-        one_more();
+        let _ = LEFT.try_with(|_| ());
+        GROUP.with(|group| group.set(Group { inside: group.get().inside + 1, ..group.get() }));
     }
 }
 
 /// Notes a call of NCCL's, so that later kernels of Windlass wait for it once the open group has ended.
 pub(crate) fn follow(what: Followed) {
     let is_new = with_ended(|Ended { followed, .. }| {
-        let is_new = !followed.iter().any(|known| known.communicator == what.communicator);
+        let is_new = !followed.iter().any(|known| Arc::ptr_eq(&known.peer_group, &what.peer_group));
         if is_new {
             followed.push(what);
         }

@@ -37,4 +37,4 @@ pub use shutdown::closing::settle;
 pub use shutdown::release_all::{StillRegistered, register_nothing};
 pub use windlass_bootstrap::colors::{Course, Others};
 pub use windlass_bootstrap::facts::Waiting;
-pub use windlass_transport::sequencer::Afterwards;
+pub use windlass_transport::sequencer::{Afterwards, History};

@@ -12,6 +12,7 @@
 
 pub mod host;
 
+mod captures;
 mod order;
 
 pub mod stuck;
@@ -26,14 +27,15 @@ use std::time::{Duration, Instant};
 use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
 
 use crate::error::TransportError;
+use captures::Captures;
 pub use device_resources::{DeviceResources, LaunchResources, Lent};
-pub use order::Graphs;
-use order::{Lane, Order};
+pub use order::{Afterwards, Graphs, History};
+use order::{By, Order};
 pub use stuck::{Carries, Stuck, Wait};
 use windlass_base::gpu::context::Current;
 use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::module::MemoryDomain;
-use windlass_base::gpu::stream::{Capture, Ordering::Inside};
+use windlass_base::gpu::stream::{Capture, Ordering::Inside, Place};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
 
 /// Makes the graph of a capture keep the communicator's regions. The first operation in a capture calls it.
@@ -72,26 +74,21 @@ pub struct Sequencer {
     issued: Mutex<Issued>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Issued {
     order: Order,
+    captures: Captures,
     /// Id of the capture whose graph already keeps the launch resources.
     held: Option<u64>,
     /// Id of the capture whose graph already keeps the regions, too: it has kernels of Windlass.
     held_regions: Option<u64>,
-    /// Where [`Sequencer::order`] has ordered work that [`Sequencer::follow`] may follow.
-    ordered: Option<Lane>,
 }
 
-/// What the caller of [`Sequencer::order`] must do once the work that it ordered is issued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Afterwards {
-    /// Nothing: no graph has to be ordered against this eager work. Whoever issues the next operation compares streams.
-    Nothing,
-    /// Call [`Sequencer::follow`]: a graph may run on any stream and compares none, so it waits for the sequencer's event.
-    Follow,
-    /// Call [`Sequencer::follow`] for the same reason; the work is part of a capture.
-    FollowInCapture,
+/// Where an operation runs: on a stream that is eager or captured.
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    stream: StreamHandle,
+    place: Place,
 }
 
 /// The other streams of an operation.
@@ -143,12 +140,7 @@ impl Sequencer {
             asked: AtomicBool::new(false),
             doubtful: AtomicBool::new(false),
             captured: AtomicBool::new(false),
-            issued: Mutex::new(Issued {
-                order: Order::new(graphs),
-                held: None,
-                held_regions: None,
-                ordered: None,
-            }),
+            issued: Mutex::default(),
         }))
     }
 
@@ -157,8 +149,8 @@ impl Sequencer {
         self.graphs
     }
 
-    /// The communicator's own stream for work of before a capture.
-    pub fn history(&self) -> Option<StreamHandle> {
+    /// The communicator's own stream for NCCL's [message beside a capture](History::MessageBeside).
+    pub fn history_stream(&self) -> Option<StreamHandle> {
         self.lent.resources().map(|resources| resources.history.handle)
     }
 
@@ -201,28 +193,42 @@ impl Sequencer {
         ran
     }
 
-    /// Makes the next work on `stream` run after all turns so far, also in a capture. The result says whether to call [`Sequencer::follow`]
-    /// once that work is issued.
-    pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, TransportError> {
+    /// What the next turn on `stream` needs, before it is taken, to come behind NCCL's eager work.
+    pub fn history(&self, stream: StreamHandle) -> Result<History, TransportError> {
+        let home = self.device_resources.home();
+        let place = || {
+            let _current = home.be_current()?;
+            home.driver.place_of(stream)
+        };
+        let history = self.lock().order.history(self.graphs, place);
+        history.map_err(|failure| TransportError::from(failure).told())
+    }
+
+    /// Makes the call that NCCL gets next on `stream` run after all turns so far, also in a capture. `is_certain`: NCCL runs it unless it refuses it.
+    pub fn before_nccl(&self, stream: StreamHandle, is_certain: bool) -> Result<Afterwards, TransportError> {
+        let home = self.device_resources.home();
         let order = || -> Result<Afterwards, TransportError> {
             let issued = &mut *self.lock();
-            // What NCCL refused is not followed.
-            issued.ordered = None;
-            let home = self.device_resources.home();
-            let _current = home.be_current()?;
-            let lane = issued.order.lane(home.driver, stream)?;
-            if issued.order.is_all_in(lane) {
-                return Ok(Afterwards::Nothing);
+            // Asked in the caller's context, as NCCL does.
+            let capture = match home.driver.capture_of(stream) {
+                Err(_) => home.be_current().and_then(|_current| home.driver.capture_of(stream))?,
+                Ok(capture) => capture,
+            };
+            let (waits, afterwards, place) = match capture {
+                Some(capture) => (true, Afterwards::FollowInCapture, Place::Captured(capture)),
+                None => {
+                    let id = || home.be_current().and_then(|_current| home.driver.stream_id(stream));
+                    let (waits, afterwards) = issued.order.forward(stream, is_certain, id)?;
+                    (waits, afterwards, Place::Eager(0))
+                }
+            };
+            if waits {
+                let _current = home.be_current()?;
+                let lane = Lane { stream, place };
+                self.hold_in(issued, lane)?;
+                issued.come_behind((home.driver, self.resources()?), self.graphs, lane)?;
             }
-            let resources = self.resources()?;
-            self.hold_in(issued, lane)?;
-            issued.order.before(home.driver, resources, lane)?;
-            issued.ordered = Some(lane);
-            Ok(match lane.capture() {
-                Some(_) => Afterwards::FollowInCapture,
-                None if issued.order.is_shared_with_graphs() => Afterwards::Follow,
-                None => Afterwards::Nothing,
-            })
+            Ok(afterwards)
         };
         order().map_err(TransportError::told)
     }
@@ -238,26 +244,37 @@ impl Sequencer {
         join().map_err(TransportError::told)
     }
 
-    /// Makes all later turns run after the work issued to `stream` since [`Sequencer::order`], also in a capture. True if no later call has to
-    /// do so again. False in a capture, whose graph runs the work later, and for eager work with [`Graphs::Apart`]. `at_once`: the work was issued just
-    /// after [`Sequencer::order`], so the driver need not be asked again whether the stream is captured.
-    pub fn follow(&self, stream: StreamHandle, at_once: bool) -> Result<bool, TransportError> {
-        let follow = || -> Result<bool, TransportError> {
+    /// Makes all later turns run after the calls of NCCL on `stream` since [`Sequencer::before_nccl`]. `is_eager`: the stream is known to be captured
+    /// by nobody.
+    pub fn after_nccl(&self, stream: StreamHandle, is_eager: bool) -> Result<(), TransportError> {
+        let follow = || -> Result<(), TransportError> {
             let issued = &mut *self.lock();
-            let resources = self.resources()?;
             let home = self.device_resources.home();
             let _current = home.be_current()?;
-            // A captured lane may be that of a call that NCCL refused: its graph may be gone.
-            let is_of_call = |lane: &Lane| at_once && lane.stream == stream && lane.capture().is_none();
-            let known = issued.ordered.take().filter(is_of_call);
-            let lane = known.map_or_else(|| issued.order.lane(home.driver, stream), Ok)?;
-            if lane.capture().is_none() && self.graphs == Graphs::Apart {
-                return Ok(false);
+            let place = if is_eager { Place::Eager(0) } else { self.place_of(issued, stream)? };
+            match place {
+                Place::Eager(_) if self.graphs == Graphs::Apart => Ok(()),
+                place => {
+                    let with = (home.driver, self.resources()?);
+                    Ok(issued.note(with, self.graphs, Lane { stream, place }, By::Nccl)?)
+                }
             }
-            issued.order.after(home.driver, resources, lane)?;
-            Ok(lane.capture().is_none())
         };
         follow().map_err(TransportError::told)
+    }
+
+    /// Notes that NCCL has refused a call after [`Sequencer::before_nccl`].
+    pub fn nccl_refused(&self) {
+        self.lock().order.refuse();
+    }
+
+    /// Where work issued to a stream goes. Once graphs share the order nobody asks for the stream's id.
+    fn place_of(&self, issued: &Issued, stream: StreamHandle) -> Result<Place, Failure> {
+        let driver = self.device_resources.home().driver;
+        match issued.order.is_shared() {
+            true => Ok(driver.capture_of(stream)?.map_or(Place::Eager(0), Place::Captured)),
+            false => driver.place_of(stream),
+        }
     }
 
     /// Makes the graph of a capture keep the launch resources, whose events its nodes use.
@@ -394,6 +411,55 @@ impl Sequencer {
     }
 }
 
+impl Issued {
+    /// Makes the operation that comes now in `lane` run after all before it.
+    fn come_behind(
+        &mut self,
+        (driver, resources): (&Driver, &LaunchResources),
+        graphs: Graphs,
+        lane: Lane,
+    ) -> Result<(), Failure> {
+        match lane.place {
+            Place::Eager(id) if !self.order.waits(id) => Ok(()),
+            Place::Eager(_) => driver.wait(lane.stream, &resources.done, Inside),
+            Place::Captured(capture) => {
+                let at = (lane.stream, capture);
+                self.captures.before(driver, resources, at, (&mut self.order, graphs))
+            }
+        }
+    }
+
+    /// Notes that the operation was issued in `lane`.
+    fn note(
+        &mut self,
+        (driver, resources): (&Driver, &LaunchResources),
+        graphs: Graphs,
+        lane: Lane,
+        by: By,
+    ) -> Result<(), Failure> {
+        match lane.place {
+            Place::Eager(id) => {
+                resources.done.record(lane.stream, Inside)?;
+                self.order.record(id, by);
+                Ok(())
+            }
+            Place::Captured(capture) => {
+                self.order.record_in_capture(by, graphs);
+                self.captures.after(driver, resources, (lane.stream, capture), graphs)
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn capture(&self) -> Option<Capture> {
+        match self.place {
+            Place::Captured(capture) => Some(capture),
+            Place::Eager(_) => None,
+        }
+    }
+}
+
 impl<'sequencer> Turn<'sequencer> {
     /// The driver. The device's context is current once the turn [is placed](Turn::place).
     pub fn driver(&self) -> &'static Driver {
@@ -443,7 +509,7 @@ impl<'sequencer> Turn<'sequencer> {
         }
         let home = self.sequencer.device_resources.home();
         let current = home.be_current()?;
-        let lane = Lane::of(home.driver, self.stream)?;
+        let lane = Lane { stream: self.stream, place: home.driver.place_of(self.stream)? };
         self.sequencer.hold_all_in(self.issued, lane)?;
         if lane.capture().is_some() {
             self.sequencer.captured.store(true, Ordering::Relaxed);
@@ -465,7 +531,7 @@ impl<'sequencer> Turn<'sequencer> {
         }
         let (driver, Some((lane, _))) = (self.driver(), &self.placed) else { return Ok(capture) };
         self.resources.join(driver, self.stream, self.others.before)?;
-        self.issued.order.before(driver, self.resources, *lane)?;
+        self.issued.come_behind((driver, self.resources), self.sequencer.graphs, *lane)?;
         self.begun = true;
         Ok(capture)
     }
@@ -475,7 +541,7 @@ impl<'sequencer> Turn<'sequencer> {
         let (true, driver, Some((lane, _))) = (self.begun, self.driver(), &self.placed) else {
             return Ok(());
         };
-        self.issued.order.after(driver, self.resources, *lane)?;
+        self.issued.note((driver, self.resources), self.sequencer.graphs, *lane, By::Windlass)?;
         if !self.others.after.is_empty() {
             self.resources.joined.record(self.stream, Inside)?;
         }

@@ -39,9 +39,9 @@ pub fn end() -> ncclResult_t {
     let before = || {
         count::function(Entry::ncclGroupEnd);
         // Closed before NCCL runs the group, as NCCL does with its own count: NCCL may throw.
-        group::close_empty();
+        group::close_empty()
     };
-    guard::around(before, |()| known::group_end(), |(), _| ())
+    guard::around(before, |_| known::group_end(), |inside, _| group::put_back_inside(inside))
 }
 
 #[inline(never)]

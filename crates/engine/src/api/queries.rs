@@ -345,19 +345,16 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     let lane = Lane { communicator: handle, stream: call.stream(), is_empty: false };
     let find = || communicator::find(handle).filter(|known| known.has_peer_group() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
-    let before = || match communicator {
-        Some(known) => {
-            ordering::join(lane).map(|is_ordered| ordering::before_forward(lane, known, is_ordered))
+    let before = || communicator.map_or(Ok(None), |known| ordering::before_forward(lane, known));
+    let forwarded = match guard::or_else(|| Ok(None), before) {
+        Ok(forwarded) => forwarded,
+        Err(code) => {
+            count::function(entry);
+            return code;
         }
-        None => Ok(()),
     };
-    if let Err(code) = guard::or_else(|| Ok(()), before) {
-        count::function(entry);
-        return code;
-    }
     let result = ask(entry, handle, here, |real| queries::one_sided(real, call));
-    let after = || communicator.iter().for_each(|known| ordering::after_forward(lane, known, result));
-    guard::or_else(|| (), after);
+    guard::or_else(|| (), || ordering::after_forward(forwarded, result));
     result
 }
 

@@ -54,26 +54,11 @@ fn plan_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part> 
         },
         decided,
     );
-    for (call, is_ordered) in forwarded.iter().zip(are_ordered(&forwarded)) {
+    for call in &forwarded {
         // NCCL, and a lazy communicator, keep a refusal until the end of the group.
-        let _ = route::forward_held(call, is_ordered);
+        let _ = route::forward_held(call);
     }
     parts
-}
-
-/// For each call, whether an earlier one has the same communicator and stream. No kernel of Windlass runs between two of these, so only
-/// the first must wait for earlier work; a wait takes the driver a microsecond.
-fn are_ordered(forwarded: &[Call]) -> Vec<bool> {
-    let mut ordered = Vec::new();
-    let is_ordered = |call: &Call| {
-        let lane = (call.local.communicator, call.local.stream);
-        let is_known = ordered.contains(&lane);
-        if !is_known {
-            ordered.push(lane);
-        }
-        is_known
-    };
-    forwarded.iter().map(is_ordered).collect()
 }
 
 fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
@@ -389,22 +374,6 @@ mod tests {
             }
             prop_assert_eq!(sorted.streams.iter().map(|stream| stream.0).collect::<Vec<_>>(), streams);
         }
-    }
-
-    /// `are_ordered` is false once for each stream of each communicator, at its first call.
-    #[test]
-    fn ordered_once_a_stream() {
-        let call = |communicator: usize, stream: usize| {
-            let Ours::Collective(call) = collective(Function::AllGather, 1, None) else {
-                panic!("no message")
-            };
-            let (communicator, stream) =
-                (without_provenance_mut(communicator), without_provenance_mut(stream));
-            Call { local: Local { communicator, stream, ..call.local }, ..call }
-        };
-        let calls = [call(8, 1), call(8, 2), call(8, 1), call(16, 1), call(16, 1), call(8, 2)];
-        assert_eq!(are_ordered(&calls), [false, false, true, false, true, true]);
-        assert!(are_ordered(&[]).is_empty());
     }
 
     /// A panic while a group is planned fails the group: no held call is lost silently.

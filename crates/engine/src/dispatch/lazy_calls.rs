@@ -10,7 +10,7 @@ use nccl_sys::{
     ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
 };
 
-use crate::communicator;
+use crate::communicator::{self, Communicator};
 use crate::forward::of_call::OfCall;
 use crate::forward::{self, Carried, known};
 use crate::group::{self, Awaited, LazyWork, Work};
@@ -22,7 +22,7 @@ use windlass_base::stats::{count, peer_group};
 use windlass_base::thread;
 use windlass_bootstrap::negotiated::Token;
 
-use super::ordering::{self, Lane};
+use super::ordering;
 
 /// What to do with a call.
 enum Look {
@@ -32,12 +32,11 @@ enum Look {
     MaterializeInGroup,
 }
 
-/// Runs a call of a lazy communicator; fails if another thread has just ended it.
+/// Runs a call of a lazy communicator, which was ordered; fails if another thread has just ended the communicator.
 #[inline(never)]
-pub fn call(call: &Call) -> ncclResult_t {
+pub fn call(call: &Call, communicator: &Communicator) -> ncclResult_t {
     let handle = call.local.communicator;
-    let found = || communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
-    match guard::or_else(|| None, found) {
+    match guard::or_else(|| None, || communicator.lazy(handle)) {
         Some(lazy) => take(call, &lazy),
         None => refuse(ncclInvalidArgument, format_args!("communicator {handle:p} has been destroyed")),
     }
@@ -131,9 +130,6 @@ fn run(call: &Call, lazy: &LazyCommunicator) -> ncclResult_t {
     let translated = guard::or_else(
         || Err(ncclInternalError),
         || {
-            if let Some(communicator) = communicator::find(call.local.communicator) {
-                ordering::before_forward(Lane::of(call), communicator, false);
-            }
             let before = if group::is_open() { None } else { lazy.measure() };
             lazy.runs_on(ordering::stream_of(call));
             Ok((lazy.translated(call).map_err(refused)?, before))
@@ -244,22 +240,9 @@ fn run_unit(work: Vec<LazyWork>) -> ncclResult_t {
     if opened != ncclSuccess {
         return opened;
     }
-    let lane = |one: &LazyWork| match &one.work {
-        Work::Call(call, ..) => Some(Lane::of(call)),
-        Work::Other(_) => None,
-    };
-    let mut lanes: Vec<Lane> = work.iter().filter_map(lane).filter(|lane| !lane.is_empty).collect();
-    lanes.dedup_by_key(|lane| lane.communicator);
     // The results keep the configurations alive until NCCL has ended its group.
     let results: Vec<(ncclResult_t, Option<OfCall>)> = work.into_iter().map(run_one).collect();
     let closed = known::group_end();
-    for lane in lanes {
-        if let Some(communicator) = communicator::find(lane.communicator) {
-            // If NCCL failed it may have launched some communicators before. Following what did not run does no harm.
-            ordering::after_forward(lane, communicator, ncclSuccess);
-            communicator.forget_order();
-        }
-    }
     results.into_iter().map(|(result, _)| result).find(|result| *result != ncclSuccess).unwrap_or(closed)
 }
 
@@ -282,9 +265,6 @@ fn run_one(LazyWork { lazy, work }: LazyWork) -> (ncclResult_t, Option<OfCall>) 
 
 /// Runs a call whose operation is already NCCL's own number.
 fn run_made(call: &Call, lazy: &LazyCommunicator, real: ncclComm_t) -> ncclResult_t {
-    if let Some(communicator) = communicator::find(lazy.handle()) {
-        ordering::before_forward(Lane::of(call), communicator, false);
-    }
     lazy.runs_on(ordering::stream_of(call));
     let mut call = *call;
     call.local.communicator = real;

@@ -18,14 +18,13 @@ use nccl_sys::{
     ncclUnhandledCudaError,
 };
 
-use crate::communicator::{self, Communicator, Elsewhere};
+use crate::communicator::{self, Communicator};
 use crate::forward::known;
 use crate::group::{self, Ended, Followed, Held, Ours, Runs};
-use crate::peers::{Afterwards, PeerGroup, Went};
+use crate::peers::{Afterwards, History, PeerGroup, Went};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
 use windlass_base::gpu::capture::Relaxed;
-use windlass_base::gpu::stream::Place;
 use windlass_base::gpu::{self, StreamHandle};
 use windlass_base::guard;
 use windlass_base::stats::count;
@@ -61,74 +60,54 @@ impl Lane {
     }
 }
 
-/// Called before NCCL gets a call of a communicator with a peer group: orders the stream after kernels of Windlass.
-/// `is_ordered`: another call has just gone to NCCL on the same stream, so nothing is to be done.
-pub(crate) fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool) {
-    if is_ordered || lane.is_empty {
-        return;
-    }
-    let order = || {
-        let afterwards = communicator.peer_group(lane.communicator)?.order(lane.stream())?;
-        // NCCL may never launch what a group holds.
-        if afterwards == Afterwards::Nothing && !group::is_open() {
-            communicator.orders_on(lane.stream);
-        }
-        Some(afterwards)
-    };
-    // A capture is ordered whether or not a kernel of Windlass ran before: its graph must not depend on that, and may be launched after one.
-    let is_to_order =
-        communicator.has_run() && !communicator.is_ordered_on(lane.stream) || !is_eager(lane.stream());
-    match is_to_order.then(order).flatten().unwrap_or(Afterwards::Nothing) {
-        Afterwards::Nothing => communicator.forwards_on(lane.stream, || place_of(lane.stream())),
-        // An eager call that is followed needs no stream to be remembered. A captured call is ordered only within its graph, which may never be
-        // launched: NCCL's earlier eager call must still be waited for.
-        Afterwards::Follow => communicator.follows(),
-        Afterwards::FollowInCapture => {
-            count::recorded(communicator.counters(), 1);
-            communicator.follows();
-        }
-    }
+/// A call that NCCL gets, ordered behind kernels of Windlass.
+#[derive(Debug)]
+pub(crate) struct Forwarded {
+    peer_group: Arc<PeerGroup>,
+    stream: StreamHandle,
+    afterwards: Afterwards,
 }
 
-/// Called after NCCL has taken or refused such a call: follows it if need be.
-///
-/// Windlass does not see launches of a graph. So from the first capture of either side on, NCCL's calls are followed: each counts as an
-/// operation in the [sequencer](windlass_transport::sequencer), and later kernels and graphs wait for it. Communicators without graphs
-/// skip this.
-pub(crate) fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult_t) {
-    let (is_taken, is_grouped) = (result == ncclSuccess || result == ncclInProgress, group::is_open());
-    if !is_taken {
-        communicator.forget_order();
+/// Called before NCCL gets a call of a communicator with a peer group. Its stream waits for kernels of Windlass, and in a group joins those of the
+/// communicator's other calls. None if nothing is left to do for it, as another call of the group was ordered on the same stream.
+pub(crate) fn before_forward(
+    lane: Lane,
+    communicator: &Communicator,
+) -> Result<Option<Forwarded>, ncclResult_t> {
+    if lane.is_empty || join(lane)? {
+        return Ok(None);
     }
-    if !is_taken || lane.is_empty || !communicator.has_to_follow() {
-        return;
+    let Some(peer_group) = communicator.peer_group(lane.communicator) else { return Ok(None) };
+    let stream = lane.stream();
+    // NCCL may never launch what a group holds.
+    let afterwards = peer_group.before_nccl(stream, !group::is_open());
+    if afterwards == Some(Afterwards::FollowInCapture) {
+        count::recorded(communicator.counters(), 1);
     }
-    match communicator.peer_group(lane.communicator) {
-        Some(peer_group) if is_grouped => {
-            group::follow(Followed { communicator: lane.communicator, peer_group, stream: lane.stream() });
-        }
-        Some(peer_group) => follow(communicator, &peer_group, lane.stream(), true),
-        None => {}
+    Ok(afterwards.map(|afterwards| Forwarded { peer_group, stream, afterwards }))
+}
+
+/// Called after NCCL has taken or refused such a call. Windlass does not see launches of a graph. So from the first capture of either side on, NCCL's
+/// calls are followed: later kernels and graphs wait for them.
+pub(crate) fn after_forward(forwarded: Option<Forwarded>, result: ncclResult_t) {
+    let Some(Forwarded { peer_group, stream, afterwards }) = forwarded else { return };
+    if result != ncclSuccess && result != ncclInProgress {
+        return peer_group.nccl_refused();
+    }
+    match afterwards {
+        Afterwards::Nothing => {}
+        _ if group::is_open() => group::follow(Followed { peer_group, stream }),
+        // Where the driver failed, a message of NCCL's orders the next kernel.
+        _ => drop(peer_group.after_nccl(stream, afterwards == Afterwards::Follow)),
     }
 }
 
 /// Called after NCCL has run its part of a group: makes later kernels wait for NCCL's work.
 pub(crate) fn after_group(all: Vec<Followed>) {
-    for Followed { communicator, peer_group, stream } in &all {
-        if let Some(communicator) = communicator::find(*communicator) {
-            follow(communicator, peer_group, *stream, false);
-        }
+    for Followed { peer_group, stream } in &all {
+        peer_group.after_nccl(*stream, false);
     }
     group::put_back_followed(all);
-}
-
-fn follow(communicator: &Communicator, peer_group: &PeerGroup, stream: StreamHandle, at_once: bool) {
-    match peer_group.follow(stream, at_once) {
-        Some(true) => communicator.note_followed(),
-        Some(false) => {}
-        // The driver failed. NCCL's own order is left.
-        None => communicator.forwards_on(stream.0 as cudaStream_t, || place_of(stream)),
-    }
 }
 
 /// The peer group of a call's communicator; none if the communicator was revoked, or if another thread has just ended it.
@@ -154,10 +133,9 @@ pub(super) fn hold(
     ncclSuccess
 }
 
-/// Called before NCCL gets a call of a communicator with a peer group: in a group, its stream joins those of the communicator's other calls.
-/// Whether NCCL has a call there already: then this one needs no order of its own.
-pub(crate) fn join(lane: Lane) -> Result<bool, ncclResult_t> {
-    if !group::is_open() || lane.is_empty {
+/// Whether NCCL has a call of the communicator on that stream in the open group already.
+fn join(lane: Lane) -> Result<bool, ncclResult_t> {
+    if !group::is_open() {
         return Ok(false);
     }
     group::join(lane.communicator, lane.stream(), Runs::Nccl, |handle| {
@@ -271,88 +249,75 @@ fn launch(
     others: Joins<'_>,
 ) -> ncclResult_t {
     let stream = place.lane.stream;
-    let found = communicator::find(handle);
-    if let Some(communicator) = found {
-        communicator.runs();
-        if place.is_behind_nccl {
-            communicator.comes_behind_nccl(|| place_of(stream));
-        } else {
-            let ordered = behind_nccls_history(communicator, handle, peer_group, stream);
-            if ordered != ncclSuccess {
-                return refuse(ordered, format_args!("NCCL did not order its work before ours"));
-            }
+    if !place.is_behind_nccl {
+        let ordered = behind_nccls_history(handle, peer_group, stream);
+        if ordered != ncclSuccess {
+            return refuse(ordered, format_args!("NCCL did not order its work before ours"));
         }
     }
     peer_group.device().into_iter().for_each(group::set_device);
-    let went = match peer_group.run(tasks, operations, stream, others) {
-        Ok(went) => went,
+    match peer_group.run(tasks, operations, stream, others) {
+        Ok(Went::ToStream) => {}
+        Ok(Went::IntoCapture) => {
+            let kernels = tasks.len() + usize::from(!operations.is_empty());
+            let found = communicator::find(handle).into_iter();
+            found.for_each(|communicator| count::recorded(communicator.counters(), kernels as u64));
+        }
         Err(code) => return code,
-    };
-    if let (Went::IntoCapture, Some(communicator)) = (went, found) {
-        let kernels = tasks.len() + usize::from(!operations.is_empty());
-        count::recorded(communicator.counters(), kernels as u64);
     }
     ncclSuccess
 }
 
-/// Makes the next kernel of Windlass on a stream run after NCCL's earlier work of the communicator: by a message of NCCL's there, or, in a
-/// capture, by one on a stream beside the capture, as the graph must not depend on what ran before. With [`Graphs::Apart`] the program vouches for
-/// that order.
-///
-/// [`Graphs::Apart`]: windlass_transport::sequencer::Graphs::Apart
-fn behind_nccls_history(
-    communicator: &Communicator,
-    handle: ncclComm_t,
-    peer_group: &PeerGroup,
-    stream: StreamHandle,
-) -> ncclResult_t {
-    let behind = match communicator.forwarded_elsewhere(|| place_of(stream)) {
-        Elsewhere::Nowhere => return ncclSuccess,
-        Elsewhere::Eager => Some(stream),
-        Elsewhere::BeforeCapture => peer_group.history(),
-    };
-    let (Some(behind), Some([from, to])) = (behind, peer_group.scratch()) else { return ncclSuccess };
-    let Some(real) = real_of(communicator, handle, stream) else { return ncclSuccess };
-    if behind == stream {
-        return known::order(real, peer_group.rank(), from, to, behind);
+/// Makes the next kernel of Windlass on a stream run after NCCL's earlier work of the communicator, where a message of NCCL's has to do that.
+fn behind_nccls_history(handle: ncclComm_t, peer_group: &PeerGroup, stream: StreamHandle) -> ncclResult_t {
+    match peer_group.history(stream) {
+        Some(History::Behind) => ncclSuccess,
+        Some(History::MessageHere) => message(handle, peer_group, stream, stream),
+        Some(History::MessageBeside) => beside_capture(handle, peer_group, stream),
+        None => ncclUnhandledCudaError,
     }
+}
+
+/// Sends NCCL's message on the communicator's own stream, and follows it.
+fn beside_capture(handle: ncclComm_t, peer_group: &PeerGroup, captured: StreamHandle) -> ncclResult_t {
+    let Some(stream) = peer_group.history_stream() else { return ncclSuccess };
     // NCCL may make calls that a capture in another mode forbids this thread.
     let Some(_relaxed) = gpu::opened().and_then(|driver| Relaxed::enter(driver).ok()) else {
         return ncclUnhandledCudaError;
     };
-    if peer_group.order(behind).is_none() {
+    if peer_group.before_nccl(stream, true).is_none() {
         return ncclUnhandledCudaError;
     }
-    let ordered = known::order(real, peer_group.rank(), from, to, behind);
-    if ordered != ncclSuccess {
-        return ordered;
+    let sent = message(handle, peer_group, stream, captured);
+    match sent == ncclSuccess && !peer_group.after_nccl(stream, false) {
+        true => ncclUnhandledCudaError,
+        false => sent,
     }
-    match peer_group.follow(behind, false) {
-        Some(true) => communicator.note_followed(),
-        _ => return ncclUnhandledCudaError,
-    }
-    ncclSuccess
+}
+
+/// Has NCCL order its work before the next work on a stream, for a turn on the application's stream. NCCL has no work of a lazy communicator that is
+/// not materialized.
+fn message(
+    handle: ncclComm_t,
+    peer_group: &PeerGroup,
+    stream: StreamHandle,
+    of_turn: StreamHandle,
+) -> ncclResult_t {
+    let Some([from, to]) = peer_group.scratch() else { return ncclSuccess };
+    let lazy = communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
+    let real = match lazy {
+        Some(lazy) => {
+            lazy.runs_alone_on(of_turn);
+            lazy.real()
+        }
+        None => Some(handle),
+    };
+    real.map_or(ncclSuccess, |real| known::order(real, peer_group.rank(), from, to, stream))
 }
 
 /// Whether a stream is part of no capture, as far as the driver says.
 fn is_eager(stream: StreamHandle) -> bool {
     gpu::opened().is_some_and(|driver| driver.capture_of(stream) == Ok(None))
-}
-
-/// The id and capture of a stream. None where the driver gives an error, which a launch on this stream then gets, too.
-fn place_of(stream: StreamHandle) -> Option<Place> {
-    gpu::opened()?.place_of(stream).ok()
-}
-
-/// NCCL's own handle, for a message on this stream. None of a lazy communicator that is not materialized: NCCL has no work of it.
-fn real_of(communicator: &Communicator, handle: ncclComm_t, stream: StreamHandle) -> Option<ncclComm_t> {
-    match communicator.lazy(handle) {
-        Some(lazy) => {
-            lazy.runs_alone_on(stream);
-            lazy.real()
-        }
-        None => Some(handle),
-    }
 }
 
 pub(super) fn stream_of(call: &Call) -> StreamHandle {

@@ -17,13 +17,15 @@ use windlass_base::guard;
 use windlass_base::path::Path;
 
 use super::collectives::{self, Served};
-use super::ordering::Lane;
+use super::ordering::{Forwarded, Lane};
 use super::registration::{self, Taken};
 use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_guard};
 
 /// The decision on a call before it runs.
 struct Decided {
     course: Course,
+    /// How NCCL's call is ordered; none if NCCL does not get it.
+    forwarded: Option<Forwarded>,
     /// Keeps Windlass's threads out of NCCL's communicator until NCCL has returned; an open group holds another one until its end.
     _inside: Option<Passed<'static>>,
 }
@@ -57,25 +59,19 @@ pub(super) fn call(call: &Call, communicator: &'static Communicator) -> ncclResu
             Course::Native(served) | Course::Perhaps(served) => {
                 guard::call(|| collectives::take(call, served))
             }
-            Course::Lazy => lazy_calls::call(call),
+            Course::Lazy => lazy_calls::call(call, communicator),
             Course::Taken(taken) => registration::run(call, taken),
             Course::Refused(code) => *code,
         },
-        |decided, result| {
-            use Course::{Native, P2p, Perhaps, Refused};
-            if !matches!(decided.course, P2p(_) | Native(_) | Perhaps(_) | Refused(_)) {
-                ordering::after_forward(Lane::of(call), communicator, result);
-            }
-        },
+        |decided, result| ordering::after_forward(decided.forwarded, result),
     )
 }
 
-/// Runs a held call on NCCL after all, just before its group ends; a refusal fails the group. `is_ordered`: another call has just
-/// gone to NCCL on the same stream.
-pub(super) fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
+/// Runs a held call on NCCL after all, just before its group ends; a refusal fails the group.
+pub(super) fn forward_held(call: &Call) -> ncclResult_t {
     let handle = call.local.communicator;
     let decide = || match communicator::find(handle) {
-        Some(communicator) => Ok(forwarded(call, communicator, &communicator.terms(), is_ordered)),
+        Some(communicator) => Ok((forwarded(call, communicator, &communicator.terms()), communicator)),
         // Another thread has ended the communicator: NCCL would read freed memory.
         None => {
             let why = format_args!("communicator {handle:p} has been destroyed within a group");
@@ -89,15 +85,13 @@ pub(super) fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
             course.inspect_err(|code| group::wait_for(Awaited::Failed(*code)))
         },
         |course| match course {
-            Ok(Course::Lazy) => lazy_calls::call(call),
-            Ok(Course::Refused(code)) => *code,
+            Ok(((Course::Lazy, _), communicator)) => lazy_calls::call(call, communicator),
+            Ok(((Course::Refused(code), _), _)) => *code,
             Ok(_) => forward::forward(call),
             Err(code) => *code,
         },
-        |_, result| {
-            if let Some(communicator) = communicator::find(handle) {
-                ordering::after_forward(Lane::of(call), communicator, result);
-            }
+        |course, result| {
+            course.into_iter().for_each(|((_, forwarded), _)| ordering::after_forward(forwarded, result));
         },
     )
 }
@@ -119,13 +113,13 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
         }
         Path::Forward | Path::Registered => None,
     };
-    let course = match course {
-        Some(course) => course,
+    let (course, forwarded) = match course {
+        Some(course) => (course, None),
         // The arguments are such that NCCL refuses the call.
         None if path == Path::Native => forwarded_now(call, communicator, &terms),
         None => match fixed_order::to_nccl(call, communicator) {
             Ok(()) => forwarded_now(call, communicator, &terms),
-            Err(code) => Course::Refused(code),
+            Err(code) => (Course::Refused(code), None),
         },
     };
     let path = match &course {
@@ -136,12 +130,11 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
             Path::Native
         }
         Course::Taken(taken) => taken.path(),
-        Course::Refused(_) => return Decided { course, _inside: inside },
-        // Counted at the group's end, when the path is known.
-        Course::Perhaps(_) => return Decided { course, _inside: inside },
+        // Held calls are counted at the group's end, when the path is known.
+        Course::Refused(_) | Course::Perhaps(_) => return Decided { course, forwarded, _inside: inside },
     };
     count(call, communicator, path);
-    Decided { course, _inside: inside }
+    Decided { course, forwarded, _inside: inside }
 }
 
 /// Whether a call that would go to NCCL by itself is held, as it may be fused with others.
@@ -149,26 +142,26 @@ fn may_be_held(call: &Call, terms: &Terms) -> bool {
     group::is_open() && may_be_fused(&call.shared, terms)
 }
 
-fn forwarded_now(call: &Call, communicator: &Communicator, terms: &Terms) -> Course {
-    let course = forwarded(call, communicator, terms, false);
-    if matches!(course, Course::Refused(_)) {
+fn forwarded_now(call: &Call, communicator: &Communicator, terms: &Terms) -> (Course, Option<Forwarded>) {
+    let forwarded = forwarded(call, communicator, terms);
+    if matches!(forwarded.0, Course::Refused(_)) {
         count(call, communicator, Path::Forward);
     }
-    course
+    forwarded
 }
 
-fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {
+fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms) -> (Course, Option<Forwarded>) {
     // A function that this NCCL lacks is no call of the group.
     let is_missing = is_missing(call.shared.function.entry());
-    let is_ordered = match if is_missing { Ok(false) } else { ordering::join(Lane::of(call)) } {
-        Ok(is_joined) => is_joined || is_ordered,
-        Err(code) => return Course::Refused(code),
+    let ordered = if is_missing { Ok(None) } else { ordering::before_forward(Lane::of(call), communicator) };
+    let forwarded = match ordered {
+        Ok(forwarded) => forwarded,
+        Err(code) => return (Course::Refused(code), None),
     };
     window_guard::before_forward(call, communicator);
     if communicator.is_lazy() {
-        return Course::Lazy;
+        return (Course::Lazy, forwarded);
     }
-    ordering::before_forward(Lane::of(call), communicator, is_ordered);
-    registration::take(call, communicator, *terms)
-        .map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
+    let taken = registration::take(call, communicator, *terms);
+    (taken.map_or(Course::Forward, |taken| Course::Taken(Box::new(taken))), forwarded)
 }

@@ -16,7 +16,7 @@ use windlass_transport::TransportError;
 use windlass_transport::heap::{Heap, Region};
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{Operation, P2p};
-use windlass_transport::sequencer::{Afterwards, Graphs, Joins, Sequencer};
+use windlass_transport::sequencer::{Afterwards, History, Joins, Sequencer};
 use windlass_transport::tuning::{Collective, Limits, Terms, agreed};
 
 use super::attempts::Attempts;
@@ -295,28 +295,36 @@ impl PeerGroup {
         result
     }
 
-    /// Lets the next work on `stream` run after all that ran here: see [`Sequencer::order`]. None if it failed. A failure is only logged, since
-    /// the caller then meets the same failing device.
-    pub fn order(&self, stream: StreamHandle) -> Option<Afterwards> {
-        self.sequencer()?.order(stream).ok()
+    /// Makes NCCL's next call on `stream` run after all that ran here: see [`Sequencer::before_nccl`]. None if it failed. A failure is only logged,
+    /// since the caller then meets the same failing device.
+    pub fn before_nccl(&self, stream: StreamHandle, is_certain: bool) -> Option<Afterwards> {
+        self.sequencer()?.before_nccl(stream, is_certain).ok()
     }
 
-    /// The communicator's own stream for work of before a capture. None where graphs are not ordered against other work ([`Graphs::Apart`]).
-    pub fn history(&self) -> Option<StreamHandle> {
-        let sequencer = self.sequencer().filter(|sequencer| sequencer.graphs() == Graphs::Mixed)?;
-        sequencer.history()
+    /// Makes all later work here run after NCCL's calls on `stream`: see [`Sequencer::after_nccl`]. Whether it could.
+    pub fn after_nccl(&self, stream: StreamHandle, is_eager: bool) -> bool {
+        self.sequencer().is_some_and(|sequencer| sequencer.after_nccl(stream, is_eager).is_ok())
+    }
+
+    /// Notes that NCCL has refused a call.
+    pub fn nccl_refused(&self) {
+        self.sequencer().into_iter().for_each(|sequencer| sequencer.nccl_refused());
+    }
+
+    /// What the next kernel on `stream` needs to come behind NCCL's eager work. None if the driver failed.
+    pub fn history(&self, stream: StreamHandle) -> Option<History> {
+        self.sequencer()?.history(stream).ok()
+    }
+
+    /// The communicator's own stream, for a message of NCCL's beside a capture.
+    pub fn history_stream(&self) -> Option<StreamHandle> {
+        self.sequencer()?.history_stream()
     }
 
     /// Makes the next work on a stream run after what other streams hold now. An error was logged.
     pub fn join(&self, later: StreamHandle, earlier: &[StreamHandle]) -> Result<(), ncclResult_t> {
         let Some(sequencer) = self.sequencer() else { return Ok(()) };
         sequencer.join(later, earlier).map_err(|failure| failure.result())
-    }
-
-    /// Lets all later work here run after what was issued on `stream`: see [`Sequencer::follow`]. Returns whether that holds for graphs, too;
-    /// none if it failed.
-    pub fn follow(&self, stream: StreamHandle, at_once: bool) -> Option<bool> {
-        self.sequencer()?.follow(stream, at_once).ok()
     }
 
     /// The asynchronous error of this rank. `ncclSuccess` if there is none.

@@ -1,22 +1,20 @@
-//! Orders a communicator's operations on a GPU totally, as NCCL does, over streams and captures. The sequencer's lock is held.
+//! The order of a communicator's operations on a GPU, as a plain value: which operation waits for what. An operation is a turn of Windlass, or a
+//! call that NCCL runs.
 //!
-//! An eager operation records the communicator's event, `done`, right behind itself in its own stream. Nothing is recorded there later, when
-//! the stream may hold work of other communicators. The next operation waits for the event if its stream has another *id*.
+//! # What is given
+//! - NCCL runs its own operations of a communicator one after the other, on whatever streams.
+//! - The communicator's event is recorded right behind each turn, and behind NCCL's calls that are followed. Nothing is recorded later, when the
+//!   stream may hold work of other communicators.
+//! - Streams are told apart by *id*: a new stream may have the handle of a destroyed one whose work still runs.
 //!
-//! In a capture the first operation waits for the event by a node that reaches outside the graph. One *record node* records the event after
-//! all operations of the graph. It moves behind each new operation and stands beside the streams, so that no stream waits for it (0.7 us an
-//! operation where each recorded in its stream). An operation of a graph comes after the nodes that the one before left, whatever their
-//! streams. Captures one after the other into one graph have one id and count as one capture. After the first capture every operation waits,
-//! because a graph may have run on any stream since.
+//! # What follows
+//! - A turn waits for the event if its stream has another id than the last recorded one.
+//! - NCCL's first call after a turn does so, too. NCCL's later calls come behind that one.
+//! - A turn after NCCL's calls comes behind NCCL: on the stream of NCCL's last call, or after a message of NCCL's on its own stream.
+//! - Nobody sees launches of a graph. So after the first capture every operation waits for the event, and NCCL's calls are followed.
 
-use crate::sequencer::device_resources::LaunchResources;
-use windlass_base::gpu::record::{RecordNode, Records};
-use windlass_base::gpu::stream::{Capture, Ordering, Place};
-use windlass_base::gpu::{Driver, Failure, StreamHandle};
-
-/// How many captures are remembered; the next one replaces the least recently used one. Each body of a conditional node is a capture of its
-/// own, while the graph around it is captured.
-const CAPTURES: usize = 16;
+use windlass_base::gpu::StreamHandle;
+use windlass_base::gpu::stream::Place;
 
 /// How graphs that captured a communicator's operations run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,200 +30,338 @@ pub enum Graphs {
     Apart,
 }
 
-/// The order of the operations issued so far.
-#[derive(Debug, Default)]
+/// What the caller of [`Sequencer::before_nccl`](super::Sequencer::before_nccl) must do once NCCL has taken the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Afterwards {
+    /// Nothing.
+    Nothing,
+    /// Call [`Sequencer::after_nccl`](super::Sequencer::after_nccl): a graph may run on any stream and compares none, so it waits for the event.
+    Follow,
+    /// The same; the call is part of a capture.
+    FollowInCapture,
+}
+
+/// What a turn needs to come behind NCCL's eager work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum History {
+    /// Nothing: it does so anyway, or the program vouches for it ([`Graphs::Apart`]).
+    Behind,
+    /// A message of NCCL's on the turn's stream, right before it.
+    MessageHere,
+    /// The turn is captured: a message of NCCL's beside the capture, which is followed. The graph must not depend on what ran before.
+    MessageBeside,
+}
+
+/// `cudaStreamPerThread`: one handle, but another stream in each thread.
+const PER_THREAD: StreamHandle = StreamHandle(2);
+
+/// The order of the operations so far. The sequencer's lock is held.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Order {
-    graphs: Graphs,
-    /// Id of the stream of the last eager operation; nobody asks for it once `shared_with_graphs`.
-    last: Option<u64>,
-    /// The event was recorded, or a capture has taken operations.
-    is_recorded: bool,
-    /// A capture has taken operations, so graphs may record the event.
-    shared_with_graphs: bool,
-    /// The captures used last, the latest first.
-    captures: Vec<Known>,
-    looked: Option<Looked>,
+    /// Id of the stream behind whose operation the event was recorded last; nobody asks for it once graphs share the order.
+    recorded: Option<u64>,
+    /// Captures have taken operations, so graphs may record the event.
+    is_shared: bool,
+    /// NCCL's eager work behind which the event is not recorded: the stream of its last call.
+    nccls: Option<Last>,
+    /// Operations were recorded since NCCL's last call that comes behind all of them.
+    is_ahead_of_nccl: bool,
 }
 
-/// A capture that has taken operations.
-#[derive(Debug)]
-struct Known {
-    capture: Capture,
-    behind: Behind,
-}
-
-/// What the last operation of a capture left in the graph.
-#[derive(Debug)]
-enum Behind {
-    /// The record node behind it. Nothing comes after this node.
-    Record(RecordNode),
-    /// The nodes that its stream held then, with [`Graphs::Apart`].
-    Nodes(Vec<usize>),
-}
-
-/// The capture whose graph was searched last for record nodes. It is dropped when another capture takes its first operation.
-#[derive(Debug)]
-struct Looked {
-    capture: Capture,
-    found: Records,
-}
-
-/// Where an operation runs: on a stream that is eager or captured.
+/// The stream of NCCL's last call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lane {
-    pub stream: StreamHandle,
-    pub place: Place,
+struct Last {
+    handle: StreamHandle,
+    /// Its id at the first of several calls in a row. None if it is not known which stream that was.
+    id: Option<u64>,
 }
 
-impl Lane {
-    pub(super) fn of(driver: &Driver, stream: StreamHandle) -> Result<Lane, Failure> {
-        Ok(Lane { stream, place: driver.place_of(stream)? })
-    }
-
-    pub(super) fn capture(&self) -> Option<Capture> {
-        match self.place {
-            Place::Captured(capture) => Some(capture),
-            Place::Eager(_) => None,
-        }
+impl Last {
+    fn is_on(&self, handle: StreamHandle) -> bool {
+        self.handle == handle && self.id.is_some()
     }
 }
 
 impl Order {
-    pub(super) fn new(graphs: Graphs) -> Order {
-        Order { graphs, ..Order::default() }
+    /// What a turn needs to come behind NCCL's eager work. `place` asks where the turn goes.
+    pub(super) fn history<E>(
+        &self,
+        graphs: Graphs,
+        place: impl FnOnce() -> Result<Place, E>,
+    ) -> Result<History, E> {
+        let Some(last) = self.nccls else { return Ok(History::Behind) };
+        Ok(match place()? {
+            Place::Eager(id) if last.id == Some(id) => History::Behind,
+            Place::Eager(_) => History::MessageHere,
+            Place::Captured(_) if graphs == Graphs::Apart => History::Behind,
+            Place::Captured(_) => History::MessageBeside,
+        })
     }
 
-    /// Where work issued to a stream goes. Once graphs share the order every eager operation waits for the event, and no stream's id is asked.
-    pub(super) fn lane(&self, driver: &Driver, stream: StreamHandle) -> Result<Lane, Failure> {
-        if !self.shared_with_graphs {
-            return Lane::of(driver, stream);
-        }
-        let place = driver.capture_of(stream)?.map_or(Place::Eager(0), Place::Captured);
-        Ok(Lane { stream, place })
+    /// Whether an eager operation on a stream of this id has to wait for the event.
+    pub(super) fn waits(&self, id: u64) -> bool {
+        self.is_shared || self.recorded.is_some_and(|recorded| recorded != id)
     }
 
-    /// Whether all operations so far were eager, on the stream of `lane`.
-    pub(super) fn is_all_in(&self, lane: Lane) -> bool {
-        !self.shared_with_graphs && matches!(lane.place, Place::Eager(id) if self.last == Some(id))
+    /// Whether captures have taken operations.
+    pub(super) fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
-    /// Whether a capture has taken operations.
-    pub(super) fn is_shared_with_graphs(&self) -> bool {
-        self.shared_with_graphs
+    /// Whether the event was recorded.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.recorded.is_some()
     }
 
-    /// Makes the operation that comes now in `lane` run after all before it.
-    pub(super) fn before(
+    /// Notes that the event was recorded behind an eager turn, or behind NCCL's call that is followed, on a stream of this id.
+    pub(super) fn record(&mut self, id: u64, by: By) {
+        self.recorded = Some(id);
+        self.nccls = None;
+        self.is_ahead_of_nccl |= by == By::Windlass;
+    }
+
+    /// Notes that the event was recorded behind no operation.
+    pub(super) fn record_nothing(&mut self) {
+        self.recorded = self.recorded.or(Some(0));
+    }
+
+    /// Notes that a capture took an operation.
+    pub(super) fn record_in_capture(&mut self, by: By, graphs: Graphs) {
+        self.is_shared |= graphs == Graphs::Mixed;
+        self.is_ahead_of_nccl |= by == By::Windlass;
+    }
+
+    /// Notes that NCCL gets an eager call, and tells whether it has to wait for the event. `id` asks for the stream's id. `is_certain`: the call
+    /// runs unless it is [refused](Order::refuse); NCCL may never launch what a group holds.
+    pub(super) fn forward<E>(
         &mut self,
-        driver: &Driver,
-        resources: &LaunchResources,
-        lane: Lane,
-    ) -> Result<(), Failure> {
-        let capture = match lane.place {
-            Place::Eager(id) if self.shared_with_graphs || self.last.is_some_and(|last| last != id) => {
-                return driver.wait(lane.stream, &resources.done, Ordering::Inside);
-            }
-            Place::Eager(_) => return Ok(()),
-            Place::Captured(capture) => capture,
-        };
-        if let Some(known) = self.known(capture) {
-            return match &known.behind {
-                Behind::Record(record) => driver.come_behind(lane.stream, record.last()),
-                Behind::Nodes(nodes) => driver.come_behind(lane.stream, nodes),
-            };
+        handle: StreamHandle,
+        is_certain: bool,
+        id: impl Fn() -> Result<u64, E>,
+    ) -> Result<(bool, Afterwards), E> {
+        if self.is_shared {
+            self.nccls = Some(Last { handle, id: None });
+            return Ok((true, Afterwards::Follow));
         }
-        if self.graphs == Graphs::Apart {
-            return Ok(());
+        let is_known = handle != PER_THREAD && self.nccls.is_some_and(|last| last.is_on(handle));
+        let asked = if is_known && !self.is_ahead_of_nccl { None } else { Some(id()?) };
+        if !is_known {
+            // If NCCL does not launch this call, its last one was on the stream of before.
+            let id = asked.filter(|_| is_certain || self.nccls.is_none());
+            self.nccls = Some(Last { handle, id });
         }
-        if self.shared_with_graphs {
-            driver.come_after(lane.stream, self.look(driver, resources, capture)?)?;
-        }
-        if !self.is_recorded {
-            resources.done.record(resources.history.handle, Ordering::Inside)?;
-            self.is_recorded = true;
-        }
-        // Every capture waits, whatever ran before: captures of the same calls are graphs of one shape, which update each other.
-        driver.wait(lane.stream, &resources.done, Ordering::External)
+        let waits = self.is_ahead_of_nccl && asked.is_some_and(|id| self.waits(id));
+        self.is_ahead_of_nccl &= !is_certain;
+        Ok((waits, Afterwards::Nothing))
     }
 
-    /// Notes that the operation was issued in `lane`, after [`Order::before`].
-    pub(super) fn after(
-        &mut self,
-        driver: &Driver,
-        resources: &LaunchResources,
-        lane: Lane,
-    ) -> Result<(), Failure> {
-        let capture = match lane.place {
-            Place::Captured(capture) => capture,
-            Place::Eager(id) => {
-                resources.done.record(lane.stream, Ordering::Inside)?;
-                (self.last, self.is_recorded) = (Some(id), true);
-                return Ok(());
-            }
-        };
-        let graphs = self.graphs;
-        self.shared_with_graphs |= graphs == Graphs::Mixed;
-        if let Some(known) = self.known(capture) {
-            match &mut known.behind {
-                Behind::Record(record) => driver.move_record(lane.stream, capture, record)?,
-                Behind::Nodes(nodes) => *nodes = driver.last_nodes(lane.stream)?,
-            }
-            return Ok(());
+    /// Notes that NCCL refused a call: it comes behind nothing, and NCCL's last one may have been on another stream.
+    pub(super) fn refuse(&mut self) {
+        self.is_ahead_of_nccl = true;
+        self.nccls.iter_mut().for_each(|last| last.id = None);
+    }
+}
+
+/// Who runs an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Windlass,
+    Nccl,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAMS: usize = 2;
+    /// Operations before something has ended, as bits.
+    type Before = u32;
+
+    /// A small GPU that runs what the order lets it run: for each place what has surely ended before anything that is issued there now.
+    #[derive(Clone, Debug, Default)]
+    struct World {
+        order: Order,
+        ids: [u64; STREAMS],
+        streams: [Before; STREAMS],
+        /// The communicator's own stream.
+        history: Before,
+        event: Before,
+        /// Before NCCL's next operation.
+        nccl: Before,
+        all: Before,
+        graphs: Vec<Held>,
+        next_id: u64,
+        steps: Vec<Step>,
+    }
+
+    /// Who has operations in a graph.
+    #[derive(Clone, Copy, Debug)]
+    enum Held {
+        Windlass,
+        Nccl,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Fate {
+        Runs,
+        Refused,
+        /// Its group failed, and NCCL has not launched it.
+        Dropped,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Turn(usize),
+        Forward(usize, Fate),
+        /// NCCL's call on one stream and a turn on another one in one group.
+        Group(usize, usize),
+        Capture(Held),
+        Launch(usize),
+        /// The stream is destroyed, and the next one has its handle.
+        Anew(usize),
+    }
+
+    const STEPS: [Step; 14] = [
+        Step::Turn(0),
+        Step::Turn(1),
+        Step::Forward(0, Fate::Runs),
+        Step::Forward(1, Fate::Runs),
+        Step::Forward(0, Fate::Refused),
+        Step::Forward(1, Fate::Dropped),
+        Step::Group(0, 0),
+        Step::Group(0, 1),
+        Step::Capture(Held::Windlass),
+        Step::Capture(Held::Nccl),
+        Step::Launch(0),
+        Step::Launch(1),
+        Step::Anew(0),
+        Step::Anew(1),
+    ];
+
+    impl World {
+        fn new() -> World {
+            World { ids: [1, 2], next_id: 3, ..World::default() }
         }
-        let behind = match graphs {
-            Graphs::Mixed => Behind::Record(self.first_record(driver, resources, lane.stream, capture)?),
-            Graphs::Apart => Behind::Nodes(driver.last_nodes(lane.stream)?),
-        };
-        self.captures.truncate(CAPTURES - 1);
-        self.captures.insert(0, Known { capture, behind });
-        Ok(())
-    }
 
-    /// Adds the record node of a capture. Record nodes that its graph had before record `passed` from now on: of two that record `done`, the one
-    /// that happens to run last could be behind some of the operations only.
-    fn first_record(
-        &mut self,
-        driver: &Driver,
-        resources: &LaunchResources,
-        stream: StreamHandle,
-        capture: Capture,
-    ) -> Result<RecordNode, Failure> {
-        let record = driver.add_record(stream, capture, &resources.done)?;
-        if let Some(looked) = self.looked.take().filter(|looked| looked.capture == capture) {
-            driver.redirect(&looked.found, &resources.passed);
+        fn place(&self, stream: usize) -> Place {
+            Place::Eager(self.ids[stream])
         }
-        Ok(record)
-    }
 
-    /// Finds the record nodes that a capture's graph already has. They are of a capture that was forgotten ([`CAPTURES`]), or of a graph that
-    /// was launched into this one or made its child before. Their capture gets a new node at its next operation, as something comes after its
-    /// present one now.
-    ///
-    /// A graph that becomes a child *after* the communicator's first operation is not found. The program does that by a launch into the capture,
-    /// which a driver of CUDA 13.0 refused, or by hand between two captures. The child is not ordered against operations on other streams. If
-    /// no operation of the communicator follows in the graph, the two record nodes are not ordered, and later eager work on another stream may
-    /// run too early. NCCL 2.28.9 has this gap, too. A record in the user's stream would close it, for 0.8 us an operation.
-    fn look(
-        &mut self,
-        driver: &Driver,
-        resources: &LaunchResources,
-        capture: Capture,
-    ) -> Result<&Records, Failure> {
-        let looked = match self.looked.take().filter(|looked| looked.capture == capture) {
-            Some(looked) => looked,
-            None => {
-                let found = driver.records_of(capture, &resources.done)?;
-                // A remembered capture with this handle, even of an earlier graph, is of no use any more.
-                self.captures.retain(|known| known.capture.graph != capture.graph);
-                Looked { capture, found }
+        /// One operation that begins after `before`, which must be all.
+        fn run(&mut self, before: Before) -> Before {
+            assert_eq!(before & self.all, self.all, "too early in the last of {:?}", self.steps);
+            let bit = self.all + 1;
+            self.all |= bit;
+            before | bit
+        }
+
+        fn message(&mut self) {
+            self.history |= self.event | self.nccl;
+            (self.nccl, self.event) = (self.history, self.history);
+            self.order.record(0, By::Nccl);
+        }
+
+        fn turn(&mut self, stream: usize, is_behind_nccl: bool) {
+            let place = self.place(stream);
+            let history = if is_behind_nccl { Ok(History::Behind) } else { self.history(place) };
+            if history == Ok(History::MessageHere) {
+                self.streams[stream] |= self.nccl;
+                self.nccl = self.streams[stream];
             }
-        };
-        Ok(&self.looked.insert(looked).found)
+            if self.order.waits(self.ids[stream]) {
+                self.streams[stream] |= self.event;
+            }
+            self.streams[stream] = self.run(self.streams[stream]);
+            self.event = self.streams[stream];
+            self.order.record(self.ids[stream], By::Windlass);
+        }
+
+        fn history(&self, place: Place) -> Result<History, ()> {
+            self.order.history(Graphs::Mixed, || Ok(place))
+        }
+
+        fn forward(&mut self, stream: usize, is_certain: bool, fate: Fate) {
+            let id = self.ids[stream];
+            let (waits, afterwards) =
+                self.order.forward(StreamHandle(100 + stream), is_certain, || Ok::<_, ()>(id)).unwrap();
+            if waits {
+                self.streams[stream] |= self.event;
+            }
+            match fate {
+                Fate::Refused => self.order.refuse(),
+                Fate::Dropped => {}
+                Fate::Runs => {
+                    let after = self.run(self.streams[stream] | self.nccl);
+                    (self.streams[stream], self.nccl) = (after, after);
+                    if afterwards == Afterwards::Follow {
+                        self.event = after;
+                        self.order.record(0, By::Nccl);
+                    }
+                }
+            }
+        }
+
+        fn capture(&mut self, held: Held) {
+            let capture = windlass_base::gpu::stream::Capture { id: self.next_id, graph: 1 };
+            self.next_id += 1;
+            if matches!(held, Held::Windlass)
+                && self.history(Place::Captured(capture)) == Ok(History::MessageBeside)
+            {
+                self.message();
+            }
+            if !self.order.is_recorded() {
+                self.event = self.history;
+                self.order.record_nothing();
+            }
+            let by = if matches!(held, Held::Nccl) { By::Nccl } else { By::Windlass };
+            self.order.record_in_capture(by, Graphs::Mixed);
+            self.graphs.push(held);
+        }
+
+        fn launch(&mut self, stream: usize) {
+            for held in self.graphs.clone() {
+                let nccls = if matches!(held, Held::Nccl) { self.nccl } else { 0 };
+                let after = self.run(self.streams[stream] | self.event | nccls);
+                (self.streams[stream], self.event) = (after, after);
+                if matches!(held, Held::Nccl) {
+                    self.nccl = after;
+                }
+            }
+        }
+
+        fn step(&mut self, step: Step) {
+            self.steps.push(step);
+            match step {
+                Step::Turn(stream) => self.turn(stream, false),
+                Step::Forward(stream, fate) => self.forward(stream, !matches!(fate, Fate::Dropped), fate),
+                Step::Group(nccls, ours) => {
+                    self.streams[nccls] |= self.streams[ours];
+                    self.forward(nccls, false, Fate::Runs);
+                    self.streams[ours] |= self.streams[nccls];
+                    self.turn(ours, true);
+                    self.streams[nccls] |= self.streams[ours];
+                }
+                Step::Capture(held) => self.capture(held),
+                Step::Launch(stream) => self.launch(stream),
+                Step::Anew(stream) => {
+                    (self.ids[stream], self.streams[stream]) = (self.next_id, 0);
+                    self.next_id += 1;
+                }
+            }
+        }
+
+        fn explore(&self, depth: usize) {
+            for step in STEPS.iter().filter(|_| depth > 0) {
+                let mut next = self.clone();
+                next.step(*step);
+                next.explore(depth - 1);
+            }
+        }
     }
 
-    fn known(&mut self, capture: Capture) -> Option<&mut Known> {
-        let at = self.captures.iter().position(|known| known.capture.id == capture.id)?;
-        self.captures[..=at].rotate_right(1);
-        self.captures.first_mut()
+    /// Every operation runs after all before it: in all sequences of six steps of two streams, NCCL and graphs.
+    #[test]
+    fn no_operation_runs_too_early() {
+        World::new().explore(6);
     }
 }

@@ -36,7 +36,7 @@ fn a_later_stream_waits() {
     let sides = [Side::of(0, &[message(0, 1, 100)]), Side::of(0, &[message(0, 1, 200)])];
     let gate = Gate::on(&one);
     ranks[0].p2p.run(&sides[0].operations, one.handle()).unwrap();
-    let afterwards = ranks[0].p2p.sequencer().order(one.handle());
+    let afterwards = ranks[0].p2p.sequencer().before_nccl(one.handle(), true);
     assert_eq!(afterwards, Ok(Afterwards::Nothing), "there are no graphs");
     two.synchronize();
     ranks[0].p2p.run(&sides[1].operations, two.handle()).unwrap();

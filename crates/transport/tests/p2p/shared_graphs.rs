@@ -288,7 +288,7 @@ fn what_is_ordered_comes_after_other_captures() {
     });
     capture_into(graph, &streams[1], || {
         for _ in 0..3 {
-            let afterwards = alone.ranks[0].p2p.sequencer().order(streams[1].handle());
+            let afterwards = alone.ranks[0].p2p.sequencer().before_nccl(streams[1].handle(), true);
             assert_eq!(afterwards, Ok(Afterwards::FollowInCapture));
             ok(cuMemsetD32Async(word, 7, 1, streams[1].0));
         }
