@@ -29,7 +29,7 @@ pub enum TransportError {
     NoRank { peer: u32, ranks: u32 },
     /// The rank does not receive as many messages from itself as it sends.
     Unmatched { rank: u32, sends: usize, receives: usize },
-    /// Graphs hold all room for lists of operations, or one list is too long.
+    /// A group has more operations than a list.
     NoRoom { operations: usize, most: usize },
     /// The channels cannot move into this larger ring.
     NoGrowth { peer: u32, wire: Wire, why: &'static str },
@@ -95,10 +95,9 @@ impl fmt::Display for TransportError {
             TransportError::Unmatched { rank, sends, receives } => {
                 write!(out, "rank {rank} sends {sends} messages to itself and receives {receives} of them")
             }
-            TransportError::NoRoom { operations, most } => write!(
-                out,
-                "no room for a list of {operations} operations: {most} together, less what graphs hold"
-            ),
+            TransportError::NoRoom { operations, most } => {
+                write!(out, "a group has {operations} sends and receives, expected at most {most}")
+            }
             TransportError::NoGrowth { peer, wire, why } => {
                 write!(out, "no larger ring of {wire:?} with peer {peer}: {why}")
             }

@@ -3,7 +3,8 @@
 //!
 //! This module gets addresses; regions are lent and taken back elsewhere. A [`P2pDeviceResources`] per device has the loaded kernel. At init a
 //! rank lends a region of [`Layout::bytes`] zeros, tells its peers, makes its [`Sequencer`] and its [`P2p`]; whatever may run short fails there.
-//! Later nothing allocates on the device or waits for it, except a group whose list finds four earlier lists not copied yet.
+//! Later nothing allocates on the device or waits for it, except a group whose list finds four earlier lists not copied yet. A captured group
+//! with a list may allocate on the host.
 //!
 //! # Growing
 //! The first rings are small. A larger ring is a region of [`P2p::growth_bytes`] at the receiver, mapped by the sender.
@@ -74,8 +75,8 @@ pub struct P2p {
     geometry: Geometry,
     limits: Limits,
     list: Address,
-    /// Room for lists of graphs and streams, in the launch resources' memory.
-    room: Arc<Room>,
+    /// Room for lists of streams, in the launch resources' memory.
+    room: Room,
     /// The peers to whom a group has sent chunks, a bit each.
     sent_chunks: AtomicU64,
     /// Locked in a turn only.
@@ -92,7 +93,7 @@ struct Work {
     next_copy: usize,
 }
 
-/// A list that a graph copies whenever it runs, and the launch resources that hold the list.
+/// A list that a graph copies whenever it runs. The launch resources, while they are lent, keep the slab.
 struct HeldList {
     _lent: Arc<Lent>,
     room: Arc<Room>,
@@ -101,7 +102,7 @@ struct HeldList {
 
 impl Released for HeldList {
     fn released(&self) {
-        self.room.give_back_of_graph(self.list);
+        self.room.give_back(self.list);
     }
 }
 
@@ -136,6 +137,7 @@ impl P2p {
         let words = sequencer.lent().resources().and_then(Words::of);
         let words = words.ok_or_else(|| strange("its launch resources have no room for it"))?;
         words.reset();
+        let room = Room::new(words.room());
         growing::place_words(&mut peers, words);
         Ok(P2p {
             sequencer,
@@ -143,7 +145,7 @@ impl P2p {
             geometry,
             limits,
             list: own + layout.list,
-            room: Arc::default(),
+            room,
             sent_chunks: AtomicU64::new(0),
             work: Mutex::default(),
             device_resources,
@@ -177,7 +179,7 @@ impl P2p {
             return Ok(());
         }
         let words = self.words().ok_or_else(|| self.ended())?;
-        // Waiting for room for a list queries events, which may break captures of others.
+        // Making room for a list queries events or allocates, which may break captures.
         let _relaxed = match shape.lists_operations {
             true => Some(Relaxed::enter(turn.driver())?),
             false => None,
@@ -190,7 +192,7 @@ impl P2p {
         turn.begin()?;
         let (driver, stream) = (turn.driver(), turn.stream());
         if let Some(run) = list {
-            words.copy_list(driver, run.offset(), &work.listed, self.list, stream)?;
+            calls::copy_list(driver, run, &work.listed, self.list, stream)?;
             work.launch.operation_list = self.list;
             if capture.is_none() {
                 turn.resources().marks[work.next_copy].record(stream, Inside)?;
@@ -245,11 +247,16 @@ impl P2p {
     ) -> Result<Run, TransportError> {
         let (operations, next) = (work.listed.len(), work.next_copy);
         let no_room = || TransportError::NoRoom { operations, most: layout::LISTED_MAX };
+        if operations > layout::LISTED_MAX {
+            return Err(no_room());
+        }
         if let Some(capture) = capture {
-            let list = self.room.take_for_graph(operations).ok_or_else(no_room)?;
+            let driver = turn.driver();
+            let taken = self.device_resources.lists.take(driver, operations)?;
+            let (room, list) = taken.ok_or_else(no_room)?;
             // The graph's destructor gives it back, also if this fails.
-            let held = HeldList { _lent: self.sequencer.lent().clone(), room: self.room.clone(), list };
-            turn.driver().retain_in_graph(capture.graph, Arc::new(held))?;
+            let held = HeldList { _lent: self.sequencer.lent().clone(), room, list };
+            driver.retain_in_graph(capture.graph, Arc::new(held))?;
             return Ok(list);
         }
         // Wait as NCCL's host does when its queue of work is full. The copies wait for earlier operations, and these for peers. An abort ends

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::gpu::capture::Relaxed;
@@ -91,6 +92,18 @@ impl Home {
         }
         let relaxed = Relaxed::enter(self.driver)?;
         Ok(Entered { _current: self.be_current()?, _relaxed: relaxed })
+    }
+
+    /// Drops what calls the driver when dropped, in the context in which it was made. If that context is gone, `mine` went with it. In a forked
+    /// child `mine` stays, and if the context cannot be entered, which is the error.
+    pub fn give_back<T>(&self, mine: T) -> Result<(), Failure> {
+        let mine = ManuallyDrop::new(mine);
+        if self.driver.is_in_forked_child() || !self.is_there() {
+            return Ok(());
+        }
+        let _entered = self.enter()?;
+        drop(ManuallyDrop::into_inner(mine));
+        Ok(())
     }
 
     /// Makes the context current for good, as CUDA's runtime does at a thread's first call.

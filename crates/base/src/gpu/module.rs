@@ -4,7 +4,6 @@ use std::ffi::{CStr, c_int, c_void};
 
 use windlass_kernels::images::Image;
 
-use crate::gpu::context::Home;
 use crate::gpu::failure::Failure;
 use crate::gpu::library::Driver;
 use crate::gpu::stream::StreamHandle;
@@ -134,28 +133,6 @@ impl Module {
                 .check("cuFuncSetAttribute", code, || format!("{}, shared bytes {bytes}", detail()))?;
         }
         Ok(Function(handle))
-    }
-
-    /// Unloads the module in the context that it was loaded into. If that context is gone, the module went with it. The module stays in a forked
-    /// child, and if the context cannot be entered, which is the error.
-    pub fn unload(self, home: &Home) -> Result<(), Failure> {
-        if home.driver.is_in_forked_child() {
-            return Ok(());
-        }
-        match home.enter() {
-            Ok(_entered) => {
-                drop(self);
-                Ok(())
-            }
-            Err(_) if !home.is_there() => {
-                std::mem::forget(self);
-                Ok(())
-            }
-            Err(failure) => {
-                std::mem::forget(self);
-                Err(failure)
-            }
-        }
     }
 }
 

@@ -16,6 +16,8 @@
 //! - `WINDLASS_SIM_NVLINK=0`: devices reach each other as over PCIe, without native atomics.
 //! - `WINDLASS_SIM_MULTICAST=1`: the device attribute says that multicast objects are supported, but the calls for them are not.
 //! - `WINDLASS_SIM_QUEUE`: operations that a stream queues before the next submission waits, as in a real driver at about 1024; no limit.
+//! - `WINDLASS_SIM_DESTRUCTOR_LAG`: milliseconds from a user object's last release to the call of its destructor, 0. Destructors of a driver
+//!   under load lag, too.
 //! - `WINDLASS_SIM_CLOCK`: events measure modelled times, see below; without it they measure real times.
 //! - `WINDLASS_SIM_STRICT=1`: objects that were never released are listed at exit as `sim-cuda: leak: COUNT KIND`, and the
 //!   exit status becomes 86.

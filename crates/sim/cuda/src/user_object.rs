@@ -3,7 +3,7 @@
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
 use crate::guard;
 use crate::memory::Address;
-use crate::simulator::{simulator, started};
+use crate::simulator::{number_from_environment, simulator, started};
 use crate::sync::lock;
 use crate::table::Handle;
 use crate::work::HostFunction;
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 pub struct UserObject {
     pub handle: Handle,
@@ -24,7 +25,7 @@ impl UserObject {
         *lock(&self.references) += count;
     }
 
-    /// Drops references. With the last one the thread `sim-user-objects` calls the destructor, which may make no CUDA calls.
+    /// Drops references. After the last one the thread `sim-user-objects` calls the destructor, which may make no CUDA calls.
     pub fn release(&self, count: u32) -> Result<(), Code> {
         let mut references = lock(&self.references);
         *references = references.checked_sub(count).ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -33,19 +34,29 @@ impl UserObject {
                 simulator.user_objects.remove(self.handle);
             }
             let (destroy, pointer) = (self.destroy, self.pointer);
-            let send = || destructions().send((destroy, pointer)).map_err(|_| CUDA_ERROR_INVALID_VALUE);
-            return send();
+            let destruction = Destruction { released: Instant::now(), destroy, pointer };
+            return destructions().send(destruction).map_err(|_| CUDA_ERROR_INVALID_VALUE);
         }
         Ok(())
     }
 }
 
-fn destructions() -> Sender<(HostFunction, usize)> {
-    static QUEUE: OnceLock<Sender<(HostFunction, usize)>> = OnceLock::new();
+/// A destructor's call, on the way to its thread.
+struct Destruction {
+    released: Instant,
+    destroy: HostFunction,
+    pointer: usize,
+}
+
+fn destructions() -> Sender<Destruction> {
+    static QUEUE: OnceLock<Sender<Destruction>> = OnceLock::new();
     let start = || {
-        let (sender, receiver) = channel::<(HostFunction, usize)>();
+        let lag = number_from_environment("WINDLASS_SIM_DESTRUCTOR_LAG").unwrap_or(0);
+        let lag = Duration::from_millis(lag as u64);
+        let (sender, receiver) = channel::<Destruction>();
         let run = move || {
-            for (destroy, pointer) in receiver {
+            for Destruction { released, destroy, pointer } in receiver {
+                std::thread::sleep(lag.saturating_sub(released.elapsed()));
                 guard::forbidding_calls(|| {
                     // SAFETY: the application passed this function for being called once with this pointer.
                     unsafe { destroy(pointer as *mut c_void) }

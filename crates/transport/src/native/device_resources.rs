@@ -99,8 +99,7 @@ impl Kernels {
 impl Drop for NativeDeviceResources {
     fn drop(&mut self) {
         let home = self.sequencer.home();
-        let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));
-        if let Err(failure) = unloaded {
+        if let Err(failure) = home.give_back(self.module.take()) {
             ::log::warn!("the kernels of collectives of device {} stay: {failure}", home.device);
         }
     }

@@ -11,7 +11,7 @@ use windlass_kernels::arrange::Direction;
 use windlass_kernels::growth::Wire;
 use windlass_kernels::launch::{GROWTH_REQUESTS_PER_WIRE, Launch, Operation};
 
-use crate::p2p::lists;
+use crate::p2p::lists::{self, Run};
 use crate::sequencer::LaunchResources;
 use windlass_base::gpu::module::{Function, Shape};
 use windlass_base::gpu::{Address, Driver, Failure, Home, StreamHandle};
@@ -80,30 +80,9 @@ impl<'resources> Words<'resources> {
         &self.head().growth[direction as usize][peer as usize]
     }
 
-    /// Writes a list at `offset` bytes of the room, and lets `stream` copy it to the device. The bytes there are the caller's until the copy,
-    /// and every replay of it, is done.
-    pub(super) fn copy_list(
-        &self,
-        driver: &Driver,
-        offset: usize,
-        operations: &[Operation],
-        to: Address,
-        stream: StreamHandle,
-    ) -> Result<(), Failure> {
-        let bytes = size_of_val(operations);
-        let detail = || format!("bytes {bytes} at {offset} of {}", lists::BYTES);
-        if !offset.is_multiple_of(16) || offset + bytes > lists::BYTES {
-            return Err(Failure::without_code("a list", "no room", detail()));
-        }
-        // SAFETY: within the launch resources' memory and aligned, see above; the caller owns this part.
-        let from = unsafe {
-            let from = self.base.as_ptr().add(HEAD_BYTES + offset).cast::<Operation>();
-            from.copy_from_nonoverlapping(operations.as_ptr(), operations.len());
-            from
-        };
-        // SAFETY: the list lies in our region; both stay until the copy is done.
-        let code = unsafe { (driver.calls.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream.0) };
-        driver.check("cuMemcpyHtoDAsync_v2", code, detail)
+    /// Where the room for lists of streams begins.
+    pub(super) fn room(&self) -> Address {
+        self.base.as_ptr() as Address + HEAD_BYTES as Address
     }
 
     /// Clears all requests and all larger rings.
@@ -126,6 +105,28 @@ pub(super) fn shared_bytes_max(home: &Home) -> Result<u32, Failure> {
         format!("attribute {SHARED_BYTES_OPTIN}, device {}", home.device)
     })?;
     Ok(bytes.max(0) as u32)
+}
+
+/// Writes a list into the caller's run, and lets `stream` copy it to the device. The caller keeps the run until the copy, and every replay of
+/// it, is done.
+pub(super) fn copy_list(
+    driver: &Driver,
+    run: Run,
+    operations: &[Operation],
+    to: Address,
+    stream: StreamHandle,
+) -> Result<(), Failure> {
+    let bytes = size_of_val(operations);
+    let detail = || format!("bytes {bytes} for {} operations", run.operations());
+    if operations.len() > run.operations() {
+        return Err(Failure::without_code("a list", "no room", detail()));
+    }
+    let from = run.address as *mut Operation;
+    // SAFETY: a run lies in launch resources or a slab, aligned, and has so much room, see above; the caller owns it.
+    unsafe { from.copy_from_nonoverlapping(operations.as_ptr(), operations.len()) };
+    // SAFETY: the list lies in our region; both stay until the copy is done.
+    let code = unsafe { (driver.calls.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream.0) };
+    driver.check("cuMemcpyHtoDAsync_v2", code, detail)
 }
 
 /// Launches the kernel. The driver copies `launch`.

@@ -1,4 +1,4 @@
-//! Loads the kernel of the p2p transport, once for all communicators of a device.
+//! Keeps what the p2p transports of one device share: the loaded kernel, and host memory for lists of graphs.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -8,10 +8,12 @@ use windlass_kernels::images::{Image, P2P_KERNEL, images_for};
 
 use crate::error::TransportError;
 use crate::p2p::calls;
+use crate::p2p::lists::Slabs;
 use crate::sequencer;
 use windlass_base::gpu::module::{Function, Module, load_first};
 
-/// The kernel of one device. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU.
+/// The kernel of one device, and its graphs' lists. Keep it as long as the process uses the device: dropping it unloads code and frees memory, which may wait for work on
+/// the GPU.
 /// Graphs that captured the kernel must be gone before ([`sequencer::DeviceResources::is_unused`]).
 #[derive(Debug)]
 pub struct P2pDeviceResources {
@@ -19,6 +21,8 @@ pub struct P2pDeviceResources {
     pub(super) function: Function,
     pub(super) bulk: BulkSend,
     pub(super) shared_bytes_max: u32,
+    /// Host memory for lists of graphs.
+    pub(super) lists: Slabs,
     sequencer: Arc<sequencer::DeviceResources>,
 }
 
@@ -59,16 +63,16 @@ impl P2pDeviceResources {
             true => BulkSend::Copies { stages: RECOMMENDED_STAGES },
             false => BulkSend::OrdinaryStores,
         };
-        Ok(Arc::new(P2pDeviceResources { module: Some(module), function, bulk, shared_bytes_max, sequencer }))
+        let (module, lists) = (Some(module), Slabs::default());
+        Ok(Arc::new(P2pDeviceResources { module, function, bulk, shared_bytes_max, lists, sequencer }))
     }
 }
 
 impl Drop for P2pDeviceResources {
     fn drop(&mut self) {
         let home = self.sequencer.home();
-        let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));
-        if let Err(failure) = unloaded {
-            ::log::warn!("the p2p transport kernel of device {} stays: {failure}", home.device);
+        if let Err(failure) = home.give_back((self.module.take(), std::mem::take(&mut self.lists))) {
+            ::log::warn!("the p2p transport's kernel and lists of device {} stay: {failure}", home.device);
         }
     }
 }

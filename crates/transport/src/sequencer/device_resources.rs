@@ -196,17 +196,8 @@ impl Drop for Lent {
 impl Drop for DeviceResources {
     fn drop(&mut self) {
         let ready = self.shelf.lock().take();
-        if self.home.driver.is_in_forked_child() {
-            return;
-        }
-        match self.home.enter() {
-            Ok(_entered) => drop(ready),
-            // The launch resources have gone with the context.
-            Err(_) if !self.home.is_there() => std::mem::forget(ready),
-            Err(failure) => {
-                ::log::warn!("launch resources of device {} stay: {failure}", self.home.device);
-                std::mem::forget(ready);
-            }
+        if let Err(failure) = self.home.give_back(ready) {
+            ::log::warn!("launch resources of device {} stay: {failure}", self.home.device);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
+use windlass_transport::p2p::Operation;
 
 /// Graphs and eager groups in turn on two streams, many times without a wait of the host between.
 #[test]
@@ -76,24 +77,27 @@ fn two_graphs_with_lists() {
     end(ranks);
 }
 
-/// Lists of destroyed graphs are used again: there are many more captures than room for lists.
+/// Host memory for lists grows with the living graphs, and lists of destroyed graphs are used again. More operations than a list has are
+/// refused, and nothing grows.
 #[test]
 fn lists_come_back() {
     let devices = devices(2);
     let ranks = communicator(&devices);
     let stream = devices[0].stream();
-    let messages: Vec<Message> = (0..3000).map(|_| message(0, 1, 1)).collect();
-    let side = Side::of(0, &messages);
-    // Each graph takes 3 of the 48 parts, of 64, that graphs may have.
-    let capture = || captured(&stream, || ranks[0].p2p.run(&side.operations, stream.handle()).unwrap());
+    let side = Side::of(0, &[message(0, 1, 1); 3000]);
+    let too_many = side.operations.repeat(22);
+    let run = |operations: &[Operation]| ranks[0].p2p.run(operations, stream.handle());
     for _ in 0..3 {
-        let graphs: Vec<usize> = (0..16).map(|_| capture()).collect();
+        // Each graph takes 3 of a slab's 64 parts.
+        let graphs: Vec<usize> =
+            (0..50).map(|_| captured(&stream, || run(&side.operations).unwrap())).collect();
         ok(cuStreamBeginCapture_v2(stream.0, 0));
-        let refusal = ranks[0].p2p.run(&side.operations, stream.handle()).unwrap_err();
+        let refusal = run(&too_many).unwrap_err();
         assert_eq!(refusal.result().name(), Some("ncclSystemError"), "{refusal}");
         ok(cuGraphDestroy(made(|out| cuStreamEndCapture(stream.0, out))));
-        // Eager groups still have room.
-        exchange(&devices, &ranks, &messages, 1);
+        let rooms = format!("{:?}", devices[0].device_resources).matches("Room").count();
+        assert_eq!(rooms, 3, "slabs for 50 graphs");
+        exchange(&devices, &ranks, &[message(0, 1, 3); 3000], 1);
         graphs.iter().for_each(|graph| ok(cuGraphExecDestroy(*graph)));
         eventually("graphs let go", || ranks[0].holds.are_none());
     }
