@@ -4,7 +4,7 @@
 //! A region's life: [`Heap::lend`] places and zeroes it. Once it [holds zeros](Region::wait_zeroed) it is [announced](Region::announce) to the
 //! other ranks. They [map](PeerHeap::map) its chunk and find the region at the same offset of their mapping; ranks of the same process [reach]
 //! it at its own address. Dropping the [`Region`] closes it on this rank, and events tell when the others have closed it. Then [`settle`]
-//! takes it back, unmaps empty chunks, and drops symmetric heaps and mappings that nobody uses.
+//! takes it back, unmaps empty chunks, and drops symmetric heaps and mappings that nobody uses. After a death the region's chunk lends no more.
 //!
 //! Growing, mapping and unmapping are virtual memory calls alone. Zeroing runs on a stream of Windlass that waits for no other. So all of it
 //! may happen beside kernels that wait for a peer, and while the calling thread captures. The virtual memory calls may also run beside kernels
@@ -321,8 +321,11 @@ impl Heap {
         self.observe_zeroing(None)?;
         let empty = {
             let mut ledger = lock(&self.ledger);
-            for (_, placement) in ledger.quarantine.take_over() {
-                ledger.space.give_back(placement);
+            for over in ledger.quarantine.take_over() {
+                if over.is_tainted {
+                    ledger.space.retire(over.placement);
+                }
+                ledger.space.give_back(over.placement);
             }
             ledger.space.take_empty()
         };

@@ -1,7 +1,8 @@
 //! Decides when a region may be lent again: after every member of its communicator has closed, no graph can run its kernels any more, and our
 //! own zeroing of it is done. Pure: fed by events.
 //!
-//! A dead process counts as closed. Nothing else ends a wait: a member that is only slow keeps its regions, and the counters show it.
+//! A dead process ends its waits, too, but nobody knows when its kernels do: what it could still touch is never lent again. Nothing else
+//! ends a wait: a member that is only slow keeps its regions, and the counters show it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,8 +35,7 @@ pub enum Event {
     ClosedHere(LeaseId),
     /// Another rank has closed the region: it has unmapped it, or will not touch it again.
     Closed(LeaseId, u32),
-    /// A process has ended, with all its ranks and kernels. Its pidfd tells that, or that it can be waited for. A closed connection does not:
-    /// sockets are closed before the driver has stopped what runs on the GPU.
+    /// A process has ended, with all its ranks. Its kernels may run on: children that were forked from it keep its CUDA context.
     Died(Process),
 }
 
@@ -47,6 +47,17 @@ struct Lease {
     content: Content,
     /// Members that may still touch it.
     open: BTreeSet<Member>,
+    /// Whether a member died with the region open.
+    is_tainted: bool,
+}
+
+/// A lease that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Over {
+    /// The region.
+    pub placement: Placement,
+    /// Whether kernels of a dead process may still touch the region. Its memory is not lent again.
+    pub is_tainted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +84,8 @@ pub struct Quarantine {
 impl Quarantine {
     /// Enters a lease. If the region is to hold zeros, its zeroing has been issued.
     pub fn lend(&mut self, id: LeaseId, placement: Placement, holds: Arc<Holds>, content: Content) {
-        let lease = Lease { placement, holds, here: Here::Open, content, open: BTreeSet::new() };
+        let (here, open, is_tainted) = (Here::Open, BTreeSet::new(), false);
+        let lease = Lease { placement, holds, here, content, open, is_tainted };
         self.leases.insert(id, lease);
     }
 
@@ -99,8 +111,10 @@ impl Quarantine {
                 self.change(id, |lease| lease.open.retain(|member| member.rank != rank))
             }
             Event::Died(process) => {
-                let leases = self.leases.values_mut();
-                leases.for_each(|lease| lease.open.retain(|member| member.process != process));
+                for lease in self.leases.values_mut() {
+                    let dead = lease.open.extract_if(.., |member| member.process == process);
+                    lease.is_tainted |= dead.count() > 0;
+                }
             }
         }
     }
@@ -112,15 +126,9 @@ impl Quarantine {
     }
 
     /// Removes the leases that are over, and returns them.
-    pub fn take_over(&mut self) -> Vec<(LeaseId, Placement)> {
-        let over: Vec<_> = self
-            .leases
-            .iter()
-            .filter(|(_, lease)| lease.is_over())
-            .map(|(id, lease)| (*id, lease.placement))
-            .collect();
-        over.iter().for_each(|(id, _)| drop(self.leases.remove(id)));
-        over
+    pub fn take_over(&mut self) -> Vec<Over> {
+        let over = self.leases.extract_if(.., |_, lease| lease.is_over());
+        over.map(|(_, Lease { placement, is_tainted, .. })| Over { placement, is_tainted }).collect()
     }
 
     /// Whether the memory holds zeros; a lease that is gone does.
@@ -205,9 +213,26 @@ mod tests {
                     break;
                 }
             }
-            assert_eq!(quarantine.take_over(), [(id, PLACEMENT)], "{order:?}");
+            let over = [Over { placement: PLACEMENT, is_tainted: true }];
+            assert_eq!(quarantine.take_over(), over, "{order:?}");
             assert!(quarantine.is_empty());
         }
+    }
+
+    /// Only a member that dies with the region open taints it: not one that closed before, nor a death without a lease.
+    #[test]
+    fn tainted_by_the_open() {
+        let mut quarantine = Quarantine::default();
+        let ids = [LeaseId(1), LeaseId(2), LeaseId(3)];
+        for id in ids {
+            quarantine.lend(id, PLACEMENT, Holds::new(), Content::Ready);
+        }
+        assert!(quarantine.announce(ids[0], &members(1)) && quarantine.announce(ids[1], &members(1)));
+        quarantine.note(Event::Closed(ids[0], 1));
+        quarantine.note(Event::Died(100));
+        ids.into_iter().for_each(|id| quarantine.note(Event::ClosedHere(id)));
+        let tainted: Vec<bool> = quarantine.take_over().iter().map(|over| over.is_tainted).collect();
+        assert_eq!(tainted, [false, true, false]);
     }
 
     /// Not announced before it holds zeros, nor after it closed; not over while it is being zeroed.

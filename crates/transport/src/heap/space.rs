@@ -76,6 +76,7 @@ pub struct Space {
 struct Chunk {
     serial: Serial,
     regions: Ranges<()>,
+    is_retired: bool,
 }
 
 impl Space {
@@ -87,7 +88,7 @@ impl Space {
     /// Lends a place for `bytes` bytes, or says what stands in the way.
     pub fn lend(&mut self, bytes: u64) -> Result<Placement, Obstacle> {
         let bytes = bytes.max(1).checked_next_multiple_of(REGION_ALIGNMENT).ok_or(Obstacle::Full)?;
-        for (whole, chunk) in self.chunks.iter_mut() {
+        for (whole, chunk) in self.chunks.iter_mut().filter(|(_, chunk)| !chunk.is_retired) {
             let Some(offset) = chunk.regions.gap(whole, bytes, REGION_ALIGNMENT) else { continue };
             if chunk.regions.insert(Range { base: offset, bytes }, ()).is_ok() {
                 self.lent_bytes += bytes;
@@ -114,7 +115,7 @@ impl Space {
     /// Enters a chunk that has been mapped. False if another one is there.
     #[must_use]
     pub fn grown(&mut self, serial: Serial, offset: u64, bytes: u64) -> bool {
-        let chunk = Chunk { serial, regions: Ranges::new() };
+        let chunk = Chunk { serial, regions: Ranges::new(), is_retired: false };
         let entered = self.chunks.insert(Range { base: offset, bytes }, chunk).is_ok();
         if entered {
             self.mapped_bytes += bytes;
@@ -130,6 +131,13 @@ impl Space {
         }
         self.lent_bytes -= placement.bytes;
         true
+    }
+
+    /// Lends nothing more from the chunk of a region, which is empty once its regions have come back.
+    pub fn retire(&mut self, placement: Placement) {
+        if let Some((_, chunk)) = self.chunks.find_mut(placement.offset) {
+            chunk.is_retired |= chunk.serial == placement.chunk;
+        }
     }
 
     /// Removes the chunks without regions, and returns them to be unmapped.
@@ -265,6 +273,23 @@ mod tests {
         mapped.dedup();
         assert_eq!(mapped, [4, 8, 16, 32, 64, 96]);
         assert_eq!(space.lend(4 << 20), Err(Obstacle::Full));
+    }
+
+    /// A retired chunk lends nothing more, and goes with its last region.
+    #[test]
+    fn retired() {
+        let mut space = Space::new(LIMITS);
+        let (kept, dead) = (lend(&mut space, 1).unwrap(), lend(&mut space, 1).unwrap());
+        space.retire(Placement { chunk: u64::MAX, ..dead });
+        let before = lend(&mut space, 1).unwrap();
+        assert_eq!(before.chunk, dead.chunk, "another chunk was named");
+        space.retire(dead);
+        assert!(space.give_back(dead) && space.give_back(before));
+        let after = lend(&mut space, 1).unwrap();
+        assert_ne!(after.chunk, dead.chunk);
+        assert!(space.take_empty().is_empty());
+        assert!(space.give_back(kept));
+        assert_eq!(space.take_empty(), [dead.chunk]);
     }
 
     /// A region larger than any step has a chunk of its own; one larger than the limit has none.

@@ -1,11 +1,12 @@
 //! Tests of regions: lent, zeroed, refused at the limit, taken back.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use windlass_base::gpu::failure::Code;
 use windlass_base::gpu::stream;
-use windlass_transport::heap::{Event, HeapError, Holds, Member};
+use windlass_transport::heap::{Event, HeapError, Holds, Member, PeerHeap};
 
 use crate::application::*;
 use crate::support::*;
@@ -212,6 +213,37 @@ fn quarantine() {
         heap.settle().unwrap();
         heap.counters().mapped_bytes == 0
     });
+}
+
+/// What a dead process had mapped is never lent again, as its kernels may still write there. Its chunk is unmapped with the last region,
+/// and other chunks lend meanwhile.
+#[test]
+fn not_lent_after_a_death() {
+    let application = Application::on(0);
+    let heap = application.heap(64 * MIB);
+    let kept = lend(&heap, MIB);
+    let region = lend(&heap, MIB);
+    let announcement = region.announce(&[Member { rank: 1, process: 1 }]).unwrap();
+    let zombie = PeerHeap::new(application.driver);
+    let mapped =
+        zombie.map(announcement.place, announcement.descriptor.as_fd(), &heap, &Holds::new()).unwrap();
+    drop((region, announcement.descriptor));
+    heap.note(Event::Died(1));
+    for _ in 0..20 {
+        heap.settle().unwrap();
+        let next = lend(&heap, MIB);
+        fill(&next, 1);
+        let stream = AppStream::new();
+        ok(cuMemsetD8Async(mapped.address(), 7, MIB as usize, stream.0));
+        stream.synchronize();
+        assert!(holds(&next, 1));
+        assert!(heap.counters().mapped_bytes <= 8 * MIB);
+    }
+    assert!(holds(&kept, 0));
+    drop((kept, mapped));
+    zombie.settle();
+    heap.settle().unwrap();
+    assert_eq!(heap.counters().mapped_bytes, 0);
 }
 
 /// Threads lend, use and drop regions beside one that calls `settle`: none sees another's bytes, and nothing is left.
