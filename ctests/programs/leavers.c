@@ -26,6 +26,8 @@ struct shared {
   ncclUniqueId id;
   atomic_int has_id, arrived, gone; /* counted over all rounds: how far the ranks are */
   atomic_int wrong;
+  atomic_int lasting; /* ranks that have a communicator for the whole part */
+  atomic_int over;    /* how many parts are over */
 };
 static struct shared* shared;
 static int me;    /* this process's rank */
@@ -63,6 +65,10 @@ static void works(ncclComm_t communicator, int ranks, CUstream stream) {
   download(sums, memory, sizeof sums);
   if (sums[0] != ranks || sums[COUNT - 1] != ranks) wrong("a sum", sums[0], ranks);
   device_free(memory);
+}
+
+static void await_exactly(atomic_int* counter, int value) {
+  while (atomic_load(counter) != value) usleep(200);
 }
 
 static ncclComm_t joined(int rank, int round, bool makes_id) {
@@ -151,6 +157,29 @@ static void elastic(int rank, int round, bool makes_id, CUstream stream) {
 static void maker_dies(int rank, int round, CUstream stream) { elastic(rank, round, rank == 0, stream); }
 static void other_dies(int rank, int round, CUstream stream) { elastic(rank, round, rank == 1, stream); }
 
+/* Like `other_dies`, but children forked from rank 0 outlive it, as a data loader's workers may. The others have a communicator of
+ * their own all the time, in the same memory. */
+static ncclComm_t lasting;
+
+static void forker_dies(int rank, int round, CUstream stream) {
+  if (rank && !round) {
+    if (rank == 1) {
+      OK(ncclGetUniqueId(&shared->id));
+      atomic_store(&shared->has_id, -1);
+    }
+    await_exactly(&shared->has_id, -1);
+    OK(ncclCommInitRank(&lasting, RANKS - 1, shared->id, rank - 1));
+    works(lasting, RANKS - 1, stream);
+    atomic_fetch_add(&shared->lasting, 1);
+  }
+  await(&shared->lasting, RANKS - 1);
+  other_dies(rank, round, stream);
+  int over = atomic_load(&shared->over);
+  if (rank || fork()) return;
+  while (atomic_load(&shared->over) == over) usleep(10000);
+  _exit(0);
+}
+
 /* The process that makes the id is no rank, and ends once all ranks are through their init. */
 static void launcher(int rank, int round, CUstream stream) {
   ncclComm_t communicator = joined(rank, round, false);
@@ -188,6 +217,7 @@ static const struct part parts[] = {
   {"maker", EXITS, maker, 4, false},
   {"maker_dies", DIES, maker_dies, 12, false},
   {"other_dies", DIES, other_dies, 12, false},
+  {"forker_dies", DIES, forker_dies, 12, false},
   {"launcher", EXITS, launcher, 4, true},
   {"without_color", EXITS, without_color, 6, false},
   {"without_color_dies", DIES, without_color, 6, false},
@@ -209,10 +239,12 @@ static void survives(const struct part* part, int rounds) {
       before = held();
     }
   }
+  if (lasting) works(lasting, RANKS - 1, stream);
   is_flat(before);
   struct holds now = held();
   fprintf(stderr, "%s rank %d: after %d rounds %lld MiB, %lld descriptors, %lld threads; after %d %lld, %lld, %lld\n", part->name, me,
           settled(rounds), before.bytes >> 20, before.descriptors, before.threads, rounds, now.bytes >> 20, now.descriptors, now.threads);
+  if (lasting) OK(ncclCommDestroy(lasting));
   exit(0);
 }
 
@@ -247,7 +279,9 @@ static void run(const struct part* part, int rounds) {
   pid_t survivors[RANKS] = {0};
   section_begins(part->name);
   dies = part->end == DIES;
+  int over = atomic_load(&shared->over);
   memset(shared, 0, sizeof *shared);
+  atomic_store(&shared->over, over);
   for (int rank = part->has_launcher ? 0 : 1; rank < RANKS; rank++) {
     if (!(survivors[rank] = begun())) {
       me = rank;
@@ -267,6 +301,7 @@ static void run(const struct part* part, int rounds) {
   for (int rank = 0; rank < RANKS; rank++) {
     if (survivors[rank]) EQUAL(status_of(survivors[rank]), 0);
   }
+  atomic_fetch_add(&shared->over, 1);
   EQUAL(atomic_load(&shared->wrong), 0);
   printf("%s: %d rounds\n", part->name, rounds);
   fflush(stdout);

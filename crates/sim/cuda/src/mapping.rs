@@ -94,6 +94,13 @@ impl Reservation {
         if result == libc::MAP_FAILED { Err(CUDA_ERROR_OPERATING_SYSTEM) } else { Ok(()) }
     }
 
+    /// Lets forked children inherit no mapping of this part, as with the real driver.
+    pub fn keep_from_children(&self, at: usize, bytes: usize) {
+        assert!(at >= self.base && at + bytes <= self.base + self.bytes, "mapping outside its reservation");
+        // SAFETY: the addresses lie within the reservation, which is ours.
+        unsafe { libc::madvise(at as *mut _, bytes, libc::MADV_DONTFORK) };
+    }
+
     /// Unmaps a part of the reservation: it stays reserved, and accesses fault.
     pub fn clear(&self, at: usize, bytes: usize) {
         assert!(at >= self.base && at + bytes <= self.base + self.bytes, "unmapping outside its reservation");

@@ -15,7 +15,7 @@ use crate::stream::Stream;
 use crate::table::{Reuse, Table};
 use crate::user_object::UserObject;
 use crate::virtual_memory::{AddressSpace, Physical};
-use crate::{clock, guard, leak};
+use crate::{clock, guard, holders, leak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -88,6 +88,7 @@ pub fn start() -> Result<(), Code> {
 
 unsafe extern "C" fn mark_forked() {
     guard::mark_forked();
+    holders::close_in_child();
 }
 
 extern "C" fn before_leaks() {

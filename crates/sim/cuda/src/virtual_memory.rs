@@ -99,6 +99,7 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
+        holders::leave(&self.file);
         if let Some(charge) = self.charge.take()
             && holders::exist(&self.file)
             && let Ok(file) = self.file.try_clone()
@@ -227,6 +228,7 @@ pub fn map(base: Address, bytes: usize, offset: usize, handle: Handle) -> Result
         return Err(CUDA_ERROR_ALREADY_MAPPED);
     }
     place.place(base, bytes, &physical.file, offset, libc::PROT_NONE)?;
+    place.keep_from_children(base, bytes);
     let device = physical.properties.location.id;
     let mapped = Mapped { physical, place, access: Mutex::default() };
     ranges.insert(Range::over(base, bytes, Kind::Virtual(mapped), device, 0));
@@ -322,6 +324,7 @@ pub fn import(descriptor: i32) -> Result<Handle, Code> {
     let (_, bytes) = identity(file)?;
     let file = file.as_fd().try_clone_to_owned().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
     holders::hold(&file)?;
+    holders::enter(&file);
     let kind = if device < 0 { LOCATION_HOST_NUMA } else { LOCATION_DEVICE };
     let location = Location { kind, id: device.max(0) };
     let properties = AllocationProperties {

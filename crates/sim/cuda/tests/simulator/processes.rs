@@ -172,6 +172,38 @@ fn child_holds_a_descriptor() {
     socket.read_exact(&mut word).unwrap();
 }
 
+/// A forked child that lives on keeps no memory that its parent had imported and mapped.
+#[test]
+fn a_forked_child_holds_no_memory() {
+    start();
+    let whole = free_bytes();
+    let (base, memory) = (reserve(CHUNK), physical(CHUNK));
+    let (mut descriptor, mut imported) = (-1, 0);
+    ok(cuMemExportToShareableHandle(&mut descriptor, memory, 1, 0));
+    ok(cuMemImportFromShareableHandle(&mut imported, descriptor as usize, 1));
+    // SAFETY: exported for this test.
+    unsafe { libc::close(descriptor) };
+    map(base, CHUNK, imported);
+    // SAFETY: the child only waits.
+    let process = unsafe { libc::fork() };
+    if process == 0 {
+        // SAFETY: waits for a signal.
+        unsafe { libc::pause() };
+    }
+    ok(cuMemRelease(memory));
+    assert_eq!(free_bytes(), whole - CHUNK, "it is mapped here");
+    unmap(base, CHUNK);
+    ok(cuMemRelease(imported));
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while free_bytes() != whole && std::time::Instant::now() < until {
+        std::thread::yield_now();
+    }
+    let is_back = free_bytes() == whole;
+    // SAFETY: a child of ours, which ends now.
+    unsafe { (libc::kill(process, libc::SIGKILL), libc::waitpid(process, std::ptr::null_mut(), 0)) };
+    assert!(is_back);
+}
+
 fn hexadecimal(words: [u64; 8]) -> String {
     words.map(|word| format!("{word:x}")).join(" ")
 }
