@@ -2,7 +2,8 @@
  * with an asynchronous error after WINDLASS_HANG_TIMEOUT. The stream is then free, calls on that communicator return the error,
  * an abort returns at once, and another communicator goes on meanwhile. An abort from another thread ends a receive without a
  * sender. What a rank sent before it ended arrives, also behind work of the application that takes longer than that timeout. A
- * rank that fails by itself, here by an invalid stream, ends its partners' waits as a dead one does. NCCL alone would wait. */
+ * rank that fails by itself, here by an invalid stream, ends its partners' waits as a dead one does, and so does one that executes
+ * another program. NCCL alone would wait. */
 #include "../support/collective.h"
 #include "../support/messages.h"
 #include "../support/tuning.h"
@@ -25,7 +26,10 @@ static void pair_works(struct rank* self, ncclComm_t pair, uint64_t key) {
   exchange_whole(&(struct rank){.rank = own, .ranks = 2, .stream = self->stream, .device = self->device}, pair, both, 2);
 }
 
-/* Rank 1 dies while it sends to rank 0; ranks 0 and 2 have a communicator of their own. */
+/* A pipe on which rank 0 lets the program go that rank 1 executes. */
+static int executing[2];
+
+/* Rank 1 dies while it sends to rank 0, or executes another program, with an argument; ranks 0 and 2 have a communicator of their own. */
 static void partner_dies(struct rank* self) {
   ncclComm_t all = world(self, 0), pair = NULL;
   ncclUniqueId id = share_id(self, 1, 0);
@@ -39,7 +43,12 @@ static void partner_dies(struct rank* self) {
     count_calls("ncclSend", -1);
     count_calls("ncclCommInitRank", -1);
     usleep(200000);
-    _exit(0);
+    if (self->argument) {
+      dup2(executing[0], STDIN_FILENO);
+      dup2(STDERR_FILENO, STDOUT_FILENO);
+      execlp("head", "head", "-c1", NULL);
+    }
+    _exit(self->argument != NULL);
   }
   NCCL(ncclCommInitRank(&pair, 2, id, self->rank == 2));
   pair_works(self, pair, 20);
@@ -63,6 +72,7 @@ static void partner_dies(struct rank* self) {
     began = seconds();
     NCCL(ncclCommAbort(all));
     CHECK(seconds() - began < 10);
+    if (self->argument) EQUAL(write(executing[1], "\n", 1), 1);
   }
   pair_works(self, pair, 30);
   if (self->rank == 2) NCCL(ncclCommAbort(all));
@@ -270,6 +280,8 @@ int main(void) {
   /* On GPUs a program may not pass an invalid stream. */
   if (!on_gpus()) run_ranks("launch fails", PROCESSES, 3, a_launch_fails, NULL);
   run_ranks("partner dies", PROCESSES, 3, partner_dies, NULL);
+  if (pipe(executing)) return STATUS_FAILED;
+  run_ranks("partner executes", PROCESSES, 3, partner_dies, executing);
   run_ranks("partner ends before it is heard", PROCESSES, 2, partner_ends_before_it_is_heard, NULL);
   run_ranks("one dies before collectives", PROCESSES, 3, one_dies_before_collectives, NULL);
   if (!on_gpus()) run_ranks("launch fails beside", THREADS, 3, a_launch_fails, NULL);

@@ -1,12 +1,14 @@
 /* Holds that no communicator needs a process that has left it or was never in it. The process that made the id, hosted the init
- * or was first in the parent may end, in order or killed. The others' calls work, and their memory, descriptors and threads do
- * not grow.
+ * or was first in the parent may end, in order or killed, or execute another program. The others' calls work, and their memory,
+ * descriptors and threads do not grow.
  *
  * Arguments: a part, and the number of rounds; none means all parts, of a few rounds. */
+#define _GNU_SOURCE
 #include "../support/harness.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -20,7 +22,7 @@
 enum { RANKS = 4, ROUNDS_MAX = 1024 };
 
 /* How the process of rank 0 ends. */
-enum end { EXITS, DIES };
+enum end { EXITS, DIES, EXECUTES };
 
 struct shared {
   ncclUniqueId id;
@@ -218,6 +220,7 @@ static const struct part parts[] = {
   {"maker_dies", DIES, maker_dies, 12, false},
   {"other_dies", DIES, other_dies, 12, false},
   {"forker_dies", DIES, forker_dies, 12, false},
+  {"executes", EXECUTES, other_dies, 12, false},
   {"launcher", EXITS, launcher, 4, true},
   {"without_color", EXITS, without_color, 6, false},
   {"without_color_dies", DIES, without_color, 6, false},
@@ -255,6 +258,9 @@ static pid_t begun(void) {
   return process;
 }
 
+/* Pipes whose writing ends close when the leaver executes another program, and when the part is over. */
+static int executed[2], held_open[2];
+
 /* Each round the leaver is a new process. */
 static void leaves(const struct part* part, int round) {
   if (part->has_launcher) {
@@ -266,7 +272,10 @@ static void leaves(const struct part* part, int round) {
   use_device(0);
   part->round(0, round, new_stream());
   if (dies) raise(SIGKILL);
-  exit(0);
+  if (part->end != EXECUTES) exit(0);
+  dup2(held_open[0], STDIN_FILENO);
+  execlp("cat", "cat", NULL);
+  _exit(1);
 }
 
 static int status_of(pid_t process) {
@@ -288,18 +297,34 @@ static void run(const struct part* part, int rounds) {
       survives(part, rounds);
     }
   }
+  pid_t executing[ROUNDS_MAX] = {0};
+  if (pipe2(held_open, O_CLOEXEC)) exit(3);
   for (int round = 0; round < rounds; round++) {
+    if (pipe2(executed, O_CLOEXEC)) exit(3);
     pid_t leaver = begun();
     if (!leaver) leaves(part, round);
-    int status = status_of(leaver);
-    bool is_right = part->end == DIES ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0;
-    if (!CHECK(is_right)) exit(finish());
+    close(executed[1]);
+    if (part->end == EXECUTES) {
+      char unused;
+      EQUAL(read(executed[0], &unused, 1), 0);
+      executing[round] = leaver;
+    } else {
+      int status = status_of(leaver);
+      bool is_right = part->end == DIES ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0;
+      if (!CHECK(is_right)) exit(finish());
+    }
+    close(executed[0]);
     /* All ranks are past what the leaver's end could have disturbed. */
     await(&shared->arrived, RANKS * (round + 1));
     atomic_store(&shared->gone, round + 1);
   }
   for (int rank = 0; rank < RANKS; rank++) {
     if (survivors[rank]) EQUAL(status_of(survivors[rank]), 0);
+  }
+  close(held_open[0]);
+  close(held_open[1]);
+  for (int round = 0; round < rounds; round++) {
+    if (executing[round]) EQUAL(status_of(executing[round]), 0);
   }
   atomic_fetch_add(&shared->over, 1);
   EQUAL(atomic_load(&shared->wrong), 0);

@@ -75,7 +75,7 @@ pub(crate) struct Expected {
     pub call: Token,
     /// The ranks that make it, one bit each.
     pub ranks: u64,
-    /// Pidfds of the processes of other ranks.
+    /// What tells the ends of other ranks' processes.
     pub lives: Vec<(u32, Ours)>,
 }
 

@@ -317,8 +317,8 @@ impl Bootstrap {
     }
 
     /// Says that this process hosts the session or round of this name. `ranks`: the ranks of the parent that come to
-    /// it, one bit each. `lives`: pidfds of their processes. A rank whose process ends before the rank has come will
-    /// not come.
+    /// it, one bit each. `lives`: descriptors that become readable when their processes end. A rank whose process ends
+    /// before the rank has come will not come.
     pub fn await_ranks(&self, call: Token, ranks: u64, lives: Vec<(u32, Ours)>) {
         self.shared.send(Command::Expect(Expected { call, ranks, lives }));
     }

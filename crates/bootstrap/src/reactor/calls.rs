@@ -177,7 +177,7 @@ impl Calls {
             match watched.want(EventFlags::IN) {
                 Ok(()) => {
                     let key = watched.key();
-                    let life = Endpoint::Life { call, rank, _pidfd: watched };
+                    let life = Endpoint::Life { call, rank, _end: watched };
                     drop(sockets.endpoints.insert(key, life))
                 }
                 Err(error) => log::warn!("bootstrap cannot watch the process of rank {rank}: {error}"),

@@ -48,9 +48,9 @@ pub(super) enum Endpoint {
     /// The listener of the host-local rendezvous of this name.
     LocalRendezvous(Watched, Token),
     AtLocalRendezvous(Visit),
-    /// The pidfd of the process of a rank that has not come in a call yet.
+    /// What tells the end of the process of a rank that has not come in a call yet.
     Life {
-        _pidfd: Watched,
+        _end: Watched,
         call: Token,
         rank: u32,
     },

@@ -1,39 +1,59 @@
-//! Knows whether the processes of the other ranks live, by a pidfd each, which is readable once its process has ended.
+//! Knows whether the processes of the other ranks live. A pidfd is readable once its process has ended. It says nothing of a process that
+//! executes another program. So each process also keeps one end of a socket pair, which an exec closes, and gives the other end to its peers.
 
 use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use windlass_base::descriptor::Ours;
+use windlass_base::process::fork_local::ForkLocal;
+
+/// What becomes readable when a process ends, in this order: its pidfd, and its peers' end of its socket pair. A child made by a raw `clone`
+/// keeps the process's own end open: then only the pidfd tells.
+pub(crate) type Ends = [Ours; 2];
 
 /// Another rank.
 #[derive(Debug)]
 pub(crate) struct Life {
     pub rank: u32,
     pub process: u64,
-    /// The pidfd of its process, shared by all of that process's ranks; none for this process.
-    pub ends: Option<Arc<Ours>>,
+    /// Shared by all of that process's ranks; none for this process.
+    pub ends: Option<Arc<Ends>>,
 }
 
-/// The open pidfds by process, since a program may have hundreds of communicators and few descriptors. Held for a lookup.
-static ENDS: Mutex<BTreeMap<u64, Weak<Ours>>> = Mutex::new(BTreeMap::new());
+/// The open ends by process, since a program may have hundreds of communicators and few descriptors. Held for a lookup.
+static ENDS: Mutex<BTreeMap<u64, Weak<Ends>>> = Mutex::new(BTreeMap::new());
+
+/// The socket pair of this process: its own end, and the one for its peers.
+static OWN: ForkLocal<(Ours, Ours)> = ForkLocal::new();
+
+/// The end of this process's socket pair that its peers get.
+pub(crate) fn for_peers() -> rustix::io::Result<BorrowedFd<'static>> {
+    let pair = OWN.get_or_try_init(|| {
+        let (own, others) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        Ok((Ours::new(own)?, Ours::new(others)?))
+    });
+    pair.map(|(_, others)| others.as_fd())
+}
 
 impl Life {
-    /// Sets the pidfd of its process: an already open one, or else this one.
-    pub(crate) fn ends_with(&mut self, pidfd: Ours) {
+    /// Sets the ends of its process: already open ones, or else these.
+    pub(crate) fn ends_with(&mut self, ends: Ends) {
         let mut all = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, ends| ends.strong_count() > 0);
         let known = all.get(&self.process).and_then(Weak::upgrade);
-        let ends = known.unwrap_or_else(|| Arc::new(pidfd));
+        let ends = known.unwrap_or_else(|| Arc::new(ends));
         all.insert(self.process, Arc::downgrade(&ends));
         self.ends = Some(ends);
     }
 
-    /// Whether its process has ended.
+    /// Whether its process has ended, or executes another program.
     pub(crate) fn is_over(&self) -> bool {
         let Some(ends) = &self.ends else { return false };
-        let mut polled = [PollFd::new(ends.as_ref(), PollFlags::IN)];
+        let mut polled = ends.each_ref().map(|end| PollFd::new(end, PollFlags::IN));
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }

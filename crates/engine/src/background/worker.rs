@@ -253,7 +253,7 @@ impl Round {
         let first = polled.len() + 1;
         polled.push(PollFd::new(&self.worker.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
-        polled.extend(ends.map(|ends| PollFd::new(ends.as_ref(), PollFlags::IN)));
+        polled.extend(ends.flat_map(|ends| ends.iter().map(|end| PollFd::new(end, PollFlags::IN))));
         let due = self.chores.iter().filter_map(|chore| chore.due());
         let knocks = self.request_socket.knocks().then_some(BUSY_TICK);
         let asks = (!self.worker.requests().is_empty()).then_some(IDLE_TICK);
@@ -267,8 +267,14 @@ impl Round {
         }
         self.worker.looking.store(true, Ordering::Release);
         self.worker.wake.lower();
-        let ended = lives.iter().zip(&polled[first..]);
-        Ok(ended.filter(|(_, ends)| !ends.revents().is_empty()).map(|(life, _)| life.process).collect())
+        let (ends, _) = polled[first..].as_chunks::<2>();
+        let has_ended = |ends: &[PollFd<'_>]| ends.iter().any(|end| !end.revents().is_empty());
+        Ok(lives
+            .iter()
+            .zip(ends)
+            .filter(|(_, ends)| has_ended(*ends))
+            .map(|(life, _)| life.process)
+            .collect())
     }
 
     /// Sends requests that are due, and answers those of other processes.

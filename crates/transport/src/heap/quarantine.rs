@@ -35,7 +35,8 @@ pub enum Event {
     ClosedHere(LeaseId),
     /// Another rank has closed the region: it has unmapped it, or will not touch it again.
     Closed(LeaseId, u32),
-    /// A process has ended, with all its ranks. Its kernels may run on: children that were forked from it keep its CUDA context.
+    /// A process has ended or executed another program, with all its ranks. Its kernels may run on: its sockets close before the driver stops
+    /// them, and children that were forked from it keep its CUDA context.
     Died(Process),
 }
 

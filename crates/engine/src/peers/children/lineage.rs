@@ -136,10 +136,12 @@ impl Lineage {
         members.find(|member| member.process_listener != NOBODY)
     }
 
-    /// Duplicated pidfds of these ranks' processes.
+    /// Duplicates of what tells the ends of these ranks' processes.
     pub(super) fn watched(&self, ranks: u64) -> Vec<(u32, Ours)> {
         let alive = self.lives.iter().filter(|life| ranks & (1 << life.rank) != 0);
-        alive.filter_map(|life| Some((life.rank, copy(life.rank, life.ends.as_ref()?)?))).collect()
+        let ends =
+            alive.flat_map(|life| life.ends.iter().flat_map(|ends| ends.iter()).map(|end| (life.rank, end)));
+        ends.filter_map(|(rank, end)| Some((rank, copy(rank, end)?))).collect()
     }
 
     pub(super) fn members(&self) -> &[Member] {

@@ -14,7 +14,7 @@ use windlass_bootstrap::descriptors::{Parcel, Sending};
 use windlass_bootstrap::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
 use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
 
-use crate::background::life::Life;
+use crate::background::life::{self, Life};
 use crate::features::page_layout::{self, PAGE_MAKER};
 use crate::features::recycling;
 use crate::peers::setup::release_socket::{Hold, ReleaseSocket};
@@ -271,13 +271,13 @@ fn exchange(
             let this = this.map_err(|error| {
                 format!("pidfd_open: {error} (it needs Linux 5.3, and seccomp to allow it)")
             })?;
-            (announcement.place, Some([this, memory]))
+            (announcement.place, Some((this, life::for_peers().map_err(words)?, memory)))
         }
     };
     let made = (lent.rank == PAGE_MAKER).then(|| page_layout::make(lent.negotiated)).transpose()?;
     let (page, file) = made.unzip();
     known.page = page;
-    let far = far.iter().flatten().map(AsFd::as_fd);
+    let far = far.iter().flat_map(|(this, life, memory)| [this.as_fd(), *life, memory.as_fd()]);
     let file = file.iter().map(AsFd::as_fd);
     let to_near: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(file.clone()).collect();
     let to_far: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(far).chain(file).collect();
@@ -309,11 +309,12 @@ fn exchange(
         let region = if lent.is_near(rank) {
             lent.reach(rank, place)?
         } else {
-            let (Some(ends), Some(memory)) = (descriptors.next(), descriptors.next()) else {
+            let mut next = || descriptors.next();
+            let (Some(pidfd), Some(socket), Some(memory)) = (next(), next(), next()) else {
                 return Err("a peer sent too few descriptors".into());
             };
             if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
-                life.ends_with(ends);
+                life.ends_with([pidfd, socket]);
             }
             lent.map(rank, place, memory.as_fd())?
         };
@@ -333,8 +334,8 @@ fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
     others.map(|member| Life { rank: member.rank, process: member.process.number(), ends: None }).collect()
 }
 
-/// Decodes a parcel: the rank, the place of its region, and its descriptors. These are a release socket; from another process also its pidfd
-/// and the region's memory; last, from rank 0, the shared page.
+/// Decodes a parcel: the rank, the place of its region, and its descriptors. These are a release socket; from another process also what tells
+/// its end, and the region's memory; last, from rank 0, the shared page.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
     let place = Place::from_wire(place.try_into().ok()?);

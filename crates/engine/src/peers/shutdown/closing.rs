@@ -1,6 +1,6 @@
 //! Keeps the memory of peer groups that this rank has closed until the other ranks have closed or died, and frees it then.
 //!
-//! Each rank sets a bit in the shared page when it closes, and pidfds tell the end of a process. So only the processes that
+//! Each rank sets a bit in the shared page when it closes, and the end of a process is seen (`background::life`). So only the processes that
 //! still have the memory are needed: the init's host may be gone.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -131,11 +131,13 @@ impl Closing {
     /// Notes which ranks have closed or died. Returns whether none is left, and the others have been told.
     fn look(&mut self) -> bool {
         self.tell();
-        let closed = self.signal.closed();
         self.open.retain(|life| {
+            // Looked at first: a rank closes before its process ends.
+            let is_over = life.is_over();
+            let closed = self.signal.closed();
             if closed & (1 << life.rank) != 0 {
                 note_closed(&self.heap, &self.leases, life.rank);
-            } else if life.is_over() {
+            } else if is_over {
                 self.heap.note(Event::Died(life.process));
             } else {
                 return true;
