@@ -204,7 +204,7 @@ pub mod capability {
 }
 
 /// The version of the layout of negotiated configs and of reports. The id tag contains it, too.
-pub const LAYOUT: u16 = 12;
+pub const LAYOUT: u16 = 13;
 
 impl NegotiatedConfig {
     /// The bytes that every rank receives.

@@ -9,11 +9,11 @@ use windlass_transport::tuning::{Collective, REGISTERED_BYTES_MIN};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
+pub(crate) enum Standing<'terms> {
     /// Its ranks can write each other's memory.
-    PeerGroup(Terms),
+    PeerGroup(&'terms Terms),
     /// The same, and the ranks have agreed that NCCL uses registered buffers in this call.
-    Registering(Terms),
+    Registering(&'terms Terms),
 }
 
 /// Whether ranks that may register decide together about this call, if it is not captured: in graphs NCCL registers by itself.
@@ -28,9 +28,9 @@ pub(crate) fn is_candidate(call: &Shared, terms: &Terms) -> bool {
 
 /// Chooses the path of a call.
 #[inline]
-pub(crate) fn plan(call: &Shared, standing: Standing) -> Path {
+pub(crate) fn plan(call: &Shared, standing: Standing<'_>) -> Path {
     let (Standing::PeerGroup(terms) | Standing::Registering(terms)) = standing;
-    if is_native(call, &terms) {
+    if is_native(call, terms) {
         return Path::Native;
     }
     match (call.function, standing) {
@@ -135,7 +135,7 @@ mod tests {
             for count in [0, 1, usize::MAX] {
                 let call = call(function, count, ncclFloat32);
                 let expected = if point_to_point { Path::P2p } else { Path::Forward };
-                assert_eq!(plan(&call, Standing::PeerGroup(SLOW)), expected);
+                assert_eq!(plan(&call, Standing::PeerGroup(&SLOW)), expected);
             }
         }
     }
@@ -163,9 +163,9 @@ mod tests {
                 let expected = function == Function::AllGather && bytes >= REGISTERED_BYTES_MIN;
                 assert_eq!(is_candidate(&call, &registers), expected, "{function:?} of {bytes} bytes");
                 assert!(!is_candidate(&call, &SLOW));
-                let registers = plan(&call, Standing::Registering(SLOW)) == Path::Registered;
+                let registers = plan(&call, Standing::Registering(&SLOW)) == Path::Registered;
                 assert_eq!(registers, function == Function::AllGather);
-                assert_ne!(plan(&call, Standing::PeerGroup(SLOW)), Path::Registered);
+                assert_ne!(plan(&call, Standing::PeerGroup(&SLOW)), Path::Registered);
             }
         }
     }
@@ -180,7 +180,11 @@ mod tests {
                 for (bytes, within) in [(limit as usize, true), (limit as usize + 4, false)] {
                     let call = call(function, elements(bytes), ncclInt8);
                     let expected = within && Collective::of(function).is_some();
-                    assert_eq!(plan(&call, Standing::PeerGroup(terms)) == Path::Native, expected, "{call:?}");
+                    assert_eq!(
+                        plan(&call, Standing::PeerGroup(&terms)) == Path::Native,
+                        expected,
+                        "{call:?}"
+                    );
                     assert!(!expected || !is_candidate(&call, &terms));
                 }
             }
@@ -192,7 +196,8 @@ mod tests {
     fn elements() {
         let mut native = Limits([1 << 20; COLLECTIVES]);
         native.0[Collective::OtherAllReduce as usize] = 64 << 10;
-        let terms = Standing::PeerGroup(Terms { native, ..SLOW });
+        let terms = Terms { native, ..SLOW };
+        let terms = Standing::PeerGroup(&terms);
         let reduce = |datatype, operation| Shared {
             operation: Some(operation),
             ..call(Function::AllReduce, 4, datatype)
@@ -231,7 +236,7 @@ mod tests {
             ReduceScatterConfig,
         };
         let terms = Terms { fixed_order: true, ..SLOW };
-        let path = |call: &Shared| plan(call, Standing::PeerGroup(terms));
+        let path = |call: &Shared| plan(call, Standing::PeerGroup(&terms));
         for function in [AllReduce, Reduce, ReduceScatter, AllReduceConfig, ReduceConfig, ReduceScatterConfig]
         {
             for count in [0, 1, 1 << 20, 1 << 40] {
@@ -239,7 +244,7 @@ mod tests {
                     for datatype in [ncclFloat16, ncclFloat32, ncclFloat8e4m3] {
                         let call = Shared { operation, ..call(function, count, datatype) };
                         assert_eq!(path(&call), Path::Native, "{call:?}");
-                        assert_eq!(plan(&call, Standing::PeerGroup(SLOW)), Path::Forward);
+                        assert_eq!(plan(&call, Standing::PeerGroup(&SLOW)), Path::Forward);
                     }
                 }
                 let others = [(ncclFloat32, ncclMax), (ncclInt8, ncclSum), (ncclInt8, ncclRedOp_t(9))];
@@ -268,7 +273,8 @@ mod tests {
             limits in any::<[u32; COLLECTIVES]>(),
             ranks in 2..17_usize,
         ) {
-            let standing = Standing::PeerGroup(Terms { ranks, native: Limits(limits.map(u64::from)), fixed_order: false });
+            let terms = Terms { ranks, native: Limits(limits.map(u64::from)), fixed_order: false };
+            let standing = Standing::PeerGroup(&terms);
             let native = |count| plan(&call(Function::ALL[function], count, ncclFloat32), standing) == Path::Native;
             let (small, large) = (counts.0.min(counts.1), counts.0.max(counts.1));
             prop_assert!(native(small) || !native(large));

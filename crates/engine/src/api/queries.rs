@@ -10,7 +10,7 @@ use nccl_sys::{
     ncclResult_t, ncclScalarResidence_t, ncclSuccess,
 };
 
-use crate::communicator;
+use crate::communicator::{self, Communicator};
 use crate::dispatch::lazy_calls;
 use crate::dispatch::ordering::{self, Lane};
 use crate::features::memory::pool;
@@ -310,8 +310,8 @@ fn create_operator(
 
 /// The peer group of a communicator whose reductions are in fixed order.
 fn in_fixed_order(handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
-    let communicator = communicator::find(handle).filter(|known| known.has_peer_group())?;
-    communicator.peer_group(handle).filter(|own| own.terms().fixed_order)
+    let is_fixed = |known: &&Communicator| known.has_peer_group() && known.terms().fixed_order;
+    communicator::find(handle).filter(is_fixed)?.peer_group(handle)
 }
 
 /// Destroys an operation.

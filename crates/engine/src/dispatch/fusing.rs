@@ -17,7 +17,7 @@ pub(super) fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
         from = run.end;
         if run.len() == 1 {
             let place = run.start;
-            let path = plan(&calls[place], Standing::PeerGroup(*terms));
+            let path = plan(&calls[place], Standing::PeerGroup(terms));
             steps.push(if path == Path::Native { Step::Alone(place) } else { Step::Forwarded(place) });
             continue;
         }

@@ -327,11 +327,11 @@ mod tests {
             for step in steps(&calls, &terms, batches) {
                 if let Step::Batch(run) = &step {
                     prop_assert!(run.len() > 1 && run.is_sorted());
-                    prop_assert!(run.iter().all(|place| plan(&calls[*place], Standing::PeerGroup(terms)) == Path::Native));
+                    prop_assert!(run.iter().all(|place| plan(&calls[*place], Standing::PeerGroup(&terms)) == Path::Native));
                 }
                 match step {
                     Step::Alone(place) => {
-                        prop_assert_eq!(plan(&calls[place], Standing::PeerGroup(terms)), Path::Native);
+                        prop_assert_eq!(plan(&calls[place], Standing::PeerGroup(&terms)), Path::Native);
                         alone += 1;
                         places.push(place);
                     }

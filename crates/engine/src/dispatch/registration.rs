@@ -34,7 +34,7 @@ impl Taken {
 }
 
 /// Decides a call together with the other ranks. None if the call is no candidate.
-pub fn take(call: &Call, communicator: &Communicator, terms: Terms) -> Option<Taken> {
+pub fn take(call: &Call, communicator: &Communicator, terms: &Terms) -> Option<Taken> {
     // NCCL refuses a null buffer. Such a call takes no number, so the program's next call gets it.
     let refusable = call.local.send.is_null() || call.local.receive.is_null();
     if refusable || call.shared.function != Function::AllGather {
@@ -43,7 +43,7 @@ pub fn take(call: &Call, communicator: &Communicator, terms: Terms) -> Option<Ta
     let peer_group = communicator.peer_group(call.local.communicator)?;
     let registering = peer_group.registering()?;
     let ranks = terms.ranks;
-    if !plan::is_candidate(&call.shared, &terms) {
+    if !plan::is_candidate(&call.shared, terms) {
         return None;
     }
     // NCCL requires that all ranks capture a call, or none. Where the driver cannot say, NCCL fails, too.

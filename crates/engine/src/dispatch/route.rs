@@ -71,7 +71,11 @@ pub(super) fn call(call: &Call, communicator: &'static Communicator) -> ncclResu
 pub(super) fn forward_held(call: &Call) -> ncclResult_t {
     let handle = call.local.communicator;
     let decide = || match communicator::find(handle) {
-        Some(communicator) => Ok((forwarded(call, communicator, &communicator.terms()), communicator)),
+        Some(communicator) => {
+            let mut ordered = None;
+            let course = forwarded(call, communicator, &communicator.terms(), &mut ordered);
+            Ok((course, ordered, communicator))
+        }
         // Another thread has ended the communicator: NCCL would read freed memory.
         None => {
             let why = format_args!("communicator {handle:p} has been destroyed within a group");
@@ -85,13 +89,13 @@ pub(super) fn forward_held(call: &Call) -> ncclResult_t {
             course.inspect_err(|code| group::wait_for(Awaited::Failed(*code)))
         },
         |course| match course {
-            Ok(((Course::Lazy, _), communicator)) => lazy_calls::call(call, communicator),
-            Ok(((Course::Refused(code), _), _)) => *code,
+            Ok((Course::Lazy, _, communicator)) => lazy_calls::call(call, communicator),
+            Ok((Course::Refused(code), ..)) => *code,
             Ok(_) => forward::forward(call),
             Err(code) => *code,
         },
         |course, result| {
-            course.into_iter().for_each(|((_, forwarded), _)| ordering::after_forward(forwarded, result));
+            course.into_iter().for_each(|(_, ordered, _)| ordering::after_forward(ordered, result));
         },
     )
 }
@@ -100,7 +104,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let inside = group::enter(|| communicator.pass());
     check::tell(call, communicator);
     let terms = communicator.terms();
-    let path = plan(&call.shared, Standing::PeerGroup(terms));
+    let path = plan(&call.shared, Standing::PeerGroup(&terms));
     let course = match path {
         Path::P2p => messages::serves(call, communicator).map(Course::P2p),
         // NCCL may run it if the group holds many. A call without elements is not held.
@@ -113,13 +117,14 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
         }
         Path::Forward | Path::Registered => None,
     };
-    let (course, forwarded) = match course {
-        Some(course) => (course, None),
+    let mut forwarded = None;
+    let course = match course {
+        Some(course) => course,
         // The arguments are such that NCCL refuses the call.
-        None if path == Path::Native => forwarded_now(call, communicator, &terms),
+        None if path == Path::Native => forwarded_now(call, communicator, &terms, &mut forwarded),
         None => match fixed_order::to_nccl(call, communicator) {
-            Ok(()) => forwarded_now(call, communicator, &terms),
-            Err(code) => (Course::Refused(code), None),
+            Ok(()) => forwarded_now(call, communicator, &terms, &mut forwarded),
+            Err(code) => Course::Refused(code),
         },
     };
     let path = match &course {
@@ -142,26 +147,36 @@ fn may_be_held(call: &Call, terms: &Terms) -> bool {
     group::is_open() && may_be_fused(&call.shared, terms)
 }
 
-fn forwarded_now(call: &Call, communicator: &Communicator, terms: &Terms) -> (Course, Option<Forwarded>) {
-    let forwarded = forwarded(call, communicator, terms);
-    if matches!(forwarded.0, Course::Refused(_)) {
+fn forwarded_now(
+    call: &Call,
+    communicator: &Communicator,
+    terms: &Terms,
+    ordered: &mut Option<Forwarded>,
+) -> Course {
+    let course = forwarded(call, communicator, terms, ordered);
+    if matches!(course, Course::Refused(_)) {
         count(call, communicator, Path::Forward);
     }
-    forwarded
+    course
 }
 
-fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms) -> (Course, Option<Forwarded>) {
+fn forwarded(
+    call: &Call,
+    communicator: &Communicator,
+    terms: &Terms,
+    ordered: &mut Option<Forwarded>,
+) -> Course {
     // A function that this NCCL lacks is no call of the group.
-    let is_missing = is_missing(call.shared.function.entry());
-    let ordered = if is_missing { Ok(None) } else { ordering::before_forward(Lane::of(call), communicator) };
-    let forwarded = match ordered {
-        Ok(forwarded) => forwarded,
-        Err(code) => return (Course::Refused(code), None),
-    };
+    if !is_missing(call.shared.function.entry()) {
+        match ordering::before_forward(Lane::of(call), communicator) {
+            Ok(forwarded) => *ordered = forwarded,
+            Err(code) => return Course::Refused(code),
+        }
+    }
     window_guard::before_forward(call, communicator);
     if communicator.is_lazy() {
-        return (Course::Lazy, forwarded);
+        return Course::Lazy;
     }
-    let taken = registration::take(call, communicator, *terms);
-    (taken.map_or(Course::Forward, |taken| Course::Taken(Box::new(taken))), forwarded)
+    registration::take(call, communicator, terms)
+        .map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
 }
