@@ -65,8 +65,11 @@ WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[rank
   while (!all_of_warp(!comes || way.posted > way.number())) {
     if (comes) way.posted = load_word_acquire(word);
     if (!waiting.ends(way.launch)) continue;
-    way.report_missing(ballot_of_warp(comes && way.posted <= way.number()) & 0xff, waited_for);
-    return false;
+    // Nobody may have to be reported: the last packet came with this very load.
+    if (const uint32_t missing = ballot_of_warp(comes && way.posted <= way.number()) & 0xff) {
+      way.report_missing(missing, waited_for);
+      return false;
+    }
   }
   // Orders all lanes' loads of the slots behind the acquires, as only some lanes have acquired each peer's word.
   sync_warp();

@@ -635,6 +635,38 @@ void abort_in_the_middle() {
   }
 }
 
+// The host asks who waits, and a warp hears it at the very poll that finds its packet. It waits for nobody, so it goes on.
+void asked_as_data_come() {
+  Options o;
+  o.channels = 1;
+  World world(o);
+  Call call;
+  call.kind = collective::reduce_scatter;
+  call.choice = {collective::simple, 4};
+  call.count = packet_bytes(call.choice) / 4;
+  How how;
+  how.blocks_max = how.role_warps_max = 1;
+  std::atomic<bool> asks{false};
+  how.turn = [&](uint32_t rank, size_t) {
+    while (rank == 1 && !asks) usleep(100);
+  };
+  uint64_t& posted = world.channel_word(0, world.layout.ll128, 0, WINDLASS_CHANNEL_POSTED + 1);
+  uint64_t& received = world.channel_word(1, world.layout.ll128, 0, WINDLASS_CHANNEL_RECEIVED);
+  // Four lanes load the word in each round.
+  uint32_t loads_before = 4 * (rounds_between_looks - 1);
+  host::before_load = [&](uint64_t address) {
+    if (address != world::address_of(&posted) || asks || loads_before--) return;
+    asks = true;
+    // Rank 1 has sent, and needs nothing any more: no other warp may answer.
+    while (!__atomic_load_n(&posted, __ATOMIC_ACQUIRE) || !__atomic_load_n(&received, __ATOMIC_ACQUIRE)) usleep(100);
+    __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ASK, __ATOMIC_RELEASE);
+  };
+  world::run(world, {call}, how);
+  host::before_load = nullptr;
+  expect(asks, "no warp waited for the packet");
+  expect(!world.reports[0].claimed && !world.reports[1].claimed, "a warp reports, although none waits");
+}
+
 // --- few resident blocks --------------------------------------------------------------------------------------------------------
 
 Options of_few_blocks(host::Random& random, uint32_t ranks) {
@@ -770,6 +802,7 @@ const struct {
     {"grids", grids, 64},
     {"ranks_ahead", ranks_ahead, 200},
     {"abort", abort_in_the_middle, 200},
+    {"asked_as_data_come", asked_as_data_come, 0},
     {"few_resident", few_blocks_resident, 500},
     {"shared_gpus", communicators_share_gpus, 500},
     {"unlike_grids_hang", unlike_grids_hang, 500},

@@ -265,7 +265,7 @@ struct World {
     launch.report = address_of(&reports[launch.rank]);
   }
   void abort() { __atomic_store_n(&control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE); }
-  bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
+  bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) == WINDLASS_CONTROL_ABORT; }
 
   // Checks at the end that every LL128 packet sent was received, that no rank counts an unsent one as consumed, and that at most half a ring lacks
   // credit and proof.

@@ -77,6 +77,8 @@ struct Random {
 
 // One in so many operations is followed by a delay; 0: none is.
 inline std::atomic<uint32_t> delay_rarity{64};
+// Called before each load of a word, unless empty. Tests set it while no kernel runs.
+inline std::function<void(uint64_t)> before_load;
 // Set whenever a warp has moved something, for residency::Threads, which finds kernels that wait for ever. A flag, as hundreds of
 // threads would contend for a count.
 inline std::atomic<bool> something_moved{false};
@@ -741,6 +743,7 @@ inline Vector load_own_words(uint64_t address) { return *reinterpret_cast<Vector
 inline void store_own_words(uint64_t address, Vector v) { *reinterpret_cast<Vector*>(address) = v; }
 inline uint64_t load_word_acquire(uint64_t address) {
   host::current->delay();
+  if (host::before_load) host::before_load(address);
   return __atomic_load_n(reinterpret_cast<uint64_t*>(address), __ATOMIC_ACQUIRE);
 }
 inline uint64_t load_word_relaxed(uint64_t address) { return load_word_acquire(address); }
