@@ -19,7 +19,7 @@ use crate::features::windows;
 #[cfg(any(test, feature = "fuzzing"))]
 use crate::peers::health::error_propagation::Loss;
 use crate::peers::health::hang_detector::HangDetectors;
-use crate::peers::shutdown::{closing, draining, room};
+use crate::peers::shutdown::{closing, draining};
 
 /// The request socket of this process, where other ranks send requests. The first call starts the worker.
 pub(super) fn request_socket() -> std::io::Result<Token> {
@@ -115,7 +115,7 @@ impl Chore for Growth {
         let question = GrowthRequest::decode(words)?;
         let peer_group = registry::find(question.comm, question.to)?;
         let (p2p, heap) = peer_group.p2p_and_heap()?;
-        peer_group.growing().grant(question, p2p, heap, room::make)
+        peer_group.growing().grant(question, p2p, heap)
     }
 }
 

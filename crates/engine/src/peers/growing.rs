@@ -1,11 +1,11 @@
 //! Grows the rings of a connection. The sender's process asks the receiver's, which lends memory for the ring, tells its own kernels and
 //! answers with that memory. The sender maps it and tells its kernels. All of this runs on the background workers of both, while calls and
-//! kernels go on. Each ring grows once. A receiver that gives none may still be in its init, or lack memory: it is asked again.
-//! Where the memory cannot be mapped, the ring stays as it is.
+//! kernels go on. Each ring grows once. A receiver that gives none may still be in its init, or lack memory: it is asked again, ever more
+//! seldom. Its answer may also have been lost, so it gives the same ring again. Where the memory cannot be mapped, the ring stays as it is.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use windlass_transport::heap::{
 use windlass_transport::p2p::{Direction, P2p, Wire};
 
 use super::requests::Others;
-use crate::features::recycling;
 
-/// After how long a receiver that gave no ring is asked again.
+/// After how long a receiver that gave no ring is asked again: at first, and at most. Twice as long each time.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
+const AGAIN_AFTER_MOST: Duration = Duration::from_secs(60);
 
 /// The growth of a rank's rings.
 #[derive(Debug)]
@@ -29,23 +29,29 @@ pub(super) struct Growing {
     others: Others,
     holds: Arc<Holds>,
     asked: AskedRings,
-    /// Locked for a push, and taken when the peer group ends.
+    /// Taken when the peer group ends. Before, only the background worker uses it, also across driver calls.
     grown: Mutex<Grown>,
 }
 
-/// The rings that need not be asked for now.
+/// A ring at a peer, or for its messages: by wire and peer.
+type Ring = (usize, u32);
+
+/// The rings that were asked for. Only the background worker uses it.
 #[derive(Debug, Default)]
-struct AskedRings {
-    /// Connections whose ring was asked for, one bit per peer: of LL128, then of TMA bulk.
-    peers: [AtomicU64; 2],
-    /// When a receiver gave no ring, by wire and peer. Only the background worker uses it.
-    denied: Mutex<BTreeMap<(usize, u32), Instant>>,
+struct AskedRings(Mutex<BTreeMap<Ring, Asked>>);
+
+#[derive(Debug)]
+struct Asked {
+    /// When to ask again; none while an answer may come, and once it has come.
+    again: Option<Instant>,
+    /// How long after the next answer that gives none.
+    after: Duration,
 }
 
 /// The memory that rings grew into: lent by this rank, and mapped from peers.
 #[derive(Debug, Default)]
 pub(super) struct Grown {
-    regions: Vec<Region>,
+    regions: BTreeMap<Ring, Region>,
     peers: Vec<PeerRegion>,
 }
 
@@ -88,28 +94,28 @@ fn index(wire: Wire) -> usize {
 impl Grown {
     /// Called once no kernel of this rank uses the rings. Returns the leases of the lent regions.
     pub(super) fn end(self) -> Vec<LeaseId> {
-        self.regions.iter().map(Region::lease).collect()
+        self.regions.values().map(Region::lease).collect()
     }
 }
 
 impl AskedRings {
-    fn denied(&self, wire: Wire, peer: u32) {
-        self.lock().insert((index(wire), peer), Instant::now());
+    /// Returns whether to ask for a ring now, and counts it as asked for.
+    fn ask(&self, ring: Ring, now: Instant) -> bool {
+        let mut rings = self.lock();
+        let asked = rings.entry(ring).or_insert(Asked { again: Some(now), after: AGAIN_AFTER });
+        asked.again.take_if(|again| *again <= now).is_some()
     }
 
-    /// Lets receivers be asked again that gave no ring at least [`AGAIN_AFTER`] ago.
-    fn ask_again(&self, wire: Wire) {
-        self.lock().retain(|(of, peer), at| {
-            let again = *of == index(wire) && at.elapsed() >= AGAIN_AFTER;
-            if again {
-                self.peers[*of].fetch_and(!(1 << peer), Ordering::Relaxed);
-            }
-            !again
-        });
+    /// Notes that the receiver gave none.
+    fn deny(&self, ring: Ring, now: Instant) {
+        if let Some(asked) = self.lock().get_mut(&ring) {
+            asked.again = Some(now + asked.after);
+            asked.after = AGAIN_AFTER_MOST.min(2 * asked.after);
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(usize, u32), Instant>> {
-        self.denied.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Ring, Asked>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,34 +137,20 @@ impl Growing {
     /// The rings that should grow and have not been asked for; marks them as asked. Calls no driver.
     pub(super) fn wanted(&self, p2p: &P2p) -> Vec<GrowthRequest> {
         let (stalled, early) = (p2p.wants_growth(), p2p.asks_early());
-        let mut questions = Vec::new();
-        for (wire, stalled, early) in
-            [(Wire::Ll128, stalled.ll128, early.ll128), (Wire::Bulk, stalled.bulk, early.bulk)]
-        {
-            let asked = &self.asked.peers[index(wire)];
-            self.asked.ask_again(wire);
-            let new = (early | stalled) & !asked.load(Ordering::Relaxed);
-            if new == 0 {
-                continue;
-            }
-            asked.fetch_or(new, Ordering::Relaxed);
-            let question =
-                |to| GrowthRequest { comm: self.others.comm(), from: self.others.rank(), to, wire };
-            questions.extend(self.others.among(new).map(question));
-        }
-        questions
+        let (now, comm, from) = (Instant::now(), self.others.comm(), self.others.rank());
+        let of = |wire, peers| {
+            let asks = self.others.among(peers).filter(move |to| self.asked.ask((index(wire), *to), now));
+            asks.map(move |to| GrowthRequest { comm, from, to, wire })
+        };
+        let of_ll128 = of(Wire::Ll128, stalled.ll128 | early.ll128);
+        of_ll128.chain(of(Wire::Bulk, stalled.bulk | early.bulk)).collect()
     }
 
     /// On the receiver: lends the larger ring, tells this rank's kernels, and returns what the sender needs to map it. The ring is not cleared
-    /// (`growth` of the kernels crate says why), so nothing has to run on the device, which may be full of waiting kernels.
-    pub(super) fn grant(
-        &self,
-        question: GrowthRequest,
-        p2p: &P2p,
-        heap: &Arc<Heap>,
-        make_room: impl Fn(),
-    ) -> Option<Answer> {
-        self.lend(question, p2p, heap, make_room)
+    /// (`growth` of the kernels crate says why), so nothing has to run on the device, which may be full of waiting kernels. Nothing is freed for
+    /// a ring: without it messages go on.
+    pub(super) fn grant(&self, question: GrowthRequest, p2p: &P2p, heap: &Arc<Heap>) -> Option<Answer> {
+        self.lend(question, p2p, heap)
             .inspect_err(|words| log::warn!("no larger ring for messages of rank {}: {words}", question.from))
             .ok()
     }
@@ -168,18 +160,15 @@ impl Growing {
         GrowthRequest { from, wire, .. }: GrowthRequest,
         p2p: &P2p,
         heap: &Arc<Heap>,
-        make_room: impl Fn(),
     ) -> Result<Answer, String> {
         let sender = self.others.member(from)?;
-        if p2p.has_grown(Direction::Receive, from, wire) {
-            return Err("it has grown before".into());
-        }
-        let lend = || heap.lend_as_it_is(p2p.growth_bytes(wire), &self.holds);
-        let make_room = |is_enough: &mut dyn FnMut() -> bool| {
-            make_room();
-            is_enough();
+        let regions = &mut self.lock().regions;
+        let region = match regions.entry((index(wire), from)) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(place) => {
+                place.insert(heap.lend_as_it_is(p2p.growth_bytes(wire), &self.holds).map_err(words)?)
+            }
         };
-        let region = recycling::lend(heap, make_room, lend).map_err(words)?;
         let member = Member { rank: from, process: sender.process.number() };
         let (place, descriptor) = if self.others.is_near(from) {
             (region.announce_here(&[member]).map_err(words)?, None)
@@ -187,10 +176,9 @@ impl Growing {
             let announcement = region.announce(&[member]).map_err(words)?;
             (announcement.place, Some(announcement.descriptor))
         };
-        let told = p2p.grow_receive(from, wire, region.address(), p2p.growth_slots(wire));
-        // It was announced, so it stays lent until the sender has closed, whether it is used or not.
-        self.lock().regions.push(region);
-        told.map_err(words)?;
+        if !p2p.has_grown(Direction::Receive, from, wire) {
+            p2p.grow_receive(from, wire, region.address(), p2p.growth_slots(wire)).map_err(words)?;
+        }
         log::debug!("a larger ring for messages of rank {from}: {} bytes", p2p.growth_bytes(wire));
         Ok(Answer { words: place.to_wire().to_vec(), descriptor })
     }
@@ -210,7 +198,7 @@ impl Growing {
                     "no larger ring for messages to rank {} yet: its process gives none",
                     question.to
                 );
-                self.asked.denied(question.wire, question.to);
+                self.asked.deny((index(question.wire), question.to), Instant::now());
                 Ok(())
             }
         };
@@ -255,18 +243,17 @@ fn words(error: impl std::fmt::Display) -> String {
 mod tests {
     use super::*;
 
-    /// A receiver that gave no ring is asked again a while later.
+    /// A receiver that gave no ring is asked again ever more seldom, down to once a minute. While an answer may come, nobody asks.
     #[test]
     fn asked_again() {
-        let asked = AskedRings::default();
-        asked.peers[1].store(0b110, Ordering::Relaxed);
-        let (now, wire) = (Instant::now(), index(Wire::Bulk));
-        asked.denied.lock().unwrap().extend([((wire, 1), now - AGAIN_AFTER), ((wire, 2), now)]);
-        asked.ask_again(Wire::Ll128);
-        assert_eq!(asked.peers[1].load(Ordering::Relaxed), 0b110);
-        asked.ask_again(Wire::Bulk);
-        assert_eq!(asked.peers[1].load(Ordering::Relaxed), 0b100);
-        assert_eq!(asked.denied.lock().unwrap().keys().collect::<Vec<_>>(), [&(wire, 2)]);
+        let (asked, mut now, moment) = (AskedRings::default(), Instant::now(), Duration::from_millis(1));
+        for after_ms in [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000] {
+            assert!(asked.ask((1, 3), now) && !asked.ask((1, 3), now + AGAIN_AFTER_MOST));
+            asked.deny((1, 3), now);
+            now += Duration::from_millis(after_ms);
+            assert!(!asked.ask((1, 3), now - moment));
+        }
+        assert!(asked.ask((0, 3), now) && asked.ask((1, 2), now), "each ring for itself");
     }
 
     /// Requests survive encoding and decoding, and other bytes are refused.

@@ -8,5 +8,6 @@ mod children;
 mod ids;
 mod inits;
 mod processes;
+mod rings;
 mod room;
 mod shared_pages;

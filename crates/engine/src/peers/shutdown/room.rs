@@ -17,7 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_micros(100);
 const CLOSES_WITHIN: Duration = Duration::from_millis(250);
 
 /// Frees all memory of ended communicators that no rank needs any more. Does not wait.
-pub(in crate::peers) fn make() {
+fn make() {
     draining::close_over();
     settle();
 }
