@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
@@ -37,7 +37,7 @@ pub fn tell(socket: &UnixStream, announcement: &Announcement) {
         (*header).cmsg_level = libc::SOL_SOCKET;
         (*header).cmsg_type = libc::SCM_RIGHTS;
         (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
-        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(announcement.descriptor.as_raw_fd());
+        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(announcement.descriptor.as_fd().as_raw_fd());
         assert_eq!(libc::sendmsg(socket.as_raw_fd(), &raw mut message, 0), wire.len() as isize);
     }
 }

@@ -6,12 +6,15 @@
 
 #![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, Result};
+
+use crate::fork_lock::without_forks;
 
 /// Descriptors above this are refused: Linux's default ceiling for one process.
 const NUMBERS_MAX: usize = 1 << 20;
@@ -20,25 +23,41 @@ static NUMBERS: [AtomicU64; NUMBERS_MAX / 64] = [const { AtomicU64::new(0) }; NU
 
 /// A descriptor of Windlass's, whose number is in the table.
 #[derive(Debug)]
-pub struct Ours(OwnedFd);
+pub struct Ours(ManuallyDrop<OwnedFd>);
 
 impl Ours {
-    /// Enters a descriptor into the table. A descriptor whose number is beyond the table is closed and refused with
+    /// Opens a descriptor and enters it into the table, with no fork in between. `open` may neither wait nor allocate.
+    pub fn open(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Ours> {
+        without_forks(|| Ours::new(open()?))
+    }
+
+    /// Opens two as [`Ours::open`] does.
+    pub fn open_pair(open: impl FnOnce() -> Result<(OwnedFd, OwnedFd)>) -> Result<(Ours, Ours)> {
+        without_forks(|| {
+            let (one, other) = open()?;
+            Ok((Ours::new(one)?, Ours::new(other)?))
+        })
+    }
+
+    /// Enters a descriptor into the table. A child forked after it was opened, and before this call, keeps it. A descriptor whose number is beyond the table is closed and refused with
     /// `EMFILE`.
     pub fn new(fd: OwnedFd) -> Result<Ours> {
         let number = fd.as_raw_fd() as usize;
         let word = NUMBERS.get(number / 64).ok_or(Errno::MFILE)?;
         word.fetch_or(1 << (number % 64), Ordering::Relaxed);
-        Ok(Ours(fd))
+        Ok(Ours(ManuallyDrop::new(fd)))
     }
 }
 
 impl Drop for Ours {
-    /// Leaves the table before the close, since the program may get the number at once. A fork between the two leaks
-    /// the descriptor into the child, which is better than closing one of the program's.
+    /// Leaves the table before the close, since the program may get the number at once. No child is forked in between.
     fn drop(&mut self) {
         let number = self.0.as_raw_fd() as usize;
-        NUMBERS[number / 64].fetch_and(!(1 << (number % 64)), Ordering::Relaxed);
+        without_forks(|| {
+            NUMBERS[number / 64].fetch_and(!(1 << (number % 64)), Ordering::Relaxed);
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        });
     }
 }
 
@@ -84,7 +103,7 @@ pub fn fill_reserve() -> bool {
         if place.load(Ordering::Relaxed) >= 0 {
             return true;
         }
-        let Ok(one) = eventfd(0, EventfdFlags::CLOEXEC).and_then(Ours::new) else { return false };
+        let Ok(one) = Ours::open(|| eventfd(0, EventfdFlags::CLOEXEC)) else { return false };
         let number = one.0.as_raw_fd();
         // Another thread may have filled the place.
         let is_kept = place.compare_exchange(-1, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -111,7 +130,7 @@ fn give_up_one() -> bool {
     // SAFETY: the number of an `Ours` that was forgotten, and that only this thread has now.
     let one =
         numbers.into_iter().find(|number| *number >= 0).map(|number| unsafe { OwnedFd::from_raw_fd(number) });
-    one.map(Ours).is_some()
+    one.map(|one| Ours(ManuallyDrop::new(one))).is_some()
 }
 
 /// In a child just forked: closes all descriptors inherited from Windlass. Takes no lock and allocates nothing.

@@ -14,6 +14,8 @@ pub mod error;
 
 pub mod guard;
 
+pub mod fork_lock;
+
 pub mod descriptor;
 
 pub mod gate;

@@ -39,7 +39,7 @@ unsafe impl Sync for SharedPage {}
 impl SharedPage {
     /// Makes `bytes` bytes of zeros, a multiple of [`BYTES`], and a descriptor by which other processes open them.
     pub fn create(bytes: usize) -> Result<(SharedPage, Ours)> {
-        let file = Ours::new(new_file()?)?;
+        let file = Ours::open(new_file)?;
         // Reserves the memory now. Exceeding the process's limit of file sizes would kill the process (SIGXFSZ).
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes as u64) {
             return Err(Errno::FBIG);

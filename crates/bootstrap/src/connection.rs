@@ -159,18 +159,18 @@ pub(crate) fn listen_locally(name: &SocketAddrUnix) -> rustix::io::Result<Ours> 
 
 fn local_socket() -> rustix::io::Result<Ours> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ours::new(net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+    Ours::open(|| net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None))
 }
 
 /// Accepts a connection at a Unix socket.
 pub(crate) fn accept_locally(listener: &Watched) -> rustix::io::Result<Ours> {
-    Ours::new(net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+    Ours::open(|| net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK))
 }
 
 fn socket(address: &SocketAddr) -> rustix::io::Result<Ours> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ours::new(net::socket_with(family, SocketType::STREAM, flags, None)?)
+    Ours::open(|| net::socket_with(family, SocketType::STREAM, flags, None))
 }
 
 /// Begins to connect. The socket is writable when the connect has ended, and [`outcome`] returns its result.
@@ -287,10 +287,10 @@ pub(crate) fn listen(address: &SocketAddr) -> rustix::io::Result<(Ours, u16)> {
 
 /// Accepts a connection at a port.
 pub(crate) fn accept(listener: &Watched) -> rustix::io::Result<Ours> {
-    let accepted = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let accepted = accept_locally(listener)?;
     sockopt::set_tcp_nodelay(&accepted, true)?;
     keep_alive(&accepted)?;
-    Ours::new(accepted)
+    Ok(accepted)
 }
 
 /// Whether no socket listens at this address: it can be bound. A bind disturbs no listener, as a connection would.

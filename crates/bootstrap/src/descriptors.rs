@@ -11,7 +11,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -26,6 +26,7 @@ use crate::negotiated::bytes::{Reader, Writer};
 use super::place;
 use super::poll::Flag;
 use windlass_base::descriptor::Ours;
+use windlass_base::fork_lock::without_forks;
 
 /// The most descriptors of one parcel.
 pub const DESCRIPTORS_MAX: usize = 1024;
@@ -55,7 +56,7 @@ pub struct Parcel {
     /// Bytes that say what the descriptors are.
     pub payload: Vec<u8>,
     /// The descriptors, in the sender's order.
-    pub descriptors: Vec<OwnedFd>,
+    pub descriptors: Vec<Ours>,
 }
 
 /// A parcel to be sent.
@@ -173,7 +174,11 @@ impl DescriptorSocket {
 
 pub(super) fn socket() -> rustix::io::Result<Ours> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ours::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    Ours::open(|| net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))
+}
+
+pub(super) fn accepted(listener: &Ours) -> rustix::io::Result<Ours> {
+    Ours::open(|| net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK))
 }
 
 pub(super) fn address(descriptor_socket: Token) -> rustix::io::Result<SocketAddrUnix> {
@@ -283,9 +288,9 @@ enum Progress {
 impl Incoming {
     fn accept(&mut self, listener: &Ours) -> Result<(), Trouble> {
         loop {
-            match net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            match accepted(listener) {
                 Ok(socket) => self.callers.push(Delivery {
-                    socket: Ours::new(socket)?,
+                    socket,
                     from: None,
                     parcel: Parcel::default(),
                     payload_bytes: 0,
@@ -369,13 +374,7 @@ impl Delivery {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffers = [IoSliceMut::new(&mut mark), IoSliceMut::new(&mut packet)];
-        let receive = || net::recvmsg(&self.socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC);
-        let received = received(receive, |received| received.bytes == 0)?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.parcel.descriptors.extend(descriptors);
-            }
-        }
+        let received = received_with(&self.socket, &mut buffers, &mut control, &mut self.parcel.descriptors)?;
         let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
         if received.bytes == 0 || cut {
             return Ok(Progress::Gone);
@@ -418,6 +417,31 @@ pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
         Progress::Whole => Some(caller.parcel.payload),
         Progress::More | Progress::Gone => None,
     }
+}
+
+/// Receives a packet with its descriptors, with no fork in between.
+pub(super) fn received_with(
+    socket: &Ours,
+    buffers: &mut [IoSliceMut<'_>],
+    control: &mut RecvAncillaryBuffer<'_>,
+    descriptors: &mut Vec<Ours>,
+) -> rustix::io::Result<net::RecvMsg> {
+    // Nothing may allocate later.
+    descriptors.reserve(PACKET_DESCRIPTORS);
+    let receive = || {
+        without_forks(|| {
+            let received = net::recvmsg(socket, buffers, control, RecvFlags::CMSG_CLOEXEC)?;
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(new) = message {
+                    for one in new {
+                        descriptors.push(Ours::new(one)?);
+                    }
+                }
+            }
+            Ok(received)
+        })
+    };
+    received(receive, |received| received.bytes == 0)
 }
 
 /// Calls `receive` on a packet socket that does not block, and once more if the result is an end.

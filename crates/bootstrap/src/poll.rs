@@ -17,7 +17,7 @@ pub struct Flag(Ours);
 impl Flag {
     /// A flag that is down.
     pub fn new() -> rustix::io::Result<Flag> {
-        Ok(Flag(Ours::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?))
+        Ok(Flag(Ours::open(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))?))
     }
 
     /// Raises it.
@@ -100,7 +100,7 @@ impl std::fmt::Debug for Poll {
 impl Poll {
     /// An empty set. Keys below `first_key` are the caller's.
     pub fn new(first_key: u64) -> rustix::io::Result<Poll> {
-        let set = Rc::new(Ours::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
+        let set = Rc::new(Ours::open(|| epoll::create(epoll::CreateFlags::CLOEXEC))?);
         Ok(Poll { set, next_key: first_key, events: Vec::with_capacity(64) })
     }
 

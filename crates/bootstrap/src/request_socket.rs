@@ -9,18 +9,17 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags,
+    self, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
 use crate::negotiated::Token;
 
-use super::descriptors::{address, received, socket};
+use super::descriptors::{accepted, address, received_with, socket};
 use super::place;
 use windlass_base::descriptor::{self, Ours};
 
@@ -35,7 +34,7 @@ pub struct Answer {
     /// At least one byte, at most [`WORDS_BYTES_MAX`].
     pub words: Vec<u8>,
     /// Close-on-exec when received.
-    pub descriptor: Option<OwnedFd>,
+    pub descriptor: Option<Ours>,
 }
 
 /// Why there is no answer.
@@ -160,10 +159,9 @@ impl RequestSocket {
             drop(self.callers.remove(0));
         }
         while self.callers.len() < UNKNOWN_MAX {
-            let accept = || net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
             // The asker waits for the answer, so the reserve is used.
-            match descriptor::even_of_reserve(accept) {
-                Ok(caller) => self.callers.extend(Ours::new(caller).ok()),
+            match descriptor::even_of_reserve(|| accepted(&self.listener)) {
+                Ok(caller) => self.callers.push(caller),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
                 // Without a free descriptor the next turn tries again. It must not come at once, so the listener is not
@@ -202,19 +200,16 @@ impl Asked {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffers = [IoSliceMut::new(&mut words)];
-        let receive = || net::recvmsg(socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC);
-        let received = received(receive, |received| received.bytes == 0)?;
-        let mut descriptor = None;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                descriptor = descriptors.last();
-            }
-        }
+        let mut descriptors = Vec::new();
+        let received = received_with(socket, &mut buffers, &mut control, &mut descriptors)?;
         let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
         if cut || !(1..=WORDS_BYTES_MAX).contains(&received.bytes) {
             return Ok(QuestionState::Over(Err(Silence::Unanswered)));
         }
-        Ok(QuestionState::Over(Ok(Answer { words: words[..received.bytes].to_vec(), descriptor })))
+        Ok(QuestionState::Over(Ok(Answer {
+            words: words[..received.bytes].to_vec(),
+            descriptor: descriptors.pop(),
+        })))
     }
 }
 
@@ -270,7 +265,8 @@ mod tests {
         request_sockets[0].ask(other, b"yes".to_vec(), 7);
         request_sockets[0].ask(own, b"own".to_vec(), 8);
         let mut answers = turns(&mut request_sockets, |words| {
-            let descriptor = (words == b"yes").then(|| OwnedFd::from(std::fs::File::open("/").unwrap()));
+            let descriptor =
+                (words == b"yes").then(|| Ours::new(std::fs::File::open("/").unwrap().into()).unwrap());
             Some(Answer { words: words.to_vec(), descriptor })
         });
         answers.sort_by_key(|(key, _)| *key);

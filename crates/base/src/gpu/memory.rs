@@ -169,11 +169,11 @@ impl Physical {
     }
 
     /// A descriptor of the memory for other processes. The memory stays while a descriptor is open anywhere.
-    pub fn export(&self) -> Result<OwnedFd, Failure> {
+    pub fn export(&self) -> Result<Ours, Failure> {
         let first = self
             .exported
             .get_or_try_init(|| Ours::new(self.export_now()?).map_err(|cause| self.no_descriptor(cause)))?;
-        rustix::io::fcntl_dupfd_cloexec(first, 0).map_err(|cause| self.no_descriptor(cause))
+        Ours::open(|| rustix::io::fcntl_dupfd_cloexec(first, 0)).map_err(|cause| self.no_descriptor(cause))
     }
 
     fn no_descriptor(&self, cause: rustix::io::Errno) -> Failure {

@@ -9,6 +9,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_getfd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, send, socket};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use windlass_base::descriptor::Ours;
 
 use windlass_bootstrap::Preparation;
 use windlass_bootstrap::descriptors::{
@@ -23,7 +24,7 @@ fn file_with(text: &str) -> OwnedFd {
     file.into()
 }
 
-fn text_of(file: &OwnedFd) -> String {
+fn text_of(file: &Ours) -> String {
     assert!(fcntl_getfd(file).unwrap().contains(FdFlags::CLOEXEC));
     // Its position is shared by all who have the descriptor.
     let mut text = [0u8; 64];
@@ -32,7 +33,7 @@ fn text_of(file: &OwnedFd) -> String {
 }
 
 /// The pidfds of peers that [`swap_names`] received.
-pub static PEERS: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+pub static PEERS: Mutex<Vec<Ours>> = Mutex::new(Vec::new());
 
 /// A preparation in which every participant sends each other one two files, which name it and the receiver, and its pidfd, and
 /// reads those of the others.

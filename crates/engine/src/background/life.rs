@@ -32,10 +32,8 @@ static OWN: ForkLocal<(Ours, Ours)> = ForkLocal::new();
 
 /// The end of this process's socket pair that its peers get.
 pub(crate) fn for_peers() -> rustix::io::Result<BorrowedFd<'static>> {
-    let pair = OWN.get_or_try_init(|| {
-        let (own, others) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok((Ours::new(own)?, Ours::new(others)?))
-    });
+    let pair = || socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let pair = OWN.get_or_try_init(|| Ours::open_pair(pair));
     pair.map(|(_, others)| others.as_fd())
 }
 

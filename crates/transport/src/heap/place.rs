@@ -1,6 +1,6 @@
 //! What a rank tells its peers of a region: the numbers of its [`Place`], and one descriptor.
 
-use std::os::fd::OwnedFd;
+use windlass_base::descriptor::Ours;
 
 use crate::heap::error::HeapError;
 use crate::heap::space::Serial;
@@ -32,7 +32,7 @@ pub struct Announcement {
     /// The numbers.
     pub place: Place,
     /// The chunk's memory.
-    pub descriptor: OwnedFd,
+    pub descriptor: Ours,
 }
 
 impl Place {

@@ -163,7 +163,7 @@ fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
 }
 
 fn copy(rank: u32, life: &Ours) -> Option<Ours> {
-    let copied = rustix::io::fcntl_dupfd_cloexec(life, 0).and_then(Ours::new);
+    let copied = Ours::open(|| rustix::io::fcntl_dupfd_cloexec(life, 0));
     // Without the copy, only a process that ends before it has come to the session goes unseen.
     copied.inspect_err(|error| log::warn!("rank {rank} is not watched: {error}")).ok()
 }

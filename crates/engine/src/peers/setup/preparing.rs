@@ -266,12 +266,11 @@ fn exchange(
         true => (lent.region.announce_here(&others).map_err(words)?, None),
         false => {
             let announcement = lent.region.announce(&others).map_err(words)?;
-            let memory = Ours::new(announcement.descriptor).map_err(words)?;
-            let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new);
+            let this = Ours::open(|| pidfd_open(getpid(), PidfdFlags::empty()));
             let this = this.map_err(|error| {
                 format!("pidfd_open: {error} (it needs Linux 5.3, and seccomp to allow it)")
             })?;
-            (announcement.place, Some((this, life::for_peers().map_err(words)?, memory)))
+            (announcement.place, Some((this, life::for_peers().map_err(words)?, announcement.descriptor)))
         }
     };
     let made = (lent.rank == PAGE_MAKER).then(|| page_layout::make(lent.negotiated)).transpose()?;
@@ -339,8 +338,7 @@ fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
     let place = Place::from_wire(place.try_into().ok()?);
-    let descriptors = parcel.descriptors.into_iter().map(|descriptor| Ours::new(descriptor).ok());
-    Some((u32::from_le_bytes(*rank), place, descriptors.collect::<Option<_>>()?))
+    Some((u32::from_le_bytes(*rank), place, parcel.descriptors))
 }
 
 /// Prepares all ranks of a negotiated config in this process, without a session. An error names the rank that failed.

@@ -31,12 +31,9 @@ impl ReleaseSocket {
     /// Makes the two ends. The second one is for the other ranks.
     pub(in crate::peers) fn new() -> rustix::io::Result<(ReleaseSocket, Hold)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (own, others) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        let end = Ours::new(own)?;
-        Ok((
-            ReleaseSocket { end, keepers: AtomicU64::new(0), over: AtomicBool::new(false) },
-            Hold(Ours::new(others)?),
-        ))
+        let (end, others) =
+            Ours::open_pair(|| net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None))?;
+        Ok((ReleaseSocket { end, keepers: AtomicU64::new(0), over: AtomicBool::new(false) }, Hold(others)))
     }
 
     /// The ranks that do not touch the region any more, one bit each. Does not wait.
