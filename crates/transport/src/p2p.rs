@@ -161,22 +161,23 @@ impl P2p {
     /// Runs one group: its sends and receives, in call order, on one stream, in a turn of its own.
     #[cfg(any(test, feature = "test-support"))]
     pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), TransportError> {
-        let run = self.sequencer.take(stream, Joins::default(), |turn| self.launch(turn, operations));
+        let launch = |turn: &mut Turn<'_>| self.launch(turn, operations).map(drop);
+        let run = self.sequencer.take(stream, Joins::default(), launch);
         run.map_err(TransportError::told)
     }
 
-    /// Launches one group in a turn. Errors are not logged here.
+    /// Launches one group in a turn. Returns whether it [asks early](P2p::asks_early) for a ring, as none before. Errors are not logged here.
     ///
     /// After a failure of the driver peers wait, and the owner must abort the communicator.
-    pub fn launch(&self, turn: &mut Turn<'_>, operations: &[Operation]) -> Result<(), TransportError> {
+    pub fn launch(&self, turn: &mut Turn<'_>, operations: &[Operation]) -> Result<bool, TransportError> {
         let work = &mut *self.work.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(operations)?;
-        self.note_chunks(operations);
+        let asks_early = self.note_chunks(operations);
         let P2p { peers, geometry, limits, .. } = self;
         let shape = arrange(operations, peers, geometry, limits, &mut work.launch, &mut work.listed)
             .map_err(|why| self.channels(why))?;
         if shape.blocks == 0 {
-            return Ok(());
+            return Ok(asks_early);
         }
         let words = self.words().ok_or_else(|| self.ended())?;
         // Making room for a list queries events or allocates, which may break captures.
@@ -213,7 +214,8 @@ impl P2p {
             domain: turn.domain(),
             start: Start::AfterStream,
         };
-        Ok(calls::launch(driver, self.device_resources.function, stream, &shape, &mut work.launch)?)
+        calls::launch(driver, self.device_resources.function, stream, &shape, &mut work.launch)?;
+        Ok(asks_early)
     }
 
     fn words(&self) -> Option<Words<'_>> {

@@ -36,9 +36,8 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
         |supply, result| {
             if let Supply::Make(making) = supply
                 && result == ncclSuccess
-                && pool::made(&making, registration::allocated(place))
             {
-                recycling::look_after_pool();
+                pool::made(&making, registration::allocated(place));
             }
         },
     )
@@ -60,7 +59,11 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
         || {
             count::function(Entry::ncclMemFree);
             group::restore_device();
+            let were_kept = pool::is_any_kept();
             let given = pool::free(address as Address);
+            if !were_kept {
+                recycling::look_after_kept();
+            }
             if matches!(given, Return::Forward | Return::LetGo) {
                 memory_is_freed(address as Address);
             }

@@ -1,7 +1,7 @@
 //! The background worker: one thread of the process that runs [chores](Chore), and exchanges requests with other ranks' processes.
 //! It is not the bootstrap's thread, because chores call the driver, and an init must not wait for that.
 //!
-//! It sleeps in one poll until a chore is due. No call waits for it.
+//! It sleeps in one poll until a chore is due. No call waits for it. No chore is due because a communicator lives: what begins wakes the worker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::background::process_exit;
 pub(crate) const BUSY_TICK: Duration = Duration::from_millis(5);
 /// The interval of chores that will soon free memory, or compare calls.
 pub(crate) const SOON_TICK: Duration = Duration::from_millis(50);
-/// The interval of other chores.
+/// The interval of chores that wait for what ends.
 pub(crate) const IDLE_TICK: Duration = Duration::from_millis(100);
 /// How long the end of the process waits for the worker.
 const END_WITHIN: Duration = Duration::from_secs(1);
@@ -221,7 +221,6 @@ impl Round {
                 guard::or_else(|| (), || chore.turn());
             }
             guard::or_else(|| (), || self.speak());
-            descriptor::fill_reserve();
         }
         let Round { worker, beginning, mut chores, request_socket, asked, .. } = self;
         // Dropped first: a thread that begins again takes the socket's name, and callers without an answer ask again.
@@ -255,10 +254,13 @@ impl Round {
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.flat_map(|ends| ends.iter().map(|end| PollFd::new(end, PollFlags::IN))));
         let due = self.chores.iter().filter_map(|chore| chore.due());
-        let knocks = self.request_socket.knocks().then_some(BUSY_TICK);
-        let asks = (!self.worker.requests().is_empty()).then_some(IDLE_TICK);
-        let tick = due.chain(knocks).chain(asks).min();
-        let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 });
+        let held_up = self.request_socket.is_held_up().then_some(BUSY_TICK);
+        let now = Instant::now();
+        let asks = self.worker.requests().iter().map(|one| one.due.saturating_duration_since(now)).min();
+        let reserve = (!descriptor::fill_reserve()).then_some(IDLE_TICK);
+        let tick = due.chain(held_up).chain(asks).chain(reserve).min();
+        let tick =
+            tick.map(|tick| Timespec { tv_sec: tick.as_secs() as i64, tv_nsec: tick.subsec_nanos().into() });
         // No chore holds a peer group between turns.
         self.worker.looking.store(false, Ordering::Release);
         match poll(&mut polled, tick.as_ref()) {

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::ncclComm_t;
 
-use crate::features::recycling::alive;
+use crate::features::recycling::{self, alive};
 use windlass_base::config::{Order, config};
 use windlass_base::stats::count::{self, Identity};
 
@@ -95,6 +95,7 @@ pub(crate) fn remove(handle: ncclComm_t) -> Option<Kept> {
     place.handle.store(REMOVED, Ordering::Release);
     let communicator = reference(place.communicator.load(Ordering::Relaxed));
     count::end(communicator.counters());
+    recycling::look_after_kept();
     let kept = communicator.end();
     spare.records.push(communicator);
     kept

@@ -1,6 +1,6 @@
 //! Gives back kept memory and ends cached communicators: when too much is kept, when memory is short, or when the program asks.
 //!
-//! No signal tells that another program lacks memory. So the background worker looks every 50 ms while anything is kept, and
+//! No signal tells that another program lacks memory. So the background worker looks every 50 ms while anything is kept that may go, and
 //! without the worker nothing is kept.
 
 pub(crate) mod alive;
@@ -18,9 +18,11 @@ use crate::background::{side_thread, worker};
 use crate::features::registration::freeing::{Busy, Freeing, free, home_of, is_short_on, let_go};
 use crate::features::windows;
 
-/// Wakes the worker, because the pool has blocks to look after.
-pub(crate) fn look_after_pool() {
-    worker::wake();
+/// Wakes the worker if something is kept that may go. Called when a block is freed, and when a communicator has ended.
+pub(crate) fn look_after_kept() {
+    if is_any_to_look_after() {
+        worker::wake();
+    }
 }
 
 /// Frees blocks whose windows must go first. Called by the thread that frees one, which so has the memory back at its return, unless a

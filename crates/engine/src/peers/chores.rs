@@ -13,7 +13,7 @@ use super::ids::IdRequest;
 use super::registry;
 use crate::background::worker;
 use crate::background::worker::{BUSY_TICK, Chore, IDLE_TICK, SOON_TICK};
-use crate::features::recycling::{self, cached};
+use crate::features::recycling;
 use crate::features::registration::registering;
 use crate::features::windows;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -30,7 +30,7 @@ fn all() -> Vec<Box<dyn Chore>> {
     vec![
         Box::new(Registrations),
         Box::new(Comparisons),
-        Box::<Growth>::default(),
+        Box::new(Growth),
         Box::<HangDetectors>::default(),
         Box::new(LostAttempts),
         Box::new(IdMaker),
@@ -69,36 +69,16 @@ impl Chore for Comparisons {
     }
 }
 
-/// Grows the rings whose senders lack room. Looks often while sends and receives are being issued, and for a second after.
-#[derive(Default)]
-struct Growth {
-    runs: u64,
-    busy_since: Option<Instant>,
-}
-
-/// How long it looks often after the last call.
-const BUSY_FOR: Duration = Duration::from_secs(1);
-
-impl Growth {
-    fn note(&mut self, runs: u64) {
-        if runs != self.runs {
-            (self.runs, self.busy_since) = (runs, Some(Instant::now()));
-        } else if self.busy_since.is_some_and(|since| since.elapsed() > BUSY_FOR) {
-            self.busy_since = None;
-        }
-    }
-}
+/// Grows the rings whose senders lack room.
+struct Growth;
 
 impl Chore for Growth {
     fn due(&self) -> Option<Duration> {
-        let tick = if self.busy_since.is_some() { BUSY_TICK } else { IDLE_TICK };
-        (!registry::is_empty()).then_some(tick)
+        registry::alive().filter_map(|peer_group| peer_group.growing().due()).min()
     }
 
     fn turn(&mut self) {
-        let mut runs = 0;
         for peer_group in registry::alive() {
-            runs += peer_group.ranks().runs();
             let Some(transports) = peer_group.transports() else { continue };
             for question in peer_group.growing().wanted(&transports.p2p) {
                 peer_group.others().ask(question.to, question.encode(), move |answer| {
@@ -108,7 +88,6 @@ impl Chore for Growth {
                 });
             }
         }
-        self.note(runs);
     }
 
     fn answer(&mut self, words: &[u8]) -> Option<Answer> {
@@ -172,11 +151,7 @@ impl KeptMemory {
 
 impl Chore for KeptMemory {
     fn due(&self) -> Option<Duration> {
-        if recycling::is_any_to_look_after() {
-            return Some(SOON_TICK);
-        }
-        // A cached communicator may not end while others live, and their ends do not wake the worker. So it looks seldom.
-        (cached::is_any() || !pool::is_empty()).then_some(IDLE_TICK)
+        recycling::is_any_to_look_after().then_some(SOON_TICK)
     }
 
     fn turn(&mut self) {
@@ -242,19 +217,5 @@ mod tests {
         fuzz_request(&LostAttempt { comm, from: 2, to: 1, attempt: 7 }.encode());
         fuzz_request(&IdRequest { comm, of: 2, number: 7 }.encode());
         fuzz_request(&GrowthRequest { comm, from: 3, to: 1, wire: Wire::Bulk }.encode());
-    }
-
-    /// The growth chore looks often from a call on, and for a while after.
-    #[test]
-    fn busy() {
-        let mut growth = Growth::default();
-        growth.note(0);
-        assert!(growth.busy_since.is_none());
-        growth.note(3);
-        growth.note(3);
-        assert!(growth.busy_since.is_some());
-        growth.busy_since = Instant::now().checked_sub(2 * BUSY_FOR);
-        growth.note(3);
-        assert!(growth.busy_since.is_none());
     }
 }

@@ -263,13 +263,13 @@ impl PeerGroup {
             return Err(refuse(self.error(), format_args!("the communicator has failed")));
         }
         let Some(transports) = self.transports() else { return Err(ncclInternalError) };
-        let mut went = Went::ToStream;
+        let (mut went, mut asks_early) = (Went::ToStream, false);
         let ran = transports.sequencer.take(stream, joins, |turn| {
             if let Some(native) = &transports.native {
                 tasks.iter().try_for_each(|task| native.launch(turn, task))?;
             }
             if !operations.is_empty() {
-                transports.p2p.launch(turn, operations)?;
+                asks_early = transports.p2p.launch(turn, operations)?;
             }
             // Messages without bytes launch nothing, and are yet a part of the group's operation.
             if !joins.before.is_empty() || !joins.after.is_empty() {
@@ -283,6 +283,9 @@ impl PeerGroup {
         let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.negotiated().members.len()) - 1 };
         // Noted only after the launch, as the hang detector takes the awaited ranks before it asks whether all is done.
         self.ranks.awaits(of_messages | of_collectives);
+        if !operations.is_empty() && (self.growing.note_sends() || asks_early) {
+            worker::wake();
+        }
         result
     }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,13 +23,20 @@ use super::requests::Others;
 /// After how long a receiver that gave no ring is asked again: at first, and at most. Twice as long each time.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 const AGAIN_AFTER_MOST: Duration = Duration::from_secs(60);
+/// How often to look for senders without room, who say so after as long: so many times after a send was issued, and later. Sends of graphs, and
+/// those behind other work, run at any time; the worker may not ask the driver, which may wait for the program.
+const STALLED_EVERY: Duration = Duration::from_millis(250);
+const STALLED_EVERY_LATER: Duration = Duration::from_secs(1);
+const LOOKS: u32 = 5;
 
-/// The growth of a rank's rings.
+/// The growth of a rank's rings. A large message asks for its ring at once. A sender without room says so in memory that the worker reads.
 #[derive(Debug)]
 pub(super) struct Growing {
     others: Others,
     holds: Arc<Holds>,
     asked: AskedRings,
+    /// How many looks for senders without room are still to come soon; 0 where nothing was ever sent.
+    looks: AtomicU32,
     /// Taken when the peer group ends. Before, only the background worker uses it, also across driver calls.
     grown: Mutex<Grown>,
 }
@@ -114,6 +122,12 @@ impl AskedRings {
         }
     }
 
+    /// The time until a ring is to be asked for again.
+    fn due(&self) -> Option<Duration> {
+        let again = self.lock().values().filter_map(|asked| asked.again).min();
+        again.map(|again| again.saturating_duration_since(Instant::now()))
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Ring, Asked>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,7 +136,23 @@ impl AskedRings {
 impl Growing {
     /// The growth of a rank whose graphs keep memory through `holds`.
     pub(super) fn new(others: Others, holds: Arc<Holds>) -> Growing {
-        Growing { others, holds, asked: AskedRings::default(), grown: Mutex::default() }
+        let (asked, looks, grown) = Default::default();
+        Growing { others, holds, asked, looks, grown }
+    }
+
+    /// Notes that sends have been issued. Returns whether the background worker must be woken to look soon.
+    pub(super) fn note_sends(&self) -> bool {
+        self.looks.swap(LOOKS, Ordering::Relaxed) <= 1
+    }
+
+    /// The time until the next look for rings that should grow.
+    pub(super) fn due(&self) -> Option<Duration> {
+        let stalled = match self.looks.load(Ordering::Relaxed) {
+            0 => None,
+            1 => Some(STALLED_EVERY_LATER),
+            _ => Some(STALLED_EVERY),
+        };
+        stalled.into_iter().chain(self.asked.due()).min()
     }
 
     /// Takes all grown memory, for the end of the peer group.
@@ -134,8 +164,11 @@ impl Growing {
         self.grown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rings that should grow and have not been asked for; marks them as asked. Calls no driver.
+    /// Looks for rings that should grow and are to be asked for now; marks them as asked. Calls no driver.
     pub(super) fn wanted(&self, p2p: &P2p) -> Vec<GrowthRequest> {
+        let _ = self
+            .looks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looks| (looks > 1).then(|| looks - 1));
         let (stalled, early) = (p2p.wants_growth(), p2p.asks_early());
         let (now, comm, from) = (Instant::now(), self.others.comm(), self.others.rank());
         let of = |wire, peers| {

@@ -21,11 +21,6 @@ pub(super) fn alive() -> impl Iterator<Item = Arc<PeerGroup>> {
     PEER_GROUPS.alive()
 }
 
-/// Whether there is no peer group.
-pub(super) fn is_empty() -> bool {
-    PEER_GROUPS.is_empty()
-}
-
 /// The peer group of this token and rank.
 pub(super) fn find(comm: Token, rank: u32) -> Option<Arc<PeerGroup>> {
     alive().find(|peer_group| peer_group.negotiated().comm == comm && peer_group.rank() == rank)

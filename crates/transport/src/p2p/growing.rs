@@ -113,16 +113,18 @@ impl P2p {
         grown.fold(0, |mask, peer| mask | 1 << peer)
     }
 
-    /// Notes to which peers a group sends chunks.
-    pub(super) fn note_chunks(&self, calls: &[Operation]) {
+    /// Notes to which peers a group sends chunks. Returns whether it is the first to one of them.
+    pub(super) fn note_chunks(&self, calls: &[Operation]) -> bool {
         let large = calls.iter().filter(|call| {
             call.direction == Direction::Send
                 && call.bytes >= self.geometry.bulk_from_bytes
                 && call.peer != self.geometry.rank
         });
         let peers = large.fold(0_u64, |mask, call| mask | 1 << call.peer);
-        if peers & !self.sent_chunks.load(Ordering::Relaxed) != 0 {
+        let are_new = peers & !self.sent_chunks.load(Ordering::Relaxed) != 0;
+        if are_new {
             self.sent_chunks.fetch_or(peers, Ordering::Relaxed);
         }
+        are_new
     }
 }

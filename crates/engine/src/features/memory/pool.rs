@@ -103,17 +103,16 @@ pub(crate) fn allocate(bytes: usize, set: Option<Ordinal>) -> Supply {
     Supply::Make(Making { device, bytes })
 }
 
-/// Enters memory that NCCL has made for the program. Returns whether it is a block of the pool. It is none if NCCL got it from
-/// `cudaMalloc` (NCCL_CUMEM_ENABLE=0), or rounds sizes in another way.
-pub(crate) fn made(making: &Making, address: Address) -> bool {
-    let Some(driver) = gpu::opened() else { return false };
-    let Some(said) = driver.attributes(address) else { return false };
+/// Enters memory that NCCL has made for the program, if it is a block of the pool. It is none if NCCL got it from `cudaMalloc`
+/// (NCCL_CUMEM_ENABLE=0), or rounds sizes in another way.
+pub(crate) fn made(making: &Making, address: Address) {
+    let Some(driver) = gpu::opened() else { return };
+    let Some(said) = driver.attributes(address) else { return };
     let expected = Extent { base: address, bytes: making.bytes };
     if said.mapping != expected || said.device != making.device || !driver.is_mapped_by_handle(address) {
-        return false;
+        return;
     }
     change(|ledger| ledger.enter(making.device, Range { base: address, bytes: making.bytes }, said.id));
-    true
 }
 
 /// Handles a free by the program.
@@ -305,7 +304,7 @@ pub(crate) fn is_any_kept() -> bool {
 }
 
 /// Whether the ledger has no block.
-pub(crate) fn is_empty() -> bool {
+fn is_empty() -> bool {
     KNOWN.load(Ordering::Relaxed) == 0 || is_forked()
 }
 

@@ -126,7 +126,8 @@ pub(in crate::peers) struct HangDetectors {
 
 impl Chore for HangDetectors {
     fn due(&self) -> Option<Duration> {
-        self.of.values().any(HangDetector::is_asking).then_some(BUSY_TICK)
+        let looks = |one: &HangDetector| if one.is_asking() { BUSY_TICK } else { ASK_EVERY };
+        self.of.values().filter(|one| !one.over).map(looks).min()
     }
 
     fn lives(&self) -> Vec<Arc<Life>> {
@@ -157,6 +158,8 @@ impl Chore for HangDetectors {
         let peer_group = registry::find(comm, to)?;
         log::debug!("rank {to}: rank {from} says that it has failed");
         peer_group.ranks().lose(from);
+        // Its next turn is due then.
+        self.of.entry((comm, to)).or_default();
         Some(Answer { words: vec![1], descriptor: None })
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclUnhandledCudaError};
 use once_cell::sync::OnceCell;
 
+use crate::background::worker;
 use crate::features::memory::allocation::{Allocations, Kind};
 use crate::features::registration::aliases::Aliases;
 use crate::features::registration::cache::{Key, Use, Why};
@@ -69,7 +70,10 @@ impl Registering {
         match cache.want(&mut aliases, key, buffer, number) {
             Ok(alias) => {
                 count::registered(Registered::Hits, 1);
-                self.has_entries.store(true, Ordering::Relaxed);
+                if !self.has_entries() {
+                    self.has_entries.store(true, Ordering::Relaxed);
+                    worker::wake();
+                }
                 Some(alias.address() + (buffer.base - found.range.base))
             }
             Err(why) => {
