@@ -29,8 +29,14 @@ fn shared(function: Function, count: usize, datatype: ncclDataType_t) -> Shared 
     Shared { function, count, datatype, operation: None, root: None }
 }
 
-fn local(communicator: ncclComm_t, stream: cudaStream_t, send: *const c_void, receive: *mut c_void) -> Local {
-    Local { send, receive, peer: None, config: null(), communicator, stream, scalar: None }
+fn local(
+    called: Function,
+    communicator: ncclComm_t,
+    stream: cudaStream_t,
+    send: *const c_void,
+    receive: *mut c_void,
+) -> Local {
+    Local { called, send, receive, peer: None, config: null(), communicator, stream, scalar: None }
 }
 
 /// A row for each collective: the plain function and the one with a configuration, and what it has besides buffers,
@@ -44,15 +50,19 @@ macro_rules! collectives {
                 $($argument: $type,)* comm: ncclComm_t, stream: cudaStream_t,
             ) -> ncclResult_t {
                 let shared = shared(Function::$plain_function, count, datatype);
-                run(Shared { $($field: Some($argument),)* ..shared }, local(comm, stream, sendbuff, recvbuff))
+                let local = local(shared.function, comm, stream, sendbuff, recvbuff);
+                run(Shared { $($field: Some($argument),)* ..shared }, local)
             }
 
             pub extern "C-unwind" fn $configured(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 $($argument: $type,)* comm: ncclComm_t, stream: cudaStream_t, config: *const ncclCollConfig_t,
             ) -> ncclResult_t {
-                let shared = shared(Function::$configured_function, count, datatype);
-                let local = local(comm, stream, sendbuff, recvbuff);
+                let called = Function::$configured_function;
+                // Another rank may make the plain call.
+                let function = if config.is_null() { Function::$plain_function } else { called };
+                let shared = shared(function, count, datatype);
+                let local = local(called, comm, stream, sendbuff, recvbuff);
                 run(Shared { $($field: Some($argument),)* ..shared }, Local { config, ..local })
             }
         )*
@@ -79,7 +89,7 @@ pub extern "C-unwind" fn ncclBcast(
 ) -> ncclResult_t {
     run(
         Shared { root: Some(root), ..shared(Function::Bcast, count, datatype) },
-        local(comm, stream, buff, buff),
+        local(Function::Bcast, comm, stream, buff, buff),
     )
 }
 
@@ -93,7 +103,7 @@ pub extern "C-unwind" fn ncclSend(
 ) -> ncclResult_t {
     run(
         shared(Function::Send, count, datatype),
-        Local { peer: Some(peer), ..local(comm, stream, sendbuff, null_mut()) },
+        Local { peer: Some(peer), ..local(Function::Send, comm, stream, sendbuff, null_mut()) },
     )
 }
 
@@ -107,7 +117,7 @@ pub extern "C-unwind" fn ncclRecv(
 ) -> ncclResult_t {
     run(
         shared(Function::Recv, count, datatype),
-        Local { peer: Some(peer), ..local(comm, stream, null(), recvbuff) },
+        Local { peer: Some(peer), ..local(Function::Recv, comm, stream, null(), recvbuff) },
     )
 }
 

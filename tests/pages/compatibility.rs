@@ -94,7 +94,10 @@ const SEEN: &[(&str, &str)] = &[
     ("ncclAlltoAll", "Kernels of Windlass, of any size."),
     ("ncclGather", "Kernels of Windlass, of any size."),
     ("ncclScatter", "Kernels of Windlass, of any size."),
-    ("…Config", "NCCL, in order with what Windlass runs."),
+    (
+        "…Config",
+        "With a configuration NCCL, in order with what Windlass runs. Without one as the plain call.",
+    ),
     ("ncclSend", "Kernels of Windlass, of any size."),
     ("ncclRecv", "Kernels of Windlass, of any size."),
     ("ncclPutSignal", "NCCL, in order with what Windlass runs."),

@@ -56,13 +56,16 @@ pub struct Shared {
 /// The arguments that belong to this rank alone. Pointers are device addresses and are never read here.
 #[derive(Clone, Copy, Debug)]
 pub struct Local {
+    /// The function that the program called, by whose name the call is counted. Without a configuration a `…Config` function is the
+    /// plain one for all else.
+    pub called: Function,
     /// Where this rank's data lie; null for a receive.
     pub send: *const c_void,
     /// Where results go; null for a send.
     pub receive: *mut c_void,
     /// The other rank of a send or receive.
     pub peer: Option<c_int>,
-    /// The configuration of a call by a `…Config` function; may be null.
+    /// The configuration of a call by a `…Config` function; otherwise null.
     pub config: *const ncclCollConfig_t,
     /// The communicator's handle.
     pub communicator: ncclComm_t,

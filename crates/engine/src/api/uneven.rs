@@ -185,7 +185,16 @@ impl Asked {
         let config = std::ptr::null();
         Ok(Call {
             shared: Shared { function, count, datatype, operation, root },
-            local: Local { send, receive, peer: None, config, communicator, stream, scalar: None },
+            local: Local {
+                called: function,
+                send,
+                receive,
+                peer: None,
+                config,
+                communicator,
+                stream,
+                scalar: None,
+            },
         })
     }
 }

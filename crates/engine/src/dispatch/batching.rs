@@ -366,6 +366,7 @@ mod tests {
 
     fn called(shared: Shared) -> Call {
         let local = Local {
+            called: shared.function,
             send: without_provenance_mut(1 << 44),
             receive: without_provenance_mut(1 << 45),
             peer: None,

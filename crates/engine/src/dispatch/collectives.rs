@@ -163,6 +163,7 @@ mod tests {
         let operation = matches!(function, Function::AllReduce | Function::Reduce).then_some(ncclSum);
         let shared = Shared { function, count: 3, datatype: ncclFloat32, operation, root };
         let local = Local {
+            called: function,
             send: without_provenance_mut(send),
             receive: without_provenance_mut(receive),
             peer: None,

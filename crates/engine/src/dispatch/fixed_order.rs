@@ -57,11 +57,11 @@ fn lost(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
     let (reason, serial) = (count::why_not_native(counters), count::serial(counters));
     if config().order == Order::Strict {
         // The call runs on no path, so only the function is counted.
-        count::function(call.shared.function.entry());
+        count::function(call.local.called.entry());
         let why = format_args!(
             "{:?}: WINDLASS_ORDER=strict, and communicator {serial} cannot reduce in fixed order: {reason}; \
              with WINDLASS_ORDER=fixed NCCL runs it",
-            call.shared.function.entry()
+            call.local.called.entry()
         );
         let code = refuse(ncclInvalidUsage, why);
         // As NCCL has it, a group with a call that was refused runs nothing.

@@ -165,7 +165,7 @@ impl Sorted {
     fn count(&self, handle: ncclComm_t, terms: &Terms) {
         let Some(communicator) = communicator::find(handle) else { return };
         let count = |call: &Call, path| {
-            let (function, bytes) = (call.shared.function, call.shared.bytes(terms.ranks));
+            let (function, bytes) = (call.local.called, call.shared.bytes(terms.ranks));
             count::call(communicator.counters(), function, path, bytes);
             if path == Path::Native {
                 fixed_order::kept(&call.shared, communicator.counters(), terms);
@@ -226,6 +226,7 @@ mod tests {
         Ours::Collective(Call {
             shared: Shared { function, count, datatype: ncclInt8, operation, root },
             local: Local {
+                called: function,
                 send: dangling(),
                 receive: dangling_mut(),
                 peer: None,

@@ -120,7 +120,7 @@ fn refused(code: ncclResult_t) -> ncclResult_t {
 
 fn refusal(call: &Call, lazy: &LazyCommunicator) -> Option<ncclResult_t> {
     if lazy.is_revoked() {
-        let name = call.shared.function.entry().description().name;
+        let name = call.local.called.entry().description().name;
         return Some(refuse(ncclInvalidUsage, format_args!("{name}: the communicator was revoked")));
     }
     lazy.refusal(call)

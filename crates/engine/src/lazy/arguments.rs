@@ -11,7 +11,7 @@ use super::operators::Operators;
 pub(super) fn refusal(call: &Call, ranks: usize, operators: &Operators) -> Option<ncclResult_t> {
     let (shared, local) = (&call.shared, &call.local);
     let refused = |why: std::fmt::Arguments<'_>| Some(refuse(ncclInvalidArgument, why));
-    let name = shared.function.entry().description().name;
+    let name = local.called.entry().description().name;
     if let Some(root) = shared.root.or(local.peer)
         && usize::try_from(root).map_or(true, |root| root >= ranks)
     {
@@ -54,6 +54,7 @@ mod tests {
         let shared = Shared { function, count: 3, datatype, operation, root };
         let communicator = null_mut();
         let local = Local {
+            called: function,
             send: null(),
             receive: null_mut(),
             peer: None,

@@ -215,7 +215,7 @@ impl LazyCommunicator {
         call.local.communicator = real;
         if let Some(operation) = call.shared.operation {
             let made = self.operators.real(operation, real).ok_or_else(|| {
-                let name = call.shared.function.entry().description().name;
+                let name = call.local.called.entry().description().name;
                 let why = format_args!("{name}: reduction {} is unknown to this communicator", operation.0);
                 refuse(ncclInvalidArgument, why)
             });
