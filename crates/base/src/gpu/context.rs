@@ -141,6 +141,15 @@ impl Driver {
         self.context(handle)
     }
 
+    /// Makes a context current on this thread for good, if it is one.
+    pub fn stay_current(&self, context: Context) {
+        if context.handle != 0 {
+            // SAFETY: the driver checks the handle.
+            let code = unsafe { (self.calls.cuCtxPushCurrent_v2)(context.handle) };
+            self.note("cuCtxPushCurrent_v2", code, || format!("context {:#x}", context.handle));
+        }
+    }
+
     /// Whether a context still exists. True for no context, which cannot go.
     pub fn is_there(&self, context: Context) -> bool {
         context.handle == 0 || self.context(context.handle).is_ok_and(|now| now.id == context.id)

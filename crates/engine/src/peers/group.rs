@@ -25,7 +25,7 @@ use super::growing::Growing;
 use super::ids::Ids;
 use super::requests::Others;
 use super::scalars::Scalars;
-use crate::background::{process_exit, worker};
+use crate::background::{own_thread, process_exit, worker};
 use crate::features::check;
 use crate::features::check::Checking;
 use crate::features::registration::registering::{End, Registering};
@@ -388,9 +388,11 @@ fn went(stream: StreamHandle) -> Went {
 impl Drop for PeerGroup {
     fn drop(&mut self) {
         self.lineage.end();
-        if let Some(mapped) = self.mapped.take() {
-            Draining { mapped, grown: self.growing.take() }.begin();
-        }
+        own_thread::run(|| {
+            if let Some(mapped) = self.mapped.take() {
+                Draining { mapped, grown: self.growing.take() }.begin();
+            }
+        });
         worker::wake();
     }
 }

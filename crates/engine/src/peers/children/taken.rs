@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::background::own_thread;
 use crate::peers::setup::asked::{Asked, cannot_reach};
 use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::request::{self, Laziness};
@@ -181,7 +182,7 @@ impl ChildInit {
         configured: Configured,
         laziness: Laziness,
     ) -> Result<Asked, FallbackReason> {
-        let mut asked = self.ask_at(new_communicator, configured, laziness)?;
+        let mut asked = own_thread::run(|| self.ask_at(new_communicator, configured, laziness))?;
         self.leaves = Leaves::ToNccl;
         if let SessionPlace::AtRoster(Ok(local_entry)) =
             std::mem::replace(&mut self.session, SessionPlace::Nowhere)
@@ -192,7 +193,7 @@ impl ChildInit {
     }
 
     fn ask_at(
-        &self,
+        &mut self,
         new_communicator: NewCommunicator,
         configured: Configured,
         laziness: Laziness,

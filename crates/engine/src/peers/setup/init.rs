@@ -16,6 +16,7 @@ use windlass_bootstrap::outcome::{Failure, FallbackReason};
 use windlass_bootstrap::{self, LocalEntry, Outcome, decision, place};
 use windlass_transport::heap::Heap;
 
+use crate::background::own_thread;
 use crate::features::check;
 use crate::peers::group::PeerGroup;
 use crate::peers::registry;
@@ -43,6 +44,10 @@ pub enum InitOutcome {
 /// Begins a rank's init on the request's device. Waits for no other rank, but shortly for communicators that have
 /// just ended on its device. If the rank cannot take part, waits for the session's host. The error is the init's outcome.
 pub fn ask(request: &InitRequest) -> Result<Asked, InitOutcome> {
+    own_thread::run(|| ask_here(request))
+}
+
+fn ask_here(request: &InitRequest) -> Result<Asked, InitOutcome> {
     let id_tag = request.check().map_err(InitOutcome::OnNccl)?;
     at_exit::at_exit_too();
     // Memory of ended communicators must not keep an init from having any.
@@ -85,6 +90,10 @@ fn decline(request: &InitRequest, reason: FallbackReason) -> InitOutcome {
 
 /// Waits for all other ranks without limit, prepares and confirms. One outcome per rank, in order.
 pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
+    own_thread::run(|| complete_here(asked))
+}
+
+fn complete_here(asked: Vec<Asked>) -> Vec<InitOutcome> {
     type Key = (Token, u32);
     let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
     let (mut waits, mut local_entries) = (Vec::new(), Vec::new());
@@ -169,7 +178,7 @@ fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
 /// Makes the peer group of ranks that are all in this call, on these devices in order. Needs no session.
 pub fn all_here(devices: &[i32], laziness: Laziness) -> Vec<InitOutcome> {
     at_exit::at_exit_too();
-    all_here_or_reason(devices, laziness)
+    own_thread::run(|| all_here_or_reason(devices, laziness))
         .unwrap_or_else(|reason| devices.iter().map(|_| InitOutcome::OnNccl(reason.clone())).collect())
 }
 
