@@ -6,6 +6,8 @@
 
 #![allow(unsafe_code)]
 
+pub mod fork_lock;
+
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -14,7 +16,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, Result};
 
-use crate::fork_lock::without_forks;
+use fork_lock::without_forks;
 
 /// Descriptors above this are refused: Linux's default ceiling for one process.
 const NUMBERS_MAX: usize = 1 << 20;

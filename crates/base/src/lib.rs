@@ -14,8 +14,6 @@ pub mod error;
 
 pub mod guard;
 
-pub mod fork_lock;
-
 pub mod descriptor;
 
 pub mod gate;

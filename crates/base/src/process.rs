@@ -20,7 +20,7 @@ use crate::stats::files::{self, FILES_OF_RUN_MAX, FOLDER, Held};
 use crate::stats::run::{self, Run};
 use crate::stats::snapshot::{self, Snapshot};
 use crate::stats::{closing, order, report, segment};
-use crate::{descriptor, fork_lock, guard, log};
+use crate::{descriptor, guard, log};
 
 static FIRST_CALL: Once = Once::new();
 /// The process's file of counters. Its lock, held until the process ends, tells other processes that this one lives.
@@ -179,7 +179,7 @@ extern "C" fn in_child() {
 /// descriptors, with the lock that tells its life, and its counters must not stay the child's.
 extern "C" fn restart_in_forked_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    fork_lock::release_in_child();
+    descriptor::fork_lock::release_in_child();
     descriptor::close_in_child();
     segment::restart_in_forked_child();
     slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
@@ -191,7 +191,13 @@ pub fn let_forked_children_restart() {
     ONCE.call_once(|| {
         on_fork(restart_in_forked_child);
         // SAFETY: functions of this library, which stays mapped.
-        unsafe { libc::pthread_atfork(Some(fork_lock::before_fork), Some(fork_lock::after_fork), None) };
+        unsafe {
+            libc::pthread_atfork(
+                Some(descriptor::fork_lock::before_fork),
+                Some(descriptor::fork_lock::after_fork),
+                None,
+            )
+        };
     });
 }
 

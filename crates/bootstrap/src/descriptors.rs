@@ -16,25 +16,23 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    self, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
 
+use super::packet_socket::{PACKET_DESCRIPTORS, accepted, address, received, received_with, socket};
 use super::place;
 use super::poll::Flag;
 use windlass_base::descriptor::Ours;
-use windlass_base::fork_lock::without_forks;
 
 /// The most descriptors of one parcel.
 pub const DESCRIPTORS_MAX: usize = 1024;
 /// The most bytes of one parcel.
 pub const PAYLOAD_BYTES_MAX: usize = 256 * 1024;
 
-/// The most descriptors and bytes of one packet.
-const PACKET_DESCRIPTORS: usize = 64;
+/// The most bytes of one packet.
 const PACKET_BYTES: usize = 16 * 1024;
 const MAGIC: [u8; 8] = *b"wndlssfd";
 const OPENING_BYTES: usize = 8 + 16 + 16 + 4 + 4;
@@ -170,20 +168,6 @@ impl DescriptorSocket {
             Ok(_) => Err(Trouble::Stopped),
         }
     }
-}
-
-pub(super) fn socket() -> rustix::io::Result<Ours> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ours::open(|| net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))
-}
-
-pub(super) fn accepted(listener: &Ours) -> rustix::io::Result<Ours> {
-    Ours::open(|| net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK))
-}
-
-pub(super) fn address(descriptor_socket: Token) -> rustix::io::Result<SocketAddrUnix> {
-    let name = format!("windlass-{:032x}", u128::from_be_bytes(descriptor_socket.0));
-    SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -405,8 +389,13 @@ pub fn opening_with(token: Token, words: &[u8]) -> Vec<u8> {
 /// For fuzzing: the payload that these packets of a peer make, if it is whole.
 #[cfg(any(test, feature = "test-support"))]
 pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
-    let (theirs, ours) =
-        net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).ok()?;
+    let (theirs, ours) = net::socketpair(
+        net::AddressFamily::UNIX,
+        net::SocketType::SEQPACKET,
+        net::SocketFlags::NONBLOCK,
+        None,
+    )
+    .ok()?;
     for packet in packets {
         let _ = net::send(&theirs, packet, SendFlags::NOSIGNAL);
     }
@@ -419,44 +408,6 @@ pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
     }
 }
 
-/// Receives a packet with its descriptors, with no fork in between.
-pub(super) fn received_with(
-    socket: &Ours,
-    buffers: &mut [IoSliceMut<'_>],
-    control: &mut RecvAncillaryBuffer<'_>,
-    descriptors: &mut Vec<Ours>,
-) -> rustix::io::Result<net::RecvMsg> {
-    // Nothing may allocate later.
-    descriptors.reserve(PACKET_DESCRIPTORS);
-    let receive = || {
-        without_forks(|| {
-            let received = net::recvmsg(socket, buffers, control, RecvFlags::CMSG_CLOEXEC)?;
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(new) = message {
-                    for one in new {
-                        descriptors.push(Ours::new(one)?);
-                    }
-                }
-            }
-            Ok(received)
-        })
-    };
-    received(receive, |received| received.bytes == 0)
-}
-
-/// Calls `receive` on a packet socket that does not block, and once more if the result is an end.
-///
-/// Linux looks for packets first, and then whether the other side has closed (`__unix_dgram_recvmsg`,
-/// net/unix/af_unix.c). If the peer sends and closes between the two, it reports the end though packets are there.
-/// After a reported end no more can come, so a second look finds all packets.
-pub(super) fn received<T>(
-    mut receive: impl FnMut() -> rustix::io::Result<T>,
-    is_end: impl Fn(&T) -> bool,
-) -> rustix::io::Result<T> {
-    let first = receive()?;
-    if is_end(&first) { receive() } else { Ok(first) }
-}
-
 impl AsFd for DescriptorSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
@@ -467,20 +418,6 @@ impl AsFd for DescriptorSocket {
 mod tests {
     use super::*;
     use std::time::{Duration, Instant};
-
-    /// One end is checked, two are believed.
-    #[test]
-    fn ends_are_looked_at_twice() {
-        let told = |answers: &[Result<usize, Errno>]| {
-            let mut answers = answers.iter();
-            let told = received(|| *answers.next().unwrap(), |length| *length == 0);
-            (told, answers.len())
-        };
-        assert_eq!(told(&[Ok(0), Ok(3), Ok(0)]), (Ok(3), 1));
-        assert_eq!(told(&[Ok(0), Ok(0)]), (Ok(0), 0));
-        assert_eq!(told(&[Ok(3), Ok(0)]), (Ok(3), 1));
-        assert_eq!(told(&[Err(Errno::AGAIN), Ok(3)]), (Err(Errno::AGAIN), 1));
-    }
 
     /// All packets of a peer that sends and closes at once arrive, whatever the timing. (Without the second look the
     /// end came too soon in 4 of 1,000,000 rounds, on two cores with Linux 6.18.)
@@ -511,10 +448,7 @@ mod tests {
             };
             for round in 0..ROUNDS {
                 let socket = loop {
-                    match net::accept_with(
-                        &descriptor_socket.listener,
-                        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-                    ) {
+                    match accepted(&descriptor_socket.listener) {
                         Ok(socket) => break socket,
                         Err(Errno::AGAIN) if Instant::now() < until => std::hint::spin_loop(),
                         Err(error) => panic!("round {round}: {error}"),

@@ -78,6 +78,7 @@ mod connection;
 pub mod counts;
 pub mod decision;
 pub mod descriptors;
+
 pub mod facts;
 pub mod id_tag;
 pub mod inquiry;
@@ -87,6 +88,7 @@ pub mod local_rendezvous;
 pub mod message;
 pub mod negotiated;
 pub mod outcome;
+mod packet_socket;
 pub mod participant;
 pub mod participation;
 pub mod place;

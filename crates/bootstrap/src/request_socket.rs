@@ -19,7 +19,7 @@ use rustix::net::{
 
 use crate::negotiated::Token;
 
-use super::descriptors::{accepted, address, received_with, socket};
+use super::packet_socket::{accepted, address, received_with, socket};
 use super::place;
 use windlass_base::descriptor::{self, Ours};
 
