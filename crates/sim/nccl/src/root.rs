@@ -67,12 +67,25 @@ pub fn start(magic: Magic) -> Outcome<SocketAddrV4> {
     let (listener, place) = listen()?;
     let thread = std::thread::Builder::new().name("sim-nccl root".into()).stack_size(128 << 10);
     let serve = move || {
+        raise_limit_of_files();
         let _ = collect(&listener, magic).and_then(|reports| answer_all(&reports, magic));
         close(&listener);
     };
     match thread.spawn(serve) {
         Ok(_) => Ok(place),
         Err(error) => refuse(ncclSystemError, format!("no thread for the root of an id: {error}")),
+    }
+}
+
+/// Raises the process's limit of descriptors to its hard limit, as the thread of NCCL's root does (`setFilesLimit`).
+fn raise_limit_of_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit is a local.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
     }
 }
 

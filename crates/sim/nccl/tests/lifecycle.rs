@@ -38,6 +38,7 @@ fn child() {
         ("id_twice", id_twice),
         ("unknown_connections", unknown_connections),
         ("early_leaver", early_leaver),
+        ("limit_of_files", limit_of_files),
         ("no_context", no_context),
         ("at_exit", at_exit),
     ]);
@@ -199,6 +200,12 @@ fn used_id_is_refused() {
 #[test]
 fn root_takes_unknown_connections() {
     expect_success("unknown_connections", Ranks::Processes(3));
+}
+
+/// The process that makes an id may open as many descriptors as its hard limit allows, from then on.
+#[test]
+fn root_raises_the_limit_of_files() {
+    expect_success("limit_of_files", Ranks::Threads(1));
 }
 
 /// Before 2.27.3 a connection that closes before it has sent the magic ends the root.
@@ -630,6 +637,20 @@ fn unknown_connections(rank: &mut Rank) {
         let size = size_of_val(&hard) as libc::socklen_t;
         let place = (&raw const hard).cast();
         unsafe { libc::setsockopt(reset.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, place, size) };
+    }
+    rank.join();
+    rank.leave();
+}
+
+fn limit_of_files(rank: &mut Rank) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    limit.rlim_cur = limit.rlim_max - 1;
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    assert_eq!(unsafe { (rank.nccl.get_unique_id)(&mut UniqueId([0; 128])) }, SUCCESS);
+    while limit.rlim_cur != limit.rlim_max {
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+        std::thread::yield_now();
     }
     rank.join();
     rank.leave();
