@@ -1,8 +1,9 @@
-"""Holds that Windlass prints nothing and changes nothing when preloaded into programs that do not use NCCL."""
+"""Holds that Windlass prints nothing and changes nothing when preloaded into programs that do not use NCCL, and that the
+real NCCL gets what another preload answers in libc's place."""
 
 import shutil
 
-from scene import PRELOAD, check, check_quiet, done, run, scratch
+from scene import BUILD, PRELOAD, TOYS, check, check_quiet, done, run, scratch
 
 with scratch() as folder:
     source = folder / "empty.c"
@@ -29,4 +30,8 @@ int main(void) {
           "as many threads and descriptors as without")
     # A report is asked for, but there was no call, so nothing is printed.
     check_quiet(run("python3", "-c", "pass", LD_PRELOAD=PRELOAD, WINDLASS_LOG="error"), "with the log on")
+shim = TOYS / "libshim.so"
+for preload in (f"{shim}:{PRELOAD}", f"{PRELOAD}:{shim}"):
+    result = run(BUILD / "ask", "string:-1", LD_PRELOAD=preload, WINDLASS_NCCL=TOYS / "a")
+    check(result.stdout == "string the shim's host\n", "the real NCCL asks the shim", result)
 done()

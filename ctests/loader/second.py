@@ -60,7 +60,7 @@ with scratch() as folder:
     (folder / "old.c").write_text("int ncclCommInitRank(void) { return 0; }\n")
     old = folder / "libold.so"
     run("cc", "-shared", "-fPIC", "-Wl,--hash-style=sysv", "-o", old, folder / "old.c").check_returncode()
-    plugin = pathlib.Path(shutil.copy(BUILD / "toys/liballocator.so", folder / "libnccl-net.so"))
+    plugin = pathlib.Path(shutil.copy(BUILD / "toys/libshim.so", folder / "libnccl-net.so"))
 
     alone = run(BUILD / "ask", "init", "pair", "destroy", **settings())
     check(alone.stdout == "init 0\npair 0\ndestroy 0\n" and not warnings(alone), "one NCCL: no warning", alone)

@@ -55,10 +55,9 @@ pub fn library_opened(library: &open::RealLibrary) {
     static OPENED: Once = Once::new();
     OPENED.call_once(|| {
         ::log::info!(
-            "real NCCL {} ({}), {} bound, {} candidates refused before it",
+            "real NCCL {} ({}), {} candidates refused before it",
             library.path.display(),
             library.chosen.reason,
-            if library.deep_bound { "deep" } else { "not deep" },
             library.refused.len()
         );
         if startup().windlass == Switch::Off {

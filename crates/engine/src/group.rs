@@ -17,7 +17,7 @@ use crate::forward::device;
 use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::lazy::{LazyCommunicator, Operator};
-use crate::peers::{ChildInit, Configured, InitRequest, PeerGroup};
+use crate::peers::{Afterwards, ChildInit, Configured, InitRequest, PeerGroup};
 use windlass_base::call::Call;
 use windlass_base::gate::Passed;
 use windlass_base::gpu::{Ordinal, StreamHandle};
@@ -95,6 +95,7 @@ pub(crate) struct Ended {
 pub(crate) struct Followed {
     pub peer_group: Arc<PeerGroup>,
     pub stream: StreamHandle,
+    pub afterwards: Afterwards,
 }
 
 impl Ended {
@@ -370,6 +371,12 @@ pub(crate) fn hold(what: Held) {
 pub(crate) fn hold_lazy_work(what: LazyWork) {
     with_ended(|ended| ended.lazy_work.push(what));
     one_more();
+}
+
+/// Whether the open group holds work on this lazy communicator.
+pub(crate) fn holds_lazy_work(lazy: &Arc<LazyCommunicator>) -> bool {
+    !leaves_nothing()
+        && with_ended(|Ended { lazy_work, .. }| lazy_work.iter().any(|held| Arc::ptr_eq(&held.lazy, lazy)))
 }
 
 /// Adds a registration candidate, which NCCL runs at the end of the open group.

@@ -21,8 +21,6 @@ pub struct RealLibrary {
     pub path: PathBuf,
     /// Why this file was chosen.
     pub chosen: Candidate,
-    /// Whether the library was opened with RTLD_DEEPBIND, so that its calls of public names stay inside it.
-    pub deep_bound: bool,
     /// Candidates that were refused before it.
     pub refused: Vec<Refusal>,
 }
@@ -59,7 +57,7 @@ static AT_LOAD: OnceCell<Found> = OnceCell::new();
 /// that a program maps later is found at the next call.
 ///
 /// Holds no lock while the loader works. The library's constructors may call its public names, which reach Windlass
-/// without deep binding (NCCL 2.30.3 does so). A thread that waited here in a constructor would hold the loader's
+/// (NCCL 2.30.3 does so). A thread that waited here in a constructor would hold the loader's
 /// lock, which the opening thread needs. So every thread searches for itself (the loader opens the file once), and
 /// the first to finish fills the cells.
 pub fn open() -> Result<&'static RealLibrary, Vec<Refusal>> {
@@ -94,16 +92,15 @@ pub fn address_while_opening(index: usize) -> Option<*const ()> {
 
 fn search_and_open() -> Result<Found, Vec<Refusal>> {
     let around = Surroundings::of_this_process();
-    let deep_bound = allocation_is_the_systems(&around.mapped);
     let mut refused = Vec::new();
     for candidate in find::candidates(&around) {
-        match open_candidate(&candidate, &around.mapped, deep_bound) {
+        match open_candidate(&candidate, &around.mapped) {
             Ok((opened, path)) => {
                 let cells = addresses(&opened);
                 let inside = inside(&cells);
                 // Never closed, since the cells point into it.
                 std::mem::forget(opened);
-                let library = RealLibrary { path, chosen: candidate, deep_bound, refused };
+                let library = RealLibrary { path, chosen: candidate, refused };
                 return Ok(Found { library, cells, inside });
             }
             Err(why) => refused.push(Refusal { candidate, why }),
@@ -112,17 +109,14 @@ fn search_and_open() -> Result<Found, Vec<Refusal>> {
     Err(refused)
 }
 
-fn open_candidate(
-    candidate: &Candidate,
-    mapped: &[Object],
-    deep_bound: bool,
-) -> Result<(Library, PathBuf), String> {
+/// Opened as the loader opens a program's libraries. RTLD_DEEPBIND would keep NCCL's calls of its own public names away from Windlass, which
+/// [knows them](crate::slots::note_inside) anyway. But it would also keep from NCCL what a preload answers in libc's place: memory, host names, quotas.
+fn open_candidate(candidate: &Candidate, mapped: &[Object]) -> Result<(Library, PathBuf), String> {
     let path = std::fs::canonicalize(&candidate.path).map_err(|error| reason(&error))?;
     if is_this_library(&path, mapped) {
         return Err("it is Windlass itself".into());
     }
-    let bind = if deep_bound { libc::RTLD_DEEPBIND } else { 0 };
-    let library = load(&path, libc::RTLD_NOW | libc::RTLD_LOCAL | bind)?;
+    let library = load(&path, libc::RTLD_NOW | libc::RTLD_LOCAL)?;
     if symbol(&library, MARK).is_some() {
         return Err("it is a copy of Windlass".into());
     }
@@ -130,7 +124,7 @@ fn open_candidate(
         return Err("it has no ncclGetVersion".into());
     }
     // Never unmapped, even if others close it: NCCL's threads and CUDA callbacks go on after any close.
-    std::mem::forget(load(&path, libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE | bind)?);
+    std::mem::forget(load(&path, libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE)?);
     Ok((library, path))
 }
 
@@ -192,30 +186,6 @@ fn own_address() -> usize {
     open_candidate as *const () as usize
 }
 
-/// C++ operators that a program may replace and that libstdc++ defines.
-const OPERATORS: [&CStr; 7] =
-    [c"_Znwm", c"_Znam", c"_ZdlPv", c"_ZdlPvm", c"_ZdaPv", c"_ZnwmSt11align_val_t", c"_ZdlPvSt11align_val_t"];
-
-/// Whether `free` and C++'s `new` and `delete` are the system's: deep binding is only for such processes. A
-/// deep-bound NCCL would call libc's `free` on memory of a preloaded `malloc`, and libstdc++'s `delete` on memory of
-/// the program's `new`. Either aborts.
-fn allocation_is_the_systems(mapped: &[Object]) -> bool {
-    let program = Library::this();
-    let holder = |address: usize| objects::holding(mapped, address);
-    let free = symbol(&program, c"free").map_or(0, |address| address as usize);
-    let free_is_libcs = match (holder(free), holder(libc::gnu_get_libc_version as *const () as usize)) {
-        (Some(one), Some(other)) => one.path == other.path,
-        _ => false,
-    };
-    let mut operators = OPERATORS.iter().filter_map(|name| symbol(&program, name));
-    free_is_libcs && operators.all(|address| holder(address as usize).is_some_and(is_cpp_runtime))
-}
-
-fn is_cpp_runtime(object: &Object) -> bool {
-    let name = object.path.file_name().unwrap_or_default().to_string_lossy();
-    ["libstdc++.so", "libc++.so", "libc++abi.so"].iter().any(|runtime| name.starts_with(runtime))
-}
-
 fn addresses(library: &Library) -> Vec<usize> {
     let find = |(index, entry): (usize, &Description)| {
         let address = CString::new(entry.name).ok().and_then(|name| symbol(library, &name));
@@ -250,17 +220,11 @@ mod tests {
         let around = Surroundings { mapped: objects::mapped(), ..Surroundings::default() };
         let refuse = |path: &str| {
             let candidate = Candidate { path: path.into(), reason: find::Reason::Named };
-            open_candidate(&candidate, &around.mapped, true).map(|_| ()).unwrap_err()
+            open_candidate(&candidate, &around.mapped).map(|_| ()).unwrap_err()
         };
         assert_eq!(refuse("/no/such/libnccl.so.2"), "no such file");
         assert!(refuse("/etc/passwd").contains("invalid ELF header"), "{}", refuse("/etc/passwd"));
         assert_eq!(refuse(&std::env::current_exe().unwrap().display().to_string()), "it is Windlass itself");
         assert!(refuse("/lib/x86_64-linux-gnu/libm.so.6").contains("no ncclGetVersion"));
-    }
-
-    /// In a plain process `free` is libc's, and `new` is not replaced.
-    #[test]
-    fn plain_allocator() {
-        assert!(allocation_is_the_systems(&objects::mapped()));
     }
 }

@@ -214,23 +214,28 @@ impl Sequencer {
                 Err(_) => home.be_current().and_then(|_current| home.driver.capture_of(stream))?,
                 Ok(capture) => capture,
             };
-            let (waits, afterwards, place) = match capture {
-                Some(capture) => (true, Afterwards::FollowInCapture, Place::Captured(capture)),
-                None => {
-                    let id = || home.be_current().and_then(|_current| home.driver.stream_id(stream));
-                    let (waits, afterwards) = issued.order.forward(stream, is_certain, id)?;
-                    (waits, afterwards, Place::Eager(0))
+            let Some(capture) = capture else {
+                let id = || home.be_current().and_then(|_current| home.driver.stream_id(stream));
+                let (waits, afterwards) = issued.order.forward(stream, is_certain, id)?;
+                if waits {
+                    let _current = home.be_current()?;
+                    home.driver.wait(stream, &self.resources()?.done, Inside)?;
                 }
+                return Ok(afterwards);
             };
-            if waits {
-                let _current = home.be_current()?;
-                let lane = Lane { stream, place };
-                self.hold_in(issued, lane)?;
-                issued.come_behind((home.driver, self.resources()?), self.graphs, lane)?;
-            }
-            Ok(afterwards)
+            let _current = home.be_current()?;
+            let lane = Lane { stream, place: Place::Captured(capture) };
+            self.hold_in(issued, lane)?;
+            issued.come_behind((home.driver, self.resources()?), self.graphs, lane)?;
+            Ok(Afterwards::FollowInCapture)
         };
-        order().map_err(TransportError::told)
+        order().map_err(|failure| self.doubted(failure))
+    }
+
+    /// NCCL runs its call all the same, in whatever order.
+    fn doubted(&self, failure: TransportError) -> TransportError {
+        self.lock().order.doubt();
+        failure.told()
     }
 
     /// Makes the next work on `later` run after what the streams `earlier` hold now, also in a capture.
@@ -252,20 +257,20 @@ impl Sequencer {
             let home = self.device_resources.home();
             let _current = home.be_current()?;
             let place = if is_eager { Place::Eager(0) } else { self.place_of(issued, stream)? };
-            match place {
-                Place::Eager(_) if self.graphs == Graphs::Apart => Ok(()),
-                place => {
-                    let with = (home.driver, self.resources()?);
-                    Ok(issued.note(with, self.graphs, Lane { stream, place }, By::Nccl)?)
-                }
-            }
+            let with = (home.driver, self.resources()?);
+            Ok(issued.note(with, self.graphs, Lane { stream, place }, By::Nccl)?)
         };
-        follow().map_err(TransportError::told)
+        follow().map_err(|failure| self.doubted(failure))
     }
 
-    /// Notes that NCCL has refused a call after [`Sequencer::before_nccl`].
+    /// Notes that NCCL has launched a call as [`Afterwards::Confirm`] says.
+    pub fn nccl_ran(&self) {
+        self.lock().order.confirm();
+    }
+
+    /// Notes that NCCL has refused a call after [`Sequencer::before_nccl`], or that its group has failed.
     pub fn nccl_refused(&self) {
-        self.lock().order.refuse();
+        self.lock().order.doubt();
     }
 
     /// Where work issued to a stream goes. Once graphs share the order nobody asks for the stream's id.
@@ -444,7 +449,7 @@ impl Issued {
                 Ok(())
             }
             Place::Captured(capture) => {
-                self.order.record_in_capture(by, graphs);
+                self.order.record_in_capture(graphs);
                 self.captures.after(driver, resources, (lane.stream, capture), graphs)
             }
         }

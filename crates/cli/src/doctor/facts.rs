@@ -10,7 +10,6 @@ use crate::search::{Looked, Request, search};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use windlass_base::config::nccl::{self, Effect, Found};
 use windlass_base::config::{Collectives, Parsed, Switch};
@@ -35,8 +34,6 @@ pub struct Facts {
     pub warnings: Vec<String>,
     pub gpus: Option<Gpus>,
     pub gpus_problem: Option<String>,
-    /// A preloaded allocator whose `free` is not libc's.
-    pub allocator: Option<String>,
     /// `/dev/shm`.
     pub shared_memory: Option<SharedMemory>,
     /// Variables that are set and decide what is loaded.
@@ -138,7 +135,6 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     let (windlass, problem) = split(windlass.map(|windlass| windlass.path));
     (facts.windlass, facts.windlass_problem) = (windlass, problem);
     (facts.gpus, facts.gpus_problem) = split(asking::gpus(None, asking::TIME_LIMIT));
-    facts.allocator = environment.get(OsStr::new("LD_PRELOAD")).and_then(|value| allocator(value));
     facts.shared_memory = rustix::fs::statvfs("/dev/shm").ok().map(|room| SharedMemory {
         total_bytes: room.f_blocks * room.f_frsize,
         free_bytes: room.f_bavail * room.f_frsize,
@@ -187,28 +183,5 @@ fn split<T>(result: anyhow::Result<T>) -> (Option<T>, Option<String>) {
     match result {
         Ok(value) => (Some(value), None),
         Err(error) => (None, Some(format!("{error:#}"))),
-    }
-}
-
-/// The allocator in a value of LD_PRELOAD.
-fn allocator(preload: &OsStr) -> Option<String> {
-    const NAMES: [&str; 4] = ["jemalloc", "tcmalloc", "mimalloc", "libhoard"];
-    let mut parts = preload.as_bytes().split(|byte| matches!(byte, b' ' | b':')).map(String::from_utf8_lossy);
-    let is_allocator =
-        |part: &str| NAMES.iter().any(|name| part.rsplit('/').next().is_some_and(|file| file.contains(name)));
-    parts.find(|part| is_allocator(part)).map(|part| part.into_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Allocators are told by their file name.
-    #[test]
-    fn allocators() {
-        let of = |value: &str| allocator(OsStr::new(value));
-        assert_eq!(of("/w/libwindlass.so:/x/libjemalloc.so.2"), Some("/x/libjemalloc.so.2".into()));
-        assert_eq!(of("libtcmalloc_minimal.so.4"), Some("libtcmalloc_minimal.so.4".into()));
-        assert_eq!(of("/jemalloc/libother.so"), None);
     }
 }

@@ -225,11 +225,6 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
 }
 
 fn surroundings(facts: &Facts, findings: &mut Findings) {
-    if let Some(allocator) = &facts.allocator {
-        findings.note(format!(
-            "{allocator} is preloaded: the real NCCL is opened without RTLD_DEEPBIND (with it, it would abort)"
-        ));
-    }
     match facts.shared_memory {
         Some(room) if room.total_bytes < SHARED_MEMORY_MIN => findings.limited(format!(
             "/dev/shm has {} MiB: NCCL and Windlass's counters need shared memory; give a container --shm-size=1g or --ipc=host",
@@ -406,8 +401,6 @@ mod tests {
     /// What is only worth knowing.
     #[test]
     fn notes() {
-        let facts = Facts { allocator: Some("libjemalloc.so.2".into()), ..good() };
-        assert_eq!(worst(&facts).0, Level::Note);
         let limit = worst(&set("NCCL_MAX_CTAS", "8"));
         assert_eq!(limit, (Level::Note, "NCCL_MAX_CTAS=8: grids have at most 8 blocks".into()));
     }

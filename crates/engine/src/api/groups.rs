@@ -64,9 +64,8 @@ fn end_of_much() -> ncclResult_t {
                 });
                 ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
             }
-            // If NCCL failed it may have launched some communicators before. Following what did not run does no harm.
             let followed = std::mem::take(&mut ended.borrow_mut().followed);
-            guard::or_else(|| (), || ordering::after_group(followed));
+            guard::or_else(|| (), || ordering::after_group(followed, is_taken(result)));
             if is_taken(result) && !parts.is_empty() {
                 let ran = ordering::run_held(parts, &ended.borrow());
                 ours.set(if ours.get() == ncclSuccess { ran } else { ours.get() });

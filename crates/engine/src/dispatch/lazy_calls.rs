@@ -48,14 +48,15 @@ fn take(call: &Call, lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
         // For functions that the real library lacks, the result does not depend on the handle.
         return forward::forward(call);
     }
-    if lazy.real().is_none() {
+    // All calls of a group are one operation of NCCL's, also if it builds the communicator in the middle.
+    if lazy.real().is_none() || group::holds_lazy_work(lazy) {
         let materialized = match guard::or_else(|| Look::Answer(ncclInternalError), || look(call, lazy)) {
             Look::Answer(code) => return code,
             Look::Materialize => materialize(lazy),
             Look::MaterializeInGroup => materialize_in_group(lazy),
         };
         if materialized != ncclSuccess {
-            return materialized;
+            return refused(materialized);
         }
     }
     run(call, lazy)

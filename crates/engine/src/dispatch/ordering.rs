@@ -96,16 +96,25 @@ pub(crate) fn after_forward(forwarded: Option<Forwarded>, result: ncclResult_t) 
     }
     match afterwards {
         Afterwards::Nothing => {}
-        _ if group::is_open() => group::follow(Followed { peer_group, stream }),
+        _ if group::is_open() => group::follow(Followed { peer_group, stream, afterwards }),
         // Where the driver failed, a message of NCCL's orders the next kernel.
         _ => drop(peer_group.after_nccl(stream, afterwards == Afterwards::Follow)),
     }
 }
 
-/// Called after NCCL has run its part of a group: makes later kernels wait for NCCL's work.
-pub(crate) fn after_group(all: Vec<Followed>) {
-    for Followed { peer_group, stream } in &all {
-        peer_group.after_nccl(*stream, false);
+/// Called after NCCL has run its part of a group (`is_run`), or failed: makes later kernels wait for NCCL's work. If NCCL has failed it may have
+/// launched some communicators before, so graphs wait all the same.
+pub(crate) fn after_group(all: Vec<Followed>, is_run: bool) {
+    for Followed { peer_group, stream, afterwards } in &all {
+        match afterwards {
+            Afterwards::Nothing => {}
+            Afterwards::Confirm if is_run => peer_group.nccl_ran(),
+            Afterwards::Confirm => {}
+            Afterwards::Follow | Afterwards::FollowInCapture => drop(peer_group.after_nccl(*stream, false)),
+        }
+        if !is_run {
+            peer_group.nccl_refused();
+        }
     }
     group::put_back_followed(all);
 }
@@ -289,14 +298,15 @@ fn beside_capture(handle: ncclComm_t, peer_group: &PeerGroup, captured: StreamHa
         return ncclUnhandledCudaError;
     }
     let sent = message(handle, peer_group, stream, captured);
-    match sent == ncclSuccess && !peer_group.after_nccl(stream, false) {
-        true => ncclUnhandledCudaError,
-        false => sent,
+    if sent != ncclSuccess {
+        peer_group.nccl_refused();
+        return sent;
     }
+    if peer_group.after_nccl(stream, false) { ncclSuccess } else { ncclUnhandledCudaError }
 }
 
 /// Has NCCL order its work before the next work on a stream, for a turn on the application's stream. NCCL has no work of a lazy communicator that is
-/// not materialized.
+/// not materialized, and must not get a communicator that another thread has ended.
 fn message(
     handle: ncclComm_t,
     peer_group: &PeerGroup,
@@ -304,8 +314,11 @@ fn message(
     of_turn: StreamHandle,
 ) -> ncclResult_t {
     let Some([from, to]) = peer_group.scratch() else { return ncclSuccess };
-    let lazy = communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
-    let real = match lazy {
+    let is_of = |known: &&Communicator| {
+        known.peer_group(handle).is_some_and(|own| std::ptr::eq(&raw const *own, peer_group))
+    };
+    let Some(communicator) = communicator::find(handle).filter(is_of) else { return ncclSuccess };
+    let real = match communicator.lazy(handle) {
         Some(lazy) => {
             lazy.runs_alone_on(of_turn);
             lazy.real()

@@ -8,7 +8,7 @@ use nccl_sys::{ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 use crate::communicator::Communicator;
 use crate::features::registration::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::forward;
-use crate::group::{self, Joint, Joints, Waiting};
+use crate::group::{self, Awaited, Joint, Joints, Waiting};
 use crate::peers::PeerGroup;
 use crate::plan::{self, Standing, Terms};
 use windlass_base::call::{Call, Function, Local};
@@ -68,7 +68,13 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
     let Taken { peer_group, candidate, .. } = taken;
     let candidate = match candidate {
         Ok(candidate) => candidate,
-        Err(code) => return *code,
+        Err(code) => {
+            // NCCL does not get the call, so nothing of its group may run.
+            if group::is_open() {
+                group::wait_for(Awaited::Failed(*code));
+            }
+            return *code;
+        }
     };
     let Some(registering) = peer_group.registering() else { return ncclInternalError };
     let stream = stream_of(call);

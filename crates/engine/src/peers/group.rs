@@ -309,7 +309,12 @@ impl PeerGroup {
         self.sequencer().is_some_and(|sequencer| sequencer.after_nccl(stream, is_eager).is_ok())
     }
 
-    /// Notes that NCCL has refused a call.
+    /// Notes that NCCL has launched a call: see [`Sequencer::nccl_ran`].
+    pub fn nccl_ran(&self) {
+        self.sequencer().into_iter().for_each(|sequencer| sequencer.nccl_ran());
+    }
+
+    /// Notes that NCCL has refused a call, or that its group has failed.
     pub fn nccl_refused(&self) {
         self.sequencer().into_iter().for_each(|sequencer| sequencer.nccl_refused());
     }

@@ -1,4 +1,4 @@
-//! Allocates host memory for lists of operations, of which streams or graphs copy them: 64 equal parts, a bit each, taken in runs. Streams
+//! Allocates host memory for lists of operations, from which streams or graphs copy them: 64 equal parts, a bit each, taken in runs. Streams
 //! have the room of the communicator's launch resources. Graphs, of which any number may live, have slabs of the device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
