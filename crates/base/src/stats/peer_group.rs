@@ -49,7 +49,7 @@ const REASONS: [(&str, &str); 27] = [
     ("a rank could not prepare", ""),
     ("it was grown, or made from a communicator on NCCL", ""),
     ("it was made in one group with others", "make them one after the other"),
-    ("NCCL_LAUNCH_ORDER_IMPLICIT is set", "unset it"),
+    ("NCCL_LAUNCH_ORDER_IMPLICIT or launchOrderImplicit is set", "unset it"),
     (
         "it was made from another, and a rank of it is on another host, has no Windlass or declined",
         "preload Windlass into all ranks, and make it outside groups",

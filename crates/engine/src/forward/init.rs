@@ -96,7 +96,7 @@ pub struct Asked {
     pub config: *const ncclConfig_t,
 }
 
-/// What a configuration says of kernels: their blocks (CTAs), and the graphs that hold them.
+/// What a configuration says of kernels: their blocks (CTAs), the graphs that hold them, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ctas {
     /// `maxCTAs`; 0 for no limit.
@@ -105,6 +105,8 @@ pub struct Ctas {
     pub policy: Policy,
     /// `graphUsageMode`.
     pub graphs: Graphs,
+    /// `launchOrderImplicit`.
+    pub launches: Launches,
 }
 
 /// `CTAPolicy`: NCCL's default, which is speed, or another.
@@ -115,9 +117,18 @@ pub enum Policy {
     Own,
 }
 
+/// `launchOrderImplicit`: whether NCCL orders launches among those of all communicators of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Launches {
+    Unordered,
+    Ordered,
+}
+
 impl Ctas {
     /// No configuration, or one that says nothing of kernels.
-    pub const UNSAID: Ctas = Ctas { max: 0, policy: Policy::Default, graphs: Graphs::Mixed };
+    pub const UNSAID: Ctas =
+        Ctas { max: 0, policy: Policy::Default, graphs: Graphs::Mixed, launches: Launches::Unordered };
 }
 
 /// The arguments of a split or shrink.
@@ -397,7 +408,11 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
             Some(0 | 1) => Graphs::Apart,
             _ => Graphs::Mixed,
         };
-        (read(offset_of!(ncclConfig_t, blocking)), Ctas { max, policy, graphs })
+        let launches = match read(offset_of!(ncclConfig_t, launchOrderImplicit)) {
+            None | Some(0) => Launches::Unordered,
+            Some(_) => Launches::Ordered,
+        };
+        (read(offset_of!(ncclConfig_t, blocking)), Ctas { max, policy, graphs, launches })
     }
 }
 

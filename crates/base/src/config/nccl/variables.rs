@@ -120,7 +120,7 @@ pub const VARIABLES: &[Variable] = &[
         example: "1",
         read: Moment::FirstInit,
         since: 22602,
-        why: "NCCL orders the launches of all communicators of a device. Kernels of Windlass would not be in that order.",
+        why: "NCCL orders the launches of all communicators of a device. Kernels of Windlass would not be in that order. The field `launchOrderImplicit` of a configuration does the same for one communicator and its children.",
         set_by: "no program known",
         effect: |text| (number(text) != 0).then_some(Effect::ImplicitOrder),
     },

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::background::life::Life;
-use crate::forward::init::{Ctas, Policy};
+use crate::forward::init::{Ctas, Launches, Policy};
 use windlass_base::descriptor::Ours;
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::children::{Making, NOBODY};
@@ -159,7 +159,7 @@ fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
         0 => Policy::Own,
         _ => Policy::Default,
     };
-    Ctas { max: negotiated.ctas_max, policy, graphs }
+    Ctas { max: negotiated.ctas_max, policy, graphs, launches: Launches::Unordered }
 }
 
 fn copy(rank: u32, life: &Ours) -> Option<Ours> {

@@ -200,8 +200,9 @@ impl ChildInit {
     ) -> Result<Asked, FallbackReason> {
         let invitation = self.invited(new_communicator.ranks)?;
         request::check_child(configured.waiting)?;
-        settle();
         let ctas = configured.ctas.unwrap_or(self.lineage.ctas);
+        request::check_order(ctas)?;
+        settle();
         let (heap, share, mut facts) =
             request::on(new_communicator.device, new_communicator.ranks, ctas, laziness)?;
         room::close_soon(heap.device());

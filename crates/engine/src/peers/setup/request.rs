@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use windlass_kernels::launch::Geometry;
 
-use crate::forward::init::Ctas;
+use crate::forward::init::{Ctas, Launches};
 use windlass_base::config::nccl::{self, Effect};
 use windlass_base::config::{Lazy, Switch, config};
 use windlass_base::gpu::{self, Ordinal, device};
@@ -90,7 +90,7 @@ impl InitRequest {
             id_tag,
             ids: self.ids,
             waiting: waits(self.waiting),
-            forbidden: forbidden(),
+            forbidden: forbidden(self.ctas),
         };
         match fallback_reason(&facts) {
             Some(reason) => Err(reason),
@@ -101,7 +101,7 @@ impl InitRequest {
     /// The communicator's name, if its children may have peer groups even where it has none itself.
     pub(in crate::peers) fn name_of_parent(&self) -> Option<Token> {
         let waits = waits(self.waiting) == Waiting::Blocking;
-        let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden().is_none();
+        let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden(self.ctas).is_none();
         IdTag::decode(&self.id).filter(|_| splits).map(|id_tag| id_tag.token)
     }
 }
@@ -111,6 +111,14 @@ pub(in crate::peers) fn check_child(waiting: Option<Waiting>) -> Result<(), Fall
     match waits(waiting) {
         Waiting::Blocking => Ok(()),
         Waiting::NonBlocking => Err(FallbackReason::NonBlocking),
+    }
+}
+
+/// Fails where NCCL orders launches among those of all communicators of the device: Windlass's kernels would not be in that order.
+pub(in crate::peers) fn check_order(ctas: Ctas) -> Result<(), FallbackReason> {
+    match ctas.launches {
+        Launches::Unordered if !nccl::settings().has(Effect::ImplicitOrder) => Ok(()),
+        _ => Err(FallbackReason::ImplicitOrder),
     }
 }
 
@@ -129,7 +137,7 @@ fn waits(configured: Option<Waiting>) -> Waiting {
 /// Fails with the reason why so many ranks of one call have no peer group, as far as that does not depend on their devices.
 pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
     check_child(None)?;
-    match (forbidden(), ranks) {
+    match (forbidden(Ctas::UNSAID), ranks) {
         (Some(FallbackReason::OldNccl), 0 | 1) => Err(FallbackReason::OneRank),
         // They need no id.
         (Some(reason), _) if reason != FallbackReason::CommId => Err(reason),
@@ -139,20 +147,21 @@ pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
     }
 }
 
-/// The reason why NCCL's release or one of NCCL's variables forbids a peer group. NCCL_COMM_ID comes last, as it forbids less than the others.
-fn forbidden() -> Option<FallbackReason> {
+/// The reason why NCCL's release, one of its variables or the configuration forbids a peer group. NCCL_COMM_ID comes last, as it forbids
+/// less than the others.
+fn forbidden(ctas: Ctas) -> Option<FallbackReason> {
     // 0: there is no NCCL, as in tests of this crate.
     if (1..peer_group::NCCL_SINCE).contains(&capabilities::version()) {
         return Some(FallbackReason::OldNccl);
     }
-    let forbids = [
-        (Effect::UnseenValues, FallbackReason::UnseenValues),
-        (Effect::NoPeerAccess, FallbackReason::PeerAccess),
-        (Effect::ImplicitOrder, FallbackReason::ImplicitOrder),
-        (Effect::OwnIds, FallbackReason::CommId),
-    ];
     let settings = nccl::settings();
-    forbids.into_iter().find(|(effect, _)| settings.has(*effect)).map(|(_, reason)| reason)
+    let forbids = [
+        (settings.has(Effect::UnseenValues), FallbackReason::UnseenValues),
+        (settings.has(Effect::NoPeerAccess), FallbackReason::PeerAccess),
+        (check_order(ctas).is_err(), FallbackReason::ImplicitOrder),
+        (settings.has(Effect::OwnIds), FallbackReason::CommId),
+    ];
+    forbids.into_iter().find(|(forbids, _)| *forbids).map(|(_, reason)| reason)
 }
 
 /// The symmetric heap, the share and the facts of a device; the rank is still to be filled in.
