@@ -15,7 +15,7 @@ pub const RANKS_MAX: usize = 16;
 /// Bytes of the longest attachment of a rank.
 pub const ATTACHMENT_BYTES_MAX: usize = 4096;
 /// Bytes of the longest list of limits that a rank brings.
-pub const CELLS_BYTES_MAX: usize = 256;
+pub const CELLS_BYTES_MAX: usize = 1024;
 /// Bytes of the longest negotiated config.
 pub const NEGOTIATED_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + CELLS_BYTES_MAX + ATTACHMENT_BYTES_MAX);
 

@@ -10,7 +10,7 @@ use windlass_base::gpu::library::Driver;
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 use windlass_kernels::images;
 
-use crate::tuning::cache::Circumstances;
+use crate::tuning::cache::{Circumstances, UNKNOWN, WATTS};
 use crate::tuning::file::Multicast;
 use crate::tuning::{self};
 
@@ -35,7 +35,7 @@ pub fn observe(
     nccl: Nccl<'_>,
 ) -> Circumstances {
     let (links, power) = driver.links_and_power(device.ordinal);
-    let number = |value: Option<u32>| value.map_or_else(|| "unknown".to_owned(), |value| value.to_string());
+    let number = |value: Option<u32>| value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string());
     let (major, minor) = (device.capability / 10, device.capability % 10);
     // Reserved memory differs by some MiB between drivers and machines.
     let gibibytes = device.memory_bytes >> 30;
@@ -43,7 +43,7 @@ pub fn observe(
         ("ranks", ranks.to_string()),
         ("gpu", format!("{major}.{minor}/{} {gibibytes} GiB", device.multiprocessors)),
         ("nvlinks", number(links)),
-        ("watts", number(power)),
+        (WATTS, number(power)),
         ("multicast", if multicast == Multicast::Yes { "yes" } else { "no" }.into()),
         ("driver", driver_major()),
         ("nccl", format!("{} {:016x}", nccl.version, file_digest(nccl.path))),
@@ -63,7 +63,7 @@ pub fn observe(
 /// The driver's major version: `580` of the kernel module's `580.159.04`.
 fn driver_major() -> String {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    major_of(&text).unwrap_or_else(|| "unknown".into())
+    major_of(&text).unwrap_or_else(|| UNKNOWN.into())
 }
 
 /// The first word that is a version: `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build`.

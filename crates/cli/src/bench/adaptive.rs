@@ -247,12 +247,9 @@ impl Shared<'_> {
         let nccl_version = plain.version();
         let place = Place::observe(job.rank, ranks, &job.plain, nccl_version)?;
         let places = channel.exchange(&place)?;
-        if let Some(other) = places.iter().find(|other| **other != places[0]) {
-            bail!(
-                "{ranks} ranks: GPUs are unlike: {:?} and {:?}",
-                places[0].circumstances,
-                other.circumstances
-            );
+        let all: Vec<Circumstances> = places.iter().map(Place::circumstances).collect();
+        if let Some((one, other)) = all.iter().find_map(|other| all[0].unlike(other)) {
+            bail!("{ranks} ranks: GPUs are unlike: {one}, {other}");
         }
         let plain = join_one(channel, self.gpu, plain, "NCCL", &bench)?;
         let windlass = join_one(channel, self.gpu, windlass, "Windlass", &bench)?;

@@ -4,7 +4,8 @@
 //! all have brought in the negotiated config, so they decide alike:
 //!
 //! - A cell of a file counts before one of a cache.
-//! - Ranks that bring nothing take what the others bring. Caches count only where all ranks have the same circumstances.
+//! - Ranks that bring nothing take what the others bring. Caches count only where all ranks have [like](Circumstances::unlike) circumstances;
+//!   otherwise [`Decided::unlike`] names the line in which they differ.
 //! - Where two ranks bring different limits of one cell, the built-in one holds, and [`Decided::unlike`] names both.
 
 pub use windlass_base::stats::limits::Source;
@@ -14,17 +15,20 @@ use super::cache::Circumstances;
 use super::file::{Key, Multicast, NATIVE_BYTES_MAX, Table};
 use super::{COLLECTIVES, Collective, Limits, most_of_few_blocks, serves};
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
-use windlass_bootstrap::negotiated::{Device, NegotiatedConfig, capability};
+use windlass_bootstrap::negotiated::{Device, Member, NegotiatedConfig, capability};
 
 /// A limit that a rank brings: the largest size in bytes. None: native collectives serve no size.
 type Limit = Option<u64>;
+
+/// The most bytes of a rank's circumstances.
+const LINES_BYTES_MAX: usize = 768;
 
 /// The limits that one rank brings for one communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brought {
     multicast: Multicast,
-    /// Digest of the rank's [`Circumstances`]; 0 if it does not know them.
-    circumstances: u64,
+    /// The rank's circumstances, shortened; no line if it does not know them.
+    circumstances: Circumstances,
     cells: [Option<(Source, Limit)>; COLLECTIVES],
 }
 
@@ -43,14 +47,15 @@ impl Brought {
             let of = |source, table: &Table| Some((source, table.get(&key)?));
             of(Source::File, file).or_else(|| of(Source::Cache, cache?.1))
         });
-        let circumstances = cache.map_or(0, |(circumstances, _)| circumstances.digest());
+        let circumstances = cache.map(|(circumstances, _)| circumstances.shortened()).unwrap_or_default();
         Brought { multicast, circumstances, cells }
     }
 
     /// Encodes it for the rank's report.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.u8((self.multicast == Multicast::Yes).into()).u64(self.circumstances);
+        let lines = self.circumstances.lines().join("\n");
+        writer.u8((self.multicast == Multicast::Yes).into()).counted(lines.as_bytes(), LINES_BYTES_MAX);
         for (index, cell) in (0..).zip(&self.cells) {
             if let Some((source, limit)) = cell {
                 writer.u8(index).u8(*source as u8).u64(limit.map_or(0, |bytes| bytes.saturating_add(1)));
@@ -63,7 +68,9 @@ impl Brought {
     fn decode(bytes: &[u8]) -> Option<Brought> {
         let mut reader = Reader::new(bytes);
         let multicast = if reader.u8()? == 0 { Multicast::No } else { Multicast::Yes };
-        let mut brought = Brought { multicast, circumstances: reader.u64()?, cells: [None; COLLECTIVES] };
+        let lines = std::str::from_utf8(reader.counted(LINES_BYTES_MAX)?).ok()?;
+        let circumstances = Circumstances::of_lines(lines.lines().map(str::to_owned).collect());
+        let mut brought = Brought { multicast, circumstances, cells: [None; COLLECTIVES] };
         while let Some(index) = reader.u8() {
             let source = match reader.u8()? {
                 code if code == Source::File as u8 => Source::File,
@@ -84,7 +91,7 @@ pub struct Decided {
     pub limits: Limits,
     /// Where each limit comes from.
     pub sources: [Source; COLLECTIVES],
-    /// A line for each cell of which ranks bring different limits.
+    /// In what ranks differ, so that limits do not count: a line for circumstances, and one for each cell.
     pub unlike: Vec<String>,
 }
 
@@ -98,9 +105,12 @@ impl Decided {
 
 /// Decides the limits, the same on every rank.
 pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
-    let ranks = brought(negotiated);
+    let mut ranks = brought(negotiated);
+    let mut unlike: Vec<String> = without_caches(&mut ranks).into_iter().collect();
+    if !are_alike(negotiated, &ranks) {
+        ranks.clear();
+    }
     let built_in = built_in::limits(negotiated);
-    let mut unlike = Vec::new();
     let taken = Collective::ALL.map(|collective| {
         let taken = taken(&ranks, collective).unwrap_or_else(|words| {
             unlike.push(words);
@@ -132,30 +142,35 @@ pub fn decide(negotiated: &NegotiatedConfig) -> Decided {
     Decided { limits: Limits(limits), sources: decided.map(|(source, _)| source), unlike }
 }
 
-/// What each rank brings that may count, by rank. Empty if GPUs differ, or if a rank says otherwise of multicast than the negotiated config.
+/// What each rank brings, by rank. Empty if that of one cannot be read.
 fn brought(negotiated: &NegotiatedConfig) -> Vec<(u32, Brought)> {
+    let all = negotiated.members.iter().map(|member| Some((member.rank, Brought::decode(&member.cells)?)));
+    all.collect::<Option<_>>().unwrap_or_default()
+}
+
+/// Whether all GPUs are of one kind, and no rank says otherwise of multicast than the negotiated config.
+fn are_alike(negotiated: &NegotiatedConfig, ranks: &[(u32, Brought)]) -> bool {
     let is_multicast = negotiated.capabilities & capability::MULTICAST != 0;
-    let kind = |device: &Device| (device.capability, device.multiprocessors);
-    let first = negotiated.members.first().map(|member| kind(&member.device));
-    let all: Option<Vec<(u32, Brought)>> = negotiated
-        .members
-        .iter()
-        .map(|member| {
-            let brought = Brought::decode(&member.cells)?;
-            let is_alike =
-                Some(kind(&member.device)) == first && (brought.multicast == Multicast::Yes) == is_multicast;
-            is_alike.then_some((member.rank, brought))
-        })
-        .collect();
-    let mut all = all.unwrap_or_default();
-    let circumstances = all.first().map_or(0, |(_, brought)| brought.circumstances);
-    let are_alike = circumstances != 0 && all.iter().all(|(_, own)| own.circumstances == circumstances);
-    if !are_alike {
-        let of_cache = |cell: &Option<(Source, Limit)>| matches!(cell, Some((Source::Cache, _)));
-        let cells = all.iter_mut().flat_map(|(_, brought)| &mut brought.cells);
-        cells.filter(|cell| of_cache(cell)).for_each(|cell| *cell = None);
-    }
-    all
+    let mut kinds =
+        negotiated.members.iter().map(|Member { device, .. }| (device.capability, device.multiprocessors));
+    let first = kinds.next();
+    kinds.all(|kind| Some(kind) == first)
+        && ranks.iter().all(|(_, brought)| (brought.multicast == Multicast::Yes) == is_multicast)
+}
+
+/// Takes away what ranks bring of caches, if there is such and two ranks have unlike circumstances: these, in words.
+fn without_caches(ranks: &mut [(u32, Brought)]) -> Option<String> {
+    let pairs =
+        ranks.iter().enumerate().flat_map(|(at, one)| ranks[at + 1..].iter().map(move |other| (one, other)));
+    let words = pairs.into_iter().find_map(|((first, one), (second, other))| {
+        let (own, others) = one.circumstances.unlike(&other.circumstances)?;
+        Some(format!("circumstances: rank {first} has {own}, rank {second} has {others}; limits measured on this machine do not hold"))
+    })?;
+    let cells = ranks.iter_mut().flat_map(|(_, brought)| &mut brought.cells);
+    let mut of_caches = cells.filter(|cell| matches!(cell, Some((Source::Cache, _)))).peekable();
+    of_caches.peek()?;
+    of_caches.for_each(|cell| *cell = None);
+    Some(words)
 }
 
 /// The limit that ranks bring for a cell, if any does. If they bring different ones, the error names both.
@@ -170,7 +185,7 @@ fn taken(ranks: &[(u32, Brought)], collective: Collective) -> Result<Option<(Sou
     match same.find(|(_, (_, own))| *own != limit) {
         None => Ok(Some((source, limit))),
         Some((other, (_, unlike))) => Err(format!(
-            "{}: rank {first} has {}, rank {other} has {} ({}); the built-in limit holds",
+            "limits of {}: rank {first} has {}, rank {other} has {} ({}); the built-in limit holds",
             collective.name(),
             super::file::limit_text(limit),
             super::file::limit_text(unlike),
@@ -197,7 +212,7 @@ mod tests {
     }
 
     fn circumstances(power: u32) -> Circumstances {
-        Circumstances::new([("power", power.to_string())])
+        Circumstances::new([("watts", power.to_string())])
     }
 
     /// Two ranks, each with its file and its cache.
@@ -242,7 +257,8 @@ mod tests {
         let decided = with(&pair(), [(&first, None), (&second, None)]);
         assert_eq!((decided.limits.0[0], decided.sources[0]), ((256 << 20) + 1, Source::BuiltIn));
         assert_eq!(decided.limits.0[2], (2 << 20) + 1);
-        let expected = "all_reduce: rank 0 has 1M, rank 1 has none (file); the built-in limit holds";
+        let expected =
+            "limits of all_reduce: rank 0 has 1M, rank 1 has none (file); the built-in limit holds";
         assert_eq!(decided.unlike, [expected]);
     }
 
@@ -258,10 +274,23 @@ mod tests {
             let decided = of((&here, ranks[0]), (&here, ranks[1]));
             assert_eq!((decided.limits.0[0], decided.sources[0]), ((1 << 20) + 1, Source::Cache));
         }
-        let elsewhere = of((&here, &cells), (&there, &cells));
-        assert_eq!(elsewhere.sources[0], Source::BuiltIn);
-        let unknown = with(&pair(), [(&nothing, Some((&here, &cells))), (&nothing, None)]);
-        assert_eq!(unknown.sources[0], Source::BuiltIn);
+        // One GPU has another power limit, or its rank could not ask: that rank finds no cache, and takes what the other has.
+        for near in [circumstances(690), Circumstances::new([("watts", "unknown".to_owned())])] {
+            for decided in [of((&here, &cells), (&near, &nothing)), of((&near, &nothing), (&here, &cells))] {
+                assert_eq!((decided.sources[0], decided.unlike), (Source::Cache, Vec::new()));
+            }
+        }
+        let left_out = |decided: Decided, ranks: &str| {
+            let words = format!("circumstances: {ranks}; limits measured on this machine do not hold");
+            assert_eq!((decided.sources[0], decided.unlike), (Source::BuiltIn, vec![words]));
+        };
+        left_out(of((&here, &cells), (&there, &cells)), "rank 0 has watts 700, rank 1 has watts 500");
+        left_out(
+            with(&pair(), [(&nothing, Some((&here, &cells))), (&nothing, None)]),
+            "rank 0 has watts 700, rank 1 has nothing",
+        );
+        // Nothing is left out where nothing was measured.
+        assert_eq!(of((&here, &nothing), (&there, &nothing)).unlike, Vec::<String>::new());
         let file = table(&[&line("all_reduce", "2M")]);
         let both = with(&pair(), [(&nothing, Some((&here, &cells))), (&file, Some((&here, &cells)))]);
         assert_eq!(both.limits.0[0], (2 << 20) + 1);

@@ -19,11 +19,17 @@ use windlass_bootstrap::negotiated::bytes::checksum;
 const HEAD: &str = "windlass-cache 1";
 const CIRCUMSTANCE: &str = "circumstance ";
 const END: &str = "end ";
+/// The value of what could not be observed.
+pub const UNKNOWN: &str = "unknown";
+/// The name of a device's power limit.
+pub const WATTS: &str = "watts";
+/// The most bytes of a [shortened](Circumstances::shortened) line.
+const LINE_BYTES_MAX: usize = 64;
 /// The most bytes of a file.
 pub const CACHE_BYTES_MAX: usize = TEXT_BYTES_MAX + (64 << 10);
 
 /// What measurements depend on beside the cell. Cells of one set of circumstances never count under another.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// Name and value, sorted by name.
     lines: Vec<String>,
@@ -58,6 +64,41 @@ impl Circumstances {
     pub fn lines(&self) -> &[String] {
         &self.lines
     }
+
+    /// The same in so few bytes that a message holds it: of a long line the beginning and a digest.
+    pub fn shortened(&self) -> Circumstances {
+        let short = |line: &String| match line.len() {
+            0..=LINE_BYTES_MAX => line.clone(),
+            length => {
+                let head = &line[..line.floor_char_boundary(LINE_BYTES_MAX - 24)];
+                format!("{head}... {:08x} {length}", checksum(line.as_bytes()) as u32)
+            }
+        };
+        Circumstances { lines: self.lines.iter().map(short).collect() }
+    }
+
+    /// The first line in which this differs from another, and the other's.
+    pub fn unlike<'a>(&'a self, other: &'a Circumstances) -> Option<(&'a str, &'a str)> {
+        let line = |lines: &'a [String], at: usize| lines.get(at).map_or("nothing", String::as_str);
+        let both = (0..self.lines.len().max(other.lines.len()))
+            .map(|at| (line(&self.lines, at), line(&other.lines, at)));
+        both.into_iter().find(|(one, other)| !are_alike(one, other))
+    }
+}
+
+/// Whether two lines say as good as the same. What could not be observed contradicts nothing, and the power limits of a machine's GPUs
+/// often differ by some watts.
+fn are_alike(one: &str, other: &str) -> bool {
+    let (Some((name, value)), Some((other_name, other_value))) = (one.split_once(' '), other.split_once(' '))
+    else {
+        return one == other;
+    };
+    let is_unknown = value == UNKNOWN || other_value == UNKNOWN;
+    let is_near = || match (value.parse::<u32>(), other_value.parse::<u32>()) {
+        (Ok(one), Ok(other)) => name == WATTS && one.abs_diff(other) <= one.max(other) / 20,
+        _ => false,
+    };
+    name == other_name && (is_unknown || value == other_value || is_near())
 }
 
 /// The text of a cache file, made from the text of a [table](super::file).
@@ -165,6 +206,35 @@ mod tests {
         }
         let broken = text(&here(), "windlass-tuning 1\nnonsense");
         assert!(of(&broken).starts_with("in its table, line 2"));
+    }
+
+    /// Power limits within a twentieth are alike, and so is what one side could not observe. All else is named.
+    #[test]
+    fn alike() {
+        let of = |watts: &str, driver: &str| {
+            Circumstances::new([(WATTS, watts.to_owned()), ("driver", driver.to_owned())])
+        };
+        let here = of("700", "580");
+        for other in [of("700", "580"), of("665", "580"), of("735", UNKNOWN), of(UNKNOWN, "580")] {
+            assert_eq!((here.unlike(&other), other.unlike(&here)), (None, None), "{other:?}");
+        }
+        assert_eq!(here.unlike(&of("664", "580")), Some(("watts 700", "watts 664")));
+        assert_eq!(here.unlike(&of("664", "570")), Some(("driver 580", "driver 570")));
+        assert_eq!(here.unlike(&Circumstances::new([])), Some(("driver 580", "nothing")));
+        assert_eq!(Circumstances::new([]).unlike(&here), Some(("nothing", "driver 580")));
+        let swapped = Circumstances::of_lines(vec!["driver 580".into(), "nvlinks 18".into()]);
+        assert_eq!(here.unlike(&swapped), Some(("watts 700", "nvlinks 18")));
+    }
+
+    /// A long line is cut within its limit, and differs wherever the whole line does.
+    #[test]
+    fn shortened() {
+        let of = |text: &str| Circumstances::new([("variables", text.to_owned()), (WATTS, "700".to_owned())]);
+        let (one, other) = ("é".repeat(200), "é".repeat(201));
+        let (short, unlike) = (of(&one).shortened(), of(&other).shortened());
+        assert!(short.lines.iter().all(|line| line.len() <= LINE_BYTES_MAX), "{short:?}");
+        assert!(short.lines[0].starts_with("variables é") && short.lines[1] == "watts 700");
+        assert!(short.unlike(&unlike).is_some() && short.unlike(&of(&one).shortened()).is_none());
     }
 
     /// New cells replace old ones of their key, with the comments above them; other cells stay as they are.

@@ -105,12 +105,12 @@ fn read(path: &Path, bytes_max: usize) -> Result<String, String> {
     Ok(text)
 }
 
-/// Warns, once each, of limits that differ between ranks.
+/// Warns, once each, of what differs between ranks.
 pub(in crate::peers) fn say(decided: &Decided) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for words in &decided.unlike {
         if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(words.clone()) {
-            log::warn!("ranks have unlike limits of {words}");
+            log::warn!("ranks have unlike {words}");
         }
     }
 }
