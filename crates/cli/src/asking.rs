@@ -2,7 +2,9 @@
 //! nor a crashing library takes this process along, and CUDA is never initialised in a process that starts ranks.
 
 use crate::bench::adaptive::Place;
+use crate::interruption::{self, end_with_this_process};
 use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -137,6 +139,7 @@ fn ask_within<T: for<'de> Deserialize<'de>>(
 /// Standard output of a command that must end with success within `limit`.
 pub fn output_within(mut command: Command, limit: Duration) -> Result<String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    end_with_this_process(&mut command, Signal::KILL);
     let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     let printed = drain(child.stdout.take());
     let complained = drain(child.stderr.take());
@@ -145,9 +148,10 @@ pub fn output_within(mut command: Command, limit: Duration) -> Result<String> {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if Instant::now() > deadline {
+        if Instant::now() > deadline || interruption::look().is_some() {
             // Not waited for: what hangs in the driver cannot be killed.
             child.kill()?;
+            interruption::check()?;
             bail!("no answer within {} s", limit.as_secs());
         }
         std::thread::sleep(Duration::from_millis(5));

@@ -1,39 +1,63 @@
-//! Whether somebody has asked this process to end.
+//! Whether somebody has asked this process to end, and that its children end with it.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use signal_hook::flag::{register, register_usize};
+use std::io::{Error, ErrorKind};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
-/// Notes signals that ask to end.
-pub struct Interruption(Arc<AtomicUsize>);
+/// The last signal that came; 0: none.
+static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
+/// Whether a signal came since the last [`take`].
+static CAME: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-impl Interruption {
-    /// From now on Ctrl-C and its like are noted, and do not end this process. What `nohup` and its like ignore stays ignored.
-    pub fn note() -> Result<Interruption> {
-        let noted = Arc::new(AtomicUsize::new(0));
-        let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
-        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0)
-        {
-            signal_hook::flag::register_usize(signal, noted.clone(), signal as usize)
-                .context("cannot wait for signals")?;
-        }
-        Ok(Interruption(noted))
+/// From now on Ctrl-C and its like are noted, and do not end this process. What `nohup` and its like ignore stays ignored.
+pub fn note() -> Result<()> {
+    let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0) {
+        register_usize(signal, SIGNAL.clone(), signal as usize)
+            .and_then(|_| register(signal, CAME.clone()))
+            .context("cannot wait for signals")?;
     }
+    Ok(())
+}
 
-    /// The signal that came since the last look.
-    pub fn take(&self) -> Option<u8> {
-        Self::signal(self.0.swap(0, Ordering::Relaxed))
-    }
+/// The signal that came.
+pub fn look() -> Option<Signal> {
+    Signal::from_named_raw(SIGNAL.load(Ordering::Relaxed) as i32)
+}
 
-    /// The signal that came, which stays noted.
-    pub fn look(&self) -> Option<u8> {
-        Self::signal(self.0.load(Ordering::Relaxed))
-    }
+/// An error if a signal came.
+pub fn check() -> Result<()> {
+    ensure!(look().is_none(), "interrupted");
+    Ok(())
+}
 
-    fn signal(noted: usize) -> Option<u8> {
-        u8::try_from(noted).ok().filter(|signal| *signal != 0)
-    }
+/// Whether a signal came since the last call.
+pub fn take() -> bool {
+    CAME.swap(false, Ordering::Relaxed)
+}
+
+/// The exit code of an interrupted command, as shells have it.
+pub fn exit_code(signal: Signal) -> u8 {
+    128 + signal.as_raw() as u8
+}
+
+/// The kernel sends `signal` to the command when this process has ended, in whatever way. To be spawned on the main thread: the kernel
+/// looks at the end of the thread that spawned it.
+pub fn end_with_this_process(command: &mut Command, signal: Signal) -> &mut Command {
+    let parent = getpid();
+    let before_exec = move || {
+        set_parent_process_death_signal(Some(signal))?;
+        // This process may have ended before.
+        if getppid() == Some(parent) { Ok(()) } else { Err(Error::from(ErrorKind::BrokenPipe)) }
+    };
+    // SAFETY: the closure makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(before_exec) }
 }
 
 /// The signals that a process ignores, a bit each.

@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("windlass: {error:#}");
-            ExitCode::from(1)
+            ExitCode::from(interruption::look().map_or(1, interruption::exit_code))
         }
     }
 }

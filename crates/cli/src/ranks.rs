@@ -4,8 +4,9 @@
 //! line is the job. A rank asks for an [`exchange`](Channel::exchange), which answers when all ranks have asked (or
 //! [the first few](Channel::among)), and ends with its result. Standard output of a rank goes to the parent's standard error, because NCCL logs there.
 
-use crate::interruption::Interruption;
+use crate::interruption::{self, end_with_this_process};
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -31,20 +32,13 @@ enum FromRank {
 /// A variable's name and value.
 pub type Variable = (OsString, OsString);
 
-/// What ends a run before its time, all ranks with it.
-#[derive(Clone, Copy, Default)]
-pub struct Ending<'a> {
-    pub deadline: Option<Instant>,
-    pub interruption: Option<&'a Interruption>,
-}
-
-/// The time between two looks for an interruption.
+/// The time between two looks for an interruption and the deadline.
 const LOOK: Duration = Duration::from_millis(20);
 /// For a killed rank to be gone. One that waits in the driver may never be, and nobody can wait for it.
 const GONE: Duration = Duration::from_secs(3);
 
 /// What to start.
-pub struct Launch<'a> {
+pub struct Launch {
     /// The hidden subcommand that runs a rank.
     pub subcommand: &'static str,
     pub ranks: usize,
@@ -54,7 +48,8 @@ pub struct Launch<'a> {
     pub without: fn(&str) -> bool,
     /// How long all ranks may say nothing before the run counts as stuck.
     pub silence: Duration,
-    pub ending: Ending<'a>,
+    /// The run ends then, with all ranks; none: when they have finished.
+    pub deadline: Option<Instant>,
 }
 
 /// Runs the ranks to their end; `jobs` holds one job a rank. Returns their results in rank order.
@@ -76,10 +71,10 @@ pub fn run(
     let outcome = converse(launch, &mut ranks, &events, progress);
     match outcome {
         Ok(results) => {
-            ranks.wait_for_exit(launch.silence, &launch.ending)?;
+            ranks.wait_for_exit(launch)?;
             Ok(results)
         }
-        Err(error) if launch.ending.is_bounded() => Err(error),
+        Err(error) if launch.deadline.is_some() || interruption::look().is_some() => Err(error),
         Err(error) => {
             // The others often say why, a moment later: a simulator's report of a mismatch, NCCL's warning.
             std::thread::sleep(Duration::from_millis(300));
@@ -88,16 +83,10 @@ pub fn run(
     }
 }
 
-impl Ending<'_> {
-    fn is_bounded(&self) -> bool {
-        self.deadline.is_some() || self.interruption.is_some()
-    }
-
-    /// Why it is over, if it is.
-    fn reached(&self) -> Result<()> {
-        if self.interruption.is_some_and(|interruption| interruption.look().is_some()) {
-            bail!("interrupted");
-        }
+impl Launch {
+    /// An error that says why the run is over, if it is.
+    fn go_on(&self) -> Result<()> {
+        interruption::check()?;
         if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             bail!("the time is over, and the ranks have not finished");
         }
@@ -112,17 +101,15 @@ enum Waited {
     Left,
 }
 
-/// Waits in short turns where somebody may end the run meanwhile.
+/// Waits in short turns, since somebody may end the run meanwhile.
 fn wait(launch: &Launch, events: &mpsc::Receiver<Event>) -> Result<Waited> {
     let silent_at = Instant::now() + launch.silence;
     loop {
-        launch.ending.reached()?;
-        let left = silent_at.saturating_duration_since(Instant::now());
-        let turn = if launch.ending.is_bounded() { left.min(LOOK) } else { left };
-        match events.recv_timeout(turn) {
+        launch.go_on()?;
+        match events.recv_timeout(LOOK) {
             Ok(event) => return Ok(Waited::Event(event)),
             Err(RecvTimeoutError::Disconnected) => return Ok(Waited::Left),
-            Err(RecvTimeoutError::Timeout) if turn == left => return Ok(Waited::Silent),
+            Err(RecvTimeoutError::Timeout) if Instant::now() > silent_at => return Ok(Waited::Silent),
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
@@ -168,14 +155,15 @@ fn gone_until(process: &mut Child, deadline: Instant) -> Option<ExitStatus> {
 
 impl Ranks {
     /// Waits until every rank has left with success.
-    fn wait_for_exit(&mut self, limit: Duration, ending: &Ending) -> Result<()> {
+    fn wait_for_exit(&mut self, launch: &Launch) -> Result<()> {
+        let limit = launch.silence;
         let deadline = Instant::now() + limit;
         for (rank, running) in self.running.iter_mut().enumerate() {
             let status = loop {
                 if let Some(status) = running.process.try_wait()? {
                     break status;
                 }
-                ending.reached()?;
+                launch.go_on()?;
                 if Instant::now() > deadline {
                     bail!("rank {rank} gave its result but did not exit within {} s", limit.as_secs());
                 }
@@ -204,7 +192,8 @@ fn start(
     for (name, _) in std::env::vars_os().filter(|(name, _)| (launch.without)(&name.to_string_lossy())) {
         command.env_remove(name);
     }
-    let process = command
+    // A rank that waits inside NCCL would not notice that its parent died.
+    let process = end_with_this_process(&mut command, Signal::KILL)
         .arg(launch.subcommand)
         // Ranks of Windlass's own are no part of the user's run.
         .env_remove(RUN)
@@ -304,7 +293,6 @@ pub struct Channel {
 pub fn work<Job: DeserializeOwned, Outcome: Serialize>(
     body: impl FnOnce(&mut Channel, Job) -> Result<Outcome>,
 ) -> Result<()> {
-    end_with_parent();
     let mut channel = Channel::open()?;
     let outcome = channel.receive().and_then(|job| body(&mut channel, job));
     match outcome {
@@ -359,10 +347,4 @@ impl Channel {
         }
         serde_json::from_str(&line).with_context(|| format!("unreadable line from the parent: {line:?}"))
     }
-}
-
-/// A rank that waits inside NCCL would not notice that its parent died.
-fn end_with_parent() {
-    // Without it only a stuck rank would outlive its parent; nothing to be done about a failure.
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
 }

@@ -8,8 +8,9 @@ use super::symmetric::{Symmetric, Wanted};
 use super::worker::{CellDone, Job, Outcome};
 use crate::BENCH_RANK;
 use crate::element::Reduction;
+use crate::interruption;
 use crate::machine::Machine;
-use crate::ranks::{self, Ending, Launch, Variable};
+use crate::ranks::{self, Launch, Variable};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -68,7 +69,7 @@ pub fn measure(
         silence: Duration::from_secs_f64(
             120.0 + 4.0 * f64::from(1 + plan.company.busy) * plan.seconds + 0.1 * cycles as f64,
         ),
-        ending: Ending::default(),
+        deadline: None,
     };
     let job = |rank| Job {
         rank,
@@ -89,21 +90,30 @@ pub fn measure(
     };
     let jobs = (0..plan.ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
     let mut cells: BTreeMap<usize, CellDone> = BTreeMap::new();
+    let mut version = 0;
     let mut unreadable = None;
-    let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<
+    let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<(
+        i32,
         CellDone,
-    >(text)
+    )>(text)
     {
-        Ok(cell) => {
+        Ok((nccl_version, cell)) => {
             done(&cell);
+            version = nccl_version;
             cells.insert(cell.position, cell);
         }
         Err(error) => unreadable = Some(error),
-    })?;
+    });
     if let Some(error) = unreadable {
         return Err(error).context("unreadable progress of a rank");
     }
-    let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
+    let first = match outcomes {
+        // What was measured until then is told.
+        Err(_) if interruption::look().is_some() && !cells.is_empty() => {
+            Outcome { nccl_version: version, first_uses: Vec::new(), symmetric: Symmetric::default() }
+        }
+        outcomes => serde_json::from_value(outcomes?.into_iter().next().context("no ranks")?)?,
+    };
     let cells = cells.into_values().collect();
     let Outcome { nccl_version, first_uses, symmetric } = first;
     Ok(Results { cells, nccl_version, first_uses, symmetric })

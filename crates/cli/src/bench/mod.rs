@@ -26,10 +26,9 @@ pub use worker::tests;
 pub use worker::{CellDone, work};
 
 use crate::element::{Element, Reduction, SUM};
-use crate::installation;
 use crate::machine::{Machine, MachineRequest};
 use crate::nccl::version_text;
-use crate::{search, text};
+use crate::{installation, interruption, search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use company::Company;
@@ -145,6 +144,7 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(size) = options.product.filter(|size| *size == 0 || size % product::PLAIN_STEP != 0) {
         bail!("--product {size}: expected a multiple of {}", product::PLAIN_STEP);
     }
+    interruption::note()?;
     let windlass = installation::windlass_library()?;
     let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
         search::for_tools(options.nccl.as_deref())
@@ -197,7 +197,7 @@ pub fn run(options: &Options) -> Result<()> {
             eprintln!("bench: wrote {}", file.display());
         }
     }
-    Ok(())
+    interruption::check()
 }
 
 fn open_to_append(file: &Path) -> Result<File> {

@@ -157,7 +157,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     for (position, cell) in job.cells.iter().enumerate() {
         if cell.operation.exists_in(&plain.nccl) {
             let measured = bench.measure(channel, position, cell)?;
-            tell(channel, &job, &measured)?;
+            tell(channel, &job, nccl_version, &measured)?;
             done.push(measured);
         }
     }
@@ -165,7 +165,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
         let CellDone { position, cell, .. } = done[position];
         let rounds = (0..job.again).map(|_| bench.measure(channel, position, &cell));
         if let Some(settled) = comparison::settled(rounds.collect::<Result<Vec<_>>>()?) {
-            tell(channel, &job, &settled)?;
+            tell(channel, &job, nccl_version, &settled)?;
         }
     }
     drop(windows);
@@ -175,8 +175,8 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
 }
 
 /// Rank 0 reports a measurement to the parent process; all ranks have the same.
-fn tell(channel: &mut Channel, job: &Job, done: &CellDone) -> Result<()> {
-    if job.rank == 0 { channel.progress(serde_json::to_string(done)?) } else { Ok(()) }
+fn tell(channel: &mut Channel, job: &Job, nccl_version: i32, done: &CellDone) -> Result<()> {
+    if job.rank == 0 { channel.progress(serde_json::to_string(&(nccl_version, done))?) } else { Ok(()) }
 }
 
 /// One side's results: each rank's times, the hosts' times of calls, the least busy part.

@@ -10,12 +10,11 @@ mod whether;
 use crate::asking;
 use crate::bench::adaptive::Effort;
 use crate::installation;
-use crate::interruption::Interruption;
+use crate::interruption;
 use crate::limits::measure::{OfRanks, measure};
 use crate::limits::store::{Folder, Kept};
 use crate::limits::written;
 use crate::machine::{Machine, MachineRequest};
-use crate::ranks::Ending;
 use anyhow::Result;
 use stamp::Stamp;
 use std::path::Path;
@@ -82,11 +81,11 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
             return None;
         }
     };
-    let interruption = Interruption::note().ok()?;
+    interruption::note().ok()?;
     let request = MachineRequest::within(ANSWER_MAX, is_simulator);
-    let told = Session { nccl, windlass, folder: &folder, request, interruption: &interruption }.run();
-    if let Some(signal) = interruption.look() {
-        return Some(128 + signal);
+    let told = Session { nccl, windlass, folder: &folder, request }.run();
+    if let Some(signal) = interruption::look() {
+        return Some(interruption::exit_code(signal));
     }
     match told {
         Told::Once(line) => {
@@ -104,7 +103,7 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
     }
     drop(lock);
     // A signal up to here was meant for this process.
-    interruption.look().map(|signal| 128 + signal)
+    interruption::look().map(interruption::exit_code)
 }
 
 fn say(line: &str) {
@@ -124,7 +123,6 @@ struct Session<'a> {
     windlass: &'a Path,
     folder: &'a Folder,
     request: MachineRequest,
-    interruption: &'a Interruption,
 }
 
 impl Session<'_> {
@@ -159,8 +157,7 @@ impl Session<'_> {
             return Told::Once("limits of this machine are not measured: the command sees one GPU".into());
         }
         say("measuring up to which sizes Windlass is faster here: once, about 5 s (--no-calibrate: never)");
-        let ending = Ending { deadline: Some(began + TIME_MAX), interruption: Some(self.interruption) };
-        let found = measure(&machine, self.windlass, &effort, ending, |_, _| {});
+        let found = measure(&machine, self.windlass, &effort, Some(began + TIME_MAX), |_, _| {});
         if let Some(why) = self.disturbance(&machine) {
             let line =
                 format!("what was measured of this machine is left out: {why} meanwhile; {OTHERS_HOLD}");

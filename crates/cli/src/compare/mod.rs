@@ -16,7 +16,7 @@ mod schedule;
 mod session;
 mod table;
 
-use crate::text;
+use crate::{interruption, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comparison::Comparison;
@@ -26,9 +26,6 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-
-/// The exit code after Ctrl-C, as shells have it.
-const INTERRUPTED: u8 = 130;
 
 /// Options of `windlass compare`.
 #[derive(Args)]
@@ -44,7 +41,7 @@ for each GPU: of the command's processes, or of the whole GPU where the driver d
 time inside calls.
 
 Exit code: 0: all runs ended with success. 1: a run failed, or printed no figure for a metric; the message names the run. 125: Windlass would not \
-take effect. 130: Ctrl-C, which also ends what the command has started.
+take effect. 130, 143: Ctrl-C or SIGTERM, which also end what the command has started; finished pairs of runs are printed.
 
 Example: windlass compare --runs 5 --warmup --metric 'step (\\S+) ms' --metric-warmup 10 -- torchrun --nproc-per-node 2 train.py")]
 pub struct Options {
@@ -89,25 +86,32 @@ pub fn run(options: &Options) -> Result<u8> {
     // Opened before the runs, so that a wrong name fails at once.
     let json = options.json.as_deref().map(create).transpose()?;
     let html = options.html.as_deref().map(create).transpose()?;
-    let comparison = match session::make_runs(options)? {
-        session::Made::All(comparison) => *comparison,
+    match session::make_runs(options)? {
+        session::Made::Finished(None) => {}
+        session::Made::Finished(Some(comparison)) => tell(&comparison, options, json, html)?,
         session::Made::Refused(code) => return Ok(code),
-        session::Made::Interrupted => {
-            eprintln!("compare: interrupted; all that the command has started is ended");
-            return Ok(INTERRUPTED);
-        }
-    };
-    text::print(told(&comparison))?;
+    }
+    let Some(signal) = interruption::look() else { return Ok(0) };
+    match family::look().len() {
+        0 => eprintln!("compare: interrupted; all that the command has started is ended"),
+        left => eprintln!("compare: interrupted; {left} processes of the command do not end"),
+    }
+    Ok(interruption::exit_code(signal))
+}
+
+/// Prints the comparison and writes the files that were asked for.
+fn tell(comparison: &Comparison, options: &Options, json: Option<File>, html: Option<File>) -> Result<()> {
+    text::print(told(comparison))?;
     for (file, name, content) in [
-        (json, &options.json, serde_json::to_string_pretty(&comparison)? + "\n"),
-        (html, &options.html, page::page(&comparison)?),
+        (json, &options.json, serde_json::to_string_pretty(comparison)? + "\n"),
+        (html, &options.html, page::page(comparison)?),
     ] {
         if let (Some(mut file), Some(name)) = (file, name) {
             file.write_all(content.as_bytes()).with_context(|| format!("cannot write {}", name.display()))?;
             eprintln!("compare: wrote {}", name.display());
         }
     }
-    Ok(0)
+    Ok(())
 }
 
 fn create(file: &Path) -> Result<File> {

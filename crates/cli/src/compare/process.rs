@@ -1,16 +1,16 @@
 //! Runs the command once: in a process group of its own, watched, and ended with all processes that it has started.
 
 use super::family;
-use crate::interruption::Interruption;
+use crate::interruption::{self, end_with_this_process};
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use windlass_base::config::RUN;
 
@@ -19,8 +19,14 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Looks take at most this part of a processor.
 const PART_OF_PROCESSOR: u32 = 20;
-/// How long processes that the command leaves behind may take to end by themselves, and after each signal.
+/// How long processes that the command leaves behind may take to end by themselves.
 const GRACE: Duration = Duration::from_secs(5);
+/// From a signal to SIGKILL: less than schedulers give, since who kills this process leaves its command's children.
+const UNTIL_KILLED: Duration = Duration::from_secs(2);
+/// Signals within this time are one request: `timeout` and launchers signal this process and its group.
+const ONE_REQUEST: Duration = Duration::from_millis(200);
+/// Killed processes that wait in the driver may never end.
+const UNTIL_LEFT: Duration = Duration::from_secs(5);
 /// How many bytes and lines of an output's end are reported.
 const TAIL_BYTES: usize = 16 << 10;
 const TAIL_LINES: usize = 20;
@@ -43,16 +49,12 @@ pub enum Outcome {
         /// Processes that had to be ended afterwards.
         left_behind: usize,
     },
-    /// This process was asked to end, and all processes that it started have ended.
+    /// This process was asked to end, and has ended all processes that it started.
     Interrupted,
 }
 
 /// Runs the command to its end. Calls `look` with its processes repeatedly.
-pub fn run(
-    launch: &Launch,
-    interruption: &Interruption,
-    look: &mut dyn FnMut(&BTreeSet<u32>),
-) -> Result<Outcome> {
+pub fn run(launch: &Launch, look: &mut dyn FnMut(&BTreeSet<u32>)) -> Result<Outcome> {
     let log = File::create(launch.log).with_context(|| format!("cannot write {}", launch.log.display()))?;
     let (name, arguments) = launch.command.split_first().context("no command")?;
     let mut command = Command::new(name);
@@ -61,6 +63,8 @@ pub fn run(
         command.env_remove(name);
     }
     command.envs(launch.set.iter().map(|(name, value)| (name, value)));
+    // Launchers end their own processes at SIGTERM.
+    end_with_this_process(&mut command, Signal::TERM);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot run {}", name.display()))?;
     let process = child.id();
@@ -75,8 +79,8 @@ pub fn run(
         if let Ok(status) = ended.recv_timeout(pause) {
             break status;
         }
-        if interruption.take().is_some() {
-            interrupt(process, &ended, interruption);
+        if let Some(signal) = interruption::look() {
+            end_all(signal);
             return Ok(Outcome::Interrupted);
         }
         let looked = Instant::now();
@@ -85,48 +89,44 @@ pub fn run(
         pause = (2 * pause).min(PAUSE_MAX).max(PART_OF_PROCESSOR * looked.elapsed());
     };
     let (status, lasted) = status.context("cannot wait for the command")?;
-    Ok(Outcome::Ended { status, seconds: lasted.as_secs_f64(), left_behind: end_what_is_left(interruption) })
-}
-
-/// Interrupts the command as a terminal's Ctrl-C would, so that it can end its own processes. Then ends all that are
-/// left.
-fn interrupt(
-    process: u32,
-    ended: &Receiver<std::io::Result<(ExitStatus, Duration)>>,
-    interruption: &Interruption,
-) {
-    if let Some(group) = Pid::from_raw(process as i32) {
-        // The command may have ended.
-        let _ = kill_process_group(group, Signal::INT);
+    let left_behind = end_what_is_left();
+    if interruption::look().is_some() {
+        return Ok(Outcome::Interrupted);
     }
-    let _ = ended.recv_timeout(GRACE);
-    end_what_is_left(interruption);
+    Ok(Outcome::Ended { status, seconds: lasted.as_secs_f64(), left_behind })
 }
 
 /// Waits for processes that the command has left behind, then ends them. Returns how many that were.
-fn end_what_is_left(interruption: &Interruption) -> usize {
-    if all_end(interruption) {
-        return 0;
-    }
-    let left = family::look();
-    family::signal(&left, Signal::TERM);
-    if !all_end(interruption) {
-        family::signal(&family::look(), Signal::KILL);
-        all_end(interruption);
-    }
-    left.len()
-}
-
-/// Waits for [`GRACE`], or until the next Ctrl-C. Returns whether all processes have ended.
-fn all_end(interruption: &Interruption) -> bool {
+fn end_what_is_left() -> usize {
     let deadline = Instant::now() + GRACE;
     loop {
         family::reap(None);
-        if family::look().is_empty() {
-            return true;
+        let left = family::look();
+        if left.is_empty() {
+            return 0;
         }
-        if Instant::now() > deadline || interruption.take().is_some() {
-            return false;
+        if Instant::now() > deadline || interruption::look().is_some() {
+            end_all(interruption::look().unwrap_or(Signal::TERM));
+            return left.len();
+        }
+        std::thread::sleep(PAUSE_MIN);
+    }
+}
+
+/// Sends the signal to all processes of the command at once, and SIGKILL to those that do not end in time or before the next request.
+fn end_all(signal: Signal) {
+    family::signal(&family::look(), signal);
+    let began = Instant::now();
+    let mut kills = false;
+    loop {
+        family::reap(None);
+        let left = family::look();
+        if left.is_empty() || began.elapsed() > UNTIL_KILLED + UNTIL_LEFT {
+            return;
+        }
+        kills |= interruption::take() && began.elapsed() > ONE_REQUEST || began.elapsed() > UNTIL_KILLED;
+        if kills {
+            family::signal(&left, Signal::KILL);
         }
         std::thread::sleep(PAUSE_MIN);
     }

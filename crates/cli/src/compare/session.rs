@@ -12,7 +12,7 @@ use super::schedule::{Side, Turn, turns};
 use crate::bench::record::date;
 use crate::built;
 use crate::installation::SimulatorLibraries;
-use crate::interruption::Interruption;
+use crate::interruption;
 use crate::run::{self, Decision};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -22,10 +22,10 @@ use std::time::SystemTime;
 
 /// The result of all runs.
 pub enum Made {
-    All(Box<Comparison>),
+    /// Of the pairs that were finished, if there are any: all, unless somebody has interrupted it.
+    Finished(Option<Box<Comparison>>),
     /// Windlass would not take effect, and the reason was printed. With the exit code.
     Refused(u8),
-    Interrupted,
 }
 
 /// What all runs share.
@@ -35,7 +35,6 @@ struct Session<'a> {
     /// The simulator of both sides.
     simulator: Option<SimulatorLibraries>,
     meter: Option<Meter>,
-    interruption: Interruption,
     folder: PathBuf,
 }
 
@@ -52,7 +51,7 @@ pub fn make_runs(options: &Options) -> Result<Made> {
     }
     // Runs with Windlass use the limits that the user's own runs will use.
     if run::calibrate(&decision.set).is_some() {
-        return Ok(Made::Interrupted);
+        return Ok(Made::Finished(None));
     }
     if std::env::var_os("WINDLASS_REPORT").is_some() {
         eprintln!(
@@ -60,12 +59,12 @@ pub fn make_runs(options: &Options) -> Result<Made> {
         );
     }
     family::keep_orphans();
+    interruption::note()?;
     let session = Session {
         options,
         decision,
         simulator,
         meter: Meter::open(),
-        interruption: Interruption::note()?,
         folder: folder(options.logs.as_deref())?,
     };
     let turns = turns(options.pairs as usize, usize::from(options.warmup));
@@ -76,12 +75,16 @@ pub fn make_runs(options: &Options) -> Result<Made> {
     );
     let mut runs = Vec::new();
     for turn in &turns {
-        let Some(run) = session.run(*turn, turns.len())? else { return Ok(Made::Interrupted) };
+        let Some(run) = session.run(*turn, turns.len())? else { break };
         let of = format!("{} of {}", turn.number, turns.len());
         eprintln!("compare: run {of}, {}: {:.2} s", turn.side.words(), run.seconds);
         runs.push(run);
     }
-    Ok(Made::All(Box::new(Comparison::of(session.request(), runs))))
+    // The first run of a pair alone says nothing.
+    let finished = runs.len() / 2;
+    runs.truncate(2 * finished);
+    let pairs = finished.saturating_sub(usize::from(options.warmup));
+    Ok(Made::Finished((pairs > 0).then(|| Box::new(Comparison::of(session.request(pairs), runs)))))
 }
 
 fn folder(named: Option<&Path>) -> Result<PathBuf> {
@@ -99,13 +102,13 @@ fn folder(named: Option<&Path>) -> Result<PathBuf> {
 }
 
 impl Session<'_> {
-    fn request(&self) -> Request {
+    fn request(&self, pairs: usize) -> Request {
         Request {
             date: date(SystemTime::now()),
             windlass: built::line(),
             command: self.options.command.iter().map(|word| word.display().to_string()).collect(),
             simulated: self.simulator.is_some(),
-            pairs: self.options.pairs as usize,
+            pairs,
             metrics: self.options.metrics.iter().map(|metric| metric.name.clone()).collect(),
             has_nvml: self.meter.is_some(),
         }
@@ -128,7 +131,7 @@ impl Session<'_> {
         let mut memory = self.meter.as_ref().map(Meter::watch);
         let (set, unset) = self.variables(counting.as_ref());
         let launch = Launch { command: &self.options.command, set, unset, log: &log };
-        let outcome = process::run(&launch, &self.interruption, &mut |family| {
+        let outcome = process::run(&launch, &mut |family| {
             libraries.look(family);
             if let Some(counting) = &mut counting {
                 counting.look(family);

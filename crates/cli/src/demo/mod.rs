@@ -11,10 +11,9 @@ mod worker;
 pub use worker::work;
 
 use crate::counts;
-use crate::installation;
 use crate::machine::{Machine, MachineRequest};
-use crate::ranks::{self, Ending, Launch};
-use crate::{search, text};
+use crate::ranks::{self, Launch};
+use crate::{installation, interruption, search, text};
 use anyhow::{Context, Result};
 use clap::Args;
 use counters::Counters;
@@ -54,6 +53,7 @@ struct Outcome {
 /// Runs the demo; the answer is whether all checks passed.
 pub fn run(options: &Options) -> Result<bool> {
     let started = Instant::now();
+    interruption::note()?;
     let windlass = installation::windlass_library()?;
     let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
         search::for_tools(options.nccl.as_deref())
@@ -71,7 +71,7 @@ pub fn run(options: &Options) -> Result<bool> {
         environment: machine.environment(),
         without: |_| false,
         silence: Duration::from_secs(120),
-        ending: Ending::default(),
+        deadline: None,
     };
     let jobs = (0..ranks)
         .map(|rank| serde_json::to_value(Job { rank, ranks, windlass: windlass.clone() }))

@@ -6,14 +6,14 @@ use crate::LIMITS_RANK;
 use crate::bench::CellDone;
 use crate::bench::adaptive::{Effort, Group, Job, Time, Told, What};
 use crate::machine::Machine;
-use crate::ranks::{self, Ending, Launch, Variable};
+use crate::ranks::{self, Launch, Variable};
 use anyhow::{Context, Result};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use windlass_transport::tuning::Collective;
 use windlass_transport::tuning::file::Key;
 
@@ -76,12 +76,12 @@ pub fn usual_sizes(machine: &Machine) -> Vec<u64> {
     (10..=last).map(|shift| 1 << shift).collect()
 }
 
-/// Runs the ranks, one for each device of the largest group. Calls `progress` for each measurement.
+/// Runs the ranks, one for each device of the largest group, and not beyond a deadline. Calls `progress` for each measurement.
 pub fn measure(
     machine: &Machine,
     windlass: &Path,
     effort: &Effort,
-    ending: Ending,
+    deadline: Option<Instant>,
     mut progress: impl FnMut(usize, &CellDone),
 ) -> Result<Vec<OfRanks>> {
     let mut forced = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
@@ -114,7 +114,7 @@ pub fn measure(
         environment: environment(machine, effort.what, forced.path()),
         without: is_left_out,
         silence: SILENCE,
-        ending,
+        deadline,
     };
     let job = |rank| Job {
         rank,

@@ -17,8 +17,7 @@ use crate::limits::search::{Grid, REGISTERED};
 use crate::limits::store::{Folder, Kept, Lock};
 use crate::limits::written::{self, Circumstances};
 use crate::machine::{Machine, MachineRequest};
-use crate::ranks::Ending;
-use crate::{installation, search, text};
+use crate::{installation, interruption, search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::io::Write;
@@ -75,6 +74,7 @@ pub fn run(options: &Options) -> Result<()> {
     if !(options.seconds > 0.0 && options.seconds <= 60.0) {
         bail!("--seconds {}: expected more than 0 and at most 60", options.seconds);
     }
+    interruption::note()?;
     let windlass = installation::windlass_library()?;
     let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
         search::for_tools(options.nccl.as_deref())
@@ -96,10 +96,13 @@ pub fn run(options: &Options) -> Result<()> {
     let kept = keeping(options, &machine, &config)?;
     let mut all: Vec<OfRanks> = Vec::new();
     for effort in &efforts {
-        let ending = Ending::default();
-        let found = measure(&machine, &windlass, effort, ending, |ranks, done| {
-            eprintln!("{}", progress(ranks, done))
-        })?;
+        let found =
+            measure(&machine, &windlass, effort, None, |ranks, done| eprintln!("{}", progress(ranks, done)));
+        let found = match found {
+            // What was measured before is kept and told.
+            Err(_) if interruption::look().is_some() && !all.is_empty() => break,
+            found => found?,
+        };
         for found in found {
             if found.what == What::Native && !found.is_native {
                 bail!(
@@ -114,6 +117,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     text::print(written::summary(&all))?;
+    interruption::check()?;
     if let Some(folder) = &options.plot {
         all.iter().try_for_each(|found| draw(folder, &machine, &efforts[0], found))?;
     }

@@ -3,8 +3,7 @@
 use crate::{built, compile, outcome, simulated_nccl, windlass};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 /// The command over the simulated NCCL, with its logs in a folder.
 fn compare(folder: &Path, options: &[&str], command: &[&str]) -> Command {
@@ -168,47 +167,6 @@ fn refusals() {
     let (code, _, told) = outcome(off);
     assert_eq!(code, Some(1), "{told}");
     assert!(told.contains("WINDLASS=off is set"), "{told}");
-}
-
-fn is_alive(process: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    !stat.is_empty() && !stat.contains(") Z ")
-}
-
-fn written(file: &Path) -> Option<u32> {
-    std::fs::read_to_string(file).ok()?.trim().parse().ok()
-}
-
-/// Ctrl-C ends the command and the processes that it has started, also one in another session. The exit code is that of a shell.
-#[test]
-fn interrupted() {
-    let folder = tempfile::tempdir().unwrap();
-    let files = ["command", "detached"].map(|name| folder.path().join(name));
-    let script = format!(
-        "setsid sh -c 'echo $$ >{}; exec sleep 1000' & echo $$ >{}; sleep 1000",
-        files[1].display(),
-        files[0].display()
-    );
-    let mut command = compare(folder.path(), &[], &["sh", "-c", &script]);
-    let running = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let processes = loop {
-        if let [Some(command), Some(detached)] = files.each_ref().map(|file| written(file)) {
-            break [command, detached];
-        }
-        assert!(Instant::now() < deadline, "the command has not begun");
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    let number = rustix::process::Pid::from_raw(running.id() as i32).unwrap();
-    rustix::process::kill_process(number, rustix::process::Signal::INT).unwrap();
-    // The second Ctrl-C does not wait for processes that do not end by themselves.
-    std::thread::sleep(Duration::from_millis(500));
-    let _ = rustix::process::kill_process(number, rustix::process::Signal::INT);
-    let ended = running.wait_with_output().unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(130), "{told}");
-    assert!(told.ends_with("compare: interrupted; all that the command has started is ended\n"), "{told}");
-    assert!(!processes.into_iter().any(is_alive), "{processes:?}");
 }
 
 /// GPU memory, as a replacement of NVML reports it: of the command's processes, or of whole devices where it names none of them.
