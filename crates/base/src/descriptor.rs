@@ -41,8 +41,8 @@ impl Ours {
         })
     }
 
-    /// Enters a descriptor into the table. A child forked after it was opened, and before this call, keeps it. A descriptor whose number is beyond the table is closed and refused with
-    /// `EMFILE`.
+    /// Enters a descriptor into the table. A child forked after it was opened, and before this call, keeps it. A descriptor whose number is
+    /// beyond the table is closed and refused with `EMFILE`.
     pub fn new(fd: OwnedFd) -> Result<Ours> {
         let number = fd.as_raw_fd() as usize;
         let word = NUMBERS.get(number / 64).ok_or(Errno::MFILE)?;

@@ -27,6 +27,21 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     without_signals(|| Builder::new().name(name.to_owned()).spawn_scoped(scope, body))
 }
 
+/// Bytes of this thread's stack that are still free. None if the system does not say.
+pub fn stack_left() -> Option<usize> {
+    // SAFETY: attributes of this thread, which the system fills in; destroyed once.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        if libc::pthread_getattr_np(libc::pthread_self(), &mut attributes) != 0 {
+            return None;
+        }
+        let (mut lowest, mut bytes) = (std::ptr::null_mut(), 0);
+        let code = libc::pthread_attr_getstack(&attributes, &mut lowest, &mut bytes);
+        libc::pthread_attr_destroy(&mut attributes);
+        (code == 0).then(|| (&raw const attributes as usize).saturating_sub(lowest as usize))
+    }
+}
+
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: signal masks of this thread only, with sets made here; a new thread inherits the mask of its parent,
     // which is restored at once: `start` does not panic.
@@ -47,6 +62,15 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A thread knows its stack, and what calls have taken of it.
+    #[test]
+    fn stacks() {
+        let left =
+            |bytes| Builder::new().stack_size(bytes).spawn(|| stack_left().unwrap()).unwrap().join().unwrap();
+        assert!((64 << 10..128 << 10).contains(&left(128 << 10)));
+        assert!((1 << 20..4 << 20).contains(&left(4 << 20)));
+    }
 
     /// Signals that the calling thread takes, of two.
     fn taken() -> [bool; 2] {

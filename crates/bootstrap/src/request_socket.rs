@@ -108,10 +108,14 @@ impl RequestSocket {
         self.asked.push(Asked { key, to, words, socket: None, sent: false });
     }
 
-    /// Whether a question could not be sent, because the other queue is full, or none be received for want of a descriptor. Then call
-    /// [`RequestSocket::turn`] again soon.
-    pub fn is_held_up(&self) -> bool {
-        self.deaf || self.asked.iter().any(|asked| !asked.sent)
+    /// Whether a question could not be sent, because the other queue is full. Then call [`RequestSocket::turn`] again soon.
+    pub fn knocks(&self) -> bool {
+        self.asked.iter().any(|asked| !asked.sent)
+    }
+
+    /// Whether no question can be received, for want of a descriptor. Then call [`RequestSocket::turn`] again.
+    pub fn is_deaf(&self) -> bool {
+        self.deaf
     }
 
     /// The sockets to poll.

@@ -15,19 +15,25 @@ static FORKING: AtomicUsize = AtomicUsize::new(0);
 /// library's fork handler, may wait for the very thread that waits here.
 const WAITS: Duration = Duration::from_millis(500);
 
-/// Calls `open` while no other thread forks. It must neither wait nor allocate: a fork waits for it, perhaps with the allocator locked.
+/// Calls `open` while no other thread forks. It should neither wait nor allocate: a fork waits for it, perhaps with the allocator locked. After
+/// [`WAITS`] either side goes on, and the child may have the descriptor.
 pub fn without_forks<T>(open: impl FnOnce() -> T) -> T {
     // Both sides write their counter and then read the other one, so one of them sees the other (`SeqCst`).
     OPENING.fetch_add(1, Ordering::SeqCst);
     let began = Instant::now();
     while FORKING.load(Ordering::SeqCst) > 0 && began.elapsed() < WAITS {
-        OPENING.fetch_sub(1, Ordering::SeqCst);
+        one_less(&OPENING);
         std::thread::yield_now();
         OPENING.fetch_add(1, Ordering::SeqCst);
     }
     let opened = open();
-    OPENING.fetch_sub(1, Ordering::SeqCst);
+    one_less(&OPENING);
     opened
+}
+
+/// A signal handler may have forked in between: in its child the counter is 0 already.
+fn one_less(counter: &AtomicUsize) {
+    let _ = counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
 }
 
 /// For `pthread_atfork`: runs before a fork.
@@ -41,7 +47,7 @@ pub extern "C" fn before_fork() {
 
 /// Runs in the parent after a fork.
 pub extern "C" fn after_fork() {
-    FORKING.fetch_sub(1, Ordering::SeqCst);
+    one_less(&FORKING);
 }
 
 /// In a child just forked: its parent's other threads neither open nor fork here.

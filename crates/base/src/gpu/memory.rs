@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use once_cell::sync::OnceCell;
 
 use crate::descriptor::Ours;
+use crate::descriptor::fork_lock::without_forks;
 use crate::gpu::Address;
 use crate::gpu::device::Ordinal;
 use crate::gpu::failure::Failure;
@@ -170,9 +171,9 @@ impl Physical {
 
     /// A descriptor of the memory for other processes. The memory stays while a descriptor is open anywhere.
     pub fn export(&self) -> Result<Ours, Failure> {
-        let first = self
-            .exported
-            .get_or_try_init(|| Ours::new(self.export_now()?).map_err(|cause| self.no_descriptor(cause)))?;
+        let first = self.exported.get_or_try_init(|| {
+            without_forks(|| Ours::new(self.export_now()?).map_err(|cause| self.no_descriptor(cause)))
+        })?;
         Ours::open(|| rustix::io::fcntl_dupfd_cloexec(first, 0)).map_err(|cause| self.no_descriptor(cause))
     }
 

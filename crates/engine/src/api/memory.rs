@@ -59,11 +59,7 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
         || {
             count::function(Entry::ncclMemFree);
             group::restore_device();
-            let were_kept = pool::is_any_kept();
             let given = pool::free(address as Address);
-            if !were_kept {
-                recycling::look_after_kept();
-            }
             if matches!(given, Return::Forward | Return::LetGo) {
                 memory_is_freed(address as Address);
             }

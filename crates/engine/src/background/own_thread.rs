@@ -1,13 +1,25 @@
-//! Runs work on a thread of Windlass's while the calling thread waits. An init needs more stack than some programs' threads have, and so does the
-//! driver below it. NCCL builds communicators on threads of its own, too.
+//! Runs work on a thread of Windlass's while the calling thread waits, if that one has a small stack. An init needs more than some programs' threads
+//! have, and so does the driver below it. NCCL builds communicators on threads of its own, too.
+//!
+//! Other threads do the work themselves: a new thread cannot start while the caller holds the loader's lock, as in a library's destructor.
 
 use std::panic;
 
 use windlass_base::gpu;
 use windlass_base::thread;
 
+/// An init takes some 50 KiB in a release build and 130 in a debug build; the rest is for the driver.
+const ENOUGH_STACK: usize = 512 << 10;
+
 /// Runs `act` with the calling thread's current context, and returns its result. A panic of `act` becomes the caller's.
 pub(crate) fn run<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    if thread::stack_left().is_none_or(|left| left >= ENOUGH_STACK) {
+        return act();
+    }
+    on_another(act)
+}
+
+fn on_another<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     let context = gpu::opened().and_then(|driver| Some((driver, driver.current_context().ok()?)));
     let mut act = Some(act);
     let taken = &mut act;
@@ -29,12 +41,14 @@ pub(crate) fn run<T: Send>(act: impl FnOnce() -> T + Send) -> T {
 mod tests {
     use super::*;
 
-    /// The work runs on another thread; its result and its panic are the caller's.
+    /// With a small stack the work runs on another thread; its result and its panic are the caller's.
     #[test]
     fn results_and_panics() {
-        let here = std::thread::current().id();
-        assert_ne!(run(|| std::thread::current().id()), here);
-        let panicked = panic::catch_unwind(|| run(|| panic::resume_unwind(Box::new(7))));
+        let id = || std::thread::current().id();
+        let within =
+            |bytes| std::thread::Builder::new().stack_size(bytes).spawn(move || run(id) == id()).unwrap();
+        assert!(!within(128 << 10).join().unwrap() && within(2 << 20).join().unwrap());
+        let panicked = panic::catch_unwind(|| on_another(|| panic::resume_unwind(Box::new(7))));
         assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&7));
     }
 }

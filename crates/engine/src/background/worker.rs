@@ -254,11 +254,12 @@ impl Round {
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.flat_map(|ends| ends.iter().map(|end| PollFd::new(end, PollFlags::IN))));
         let due = self.chores.iter().filter_map(|chore| chore.due());
-        let held_up = self.request_socket.is_held_up().then_some(BUSY_TICK);
+        let knocks = self.request_socket.knocks().then_some(BUSY_TICK);
+        let deaf = self.request_socket.is_deaf().then_some(IDLE_TICK);
         let now = Instant::now();
         let asks = self.worker.requests().iter().map(|one| one.due.saturating_duration_since(now)).min();
         let reserve = (!descriptor::fill_reserve()).then_some(IDLE_TICK);
-        let tick = due.chain(held_up).chain(asks).chain(reserve).min();
+        let tick = due.chain(knocks).chain(deaf).chain(asks).chain(reserve).min();
         let tick =
             tick.map(|tick| Timespec { tv_sec: tick.as_secs() as i64, tv_nsec: tick.subsec_nanos().into() });
         // No chore holds a peer group between turns.

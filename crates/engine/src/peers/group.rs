@@ -15,7 +15,7 @@ use windlass_bootstrap::negotiated::NegotiatedConfig;
 use windlass_transport::TransportError;
 use windlass_transport::heap::{Heap, Region};
 use windlass_transport::native::Task;
-use windlass_transport::p2p::{Operation, P2p};
+use windlass_transport::p2p::{Direction, Operation, P2p};
 use windlass_transport::sequencer::{Afterwards, History, Joins, Sequencer};
 use windlass_transport::tuning::{Collective, Limits, Terms, agreed};
 
@@ -283,7 +283,8 @@ impl PeerGroup {
         let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.negotiated().members.len()) - 1 };
         // Noted only after the launch, as the hang detector takes the awaited ranks before it asks whether all is done.
         self.ranks.awaits(of_messages | of_collectives);
-        if !operations.is_empty() && (self.growing.note_sends() || asks_early) {
+        let sends = operations.iter().any(|one| one.direction == Direction::Send);
+        if sends && (self.growing.note_sends() || asks_early) {
             worker::wake();
         }
         result

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
 
+use crate::background::worker;
 use crate::forward::device;
 use windlass_base::config::config;
 use windlass_base::config::nccl::{self, Effect};
@@ -40,6 +41,7 @@ static LEDGER: Mutex<PoolLedger> = Mutex::new(PoolLedger::new());
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 /// How many blocks are kept.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
+static LEAVING: AtomicUsize = AtomicUsize::new(0);
 /// How many threads look after kept blocks.
 static LOOKED_AFTER_BY: AtomicUsize = AtomicUsize::new(0);
 /// Set in the child of a fork: CUDA does not work there, and another thread of the parent may hold the lock.
@@ -364,7 +366,11 @@ fn change<T>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
     let done = act(&mut ledger);
     let now = ledger.sums();
     KNOWN.store(now.held_blocks + now.kept_blocks + now.leaving_blocks, Ordering::Relaxed);
-    KEPT.store(now.kept_blocks, Ordering::Relaxed);
+    let before = [(&KEPT, now.kept_blocks), (&LEAVING, now.leaving_blocks)]
+        .map(|(counter, blocks)| counter.swap(blocks, Ordering::Relaxed) == 0 && blocks > 0);
+    if before.contains(&true) {
+        worker::wake();
+    }
     for (what, value) in [
         (Pooled::Blocks, (now.kept_blocks + now.leaving_blocks) as u64),
         (Pooled::Bytes, now.kept_bytes + now.leaving_bytes),
