@@ -6,7 +6,8 @@
 //! that waits reports its wait and leaves. One that has not begun misses the word, or finds its data if it begins just then. A kernel that
 //! begins in that moment and waits for a living rank is lost by mistake; the moment comes once in the timeout.
 //! The moment is short at first, as GPU threads see the word within microseconds. It grows after each without a report, since threads of the
-//! simulator or of a shared GPU may not run for a while. All of this runs on the background worker.
+//! simulator or of a shared GPU may not run for a while. All of this runs on the background worker, which does nothing else in that moment: its
+//! other chores may take hundreds of milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use windlass_transport::p2p::Progress;
 use windlass_transport::sequencer::{Sequencer, Stuck};
 
 use crate::background::life::Life;
-use crate::background::worker::{BUSY_TICK, Chore};
+use crate::background::worker::Chore;
 use crate::peers::group::PeerGroup;
 use crate::peers::health::error_propagation::Loss;
 use crate::peers::registry;
@@ -46,73 +47,40 @@ struct Moved {
     messages: Vec<Progress>,
 }
 
-/// Whether kernels are asked who waits for a rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Asking {
-    #[default]
-    No,
-    /// They are asked since then.
-    Open(Instant),
-    /// They are asked no longer since then, but a kernel may have heard the question just before.
-    Closed(Instant),
-}
-
-/// The question to the kernels, and how long the next one will last.
+/// The question to the kernels who waits for a rank, and how long the next one will last.
 #[derive(Debug)]
 struct Probe {
-    asking: Asking,
+    /// Since when kernels are asked no longer, though one may have heard the question just before. None without a question.
+    closed: Option<Instant>,
     lasts: Duration,
     /// How long nothing had moved before the question.
     still_for: Duration,
 }
 
-/// The next step of a question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
-    /// Leave the question open, and read nothing: a read may wait behind the program's copies.
-    Wait,
-    /// End the question.
-    Close,
-    /// Read answers that may still come.
-    Read,
-    /// Read the last answers: all kernels that heard the question have left.
-    ReadLast,
-}
-
 impl Default for Probe {
     fn default() -> Probe {
-        Probe { asking: Asking::No, lasts: ASKED_FOR, still_for: Duration::ZERO }
+        Probe { closed: None, lasts: ASKED_FOR, still_for: Duration::ZERO }
     }
 }
 
 impl Probe {
-    fn open(&mut self, now: Instant, still_for: Duration) {
-        (self.asking, self.still_for) = (Asking::Open(now), still_for);
+    /// Asks for its time. Reads nothing meanwhile: a read may wait behind the program's copies.
+    fn ask(&mut self, still_for: Duration, open: impl FnOnce(), close: impl FnOnce()) {
+        open();
+        std::thread::sleep(self.lasts);
+        close();
+        (self.closed, self.still_for) = (Some(Instant::now()), still_for);
     }
 
-    fn close(&mut self, now: Instant) {
-        self.asking = Asking::Closed(now);
+    /// Whether all kernels that heard the question have left.
+    fn is_heard(&self) -> bool {
+        self.closed.is_some_and(|closed| closed.elapsed() >= LEFT_AFTER)
     }
 
     /// Ends a question that no kernel has answered.
     fn end(&mut self) {
-        self.asking = Asking::No;
+        self.closed = None;
         self.lasts = (self.lasts * LONGER).min(ASKED_FOR_MOST);
-    }
-
-    fn is_open(&self) -> bool {
-        matches!(self.asking, Asking::Open(_))
-    }
-
-    fn due(&self, now: Instant) -> Option<Due> {
-        let passed = |since| now.saturating_duration_since(since);
-        match self.asking {
-            Asking::No => None,
-            Asking::Open(since) if passed(since) < self.lasts => Some(Due::Wait),
-            Asking::Open(_) => Some(Due::Close),
-            Asking::Closed(since) if passed(since) < LEFT_AFTER => Some(Due::Read),
-            Asking::Closed(_) => Some(Due::ReadLast),
-        }
     }
 }
 
@@ -126,8 +94,7 @@ pub(in crate::peers) struct HangDetectors {
 
 impl Chore for HangDetectors {
     fn due(&self) -> Option<Duration> {
-        let looks = |one: &HangDetector| if one.is_asking() { BUSY_TICK } else { ASK_EVERY };
-        self.of.values().filter(|one| !one.over).map(looks).min()
+        self.of.values().any(|detector| !detector.over).then_some(ASK_EVERY)
     }
 
     fn lives(&self) -> Vec<Arc<Life>> {
@@ -145,7 +112,7 @@ impl Chore for HangDetectors {
             names.insert(name);
             let dead = self.dead_of(&peer_group);
             if !dead.is_empty() {
-                // One question at a time: its end must not be late because another peer group is looked at.
+                // One question at a time, as each takes the worker's time.
                 let may_ask = !self.of.values().any(HangDetector::has_asked);
                 self.of.entry(name).or_default().look(&peer_group, &dead, may_ask);
             }
@@ -163,7 +130,7 @@ impl Chore for HangDetectors {
         Some(Answer { words: vec![1], descriptor: None })
     }
 
-    /// Ends open questions with the worker's thread, since kernels may go on after it.
+    /// Reads the last answers with the worker's thread, since kernels may go on after it.
     fn end(&mut self) {
         let asking = self.of.iter_mut().filter_map(|((comm, rank), detector)| {
             Some((registry::find(*comm, *rank)?, detector)).filter(|(_, detector)| detector.has_asked())
@@ -171,9 +138,6 @@ impl Chore for HangDetectors {
         let asking: Vec<_> = asking.collect();
         if asking.is_empty() {
             return;
-        }
-        for (peer_group, _) in &asking {
-            peer_group.transports().iter().for_each(|transports| transports.sequencer.ask_no_more());
         }
         std::thread::sleep(LEFT_AFTER);
         for (peer_group, detector) in asking {
@@ -209,16 +173,13 @@ impl HangDetector {
     /// Looks whether work is in flight and whether it moves. Without `may_ask`, a question to the kernels waits for a later look.
     fn look(&mut self, peer_group: &PeerGroup, dead: &[u32], may_ask: bool) {
         let Some(Transports { p2p, native, sequencer, lacks: _ }) = peer_group.transports() else { return };
-        let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
+        let is_early = self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
         if self.over || is_early {
             return;
         }
         self.asked = Some(Instant::now());
-        if let Some(due) = self.probe.due(Instant::now()) {
-            if let Some(stuck) = self.hear(sequencer, due) {
-                self.over = true;
-                end(peer_group, sequencer, dead, stuck, self.probe.still_for);
-            }
+        if self.probe.closed.is_some() {
+            self.hear(peer_group, sequencer, dead);
             return;
         }
         let runs = peer_group.ranks().runs();
@@ -247,8 +208,8 @@ impl HangDetector {
         match &self.still {
             Some((since, before)) if *before == moved => {
                 if may_ask && since.elapsed() >= config().hang_timeout {
-                    self.probe.open(Instant::now(), since.elapsed());
-                    sequencer.ask_who_waits();
+                    self.probe.ask(since.elapsed(), || sequencer.ask_who_waits(), || sequencer.ask_no_more());
+                    self.hear(peer_group, sequencer, dead);
                 }
             }
             _ => {
@@ -259,44 +220,34 @@ impl HangDetector {
         }
     }
 
-    /// Whether a question is open. The worker then ticks often, to close it in time.
-    fn is_asking(&self) -> bool {
-        self.probe.is_open()
-    }
-
-    /// Whether kernels are asked who waits, or were within [`LEFT_AFTER`].
+    /// Whether kernels were asked who waits, and answers may still come.
     fn has_asked(&self) -> bool {
-        !self.over && self.probe.asking != Asking::No
+        !self.over && self.probe.closed.is_some()
     }
 
     /// Reads the last answers when the worker ends. The question was closed [`LEFT_AFTER`] ago.
     fn take_back(&mut self, peer_group: &PeerGroup, dead: &[u32]) {
         let Some(Transports { sequencer, .. }) = peer_group.transports() else { return };
-        if let Some(stuck) = self.hear(sequencer, Due::ReadLast) {
-            end(peer_group, sequencer, dead, stuck, self.probe.still_for);
-        }
+        self.hear(peer_group, sequencer, dead);
     }
 
-    /// Does the next step of a question, and returns the kernels' answers. If there is none in the end, the timeout starts anew.
-    fn hear(&mut self, sequencer: &Sequencer, due: Due) -> Option<Stuck> {
-        if due == Due::Wait {
-            return None;
+    /// Reads the kernels' answers, and ends the peer group's work if there is one. If there is none in the end, the timeout starts anew.
+    fn hear(&mut self, peer_group: &PeerGroup, sequencer: &Sequencer, dead: &[u32]) {
+        // Looked at first: what has left by then has reported.
+        let is_heard = self.probe.is_heard();
+        match sequencer.stuck() {
+            Ok(stuck) if !stuck.is_empty() => {
+                self.over = true;
+                end(peer_group, sequencer, dead, stuck, self.probe.still_for);
+            }
+            Ok(_) if !is_heard => {}
+            // All have left. Or the driver answers nothing, which the program will see itself.
+            _ => {
+                sequencer.have_asked();
+                self.probe.end();
+                self.still = None;
+            }
         }
-        if due == Due::Close {
-            sequencer.ask_no_more();
-            self.probe.close(Instant::now());
-        }
-        match (sequencer.stuck(), due) {
-            (Ok(stuck), _) if !stuck.is_empty() => return Some(stuck),
-            (Ok(_), Due::ReadLast) => {}
-            (Ok(_), _) => return None,
-            // The driver answers nothing, which the program will see itself.
-            (Err(_), _) => {}
-        }
-        sequencer.have_asked();
-        self.probe.end();
-        self.still = None;
-        None
     }
 }
 
@@ -316,28 +267,28 @@ fn end(peer_group: &PeerGroup, sequencer: &Sequencer, dead: &[u32], stuck: Stuck
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
-    /// Kernels are asked for a moment, and longer after each question without an answer, within bounds. Answers are
-    /// read once the question is closed, until all kernels that heard it have left.
+    /// A question is closed by itself, whenever the worker looks next. Answers are read until all kernels that heard it have left. A question
+    /// lasts longer after each without an answer, within bounds.
     #[test]
     fn asks() {
         let mut probe = Probe::default();
-        let mut now = Instant::now();
-        assert_eq!(probe.due(now), None);
-        for lasts_ms in [10, 80, 500, 500] {
-            let lasts = Duration::from_millis(lasts_ms);
-            probe.open(now, Duration::from_secs(60));
-            assert!(probe.is_open());
-            assert_eq!(probe.due(now + lasts - Duration::from_millis(1)), Some(Due::Wait));
-            now += lasts;
-            assert_eq!(probe.due(now), Some(Due::Close));
-            probe.close(now);
-            assert!(!probe.is_open());
-            assert_eq!(probe.due(now), Some(Due::Read));
-            now += LEFT_AFTER;
-            assert_eq!(probe.due(now), Some(Due::ReadLast));
+        assert!(!probe.is_heard());
+        for lasts_ms in [10, 80] {
+            let (opened, closed) = (Cell::new(None), Cell::new(None));
+            let now = || Some(Instant::now());
+            probe.ask(Duration::from_secs(60), || opened.set(now()), || closed.set(now()));
+            let lasted = closed.get().unwrap() - opened.get().unwrap();
+            assert!(lasted >= Duration::from_millis(lasts_ms), "{lasted:?}");
+            probe.closed = probe.closed.map(|closed| closed - LEFT_AFTER);
+            assert!(probe.is_heard());
             probe.end();
-            assert_eq!(probe.due(now), None);
+            assert!(!probe.is_heard());
+        }
+        for _ in 0..2 {
+            assert_eq!(probe.lasts, ASKED_FOR_MOST);
+            probe.end();
         }
     }
 }
