@@ -132,7 +132,7 @@ pub fn run() -> Option<String> {
 
 fn at_startup() -> &'static (Startup, Vec<String>) {
     STARTUP.get_or_init(|| {
-        let parsed = parse(std::env::vars_os());
+        let parsed = parse(environment());
         (parsed.startup, [parsed.complaints, parsed.removed].concat())
     })
 }
@@ -141,7 +141,7 @@ fn at_startup() -> &'static (Startup, Vec<String>) {
 /// them after its first call, as it may set NCCL's.
 pub fn config() -> &'static Config {
     CONFIG.get_or_init(|| {
-        let parsed = parse(std::env::vars_os());
+        let parsed = parse(environment());
         let all = parsed.complaints.iter().chain(&parsed.removed);
         say(all.filter(|complaint| !complaints().contains(complaint)));
         parsed.config
@@ -160,6 +160,17 @@ pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
             _ => ::log::warn!("{complaint}"),
         }
     });
+}
+
+/// Options that name files.
+const OF_FILES: [&str; 4] = ["WINDLASS_LOG_FILE", "WINDLASS_REPORT", "WINDLASS_TUNING", "WINDLASS_CACHE"];
+
+/// This process's variables. With more rights than its user it reads and writes no files that the user names.
+fn environment() -> impl Iterator<Item = (OsString, OsString)> {
+    let is_privileged = nccl_sys::find::is_privileged();
+    let all = std::env::vars_os()
+        .filter(move |(name, _)| !is_privileged || OF_FILES.iter().all(|file| name != file));
+    all.chain(is_privileged.then(|| ("WINDLASS_CACHE".into(), "off".into())))
 }
 
 /// All options of an environment.
@@ -232,6 +243,41 @@ mod tests {
 
     fn read(pairs: &[(&str, &str)]) -> Parsed {
         parse(pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())))
+    }
+
+    /// The part of a set-user-id process, which only the next test runs.
+    #[test]
+    #[ignore = "a process of another test"]
+    fn privileged_part() {
+        println!("part: {} {:?} {:?}", nccl_sys::find::is_privileged(), startup(), config());
+    }
+
+    /// A process with more rights than its user names no files by its options. All others hold.
+    #[test]
+    fn privileged() {
+        use std::os::unix::fs::PermissionsExt;
+        use std::os::unix::process::CommandExt;
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        let all = |mode| std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(folder.path(), all(0o755)).unwrap();
+        std::fs::set_permissions(&program, all(0o4755)).unwrap();
+        let mut command = std::process::Command::new(&program);
+        command.args(["--exact", "config::tests::privileged_part", "--ignored", "--nocapture"]);
+        command
+            .env("WINDLASS_ORDER", "strict")
+            .env("WINDLASS_REPORT", "text:/a")
+            .env("WINDLASS_LOG_FILE", "/a");
+        command.env("WINDLASS_TUNING", "/a").env("WINDLASS_CACHE", "/a").env("HOME", "/a").uid(65534);
+        // Only root can give rights away, and a file system may take none.
+        let Ok(output) = command.output() else { return };
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !printed.contains("part: true") {
+            return println!("skipped: {printed}");
+        }
+        assert!(printed.contains("order: Strict") && printed.contains("cache: Off"), "{printed}");
+        assert!(!printed.contains("/a"), "{printed}");
     }
 
     /// Nothing set, and variables of others: the defaults, no complaint.

@@ -4,14 +4,14 @@
 //! names, as [descriptor sockets](super::descriptors) have. A name proves nothing, so questions carry what only ranks
 //! of the peer group know.
 //!
-//! Nothing here waits: the owner of a [`RequestSocket`] polls [`RequestSocket::polled`] and calls
+//! Nothing here waits, but a millisecond without a free descriptor: the owner of a [`RequestSocket`] polls [`RequestSocket::polled`] and calls
 //! [`RequestSocket::turn`]. A process that does not answer, or cannot be reached, gives no answer, which is no failure.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     self, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -138,20 +138,12 @@ impl RequestSocket {
             }
         });
         self.accept();
-        self.callers.retain(|caller| {
-            let mut words = [0; WORDS_BYTES_MAX + 1];
-            match net::recv(caller, &mut words, RecvFlags::empty()) {
-                Err(Errno::AGAIN | Errno::INTR) => true,
-                Ok((_, length)) if (1..=WORDS_BYTES_MAX).contains(&length) => {
-                    if let Some(answer) = answer(&words[..length]) {
-                        // The asker may be gone.
-                        let _ = send(caller, &answer);
-                    }
-                    false
-                }
-                _ => false,
-            }
-        });
+        self.callers.retain(|caller| !hear(caller, &mut answer));
+        if let Some(caller) = self.accept_of_reserve() {
+            hear(&caller, &mut answer);
+            drop(caller);
+            descriptor::fill_reserve();
+        }
         answers
     }
 
@@ -163,8 +155,7 @@ impl RequestSocket {
             drop(self.callers.remove(0));
         }
         while self.callers.len() < UNKNOWN_MAX {
-            // The asker waits for the answer, so the reserve is used.
-            match descriptor::even_of_reserve(|| accepted(&self.listener)) {
+            match accepted(&self.listener) {
                 Ok(caller) => self.callers.push(caller),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
@@ -177,6 +168,44 @@ impl RequestSocket {
             }
         }
     }
+
+    /// Without a free descriptor: a caller that is heard at once, since others may wait for what it says. One that is silent, as
+    /// somebody without a token may be, keeps no descriptor of the reserve.
+    fn accept_of_reserve(&mut self) -> Option<Ours> {
+        // The kernel wants a descriptor even where nobody waits.
+        self.deaf &= is_ready(&self.listener, NOW);
+        if !self.deaf {
+            return None;
+        }
+        let caller = descriptor::even_of_reserve(|| accepted(&self.listener)).ok()?;
+        self.deaf = false;
+        is_ready(&caller, SAYS_WITHIN);
+        Some(caller)
+    }
+}
+
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Callers say their question right after they have connected.
+const SAYS_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
+fn is_ready(socket: &impl AsFd, within: Timespec) -> bool {
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&within)).is_ok_and(|ready| ready > 0)
+}
+
+/// Answers a caller's question. Returns whether the conversation is over.
+fn hear(caller: &impl AsFd, answer: &mut impl FnMut(&[u8]) -> Option<Answer>) -> bool {
+    let mut words = [0; WORDS_BYTES_MAX + 1];
+    match net::recv(caller, &mut words, RecvFlags::empty()) {
+        Err(Errno::AGAIN | Errno::INTR) => return false,
+        Ok((_, length)) if (1..=WORDS_BYTES_MAX).contains(&length) => {
+            if let Some(answer) = answer(&words[..length]) {
+                // The asker may be gone.
+                let _ = send(caller, &answer);
+            }
+        }
+        _ => {}
+    }
+    true
 }
 
 impl Asked {
@@ -217,7 +246,7 @@ impl Asked {
     }
 }
 
-fn send(socket: &Ours, answer: &Answer) -> rustix::io::Result<()> {
+fn send(socket: &impl AsFd, answer: &Answer) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptor: Vec<_> = answer.descriptor.iter().map(AsFd::as_fd).collect();
@@ -230,6 +259,7 @@ fn send(socket: &Ours, answer: &Answer) -> rustix::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{Resource, getrlimit, setrlimit};
 
     fn turns(
         request_sockets: &mut [RequestSocket],
@@ -306,5 +336,30 @@ mod tests {
         answers.sort_by_key(|(key, _)| *key);
         assert!(matches!(answers[..], [(1, Err(_)), (2, Err(_)), (3, Err(_))]), "{answers:?}");
         assert_eq!(seen, 1);
+    }
+
+    /// Without a free descriptor a question is answered all the same. Silent unknown connections take none of the reserve.
+    #[test]
+    fn no_descriptors_left() {
+        let mut request_sockets = [RequestSocket::open().unwrap(), RequestSocket::open().unwrap()];
+        let other = request_sockets[1].name();
+        assert!(descriptor::fill_reserve());
+        let unknown_connections = [0; 5].map(|_| socket().unwrap());
+        let asking = std::fs::File::open("/").unwrap();
+        let mut few = getrlimit(Resource::Nofile);
+        few.current = Some(64);
+        setrlimit(Resource::Nofile, few).unwrap();
+        let _all: Vec<_> = std::iter::from_fn(|| asking.try_clone().ok()).collect();
+        for socket in &unknown_connections {
+            net::connect(socket, &address(other).unwrap()).unwrap();
+            request_sockets[1].turn(|_| None);
+        }
+        assert_eq!(descriptor::missing_of_reserve(), 0);
+        drop(asking);
+        request_sockets[0].ask(other, b"how".to_vec(), 1);
+        let answers =
+            turns(&mut request_sockets, |words| Some(Answer { words: words.to_vec(), descriptor: None }));
+        assert!(matches!(&answers[..], [(1, Ok(answer))] if answer.words == b"how"), "{answers:?}");
+        assert_eq!(descriptor::missing_of_reserve(), 0);
     }
 }

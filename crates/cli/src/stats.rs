@@ -1,7 +1,7 @@
 //! `windlass stats`: the counters of running programs, from shared memory.
 
 use crate::text;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use windlass_base::stats::closing::{self, many};
 use windlass_base::stats::snapshot::{self, Snapshot};
-use windlass_base::stats::{files, report, segment};
+use windlass_base::stats::{files, report};
 
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
@@ -24,7 +24,7 @@ pub struct Options {
     /// The counters are printed again after so many seconds, at least 0.01, until Ctrl-C
     #[arg(long, value_name = "SECONDS")]
     watch: Option<f64>,
-    /// The counters that killed programs left in /dev/shm are removed
+    /// The counters that killed programs of this user left in /dev/shm are removed
     #[arg(long, conflicts_with_all = ["watch", "json"])]
     clean: bool,
     /// The line that `windlass run` prints at its command's end, of the last run that left counters: a signal ended it, or it still runs
@@ -66,19 +66,22 @@ fn pause(seconds: f64) -> Result<Duration> {
 
 fn look(options: &Options) -> Result<String> {
     let mut seen = Vec::new();
+    let mut unreadable = None;
     for path in files::list(Path::new(files::FOLDER)) {
         let Some(process) = files::owner(&path).map(|owner| owner.process) else { continue };
         if options.process.is_some_and(|wanted| wanted != process) {
             continue;
         }
-        match segment::open(&path) {
-            Ok(segment) => seen.push((Snapshot::of(segment), !files::has_ended(&path))),
-            // Segments of other users cannot be read, and need not be talked of unless asked for.
-            Err(error) if options.process.is_some() => bail!("cannot read {}: {error}", path.display()),
-            Err(_) => {}
+        match Snapshot::of_file(&path) {
+            Ok(snapshot) => seen.push((snapshot, !files::has_ended(&path))),
+            Err(error) => unreadable = Some((path, error)),
         }
     }
     if let Some(process) = options.process.filter(|_| seen.is_empty()) {
+        // Segments of other users cannot be read, and need not be talked of unless asked for.
+        if let Some((path, error)) = unreadable {
+            bail!("cannot read {}: {error}", path.display());
+        }
         bail!(
             "process {process} has no counters in {}: it runs without Windlass, made no communicator yet, or was \
              started with WINDLASS_STATS=off",
@@ -121,17 +124,21 @@ fn last(folder: &Path) -> Result<String> {
     ))
 }
 
-/// Removes the counters of processes that are gone. A killed process leaves some, and below `windlass run` each until the run's end.
+/// Removes the counters of this user's processes that are gone. A killed process leaves some, and below `windlass run` each until the run's end.
 fn clean(wanted: Option<u32>) -> Result<()> {
+    let mut failed = Vec::new();
     for path in files::list(Path::new(files::FOLDER)) {
         let Some(owner) = files::owner(&path) else { continue };
         if wanted.is_some_and(|wanted| wanted != owner.process) {
             continue;
         }
-        if files::remove_if_ended(&path).with_context(|| format!("cannot remove {}", path.display()))? {
-            text::print(format!("removed {}\n", path.display()))?;
+        match files::remove_if_ended(&path) {
+            Ok(true) => text::print(format!("removed {}\n", path.display()))?,
+            Ok(false) => {}
+            Err(error) => failed.push(format!("{} ({error})", path.display())),
         }
     }
+    ensure!(failed.is_empty(), "cannot remove {}", failed.join(", "));
     Ok(())
 }
 

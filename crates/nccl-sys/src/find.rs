@@ -95,9 +95,13 @@ impl Surroundings {
 /// The value of `WINDLASS_NCCL`. It is ignored in a process with more rights than its user, as the loader's own
 /// variables are.
 fn named() -> Option<OsString> {
+    std::env::var_os("WINDLASS_NCCL").filter(|value| !is_privileged() && !value.is_empty())
+}
+
+/// Whether this process has more rights than its user, as by set-user-id.
+pub fn is_privileged() -> bool {
     // SAFETY: no pointers.
-    let is_privileged = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    std::env::var_os("WINDLASS_NCCL").filter(|value| !is_privileged && !value.is_empty())
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 /// Every file to try, best first, each once. Files that do not exist and Windlass itself are among them: the code

@@ -96,7 +96,8 @@ pub fn note_version(version: i32) {
     VERSION.store(version, Ordering::Relaxed);
 }
 
-fn version() -> i32 {
+/// The real library's version code; 0 before the first init. Decisions read this one: others may write to the counters' page.
+pub fn version() -> i32 {
     VERSION.load(Ordering::Relaxed)
 }
 

@@ -151,8 +151,21 @@ pub enum Life {
 pub fn owner(path: &Path) -> Option<Owner> {
     let mut parts = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('-');
     let (user, process) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    let life = if parts.nth(1) == Some(HELD) { Life::Lock } else { Life::Number };
-    Some(Owner { user, process, life, run: parts.next().and_then(Run::read) })
+    // Every part is a number, so a name can be shown on a terminal.
+    u64::from_str_radix(parts.next()?, 16).ok()?;
+    let life = match parts.next() {
+        None => Life::Number,
+        Some(HELD) => Life::Lock,
+        Some(_) => return None,
+    };
+    let run = parts.next().map(Run::read);
+    (parts.next().is_none() && run != Some(None)).then_some(Owner { user, process, life, run: run.flatten() })
+}
+
+/// Whether a file is one of this user's, and no link.
+pub fn is_own(path: &Path) -> bool {
+    std::fs::symlink_metadata(path)
+        .is_ok_and(|facts| facts.is_file() && facts.uid() == rustix::process::getuid().as_raw())
 }
 
 /// The files of a run of this user. A file that another user has made under such a name is none.
@@ -164,8 +177,7 @@ pub fn of_run(folder: &Path, run: Run) -> Vec<PathBuf> {
 fn own_run(path: &Path) -> Option<Run> {
     let user = rustix::process::getuid().as_raw();
     let run = owner(path).filter(|owner| owner.user == user)?.run?;
-    let facts = std::fs::symlink_metadata(path).ok()?;
-    (facts.is_file() && facts.uid() == user).then_some(run)
+    is_own(path).then_some(run)
 }
 
 /// This user's run that began last, of those that have files.
@@ -185,9 +197,12 @@ pub fn has_ended(path: &Path) -> bool {
     }
 }
 
-/// Removes a segment whose process has ended, and returns whether it did. A file of another user that cannot be
-/// opened stays.
+/// Removes a segment of this user whose process has ended, and returns whether it did. A file of another user stays, also where root asks:
+/// a run of that user may yet sum it, and process numbers may be another container's.
 pub fn remove_if_ended(path: &Path) -> io::Result<bool> {
+    if !is_own(path) {
+        return Ok(false);
+    }
     let _lock = match owner(path) {
         Some(Owner { life: Life::Lock, .. }) => match free(path, FlockOperation::NonBlockingLockExclusive)? {
             None => return Ok(false),

@@ -2,17 +2,19 @@
 //! file of `/dev/shm`, so that `windlass stats` can read a running process.
 //!
 //! Before that, and where shared memory is off or fails, the same structure lies in this library's zeroed memory.
-//! Readers never write, and writers never wait.
+//! Readers copy the bytes, since others may truncate a file. Readers never write, and writers never wait.
 
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use once_cell::sync::OnceCell;
+use rustix::fs::OFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::call::FUNCTIONS;
@@ -204,7 +206,7 @@ pub fn share(folder: &FilePath) -> io::Result<Held> {
     Ok(held)
 }
 
-/// The places that have memory. The others must not even be read: a file's hole would take memory then.
+/// The places that have memory. The others of a mapped file must not even be read: a hole would take memory then.
 pub fn places(segment: &Segment) -> &[Communicator] {
     let lacking = segment.places_lacking.load(Ordering::Acquire) as usize;
     &segment.communicators[..COMMUNICATORS_MAX - lacking.min(COMMUNICATORS_MAX)]
@@ -238,19 +240,37 @@ fn fill(held: &Held) -> io::Result<&'static Segment> {
     }
     file.set_len(size_of::<Segment>() as u64)?;
     reserve(&file, PLACES_AT_ONCE)?;
-    map(&file, ProtFlags::READ | ProtFlags::WRITE)
+    map(&file)
 }
 
-/// Maps the segment of any process, to read it.
-pub fn open(path: &FilePath) -> io::Result<&'static Segment> {
-    let file = File::open(path)?;
-    if file.metadata()?.len() != size_of::<Segment>() as u64 {
-        return Err(io::Error::other("written by another version of Windlass"));
+/// The open file of any process's segment, to read it. It can be read when its name is gone, too.
+#[derive(Debug)]
+pub struct Opened(File);
+
+impl Opened {
+    /// Opens a file. Any program may put anything into the folder: this neither follows a link nor waits for a pipe.
+    pub fn open(path: &FilePath) -> io::Result<Opened> {
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path)?;
+        let facts = file.metadata()?;
+        if !facts.is_file() || facts.len() != size_of::<Segment>() as u64 {
+            return Err(io::Error::other("written by another version of Windlass"));
+        }
+        Ok(Opened(file))
     }
-    let segment = map(&file, ProtFlags::READ)?;
-    match segment.magic.load(Ordering::Acquire) {
-        MAGIC => Ok(segment),
-        _ => Err(io::Error::other("not complete yet, or not a segment of Windlass")),
+
+    /// The segment as it is now.
+    pub fn read(&self) -> io::Result<Box<Segment>> {
+        // SAFETY: a structure of integers is valid when zeroed.
+        let mut segment: Box<Segment> = unsafe { Box::new_zeroed().assume_init() };
+        // SAFETY: the structure's own bytes, for which any values are valid.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut((&raw mut *segment).cast::<u8>(), size_of::<Segment>()) };
+        self.0.read_exact_at(bytes, 0)?;
+        match segment.magic.load(Ordering::Relaxed) {
+            MAGIC => Ok(segment),
+            _ => Err(io::Error::other("not complete yet, or not a segment of Windlass")),
+        }
     }
 }
 
@@ -265,8 +285,8 @@ const fn bytes_of(places: usize) -> usize {
     std::mem::offset_of!(Segment, communicators) + places * size_of::<Communicator>()
 }
 
-fn map(file: &File, protection: ProtFlags) -> io::Result<&'static Segment> {
-    let length = size_of::<Segment>();
+fn map(file: &File) -> io::Result<&'static Segment> {
+    let (length, protection) = (size_of::<Segment>(), ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY: a fresh mapping at an address of the kernel's choice, of a file as long as the structure, which is
     // valid for any bytes; it is never unmapped. Others may write to it: all of it is atomics.
     unsafe {
@@ -314,11 +334,11 @@ pub fn write_text(field: &[AtomicU8], text: &[u8]) {
     }
 }
 
-/// Reads text from a padded field.
+/// Reads text from a padded field. Control characters become `?`: others may have written it, and it is shown on a terminal.
 pub fn read_text(field: &[AtomicU8]) -> String {
     let bytes: Vec<u8> =
         field.iter().map(|byte| byte.load(Ordering::Relaxed)).take_while(|byte| *byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+    String::from_utf8_lossy(&bytes).replace(char::is_control, "?")
 }
 
 const _: () = assert!(nccl_sys::slots::COUNT <= ENTRIES_MAX);

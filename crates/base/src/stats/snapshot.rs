@@ -19,7 +19,7 @@ use crate::stats::peer_group;
 use crate::stats::pool::Pooled;
 use crate::stats::registration::Registered;
 use crate::stats::run::Run;
-use crate::stats::segment::{self, FREE, LIVE, Segment};
+use crate::stats::segment::{self, FREE, LIVE, Opened, Segment};
 use crate::stats::windows::Kept;
 
 /// Counts of a process. Counters are read one by one while calls go on, so sums may differ by the calls in flight.
@@ -139,7 +139,7 @@ pub struct CallCounts {
 /// The counters of the processes of a run, as far as they can be read.
 pub fn of_run(folder: &FilePath, run: Run) -> Vec<Snapshot> {
     let paths = files::of_run(folder, run);
-    paths.iter().filter_map(|path| Some(Snapshot::of(segment::open(path).ok()?))).collect()
+    paths.iter().filter_map(|path| Snapshot::of_file(path).ok()).collect()
 }
 
 fn is_none(process: &u32) -> bool {
@@ -151,6 +151,11 @@ fn is_zero(count: &u64) -> bool {
 }
 
 impl Snapshot {
+    /// Reads the file of any process's segment.
+    pub fn of_file(path: &FilePath) -> std::io::Result<Snapshot> {
+        Ok(Snapshot::of(&*Opened::open(path)?.read()?))
+    }
+
     /// Reads a segment.
     pub fn of(segment: &Segment) -> Snapshot {
         let mut communicators: Vec<CommunicatorCounts> =

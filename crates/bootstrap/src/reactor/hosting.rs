@@ -2,7 +2,6 @@
 //! agreements.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::Ordering;
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -20,8 +19,8 @@ use crate::limits::OF_A_RANK_OF_NCCL;
 use crate::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GREETING_BYTES};
 use crate::negotiated::Token;
 use crate::outcome::Failure;
+use windlass_base::config::nccl;
 use windlass_base::descriptor;
-use windlass_base::stats::segment;
 
 /// Descriptors that this process must have free before its ranks may go to NCCL. A relayed connection takes three: both
 /// ends here and the root's own.
@@ -138,8 +137,8 @@ impl Sessions {
             let Some(Endpoint::Port(watched, _)) = sockets.endpoints.get(&listener) else { return };
             // The last free descriptor is for the root to which a connection is relayed now.
             let spared = if sockets.relays > 0 { connection::free_for_root(1) } else { Ok(()) };
-            let accept = || connection::accept(watched);
-            let accepted = match spared.and_then(|()| descriptor::even_of_reserve(accept)) {
+            // Not of the reserve: whoever connects has shown no token yet.
+            let accepted = match spared.and_then(|()| connection::accept(watched)) {
                 Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return,
                 // The client gave up while it waited.
@@ -337,5 +336,5 @@ impl Sessions {
 
 /// Whether this NCCL is newer than the releases whose bootstrap was read: its connections may begin with other bytes.
 fn is_nccl_newer() -> bool {
-    segment::current().nccl_version.load(Ordering::Relaxed) > BOOTSTRAP_READ_UP_TO
+    nccl::version() > BOOTSTRAP_READ_UP_TO
 }

@@ -306,7 +306,7 @@ fn disagreement() {
 /// other ranks do not wait.
 #[test]
 fn newer_nccl_may_say_anything() {
-    windlass_base::stats::segment::current().nccl_version.store(23100, Ordering::Relaxed);
+    windlass_base::config::nccl::note_version(23100);
     let hosted = hosted();
     let mut unknown = hosted.connect();
     unknown.write_all(&[9; 200]).unwrap();

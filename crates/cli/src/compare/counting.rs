@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use windlass_base::stats::files;
-use windlass_base::stats::segment::{self, Segment};
+use windlass_base::stats::segment::Opened;
 use windlass_base::stats::snapshot::Snapshot;
 
 /// Collects the counters of a run's processes while it runs.
 pub struct Counting {
     reports: PathBuf,
-    /// Segments by process. They are mapped once, and stay readable after the process has ended.
-    segments: BTreeMap<u32, &'static Segment>,
+    /// Segments by process. They stay readable after the process has ended.
+    segments: BTreeMap<u32, Opened>,
 }
 
 /// The sums over all processes of a run.
@@ -52,13 +52,13 @@ impl Counting {
         value
     }
 
-    /// Maps the segments of processes that have begun to count.
+    /// Opens the segments of processes that have begun to count.
     pub fn look(&mut self, family: &BTreeSet<u32>) {
         for path in files::list(Path::new(files::FOLDER)) {
             let process = files::owner(&path).map(|owner| owner.process);
             let Some(process) = process.filter(|process| family.contains(process)) else { continue };
             if !self.segments.contains_key(&process)
-                && let Ok(segment) = segment::open(&path)
+                && let Ok(segment) = Opened::open(&path)
             {
                 self.segments.insert(process, segment);
             }
@@ -68,8 +68,9 @@ impl Counting {
     /// The sums, after the run has ended.
     pub fn end(self) -> Counters {
         let reports = std::fs::read_dir(&self.reports).into_iter().flatten().flatten();
-        let mut snapshots: BTreeMap<u32, Snapshot> =
-            self.segments.iter().map(|(process, segment)| (*process, Snapshot::of(segment))).collect();
+        let read =
+            |(process, segment): (&u32, &Opened)| Some((*process, Snapshot::of(&*segment.read().ok()?)));
+        let mut snapshots: BTreeMap<u32, Snapshot> = self.segments.iter().filter_map(read).collect();
         // A report is newer than the segment's counts.
         for report in reports.filter_map(|report| counts::read(&report.path()).ok()) {
             snapshots.insert(report.process, report);

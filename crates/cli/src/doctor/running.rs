@@ -11,7 +11,6 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use windlass_base::stats::files::{self, FOLDER, Owner};
-use windlass_base::stats::segment;
 use windlass_base::stats::snapshot::Snapshot;
 
 /// Of a command line, this many bytes are told.
@@ -40,7 +39,7 @@ pub fn look() -> Vec<Running> {
     let mut seen = Seen::new();
     let segments = files::list(Path::new(FOLDER)).into_iter();
     let segments = segments.filter_map(|path| Some((files::owner(&path)?, path)));
-    let own = segments.filter(|(owner, _)| owner.user == user);
+    let own = segments.filter(|(owner, path)| owner.user == user && files::is_own(path));
     own.filter_map(|(Owner { process, .. }, path)| look_at(process, &path, &mut seen)).collect()
 }
 
@@ -49,7 +48,7 @@ fn look_at(process: u32, segment: &Path, seen: &mut Seen) -> Option<Running> {
     let folder = PathBuf::from(format!("/proc/{process}"));
     let maps = parse(&std::fs::read(folder.join("maps")).ok()?);
     maps.iter().find(|mapping| mapping.path.file_name() == segment.file_name())?;
-    let counted = segment::open(segment).map(Snapshot::of).ok();
+    let counted = Snapshot::of_file(segment).ok();
     let opened = counted.as_ref().map(|counted| &counted.nccl_path);
     let mut files = code(&maps);
     // The sort is stable: all others stay in the order of addresses.
@@ -76,7 +75,7 @@ fn real(judged: &[(&Mapping, Option<Exports>)]) -> Vec<PathBuf> {
 
 fn command(folder: &Path) -> String {
     let line = std::fs::read(folder.join("cmdline")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&line).trim_end_matches('\0').replace(['\0', '\n'], " ");
+    let text = String::from_utf8_lossy(&line).trim_end_matches('\0').replace(char::is_control, " ");
     match text.char_indices().find(|(at, _)| *at >= COMMAND_MAX) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,

@@ -3,9 +3,10 @@
 use super::measure::OfRanks;
 use super::written::{self, Tuned};
 use anyhow::{Context, Result, bail};
+use rustix::fs::OFlags;
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use windlass_base::config::{Cache, Config};
 use windlass_transport::tuning::cache::{self, CACHE_BYTES_MAX, Circumstances};
@@ -56,7 +57,9 @@ impl Folder {
     /// Locks the folder. None while another process has the lock.
     pub fn lock(&self) -> Result<Option<Lock>> {
         let path = self.0.join(LOCK);
-        let file = File::options().create(true).append(true).open(&path);
+        // Root may have the home of a user, who could have a link there.
+        let flags = OFlags::NOFOLLOW.bits() as i32;
+        let file = File::options().create(true).append(true).custom_flags(flags).open(&path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Lock(file))),
@@ -147,6 +150,10 @@ mod tests {
         assert!(first.is_some() && folder.lock().unwrap().is_none());
         drop(first);
         assert!(folder.lock().unwrap().is_some());
+        // A link is not followed.
+        std::fs::remove_file(folder.path().join(LOCK)).unwrap();
+        std::os::unix::fs::symlink(place.path().join("elsewhere"), folder.path().join(LOCK)).unwrap();
+        assert!(folder.lock().is_err() && !place.path().join("elsewhere").exists());
     }
 
     /// If the folder cannot be written, the error names it.

@@ -102,3 +102,29 @@ impl Drop for Leftover {
         let _ = std::fs::remove_file(&self.0);
     }
 }
+
+/// Files of others end neither a look nor a clean-up, and stay: a link, a pipe, a file of another user, and a file that cannot be opened.
+#[test]
+fn files_of_others() {
+    let paths = [1, 2, 3].map(|number| format!("/dev/shm/windlass-3999999999-{number}-1-held"));
+    let _left = paths.clone().map(|path| Leftover(path.into()));
+    let leftover = Leftover::new(3_999_999_999, "1-held");
+    std::os::unix::fs::symlink("/dev/shm/no-such", &paths[0]).unwrap();
+    let (code, ..) = outcome({
+        let mut command = std::process::Command::new("mkfifo");
+        command.arg(&paths[1]);
+        command
+    });
+    assert_eq!(code, Some(0));
+    std::fs::write(&paths[2], "another user's").unwrap();
+    // Only root can give it away.
+    let is_given = std::os::unix::fs::chown(&paths[2], Some(65534), Some(65534)).is_ok();
+    let (code, _, told) = outcome(windlass(&["stats"]));
+    assert_eq!(code, Some(0), "{told}");
+    let (code, printed, told) = outcome(windlass(&["stats", "--clean"]));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(printed.contains(&format!("removed {}\n", leftover.0.display())), "{printed}");
+    for path in &paths[..if is_given { 3 } else { 2 }] {
+        assert!(std::fs::symlink_metadata(path).is_ok(), "{path}");
+    }
+}

@@ -4,7 +4,6 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use nccl_sys::{
     Entry, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess, ncclWindow_t,
@@ -22,10 +21,10 @@ use crate::forward::queries;
 use crate::group;
 use crate::lazy::{LazyCommunicator, Unfit};
 use crate::peers::PeerGroup;
+use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::range::Range;
-use windlass_base::stats::segment;
 
 use super::handles::enter_by;
 use super::queries::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
@@ -87,7 +86,7 @@ fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
 
 /// Whether NCCL writes a null window where it makes none. Older releases leave the place unchanged.
 fn says_none() -> bool {
-    segment::current().nccl_version.load(Ordering::Relaxed) >= SAYS_NONE_SINCE
+    nccl::version() >= SAYS_NONE_SINCE
 }
 
 fn register_one(asked: Asked) -> ncclResult_t {

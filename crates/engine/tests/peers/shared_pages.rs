@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Weak};
 use std::thread;
 
+use windlass_base::config::nccl;
 use windlass_base::descriptor;
 use windlass_base::shared_page::SharedPage;
-use windlass_base::stats::segment;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::capability;
 use windlass_bootstrap::outcome::FallbackReason;
@@ -25,7 +25,7 @@ use crate::inits::{id_of, nothing_is_left, three_devices};
 pub fn register() {
     // SAFETY: nextest gives every test a process of its own, and nothing else in it reads the environment now.
     unsafe { std::env::set_var("WINDLASS_REGISTER", "on") };
-    segment::current().nccl_version.store(22809, Ordering::Relaxed);
+    nccl::note_version(22809);
 }
 
 pub fn page(outcome: &InitOutcome) -> &Arc<SharedPage> {
@@ -137,7 +137,7 @@ fn ranks_of_one_process() {
 #[test]
 fn nccl_before_2_26() {
     register();
-    segment::current().nccl_version.store(22512, Ordering::Relaxed);
+    nccl::note_version(22512);
     let Some(_devices) = three_devices() else { return };
     for outcome in peers::all_here(&[0, 1], Laziness::None) {
         assert!(matches!(outcome, InitOutcome::OnNccl(FallbackReason::OldNccl)), "{outcome:?}");

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::call::Function;
 use crate::path::Path as Way;
+use crate::stats::segment::{Opened, Segment};
 use crate::stats::snapshot::Snapshot;
 use crate::stats::{count, segment};
 
@@ -81,7 +82,7 @@ fn killed_processes() {
     for path in &left {
         let lives = owner(path).unwrap().process == living.id();
         assert_eq!(has_ended(path), !lives);
-        assert_eq!(segment::open(path).unwrap().magic.load(Ordering::Relaxed), segment::MAGIC);
+        assert_eq!(Opened::open(path).unwrap().read().unwrap().magic.load(Ordering::Relaxed), segment::MAGIC);
     }
     kill(living);
     assert_eq!(remove_ended(folder.path()), 2);
@@ -118,7 +119,7 @@ fn takes_little() {
     let places = [count::begin(identity), count::begin(identity)];
     places.iter().for_each(|place| count::call(*place, Function::Send, Way::P2p, 8));
     let bytes = || std::fs::metadata(held.path()).unwrap().blocks() * 512;
-    let seen = || Snapshot::of(segment::open(held.path()).unwrap());
+    let seen = || Snapshot::of_file(held.path()).unwrap();
     assert_eq!(seen(), Snapshot::of(segment::current()));
     assert!(bytes() < 64 << 10, "{}", bytes());
     (0..40).for_each(|_| count::call(count::begin(identity), Function::Send, Way::P2p, 8));
@@ -197,6 +198,33 @@ fn what_is_left_alone() {
     assert!(remove_if_ended(&before[1]).unwrap() || remove_if_ended(&before[2]).unwrap());
 }
 
+/// Anybody may put anything into the folder. A link, a pipe and a file that is cut while it is open are errors, and control characters
+/// reach no terminal.
+#[test]
+fn hostile_files() {
+    use std::os::unix::fs::FileExt;
+    let folder = folder();
+    let held = segment::share(folder.path()).unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let (link, pipe) = (at("windlass-0-1-1-held"), at("windlass-0-2-1-held"));
+    std::os::unix::fs::symlink(held.path(), &link).unwrap();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [&link, &pipe] {
+        assert!(Snapshot::of_file(path).is_err(), "{path:?}");
+        assert!(!remove_if_ended(path).unwrap() && path.symlink_metadata().is_ok(), "{path:?}");
+    }
+    let file = held.open().unwrap();
+    let program = std::mem::offset_of!(Segment, program) as u64;
+    file.write_all_at("\x1b[2J\u{9b}x\0".as_bytes(), program).unwrap();
+    let opened = Opened::open(held.path()).unwrap();
+    assert_eq!(Snapshot::of(&opened.read().unwrap()).program, "?[2J?x");
+    let cut = at("cut");
+    std::fs::copy(held.path(), &cut).unwrap();
+    let opened = Opened::open(&cut).unwrap();
+    File::options().write(true).open(&cut).unwrap().set_len(4096).unwrap();
+    assert!(opened.read().is_err());
+}
+
 /// A segment's name has the user, the process, and how others tell whether the process lives.
 #[test]
 fn names_of_segments() {
@@ -206,7 +234,15 @@ fn names_of_segments() {
     assert_eq!(owner("windlass-1000-4711-18b3-held"), owned(Life::Lock, None));
     assert_eq!(owner("windlass-1000-4711-18b3-held-7.9"), owned(Life::Lock, Some(run)));
     assert_eq!(owner("windlass-1000-4711-18b3"), owned(Life::Number, None));
-    assert_eq!((owner("windlass-sim"), owner("other-0-4711-1")), (None, None));
+    for other in [
+        "windlass-sim",
+        "other-0-4711-1",
+        "windlass-0-1-\x1b[2J-held",
+        "windlass-0-1-1-held-7.9-x",
+        "windlass-0-1-1-x",
+    ] {
+        assert_eq!(owner(other), None, "{other}");
+    }
     assert_eq!(owner(&name(None)).map(|owner| (owner.life, owner.run)), Some((Life::Lock, None)));
     assert_eq!(owner(&name(Some(run))).and_then(|owner| owner.run), Some(run));
 }

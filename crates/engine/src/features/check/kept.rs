@@ -21,7 +21,7 @@ use windlass_base::gpu;
 use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::check::Checked;
-use windlass_base::stats::{count, segment};
+use windlass_base::stats::count;
 use windlass_bootstrap::negotiated::{NegotiatedConfig, capability};
 use windlass_bootstrap::outcome::FallbackReason;
 
@@ -100,7 +100,7 @@ impl Checking {
         if !negotiated.checks() {
             return None;
         }
-        let version = segment::current().nccl_version.load(Ordering::Relaxed);
+        let version = nccl::version();
         let has_policy =
             negotiated.capabilities & capability::UNBOUND == 0 || nccl::settings().has(Effect::Algorithms);
         Some(Arc::new(Checking {
@@ -286,6 +286,7 @@ mod tests {
 
     use super::*;
     use crate::features::page_layout;
+    use windlass_base::stats::segment;
 
     fn negotiated(ranks: u32) -> NegotiatedConfig {
         let token = Token([0; 16]);

@@ -23,12 +23,13 @@ use crate::features::windows::decide::Rules;
 use crate::features::windows::list::{Ended, Record, Standing, WindowLedger};
 use crate::features::windows::slot::WindowSlot;
 use crate::forward::queries;
+use windlass_base::config::nccl;
 use windlass_base::gate::{Gate, Passed};
 use windlass_base::gpu::{self, Home, Ordinal};
 use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
+use windlass_base::stats::count;
 use windlass_base::stats::windows::Kept;
-use windlass_base::stats::{count, segment};
 use windlass_bootstrap::negotiated::NegotiatedConfig;
 
 use crate::background::weak_list::WeakList;
@@ -108,7 +109,7 @@ impl Windows {
         if !negotiated.keeps_windows() {
             return None;
         }
-        let version = segment::current().nccl_version.load(Ordering::Relaxed);
+        let version = nccl::version();
         let windows = Arc::new(Windows {
             slot: WindowSlot::new(page.clone(), WINDOWS_AT, rank, negotiated.members.len() as u32)?,
             rules: Rules::of(version),

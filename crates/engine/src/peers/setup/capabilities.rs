@@ -3,14 +3,12 @@
 //! Pure: decided from options, [NCCL's variables](windlass_base::config::nccl), NCCL's release and the device. Ranks tell each other the results as
 //! bits of the negotiated config. What one rank lacks, all lack.
 
-use std::sync::atomic::Ordering;
-
 use crate::forward::init::{Ctas, Policy};
-use windlass_base::config::nccl::{Effect, Settings};
+use windlass_base::config::nccl::{self, Effect, Settings};
 use windlass_base::config::{Collectives, Config, Order, Register};
 use windlass_base::gpu::device;
 use windlass_base::stats::features::{Feature, Lack, Lacks};
-use windlass_base::stats::segment;
+
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 use windlass_transport::native;
 use windlass_transport::sequencer::Graphs;
@@ -40,7 +38,7 @@ const WAITS_SINCE: i32 = 23007;
 
 /// NCCL's version code. Known once the first communicator was asked for, 0 before.
 pub(in crate::peers) fn version() -> i32 {
-    segment::current().nccl_version.load(Ordering::Relaxed)
+    nccl::version()
 }
 
 /// Whether NCCL's kernels that start early wait for the kernel before them ahead of touching memory. Older kernels over
