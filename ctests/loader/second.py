@@ -57,7 +57,7 @@ with scratch() as folder:
     renamed = pathlib.Path(shutil.copy(REAL, folder / "libother.so"))
     ours = copy(PRELOAD, folder / "ours")
     # As older linkers make libraries, with the other table of symbols.
-    (folder / "old.c").write_text("int ncclCommInitRank(void) { return 0; }\n")
+    (folder / "old.c").write_text("int ncclCommInitRank(void) { return 0; }\nint pncclCommInitRank(void) { return 0; }\n")
     old = folder / "libold.so"
     run("cc", "-shared", "-fPIC", "-Wl,--hash-style=sysv", "-o", old, folder / "old.c").check_returncode()
     plugin = pathlib.Path(shutil.copy(BUILD / "toys/libshim.so", folder / "libnccl-net.so"))

@@ -1,6 +1,7 @@
 """Holds: `enable` puts Windlass in front of NCCL, once, or says why it does not."""
 
 import os
+import subprocess
 import sys
 
 from scene import Scene
@@ -60,6 +61,21 @@ class Enable(Scene):
                     print("refused:", error, os.environ.get("LD_PRELOAD"))
             """
             self.refused(self.run_script(script), "NCCL is loaded already", str(self.nccl), "windlass run", " None")
+
+    def test_tracer(self):
+        """A tracer of NCCL's calls that was preloaded stays in front, after the restart, too, and is named."""
+        tracer = self.folder / "libtracer.so"
+        source = self.folder / "tracer.c"
+        source.write_text("int ncclCommInitRank(void) { return 1; }\n")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", tracer, source], check=True)
+        script = """
+            import os, windlass
+            windlass.enable()
+            print(os.environ["LD_PRELOAD"] == f"{os.environ['TRACER']}:{windlass.library()}")
+        """
+        result = self.run_script(script, LD_PRELOAD=str(tracer), TRACER=str(tracer))
+        self.assertEqual((result.returncode, result.stdout), (0, "True\n"), result.stderr)
+        self.assertIn(f"in front of Windlass, to see NCCL's calls: {tracer}", result.stderr)
 
     def test_children(self):
         """Without a restart the process stays as it is, and those that it starts have Windlass."""

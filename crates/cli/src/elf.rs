@@ -195,7 +195,11 @@ mod tests {
         let source = folder.path().join("library.c");
         for style in ["gnu", "sysv"] {
             for (text, expected) in [
-                ("int ncclCommInitRank(void) { return 0; }", Exports::Nccl),
+                ("int ncclCommInitRank(void) { return 0; }", Exports::Interposer),
+                (
+                    "int ncclCommInitRank(void) { return 0; } int pncclCommInitRank(void) { return 0; }",
+                    Exports::Nccl,
+                ),
                 (
                     "int ncclCommInitRank(void) { return 0; } int windlassGetVersion(void) { return 0; }",
                     Exports::Windlass,

@@ -150,7 +150,8 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-fn library_path() -> Vec<PathBuf> {
+/// The folders of LD_LIBRARY_PATH.
+pub fn library_path() -> Vec<PathBuf> {
     let value = variable("LD_LIBRARY_PATH").unwrap_or_default();
     nccl_sys::objects::expand_search_path(&value, Path::new(""))
 }

@@ -8,6 +8,8 @@ pub const MARK: &CStr = c"windlassGetVersion";
 
 /// A function that every NCCL exports: programs need it to make a communicator.
 pub const INIT: &CStr = c"ncclCommInitRank";
+/// Its second name, by which interposers pass it on. Every NCCL exports it, and few interposers.
+pub const INIT_BEHIND: &CStr = c"pncclCommInitRank";
 
 /// Which functions an object exports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub enum Exports {
     Other,
     /// NCCL's functions.
     Nccl,
+    /// Functions of NCCL in front of a library that has them, as tracers have.
+    Interposer,
     /// NCCL's functions and Windlass's own.
     Windlass,
 }
@@ -26,7 +30,8 @@ impl Exports {
     pub fn by(has: impl Fn(&CStr) -> bool) -> Exports {
         match (has(INIT), has(MARK)) {
             (_, true) => Exports::Windlass,
-            (true, false) => Exports::Nccl,
+            (true, false) if has(INIT_BEHIND) => Exports::Nccl,
+            (true, false) => Exports::Interposer,
             (false, false) => Exports::Other,
         }
     }
@@ -188,7 +193,8 @@ mod tests {
     /// Windlass's mark decides, even if NCCL's names are exported.
     #[test]
     fn whose() {
-        assert_eq!(Exports::by(|name| name == INIT), Exports::Nccl);
+        assert_eq!(Exports::by(|name| name == INIT || name == INIT_BEHIND), Exports::Nccl);
+        assert_eq!(Exports::by(|name| name == INIT), Exports::Interposer);
         assert_eq!(Exports::by(|_| true), Exports::Windlass);
         assert_eq!(Exports::by(|_| false), Exports::Other);
     }

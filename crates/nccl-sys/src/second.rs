@@ -2,8 +2,8 @@
 //! Windlass.
 //!
 //! Only objects that export NCCL's functions are found: neither a statically linked NCCL with hidden symbols, nor one in
-//! another namespace of the loader (`dlmopen`). A stub that exports NCCL's names and calls another library counts as an
-//! NCCL.
+//! another namespace of the loader (`dlmopen`). Interposers, which pass calls on, are none, unless they export NCCL's
+//! second names (`pnccl…`), too.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -48,6 +48,7 @@ mod tests {
             object("/w/libwindlass.so", 0x2000, Exports::Windlass),
             object("/a/libnccl.so.2", 0x3000, Exports::Nccl),
             object("/plugins/libnccl-net.so", 0x4000, Exports::Other),
+            object("/t/libtracer.so", 0x7000, Exports::Interposer),
         ];
         assert_eq!(beside(&mapped, 0x3010), Vec::<PathBuf>::new());
         mapped.push(object("/x/libtorch_cuda.so", 0x5000, Exports::Nccl));

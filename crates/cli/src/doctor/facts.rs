@@ -34,6 +34,8 @@ pub struct Facts {
     pub warnings: Vec<String>,
     pub gpus: Option<Gpus>,
     pub gpus_problem: Option<String>,
+    /// The libraries that are preloaded already, in front of Windlass and behind it.
+    pub preloads: Option<String>,
     /// `/dev/shm`.
     pub shared_memory: Option<SharedMemory>,
     /// Variables that are set and decide what is loaded.
@@ -125,6 +127,7 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     let environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
     if let Ok(windlass) = &windlass {
         facts.warnings = run::environment_warnings(&environment, &windlass.path);
+        facts.preloads = run::preloads(&environment, windlass);
     }
     match &program {
         Some(Ok(program)) => facts.refusals.extend(run::refuse(program, windlass.as_ref().ok())),

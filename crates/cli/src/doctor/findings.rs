@@ -225,6 +225,9 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
 }
 
 fn surroundings(facts: &Facts, findings: &mut Findings) {
+    if let Some(preloads) = &facts.preloads {
+        findings.note(preloads);
+    }
     match facts.shared_memory {
         Some(room) if room.total_bytes < SHARED_MEMORY_MIN => findings.limited(format!(
             "/dev/shm has {} MiB: NCCL and Windlass's counters need shared memory; give a container --shm-size=1g or --ipc=host",

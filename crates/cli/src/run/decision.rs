@@ -1,6 +1,7 @@
 //! Decides whether `run` runs a command, by plain facts.
 
 use super::loading::{self, Loading};
+use super::preloads::{self, Preload};
 use super::shared_memory::{self, Room};
 use crate::elf::{self, Bits, Elf};
 use crate::program::Program;
@@ -22,6 +23,8 @@ pub struct Situation {
     pub real: Option<Library>,
     /// The search for the real library, one line for each file.
     pub searched: String,
+    /// What is preloaded already.
+    pub preloads: Vec<Preload>,
     pub environment: BTreeMap<OsString, OsString>,
 }
 
@@ -37,6 +40,8 @@ pub struct Decision {
     /// The reasons not to run; empty means run.
     pub refusals: Vec<String>,
     pub warnings: Vec<String>,
+    /// The libraries in front of Windlass and behind it, if there are any in front.
+    pub preloads: Option<String>,
     /// Variables to set.
     pub set: Vec<(&'static str, OsString)>,
     /// LD_PRELOAD without Windlass; none if nothing else is preloaded.
@@ -44,8 +49,11 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Prints warnings and refusals. Returns whether there are refusals.
+    /// Prints what is told of a run. Returns whether there are refusals.
     pub fn tell(&self) -> bool {
+        if let Some(preloads) = &self.preloads {
+            text::tell(format_args!("windlass: {preloads}\n"));
+        }
         for warning in &self.warnings {
             text::tell(format_args!("windlass: warning: {warning}\n"));
         }
@@ -109,13 +117,14 @@ pub fn decide(situation: &Situation) -> Decision {
         (Ok(windlass), Some(real)) => {
             decision.refusals.extend(refuse_libraries(windlass, real));
             decision.warnings.extend(environment_warnings(&situation.environment, &windlass.path));
-            let preloaded = situation.environment.get(OsStr::new("LD_PRELOAD"));
-            let others = others(&windlass.path, preloaded);
+            let all = &situation.preloads;
             decision.set = vec![
-                ("LD_PRELOAD", preload(&windlass.path, &others)),
+                ("LD_PRELOAD", preloads::with(&windlass.path, all)),
                 ("WINDLASS_NCCL", real.path.clone().into()),
             ];
-            decision.preload_without = (!others.is_empty()).then(|| others.join(OsStr::new(":")));
+            let is_any_in_front = all.iter().any(|preload| preload.is_interposer);
+            decision.preloads = preloads::told(all).filter(|_| is_any_in_front);
+            decision.preload_without = preloads::without(all);
         }
     }
     decision
@@ -196,18 +205,6 @@ pub fn environment_warnings(environment: &BTreeMap<OsString, OsString>, windlass
     warnings
 }
 
-/// The libraries that are preloaded already, without Windlass.
-fn others<'a>(windlass: &Path, before: Option<&'a OsString>) -> Vec<&'a OsStr> {
-    let parts = before.map_or(&[][..], |before| before.as_bytes()).split(|byte| matches!(byte, b' ' | b':'));
-    let is_other = |part: &&[u8]| !part.is_empty() && *part != windlass.as_os_str().as_bytes();
-    parts.filter(is_other).map(OsStr::from_bytes).collect()
-}
-
-/// LD_PRELOAD with Windlass before the others.
-fn preload(windlass: &Path, others: &[&OsStr]) -> OsString {
-    [&[windlass.as_os_str()], others].concat().join(OsStr::new(":"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,6 +237,7 @@ mod tests {
             shared_memory: Ok(1 << 30),
             real: Some(library("/n/libnccl.so.2", &["ncclGetVersion", "ncclSend"])),
             searched: "  /n/libnccl.so.2 (x): no such file".into(),
+            preloads: Vec::new(),
             environment: BTreeMap::new(),
         }
     }
@@ -322,24 +320,6 @@ mod tests {
         assert_eq!(refusal(&Situation { environment, ..no_memory() }), "");
         let full = decide(&Situation { shared_memory: Ok(4096), ..situation() });
         assert!(full.refusals.is_empty() && full.warnings[0].contains("has 4 KiB free"), "{full:?}");
-    }
-
-    /// Other preloaded libraries stay behind Windlass, and Windlass is not named twice.
-    #[test]
-    fn keeps_preloads() {
-        let with = |value: &str| {
-            let environment = BTreeMap::from([("LD_PRELOAD".into(), value.into())]);
-            decide(&Situation { environment, ..situation() }).set[0].1.clone()
-        };
-        let without = |value: &str| {
-            let environment = BTreeMap::from([("LD_PRELOAD".into(), value.into())]);
-            decide(&Situation { environment, ..situation() }).preload_without
-        };
-        assert_eq!(decide(&situation()).preload_without, None);
-        assert_eq!(with("/x/libjemalloc.so:/w/libwindlass.so"), "/w/libwindlass.so:/x/libjemalloc.so");
-        assert_eq!(with("/a.so /b.so"), "/w/libwindlass.so:/a.so:/b.so");
-        assert_eq!(without("/a.so /w/libwindlass.so:/b.so"), Some("/a.so:/b.so".into()));
-        assert_eq!(without("/w/libwindlass.so"), None);
     }
 
     /// Variables that bypass the preload give a warning, unless they name Windlass or no path.

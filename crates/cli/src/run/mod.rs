@@ -3,6 +3,7 @@
 mod decision;
 mod frameworks;
 mod loading;
+mod preloads;
 mod shared_memory;
 
 use crate::program::{self, Program};
@@ -12,6 +13,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use decision::Situation;
 use loading::Loading;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -29,8 +31,8 @@ const NOT_FOUND: u8 = 127;
 /// Options of `windlass run`.
 #[derive(Args)]
 #[command(after_help = "\
-The command gets LD_PRELOAD with Windlass first, WINDLASS_NCCL with the real NCCL, and WINDLASS_RUN, which names this run. Windlass's \
-options are environment variables too (docs/options.md).
+The command gets LD_PRELOAD with Windlass, WINDLASS_NCCL with the real NCCL, and WINDLASS_RUN, which names this run. Preloaded \
+tracers of NCCL's calls stay in front. Windlass's options are environment variables too (docs/options.md).
 
 When the command ends, a line on standard error says how much of it ran in Windlass's kernels, or why nothing did. A command that a \
 signal ends prints none: `windlass stats --last` does.
@@ -111,6 +113,11 @@ pub fn refuse(program: &Program, windlass: Option<&Library>) -> Option<String> {
     decision::refuse_program(program).or_else(|| windlass.and_then(unloadable))
 }
 
+/// Names the libraries that LD_PRELOAD has already, and their places.
+pub fn preloads(environment: &BTreeMap<OsString, OsString>, windlass: &Library) -> Option<String> {
+    preloads::told(&preloads::look(environment, windlass))
+}
+
 /// Decides whether to run a command over Windlass and the real NCCL; `nccl` may name that.
 pub fn decide(command: &[OsString], nccl: Option<&Path>) -> Result<Decision> {
     let name = command.first().context("no command")?;
@@ -125,6 +132,9 @@ fn situation(command: &[OsString], name: &OsString, nccl: Option<&Path>) -> Situ
         Ok(Library { path, elf })
     });
     let windlass = windlass.map_err(|error| format!("{error:#}"));
+    let environment = std::env::vars_os().collect();
+    let preloads =
+        windlass.as_ref().map(|windlass| preloads::look(&environment, windlass)).unwrap_or_default();
     let loading = match (&program, &windlass) {
         (Ok(program), Ok(windlass)) => loading::look(program, &windlass.elf),
         _ => Loading::default(),
@@ -137,6 +147,7 @@ fn situation(command: &[OsString], name: &OsString, nccl: Option<&Path>) -> Situ
         shared_memory: shared_memory::look(),
         searched: search.describe(),
         real: search.chosen.map(|(path, elf)| Library { path, elf }),
-        environment: std::env::vars_os().collect(),
+        preloads,
+        environment,
     }
 }

@@ -13,7 +13,7 @@ fn compare(folder: &Path, options: &[&str], command: &[&str]) -> Command {
 }
 
 /// A program of the examples, built over the simulators as a user would.
-fn example(folder: &Path) -> PathBuf {
+pub fn example(folder: &Path) -> PathBuf {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for (library, name) in [("libsim_nccl.so", "libnccl.so.2"), ("libsim_cuda.so", "libcuda.so.1")] {
         std::os::unix::fs::symlink(built(library), folder.join(name)).unwrap();

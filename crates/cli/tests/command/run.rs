@@ -1,5 +1,6 @@
 //! Holds that `windlass run` makes Windlass take effect, or refuses with the reason.
 
+use crate::compare::example;
 use crate::{built, compile, make_nccl, outcome, simulated_nccl, windlass};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -245,4 +246,70 @@ fn warns() {
     let (code, _, told) = outcome(command);
     assert_eq!(code, Some(0));
     assert!(told.contains("warning: VLLM_NCCL_SO_PATH is /x/libnccl.so.2"), "{told}");
+}
+
+/// A tracer of NCCL's calls with handles of its own, as NVIDIA's checkpoint shim has them. It passes calls on in both usual ways.
+const TRACER: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+static void *given[8];
+static int count;
+static void saw(const char *name) { fprintf(stderr, "tracer %s\n", name); }
+static void *behind(void *handle) {
+  long place = (long)handle - 1000;
+  if (place < 0 || place >= count) { fprintf(stderr, "tracer unknown handle %p\n", handle); abort(); }
+  return given[place];
+}
+int pncclCommInitAll(void **, int, const int *), pncclCommDestroy(void *), pncclGroupStart(void);
+int ncclCommInitRank(void) { abort(); }
+int ncclCommInitAll(void **comms, int ranks, const int *devices) {
+  saw("ncclCommInitAll");
+  int code = pncclCommInitAll(comms, ranks, devices);
+  for (int i = 0; i < ranks; i++) { given[count] = comms[i]; comms[i] = (void *)(1000l + count++); }
+  return code;
+}
+int ncclCommDestroy(void *comm) { saw("ncclCommDestroy"); return pncclCommDestroy(behind(comm)); }
+int ncclGroupStart(void) { saw("ncclGroupStart"); return pncclGroupStart(); }
+int ncclGroupEnd(void) { saw("ncclGroupEnd"); return ((int (*)(void))dlsym(RTLD_NEXT, "ncclGroupEnd"))(); }
+int ncclAllReduce(void *in, void *out, size_t count, int type, int operation, void *comm, void *stream) {
+  saw("ncclAllReduce");
+  int (*next)(void *, void *, size_t, int, int, void *, void *) = dlsym(RTLD_NEXT, "ncclAllReduce");
+  return next(in, out, count, type, operation, behind(comm), stream);
+}
+"#;
+
+/// A tracer that was preloaded stays in front: it sees each call once, with handles that it was given, and Windlass runs them. It is named,
+/// and is no second NCCL.
+#[test]
+fn tracers() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = example(folder.path());
+    let tracer = folder.path().join("libtracer.so");
+    compile(TRACER, &tracer, &["-shared", "-fPIC"]);
+    let preload = format!("libm.so.6:{}", tracer.display());
+    let mut command = windlass(&["run", "--nccl", &simulated_nccl(), "--"]);
+    command.arg(program).env("LD_LIBRARY_PATH", folder.path()).env("WINDLASS_SIM_DEVICES", "2");
+    command.env("LD_PRELOAD", &preload).env("WINDLASS_LOG", "warn").env("WINDLASS_REPORT", "text");
+    let (code, printed, told) = outcome(command);
+    assert_eq!((code, &*printed), (Some(0), "all-reduce over 2 GPUs: 0 wrong\n"), "{told}");
+    let mut seen: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("tracer ")).collect();
+    seen.sort();
+    let [all_reduce, destroy] = ["ncclAllReduce", "ncclCommDestroy"];
+    let expected =
+        [all_reduce, all_reduce, destroy, destroy, "ncclCommInitAll", "ncclGroupEnd", "ncclGroupStart"];
+    assert_eq!(seen, expected, "{told}");
+    let named = format!(
+        "windlass: preloaded in front of Windlass, to see NCCL's calls: {}; behind it: libm.so.6\n",
+        tracer.display()
+    );
+    assert!(told.starts_with(&named), "{told}");
+    assert!(told.contains("ncclAllReduce  ") && !told.contains("second NCCL"), "{told}");
+    let mut doctor = windlass(&["doctor", "--nccl", &simulated_nccl()]);
+    let (_, printed, _) = outcome({
+        doctor.env("LD_PRELOAD", &preload);
+        doctor
+    });
+    assert!(printed.contains(named.strip_prefix("windlass: ").unwrap().trim()), "{printed}");
 }
