@@ -136,7 +136,8 @@ fn warn_of_second_nccl() {
 fn describe_process() {
     let segment = segment::current();
     segment.process.store(std::process::id(), Ordering::Relaxed);
-    let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    // Not `self`: the main thread may have ended.
+    let program = std::fs::read_link("/proc/thread-self/exe").unwrap_or_default();
     let name = program.file_name().unwrap_or_default();
     segment::write_text(&segment.program, name.as_encoded_bytes());
     let Some(library) = open::opened() else { return };

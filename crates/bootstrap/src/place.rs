@@ -18,7 +18,8 @@ pub fn here(part: Option<u64>) -> io::Result<Place> {
     let mut host = boot_id(&text).ok_or_else(|| io::Error::other("the boot id cannot be read"))?;
     let part = part.unwrap_or_default().to_be_bytes();
     host.0.iter_mut().zip(part).for_each(|(byte, part)| *byte ^= part);
-    let network = rustix::fs::stat("/proc/self/ns/net")?.st_ino;
+    // Not `self`: the main thread may have ended.
+    let network = rustix::fs::stat("/proc/thread-self/ns/net")?.st_ino;
     Ok(Place { host, network })
 }
 

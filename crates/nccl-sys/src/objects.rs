@@ -105,7 +105,8 @@ fn object_path(name: *const c_char, program: bool) -> PathBuf {
     // SAFETY: the loader's names are C strings that live as long as the object, and we hold its lock.
     let name = if name.is_null() { &[][..] } else { unsafe { CStr::from_ptr(name) }.to_bytes() };
     if name.is_empty() && program {
-        return std::fs::read_link("/proc/self/exe").unwrap_or_default();
+        // Not `self`: the main thread may have ended.
+        return std::fs::read_link("/proc/thread-self/exe").unwrap_or_default();
     }
     PathBuf::from(OsStr::from_bytes(name))
 }

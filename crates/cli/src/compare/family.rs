@@ -30,13 +30,14 @@ fn processes(folder: &Path) -> Vec<Process> {
     numbered.filter_map(|entry| parse(&std::fs::read_to_string(entry.path().join("stat")).ok()?)).collect()
 }
 
-/// Parses `number (name) state parent ...`; the name may contain anything.
+/// Parses `number (name) state parent ...`, where the number of threads is the 18th word from the state on. The name may contain anything.
 fn parse(stat: &str) -> Option<Process> {
     let (number, rest) = stat.split_once(" (")?;
     let (_, rest) = rest.rsplit_once(") ")?;
-    let mut words = rest.split(' ');
-    let has_ended = matches!(words.next()?, "Z" | "X");
-    Some(Process { number: number.parse().ok()?, parent: words.next()?.parse().ok()?, has_ended })
+    let words: Vec<&str> = rest.split(' ').collect();
+    // If only the main thread has ended, others are left.
+    let has_ended = matches!(words[0], "Z" | "X") && words.get(17)?.parse::<u32>().ok()? <= 1;
+    Some(Process { number: number.parse().ok()?, parent: words.get(1)?.parse().ok()?, has_ended })
 }
 
 fn descendants(processes: &[Process], of: u32) -> BTreeSet<u32> {
@@ -83,8 +84,12 @@ mod tests {
     #[test]
     fn parses() {
         let process = |number, parent, has_ended| Process { number, parent, has_ended };
-        assert_eq!(parse("17 (a) b (c) S 5 17 17 0"), Some(process(17, 5, false)));
-        assert_eq!(parse("18 (sh) Z 17 17"), Some(process(18, 17, true)));
+        let stat = |begin: &str, threads: u32| {
+            parse(&format!("{begin} 17 17 0 -1 4 0 0 0 0 1 1 0 0 20 0 {threads} 0"))
+        };
+        assert_eq!(stat("17 (a) b (c) S 5", 2), Some(process(17, 5, false)));
+        assert_eq!(stat("18 (sh) Z 17", 0), Some(process(18, 17, true)));
+        assert_eq!(stat("18 (main thread ended) Z 17", 3), Some(process(18, 17, false)));
         assert_eq!(parse("nonsense"), None);
     }
 

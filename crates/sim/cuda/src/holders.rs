@@ -37,7 +37,7 @@ pub fn close_in_child() {
 
 /// Opens the memory of `file` a second time, marked as a holder.
 pub fn open(file: &OwnedFd) -> Result<OwnedFd, Code> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let opened = OpenOptions::new().read(true).write(true).open(path);
     let opened = OwnedFd::from(opened.map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?);
     hold(&opened)?;

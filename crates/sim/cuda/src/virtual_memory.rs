@@ -315,7 +315,7 @@ pub fn import(descriptor: i32) -> Result<Handle, Code> {
     }
     // SAFETY: borrowed for this call only; a number that is no open descriptor makes the calls below fail.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    let link = std::fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd()))
         .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     let text = link.to_string_lossy().into_owned();
     let device =
