@@ -147,7 +147,10 @@ CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned in
 typedef struct { int result; void *node, *from; } CUgraphExecUpdateResultInfo;
 CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph, CUgraphExecUpdateResultInfo* result);
 
-/* Functions for GPUs only: the simulator compiles no PTX. */
+CUresult cuGraphAddChildGraphNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count, CUgraph child);
+
+/* Functions for GPUs only: the simulator compiles no PTX, and updates no single nodes. */
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec executable, CUgraphNode node, CUgraph child);
 typedef struct CUmod_st* CUmodule;
 typedef struct CUfunc_st* CUfunction;
 CUresult cuModuleLoadData(CUmodule* module, const void* image);
