@@ -27,7 +27,7 @@ def main():
     copy, newer = out / "libnccl.so.0", out / "libnccl.so.2"
     copy.write_bytes(original.replace(SONAME, OTHER))
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", *(f"-I{folder}" for folder in includes.split(":")),
-                    HERE / "newer_nccl.c", copy, "-Wl,-soname,libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-o", newer], check=True)
+                    HERE / "newer_nccl.c", "-Wl,--no-as-needed", copy, "-Wl,-soname,libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-o", newer], check=True)
     command = [sys.executable, HERE / "run.py", "--out", out / "run", "--nccl", newer, *sys.argv[5:]]
     sys.exit(subprocess.run(command).returncode)
 
