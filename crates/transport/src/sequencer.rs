@@ -13,7 +13,9 @@
 pub mod host;
 
 mod captures;
+mod issued;
 mod order;
+mod turn;
 
 pub mod stuck;
 
@@ -27,14 +29,13 @@ use std::time::{Duration, Instant};
 use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
 
 use crate::error::TransportError;
-use captures::Captures;
 pub use device_resources::{DeviceResources, LaunchResources, Lent};
+use issued::{Issued, Lane};
+use order::Runner;
 pub use order::{Afterwards, Graphs, History};
-use order::{By, Order};
 pub use stuck::{Carries, Stuck, Wait};
-use windlass_base::gpu::context::Current;
+pub use turn::Turn;
 use windlass_base::gpu::graph::Released;
-use windlass_base::gpu::module::MemoryDomain;
 use windlass_base::gpu::stream::{Capture, Ordering::Inside, Place};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
 
@@ -74,23 +75,6 @@ pub struct Sequencer {
     issued: Mutex<Issued>,
 }
 
-#[derive(Debug, Default)]
-struct Issued {
-    order: Order,
-    captures: Captures,
-    /// Id of the capture whose graph already keeps the launch resources.
-    held: Option<u64>,
-    /// Id of the capture whose graph already keeps the regions, too: it has kernels of Windlass.
-    held_regions: Option<u64>,
-}
-
-/// Where an operation runs: on a stream that is eager or captured.
-#[derive(Clone, Copy, Debug)]
-struct Lane {
-    stream: StreamHandle,
-    place: Place,
-}
-
 /// The other streams of an operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Joins<'a> {
@@ -98,17 +82,6 @@ pub struct Joins<'a> {
     pub before: &'a [StreamHandle],
     /// What these get later waits for the operation.
     pub after: &'a [StreamHandle],
-}
-
-/// One turn: an operation's place in the order, and what its kernel needs.
-pub struct Turn<'sequencer> {
-    sequencer: &'sequencer Sequencer,
-    resources: &'sequencer LaunchResources,
-    issued: &'sequencer mut Issued,
-    stream: StreamHandle,
-    others: Joins<'sequencer>,
-    placed: Option<(Lane, Current<'sequencer>)>,
-    begun: bool,
 }
 
 /// Keeps the launch resources as long as a graph lives.
@@ -258,7 +231,7 @@ impl Sequencer {
             let _current = home.be_current()?;
             let place = if is_eager { Place::Eager(0) } else { self.place_of(issued, stream)? };
             let with = (home.driver, self.resources()?);
-            Ok(issued.note(with, self.graphs, Lane { stream, place }, By::Nccl)?)
+            Ok(issued.note(with, self.graphs, Lane { stream, place }, Runner::Nccl)?)
         };
         follow().map_err(|failure| self.doubted(failure))
     }
@@ -413,147 +386,6 @@ impl Sequencer {
     /// Takes the lock even if it is poisoned: a panic of another thread leaves the order consistent.
     fn lock(&self) -> MutexGuard<'_, Issued> {
         self.issued.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Issued {
-    /// Makes the operation that comes now in `lane` run after all before it.
-    fn come_behind(
-        &mut self,
-        (driver, resources): (&Driver, &LaunchResources),
-        graphs: Graphs,
-        lane: Lane,
-    ) -> Result<(), Failure> {
-        match lane.place {
-            Place::Eager(id) if !self.order.waits(id) => Ok(()),
-            Place::Eager(_) => driver.wait(lane.stream, &resources.done, Inside),
-            Place::Captured(capture) => {
-                let at = (lane.stream, capture);
-                self.captures.before(driver, resources, at, (&mut self.order, graphs))
-            }
-        }
-    }
-
-    /// Notes that the operation was issued in `lane`.
-    fn note(
-        &mut self,
-        (driver, resources): (&Driver, &LaunchResources),
-        graphs: Graphs,
-        lane: Lane,
-        by: By,
-    ) -> Result<(), Failure> {
-        match lane.place {
-            Place::Eager(id) => {
-                resources.done.record(lane.stream, Inside)?;
-                self.order.record(id, by);
-                Ok(())
-            }
-            Place::Captured(capture) => {
-                self.order.record_in_capture(graphs);
-                self.captures.after(driver, resources, (lane.stream, capture), graphs)
-            }
-        }
-    }
-}
-
-impl Lane {
-    fn capture(&self) -> Option<Capture> {
-        match self.place {
-            Place::Captured(capture) => Some(capture),
-            Place::Eager(_) => None,
-        }
-    }
-}
-
-impl<'sequencer> Turn<'sequencer> {
-    /// The driver. The device's context is current once the turn [is placed](Turn::place).
-    pub fn driver(&self) -> &'static Driver {
-        self.sequencer.device_resources.home().driver
-    }
-
-    /// The stream on which the turn runs.
-    pub fn stream(&self) -> StreamHandle {
-        self.stream
-    }
-
-    /// The communicator's launch resources.
-    pub fn resources(&self) -> &'sequencer LaunchResources {
-        self.resources
-    }
-
-    /// Address of the control word, which tells kernels to leave.
-    pub fn control(&self) -> Address {
-        self.resources.host.control_address()
-    }
-
-    /// Address of the report that kernels write.
-    pub fn report(&self) -> Address {
-        self.sequencer.report
-    }
-
-    /// Whether nothing else launches kernels on this device, as far as this process knows ([`DeviceResources::is_of_one`]).
-    pub fn is_alone(&self) -> bool {
-        self.sequencer.device_resources.is_of_one()
-    }
-
-    /// The cluster size to give at a launch of clusters of `blocks` blocks, 0 before 9.0. A size of 1 is given, too. Otherwise an update of a
-    /// graph keeps the former cluster size, and the driver (580) leaves out a kernel whose grid that size does not divide, without an error.
-    pub fn cluster(&self, blocks: u32) -> u32 {
-        if self.sequencer.device_resources.is_since_hopper() { blocks } else { 0 }
-    }
-
-    /// The memory domain in which all kernels are launched.
-    pub fn domain(&self) -> MemoryDomain {
-        self.sequencer.device_resources.domain()
-    }
-
-    /// Makes the device's context current and returns the capture that the stream is part of. Its graph then keeps all that the turn needs.
-    pub fn place(&mut self) -> Result<Option<Capture>, Failure> {
-        if let Some((lane, _)) = &self.placed {
-            return Ok(lane.capture());
-        }
-        let home = self.sequencer.device_resources.home();
-        let current = home.be_current()?;
-        let lane = Lane { stream: self.stream, place: home.driver.place_of(self.stream)? };
-        self.sequencer.hold_all_in(self.issued, lane)?;
-        if lane.capture().is_some() {
-            self.sequencer.captured.store(true, Ordering::Relaxed);
-        }
-        self.placed = Some((lane, current));
-        Ok(lane.capture())
-    }
-
-    /// The capture that the stream is part of, once the turn [is placed](Turn::place).
-    pub fn capture(&self) -> Option<Capture> {
-        self.placed.as_ref().and_then(|(lane, _)| lane.capture())
-    }
-
-    /// Orders the turn after all earlier ones. Call it before anything is issued to the stream. Returns the capture that the stream is part of.
-    pub fn begin(&mut self) -> Result<Option<Capture>, Failure> {
-        let capture = self.place()?;
-        if self.begun {
-            return Ok(capture);
-        }
-        let (driver, Some((lane, _))) = (self.driver(), &self.placed) else { return Ok(capture) };
-        self.resources.join(driver, self.stream, self.others.before)?;
-        self.issued.come_behind((driver, self.resources), self.sequencer.graphs, *lane)?;
-        self.begun = true;
-        Ok(capture)
-    }
-
-    /// Enters the issued work as the last in the order.
-    fn end(&mut self) -> Result<(), Failure> {
-        let (true, driver, Some((lane, _))) = (self.begun, self.driver(), &self.placed) else {
-            return Ok(());
-        };
-        self.issued.note((driver, self.resources), self.sequencer.graphs, *lane, By::Windlass)?;
-        if !self.others.after.is_empty() {
-            self.resources.joined.record(self.stream, Inside)?;
-        }
-        for other in self.others.after {
-            driver.wait(*other, &self.resources.joined, Inside)?;
-        }
-        Ok(())
     }
 }
 

@@ -117,10 +117,10 @@ impl Order {
     }
 
     /// Notes that the event was recorded behind an eager turn, or behind NCCL's call that is followed, on a stream of this id.
-    pub(super) fn record(&mut self, id: u64, by: By) {
+    pub(super) fn record(&mut self, id: u64, by: Runner) {
         self.recorded = Some(id);
         self.nccls = None;
-        self.is_ahead_of_nccl |= by == By::Windlass;
+        self.is_ahead_of_nccl |= by == Runner::Windlass;
     }
 
     /// Notes that the event was recorded behind no operation.
@@ -172,7 +172,7 @@ impl Order {
 
 /// Who runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum Runner {
     Windlass,
     Nccl,
 }
@@ -285,7 +285,7 @@ mod tests {
             }
             self.history |= self.nccl;
             (self.nccl, self.event) = (self.history, self.history);
-            self.order.record(1000, By::Nccl);
+            self.order.record(1000, Runner::Nccl);
         }
 
         fn turn(&mut self, stream: usize, is_behind_nccl: bool) {
@@ -300,7 +300,7 @@ mod tests {
             }
             self.streams[stream] = self.run(self.streams[stream]);
             self.event = self.streams[stream];
-            self.order.record(self.ids[stream], By::Windlass);
+            self.order.record(self.ids[stream], Runner::Windlass);
         }
 
         fn history(&self, place: Place) -> Result<History, ()> {
@@ -336,7 +336,7 @@ mod tests {
                 Afterwards::Confirm => {}
                 Afterwards::Follow | Afterwards::FollowInCapture => {
                     self.event = self.streams[stream];
-                    self.order.record(0, By::Nccl);
+                    self.order.record(0, Runner::Nccl);
                 }
             }
             if !runs && (is_certain || afterwards != Afterwards::Nothing) {
