@@ -5,6 +5,7 @@
 // lanes p, p + 8, p + 16 and p + 24 hold that of rank p.
 #pragma once
 #include "report.cuh"
+#include "rings.cuh"
 #include "source.cuh"
 #include "vectors.cuh"
 #include "waiting.cuh"
@@ -72,10 +73,10 @@ struct Channel {
   WINDLASS_DEVICE uint64_t credit_word(uint32_t owner, uint32_t of) const { return words_of(owner) + 8 * (WINDLASS_CHANNEL_CREDIT + of); }
   WINDLASS_DEVICE uint64_t number() const { return base + step; }
   WINDLASS_DEVICE uint64_t tag() const { return launch.first_tag + number(); }
-  // Offset in every rank's region of the slot of this step's packet from `source`.
-  WINDLASS_DEVICE uint64_t slot(uint32_t source) const {
+  // Offset in a receiver's region of the slot of this step's packet in its first ring.
+  WINDLASS_DEVICE uint64_t slot() const {
     const uint32_t slots = launch.ring_slots;
-    return wire.rings + (((source << launch.channels_log2) + channel) * slots + ((uint32_t)number() & (slots - 1))) * Format::slot_bytes;
+    return wire.rings + (channel * slots + ((uint32_t)number() & (slots - 1))) * Format::slot_bytes;
   }
   WINDLASS_DEVICE uint64_t ring_bytes() const { return (uint64_t)(launch.ring_slots * Format::slot_bytes) << launch.channels_log2; }
   // The byte of each buffer at which this step's packet begins; and how many of a buffer's `bytes` the packet holds.

@@ -14,6 +14,8 @@ enum {
   WINDLASS_LL_SLOT_BYTES = 512,
   WINDLASS_LL_SLOTS = 2,
   WINDLASS_LL_COUNT_BYTES = 8,
+  // A ring of one-shot has room for so many launches. Its counts are as those of LL.
+  WINDLASS_ONE_SHOT_LAUNCHES = 2,
   // Limits of a batch: its calls, and the entries of call_of_packet. Over LL each packet has an entry.
   WINDLASS_BATCH_CALLS_MAX = 64,
   WINDLASS_BATCH_ENTRIES = 512,
@@ -53,10 +55,11 @@ enum {
   WINDLASS_WAITED_LL128_DATA = 8,
   WINDLASS_WAITED_RESULT_CREDIT = 9,  // phase 1
   WINDLASS_WAITED_RESULT_DATA = 10,
+  WINDLASS_WAITED_ONE_SHOT_DATA = 11,
 };
 
-// Where a wire lies in every rank's region. Rings: [source][channel][slot]. Channels: [channel], of LL128 WINDLASS_CHANNEL_*, of LL the number of
-// launches that have used it.
+// Where a wire lies in every rank's region. Rings: [source, without the rank itself][channel][slot], of one-shot [source][launch mod 2][packet].
+// Channels: [channel], of LL128 WINDLASS_CHANNEL_*, of LL and one-shot the number of launches that have used it.
 typedef struct WindlassWire {
   uint64_t rings;
   uint64_t channels;
@@ -78,7 +81,7 @@ typedef struct WindlassCollectiveLaunch {
   uint32_t rank;
   uint32_t ranks;
   uint32_t channels_log2;  // of the channels that each wire's rings have
-  uint32_t ring_slots;     // packets that a channel's ring holds; a power of two, at least 2
+  uint32_t ring_slots;     // packets that a channel's ring holds; a power of two, at least 2. One-shot: packets of a launch that a ring holds
   uint32_t used_channels;  // no more than the rings' channels, nor than the packets of the largest connection: packet u goes by channel u modulo this
   uint32_t role_warps;     // warps of a block for each role
   uint32_t reduction;      // NCCL's type | NCCL's operation, or 5, the scaled sum, << 8; kernels for one reduction do not look at it

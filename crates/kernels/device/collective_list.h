@@ -8,6 +8,7 @@
 
 #define WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight) WINDLASS_COLLECTIVE_ENTRY_##family(reducer, ranks, groups, straight)
 #define WINDLASS_COLLECTIVE_ENTRY_ll(reducer, ranks, groups, straight) run_ll<reducer, ranks, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_one_shot(reducer, ranks, groups, straight) run_one_shot<reducer, ranks, groups, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_batch(reducer, ranks, groups, straight) run_batch<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_ll128(reducer, ranks, groups, straight) run_ll128<reducer, ranks, groups, straight, OneCall>
 #define WINDLASS_COLLECTIVE_ENTRY_batch_ll128(reducer, ranks, groups, straight) run_ll128<reducer, ranks, groups, straight, CallsOfBatch<false>>
@@ -19,6 +20,7 @@
 // The type of a kernel's one parameter.
 #define WINDLASS_COLLECTIVE_PARAMETER(family) WINDLASS_COLLECTIVE_PARAMETER_##family
 #define WINDLASS_COLLECTIVE_PARAMETER_ll WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_one_shot WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_ll128 WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_simple WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_simple_all_reduce WindlassCollectiveLaunch
@@ -27,22 +29,33 @@
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_ll128 WindlassBatchLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_all_reduce WindlassBatchLaunch
 
-// R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers.
-#define WINDLASS_COLLECTIVE_KERNELS_OF(X, R, reducer, suffix, straight)                \
+// R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers. With 4 ranks only copies have kernels of two groups.
+#define WINDLASS_LL_KERNELS_OF(X, R, reducer, suffix, straight)                        \
   X(ncclWindlass_LL_##R##_2##suffix, ll, reducer, 2, 0, 512, straight)                 \
   X(ncclWindlass_LL_##R##_4##suffix, ll, reducer, 4, 0, 512, straight)                 \
-  X(ncclWindlass_LL_##R##_8##suffix, ll, reducer, 8, 0, 512, straight)                 \
+  X(ncclWindlass_LL_##R##_8##suffix, ll, reducer, 8, 0, 512, straight)
+#define WINDLASS_COLLECTIVE_KERNELS_OF(X, R, reducer, suffix, straight)                \
   X(ncclWindlass_LL128x2_##R##_2##suffix, ll128, reducer, 2, 2, 640, straight)         \
-  X(ncclWindlass_LL128x2_##R##_4##suffix, ll128, reducer, 4, 2, 512, straight)         \
   X(ncclWindlass_LL128x2_##R##_8##suffix, ll128, reducer, 8, 2, 512, straight)         \
   X(ncclWindlass_LL128x4_##R##_2##suffix, ll128, reducer, 2, 4, 640, straight)         \
   X(ncclWindlass_LL128x4_##R##_4##suffix, ll128, reducer, 4, 4, 512, straight)
 
-// Room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds lines of each rank.
+// All-reduces of middle sizes, in one phase. With 8 ranks they serve few sizes, and have one form.
+#define WINDLASS_COLLECTIVE_ONE_SHOT_KERNELS_OF(X, R, reducer, suffix, straight)       \
+  X(ncclWindlass_OneShot_##R##_2##suffix, one_shot, reducer, 2, 4, 512, straight)      \
+  X(ncclWindlass_OneShot_##R##_4##suffix, one_shot, reducer, 4, 4, 512, straight)
+#define WINDLASS_COLLECTIVE_ONE_SHOT_KERNELS(X, R, reducer)                            \
+  WINDLASS_COLLECTIVE_ONE_SHOT_KERNELS_OF(X, R, reducer, , false)                      \
+  X(ncclWindlass_OneShot_##R##_8, one_shot, reducer, 8, 2, 512, false)
+
+// Room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds lines of each rank. Those of 2 ranks are for large buffers alone, so
+// they have one form.
 #define WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight)     \
-  X(ncclWindlass_AllReduce_##R##_2##suffix, all_reduce, reducer, 2, 2, 768, straight)  \
   X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)  \
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
+#define WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS(X, R, reducer)                          \
+  X(ncclWindlass_AllReduce_##R##_2, all_reduce, reducer, 2, 2, 768, false)             \
+  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, R, reducer, , false)
 
 // Reductions of large buffers: as many warps of each role as were fastest with 24 blocks, and the signal warp. With more of them the kernels spill
 // or are slower.
@@ -53,30 +66,49 @@
   X(ncclWindlass_SimpleAllReduce_##R##_4##suffix, simple_all_reduce, reducer, 4, 4, 416, straight)
 
 #define WINDLASS_COLLECTIVE_KERNELS_FOR(X, suffix, straight)                           \
+  WINDLASS_LL_KERNELS_OF(X, Copy, Copy, suffix, straight)                              \
+  WINDLASS_LL_KERNELS_OF(X, SumF32, SumF32, suffix, straight)                          \
+  WINDLASS_LL_KERNELS_OF(X, SumF16, SumF16, suffix, straight)                          \
+  WINDLASS_LL_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)                        \
+  WINDLASS_LL_KERNELS_OF(X, Any, AnyReduction, suffix, straight)                       \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, Copy, Copy, suffix, straight)                      \
+  X(ncclWindlass_LL128x2_Copy_4##suffix, ll128, Copy, 4, 2, 512, straight)             \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)                  \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)                  \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)                \
-  WINDLASS_COLLECTIVE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)               \
   WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)           \
   WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)           \
-  WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)         \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)       \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)       \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
+  WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)
+
+#define WINDLASS_ALL_REDUCE_WHOLE_KERNELS_OF(X, R, reducer)                            \
+  WINDLASS_COLLECTIVE_ONE_SHOT_KERNELS_OF(X, R, reducer, _whole, true)                 \
+  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, R, reducer, _whole, true)
+#define WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, reducer)                                  \
+  WINDLASS_COLLECTIVE_ONE_SHOT_KERNELS(X, R, reducer)                                  \
+  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS(X, R, reducer)
+// Other types have straight kernels of LL alone, for one collective: elsewhere the choice of type and operation takes more than the user's odd bytes.
+#define WINDLASS_ALL_REDUCE_KERNELS(X)                                                 \
+  WINDLASS_ALL_REDUCE_WHOLE_KERNELS_OF(X, SumF32, SumF32)                              \
+  WINDLASS_ALL_REDUCE_WHOLE_KERNELS_OF(X, SumF16, SumF16)                              \
+  WINDLASS_ALL_REDUCE_WHOLE_KERNELS_OF(X, SumBf16, SumBf16)                            \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, SumF32, SumF32)                                    \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, SumF16, SumF16)                                    \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16)                                  \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction)
 
 // Reductions that run here in fixed order only have one kernel of each kind: they are rare, and each kernel is in every image.
 #define WINDLASS_ORDERED_KERNELS(X)                                                    \
   X(ncclWindlass_LL128x2_Ordered_2, ll128, OrderedReduction, 2, 2, 640, false)         \
   X(ncclWindlass_LL128x2_Ordered_4, ll128, OrderedReduction, 4, 2, 512, false)         \
   X(ncclWindlass_LL128x2_Ordered_8, ll128, OrderedReduction, 8, 2, 512, false)         \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, Ordered, OrderedReduction, , false)
+  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS(X, Ordered, OrderedReduction)
 
 // Kernels that run one collective.
 #define WINDLASS_SINGLE_KERNELS(X)                  \
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, _whole, true)  \
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, , false)       \
+  WINDLASS_COLLECTIVE_KERNELS_OF(X, Any, AnyReduction, , false) \
+  WINDLASS_ALL_REDUCE_KERNELS(X)                    \
   WINDLASS_ORDERED_KERNELS(X)
 
 // Kernels that run a batch of small collectives.
@@ -88,8 +120,7 @@
   WINDLASS_BATCH_KERNELS_OF(X, Copy, Copy, suffix, straight)           \
   WINDLASS_BATCH_KERNELS_OF(X, SumF32, SumF32, suffix, straight)       \
   WINDLASS_BATCH_KERNELS_OF(X, SumF16, SumF16, suffix, straight)       \
-  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
-  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
+  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)
 
 // Kernels that run a batch of larger collectives. None is straight: fetching instructions is little of their time, and each kernel is in
 // every image.
@@ -115,6 +146,7 @@
 #define WINDLASS_BATCH_KERNELS(X)              \
   WINDLASS_BATCH_KERNELS_FOR(X, _whole, true)  \
   WINDLASS_BATCH_KERNELS_FOR(X, , false)       \
+  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, , false) \
   WINDLASS_LARGER_BATCH_KERNELS(X)
 
 #define WINDLASS_COLLECTIVE_KERNELS(X) \

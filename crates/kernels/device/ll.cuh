@@ -4,6 +4,7 @@
 #pragma once
 #include "reduction.cuh"
 #include "report.cuh"
+#include "rings.cuh"
 #include "waiting.cuh"
 
 // Moves a thread's 8 bytes of a user buffer, or the `left` ones that remain; byte by byte, unless straight.
@@ -76,12 +77,12 @@ WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const
     if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(part.send(rank), left);
   }
   const uint64_t tag = launch.first_tag + count;
-  // Offset of this thread's LL pair in every rank's region; a source's ring lies `ring_bytes` after that of the source before.
+  // Offset of this thread's LL pair in a receiver's region, in its first ring.
   const uint64_t in_slot = launch.wires[0].rings + (channel * WINDLASS_LL_SLOTS + (uint32_t)count % WINDLASS_LL_SLOTS) * WINDLASS_LL_SLOT_BYTES + 16 * lane_index();
-  const uint64_t ring_bytes = (uint64_t)(WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES) << launch.channels_log2, own_slot = in_slot + me * ring_bytes;
+  const uint64_t ring_bytes = (uint64_t)(WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES) << launch.channels_log2;
   const auto is_peer = [&](int rank) { return rank != (int)me && rank < (int)launch.ranks && left != 0; };
   WINDLASS_UNROLL
-  for (int rank = 0; rank < ranks_max; ++rank) store_ll_if(is_peer(rank), reinterpret_cast<char*>(launch.regions[rank] + own_slot), x[rank], tag);
+  for (int rank = 0; rank < ranks_max; ++rank) store_ll_if(is_peer(rank), reinterpret_cast<char*>(launch.regions[rank] + in_slot + ring_of(me, rank) * ring_bytes), x[rank], tag);
 
   uint64_t found[ranks_max];
   WINDLASS_UNROLL
@@ -90,7 +91,7 @@ WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const
   for (;;) {
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
-      load_ll_if(is_peer(rank), reinterpret_cast<const char*>(region + in_slot + rank * ring_bytes), tag, x[rank], found[rank]);
+      load_ll_if(is_peer(rank), reinterpret_cast<const char*>(region + in_slot + ring_of(rank, me) * ring_bytes), tag, x[rank], found[rank]);
     bool there = true;
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) there &= found[rank] == tag;

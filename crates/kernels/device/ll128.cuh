@@ -17,13 +17,10 @@ using Ll128Sender = Sender<Ll128Format<groups>, straight, Source>;
 template <int groups, bool straight, class Source>
 using Ll128Receiver = Receiver<Ll128Format<groups>, straight, Source>;
 
-// Waits for room, then stores this step's packets to their receivers: out[distance - 1] for the rank at that distance, or the only one for
-// all. False: aborted.
-template <int ranks_max, int groups, bool straight, class Source, int packets>
-WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, const Vector (&out)[packets][groups], uint32_t waited_for) {
-  way.settle();
-  if (!way.wait_for_room(waited_for)) return false;
-  const uint64_t own = way.slot(way.me()) + 16 * lane_index(), tag = way.tag();
+// Stores this step's packets to their receivers: out[distance - 1] for the rank at that distance, or the only one for all.
+template <int ranks_max, class Way, int groups, int packets>
+WINDLASS_DEVICE void store_lines(const Way& way, const Vector (&out)[packets][groups]) {
+  const uint64_t slot = way.slot() + 16 * lane_index(), ring_bytes = way.ring_bytes(), tag = way.tag();
   // The whole warp at once: see send_packet.
   sync_warp();
   WINDLASS_UNROLL
@@ -31,7 +28,7 @@ WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, cons
     const uint32_t rank = way.peer(distance);
     const bool goes = distance < (int)way.launch.ranks && way.moves(rank);
     const Vector(&packet)[groups] = out[packets == 1 ? 0 : distance - 1];
-    char* const at = reinterpret_cast<char*>(way.launch.regions[rank] + own);
+    char* const at = reinterpret_cast<char*>(way.launch.regions[rank] + slot + ring_of(way.me(), rank) * ring_bytes);
     WINDLASS_UNROLL
     for (int half = 0; half < groups / 2; ++half) {
       const Vector first = packet[2 * half], second = packet[2 * half + 1];
@@ -39,20 +36,19 @@ WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, cons
                     Vector{keeps_line() ? first.y : second.x, keeps_line() ? tag : second.y});
     }
   }
-  return true;
 }
 
 // Waits for this step's packet from each peer that sends one; x keeps its values for other ranks. False: aborted.
-template <int groups, bool straight, class Source, int ranks_max>
-WINDLASS_DEVICE bool take_packet(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
-  const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot(0) + 16 * lane_index());
+template <class Way, int groups, int ranks_max>
+WINDLASS_DEVICE bool wait_for_lines(const Way& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
+  const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot() + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes(), tag = way.tag();
   Waiting waiting;
   for (;;) {
     // As for one packet: see receive_packet.
     sync_warp();
     WINDLASS_UNROLL
-    for (int rank = 0; rank < ranks_max; ++rank) load_lines_if(way.moves_peer(rank), x[rank], first + rank * ring_bytes, tag);
+    for (int rank = 0; rank < ranks_max; ++rank) load_lines_if(way.moves_peer(rank), x[rank], first + ring_of(rank, way.me()) * ring_bytes, tag);
     bool there = true;
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) there &= !way.moves_peer(rank) || found_lines(x[rank], tag);
@@ -71,4 +67,17 @@ WINDLASS_DEVICE bool take_packet(Ll128Receiver<groups, straight, Source>& way, V
     for (int group = 0; group < groups; group += 2) choose(x[rank][group].y, x[rank][group + 1].x, way.moves_peer(rank) && keeps_line());
   }
   return true;
+}
+
+// Waits for room, then stores this step's packets: see store_lines. False: aborted.
+template <int ranks_max, int groups, bool straight, class Source, int packets>
+WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, const Vector (&out)[packets][groups], uint32_t waited_for) {
+  way.settle();
+  if (!way.wait_for_room(waited_for)) return false;
+  store_lines<ranks_max>(way, out);
+  return true;
+}
+template <int groups, bool straight, class Source, int ranks_max>
+WINDLASS_DEVICE bool take_packet(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
+  return wait_for_lines(way, x, waited_for);
 }

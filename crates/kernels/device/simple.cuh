@@ -40,12 +40,12 @@ template <int ranks_max, bool straight, int packets>
 WINDLASS_DEVICE bool put_packet(SimpleSender<straight>& way, const Vector (&out)[packets][simple_groups], uint32_t waited_for) {
   way.settle();
   if (!way.wait_for_room(waited_for)) return false;
-  const uint64_t own = way.slot(way.me()) + 16 * lane_index();
+  const uint64_t slot = way.slot() + 16 * lane_index(), ring_bytes = way.ring_bytes();
   WINDLASS_UNROLL
   for (int distance = 1; distance < ranks_max; ++distance) {
     const uint32_t rank = way.peer(distance);
     if (distance >= (int)way.launch.ranks || !way.moves(rank)) continue;
-    char* const at = reinterpret_cast<char*>(way.launch.regions[rank] + own);
+    char* const at = reinterpret_cast<char*>(way.launch.regions[rank] + slot + ring_of(way.me(), rank) * ring_bytes);
     WINDLASS_UNROLL
     for (int group = 0; group < simple_groups; ++group) store_slot(at + 512 * group, out[packets == 1 ? 0 : distance - 1][group]);
   }
@@ -73,13 +73,13 @@ WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[rank
   }
   // Orders all lanes' loads of the slots behind the acquires, as only some lanes have acquired each peer's word.
   sync_warp();
-  const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot(0) + 16 * lane_index());
+  const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot() + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes();
   WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) {
     if (!way.moves_peer(rank)) continue;
     WINDLASS_UNROLL
-    for (int group = 0; group < simple_groups; ++group) x[rank][group] = load_slot(first + rank * ring_bytes + 512 * group);
+    for (int group = 0; group < simple_groups; ++group) x[rank][group] = load_slot(first + ring_of(rank, way.me()) * ring_bytes + 512 * group);
   }
   return true;
 }

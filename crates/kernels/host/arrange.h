@@ -45,6 +45,8 @@ enum WindlassFamily : uint32_t {
   windlass_two_phases,
   windlass_simple,
   windlass_simple_two_phases,
+  windlass_one_shot_x2,
+  windlass_one_shot_x4,
 };
 
 enum WindlassReducer : uint32_t {
@@ -59,11 +61,12 @@ enum WindlassReducer : uint32_t {
 struct CollectiveGeometry {
   uint64_t first_tag;
   uint32_t rank, ranks, channels, slots;  // channels and slots: powers of two
+  uint32_t one_shot_channels, one_shot_slots;
 };
 
 // Offsets in the part for collectives of a region.
 struct CollectiveLayout {
-  WindlassWire ll, ll128, results;
+  WindlassWire ll, ll128, results, one_shot;
   uint64_t bytes;
 };
 
@@ -108,7 +111,7 @@ struct UnevenRequest {
 
 static_assert(sizeof(P2pCall) == 24 && sizeof(P2pPeer) == 192, "p2p");
 static_assert(sizeof(P2pLimits) == 12 && sizeof(P2pShape) == 24, "p2p");
-static_assert(sizeof(CollectiveGeometry) == 24 && sizeof(CollectiveLayout) == 56, "collectives");
+static_assert(sizeof(CollectiveGeometry) == 32 && sizeof(CollectiveLayout) == 72, "collectives");
 static_assert(sizeof(CollectiveFamily) == 24 && sizeof(CollectiveReduction) == 24, "collectives");
 static_assert(sizeof(CollectiveRequest) == 64, "collectives");
 static_assert(sizeof(UnevenPart) == 16 && sizeof(UnevenRequest) == 168, "collectives");

@@ -10,11 +10,11 @@ enum Kind : uint32_t { all_reduce, broadcast, reduce, all_gather, reduce_scatter
 constexpr int kinds = 6;
 inline const char* const kind_names[] = {"all-reduce", "broadcast", "reduce", "all-gather", "reduce-scatter", "all-to-all"};
 
-enum Family { ll, ll128, two_phases, simple, simple_two_phases };
+enum Family { ll, ll128, two_phases, simple, simple_two_phases, one_shot };
 inline bool is_simple(Family family) { return family == simple || family == simple_two_phases; }
 struct Choice {
   Family family;
-  uint32_t groups;  // of LL128
+  uint32_t groups;  // of LL128 and one-shot
   bool operator!=(const Choice& other) const { return family != other.family || groups != other.groups; }
   WindlassFamily way() const {
     switch (family) {
@@ -22,6 +22,7 @@ struct Choice {
       case two_phases: return windlass_two_phases;
       case simple: return windlass_simple;
       case simple_two_phases: return windlass_simple_two_phases;
+      case one_shot: return groups == 2 ? windlass_one_shot_x2 : windlass_one_shot_x4;
       default: return windlass_ll;
     }
   }
@@ -49,8 +50,8 @@ inline bool straight(const WindlassCollectiveLaunch& launch, const Choice& choic
 }
 
 // Uses as many channels as a launch can. Tests choose fewer later.
-inline void use_all_channels(WindlassCollectiveLaunch& launch, const CollectiveGeometry& geometry) {
-  launch.used_channels = launch.packets < geometry.channels ? (uint32_t)launch.packets : geometry.channels;
+inline void use_all_channels(WindlassCollectiveLaunch& launch, uint32_t channels) {
+  launch.used_channels = launch.packets < channels ? (uint32_t)launch.packets : channels;
 }
 
 // Fills all fields but control, report and role_warps.
@@ -65,7 +66,7 @@ inline WindlassCollectiveLaunch arrange(Kind kind, CollectiveRequest request, co
     const uint64_t bytes = request.count * request.element_bytes;
     for (uint32_t rank = 0; rank < geometry.ranks; ++rank) launch.send[rank] = request.send + rank * bytes;
   }
-  use_all_channels(launch, geometry);
+  use_all_channels(launch, choice.family == one_shot ? geometry.one_shot_channels : geometry.channels);
   return launch;
 }
 
@@ -73,7 +74,7 @@ inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, con
                                                const uint64_t* regions, const Choice& choice) {
   WindlassCollectiveLaunch launch;
   windlass_arrange_uneven(&request, choice.way(), &geometry, regions, &launch);
-  use_all_channels(launch, geometry);
+  use_all_channels(launch, geometry.channels);
   return launch;
 }
 

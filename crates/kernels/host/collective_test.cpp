@@ -29,6 +29,7 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
   if (kind != collective::broadcast && kind != collective::reduce) choices.push_back({collective::ll, 2});
   if (ranks <= 4) choices.push_back({collective::ll128, 4});
   if (kind == collective::all_reduce || kind == collective::reduce) choices.push_back({collective::two_phases, 2});
+  if (kind == collective::all_reduce) choices.push_back({collective::one_shot, ranks <= 4 ? 4u : 2u});
   // Kernels for large reductions.
   if (ranks <= 4 && kind == collective::all_reduce) choices.push_back({collective::simple_two_phases, 4});
   if (ranks <= 4 && kind == collective::reduce_scatter) choices.push_back({collective::simple, 4});
@@ -37,10 +38,14 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
 bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::ll128; }
 
 uint64_t ring_bytes(const Options& o, const Choice& choice) {
+  if (choice.family == collective::one_shot) return o.one_shot_slots * packet_bytes(choice);
   return o.channels * packet_bytes(choice) * (choice.family == collective::ll ? (uint32_t)WINDLASS_LL_SLOTS : o.slots);
 }
 // The most bytes of a connection.
-uint64_t bytes_max(const Options& o, const Choice& choice) { return choice.family == collective::ll ? o.channels * packet_bytes(choice) : ~0ull; }
+uint64_t bytes_max(const Options& o, const Choice& choice) {
+  if (choice.family == collective::one_shot) return ring_bytes(o, choice);
+  return choice.family == collective::ll ? o.channels * packet_bytes(choice) : ~0ull;
+}
 
 // A random call of this kind and choice, with `bytes` on its largest connection.
 Call any_call(host::Random& random, Kind kind, const Choice& choice, uint32_t ranks, uint64_t bytes) {
@@ -388,6 +393,8 @@ void mixed() {
     o.ranks = HOST_TSAN ? 2 + (uint32_t)random.below(2) : (uint32_t[]){2, 3, 4, 5, 8}[random.below(5)];
     o.channels = 2u << random.below(3);
     o.slots = 2u << random.below(3);
+    o.one_shot_channels = 1 + (uint32_t)random.below(7);
+    o.one_shot_slots = 1 + (uint32_t)random.below(20);
     o.first_tag = 1 + random.next() / 2;
     World world(o);
     std::vector<Call> calls;
@@ -553,6 +560,36 @@ void ranks_ahead() {
   }
 }
 
+// All-reduces in one shot alone, of other sizes launch by launch, so that a channel has none, one or many packets, and a place the lines of the same
+// launches on all ranks. Every rank in turn is late, so that the others go as far ahead as they can. Counts and tags pass 2^32.
+void one_shot() {
+  host::Random random{world::seed};
+  for (uint32_t ranks : {2, 3, 4, 8}) {
+    if (HOST_TSAN && ranks > 3) continue;
+    Options o;
+    o.ranks = ranks;
+    o.one_shot_channels = 1 + (uint32_t)random.below(6);
+    o.one_shot_slots = 1 + (uint32_t)random.below(25);
+    o.first_tag = random.below(2) ? (1ull << 32) - 1 - random.below(100) : (1ull << 63) - 12;
+    o.first_count = random.below(2) ? (1ull << 32) - 1 - random.below(60) : random.below(2);
+    World world(o);
+    const Choice choice{collective::one_shot, ranks <= 4 ? 4u : 2u};
+    std::vector<Call> calls;
+    for (int i = 0; i < (HOST_TSAN ? 16 : 60); ++i) {
+      const uint64_t most = bytes_max(o, choice), packets = 1 + random.below(o.one_shot_slots);
+      const uint64_t bytes[] = {random.below(20), packets * packet_bytes(choice), packets * packet_bytes(choice) - 1 - random.below(40), random.below(most + 1), most};
+      calls.push_back(any_call(random, collective::all_reduce, choice, ranks, bytes[random.below(5)]));
+      // Nothing that is reduced here looks like a tag of this communicator by chance: it is made so.
+      if (random.below(4) == 0) calls.back().type = reference::uint64, calls.back().count = bytes[3] / 8, calls.back().values = reference::like_tags;
+    }
+    How how;
+    how.slow_in_turn = random.below(2);
+    how.slow_microseconds = 1000;
+    how.late_microseconds = 100;
+    world::run(world, calls, how);
+  }
+}
+
 // One rank never comes: the kernels of the others leave at the abort word and report for which peer, channel and wire they waited.
 void abort_in_the_middle() {
   struct Case {
@@ -575,6 +612,7 @@ void abort_in_the_middle() {
       // The root waits for results of all ranks, which themselves wait for the missing one.
       {collective::reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LL128_DATA, 0, 1, 2},
       {collective::all_reduce, {collective::simple_two_phases, 4}, WINDLASS_WAITED_LL128_DATA, 0},
+      {collective::all_reduce, {collective::one_shot, 4}, WINDLASS_WAITED_ONE_SHOT_DATA, 0},
   };
   for (const Case& one : cases) {
     Options o;
@@ -801,6 +839,7 @@ const struct {
     {"payload_like_tags", payload_like_tags, 200},
     {"grids", grids, 64},
     {"ranks_ahead", ranks_ahead, 200},
+    {"one_shot", one_shot, 200},
     {"abort", abort_in_the_middle, 200},
     {"asked_as_data_come", asked_as_data_come, 0},
     {"few_resident", few_blocks_resident, 500},

@@ -84,11 +84,15 @@ inline const BatchKernel* batch_kernel_for(const collective::Choice& choice, con
   return nullptr;
 }
 inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
-  static const std::string families[] = {"ll", "ll128", "all_reduce", "simple", "simple_all_reduce"};
-  for (const Kernel& kernel : kernels)
-    if (kernel.family == families[choice.family] && kernel.reducer == reducer && kernel.ranks >= ranks &&
-        kernel.groups == (choice.family == collective::ll ? 0 : choice.groups) && kernel.straight == straight)
-      return kernel;
+  static const std::string families[] = {"ll", "ll128", "all_reduce", "simple", "simple_all_reduce", "one_shot"};
+  // Some kernels have no straight form.
+  const Kernel* found = nullptr;
+  for (const Kernel& kernel : kernels) {
+    if (kernel.family != families[choice.family] || kernel.reducer != reducer || kernel.ranks < ranks || kernel.groups != (choice.family == collective::ll ? 0 : choice.groups)) continue;
+    if (found && kernel.ranks > found->ranks) continue;
+    if (kernel.straight == straight || (!kernel.straight && (!found || kernel.ranks < found->ranks))) found = &kernel;
+  }
+  if (found) return *found;
   fail("no kernel: " + families[choice.family] + " " + reducer + " of " + std::to_string(ranks));
 }
 inline bool reduces(collective::Kind kind) {
@@ -177,7 +181,7 @@ struct Call {
   std::vector<std::vector<uint64_t>> matrix;
 
   std::string name(uint32_t ranks) const {
-    static const char* const families[] = {"LL", "LL128", "two phases", "Simple", "two phases, Simple"};
+    static const char* const families[] = {"LL", "LL128", "two phases", "Simple", "two phases, Simple", "one shot"};
     return std::string(collective::kind_names[kind]) + " of " + std::to_string(count) + " " + reference::type_names[type] +
            (reduces(kind) ? std::string(" ") + reference::operation_names[by] : "") + " root " + std::to_string(root) + ", " + families[choice.family] + " " +
            std::to_string(choice.groups) + ", " + std::to_string(ranks) + " ranks" + (in_place ? ", in place" : "") + (matrix.empty() ? "" : ", uneven") +
@@ -195,7 +199,7 @@ struct Call {
 };
 
 struct Options {
-  uint32_t ranks = 2, channels = 4, slots = 4;
+  uint32_t ranks = 2, channels = 4, slots = 4, one_shot_channels = 5, one_shot_slots = 13;
   bool often_fewer_channels = true;
   uint64_t first_tag = 1;
   uint64_t first_count = 0;  // packets that every channel has counted before the first call
@@ -233,11 +237,19 @@ struct World {
       region_addresses.push_back(region.address);
       for (const WindlassWire& wire : {layout.ll128, layout.results})
         for (uint64_t at = 0; at < o.channels * WINDLASS_CHANNEL_BYTES; at += 8) word(region.address + wire.channels + at) = o.first_count;
-      for (uint32_t channel = 0; channel < o.channels; ++channel) word(region.address + layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES) = o.first_count;
+      for (const Counts& counts : counts_of_launches())
+        for (uint32_t channel = 0; channel < counts.channels; ++channel) word(region.address + counts.at + channel * WINDLASS_LL_COUNT_BYTES) = o.first_count;
     }
   }
   static CollectiveLayout layout_of(const CollectiveGeometry& geometry) { return windlass_layout(&geometry); }
-  CollectiveGeometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.channels, options.slots}; }
+  CollectiveGeometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.channels, options.slots, options.one_shot_channels, options.one_shot_slots}; }
+  // The wires whose channels count launches.
+  struct Counts {
+    const char* name;
+    uint64_t at;
+    uint32_t channels;
+  };
+  std::vector<Counts> counts_of_launches() const { return {{"LL", layout.ll.channels, options.channels}, {"one-shot", layout.one_shot.channels, options.one_shot_channels}}; }
   static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
   uint64_t& channel_word(uint32_t rank, const WindlassWire& wire, uint32_t channel, uint32_t which) {
     return word(regions[rank].address + wire.channels + channel * WINDLASS_CHANNEL_BYTES + 8 * which);
@@ -271,10 +283,11 @@ struct World {
   // credit and proof.
   void check_words() {
     for (uint32_t rank = 1; rank < options.ranks; ++rank)
-      for (uint32_t channel = 0; channel < options.channels; ++channel) {
-        const uint64_t at = layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES, own = word(regions[rank].address + at), first = word(regions[0].address + at);
-        expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used channel " + std::to_string(channel) + " of LL " + std::to_string(first) + " and " + std::to_string(own) + " times");
-      }
+      for (const Counts& counts : counts_of_launches())
+        for (uint32_t channel = 0; channel < counts.channels; ++channel) {
+          const uint64_t at = counts.at + channel * WINDLASS_LL_COUNT_BYTES, own = word(regions[rank].address + at), first = word(regions[0].address + at);
+          expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used channel " + std::to_string(channel) + " of " + counts.name + " " + std::to_string(first) + " and " + std::to_string(own) + " times");
+        }
     for (const WindlassWire& wire : {layout.ll128, layout.results})
       for (uint32_t channel = 0; channel < options.channels; ++channel)
         for (uint32_t from = 0; from < options.ranks; ++from)
@@ -398,7 +411,8 @@ struct Rank {
       for (uint32_t packet = batch.calls[place].first_packet; packet < end; ++packet)
         if (packet % (1u << batch.packets_log2) == 0) batch.call_of_packet[packet >> batch.packets_log2] = (uint8_t)place;
     }
-    const BatchKernel& kernel = *batch_kernel(calls[first], straight && family == collective::ll);
+    const BatchKernel* const whole = straight ? batch_kernel(calls[first], true) : nullptr;
+    const BatchKernel& kernel = whole ? *whole : *batch_kernel(calls[first], false);
     const uint32_t warps_max = kernel.threads_max / 32 / collective::roles(family);
     world.launch(batch, kernel, family, blocks, std::min(role_warps, warps_max), random.next());
     if (world.aborted()) return;
@@ -412,7 +426,7 @@ struct Rank {
 
   void call(const Call& call, uint64_t index, uint32_t blocks, uint32_t role_warps) {
     WindlassCollectiveLaunch launch = prepare(call, index);
-    if (call.choice.family != collective::ll) launch.used_channels = fewer_channels(launch.used_channels, index);
+    if (call.choice.family != collective::ll && call.choice.family != collective::one_shot) launch.used_channels = fewer_channels(launch.used_channels, index);
     const Kernel& kernel = kernel_for(call.choice, call.reducer(), ranks(), collective::straight(launch, call.choice) && !call.any_kernel);
     world.launch(launch, kernel, call.choice.family, blocks, role_warps, random.next());
     if (!world.aborted()) compare(call);

@@ -12,6 +12,8 @@ pub const LL_PAYLOAD_BYTES: u64 = 256;
 pub const LL_SLOT_BYTES: u64 = 512;
 pub const LL_SLOTS: u64 = 2;
 pub const LL_COUNT_BYTES: u64 = 8;
+/// Launches for which a ring of one-shot has room.
+pub const ONE_SHOT_LAUNCHES: u64 = 2;
 /// The most collectives that one kernel runs, and the entries of its list of their packets.
 pub const BATCH_CALLS_MAX: usize = 64;
 pub const BATCH_ENTRIES: usize = 512;
@@ -40,6 +42,7 @@ pub const WAITED_LL128_CREDIT: u32 = 7;
 pub const WAITED_LL128_DATA: u32 = 8;
 pub const WAITED_RESULT_CREDIT: u32 = 9;
 pub const WAITED_RESULT_DATA: u32 = 10;
+pub const WAITED_ONE_SHOT_DATA: u32 = 11;
 
 /// Where a wire lies in every rank's region: offsets in the part for collectives.
 #[repr(C)]

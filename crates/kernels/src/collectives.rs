@@ -30,7 +30,6 @@ pub use tuning::{Crossover, Tuning};
 pub use uneven::{Part, Uneven, arrange_uneven};
 
 use crate::collective::{COLLECTIVE_EVEN, CollectiveLaunch};
-use kernel::Straight;
 
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,9 +109,8 @@ pub fn arrange(
     let family = tuning.family(collective.kind, reducer, total_bytes, connection_bytes, geometry);
 
     *launch = blank(geometry, regions);
-    collective.write(reducer, family, layout, launch);
-    let straight = Straight::of(reducer.has_straight() && launch.is_straight(family));
-    let kernel = Kernel::of(family, reducer, ranks, straight);
+    collective.write(reducer, family, geometry, layout, launch);
+    let kernel = Kernel::of(family, reducer, ranks, launch.is_straight(family));
     let limits = limits.modest(collective.kind, ranks, total_bytes);
     let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
     shape.tell(launch);
@@ -144,8 +142,16 @@ fn blank(geometry: &Geometry, regions: &[u64]) -> CollectiveLaunch {
 
 impl Collective {
     /// Writes all but the communicator's fields and those that follow from the grid.
-    fn write(&self, reducer: Reducer, family: Family, layout: &Layout, launch: &mut CollectiveLaunch) {
+    fn write(
+        &self,
+        reducer: Reducer,
+        family: Family,
+        geometry: &Geometry,
+        layout: &Layout,
+        launch: &mut CollectiveLaunch,
+    ) {
         launch.wires = layout.wires(family);
+        launch.ring_slots = geometry.slots_of(family);
         if let Some(reduction) = self.reduction.filter(|_| reducer != Reducer::Copy) {
             reduction.tell(self.scalar, launch);
         }

@@ -179,17 +179,19 @@ impl Native {
     /// Simple when they end. Waits for copies on a stream of Windlass.
     pub fn progress(&self) -> Result<u64, TransportError> {
         let own = self.regions.get(self.geometry.rank as usize).copied().unwrap_or_default();
-        let Layout { ll, ll128, results, .. } = self.layout;
-        // Of each wire: the bytes of a channel, and the index of the word that counts.
+        let Layout { ll, ll128, results, one_shot, .. } = self.layout;
+        let Geometry { channels, one_shot_channels, .. } = self.geometry;
+        // Of each wire: its channels, the bytes of one, and the index of the word that counts.
         let wires = [
-            (ll, LL_COUNT_BYTES, 0),
-            (ll128, CHANNEL_BYTES, CHANNEL_RECEIVED),
-            (results, CHANNEL_BYTES, CHANNEL_RECEIVED),
+            (ll, channels, LL_COUNT_BYTES, 0),
+            (ll128, channels, CHANNEL_BYTES, CHANNEL_RECEIVED),
+            (results, channels, CHANNEL_BYTES, CHANNEL_RECEIVED),
+            (one_shot, one_shot_channels, LL_COUNT_BYTES, 0),
         ];
         let mut sum = 0_u64;
-        for (wire, channel_bytes, received) in wires {
+        for (wire, channels, channel_bytes, received) in wires {
             let words_a_channel = channel_bytes as usize / size_of::<u64>();
-            let mut words = vec![0; self.geometry.channels as usize * words_a_channel];
+            let mut words = vec![0; channels as usize * words_a_channel];
             self.sequencer
                 .read(own + wire.channels, &mut words)
                 .map_err(|failure| TransportError::from(failure).told())?;

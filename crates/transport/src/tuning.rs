@@ -19,7 +19,7 @@ use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 pub use built_in::{REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX, unmeasured_bytes_max};
 /// Version of the kernels' protocol, and of how groups are cut and ordered. It must change with each change of packets, rings, credit or
 /// shares, or of groups.
-const PROTOCOL: u64 = 13;
+const PROTOCOL: u64 = 14;
 /// The most ranks that the kernels have.
 const RANKS_MAX: usize = 8;
 
@@ -232,8 +232,8 @@ pub fn hash() -> u64 {
     built_in::put(&mut writer);
     let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter } = kernels();
     for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter] {
-        let Crossover { ll_bytes_max, two_groups_bytes_max, large_bytes_min } = crossover;
-        writer.u64(ll_bytes_max).u64(two_groups_bytes_max).u64(large_bytes_min);
+        let Crossover { ll_bytes_max, two_groups_bytes_max, one_shot_bytes_min, large_bytes_min } = crossover;
+        writer.u64(ll_bytes_max).u64(two_groups_bytes_max).u64(one_shot_bytes_min).u64(large_bytes_min);
     }
     checksum(&writer.finish())
 }

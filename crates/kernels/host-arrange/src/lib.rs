@@ -92,20 +92,22 @@ pub struct UnevenRequest {
 const _: () = {
     assert!(size_of::<P2pCall>() == 24 && size_of::<Peer>() == 192);
     assert!(size_of::<P2pLimits>() == 12 && size_of::<P2pShape>() == 24);
-    assert!(size_of::<Geometry>() == 24 && size_of::<Layout>() == 56);
+    assert!(size_of::<Geometry>() == 32 && size_of::<Layout>() == 72);
     assert!(size_of::<CollectiveFamily>() == 24 && size_of::<CollectiveReduction>() == 24);
     assert!(size_of::<CollectiveRequest>() == 64);
     assert!(size_of::<Part>() == 16 && size_of::<UnevenRequest>() == 168);
 };
 
 /// By the numbers of `WindlassFamily` in the header.
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 8] = [
     Family::Ll,
     Family::Ll128x2,
     Family::Ll128x4,
     Family::AllReduce,
     Family::Simple,
     Family::SimpleAllReduce,
+    Family::OneShotX2,
+    Family::OneShotX4,
 ];
 
 /// By the numbers of `WindlassReducer` in the header.

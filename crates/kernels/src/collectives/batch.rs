@@ -1,7 +1,7 @@
 //! Arranges several collectives of a group as one kernel. Their packets stand in a row, in call order: over LL if all are small, else over LL128.
 
 use super::buffers::share;
-use super::kernel::{Family, Kernel, Reducer, Straight};
+use super::kernel::{Family, Kernel, Reducer};
 use super::{Collective, Geometry, Kind, Layout, Limits, Refused, Shape, Tuning, blank, ranks_of};
 use crate::collective::{
     BATCH_CALLS_MAX, BATCH_ENTRIES, BatchCall, BatchLaunch, COLLECTIVE_EVEN, LL_PAYLOAD_BYTES,
@@ -66,8 +66,7 @@ pub fn arrange_batch(
         reduction.tell(None, &mut launch);
     }
     launch.packets = all_packets;
-    let is_whole = family.has_straight() && bits.is_multiple_of(family.vector_bytes());
-    let kernel = Kernel::of(family, reducer, ranks, Straight::of(is_whole));
+    let kernel = Kernel::of(family, reducer, ranks, bits.is_multiple_of(family.vector_bytes()));
     let limits = match family {
         Family::BatchLl => limits.modest(first.kind, ranks, total_bytes),
         // NCCL's kernel for a group is as wide. With a single collective's 16 blocks, all-gathers of 16 MiB took 1.5 times as long.

@@ -23,7 +23,7 @@ pub fn arrange_by(
     let reducer = collective.reducer(ranks)?;
     collective.total_bytes(ranks)?;
     *launch = blank(geometry, regions);
-    collective.write(reducer, family, &Layout::of(geometry), launch);
+    collective.write(reducer, family, geometry, &Layout::of(geometry), launch);
     Ok(())
 }
 

@@ -3,8 +3,8 @@
 use super::Refused;
 use super::kernel::Family;
 use crate::collective::{
-    CHANNEL_BYTES, LL_COUNT_BYTES, LL_PAYLOAD_BYTES, LL_SLOT_BYTES, LL_SLOTS, LL128_SLOT_BYTES, RANKS_MAX,
-    Wire,
+    CHANNEL_BYTES, LL_COUNT_BYTES, LL_PAYLOAD_BYTES, LL_SLOT_BYTES, LL_SLOTS, LL128_SLOT_BYTES,
+    ONE_SHOT_LAUNCHES, RANKS_MAX, Wire,
 };
 
 /// What the ranks agreed on at init; all but `rank` is equal on all of them.
@@ -21,6 +21,10 @@ pub struct Geometry {
     pub channels: u32,
     /// Packets that a channel's ring of LL128 holds: a power of two, at least 2.
     pub slots: u32,
+    /// Channels of one-shot: any number from 1 on.
+    pub one_shot_channels: u32,
+    /// The most packets of a connection that go in one shot.
+    pub one_shot_slots: u32,
 }
 
 /// The fewest channels for each block: as many as a block has senders at full size.
@@ -29,14 +33,54 @@ const BLOCKS_MAX: u32 = 32;
 /// With 4 slots large collectives of 2 ranks took up to a quarter longer; for more than 4 ranks there is no room for 8.
 const SLOTS: u32 = 8;
 const SLOTS_OF_MANY: u32 = 4;
+/// Warps of a block of one-shot, each of which serves a channel, and the most blocks.
+const ONE_SHOT_CHANNELS_A_BLOCK: u32 = 16;
+const ONE_SHOT_BLOCKS_MAX: u32 = 24;
+/// The most channels of the other wires, with which one-shot has all its packets. Communicators of fewer blocks have fewer in proportion.
+const CHANNELS_MAX: u64 = (CHANNELS_A_BLOCK * BLOCKS_MAX) as u64;
+
+/// The most bytes that go in one shot. One phase has one hop, but carries more bytes than two the more ranks there are: (n - 1)(n - 2) / n of a buffer.
+/// For 3 ranks and more this is a model.
+const fn one_shot_bytes(ranks: u32) -> u64 {
+    match ranks {
+        2 => 4 << 20,
+        3 => 512 << 10,
+        4 => 256 << 10,
+        _ => 128 << 10,
+    }
+}
 
 impl Geometry {
     /// For grids of at most `blocks_max` blocks (equal on all ranks: the least of their limits). With more than 16 blocks a region has
-    /// 17, 33 and 34 MiB for 2, 4 and 8 ranks.
+    /// 17, 27 and 32 MiB for 2, 4 and 8 ranks.
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
         let channels = CHANNELS_A_BLOCK * blocks_max.clamp(1, BLOCKS_MAX).next_power_of_two();
         let slots = if ranks <= 4 { SLOTS } else { SLOTS_OF_MANY };
-        Geometry { first_tag, rank, ranks, channels, slots }
+        let one_shot_channels = ONE_SHOT_CHANNELS_A_BLOCK * blocks_max.clamp(1, ONE_SHOT_BLOCKS_MAX);
+        let one_shot_bytes = one_shot_bytes(ranks) * u64::from(channels) / CHANNELS_MAX;
+        let one_shot_slots = one_shot_bytes.div_ceil(Family::one_shot(ranks).packet_bytes()) as u32;
+        Geometry { first_tag, rank, ranks, channels, slots, one_shot_channels, one_shot_slots }
+    }
+
+    /// The most bytes of a connection that one-shot can carry.
+    pub(super) fn one_shot_bytes_max(&self) -> u64 {
+        u64::from(self.one_shot_slots) * Family::one_shot(self.ranks).packet_bytes()
+    }
+
+    /// Packets that a ring of a family's wire holds: of a channel, or in one shot of a launch.
+    pub(super) fn slots_of(&self, family: Family) -> u32 {
+        match family {
+            Family::OneShotX2 | Family::OneShotX4 => self.one_shot_slots,
+            _ => self.slots,
+        }
+    }
+
+    /// Channels of a family's wire.
+    pub fn channels_of(&self, family: Family) -> u32 {
+        match family {
+            Family::OneShotX2 | Family::OneShotX4 => self.one_shot_channels,
+            _ => self.channels,
+        }
     }
 
     /// The most bytes of a connection that LL can carry: a packet a channel.
@@ -45,14 +89,15 @@ impl Geometry {
     }
 
     pub(super) fn check(&self) -> Result<(), Refused> {
-        let Geometry { first_tag, rank, ranks, channels, slots } = *self;
+        let Geometry { first_tag, rank, ranks, channels, slots, one_shot_channels, .. } = *self;
         if !(2..=RANKS_MAX as u32).contains(&ranks) {
             return Err(Refused::Ranks(ranks));
         }
         if rank >= ranks {
             return Err(Refused::Rank { rank, ranks });
         }
-        if !channels.is_power_of_two() || slots < 2 || !slots.is_power_of_two() || first_tag == 0 {
+        let has_channels = channels.is_power_of_two() && one_shot_channels > 0;
+        if !has_channels || slots < 2 || !slots.is_power_of_two() || first_tag == 0 {
             return Err(Refused::Geometry { channels, slots, first_tag });
         }
         Ok(())
@@ -69,6 +114,8 @@ pub struct Layout {
     pub ll128: Wire,
     /// As `ll128`, for the second phase of kernels that have two.
     pub results: Wire,
+    /// Packets as those of `ll128`, for all-reduces of middle sizes.
+    pub one_shot: Wire,
     /// Bytes of the whole part. It must be zero before any peer writes.
     pub bytes: u64,
 }
@@ -78,6 +125,7 @@ impl Layout {
     pub(super) fn wires(&self, family: Family) -> [Wire; 2] {
         match family {
             Family::Ll | Family::BatchLl => [self.ll, Wire::default()],
+            Family::OneShotX2 | Family::OneShotX4 => [self.one_shot, Wire::default()],
             _ if family.has_shares() => [self.ll128, self.results],
             _ => [self.ll128, Wire::default()],
         }
@@ -86,7 +134,8 @@ impl Layout {
     /// The layout, the same on all ranks.
     pub fn of(geometry: &Geometry) -> Layout {
         let channels = u64::from(geometry.channels);
-        let sources = u64::from(geometry.ranks);
+        // A rank has no ring for itself.
+        let sources = u64::from(geometry.ranks) - 1;
         let mut bytes = 0;
         let mut take = |part: u64| {
             let at = bytes;
@@ -102,6 +151,11 @@ impl Layout {
             channels: take(channels * CHANNEL_BYTES),
         };
         let (ll128, results) = (of_ll128(), of_ll128());
-        Layout { ll, ll128, results, bytes }
+        let one_shot_slots = ONE_SHOT_LAUNCHES * u64::from(geometry.one_shot_slots);
+        let one_shot = Wire {
+            rings: take(sources * one_shot_slots * Family::one_shot(geometry.ranks).line_bytes()),
+            channels: take(u64::from(geometry.one_shot_channels) * LL_COUNT_BYTES),
+        };
+        Layout { ll, ll128, results, one_shot, bytes }
     }
 }

@@ -82,8 +82,8 @@ impl Shape {
         limits: &Limits,
     ) -> Shape {
         // At most `channels`, so it fits.
-        let channels = packets.min(u64::from(geometry.channels)) as u32;
         let family = kernel.family();
+        let channels = packets.min(u64::from(geometry.channels_of(family))) as u32;
         // LL128 blocks spread over as many multiprocessors as they can: that is what their time depends on.
         let role_warps_first =
             if matches!(family, Family::Ll | Family::BatchLl) { LL_WARPS_FIRST } else { 1 };
@@ -108,8 +108,9 @@ impl Shape {
 }
 
 /// How many of `channels` channels to use: whole rounds of the warps. A warp serves its channels one after the other, so a warp with one more
-/// than the others would end last. A single call over LL has one packet a channel, so it keeps all channels.
+/// than the others would end last. A single call over LL has one packet a channel, so it keeps all channels. So does one-shot, as a packet's
+/// place belongs to one channel for good.
 fn evenly(family: Family, channels: u32, warps: u32) -> u32 {
     let rounds = channels / warps;
-    if rounds == 0 || family == Family::Ll { channels } else { rounds * warps }
+    if rounds == 0 || family.sends_at_once() { channels } else { rounds * warps }
 }

@@ -11,6 +11,10 @@ pub enum Family {
     Ll128x2,
     /// LL128 in one phase, in packets of four groups of lines.
     Ll128x4,
+    /// All-reduces in one phase, each warp's packets all at once, in packets of two groups of lines, for more than 4 ranks.
+    OneShotX2,
+    /// In packets of four groups, for at most 4 ranks.
+    OneShotX4,
     /// LL128 in two phases, in packets of two groups.
     AllReduce,
     /// Simple, in one phase.
@@ -32,12 +36,29 @@ impl Family {
     pub fn packet_bytes(self) -> u64 {
         match self {
             Family::Ll | Family::BatchLl => LL_PAYLOAD_BYTES,
-            Family::Ll128x2 | Family::AllReduce | Family::BatchLl128x2 | Family::BatchAllReduce => {
-                LL128_HALF_PAYLOAD_BYTES
-            }
-            Family::Ll128x4 | Family::BatchLl128x4 => 2 * LL128_HALF_PAYLOAD_BYTES,
+            Family::Ll128x2
+            | Family::OneShotX2
+            | Family::AllReduce
+            | Family::BatchLl128x2
+            | Family::BatchAllReduce => LL128_HALF_PAYLOAD_BYTES,
+            Family::Ll128x4 | Family::OneShotX4 | Family::BatchLl128x4 => 2 * LL128_HALF_PAYLOAD_BYTES,
             Family::Simple | Family::SimpleAllReduce => LL128_SLOT_BYTES,
         }
+    }
+
+    /// The family that serves so many ranks in one shot.
+    pub(super) fn one_shot(ranks: u32) -> Family {
+        if ranks <= 4 { Family::OneShotX4 } else { Family::OneShotX2 }
+    }
+
+    /// Bytes of a packet's lines, over LL128.
+    pub(super) fn line_bytes(self) -> u64 {
+        self.packet_bytes() / LL128_HALF_PAYLOAD_BYTES * LL128_SLOT_BYTES / 2
+    }
+
+    /// Whether all that a channel sends in a launch is under way at once. Then packets are not taken in rounds of a ring.
+    pub(super) fn sends_at_once(self) -> bool {
+        matches!(self, Family::Ll | Family::OneShotX2 | Family::OneShotX4)
     }
 
     /// Bytes that a thread moves at once, if data begins and ends at multiples of them.
@@ -51,7 +72,7 @@ impl Family {
     /// Roles among which the warps of a block are divided evenly.
     pub fn roles(self) -> u32 {
         match self {
-            Family::Ll | Family::BatchLl => 1,
+            Family::Ll | Family::BatchLl | Family::OneShotX2 | Family::OneShotX4 => 1,
             Family::Ll128x2
             | Family::Ll128x4
             | Family::Simple
@@ -82,12 +103,11 @@ impl Family {
 
     /// Whether it runs several collectives.
     pub(super) fn is_batch(self) -> bool {
-        self == Family::BatchLl || !self.has_straight()
+        self == Family::BatchLl || self.is_batch_of_larger()
     }
 
-    /// Whether there are kernels of [`Straight::Whole`].
-    pub(super) fn has_straight(self) -> bool {
-        !matches!(self, Family::BatchLl128x2 | Family::BatchLl128x4 | Family::BatchAllReduce)
+    fn is_batch_of_larger(self) -> bool {
+        matches!(self, Family::BatchLl128x2 | Family::BatchLl128x4 | Family::BatchAllReduce)
     }
 }
 
@@ -108,16 +128,14 @@ pub enum Reducer {
     Ordered,
 }
 
-impl Reducer {
-    /// Whether there are kernels of [`Straight::Whole`].
-    pub(super) fn has_straight(self) -> bool {
-        self != Reducer::Ordered
-    }
-}
-
 /// Whether there are kernels of Simple packets: for sums of floats on at most 4 ranks, as others do not get large enough.
 pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
     ranks <= 4 && matches!(reducer, Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16)
+}
+
+/// Whether there are kernels of LL128 packets of two groups, in one phase.
+pub(super) fn has_two_groups(reducer: Reducer, ranks: u32) -> bool {
+    !(3..=4).contains(&ranks) || matches!(reducer, Reducer::Copy | Reducer::Ordered)
 }
 
 /// One kernel of the images.
@@ -132,7 +150,7 @@ pub struct Kernel {
 
 /// Which form of a kernel runs. A rank decides it for itself, as the others cannot tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Straight {
+enum Straight {
     /// For even collectives whose data begins and ends at whole vectors.
     Whole,
     /// For any call.
@@ -141,19 +159,15 @@ pub(super) enum Straight {
 
 const STRAIGHT: [Straight; 2] = [Straight::Whole, Straight::No];
 
-impl Straight {
-    pub(super) fn of(even_and_whole: bool) -> Straight {
-        if even_and_whole { Straight::Whole } else { Straight::No }
-    }
-}
-
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 6] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any, Reducer::Ordered];
-const FAMILIES: [Family; 10] = [
+const FAMILIES: [Family; 12] = [
     Family::Ll,
     Family::Ll128x2,
     Family::Ll128x4,
+    Family::OneShotX2,
+    Family::OneShotX4,
     Family::AllReduce,
     Family::Simple,
     Family::SimpleAllReduce,
@@ -169,6 +183,8 @@ macro_rules! names {
             names!(@ "LL", $reducer),
             names!(@ "LL128x2", $reducer),
             names!(@ "LL128x4", $reducer),
+            names!(@ "OneShot", $reducer),
+            names!(@ "OneShot", $reducer),
             names!(@ "AllReduce", $reducer),
             names!(@ "Simple", $reducer),
             names!(@ "SimpleAllReduce", $reducer),
@@ -196,9 +212,11 @@ impl Kernel {
     /// More than the greatest [`index`](Kernel::index): the length of a table of kernels.
     pub const INDICES: usize = STRAIGHT.len() * RANKS.len() * FAMILIES.len() * REDUCERS.len();
 
-    /// The kernel for this many ranks, at most 8.
-    pub(super) fn of(family: Family, reducer: Reducer, ranks: u32, straight: Straight) -> Kernel {
-        Kernel { family, reducer, ranks: ranks.next_power_of_two().max(2), straight }
+    /// The kernel for this many ranks, at most 8: the straight one if there is one, and the launch is even and whole.
+    pub(super) fn of(family: Family, reducer: Reducer, ranks: u32, even_and_whole: bool) -> Kernel {
+        let any = Kernel { family, reducer, ranks: ranks.next_power_of_two().max(2), straight: Straight::No };
+        let straight = if even_and_whole && any.has_straight() { Straight::Whole } else { Straight::No };
+        Kernel { straight, ..any }
     }
 
     /// All kernels.
@@ -211,7 +229,7 @@ impl Kernel {
         let every = REDUCERS.into_iter().flat_map(|reducer| FAMILIES.map(|family| (family, reducer)));
         every
             .flat_map(move |(family, reducer)| {
-                STRAIGHT.map(|straight| Kernel::of(family, reducer, ranks, straight))
+                STRAIGHT.map(|straight| Kernel { straight, ..Kernel::of(family, reducer, ranks, false) })
             })
             .filter(|kernel| kernel.exists())
     }
@@ -221,13 +239,27 @@ impl Kernel {
             Family::Ll128x2 | Family::AllReduce if self.reducer == Reducer::Ordered => true,
             _ if self.reducer == Reducer::Ordered => false,
             Family::AllReduce | Family::BatchAllReduce => self.reducer != Reducer::Copy,
+            Family::OneShotX2 | Family::OneShotX4 => {
+                self.reducer != Reducer::Copy && self.family == Family::one_shot(self.ranks)
+            }
             Family::Ll128x4 | Family::BatchLl128x4 => self.ranks < 8,
             Family::BatchLl128x2 => self.ranks == 8,
             Family::Simple | Family::SimpleAllReduce => can_post(self.reducer, self.ranks),
-            Family::Ll | Family::Ll128x2 | Family::BatchLl => true,
+            Family::Ll128x2 => has_two_groups(self.reducer, self.ranks),
+            Family::Ll | Family::BatchLl => true,
         };
-        let has_straight = self.family.has_straight() && self.reducer.has_straight();
-        RANKS.contains(&self.ranks) && is_of_family && (self.is_for_any() || has_straight)
+        RANKS.contains(&self.ranks) && is_of_family && (self.is_for_any() || self.has_straight())
+    }
+
+    /// Whether there is a form of it that is straight. `device/collective_list.h` says why not.
+    fn has_straight(self) -> bool {
+        match (self.family, self.reducer) {
+            (_, Reducer::Ordered) => false,
+            (Family::Ll, _) => true,
+            (_, Reducer::Any) | (Family::OneShotX2, _) => false,
+            (Family::AllReduce, _) => self.ranks > 2,
+            (family, _) => !family.is_batch_of_larger(),
+        }
     }
 
     /// Its name in the images.

@@ -12,7 +12,7 @@ use super::reduction::{
 use super::*;
 use crate::collective::{
     CHANNEL_BYTES, COLLECTIVE_EVEN, COLLECTIVE_SAME, COLLECTIVE_SCALAR_AT, LL_COUNT_BYTES, LL_SLOT_BYTES,
-    LL_SLOTS, LL128_SLOT_BYTES, RANKS_MAX, WAITED_RESULT_DATA,
+    LL_SLOTS, LL128_SLOT_BYTES, ONE_SHOT_LAUNCHES, RANKS_MAX, WAITED_RESULT_DATA,
 };
 
 const INT8_SUM: Reduction = Reduction { datatype: 0, operation: SUM };
@@ -27,11 +27,18 @@ fn kinds(ranks: u32) -> Vec<Kind> {
     [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter].into_iter().chain(rooted).collect()
 }
 
-/// Every kind by LL, by LL128 packets of two groups, of four, by Simple; a reduce also in two phases.
-fn tunings() -> [Tuning; 4] {
-    let of = [(u64::MAX, 0, u64::MAX), (0, u64::MAX, u64::MAX), (0, 0, u64::MAX), (0, 0, 0)];
-    of.map(|(ll_bytes_max, two_groups_bytes_max, large_bytes_min)| {
-        let every = Crossover { ll_bytes_max, two_groups_bytes_max, large_bytes_min };
+/// Every kind by LL, by LL128 packets of two groups, of four, by Simple; a reduce also in two phases, an all-reduce also in one shot.
+fn tunings() -> [Tuning; 5] {
+    const NEVER: u64 = u64::MAX;
+    let of = [
+        (NEVER, 0, NEVER, NEVER),
+        (0, NEVER, NEVER, NEVER),
+        (0, 0, NEVER, NEVER),
+        (0, 0, NEVER, 0),
+        (0, 0, 0, NEVER),
+    ];
+    of.map(|(ll_bytes_max, two_groups_bytes_max, one_shot_bytes_min, large_bytes_min)| {
+        let every = Crossover { ll_bytes_max, two_groups_bytes_max, one_shot_bytes_min, large_bytes_min };
         Tuning {
             all_reduce: every,
             broadcast: every,
@@ -87,14 +94,19 @@ fn grids_keep_their_limits() {
                     assert!(shape.threads > 0 && shape.threads <= shape.kernel.threads_max(), "{shape:?}");
                     assert_eq!(shape.threads, 32 * family.warps(launch.role_warps));
                     assert!(shape.blocks.is_multiple_of(shape.cluster) && (clusters || shape.cluster == 1));
-                    assert!((1..=geometry.channels).contains(&launch.used_channels));
+                    assert!((1..=geometry.channels_of(family)).contains(&launch.used_channels));
                     let warps = shape.blocks * launch.role_warps;
                     let full = shape.kernel.role_warps_max() == launch.role_warps;
                     assert!(warps >= launch.used_channels || full, "{shape:?}");
                     // No warp has a channel more than the others, and where there are packets none is idle.
-                    let channels = launch.packets.min(geometry.channels.into()) as u32;
+                    let channels = launch.packets.min(geometry.channels_of(family).into()) as u32;
                     let is_even = launch.used_channels.is_multiple_of(warps);
-                    assert!(is_even || warps > channels || family == Family::Ll, "{shape:?}");
+                    assert!(is_even || warps > channels || family.sends_at_once(), "{shape:?}");
+                    // In one shot a packet's place has one channel, whatever the launch's size.
+                    assert!(!family.sends_at_once() || launch.used_channels == channels, "{shape:?}");
+                    let is_one_shot = family == Family::one_shot(ranks);
+                    assert_eq!(launch.ring_slots, geometry.slots_of(family));
+                    assert!(!is_one_shot || launch.packets <= launch.ring_slots.into(), "{shape:?}");
                     assert!(launch.used_channels > channels.saturating_sub(warps), "{shape:?}");
                     let parts = match kind {
                         Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => 1,
@@ -126,8 +138,16 @@ fn sizes_choose_kernels() {
     let (kib, mib) = (1 << 10, 1 << 20);
     assert_eq!(told(Kind::AllReduce, kib, 4), ("LL_SumF32_4", 4, 1, 128));
     assert_eq!(told(Kind::AllReduce, 16 * kib, 4), ("LL_SumF32_4", 64, 8, 256));
-    assert_eq!(told(Kind::AllReduce, 64 * kib, 4), ("LL_SumF32_4", 256, 24, 352));
-    assert_eq!(told(Kind::AllReduce, 64 * kib + 4, 4), ("AllReduce_SumF32_4", 18, 20, 96));
+    assert_eq!(told(Kind::AllReduce, 24 * kib - 4, 4), ("LL_SumF32_4", 96, 12, 256));
+    assert_eq!(told(Kind::AllReduce, 24 * kib, 4), ("OneShot_SumF32_4", 13, 16, 32));
+    assert_eq!(told(Kind::AllReduce, 128 * kib, 2), ("OneShot_SumF32_2", 69, 24, 96));
+    assert_eq!(told(Kind::AllReduce, 4 * mib, 2), ("OneShot_SumF32_2", 384, 24, 512));
+    assert_eq!(told(Kind::AllReduce, 4 * mib + 4096, 2), ("AllReduce_SumF32_2", 192, 24, 768));
+    assert_eq!(told(Kind::AllReduce, 512 * kib, 3), ("OneShot_SumF32_4", 274, 24, 384));
+    assert_eq!(told(Kind::AllReduce, 256 * kib, 4), ("OneShot_SumF32_4", 137, 24, 192));
+    assert_eq!(told(Kind::AllReduce, 260 * kib, 4).0, "AllReduce_SumF32_4");
+    assert_eq!(told(Kind::AllReduce, 128 * kib, 8), ("OneShot_SumF32_8", 137, 24, 192));
+    assert_eq!(told(Kind::AllReduce, 132 * kib, 5).0, "AllReduce_SumF32_8");
     assert_eq!(told(Kind::AllReduce, 4 * mib, 4), ("AllReduce_SumF32_4", 192, 24, 768));
     assert_eq!(told(Kind::AllReduce, 16 * mib, 8), ("AllReduce_SumF32_8", 240, 24, 480));
     assert_eq!(told(Kind::AllReduce, 16 * mib, 4), ("SimpleAllReduce_SumF32_4", 192, 24, 416));
@@ -177,19 +197,27 @@ fn wires_do_not_overlap() {
     for (ranks, blocks) in (2..=8).flat_map(|ranks| BLOCKS.map(|blocks| (ranks, blocks))) {
         let geometry = Geometry::recommended(blocks, ranks, 0, 1);
         let layout = Layout::of(&geometry);
-        let channels = u64::from(geometry.channels);
+        let (channels, sources) = (u64::from(geometry.channels), u64::from(ranks) - 1);
+        let one_shot =
+            ONE_SHOT_LAUNCHES * u64::from(geometry.one_shot_slots) * if ranks > 4 { 1024 } else { 2048 };
         let mut parts = vec![
-            (layout.ll.rings, u64::from(ranks) * channels * LL_SLOTS * LL_SLOT_BYTES),
+            (layout.ll.rings, sources * channels * LL_SLOTS * LL_SLOT_BYTES),
             (layout.ll.channels, channels * LL_COUNT_BYTES),
+            (layout.one_shot.rings, sources * one_shot),
+            (layout.one_shot.channels, u64::from(geometry.one_shot_channels) * LL_COUNT_BYTES),
         ];
         for wire in [layout.ll128, layout.results] {
-            let slots = u64::from(ranks) * channels * u64::from(geometry.slots);
+            let slots = sources * channels * u64::from(geometry.slots);
             parts.extend([(wire.rings, slots * LL128_SLOT_BYTES), (wire.channels, channels * CHANNEL_BYTES)]);
         }
         parts.sort();
         assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{parts:?}");
         assert!(parts.iter().all(|(at, bytes)| at.is_multiple_of(128) && at + bytes <= layout.bytes));
-        assert!(layout.bytes <= 48 << 20);
+        // No more than 0.3 MiB above what regions took that had a ring for the rank itself, and none for one-shot.
+        let of_ranks =
+            |sources: u64| channels * (1024 + 264 + 256 + 2 * sources * u64::from(geometry.slots) * 2048);
+        assert!(layout.bytes <= of_ranks(u64::from(ranks)) + sources * channels * 1024 + (3 << 20) / 10);
+        assert!(layout.bytes <= 34 << 20);
         for rank in 1..ranks {
             assert_eq!(Layout::of(&Geometry { rank, ..geometry }), layout);
         }
@@ -201,7 +229,7 @@ fn wires_do_not_overlap() {
 fn kernels_are_told_apart() {
     let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
     let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
-    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (191, 191, 191));
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (188, 188, 188));
     assert!(indices.iter().all(|index| *index < Kernel::INDICES));
     assert_eq!(Kernel::all_for(9).count(), 0);
     for ranks in 2..=8 {
@@ -391,7 +419,7 @@ fn one_buffer_for_all_is_told() {
     for (kind, tuning) in kinds(4).into_iter().flat_map(|kind| tunings().map(|tuning| (kind, tuning))) {
         let Arranged { shape, launch } = arranged(&collective(kind, 1 << 20), &geometry, &tuning, &limits);
         let same = match kind {
-            Kind::AllReduce => shape.kernel.family() == Family::Ll,
+            Kind::AllReduce => matches!(shape.kernel.family(), Family::Ll | Family::OneShotX4),
             Kind::AllGather => true,
             Kind::Broadcast { root } => root == 1,
             _ => false,
@@ -411,27 +439,40 @@ fn straight_kernels_take_what_is_whole() {
         assert_eq!(launch.flags & COLLECTIVE_EVEN != 0, call.kind.is_even());
         (shape.kernel.family() == Family::Ll, !shape.kernel.is_for_any())
     };
-    let [by_ll, by_ll128, ..] = tunings();
+    let [by_ll, by_ll128, .., in_one_shot] = tunings();
+    let reduction = Some(Reduction { datatype: FLOAT32, operation: SUM });
+    let of_floats = |kind, count| Collective { element_bytes: 4, reduction, ..collective(kind, count) };
     for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
-        let call = collective(kind, 800);
+        let call = of_floats(kind, 200);
         assert_eq!(told(&call, &by_ll), (true, true), "{kind:?}");
         assert_eq!(told(&call, &by_ll128), (false, true), "{kind:?}");
         let displaced = |by, count| {
             let call = Collective { count, ..call };
             [Collective { send: SEND + by, ..call }, Collective { receive: RECEIVE + by, ..call }]
         };
-        for call in displaced(8, 800).into_iter().chain([Collective { count: 808, ..call }]) {
+        for call in displaced(8, 200).into_iter().chain([Collective { count: 202, ..call }]) {
             assert_eq!(told(&call, &by_ll), (true, true), "{call:?}");
             assert_eq!(told(&call, &by_ll128), (false, false), "{call:?}");
         }
-        for call in displaced(4, 800).into_iter().chain([Collective { count: 804, ..call }]) {
+        for call in displaced(4, 200).into_iter().chain([Collective { count: 201, ..call }]) {
             assert_eq!(told(&call, &by_ll), (true, false), "{call:?}");
             assert_eq!(told(&call, &by_ll128), (false, false), "{call:?}");
         }
-        let most = 256 * 256;
+        let most = 256 * 256 / 4;
         assert_eq!(told(&Collective { count: most, ..call }, &by_ll), (true, true), "{kind:?}");
-        assert!(!told(&Collective { count: most + 16, ..call }, &by_ll).0, "{kind:?}");
+        assert!(!told(&Collective { count: most + 4, ..call }, &by_ll).0, "{kind:?}");
     }
+    // Of other types there are straight kernels of LL alone, in one shot and in two phases those of so many ranks.
+    for kind in [Kind::AllReduce, Kind::ReduceScatter] {
+        let call = collective(kind, 800);
+        assert_eq!([told(&call, &by_ll), told(&call, &by_ll128)], [(true, true), (false, false)]);
+    }
+    let is_straight = |ranks, tuning| {
+        let (geometry, call) = (Geometry::recommended(32, ranks, 1, 1), of_floats(Kind::AllReduce, 200));
+        !arranged(&call, &geometry, tuning, &limits).shape.kernel.is_for_any()
+    };
+    assert_eq!([2, 3, 4, 8].map(|ranks| is_straight(ranks, &by_ll128)), [false, true, true, true]);
+    assert_eq!([2, 3, 4, 8].map(|ranks| is_straight(ranks, &in_one_shot)), [true, true, true, false]);
     for kind in [Kind::Broadcast { root: 1 }, Kind::Reduce { root: 1 }] {
         assert_eq!(told(&collective(kind, 800), &by_ll), (false, false), "{kind:?}");
     }

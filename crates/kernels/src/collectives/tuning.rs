@@ -1,6 +1,6 @@
 //! Decides which kernel serves which size.
 
-use super::kernel::{Family, Reducer, can_post};
+use super::kernel::{Family, Reducer, can_post, has_two_groups};
 use super::{Geometry, Kind};
 
 /// The sizes at which a kind of collective changes its kernel, in total bytes: count times element, for all-gather and reduce-scatter also
@@ -11,8 +11,11 @@ pub struct Crossover {
     /// other one.
     pub ll_bytes_max: u64,
     /// Above `ll_bytes_max` up to here it goes by LL128 in packets of two groups, above in packets of four. An all-reduce, and more than 4 ranks,
-    /// always have two.
+    /// always have two. What reduces on 3 or 4 ranks in one phase always has four: packets of two were worth little there, and their kernels have
+    /// made room for those of one-shot.
     pub two_groups_bytes_max: u64,
+    /// An all-reduce goes in one shot from here up to what the rings for that hold.
+    pub one_shot_bytes_min: u64,
     /// From here it goes the way of large ones. All-reduces and reduce-scatters that sum floats on at most 4 ranks go by Simple packets. A reduce
     /// goes in two phases, if bytes times (ranks - 2) reach this size.
     pub large_bytes_min: u64,
@@ -37,6 +40,8 @@ const NEVER: u64 = u64::MAX;
 /// In one phase the root of a reduce gets ranks - 1 buffers; in two phases it gets one, some microseconds later. On 4 ranks 1 MB took 9.3 us in
 /// one phase and 10.4 in two, 8 MB 73 and 40 (4 × H100). For other numbers of ranks this is a model.
 const TWO_PHASES_BYTES_MIN: u64 = 3 << 20;
+/// Below, LL has fewer instructions and as many bytes of a line for each thread. A model, not measured.
+const ONE_SHOT_BYTES_MIN: u64 = 24 << 10;
 
 impl Default for Tuning {
     /// Measured on 2 × H200 with grids of 32 blocks; from 4 × H200 only that Simple packets pay there sooner
@@ -45,10 +50,14 @@ impl Default for Tuning {
         let crossover = |ll_bytes_max, two_groups_bytes_max, large_bytes_min| Crossover {
             ll_bytes_max,
             two_groups_bytes_max,
+            one_shot_bytes_min: NEVER,
             large_bytes_min,
         };
         Tuning {
-            all_reduce: crossover(64 << 10, u64::MAX, 12 << 20),
+            all_reduce: Crossover {
+                one_shot_bytes_min: ONE_SHOT_BYTES_MIN,
+                ..crossover(64 << 10, u64::MAX, 12 << 20)
+            },
             broadcast: crossover(0, 64 << 10, NEVER),
             reduce: crossover(0, 64 << 10, TWO_PHASES_BYTES_MIN),
             all_gather: crossover(128 << 10, 256 << 10, NEVER),
@@ -85,7 +94,13 @@ impl Tuning {
             Kind::Reduce { .. } if in_two_phases => Family::AllReduce,
             // Ordered reductions have kernels of `AllReduce` and `Ll128x2` alone.
             Kind::AllReduce if reducer == Reducer::Ordered => Family::AllReduce,
-            _ if reducer == Reducer::Ordered => Family::Ll128x2,
+            Kind::AllReduce
+                if total_bytes >= crossover.one_shot_bytes_min
+                    && total_bytes <= geometry.one_shot_bytes_max() =>
+            {
+                Family::one_shot(geometry.ranks)
+            }
+            _ if reducer == Reducer::Ordered => self.over_ll128(kind, reducer, total_bytes, geometry.ranks),
             _ if kind.is_even()
                 && total_bytes <= crossover.ll_bytes_max
                 && connection_bytes <= geometry.ll_bytes_max() =>
@@ -95,8 +110,18 @@ impl Tuning {
             Kind::AllReduce if is_simple => Family::SimpleAllReduce,
             Kind::AllReduce => Family::AllReduce,
             Kind::ReduceScatter if is_simple => Family::Simple,
-            _ if total_bytes <= crossover.two_groups_bytes_max || geometry.ranks > 4 => Family::Ll128x2,
-            _ => Family::Ll128x4,
+            _ => self.over_ll128(kind, reducer, total_bytes, geometry.ranks),
+        }
+    }
+
+    /// The family over LL128 in one phase.
+    pub(super) fn over_ll128(&self, kind: Kind, reducer: Reducer, total_bytes: u64, ranks: u32) -> Family {
+        let is_small = total_bytes <= self.crossover(kind).two_groups_bytes_max;
+        let has_two = has_two_groups(reducer, ranks);
+        if reducer == Reducer::Ordered || ranks > 4 || is_small && has_two {
+            Family::Ll128x2
+        } else {
+            Family::Ll128x4
         }
     }
 }

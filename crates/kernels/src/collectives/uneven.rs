@@ -1,6 +1,6 @@
 //! Arranges collectives whose ranks have parts of different sizes: all-gather-v and reduce-scatter-v.
 
-use super::kernel::{Family, Kernel, Reducer, Straight};
+use super::kernel::{Family, Kernel, Reducer};
 use super::{Geometry, Kind, Layout, Limits, Reduction, Refused, Scalar, Shape, Tuning, blank, ranks_of};
 use crate::collective::{COLLECTIVE_EVEN, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
 
@@ -50,12 +50,11 @@ pub fn arrange_uneven(
     if total_bytes == 0 {
         return Ok(None);
     }
-    let family = uneven.family(reducer, total_bytes, geometry, tuning);
+    let family = tuning.over_ll128(uneven.even_kind(), reducer, total_bytes, ranks);
 
     *launch = blank(geometry, regions);
     uneven.write(family, layout, launch);
-    let straight = Straight::of(reducer.has_straight() && launch.is_straight(family));
-    let kernel = Kernel::of(family, reducer, ranks, straight);
+    let kernel = Kernel::of(family, reducer, ranks, launch.is_straight(family));
     let limits = limits.modest(uneven.even_kind(), ranks, total_bytes);
     let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
     shape.tell(launch);
@@ -93,16 +92,6 @@ impl Uneven {
     /// The kind that it is with equal parts.
     fn even_kind(&self) -> Kind {
         if self.reduction.is_some() { Kind::ReduceScatter } else { Kind::AllGather }
-    }
-
-    /// The family of the even collective of as many bytes, over LL128.
-    fn family(&self, reducer: Reducer, total_bytes: u64, geometry: &Geometry, tuning: &Tuning) -> Family {
-        // No uneven collective goes by Simple packets, and `Copy` has none.
-        let reducer = if reducer == Reducer::Ordered { reducer } else { Reducer::Copy };
-        match tuning.family(self.even_kind(), reducer, total_bytes, total_bytes, geometry) {
-            ll128 @ (Family::Ll128x2 | Family::Ll128x4) => ll128,
-            _ => Family::Ll128x2,
-        }
     }
 
     /// Writes all but the communicator's fields and those that follow from the grid.

@@ -186,7 +186,12 @@ mod tests {
     /// Tunings by which all collectives run by LL, by LL128, or by Simple and in two phases.
     fn tunings() -> [Tuning; 3] {
         [(u64::MAX, u64::MAX), (0, u64::MAX), (0, 0)].map(|(ll_bytes_max, large_bytes_min)| {
-            let every = Crossover { ll_bytes_max, two_groups_bytes_max: 0, large_bytes_min };
+            let every = Crossover {
+                ll_bytes_max,
+                two_groups_bytes_max: 0,
+                one_shot_bytes_min: if large_bytes_min > 0 && ll_bytes_max == 0 { 0 } else { u64::MAX },
+                large_bytes_min,
+            };
             Tuning {
                 all_reduce: every,
                 broadcast: every,

@@ -4,7 +4,8 @@ use std::fmt;
 
 use windlass_kernels::arrange::Direction;
 use windlass_kernels::collective::{
-    WAITED_LL_DATA, WAITED_LL128_CREDIT, WAITED_LL128_DATA, WAITED_RESULT_CREDIT, WAITED_RESULT_DATA,
+    WAITED_LL_DATA, WAITED_LL128_CREDIT, WAITED_LL128_DATA, WAITED_ONE_SHOT_DATA, WAITED_RESULT_CREDIT,
+    WAITED_RESULT_DATA,
 };
 use windlass_kernels::growth::Wire;
 use windlass_kernels::launch::{
@@ -53,6 +54,8 @@ pub enum Carries {
     Ll128,
     /// The reduced parts of an all-reduce.
     Results,
+    /// An all-reduce of middle size. Its numbers are launches, not packets.
+    OneShot,
 }
 
 impl Stuck {
@@ -83,6 +86,7 @@ impl Wait {
             WAITED_LL128_DATA => (Direction::Receive, Carries::Ll128),
             WAITED_RESULT_CREDIT => (Direction::Send, Carries::Results),
             WAITED_RESULT_DATA => (Direction::Receive, Carries::Results),
+            WAITED_ONE_SHOT_DATA => (Direction::Receive, Carries::OneShot),
             _ => return None,
         };
         Some(Wait {
@@ -109,6 +113,7 @@ impl fmt::Display for Wait {
             Carries::Ll => ("packet", "LL"),
             Carries::Ll128 => ("packet", "LL128"),
             Carries::Results => ("packet", "result"),
+            Carries::OneShot => ("launch", "one-shot"),
         };
         match self.carries {
             Carries::Messages(_) => write!(out, "{verb} message {} of the group", self.message)?,

@@ -26,7 +26,15 @@ pub const BLOCKS: u32 = 2;
 
 /// Few channels, so that ordinary collectives use ring slots again.
 pub fn geometry(ranks: u32, rank: u32) -> native::Geometry {
-    native::Geometry { first_tag: 7, rank, ranks, channels: 4, slots: 2 }
+    native::Geometry {
+        first_tag: 7,
+        rank,
+        ranks,
+        channels: 4,
+        slots: 2,
+        one_shot_channels: 5,
+        one_shot_slots: 20,
+    }
 }
 
 /// A device that the program uses, with Windlass's resources of it.

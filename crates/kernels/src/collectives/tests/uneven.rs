@@ -119,6 +119,8 @@ fn any(random: &mut Random) -> (Uneven, Geometry) {
         ranks,
         channels: 1 << random.below(9),
         slots: 2 << random.below(3),
+        one_shot_channels: 1 + random.below(400) as u32,
+        one_shot_slots: random.below(1000) as u32,
     };
     (Uneven { reduction, scalar, parts, own: random.below(1 << 48) }, geometry)
 }

@@ -1,0 +1,73 @@
+// All-reduces of middle sizes in one phase: LL128 lines with LL's counting. A warp sends all its packets of a channel to all peers before it takes
+// the first, so that the whole message is under way at once. There is no credit, and nothing is cleaned.
+//
+// A channel counts its launches from init, one count for all peers. A ring has room for two launches, so a rank at a channel's launch n overwrites
+// what every peer took in launch n - 2: see ll.cuh. Which tags a place had before does not matter, as no two launches of a channel share a tag.
+#pragma once
+#include "parts.cuh"
+
+// A channel of this rank in one launch. Packet u of every connection goes by channel u mod used_channels, and lies in place u of its launch.
+template <int groups, bool straight>
+struct OneShot : Channel<Ll128Format<groups>, straight> {
+  typedef Channel<Ll128Format<groups>, straight> Base;
+  using Base::launch;
+  const uint64_t count_word;
+  const uint64_t count;  // launches that have used the channel
+
+  WINDLASS_DEVICE OneShot(const WindlassCollectiveLaunch& launch, uint32_t channel)
+      : Base(OneCall(launch), launch.wires[0], channel, 0),
+        count_word(launch.regions[launch.rank] + launch.wires[0].channels + channel * WINDLASS_LL_COUNT_BYTES),
+        count(load_word_relaxed(count_word)) {}
+  WINDLASS_DEVICE bool has_step() const { return this->step < this->steps; }
+  WINDLASS_DEVICE bool moves(uint32_t rank) const { return rank < launch.ranks; }
+  WINDLASS_DEVICE bool moves_peer(uint32_t rank) const { return rank != launch.rank && moves(rank); }
+  WINDLASS_DEVICE uint64_t tag() const { return launch.first_tag + count; }
+  // Offset in a receiver's region of this step's packet in its first ring.
+  WINDLASS_DEVICE uint64_t slot() const {
+    const uint32_t place = this->step * launch.used_channels + this->channel;
+    return launch.wires[0].rings + ((uint64_t)((uint32_t)count & 1) * launch.ring_slots + place) * (groups * 512);
+  }
+  WINDLASS_DEVICE uint64_t ring_bytes() const { return (uint64_t)launch.ring_slots * (WINDLASS_ONE_SHOT_LAUNCHES * groups * 512); }
+  WINDLASS_DEVICE void report_missing(uint32_t ranks, uint32_t waited_for) const {
+    if (lane_index() < 8 && ranks >> this->place() & 1)
+      report_entry(launch.report, launch.rank, WindlassP2pReportEntry{this->place(), waited_for, this->channel, 0, count, count});
+  }
+  WINDLASS_DEVICE void end() const {
+    if (lane_index() == 0) store_word(count_word, count + 1);
+  }
+};
+
+// Runs a channel. In place too: a packet of the buffer is overwritten by its result, after this warp has sent it. False: aborted.
+template <class Reducer, int ranks_max, int groups, bool straight>
+WINDLASS_DEVICE bool run_one_shot_channel(OneShot<groups, straight>& way) {
+  const WindlassCollectiveLaunch& launch = way.launch;
+  const uint32_t me = launch.rank;
+  const uint64_t bytes = launch.receive_bytes[me];
+  WINDLASS_NO_UNROLL
+  for (; way.has_step(); ++way.step) {
+    Vector out[1][groups];
+    load_packet(way, out[0], launch.send[me], bytes);
+    store_lines<ranks_max>(way, out);
+  }
+  WINDLASS_NO_UNROLL
+  for (way.step = 0; way.has_step(); ++way.step) {
+    Vector own[groups], x[ranks_max][groups];
+    load_packet(way, own, launch.send[me], bytes);
+    spread(x, own);
+    if (!wait_for_lines(way, x, WINDLASS_WAITED_ONE_SHOT_DATA)) return false;
+    reduce_packet<Reducer>(own, x, launch);
+    store_packet(way, own, launch.receive[me], bytes);
+  }
+  way.end();
+  return true;
+}
+
+template <class Reducer, int ranks_max, int groups, bool straight>
+WINDLASS_DEVICE void run_one_shot(const WindlassCollectiveLaunch& launch) {
+  begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
+  WINDLASS_NO_UNROLL
+  for (Channels channels(launch, warp_index()); channels.next < channels.last; channels.next += channels.stride) {
+    OneShot<groups, straight> way(launch, channels.next);
+    if (!run_one_shot_channel<Reducer, ranks_max>(way)) return;
+  }
+}
