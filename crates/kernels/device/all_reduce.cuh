@@ -5,8 +5,6 @@
 #pragma once
 #include "parts.cuh"
 
-constexpr int result_groups = 2;
-
 // The rank that gets results, plus 1; 0: all do.
 WINDLASS_DEVICE uint32_t root_of(const WindlassCollectiveLaunch& launch) { return launch.flags >> WINDLASS_COLLECTIVE_ROOT_SHIFT; }
 
@@ -44,7 +42,7 @@ WINDLASS_DEVICE bool take_results(From& results) {
 }
 
 // See run_ll128. All-reduces are even: if shares differ, some packets are empty. Reduces are not even: a connection has the packets of its bytes.
-template <class Reducer, int ranks_max, bool straight, class Source>
+template <class Reducer, int ranks_max, int groups, bool straight, class Source>
 WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
   const Source source(parameter);
   const WindlassCollectiveLaunch& launch = source.launch();
@@ -52,22 +50,22 @@ WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter)
   const uint32_t warp = warp_index(), role_warps = launch.role_warps, place = lane_index() % 8;
   if (warp < role_warps) {
     for (Channels channels(launch, warp); channels.next < channels.last; channels.next += channels.stride) {
-      Ll128Sender<result_groups, straight, Source> shares(source, launch.wires[0], channels.next, launch.send_bytes[place]);
+      Ll128Sender<groups, straight, Source> shares(source, launch.wires[0], channels.next, launch.send_bytes[place]);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
       shares.end();
     }
   } else if (warp < 2 * role_warps) {
     for (Channels channels(launch, warp - role_warps); channels.next < channels.last; channels.next += channels.stride) {
       const uint64_t share = launch.send_bytes[launch.rank];
-      Ll128Receiver<result_groups, straight, Source> shares(source, launch.wires[0], channels.next, share);
-      Ll128Sender<result_groups, straight, Source> results(source, launch.wires[1], channels.next, place + 1 == root_of(launch) ? share : 0);
+      Ll128Receiver<groups, straight, Source> shares(source, launch.wires[0], channels.next, share);
+      Ll128Sender<groups, straight, Source> results(source, launch.wires[1], channels.next, place + 1 == root_of(launch) ? share : 0);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
       shares.end();
       results.end();
     }
   } else {
     for (Channels channels(launch, warp - 2 * role_warps); channels.next < channels.last; channels.next += channels.stride) {
-      Ll128Receiver<result_groups, straight, Source> results(source, launch.wires[1], channels.next, launch.receive_bytes[place]);
+      Ll128Receiver<groups, straight, Source> results(source, launch.wires[1], channels.next, launch.receive_bytes[place]);
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }

@@ -47,6 +47,7 @@ enum WindlassFamily : uint32_t {
   windlass_simple_two_phases,
   windlass_one_shot_x2,
   windlass_one_shot_x4,
+  windlass_two_phases_x4,
 };
 
 enum WindlassReducer : uint32_t {

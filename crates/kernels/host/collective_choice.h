@@ -19,7 +19,7 @@ struct Choice {
   WindlassFamily way() const {
     switch (family) {
       case ll128: return groups == 2 ? windlass_ll128x2 : windlass_ll128x4;
-      case two_phases: return windlass_two_phases;
+      case two_phases: return groups == 2 ? windlass_two_phases : windlass_two_phases_x4;
       case simple: return windlass_simple;
       case simple_two_phases: return windlass_simple_two_phases;
       case one_shot: return groups == 2 ? windlass_one_shot_x2 : windlass_one_shot_x4;

@@ -29,6 +29,7 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
   if (kind != collective::broadcast && kind != collective::reduce) choices.push_back({collective::ll, 2});
   if (ranks <= 4) choices.push_back({collective::ll128, 4});
   if (kind == collective::all_reduce || kind == collective::reduce) choices.push_back({collective::two_phases, 2});
+  if (ranks == 2 && (kind == collective::all_reduce || kind == collective::reduce)) choices.push_back({collective::two_phases, 4});
   if (kind == collective::all_reduce) choices.push_back({collective::one_shot, ranks <= 4 ? 4u : 2u});
   // Kernels for large reductions.
   if (ranks <= 4 && kind == collective::all_reduce) choices.push_back({collective::simple_two_phases, 4});

@@ -99,7 +99,7 @@ const _: () = {
 };
 
 /// By the numbers of `WindlassFamily` in the header.
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 9] = [
     Family::Ll,
     Family::Ll128x2,
     Family::Ll128x4,
@@ -108,6 +108,7 @@ const FAMILIES: [Family; 8] = [
     Family::SimpleAllReduce,
     Family::OneShotX2,
     Family::OneShotX4,
+    Family::AllReduceX4,
 ];
 
 /// By the numbers of `WindlassReducer` in the header.

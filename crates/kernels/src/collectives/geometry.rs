@@ -33,7 +33,7 @@ const BLOCKS_MAX: u32 = 32;
 /// With 4 slots large collectives of 2 ranks took up to a quarter longer; for more than 4 ranks there is no room for 8.
 const SLOTS: u32 = 8;
 const SLOTS_OF_MANY: u32 = 4;
-/// Warps of a block of one-shot, each of which serves a channel, and the most blocks.
+/// Warps of a block of one-shot, each of which serves a channel, and the most blocks of a grid.
 const ONE_SHOT_CHANNELS_A_BLOCK: u32 = 16;
 const ONE_SHOT_BLOCKS_MAX: u32 = 24;
 /// The most channels of the other wires, with which one-shot has all its packets. Communicators of fewer blocks have fewer in proportion.

@@ -17,6 +17,8 @@ pub enum Family {
     OneShotX4,
     /// LL128 in two phases, in packets of two groups.
     AllReduce,
+    /// In packets of four groups, for sums of 2 ranks.
+    AllReduceX4,
     /// Simple, in one phase.
     Simple,
     /// Simple, in two phases.
@@ -41,7 +43,9 @@ impl Family {
             | Family::AllReduce
             | Family::BatchLl128x2
             | Family::BatchAllReduce => LL128_HALF_PAYLOAD_BYTES,
-            Family::Ll128x4 | Family::OneShotX4 | Family::BatchLl128x4 => 2 * LL128_HALF_PAYLOAD_BYTES,
+            Family::Ll128x4 | Family::OneShotX4 | Family::AllReduceX4 | Family::BatchLl128x4 => {
+                2 * LL128_HALF_PAYLOAD_BYTES
+            }
             Family::Simple | Family::SimpleAllReduce => LL128_SLOT_BYTES,
         }
     }
@@ -49,6 +53,11 @@ impl Family {
     /// The family that serves so many ranks in one shot.
     pub(super) fn one_shot(ranks: u32) -> Family {
         if ranks <= 4 { Family::OneShotX4 } else { Family::OneShotX2 }
+    }
+
+    /// The family that runs in two phases over LL128.
+    pub(super) fn two_phases(reducer: Reducer, ranks: u32) -> Family {
+        if ranks == 2 && can_post(reducer, ranks) { Family::AllReduceX4 } else { Family::AllReduce }
     }
 
     /// Bytes of a packet's lines, over LL128.
@@ -78,7 +87,7 @@ impl Family {
             | Family::Simple
             | Family::BatchLl128x2
             | Family::BatchLl128x4 => 2,
-            Family::AllReduce | Family::SimpleAllReduce | Family::BatchAllReduce => 3,
+            Family::AllReduce | Family::AllReduceX4 | Family::SimpleAllReduce | Family::BatchAllReduce => 3,
         }
     }
 
@@ -98,7 +107,7 @@ impl Family {
 
     /// Whether it runs in two phases, in which each rank reduces a share.
     pub(super) fn has_shares(self) -> bool {
-        matches!(self, Family::AllReduce | Family::SimpleAllReduce | Family::BatchAllReduce)
+        self.roles() == 3
     }
 
     /// Whether it runs several collectives.
@@ -133,6 +142,15 @@ pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
     ranks <= 4 && matches!(reducer, Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16)
 }
 
+/// Whether there are kernels of one-shot.
+pub(super) fn goes_in_one_shot(reducer: Reducer, ranks: u32) -> bool {
+    match reducer {
+        Reducer::Copy | Reducer::Ordered => false,
+        Reducer::Any => ranks <= 4,
+        Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16 => true,
+    }
+}
+
 /// Whether there are kernels of LL128 packets of two groups, in one phase.
 pub(super) fn has_two_groups(reducer: Reducer, ranks: u32) -> bool {
     !(3..=4).contains(&ranks) || matches!(reducer, Reducer::Copy | Reducer::Ordered)
@@ -162,13 +180,14 @@ const STRAIGHT: [Straight; 2] = [Straight::Whole, Straight::No];
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 6] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any, Reducer::Ordered];
-const FAMILIES: [Family; 12] = [
+const FAMILIES: [Family; 13] = [
     Family::Ll,
     Family::Ll128x2,
     Family::Ll128x4,
     Family::OneShotX2,
     Family::OneShotX4,
     Family::AllReduce,
+    Family::AllReduceX4,
     Family::Simple,
     Family::SimpleAllReduce,
     Family::BatchLl,
@@ -185,6 +204,7 @@ macro_rules! names {
             names!(@ "LL128x4", $reducer),
             names!(@ "OneShot", $reducer),
             names!(@ "OneShot", $reducer),
+            names!(@ "AllReduce", $reducer),
             names!(@ "AllReduce", $reducer),
             names!(@ "Simple", $reducer),
             names!(@ "SimpleAllReduce", $reducer),
@@ -238,9 +258,12 @@ impl Kernel {
         let is_of_family = match self.family {
             Family::Ll128x2 | Family::AllReduce if self.reducer == Reducer::Ordered => true,
             _ if self.reducer == Reducer::Ordered => false,
-            Family::AllReduce | Family::BatchAllReduce => self.reducer != Reducer::Copy,
+            Family::AllReduce | Family::AllReduceX4 => {
+                self.reducer != Reducer::Copy && self.family == Family::two_phases(self.reducer, self.ranks)
+            }
+            Family::BatchAllReduce => self.reducer != Reducer::Copy,
             Family::OneShotX2 | Family::OneShotX4 => {
-                self.reducer != Reducer::Copy && self.family == Family::one_shot(self.ranks)
+                goes_in_one_shot(self.reducer, self.ranks) && self.family == Family::one_shot(self.ranks)
             }
             Family::Ll128x4 | Family::BatchLl128x4 => self.ranks < 8,
             Family::BatchLl128x2 => self.ranks == 8,
@@ -255,9 +278,8 @@ impl Kernel {
     fn has_straight(self) -> bool {
         match (self.family, self.reducer) {
             (_, Reducer::Ordered) => false,
-            (Family::Ll, _) => true,
-            (_, Reducer::Any) | (Family::OneShotX2, _) => false,
-            (Family::AllReduce, _) => self.ranks > 2,
+            (Family::Ll, reducer) => reducer != Reducer::Any || self.ranks <= 4,
+            (_, Reducer::Any) | (Family::OneShotX2 | Family::AllReduceX4, _) => false,
             (family, _) => !family.is_batch_of_larger(),
         }
     }
@@ -278,6 +300,7 @@ impl Kernel {
     pub fn threads_max(&self) -> u32 {
         match (self.family, self.ranks) {
             (Family::AllReduce | Family::BatchAllReduce, 2 | 4) => 768,
+            (Family::AllReduceX4, _) => 576,
             (Family::Simple, _) => 544,
             (Family::SimpleAllReduce, 2) => 608,
             (Family::SimpleAllReduce, _) => 416,

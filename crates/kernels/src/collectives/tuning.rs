@@ -1,6 +1,6 @@
 //! Decides which kernel serves which size.
 
-use super::kernel::{Family, Reducer, can_post, has_two_groups};
+use super::kernel::{Family, Reducer, can_post, goes_in_one_shot, has_two_groups};
 use super::{Geometry, Kind};
 
 /// The sizes at which a kind of collective changes its kernel, in total bytes: count times element, for all-gather and reduce-scatter also
@@ -91,11 +91,12 @@ impl Tuning {
         let in_two_phases =
             total_bytes.saturating_mul(u64::from(geometry.ranks) - 2) >= crossover.large_bytes_min;
         match kind {
-            Kind::Reduce { .. } if in_two_phases => Family::AllReduce,
+            Kind::Reduce { .. } if in_two_phases => Family::two_phases(reducer, geometry.ranks),
             // Ordered reductions have kernels of `AllReduce` and `Ll128x2` alone.
             Kind::AllReduce if reducer == Reducer::Ordered => Family::AllReduce,
             Kind::AllReduce
-                if total_bytes >= crossover.one_shot_bytes_min
+                if goes_in_one_shot(reducer, geometry.ranks)
+                    && total_bytes >= crossover.one_shot_bytes_min
                     && total_bytes <= geometry.one_shot_bytes_max() =>
             {
                 Family::one_shot(geometry.ranks)
@@ -108,7 +109,7 @@ impl Tuning {
                 Family::Ll
             }
             Kind::AllReduce if is_simple => Family::SimpleAllReduce,
-            Kind::AllReduce => Family::AllReduce,
+            Kind::AllReduce => Family::two_phases(reducer, geometry.ranks),
             Kind::ReduceScatter if is_simple => Family::Simple,
             _ => self.over_ll128(kind, reducer, total_bytes, geometry.ranks),
         }
