@@ -591,7 +591,7 @@ void one_shot() {
   }
 }
 
-// One rank never comes: the kernels of the others leave at the abort word and report for which peer, channel and wire they waited.
+// One rank never comes: the kernels of the others leave at the abort word, or when the host asks who waits, and report for which peer, channel and wire they waited.
 void abort_in_the_middle() {
   struct Case {
     Kind kind;
@@ -600,6 +600,7 @@ void abort_in_the_middle() {
     uint64_t sequence;
     uint32_t batch = 1;  // the rank that never comes makes the first of so many
     uint32_t root = 0;
+    uint32_t word = WINDLASS_CONTROL_ABORT;
   };
   const Case cases[] = {
       {collective::all_gather, {collective::ll, 2}, WINDLASS_WAITED_LL_DATA, 0},
@@ -614,12 +615,14 @@ void abort_in_the_middle() {
       {collective::reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LL128_DATA, 0, 1, 2},
       {collective::all_reduce, {collective::simple_two_phases, 4}, WINDLASS_WAITED_LL128_DATA, 0},
       {collective::all_reduce, {collective::one_shot, 4}, WINDLASS_WAITED_ONE_SHOT_DATA, 0},
+      {collective::all_reduce, {collective::one_shot, 4}, WINDLASS_WAITED_ONE_SHOT_DATA, 0, 1, 0, WINDLASS_CONTROL_ASK},
   };
   for (const Case& one : cases) {
     Options o;
     o.ranks = 3;
     if (one.batch > 1) o.channels = 1;  // so that the second call waits behind the first
     World world(o);
+    world.ends_when_asked = true;
     Call call;
     call.kind = one.kind;
     call.choice = one.choice;
@@ -653,7 +656,7 @@ void abort_in_the_middle() {
     const uint32_t launches = 2 * o.ranks - (made.size() == 1);
     while (ended < 1 || world.begun < launches) usleep(1000);
     usleep(100000);
-    __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE);
+    __atomic_store_n(&world.control, one.word, __ATOMIC_RELEASE);
     const auto begin = std::chrono::steady_clock::now();
     for (std::thread& rank : ranks) rank.join();
     expect(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20), "the kernels took long to leave");

@@ -227,6 +227,7 @@ struct World {
   std::vector<Region> regions;
   std::vector<uint64_t> region_addresses;
   uint32_t control = 0;
+  bool ends_when_asked = false;  // some rank is known to wait, so that the host's question ends the calls
   std::vector<WindlassP2pReport> reports;
   std::vector<std::vector<uint64_t>> digests;  // [rank][call]
   std::atomic<uint32_t> begun{0};              // launches
@@ -279,7 +280,10 @@ struct World {
     launch.report = address_of(&reports[launch.rank]);
   }
   void abort() { __atomic_store_n(&control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE); }
-  bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) == WINDLASS_CONTROL_ABORT; }
+  bool aborted() const {
+    const uint32_t word = __atomic_load_n(&control, __ATOMIC_ACQUIRE);
+    return word == WINDLASS_CONTROL_ABORT || (ends_when_asked && word == WINDLASS_CONTROL_ASK);
+  }
 
   // Checks at the end that every LL128 packet sent was received, that no rank counts an unsent one as consumed, and that at most half a ring lacks
   // credit and proof.
