@@ -107,7 +107,7 @@ options! {
 
         "WINDLASS_HEAP_MAX" => heap_bytes_max: u64 = 8 << 30, by bytes;
         "bytes, with K, M, G or T for powers of 1024", "8G",
-        "The device memory, in bytes, that Windlass's own buffers may take on each device of the process. A communicator takes about 22, 48 or 67 MiB for 2, 4 or 8 ranks, and more when its rings grow. Windlass allocates in steps and frees what no communicator needs. A communicator without room stays on NCCL.";
+        "The device memory, in bytes, that Windlass's own buffers may take on each device of the process. A communicator takes about 17, 41 or 64 MiB for 2, 4 or 8 ranks, and more when its rings grow. Windlass allocates in steps and frees what no communicator needs. A communicator without room stays on NCCL.";
 
         "WINDLASS_POOL" => pool_bytes_max: u64 = 2 << 30, by pool;
         "off, bytes, with K, M, G or T for powers of 1024", "2G",

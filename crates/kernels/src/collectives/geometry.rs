@@ -52,7 +52,7 @@ const fn one_shot_bytes(ranks: u32) -> u64 {
 
 impl Geometry {
     /// For grids of at most `blocks_max` blocks (equal on all ranks: the least of their limits). With more than 16 blocks a region has
-    /// 17, 27 and 32 MiB for 2, 4 and 8 ranks.
+    /// 12, 27 and 32 MiB for 2, 4 and 8 ranks.
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
         let channels = CHANNELS_A_BLOCK * blocks_max.clamp(1, BLOCKS_MAX).next_power_of_two();
         let slots = if ranks <= 4 { SLOTS } else { SLOTS_OF_MANY };

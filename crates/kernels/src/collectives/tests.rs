@@ -138,11 +138,11 @@ fn sizes_choose_kernels() {
     let (kib, mib) = (1 << 10, 1 << 20);
     assert_eq!(told(Kind::AllReduce, kib, 4), ("LL_SumF32_4", 4, 1, 128));
     assert_eq!(told(Kind::AllReduce, 16 * kib, 4), ("LL_SumF32_4", 64, 8, 256));
-    assert_eq!(told(Kind::AllReduce, 24 * kib - 4, 4), ("LL_SumF32_4", 96, 12, 256));
-    assert_eq!(told(Kind::AllReduce, 24 * kib, 4), ("OneShot_SumF32_4", 13, 16, 32));
+    assert_eq!(told(Kind::AllReduce, 64 * kib, 4).0, "LL_SumF32_4");
+    assert_eq!(told(Kind::AllReduce, 64 * kib + 4, 4).0, "OneShot_SumF32_4");
     assert_eq!(told(Kind::AllReduce, 128 * kib, 2), ("OneShot_SumF32_2", 69, 24, 96));
-    assert_eq!(told(Kind::AllReduce, 4 * mib, 2), ("OneShot_SumF32_2", 384, 24, 512));
-    assert_eq!(told(Kind::AllReduce, 4 * mib + 4096, 2), ("AllReduce_SumF32_2", 144, 24, 576));
+    assert_eq!(told(Kind::AllReduce, 1536 * kib, 2), ("OneShot_SumF32_2", 384, 24, 512));
+    assert_eq!(told(Kind::AllReduce, 1536 * kib + 4096, 2), ("AllReduce_SumF32_2", 144, 24, 576));
     assert_eq!(told(Kind::AllReduce, 512 * kib, 3), ("OneShot_SumF32_4", 274, 24, 384));
     assert_eq!(told(Kind::AllReduce, 256 * kib, 4), ("OneShot_SumF32_4", 137, 24, 192));
     assert_eq!(told(Kind::AllReduce, 260 * kib, 4).0, "AllReduce_SumF32_4");
