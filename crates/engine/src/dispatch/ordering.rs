@@ -62,7 +62,7 @@ impl Lane {
 
 /// A call that NCCL gets, ordered behind kernels of Windlass.
 #[derive(Debug)]
-pub(crate) struct Forwarded {
+pub(crate) struct InOrder {
     peer_group: Arc<PeerGroup>,
     stream: StreamHandle,
     afterwards: Afterwards,
@@ -73,7 +73,7 @@ pub(crate) struct Forwarded {
 pub(crate) fn before_forward(
     lane: Lane,
     communicator: &Communicator,
-) -> Result<Option<Forwarded>, ncclResult_t> {
+) -> Result<Option<InOrder>, ncclResult_t> {
     if lane.is_empty || join(lane)? {
         return Ok(None);
     }
@@ -84,13 +84,13 @@ pub(crate) fn before_forward(
     if afterwards == Some(Afterwards::FollowInCapture) {
         count::recorded(communicator.counters(), 1);
     }
-    Ok(afterwards.map(|afterwards| Forwarded { peer_group, stream, afterwards }))
+    Ok(afterwards.map(|afterwards| InOrder { peer_group, stream, afterwards }))
 }
 
 /// Called after NCCL has taken or refused such a call. Windlass does not see launches of a graph. So from the first capture of either side on, NCCL's
 /// calls are followed: later kernels and graphs wait for them.
-pub(crate) fn after_forward(forwarded: Option<Forwarded>, result: ncclResult_t) {
-    let Some(Forwarded { peer_group, stream, afterwards }) = forwarded else { return };
+pub(crate) fn after_forward(forwarded: Option<InOrder>, result: ncclResult_t) {
+    let Some(InOrder { peer_group, stream, afterwards }) = forwarded else { return };
     if result != ncclSuccess && result != ncclInProgress {
         return peer_group.nccl_refused();
     }

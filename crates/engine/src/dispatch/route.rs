@@ -17,7 +17,7 @@ use windlass_base::guard;
 use windlass_base::path::Path;
 
 use super::collectives::{self, Served};
-use super::ordering::{Forwarded, Lane};
+use super::ordering::{InOrder, Lane};
 use super::registration::{self, Taken};
 use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_guard};
 
@@ -25,7 +25,7 @@ use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_gu
 struct Decided {
     course: Course,
     /// How NCCL's call is ordered; none if NCCL does not get it.
-    forwarded: Option<Forwarded>,
+    forwarded: Option<InOrder>,
     /// Keeps Windlass's threads out of NCCL's communicator until NCCL has returned; an open group holds another one until its end.
     _inside: Option<Passed<'static>>,
 }
@@ -151,7 +151,7 @@ fn forwarded_now(
     call: &Call,
     communicator: &Communicator,
     terms: &Terms,
-    ordered: &mut Option<Forwarded>,
+    ordered: &mut Option<InOrder>,
 ) -> Course {
     let course = forwarded(call, communicator, terms, ordered);
     if matches!(course, Course::Refused(_)) {
@@ -164,7 +164,7 @@ fn forwarded(
     call: &Call,
     communicator: &Communicator,
     terms: &Terms,
-    ordered: &mut Option<Forwarded>,
+    ordered: &mut Option<InOrder>,
 ) -> Course {
     // A function that this NCCL lacks is no call of the group.
     if !is_missing(call.shared.function.entry()) {
