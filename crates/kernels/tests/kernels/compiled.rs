@@ -89,6 +89,9 @@ fn images_are_what_they_say() {
             assert!(code.ends_with(b"\0"), "{} has no end", image.name);
             if image.name.starts_with("compute") {
                 assert_eq!(text.find('\0'), Some(text.len() - 1), "{} ends early", image.name);
+                // Only 9.0 and later can wait for the kernel before.
+                assert_eq!(text.contains("\ngriddepcontrol"), image.name == "compute_90", "{}", image.name);
+                assert_eq!(text.matches("griddepcontrol").count(), text.matches("\ngriddepcontrol").count());
                 // Loads of bytes as volatile ones split a warp (README.md, "The warp must be together"). Only PTX shows that, which
                 // a driver compiles.
                 for narrow in
