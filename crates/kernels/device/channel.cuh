@@ -117,10 +117,11 @@ struct Sender : Channel<Format, straight, Source> {
       // returned before it stored the credit.
       const uint64_t now = load_word_relaxed(word);
       credit = now > credit ? now : credit;
-      const bool stalled = goes && this->number() - credit >= slots;
-      if (!any_of_warp(stalled)) return true;
+      // The lanes that report decide. Another lane of the same rank may have loaded the word a moment before or after: a warp must not leave by its value.
+      const uint32_t missing = ballot_of_warp(goes && this->number() - credit >= slots) & 0xff;
+      if (!missing) return true;
       if (!waiting.ends(launch)) continue;
-      if (stalled && lane_index() < 8) report_entry(launch.report, this->me(), WindlassP2pReportEntry{place, waited_for, this->channel, 0, this->number(), credit});
+      if (missing >> lane_index() & 1) report_entry(launch.report, this->me(), WindlassP2pReportEntry{place, waited_for, this->channel, 0, this->number(), credit});
       return false;
     }
   }

@@ -709,6 +709,52 @@ void asked_as_data_come() {
   expect(!world.reports[0].claimed && !world.reports[1].claimed, "a warp reports, although none waits");
 }
 
+// The same for a warp that waits for room, of which four lanes load the credit. The lane that reports loads it last, and finds room; its twins do not.
+void asked_as_room_comes() {
+  Options o;
+  o.channels = 1;
+  World world(o);
+  Call call;
+  call.kind = collective::broadcast;
+  call.choice = {collective::ll128, 2};
+  call.count = o.slots * packet_bytes(call.choice) / 4;
+  How how;
+  how.blocks_max = how.role_warps_max = 1;
+  std::atomic<bool> asks{false}, has_sent{false};
+  // Rank 0 fills the ring by the first call and waits in the second one. No other warp may answer: rank 1 begins the second call when rank 0 has ended it.
+  how.turn = [&](uint32_t rank, size_t launch) {
+    if (rank == 0 && launch == 2) {
+      __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_RUN, __ATOMIC_RELEASE);
+      has_sent = true;
+    }
+    while (rank == 1 && !(launch ? has_sent : asks)) usleep(100);
+  };
+  uint64_t& credit = world.channel_word(0, world.layout.ll128, 0, WINDLASS_CHANNEL_CREDIT + 1);
+  uint64_t& received = world.channel_word(1, world.layout.ll128, 0, WINDLASS_CHANNEL_RECEIVED);
+  // Four loads at the beginning of each call, and four in each round.
+  uint32_t loads_before = 8 + 4 * (rounds_between_looks - 1);
+  bool twin_has_loaded = false;
+  host::before_load = [&](uint64_t address) {
+    if (address != world::address_of(&credit) || asks) return;
+    if (loads_before) {
+      --loads_before;
+      return;
+    }
+    if (lane_index() >= 8) {
+      twin_has_loaded = true;
+      return;
+    }
+    while (!twin_has_loaded) host::current->yield();
+    asks = true;
+    while (!__atomic_load_n(&received, __ATOMIC_ACQUIRE)) usleep(100);
+    __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ASK, __ATOMIC_RELEASE);
+  };
+  world::run(world, {call, call, call}, how);
+  host::before_load = nullptr;
+  expect(asks, "no warp waited for room");
+  expect(!world.reports[0].claimed && !world.reports[1].claimed, "a warp reports, although none waits");
+}
+
 // --- few resident blocks --------------------------------------------------------------------------------------------------------
 
 Options of_few_blocks(host::Random& random, uint32_t ranks) {
@@ -846,6 +892,7 @@ const struct {
     {"one_shot", one_shot, 200},
     {"abort", abort_in_the_middle, 200},
     {"asked_as_data_come", asked_as_data_come, 0},
+    {"asked_as_room_comes", asked_as_room_comes, 0},
     {"few_resident", few_blocks_resident, 500},
     {"shared_gpus", communicators_share_gpus, 500},
     {"unlike_grids_hang", unlike_grids_hang, 500},

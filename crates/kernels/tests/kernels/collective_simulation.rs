@@ -16,7 +16,7 @@ fn sanitized() -> std::path::PathBuf {
 
 scenarios!(plain:
     exhaustive sizes special_values float8 same_bits other_folds_are_found batches mixed one_way_lapped uneven ring_of_two tags counts_32 payload_like_tags grids
-    ranks_ahead one_shot abort asked_as_data_come few_resident shared_gpus unlike_grids_hang);
+    ranks_ahead one_shot abort asked_as_data_come asked_as_room_comes few_resident shared_gpus unlike_grids_hang);
 
 // The scenarios that would overwrite slots soonest, if the kernels allowed it.
 scenarios!(sanitized: batches mixed one_way_lapped uneven ring_of_two grids one_shot few_resident shared_gpus);
