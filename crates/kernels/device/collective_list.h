@@ -29,90 +29,63 @@
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_ll128 WindlassBatchLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_all_reduce WindlassBatchLaunch
 
-// R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers. With 4 ranks only copies have kernels of two groups.
-#define WINDLASS_LL_KERNELS_OF(X, R, reducer, suffix, straight)                        \
+// R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers.
+#define WINDLASS_ONE_PHASE_KERNELS_OF(X, R, reducer, suffix, straight)                 \
+  X(ncclWindlass_LL128x2_##R##_2##suffix, ll128, reducer, 2, 2, 640, straight)         \
+  X(ncclWindlass_LL128x2_##R##_4##suffix, ll128, reducer, 4, 2, 512, straight)         \
+  X(ncclWindlass_LL128x2_##R##_8##suffix, ll128, reducer, 8, 2, 512, straight)
+#define WINDLASS_COLLECTIVE_KERNELS_OF(X, R, reducer, suffix, straight)                \
   X(ncclWindlass_LL_##R##_2##suffix, ll, reducer, 2, 0, 512, straight)                 \
   X(ncclWindlass_LL_##R##_4##suffix, ll, reducer, 4, 0, 512, straight)                 \
-  X(ncclWindlass_LL_##R##_8##suffix, ll, reducer, 8, 0, 512, straight)
-#define WINDLASS_COLLECTIVE_KERNELS_OF(X, R, reducer, suffix, straight)                \
-  X(ncclWindlass_LL128x2_##R##_2##suffix, ll128, reducer, 2, 2, 640, straight)         \
-  X(ncclWindlass_LL128x2_##R##_8##suffix, ll128, reducer, 8, 2, 512, straight)         \
+  X(ncclWindlass_LL_##R##_8##suffix, ll, reducer, 8, 0, 512, straight)                 \
+  WINDLASS_ONE_PHASE_KERNELS_OF(X, R, reducer, suffix, straight)                       \
   X(ncclWindlass_LL128x4_##R##_2##suffix, ll128, reducer, 2, 4, 640, straight)         \
   X(ncclWindlass_LL128x4_##R##_4##suffix, ll128, reducer, 4, 4, 512, straight)
 
-// All-reduces of middle sizes, in one phase. With 8 ranks they serve few sizes: they are of sums alone, and have one form.
-#define WINDLASS_COLLECTIVE_ONE_SHOT_KERNELS_OF(X, R, reducer, suffix, straight)       \
-  X(ncclWindlass_OneShot_##R##_2##suffix, one_shot, reducer, 2, 4, 512, straight)      \
+// All-reduces: of middle sizes in one shot, and in two phases. There is room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds
+// lines of each rank. `groups`, `threads_max`: in two phases of 2 ranks. Sums have 6 warps with larger packets there, so that more bytes are under
+// way.
+#define WINDLASS_ONE_SHOT_KERNELS_OF(X, R, reducer, suffix, straight)                                \
+  X(ncclWindlass_OneShot_##R##_2##suffix, one_shot, reducer, 2, 4, 512, straight)                    \
   X(ncclWindlass_OneShot_##R##_4##suffix, one_shot, reducer, 4, 4, 512, straight)
-
-// Room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds lines of each rank. Those of 2 ranks are for large buffers alone: they
-// have one form. Those of sums have 6 warps with larger packets, so that more bytes are under way.
-#define WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight)     \
-  X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)  \
+#define WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight, groups, threads_max)         \
+  X(ncclWindlass_AllReduce_##R##_2##suffix, all_reduce, reducer, 2, groups, threads_max, straight)   \
+  X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)                \
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
-#define WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS(X, R, reducer, groups, threads_max)     \
-  X(ncclWindlass_AllReduce_##R##_2, all_reduce, reducer, 2, groups, threads_max, false) \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, R, reducer, , false)
 
 // Reductions of large buffers: as many warps of each role as were fastest with 24 blocks, and the signal warp. With more of them the kernels spill
 // or are slower.
-#define WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, R, reducer, suffix, straight)                              \
+#define WINDLASS_SIMPLE_KERNELS_OF(X, R, reducer, suffix, straight)                                         \
   X(ncclWindlass_Simple_##R##_2##suffix, simple, reducer, 2, 4, 544, straight)                              \
   X(ncclWindlass_Simple_##R##_4##suffix, simple, reducer, 4, 4, 544, straight)                              \
   X(ncclWindlass_SimpleAllReduce_##R##_2##suffix, simple_all_reduce, reducer, 2, 4, 608, straight)          \
   X(ncclWindlass_SimpleAllReduce_##R##_4##suffix, simple_all_reduce, reducer, 4, 4, 416, straight)
 
-#define WINDLASS_COLLECTIVE_KERNELS_FOR(X, suffix, straight)                           \
-  WINDLASS_LL_KERNELS_OF(X, Copy, Copy, suffix, straight)                              \
-  WINDLASS_LL_KERNELS_OF(X, SumF32, SumF32, suffix, straight)                          \
-  WINDLASS_LL_KERNELS_OF(X, SumF16, SumF16, suffix, straight)                          \
-  WINDLASS_LL_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)                        \
+#define WINDLASS_SUM_KERNELS_OF(X, R, suffix, straight)                                \
+  WINDLASS_COLLECTIVE_KERNELS_OF(X, R, R, suffix, straight)                            \
+  WINDLASS_ONE_SHOT_KERNELS_OF(X, R, R, suffix, straight)                              \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, R, suffix, straight, 4, 576)                    \
+  WINDLASS_SIMPLE_KERNELS_OF(X, R, R, suffix, straight)
+#define WINDLASS_SINGLE_KERNELS_FOR(X, suffix, straight)                               \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, Copy, Copy, suffix, straight)                      \
-  X(ncclWindlass_LL128x2_Copy_4##suffix, ll128, Copy, 4, 2, 512, straight)             \
-  WINDLASS_COLLECTIVE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)                  \
-  WINDLASS_COLLECTIVE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)                  \
-  WINDLASS_COLLECTIVE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)                \
-  WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)           \
-  WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)           \
-  WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)
+  WINDLASS_SUM_KERNELS_OF(X, SumF32, suffix, straight)                                 \
+  WINDLASS_SUM_KERNELS_OF(X, SumF16, suffix, straight)                                 \
+  WINDLASS_SUM_KERNELS_OF(X, SumBf16, suffix, straight)                                \
+  WINDLASS_COLLECTIVE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)               \
+  WINDLASS_ONE_SHOT_KERNELS_OF(X, Any, AnyReduction, suffix, straight)                 \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight, 2, 768)
 
-#define WINDLASS_ALL_REDUCE_WHOLE_KERNELS_OF(X, R, reducer)                            \
-  WINDLASS_COLLECTIVE_ONE_SHOT_KERNELS_OF(X, R, reducer, _whole, true)                 \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, R, reducer, _whole, true)
-#define WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, reducer, groups, threads_max)             \
-  WINDLASS_COLLECTIVE_ONE_SHOT_KERNELS_OF(X, R, reducer, , false)                      \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS(X, R, reducer, groups, threads_max)
-// Other types have straight kernels of LL alone, for one collective of up to 4 ranks. Elsewhere the choice of type and operation takes more than
-// the user's odd bytes.
-#define WINDLASS_ALL_REDUCE_KERNELS(X)                                                 \
-  WINDLASS_ALL_REDUCE_WHOLE_KERNELS_OF(X, SumF32, SumF32)                              \
-  WINDLASS_ALL_REDUCE_WHOLE_KERNELS_OF(X, SumF16, SumF16)                              \
-  WINDLASS_ALL_REDUCE_WHOLE_KERNELS_OF(X, SumBf16, SumBf16)                            \
-  WINDLASS_ALL_REDUCE_KERNELS_OF(X, SumF32, SumF32, 4, 576)                            \
-  WINDLASS_ALL_REDUCE_KERNELS_OF(X, SumF16, SumF16, 4, 576)                            \
-  WINDLASS_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, 4, 576)                          \
-  WINDLASS_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, 2, 768)                         \
-  X(ncclWindlass_OneShot_SumF32_8, one_shot, SumF32, 8, 2, 512, false)                 \
-  X(ncclWindlass_OneShot_SumF16_8, one_shot, SumF16, 8, 2, 512, false)                 \
-  X(ncclWindlass_OneShot_SumBf16_8, one_shot, SumBf16, 8, 2, 512, false)
-
-// Reductions that run here in fixed order only have one kernel of each kind: they are rare, and each kernel is in every image.
-#define WINDLASS_ORDERED_KERNELS(X)                                                    \
-  X(ncclWindlass_LL128x2_Ordered_2, ll128, OrderedReduction, 2, 2, 640, false)         \
-  X(ncclWindlass_LL128x2_Ordered_4, ll128, OrderedReduction, 4, 2, 512, false)         \
-  X(ncclWindlass_LL128x2_Ordered_8, ll128, OrderedReduction, 8, 2, 512, false)         \
-  WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS(X, Ordered, OrderedReduction, 2, 768)
-
-// Kernels that run one collective.
-#define WINDLASS_SINGLE_KERNELS(X)                  \
-  WINDLASS_COLLECTIVE_KERNELS_FOR(X, _whole, true)  \
-  WINDLASS_COLLECTIVE_KERNELS_FOR(X, , false)       \
-  X(ncclWindlass_LL_Any_2_whole, ll, AnyReduction, 2, 0, 512, true) \
-  X(ncclWindlass_LL_Any_4_whole, ll, AnyReduction, 4, 0, 512, true) \
-  WINDLASS_LL_KERNELS_OF(X, Any, AnyReduction, , false) \
-  WINDLASS_COLLECTIVE_KERNELS_OF(X, Any, AnyReduction, , false) \
-  WINDLASS_ALL_REDUCE_KERNELS(X)                    \
-  WINDLASS_ORDERED_KERNELS(X)
+// Kernels that run one collective. One-shot of 8 ranks serves few sizes, and has one form. Reductions that run here in fixed order only have two
+// kernels for each number of ranks: they are rare, and each kernel is in every image.
+#define WINDLASS_SINGLE_KERNELS(X)                                                     \
+  WINDLASS_SINGLE_KERNELS_FOR(X, _whole, true)                                         \
+  WINDLASS_SINGLE_KERNELS_FOR(X, , false)                                              \
+  X(ncclWindlass_OneShot_SumF32_8, one_shot, SumF32, 8, 2, 384, false)                 \
+  X(ncclWindlass_OneShot_SumF16_8, one_shot, SumF16, 8, 2, 384, false)                 \
+  X(ncclWindlass_OneShot_SumBf16_8, one_shot, SumBf16, 8, 2, 384, false)               \
+  X(ncclWindlass_OneShot_Any_8, one_shot, AnyReduction, 8, 2, 384, false)              \
+  WINDLASS_ONE_PHASE_KERNELS_OF(X, Ordered, OrderedReduction, , false)                 \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, Ordered, OrderedReduction, , false, 2, 768)
 
 // Kernels that run a batch of small collectives.
 #define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                \
@@ -123,7 +96,8 @@
   WINDLASS_BATCH_KERNELS_OF(X, Copy, Copy, suffix, straight)           \
   WINDLASS_BATCH_KERNELS_OF(X, SumF32, SumF32, suffix, straight)       \
   WINDLASS_BATCH_KERNELS_OF(X, SumF16, SumF16, suffix, straight)       \
-  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)
+  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
+  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
 
 // Kernels that run a batch of larger collectives. None is straight: fetching instructions is little of their time, and each kernel is in
 // every image.
@@ -149,7 +123,6 @@
 #define WINDLASS_BATCH_KERNELS(X)              \
   WINDLASS_BATCH_KERNELS_FOR(X, _whole, true)  \
   WINDLASS_BATCH_KERNELS_FOR(X, , false)       \
-  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, , false) \
   WINDLASS_LARGER_BATCH_KERNELS(X)
 
 #define WINDLASS_COLLECTIVE_KERNELS(X) \

@@ -67,11 +67,10 @@ struct BatchKernel {
 inline const Kernel kernels[] = {
     WINDLASS_SINGLE_KERNELS(WORLD_KERNEL)
     // GPUs have no such kernels. Here they let every type and operation run in every way.
-    WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
-    WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
+    WINDLASS_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
+    WINDLASS_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
     WORLD_KERNEL(ncclWindlass_AllReduce_Any_2, all_reduce, AnyReduction, 2, 4, 576, false)
-    WORLD_KERNEL(ncclWindlass_OneShot_Any_8, one_shot, AnyReduction, 8, 2, 512, false)
-    WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(WORLD_KERNEL, Down, Downward, , false)
+    WINDLASS_ALL_REDUCE_KERNELS_OF(WORLD_KERNEL, Down, Downward, , false, 2, 768)
 };
 
 inline const BatchKernel batch_kernels[] = {WINDLASS_BATCH_KERNELS(WORLD_KERNEL)};

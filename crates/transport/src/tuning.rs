@@ -232,8 +232,8 @@ pub fn hash() -> u64 {
     built_in::put(&mut writer);
     let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter } = kernels();
     for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter] {
-        let Crossover { ll_bytes_max, two_groups_bytes_max, one_shot_bytes_min, large_bytes_min } = crossover;
-        writer.u64(ll_bytes_max).u64(two_groups_bytes_max).u64(one_shot_bytes_min).u64(large_bytes_min);
+        let Crossover { ll_bytes_max, one_shot_bytes_max, two_groups_bytes_max, large_bytes_min } = crossover;
+        writer.u64(ll_bytes_max).u64(one_shot_bytes_max).u64(two_groups_bytes_max).u64(large_bytes_min);
     }
     checksum(&writer.finish())
 }

@@ -142,20 +142,6 @@ pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
     ranks <= 4 && matches!(reducer, Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16)
 }
 
-/// Whether there are kernels of one-shot.
-pub(super) fn goes_in_one_shot(reducer: Reducer, ranks: u32) -> bool {
-    match reducer {
-        Reducer::Copy | Reducer::Ordered => false,
-        Reducer::Any => ranks <= 4,
-        Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16 => true,
-    }
-}
-
-/// Whether there are kernels of LL128 packets of two groups, in one phase.
-pub(super) fn has_two_groups(reducer: Reducer, ranks: u32) -> bool {
-    !(3..=4).contains(&ranks) || matches!(reducer, Reducer::Copy | Reducer::Ordered)
-}
-
 /// One kernel of the images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
@@ -255,33 +241,31 @@ impl Kernel {
     }
 
     fn exists(self) -> bool {
+        let reduces = self.reducer != Reducer::Copy;
         let is_of_family = match self.family {
-            Family::Ll128x2 | Family::AllReduce if self.reducer == Reducer::Ordered => true,
-            _ if self.reducer == Reducer::Ordered => false,
-            Family::AllReduce | Family::AllReduceX4 => {
-                self.reducer != Reducer::Copy && self.family == Family::two_phases(self.reducer, self.ranks)
-            }
-            Family::BatchAllReduce => self.reducer != Reducer::Copy,
-            Family::OneShotX2 | Family::OneShotX4 => {
-                goes_in_one_shot(self.reducer, self.ranks) && self.family == Family::one_shot(self.ranks)
-            }
+            Family::Ll | Family::BatchLl | Family::Ll128x2 => true,
             Family::Ll128x4 | Family::BatchLl128x4 => self.ranks < 8,
             Family::BatchLl128x2 => self.ranks == 8,
+            Family::OneShotX2 | Family::OneShotX4 => reduces && self.family == Family::one_shot(self.ranks),
+            Family::AllReduce | Family::AllReduceX4 => {
+                reduces && self.family == Family::two_phases(self.reducer, self.ranks)
+            }
+            Family::BatchAllReduce => reduces,
             Family::Simple | Family::SimpleAllReduce => can_post(self.reducer, self.ranks),
-            Family::Ll128x2 => has_two_groups(self.reducer, self.ranks),
-            Family::Ll | Family::BatchLl => true,
         };
-        RANKS.contains(&self.ranks) && is_of_family && (self.is_for_any() || self.has_straight())
+        let is_of_reducer = self.reducer != Reducer::Ordered
+            || matches!(self.family, Family::Ll128x2 | Family::AllReduce);
+        RANKS.contains(&self.ranks)
+            && is_of_family
+            && is_of_reducer
+            && (self.is_for_any() || self.has_straight())
     }
 
     /// Whether there is a form of it that is straight. `device/collective_list.h` says why not.
     fn has_straight(self) -> bool {
-        match (self.family, self.reducer) {
-            (_, Reducer::Ordered) => false,
-            (Family::Ll, reducer) => reducer != Reducer::Any || self.ranks <= 4,
-            (_, Reducer::Any) | (Family::OneShotX2 | Family::AllReduceX4, _) => false,
-            (family, _) => !family.is_batch_of_larger(),
-        }
+        self.reducer != Reducer::Ordered
+            && self.family != Family::OneShotX2
+            && !self.family.is_batch_of_larger()
     }
 
     /// Its name in the images.
@@ -301,6 +285,7 @@ impl Kernel {
         match (self.family, self.ranks) {
             (Family::AllReduce | Family::BatchAllReduce, 2 | 4) => 768,
             (Family::AllReduceX4, _) => 576,
+            (Family::OneShotX2, _) => 384,
             (Family::Simple, _) => 544,
             (Family::SimpleAllReduce, 2) => 608,
             (Family::SimpleAllReduce, _) => 416,

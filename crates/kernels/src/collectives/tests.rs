@@ -31,14 +31,14 @@ fn kinds(ranks: u32) -> Vec<Kind> {
 fn tunings() -> [Tuning; 5] {
     const NEVER: u64 = u64::MAX;
     let of = [
-        (NEVER, 0, NEVER, NEVER),
-        (0, NEVER, NEVER, NEVER),
+        (NEVER, 0, 0, NEVER),
         (0, 0, NEVER, NEVER),
-        (0, 0, NEVER, 0),
         (0, 0, 0, NEVER),
+        (0, 0, 0, 0),
+        (0, NEVER, 0, NEVER),
     ];
-    of.map(|(ll_bytes_max, two_groups_bytes_max, one_shot_bytes_min, large_bytes_min)| {
-        let every = Crossover { ll_bytes_max, two_groups_bytes_max, one_shot_bytes_min, large_bytes_min };
+    of.map(|(ll_bytes_max, one_shot_bytes_max, two_groups_bytes_max, large_bytes_min)| {
+        let every = Crossover { ll_bytes_max, one_shot_bytes_max, two_groups_bytes_max, large_bytes_min };
         Tuning {
             all_reduce: every,
             broadcast: every,
@@ -229,7 +229,7 @@ fn wires_do_not_overlap() {
 fn kernels_are_told_apart() {
     let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
     let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
-    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (186, 186, 186));
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (211, 211, 211));
     assert!(indices.iter().all(|index| *index < Kernel::INDICES));
     assert_eq!(Kernel::all_for(9).count(), 0);
     for ranks in 2..=8 {
@@ -439,7 +439,7 @@ fn straight_kernels_take_what_is_whole() {
         assert_eq!(launch.flags & COLLECTIVE_EVEN != 0, call.kind.is_even());
         (shape.kernel.family() == Family::Ll, !shape.kernel.is_for_any())
     };
-    let [by_ll, by_ll128, .., in_one_shot] = tunings();
+    let [by_ll, by_ll128, ..] = tunings();
     let reduction = Some(Reduction { datatype: FLOAT32, operation: SUM });
     let of_floats = |kind, count| Collective { element_bytes: 4, reduction, ..collective(kind, count) };
     for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
@@ -462,17 +462,20 @@ fn straight_kernels_take_what_is_whole() {
         assert_eq!(told(&Collective { count: most, ..call }, &by_ll), (true, true), "{kind:?}");
         assert!(!told(&Collective { count: most + 4, ..call }, &by_ll).0, "{kind:?}");
     }
-    // Of other types there are straight kernels of LL alone, in one shot and in two phases those of so many ranks.
-    for kind in [Kind::AllReduce, Kind::ReduceScatter] {
-        let call = collective(kind, 800);
-        assert_eq!([told(&call, &by_ll), told(&call, &by_ll128)], [(true, true), (false, false)]);
+    // Of every type, for every number of ranks but in one shot of more than 4. What only fixed order makes native has none.
+    for (ranks, tuning) in (2..=8).flat_map(|ranks| tunings().map(|tuning| (ranks, tuning))) {
+        let geometry = Geometry::recommended(32, ranks, 1, 1);
+        for datatype in [0, 4, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3] {
+            let reduction = Some(Reduction { datatype, operation: SUM });
+            let element_bytes = ELEMENT_BYTES[datatype as usize];
+            for kind in [Kind::AllReduce, Kind::ReduceScatter] {
+                let call = Collective { element_bytes, reduction, ..collective(kind, 800) };
+                let kernel = arranged(&call, &geometry, &tuning, &limits).shape.kernel;
+                let has_one_form = datatype == FLOAT8_E4M3 || kernel.family() == Family::OneShotX2;
+                assert_eq!(kernel.is_for_any(), has_one_form, "{kernel:?}");
+            }
+        }
     }
-    let is_straight = |ranks, tuning| {
-        let (geometry, call) = (Geometry::recommended(32, ranks, 1, 1), of_floats(Kind::AllReduce, 200));
-        !arranged(&call, &geometry, tuning, &limits).shape.kernel.is_for_any()
-    };
-    assert_eq!([2, 3, 4, 8].map(|ranks| is_straight(ranks, &by_ll128)), [false, true, true, true]);
-    assert_eq!([2, 3, 4, 8].map(|ranks| is_straight(ranks, &in_one_shot)), [true, true, true, false]);
     for kind in [Kind::Broadcast { root: 1 }, Kind::Reduce { root: 1 }] {
         assert_eq!(told(&collective(kind, 800), &by_ll), (false, false), "{kind:?}");
     }

@@ -1,6 +1,6 @@
 //! Decides which kernel serves which size.
 
-use super::kernel::{Family, Reducer, can_post, goes_in_one_shot, has_two_groups};
+use super::kernel::{Family, Reducer, can_post};
 use super::{Geometry, Kind};
 
 /// The sizes at which a kind of collective changes its kernel, in total bytes: count times element, for all-gather and reduce-scatter also
@@ -10,12 +10,11 @@ pub struct Crossover {
     /// Up to here it goes by LL, if there are channels enough; 0: never. A broadcast and a reduce never do: LL is for what every rank sends every
     /// other one.
     pub ll_bytes_max: u64,
-    /// Above `ll_bytes_max` up to here it goes by LL128 in packets of two groups, above in packets of four. An all-reduce, and more than 4 ranks,
-    /// always have two. What reduces on 3 or 4 ranks in one phase always has four: packets of two were worth little there, and their kernels have
-    /// made room for those of one-shot.
+    /// Above LL up to here it goes in one shot, as far as the rings for that hold it; 0: never. Only all-reduces do.
+    pub one_shot_bytes_max: u64,
+    /// Above these up to here it goes by LL128 in packets of two groups, above in packets of four. An all-reduce, and more than 4 ranks, always have
+    /// two.
     pub two_groups_bytes_max: u64,
-    /// An all-reduce goes in one shot from here up to what the rings for that hold.
-    pub one_shot_bytes_min: u64,
     /// From here it goes the way of large ones. All-reduces and reduce-scatters that sum floats on at most 4 ranks go by Simple packets. A reduce
     /// goes in two phases, if bytes times (ranks - 2) reach this size.
     pub large_bytes_min: u64,
@@ -40,22 +39,19 @@ const NEVER: u64 = u64::MAX;
 /// In one phase the root of a reduce gets ranks - 1 buffers; in two phases it gets one, some microseconds later. On 4 ranks 1 MB took 9.3 us in
 /// one phase and 10.4 in two, 8 MB 73 and 40 (4 × H100). For other numbers of ranks this is a model.
 const TWO_PHASES_BYTES_MIN: u64 = 3 << 20;
-/// Below LL is faster: 2.97 us and 3.24 for 64 KiB of fp32 (2 × H100).
-const ONE_SHOT_BYTES_MIN: u64 = (64 << 10) + 1;
-
 impl Default for Tuning {
     /// Measured on 2 × H200 with grids of 32 blocks; from 4 × H200 only that Simple packets pay there sooner
-    /// (`docs/measurements/2026-11-22-collectives`).
+    /// (`docs/measurements/2026-11-22-collectives`). One-shot follows LL, which is faster at 64 KiB: 2.97 us and 3.24 for fp32 (2 × H100).
     fn default() -> Self {
         let crossover = |ll_bytes_max, two_groups_bytes_max, large_bytes_min| Crossover {
             ll_bytes_max,
+            one_shot_bytes_max: 0,
             two_groups_bytes_max,
-            one_shot_bytes_min: NEVER,
             large_bytes_min,
         };
         Tuning {
             all_reduce: Crossover {
-                one_shot_bytes_min: ONE_SHOT_BYTES_MIN,
+                one_shot_bytes_max: u64::MAX,
                 ..crossover(64 << 10, u64::MAX, 12 << 20)
             },
             broadcast: crossover(0, 64 << 10, NEVER),
@@ -87,27 +83,22 @@ impl Tuning {
         geometry: &Geometry,
     ) -> Family {
         let crossover = self.crossover(kind);
+        // What only fixed order makes native has kernels of `AllReduce` and `Ll128x2` alone.
+        let is_usual = kind.is_even() && reducer != Reducer::Ordered;
+        let is_ll = is_usual
+            && total_bytes <= crossover.ll_bytes_max
+            && connection_bytes <= geometry.ll_bytes_max();
+        let is_one_shot = is_usual
+            && kind == Kind::AllReduce
+            && total_bytes <= crossover.one_shot_bytes_max
+            && connection_bytes <= geometry.one_shot_bytes_max();
         let is_simple = total_bytes >= crossover.large_bytes_min && can_post(reducer, geometry.ranks);
         let in_two_phases =
             total_bytes.saturating_mul(u64::from(geometry.ranks) - 2) >= crossover.large_bytes_min;
         match kind {
+            _ if is_ll => Family::Ll,
+            _ if is_one_shot => Family::one_shot(geometry.ranks),
             Kind::Reduce { .. } if in_two_phases => Family::two_phases(reducer, geometry.ranks),
-            // Ordered reductions have kernels of `AllReduce` and `Ll128x2` alone.
-            Kind::AllReduce if reducer == Reducer::Ordered => Family::AllReduce,
-            Kind::AllReduce
-                if goes_in_one_shot(reducer, geometry.ranks)
-                    && total_bytes >= crossover.one_shot_bytes_min
-                    && total_bytes <= geometry.one_shot_bytes_max() =>
-            {
-                Family::one_shot(geometry.ranks)
-            }
-            _ if reducer == Reducer::Ordered => self.over_ll128(kind, reducer, total_bytes, geometry.ranks),
-            _ if kind.is_even()
-                && total_bytes <= crossover.ll_bytes_max
-                && connection_bytes <= geometry.ll_bytes_max() =>
-            {
-                Family::Ll
-            }
             Kind::AllReduce if is_simple => Family::SimpleAllReduce,
             Kind::AllReduce => Family::two_phases(reducer, geometry.ranks),
             Kind::ReduceScatter if is_simple => Family::Simple,
@@ -118,11 +109,6 @@ impl Tuning {
     /// The family over LL128 in one phase.
     pub(super) fn over_ll128(&self, kind: Kind, reducer: Reducer, total_bytes: u64, ranks: u32) -> Family {
         let is_small = total_bytes <= self.crossover(kind).two_groups_bytes_max;
-        let has_two = has_two_groups(reducer, ranks);
-        if reducer == Reducer::Ordered || ranks > 4 || is_small && has_two {
-            Family::Ll128x2
-        } else {
-            Family::Ll128x4
-        }
+        if reducer == Reducer::Ordered || ranks > 4 || is_small { Family::Ll128x2 } else { Family::Ll128x4 }
     }
 }

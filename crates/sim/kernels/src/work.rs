@@ -189,7 +189,7 @@ mod tests {
             let every = Crossover {
                 ll_bytes_max,
                 two_groups_bytes_max: 0,
-                one_shot_bytes_min: if large_bytes_min > 0 && ll_bytes_max == 0 { 0 } else { u64::MAX },
+                one_shot_bytes_max: if large_bytes_min > 0 && ll_bytes_max == 0 { u64::MAX } else { 0 },
                 large_bytes_min,
             };
             Tuning {
