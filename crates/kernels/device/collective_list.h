@@ -8,7 +8,8 @@
 
 #define WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight) WINDLASS_COLLECTIVE_ENTRY_##family(reducer, ranks, groups, straight)
 #define WINDLASS_COLLECTIVE_ENTRY_ll(reducer, ranks, groups, straight) run_ll<reducer, ranks, straight>
-#define WINDLASS_COLLECTIVE_ENTRY_one_shot(reducer, ranks, groups, straight) run_one_shot<reducer, ranks, groups, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_one_shot(reducer, ranks, groups, straight) run_one_shot<reducer, ranks, groups, straight, false>
+#define WINDLASS_COLLECTIVE_ENTRY_one_shot_parts(reducer, ranks, groups, straight) run_one_shot<reducer, ranks, groups, straight, reducer::reduces>
 #define WINDLASS_COLLECTIVE_ENTRY_batch(reducer, ranks, groups, straight) run_batch<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_ll128(reducer, ranks, groups, straight) run_ll128<reducer, ranks, groups, straight, OneCall>
 #define WINDLASS_COLLECTIVE_ENTRY_batch_ll128(reducer, ranks, groups, straight) run_ll128<reducer, ranks, groups, straight, CallsOfBatch<false>>
@@ -21,6 +22,7 @@
 #define WINDLASS_COLLECTIVE_PARAMETER(family) WINDLASS_COLLECTIVE_PARAMETER_##family
 #define WINDLASS_COLLECTIVE_PARAMETER_ll WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_one_shot WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_one_shot_parts WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_ll128 WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_simple WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_simple_all_reduce WindlassCollectiveLaunch
@@ -40,14 +42,24 @@
   X(ncclWindlass_LL_##R##_8##suffix, ll, reducer, 8, 0, 512, straight)                 \
   WINDLASS_ONE_PHASE_KERNELS_OF(X, R, reducer, suffix, straight)                       \
   X(ncclWindlass_LL128x4_##R##_2##suffix, ll128, reducer, 2, 4, 640, straight)         \
-  X(ncclWindlass_LL128x4_##R##_4##suffix, ll128, reducer, 4, 4, 512, straight)
+  X(ncclWindlass_LL128x4_##R##_4##suffix, ll128, reducer, 4, 4, 512, straight)         \
+  WINDLASS_ONE_SHOT_PARTS_KERNELS_OF(X, R, reducer, suffix, straight)
 
-// All-reduces: of middle sizes in one shot, and in two phases. There is room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds
-// lines of each rank. `groups`, `threads_max`: in two phases of 2 ranks. Sums have 6 warps with larger packets there, so that more bytes are under
-// way.
+// Middle sizes in one shot: all-reduces, and all-gathers and reduce-scatters (parts). With 2 ranks the latter have more warps, as their grids have fewer
+// blocks: still a warp for each channel. With more ranks they have few channels, so few warps, which then hardly spill.
 #define WINDLASS_ONE_SHOT_KERNELS_OF(X, R, reducer, suffix, straight)                                \
   X(ncclWindlass_OneShot_##R##_2##suffix, one_shot, reducer, 2, 4, 512, straight)                    \
   X(ncclWindlass_OneShot_##R##_4##suffix, one_shot, reducer, 4, 4, 512, straight)
+#define WINDLASS_ONE_SHOT_PARTS_KERNELS_OF(X, R, reducer, suffix, straight)                          \
+  X(ncclWindlass_OneShotParts_##R##_2##suffix, one_shot_parts, reducer, 2, 4, 768, straight)         \
+  X(ncclWindlass_OneShotParts_##R##_4##suffix, one_shot_parts, reducer, 4, 4, 384, straight)
+// Those of 8 ranks serve few sizes, and have one form.
+#define WINDLASS_ONE_SHOT_KERNELS_OF_8(X, R, reducer)                                                \
+  X(ncclWindlass_OneShot_##R##_8, one_shot, reducer, 8, 2, 384, false)                               \
+  X(ncclWindlass_OneShotParts_##R##_8, one_shot_parts, reducer, 8, 2, 384, false)
+
+// All-reduces in two phases. There is room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds lines of each rank. `groups`,
+// `threads_max`: of 2 ranks. Sums have 6 warps with larger packets there, so that more bytes are under way.
 #define WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight, groups, threads_max)         \
   X(ncclWindlass_AllReduce_##R##_2##suffix, all_reduce, reducer, 2, groups, threads_max, straight)   \
   X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)                \
@@ -75,15 +87,16 @@
   WINDLASS_ONE_SHOT_KERNELS_OF(X, Any, AnyReduction, suffix, straight)                 \
   WINDLASS_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight, 2, 768)
 
-// Kernels that run one collective. One-shot of 8 ranks serves few sizes, and has one form. Reductions that run here in fixed order only have two
-// kernels for each number of ranks: they are rare, and each kernel is in every image.
+// Kernels that run one collective. Reductions that run here in fixed order only have two kernels for each number of ranks: they are rare, and each
+// kernel is in every image.
 #define WINDLASS_SINGLE_KERNELS(X)                                                     \
   WINDLASS_SINGLE_KERNELS_FOR(X, _whole, true)                                         \
   WINDLASS_SINGLE_KERNELS_FOR(X, , false)                                              \
-  X(ncclWindlass_OneShot_SumF32_8, one_shot, SumF32, 8, 2, 384, false)                 \
-  X(ncclWindlass_OneShot_SumF16_8, one_shot, SumF16, 8, 2, 384, false)                 \
-  X(ncclWindlass_OneShot_SumBf16_8, one_shot, SumBf16, 8, 2, 384, false)               \
-  X(ncclWindlass_OneShot_Any_8, one_shot, AnyReduction, 8, 2, 384, false)              \
+  X(ncclWindlass_OneShotParts_Copy_8, one_shot_parts, Copy, 8, 2, 384, false)          \
+  WINDLASS_ONE_SHOT_KERNELS_OF_8(X, SumF32, SumF32)                                    \
+  WINDLASS_ONE_SHOT_KERNELS_OF_8(X, SumF16, SumF16)                                    \
+  WINDLASS_ONE_SHOT_KERNELS_OF_8(X, SumBf16, SumBf16)                                  \
+  WINDLASS_ONE_SHOT_KERNELS_OF_8(X, Any, AnyReduction)                                 \
   WINDLASS_ONE_PHASE_KERNELS_OF(X, Ordered, OrderedReduction, , false)                 \
   WINDLASS_ALL_REDUCE_KERNELS_OF(X, Ordered, OrderedReduction, , false, 2, 768)
 

@@ -1,5 +1,5 @@
-// All-reduces of middle sizes in one phase: LL128 lines with LL's counting. A warp sends all its packets of a channel to all peers before it takes
-// the first, so that the whole message is under way at once. There is no credit, and nothing is cleaned.
+// All-reduces, all-gathers and reduce-scatters of middle sizes in one phase: LL128 lines with LL's counting. A warp sends all its packets of a channel
+// to all peers before it takes the first, so that the whole message is under way at once. There is no credit, and nothing is cleaned.
 //
 // A channel counts its launches from init, one count for all peers. A ring has room for two launches, so a rank at a channel's launch n overwrites
 // what every peer took in launch n - 2: see ll.cuh. Which tags a place had before does not matter, as no two launches of a channel share a tag.
@@ -37,37 +37,51 @@ struct OneShot : Channel<Ll128Format<groups>, straight> {
   }
 };
 
-// Runs a channel. In place too: a packet of the buffer is overwritten by its result, after this warp has sent it. False: aborted.
-template <class Reducer, int ranks_max, int groups, bool straight>
+// Runs a channel. `parts`: each peer gets its own part, else all get the same. In place too: what a result overwrites only this warp has sent and read
+// before. False: aborted.
+template <class Reducer, int ranks_max, bool parts, int groups, bool straight>
 WINDLASS_DEVICE bool run_one_shot_channel(OneShot<groups, straight>& way) {
   const WindlassCollectiveLaunch& launch = way.launch;
   const uint32_t me = launch.rank;
+  // Of every connection: one-shot is for even launches.
   const uint64_t bytes = launch.receive_bytes[me];
   WINDLASS_NO_UNROLL
   for (; way.has_step(); ++way.step) {
-    Vector out[1][groups];
-    load_packet(way, out[0], launch.send[me], bytes);
+    Vector out[parts ? ranks_max - 1 : 1][groups];
+    WINDLASS_UNROLL
+    for (int distance = 1; distance < (parts ? ranks_max : 2); ++distance)
+      if (!parts || distance < (int)launch.ranks) load_packet(way, out[distance - 1], launch.send[parts ? way.peer(distance) : me], bytes);
     store_lines<ranks_max>(way, out);
+    // What only moves also goes to this rank's own place.
+    if (!Reducer::reduces && launch.receive[me] != launch.send[me]) store_packet(way, out[0], launch.receive[me], bytes);
   }
   WINDLASS_NO_UNROLL
   for (way.step = 0; way.has_step(); ++way.step) {
     Vector own[groups], x[ranks_max][groups];
-    load_packet(way, own, launch.send[me], bytes);
-    spread(x, own);
+    if constexpr (Reducer::reduces) {
+      load_packet(way, own, launch.send[me], bytes);
+      spread(x, own);
+    }
     if (!wait_for_lines(way, x, WINDLASS_WAITED_ONE_SHOT_DATA)) return false;
-    reduce_packet<Reducer>(own, x, launch);
-    store_packet(way, own, launch.receive[me], bytes);
+    if constexpr (Reducer::reduces) {
+      reduce_packet<Reducer>(own, x, launch);
+      store_packet(way, own, launch.receive[me], bytes);
+    } else {
+      WINDLASS_UNROLL
+      for (int rank = 0; rank < ranks_max; ++rank)
+        if (way.moves_peer(rank)) store_packet(way, x[rank], launch.receive[rank], bytes);
+    }
   }
   way.end();
   return true;
 }
 
-template <class Reducer, int ranks_max, int groups, bool straight>
+template <class Reducer, int ranks_max, int groups, bool straight, bool parts>
 WINDLASS_DEVICE void run_one_shot(const WindlassCollectiveLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   WINDLASS_NO_UNROLL
   for (Channels channels(launch, warp_index()); channels.next < channels.last; channels.next += channels.stride) {
     OneShot<groups, straight> way(launch, channels.next);
-    if (!run_one_shot_channel<Reducer, ranks_max>(way)) return;
+    if (!run_one_shot_channel<Reducer, ranks_max, parts>(way)) return;
   }
 }

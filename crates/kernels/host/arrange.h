@@ -48,6 +48,8 @@ enum WindlassFamily : uint32_t {
   windlass_one_shot_x2,
   windlass_one_shot_x4,
   windlass_two_phases_x4,
+  windlass_one_shot_parts_x2,
+  windlass_one_shot_parts_x4,
 };
 
 enum WindlassReducer : uint32_t {

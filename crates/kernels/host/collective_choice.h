@@ -10,8 +10,9 @@ enum Kind : uint32_t { all_reduce, broadcast, reduce, all_gather, reduce_scatter
 constexpr int kinds = 6;
 inline const char* const kind_names[] = {"all-reduce", "broadcast", "reduce", "all-gather", "reduce-scatter", "all-to-all"};
 
-enum Family { ll, ll128, two_phases, simple, simple_two_phases, one_shot };
+enum Family { ll, ll128, two_phases, simple, simple_two_phases, one_shot, one_shot_parts };
 inline bool is_simple(Family family) { return family == simple || family == simple_two_phases; }
+inline bool is_one_shot(Family family) { return family == one_shot || family == one_shot_parts; }
 struct Choice {
   Family family;
   uint32_t groups;  // of LL128 and one-shot
@@ -23,6 +24,7 @@ struct Choice {
       case simple: return windlass_simple;
       case simple_two_phases: return windlass_simple_two_phases;
       case one_shot: return groups == 2 ? windlass_one_shot_x2 : windlass_one_shot_x4;
+      case one_shot_parts: return groups == 2 ? windlass_one_shot_parts_x2 : windlass_one_shot_parts_x4;
       default: return windlass_ll;
     }
   }
@@ -66,7 +68,7 @@ inline WindlassCollectiveLaunch arrange(Kind kind, CollectiveRequest request, co
     const uint64_t bytes = request.count * request.element_bytes;
     for (uint32_t rank = 0; rank < geometry.ranks; ++rank) launch.send[rank] = request.send + rank * bytes;
   }
-  use_all_channels(launch, choice.family == one_shot ? geometry.one_shot_channels : geometry.channels);
+  use_all_channels(launch, is_one_shot(choice.family) ? geometry.one_shot_channels : geometry.channels);
   return launch;
 }
 

@@ -31,6 +31,7 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
   if (kind == collective::all_reduce || kind == collective::reduce) choices.push_back({collective::two_phases, 2});
   if (ranks == 2 && (kind == collective::all_reduce || kind == collective::reduce)) choices.push_back({collective::two_phases, 4});
   if (kind == collective::all_reduce) choices.push_back({collective::one_shot, ranks <= 4 ? 4u : 2u});
+  if (kind == collective::all_gather || kind == collective::reduce_scatter) choices.push_back({collective::one_shot_parts, ranks <= 4 ? 4u : 2u});
   // Kernels for large reductions.
   if (ranks <= 4 && kind == collective::all_reduce) choices.push_back({collective::simple_two_phases, 4});
   if (ranks <= 4 && kind == collective::reduce_scatter) choices.push_back({collective::simple, 4});
@@ -39,12 +40,12 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
 bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::ll128; }
 
 uint64_t ring_bytes(const Options& o, const Choice& choice) {
-  if (choice.family == collective::one_shot) return o.one_shot_slots * packet_bytes(choice);
+  if (collective::is_one_shot(choice.family)) return o.one_shot_slots * packet_bytes(choice);
   return o.channels * packet_bytes(choice) * (choice.family == collective::ll ? (uint32_t)WINDLASS_LL_SLOTS : o.slots);
 }
 // The most bytes of a connection.
 uint64_t bytes_max(const Options& o, const Choice& choice) {
-  if (choice.family == collective::one_shot) return ring_bytes(o, choice);
+  if (collective::is_one_shot(choice.family)) return ring_bytes(o, choice);
   return choice.family == collective::ll ? o.channels * packet_bytes(choice) : ~0ull;
 }
 
@@ -561,8 +562,8 @@ void ranks_ahead() {
   }
 }
 
-// All-reduces in one shot alone, of other sizes launch by launch, so that a channel has none, one or many packets, and a place the lines of the same
-// launches on all ranks. Every rank in turn is late, so that the others go as far ahead as they can. Counts and tags pass 2^32.
+// Calls in one shot alone, of other kinds and sizes launch by launch, so that a channel has none, one or many packets, and a place the lines of the same
+// launches on all ranks, whatever they were. Every rank in turn is late, so that the others go as far ahead as they can. Counts and tags pass 2^32.
 void one_shot() {
   host::Random random{world::seed};
   for (uint32_t ranks : {2, 3, 4, 8}) {
@@ -574,13 +575,14 @@ void one_shot() {
     o.first_tag = random.below(2) ? (1ull << 32) - 1 - random.below(100) : (1ull << 63) - 12;
     o.first_count = random.below(2) ? (1ull << 32) - 1 - random.below(60) : random.below(2);
     World world(o);
-    const Choice choice{collective::one_shot, ranks <= 4 ? 4u : 2u};
     std::vector<Call> calls;
     for (int i = 0; i < (HOST_TSAN ? 16 : 60); ++i) {
+      const Kind kind = (Kind[]){collective::all_reduce, collective::all_gather, collective::reduce_scatter}[random.below(3)];
+      const Choice choice{kind == collective::all_reduce ? collective::one_shot : collective::one_shot_parts, ranks <= 4 ? 4u : 2u};
       const uint64_t most = bytes_max(o, choice), packets = 1 + random.below(o.one_shot_slots);
       const uint64_t bytes[] = {random.below(20), packets * packet_bytes(choice), packets * packet_bytes(choice) - 1 - random.below(40), random.below(most + 1), most};
-      calls.push_back(any_call(random, collective::all_reduce, choice, ranks, bytes[random.below(5)]));
-      // Nothing that is reduced here looks like a tag of this communicator by chance: it is made so.
+      calls.push_back(any_call(random, kind, choice, ranks, bytes[random.below(5)]));
+      // Nothing that is moved here looks like a tag of this communicator by chance: it is made so.
       if (random.below(4) == 0) calls.back().type = reference::uint64, calls.back().count = bytes[3] / 8, calls.back().values = reference::like_tags;
     }
     How how;
@@ -616,6 +618,8 @@ void abort_in_the_middle() {
       {collective::all_reduce, {collective::simple_two_phases, 4}, WINDLASS_WAITED_LL128_DATA, 0},
       {collective::all_reduce, {collective::one_shot, 4}, WINDLASS_WAITED_ONE_SHOT_DATA, 0},
       {collective::all_reduce, {collective::one_shot, 4}, WINDLASS_WAITED_ONE_SHOT_DATA, 0, 1, 0, WINDLASS_CONTROL_ASK},
+      {collective::all_gather, {collective::one_shot_parts, 4}, WINDLASS_WAITED_ONE_SHOT_DATA, 0},
+      {collective::reduce_scatter, {collective::one_shot_parts, 4}, WINDLASS_WAITED_ONE_SHOT_DATA, 0, 1, 0, WINDLASS_CONTROL_ASK},
   };
   for (const Case& one : cases) {
     Options o;

@@ -85,7 +85,7 @@ inline const BatchKernel* batch_kernel_for(const collective::Choice& choice, con
   return nullptr;
 }
 inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
-  static const std::string families[] = {"ll", "ll128", "all_reduce", "simple", "simple_all_reduce", "one_shot"};
+  static const std::string families[] = {"ll", "ll128", "all_reduce", "simple", "simple_all_reduce", "one_shot", "one_shot_parts"};
   // Some kernels have no straight form.
   const Kernel* found = nullptr;
   for (const Kernel& kernel : kernels) {
@@ -182,7 +182,7 @@ struct Call {
   std::vector<std::vector<uint64_t>> matrix;
 
   std::string name(uint32_t ranks) const {
-    static const char* const families[] = {"LL", "LL128", "two phases", "Simple", "two phases, Simple", "one shot"};
+    static const char* const families[] = {"LL", "LL128", "two phases", "Simple", "two phases, Simple", "one shot", "one shot, parts"};
     return std::string(collective::kind_names[kind]) + " of " + std::to_string(count) + " " + reference::type_names[type] +
            (reduces(kind) ? std::string(" ") + reference::operation_names[by] : "") + " root " + std::to_string(root) + ", " + families[choice.family] + " " +
            std::to_string(choice.groups) + ", " + std::to_string(ranks) + " ranks" + (in_place ? ", in place" : "") + (matrix.empty() ? "" : ", uneven") +
@@ -431,7 +431,7 @@ struct Rank {
 
   void call(const Call& call, uint64_t index, uint32_t blocks, uint32_t role_warps) {
     WindlassCollectiveLaunch launch = prepare(call, index);
-    if (call.choice.family != collective::ll && call.choice.family != collective::one_shot) launch.used_channels = fewer_channels(launch.used_channels, index);
+    if (call.choice.family != collective::ll && !collective::is_one_shot(call.choice.family)) launch.used_channels = fewer_channels(launch.used_channels, index);
     const Kernel& kernel = kernel_for(call.choice, call.reducer(), ranks(), collective::straight(launch, call.choice) && !call.any_kernel);
     world.launch(launch, kernel, call.choice.family, blocks, role_warps, random.next());
     if (!world.aborted()) compare(call);

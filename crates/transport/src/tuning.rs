@@ -19,7 +19,7 @@ use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 pub use built_in::{REGISTERED_BYTES_MIN, RINGS_IN_FOURS, UNMEASURED_BYTES_MAX, unmeasured_bytes_max};
 /// Version of the kernels' protocol, and of how groups are cut and ordered. It must change with each change of packets, rings, credit or
 /// shares, or of groups.
-const PROTOCOL: u64 = 14;
+const PROTOCOL: u64 = 15;
 /// The most ranks that the kernels have.
 const RANKS_MAX: usize = 8;
 

@@ -99,7 +99,7 @@ const _: () = {
 };
 
 /// By the numbers of `WindlassFamily` in the header.
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 11] = [
     Family::Ll,
     Family::Ll128x2,
     Family::Ll128x4,
@@ -109,6 +109,8 @@ const FAMILIES: [Family; 9] = [
     Family::OneShotX2,
     Family::OneShotX4,
     Family::AllReduceX4,
+    Family::OneShotPartsX2,
+    Family::OneShotPartsX4,
 ];
 
 /// By the numbers of `WindlassReducer` in the header.

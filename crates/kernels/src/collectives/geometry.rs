@@ -1,7 +1,7 @@
 //! What the ranks agreed on at init, and where their wires lie in a region.
 
-use super::Refused;
 use super::kernel::Family;
+use super::{Kind, Refused};
 use crate::collective::{
     CHANNEL_BYTES, LL_COUNT_BYTES, LL_PAYLOAD_BYTES, LL_SLOT_BYTES, LL_SLOTS, LL128_SLOT_BYTES,
     ONE_SHOT_LAUNCHES, RANKS_MAX, Wire,
@@ -58,29 +58,24 @@ impl Geometry {
         let slots = if ranks <= 4 { SLOTS } else { SLOTS_OF_MANY };
         let one_shot_channels = ONE_SHOT_CHANNELS_A_BLOCK * blocks_max.clamp(1, ONE_SHOT_BLOCKS_MAX);
         let one_shot_bytes = one_shot_bytes(ranks) * u64::from(channels) / CHANNELS_MAX;
-        let one_shot_slots = one_shot_bytes.div_ceil(Family::one_shot(ranks).packet_bytes()) as u32;
+        let one_shot_slots =
+            one_shot_bytes.div_ceil(Family::one_shot(Kind::AllReduce, ranks).packet_bytes()) as u32;
         Geometry { first_tag, rank, ranks, channels, slots, one_shot_channels, one_shot_slots }
     }
 
     /// The most bytes of a connection that one-shot can carry.
     pub(super) fn one_shot_bytes_max(&self) -> u64 {
-        u64::from(self.one_shot_slots) * Family::one_shot(self.ranks).packet_bytes()
+        u64::from(self.one_shot_slots) * Family::one_shot(Kind::AllReduce, self.ranks).packet_bytes()
     }
 
     /// Packets that a ring of a family's wire holds: of a channel, or in one shot of a launch.
     pub(super) fn slots_of(&self, family: Family) -> u32 {
-        match family {
-            Family::OneShotX2 | Family::OneShotX4 => self.one_shot_slots,
-            _ => self.slots,
-        }
+        if family.is_one_shot() { self.one_shot_slots } else { self.slots }
     }
 
     /// Channels of a family's wire.
     pub fn channels_of(&self, family: Family) -> u32 {
-        match family {
-            Family::OneShotX2 | Family::OneShotX4 => self.one_shot_channels,
-            _ => self.channels,
-        }
+        if family.is_one_shot() { self.one_shot_channels } else { self.channels }
     }
 
     /// The most bytes of a connection that LL can carry: a packet a channel.
@@ -114,7 +109,7 @@ pub struct Layout {
     pub ll128: Wire,
     /// As `ll128`, for the second phase of kernels that have two.
     pub results: Wire,
-    /// Packets as those of `ll128`, for all-reduces of middle sizes.
+    /// Packets as those of `ll128`, for middle sizes.
     pub one_shot: Wire,
     /// Bytes of the whole part. It must be zero before any peer writes.
     pub bytes: u64,
@@ -125,7 +120,7 @@ impl Layout {
     pub(super) fn wires(&self, family: Family) -> [Wire; 2] {
         match family {
             Family::Ll | Family::BatchLl => [self.ll, Wire::default()],
-            Family::OneShotX2 | Family::OneShotX4 => [self.one_shot, Wire::default()],
+            _ if family.is_one_shot() => [self.one_shot, Wire::default()],
             _ if family.has_shares() => [self.ll128, self.results],
             _ => [self.ll128, Wire::default()],
         }
@@ -153,7 +148,9 @@ impl Layout {
         let (ll128, results) = (of_ll128(), of_ll128());
         let one_shot_slots = ONE_SHOT_LAUNCHES * u64::from(geometry.one_shot_slots);
         let one_shot = Wire {
-            rings: take(sources * one_shot_slots * Family::one_shot(geometry.ranks).line_bytes()),
+            rings: take(
+                sources * one_shot_slots * Family::one_shot(Kind::AllReduce, geometry.ranks).line_bytes(),
+            ),
             channels: take(u64::from(geometry.one_shot_channels) * LL_COUNT_BYTES),
         };
         Layout { ll, ll128, results, one_shot, bytes }

@@ -1,5 +1,6 @@
 //! Names the kernels of `device/collective_list.h`; `tests/kernels/structures.rs` holds that the lists are the same.
 
+use super::Kind;
 use crate::collective::{LL_PAYLOAD_BYTES, LL128_HALF_PAYLOAD_BYTES, LL128_SLOT_BYTES, SIMPLE_SHARED_BYTES};
 
 /// How data moves.
@@ -15,6 +16,10 @@ pub enum Family {
     OneShotX2,
     /// In packets of four groups, for at most 4 ranks.
     OneShotX4,
+    /// All-gathers and reduce-scatters in the same way, for more than 4 ranks.
+    OneShotPartsX2,
+    /// For at most 4 ranks.
+    OneShotPartsX4,
     /// LL128 in two phases, in packets of two groups.
     AllReduce,
     /// In packets of four groups, for sums of 2 ranks.
@@ -40,19 +45,35 @@ impl Family {
             Family::Ll | Family::BatchLl => LL_PAYLOAD_BYTES,
             Family::Ll128x2
             | Family::OneShotX2
+            | Family::OneShotPartsX2
             | Family::AllReduce
             | Family::BatchLl128x2
             | Family::BatchAllReduce => LL128_HALF_PAYLOAD_BYTES,
-            Family::Ll128x4 | Family::OneShotX4 | Family::AllReduceX4 | Family::BatchLl128x4 => {
-                2 * LL128_HALF_PAYLOAD_BYTES
-            }
+            Family::Ll128x4
+            | Family::OneShotX4
+            | Family::OneShotPartsX4
+            | Family::AllReduceX4
+            | Family::BatchLl128x4 => 2 * LL128_HALF_PAYLOAD_BYTES,
             Family::Simple | Family::SimpleAllReduce => LL128_SLOT_BYTES,
         }
     }
 
-    /// The family that serves so many ranks in one shot.
-    pub(super) fn one_shot(ranks: u32) -> Family {
-        if ranks <= 4 { Family::OneShotX4 } else { Family::OneShotX2 }
+    /// The family that serves an even kind of so many ranks in one shot. Packets of all kinds are alike, as these share rings.
+    pub(super) fn one_shot(kind: Kind, ranks: u32) -> Family {
+        match (kind, ranks) {
+            (Kind::AllReduce, ..=4) => Family::OneShotX4,
+            (Kind::AllReduce, _) => Family::OneShotX2,
+            (_, ..=4) => Family::OneShotPartsX4,
+            _ => Family::OneShotPartsX2,
+        }
+    }
+
+    /// Whether it runs in one shot.
+    pub(super) fn is_one_shot(self) -> bool {
+        matches!(
+            self,
+            Family::OneShotX2 | Family::OneShotX4 | Family::OneShotPartsX2 | Family::OneShotPartsX4
+        )
     }
 
     /// The family that runs in two phases over LL128.
@@ -67,7 +88,7 @@ impl Family {
 
     /// Whether all that a channel sends in a launch is under way at once. Then packets are not taken in rounds of a ring.
     pub(super) fn sends_at_once(self) -> bool {
-        matches!(self, Family::Ll | Family::OneShotX2 | Family::OneShotX4)
+        self == Family::Ll || self.is_one_shot()
     }
 
     /// Bytes that a thread moves at once, if data begins and ends at multiples of them.
@@ -81,7 +102,12 @@ impl Family {
     /// Roles among which the warps of a block are divided evenly.
     pub fn roles(self) -> u32 {
         match self {
-            Family::Ll | Family::BatchLl | Family::OneShotX2 | Family::OneShotX4 => 1,
+            Family::Ll
+            | Family::BatchLl
+            | Family::OneShotX2
+            | Family::OneShotX4
+            | Family::OneShotPartsX2
+            | Family::OneShotPartsX4 => 1,
             Family::Ll128x2
             | Family::Ll128x4
             | Family::Simple
@@ -166,12 +192,14 @@ const STRAIGHT: [Straight; 2] = [Straight::Whole, Straight::No];
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 6] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any, Reducer::Ordered];
-const FAMILIES: [Family; 13] = [
+const FAMILIES: [Family; 15] = [
     Family::Ll,
     Family::Ll128x2,
     Family::Ll128x4,
     Family::OneShotX2,
     Family::OneShotX4,
+    Family::OneShotPartsX2,
+    Family::OneShotPartsX4,
     Family::AllReduce,
     Family::AllReduceX4,
     Family::Simple,
@@ -190,6 +218,8 @@ macro_rules! names {
             names!(@ "LL128x4", $reducer),
             names!(@ "OneShot", $reducer),
             names!(@ "OneShot", $reducer),
+            names!(@ "OneShotParts", $reducer),
+            names!(@ "OneShotParts", $reducer),
             names!(@ "AllReduce", $reducer),
             names!(@ "AllReduce", $reducer),
             names!(@ "Simple", $reducer),
@@ -244,17 +274,18 @@ impl Kernel {
         let reduces = self.reducer != Reducer::Copy;
         let is_of_family = match self.family {
             Family::Ll | Family::BatchLl | Family::Ll128x2 => true,
-            Family::Ll128x4 | Family::BatchLl128x4 => self.ranks < 8,
-            Family::BatchLl128x2 => self.ranks == 8,
-            Family::OneShotX2 | Family::OneShotX4 => reduces && self.family == Family::one_shot(self.ranks),
+            Family::Ll128x4 | Family::OneShotPartsX4 | Family::BatchLl128x4 => self.ranks < 8,
+            Family::OneShotPartsX2 | Family::BatchLl128x2 => self.ranks == 8,
+            Family::OneShotX4 => reduces && self.ranks < 8,
+            Family::OneShotX2 => reduces && self.ranks == 8,
             Family::AllReduce | Family::AllReduceX4 => {
                 reduces && self.family == Family::two_phases(self.reducer, self.ranks)
             }
             Family::BatchAllReduce => reduces,
             Family::Simple | Family::SimpleAllReduce => can_post(self.reducer, self.ranks),
         };
-        let is_of_reducer = self.reducer != Reducer::Ordered
-            || matches!(self.family, Family::Ll128x2 | Family::AllReduce);
+        let is_of_reducer =
+            self.reducer != Reducer::Ordered || matches!(self.family, Family::Ll128x2 | Family::AllReduce);
         RANKS.contains(&self.ranks)
             && is_of_family
             && is_of_reducer
@@ -263,9 +294,8 @@ impl Kernel {
 
     /// Whether there is a form of it that is straight. `device/collective_list.h` says why not.
     fn has_straight(self) -> bool {
-        self.reducer != Reducer::Ordered
-            && self.family != Family::OneShotX2
-            && !self.family.is_batch_of_larger()
+        let is_one_shot_of_8 = self.family.is_one_shot() && self.ranks == 8;
+        self.reducer != Reducer::Ordered && !is_one_shot_of_8 && !self.family.is_batch_of_larger()
     }
 
     /// Its name in the images.
@@ -285,7 +315,8 @@ impl Kernel {
         match (self.family, self.ranks) {
             (Family::AllReduce | Family::BatchAllReduce, 2 | 4) => 768,
             (Family::AllReduceX4, _) => 576,
-            (Family::OneShotX2, _) => 384,
+            (Family::OneShotPartsX4, 2) => 768,
+            (Family::OneShotX2 | Family::OneShotPartsX2 | Family::OneShotPartsX4, _) => 384,
             (Family::Simple, _) => 544,
             (Family::SimpleAllReduce, 2) => 608,
             (Family::SimpleAllReduce, _) => 416,

@@ -27,16 +27,11 @@ fn kinds(ranks: u32) -> Vec<Kind> {
     [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter].into_iter().chain(rooted).collect()
 }
 
-/// Every kind by LL, by LL128 packets of two groups, of four, by Simple; a reduce also in two phases, an all-reduce also in one shot.
+/// Every kind by LL, by LL128 packets of two groups, of four, by Simple; a reduce also in two phases, even kinds also in one shot.
 fn tunings() -> [Tuning; 5] {
     const NEVER: u64 = u64::MAX;
-    let of = [
-        (NEVER, 0, 0, NEVER),
-        (0, 0, NEVER, NEVER),
-        (0, 0, 0, NEVER),
-        (0, 0, 0, 0),
-        (0, NEVER, 0, NEVER),
-    ];
+    let of =
+        [(NEVER, 0, 0, NEVER), (0, 0, NEVER, NEVER), (0, 0, 0, NEVER), (0, 0, 0, 0), (0, NEVER, 0, NEVER)];
     of.map(|(ll_bytes_max, one_shot_bytes_max, two_groups_bytes_max, large_bytes_min)| {
         let every = Crossover { ll_bytes_max, one_shot_bytes_max, two_groups_bytes_max, large_bytes_min };
         Tuning {
@@ -104,7 +99,7 @@ fn grids_keep_their_limits() {
                     assert!(is_even || warps > channels || family.sends_at_once(), "{shape:?}");
                     // In one shot a packet's place has one channel, whatever the launch's size.
                     assert!(!family.sends_at_once() || launch.used_channels == channels, "{shape:?}");
-                    let is_one_shot = family == Family::one_shot(ranks);
+                    let is_one_shot = family.is_one_shot();
                     assert_eq!(launch.ring_slots, geometry.slots_of(family));
                     assert!(!is_one_shot || launch.packets <= launch.ring_slots.into(), "{shape:?}");
                     assert!(launch.used_channels > channels.saturating_sub(warps), "{shape:?}");
@@ -153,11 +148,15 @@ fn sizes_choose_kernels() {
     assert_eq!(told(Kind::AllReduce, 16 * mib, 4), ("SimpleAllReduce_SumF32_4", 192, 24, 416));
     assert_eq!(told(Kind::ReduceScatter, 64 * mib, 2), ("Simple_SumF32_2", 192, 24, 544));
     assert_eq!(told(Kind::AllGather, 128 * kib, 4), ("LL_Copy_4", 128, 16, 256));
-    assert_eq!(told(Kind::AllGather, 256 * kib, 4), ("LL128x2_Copy_4", 69, 16, 320));
-    assert_eq!(told(Kind::AllGather, 512 * kib, 4), ("LL128x4_Copy_4", 69, 16, 320));
-    assert_eq!(told(Kind::AllGather, mib, 4), ("LL128x4_Copy_4", 128, 16, 512));
+    assert_eq!(told(Kind::AllGather, 512 * kib, 4), ("OneShotParts_Copy_4", 69, 16, 160));
+    assert_eq!(told(Kind::AllGather, mib, 4), ("OneShotParts_Copy_4", 137, 16, 288));
+    assert_eq!(told(Kind::AllGather, mib, 8), ("OneShotParts_Copy_8", 137, 16, 288));
+    assert_eq!(told(Kind::AllGather, 3 * mib, 2), ("OneShotParts_Copy_2", 384, 16, 768));
+    assert_eq!(told(Kind::ReduceScatter, 3 * mib, 2), ("OneShotParts_SumF32_2", 384, 16, 768));
+    assert_eq!(told(Kind::AllGather, 2 * mib, 4), ("LL128x4_Copy_4", 192, 24, 512));
+    assert_eq!(told(Kind::AllGather, 4 * mib, 2), ("LL128x4_Copy_2", 160, 16, 640));
     assert_eq!(told(Kind::AllGather, mib, 5), ("LL128x2_Copy_8", 128, 16, 512));
-    assert_eq!(told(Kind::AllGather, mib + 64, 4).2, 24);
+    assert_eq!(told(Kind::AllGather, mib + 64, 5).2, 24);
     assert_eq!(told(Kind::AllGather, 64 * kib, 2), ("LL_Copy_2", 128, 8, 512));
     assert_eq!([mib, 16 * mib, 17 * mib].map(|bytes| told(Kind::ReduceScatter, bytes, 2).2), [16, 16, 24]);
     assert_eq!(told(Kind::AllReduce, mib, 2).2, 24);
@@ -229,7 +228,7 @@ fn wires_do_not_overlap() {
 fn kernels_are_told_apart() {
     let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
     let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
-    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (211, 211, 211));
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (236, 236, 236));
     assert!(indices.iter().all(|index| *index < Kernel::INDICES));
     assert_eq!(Kernel::all_for(9).count(), 0);
     for ranks in 2..=8 {
@@ -471,7 +470,8 @@ fn straight_kernels_take_what_is_whole() {
             for kind in [Kind::AllReduce, Kind::ReduceScatter] {
                 let call = Collective { element_bytes, reduction, ..collective(kind, 800) };
                 let kernel = arranged(&call, &geometry, &tuning, &limits).shape.kernel;
-                let has_one_form = datatype == FLOAT8_E4M3 || kernel.family() == Family::OneShotX2;
+                let is_of_8 = kernel.family().is_one_shot() && ranks > 4;
+                let has_one_form = datatype == FLOAT8_E4M3 || is_of_8;
                 assert_eq!(kernel.is_for_any(), has_one_form, "{kernel:?}");
             }
         }

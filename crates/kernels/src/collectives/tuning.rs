@@ -10,7 +10,8 @@ pub struct Crossover {
     /// Up to here it goes by LL, if there are channels enough; 0: never. A broadcast and a reduce never do: LL is for what every rank sends every
     /// other one.
     pub ll_bytes_max: u64,
-    /// Above LL up to here it goes in one shot, as far as the rings for that hold it; 0: never. Only all-reduces do.
+    /// Above LL up to here it goes in one shot, as far as the rings for that hold it; 0: never. A broadcast
+    /// and a reduce never do.
     pub one_shot_bytes_max: u64,
     /// Above these up to here it goes by LL128 in packets of two groups, above in packets of four. An all-reduce, and more than 4 ranks, always have
     /// two.
@@ -45,15 +46,12 @@ impl Default for Tuning {
     fn default() -> Self {
         let crossover = |ll_bytes_max, two_groups_bytes_max, large_bytes_min| Crossover {
             ll_bytes_max,
-            one_shot_bytes_max: 0,
+            one_shot_bytes_max: u64::MAX,
             two_groups_bytes_max,
             large_bytes_min,
         };
         Tuning {
-            all_reduce: Crossover {
-                one_shot_bytes_max: u64::MAX,
-                ..crossover(64 << 10, u64::MAX, 12 << 20)
-            },
+            all_reduce: crossover(64 << 10, u64::MAX, 12 << 20),
             broadcast: crossover(0, 64 << 10, NEVER),
             reduce: crossover(0, 64 << 10, TWO_PHASES_BYTES_MIN),
             all_gather: crossover(128 << 10, 256 << 10, NEVER),
@@ -85,11 +83,9 @@ impl Tuning {
         let crossover = self.crossover(kind);
         // What only fixed order makes native has kernels of `AllReduce` and `Ll128x2` alone.
         let is_usual = kind.is_even() && reducer != Reducer::Ordered;
-        let is_ll = is_usual
-            && total_bytes <= crossover.ll_bytes_max
-            && connection_bytes <= geometry.ll_bytes_max();
+        let is_ll =
+            is_usual && total_bytes <= crossover.ll_bytes_max && connection_bytes <= geometry.ll_bytes_max();
         let is_one_shot = is_usual
-            && kind == Kind::AllReduce
             && total_bytes <= crossover.one_shot_bytes_max
             && connection_bytes <= geometry.one_shot_bytes_max();
         let is_simple = total_bytes >= crossover.large_bytes_min && can_post(reducer, geometry.ranks);
@@ -97,7 +93,7 @@ impl Tuning {
             total_bytes.saturating_mul(u64::from(geometry.ranks) - 2) >= crossover.large_bytes_min;
         match kind {
             _ if is_ll => Family::Ll,
-            _ if is_one_shot => Family::one_shot(geometry.ranks),
+            _ if is_one_shot => Family::one_shot(kind, geometry.ranks),
             Kind::Reduce { .. } if in_two_phases => Family::two_phases(reducer, geometry.ranks),
             Kind::AllReduce if is_simple => Family::SimpleAllReduce,
             Kind::AllReduce => Family::two_phases(reducer, geometry.ranks),

@@ -41,7 +41,7 @@ fn even_parts_are_the_even_collective() {
                 *part = Part { address: base + rank * count, bytes: count };
             }
             let uneven = Uneven { reduction: reduces.then_some(INT8_SUM), scalar: None, parts, own };
-            for tuning in &tunings()[1..] {
+            for tuning in &tunings()[1..4] {
                 let (shape, launch) = answer(&uneven, &geometry, tuning).unwrap().unwrap();
                 let even = arranged(&collective(kind, count), &geometry, tuning, &LIMITS);
                 assert_eq!((shape, launch), (even.shape, even.launch), "{kind:?} of {count}");
