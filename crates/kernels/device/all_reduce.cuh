@@ -14,10 +14,11 @@ WINDLASS_DEVICE bool reduce_and_send(From& shares, To& results) {
   const WindlassCollectiveLaunch& launch = shares.launch;
   const uint32_t me = shares.me();
   for (; shares.has_step() && results.has_step(); ++shares.step, ++results.step) {
-    Vector x[ranks_max][From::groups], result[1][From::groups];
+    constexpr int sources = sources_of<Reducer, ranks_max>;
+    Vector x[sources][From::groups], result[1][From::groups];
     load_packet(shares, result[0], shares.source.send(me), shares.source.send_bytes(me));
     scale_own<Reducer>(result[0], launch);
-    spread(x, result[0]);
+    if constexpr (sources > 1) spread(x, result[0]);
     if (!take_packet(shares, x, WINDLASS_WAITED_LL128_DATA)) return false;
     reduce_packet<Reducer>(result[0], x, launch);
     if (!put_packet<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
@@ -31,11 +32,14 @@ WINDLASS_DEVICE bool reduce_and_send(From& shares, To& results) {
 template <int ranks_max, class From>
 WINDLASS_DEVICE bool take_results(From& results) {
   for (; results.has_step(); ++results.step) {
-    Vector x[ranks_max][From::groups];
+    constexpr int sources = sources_of<Copy, ranks_max>;
+    Vector x[sources][From::groups];
     if (!take_packet(results, x, WINDLASS_WAITED_RESULT_DATA)) return false;
     WINDLASS_UNROLL
-    for (int rank = 0; rank < ranks_max; ++rank)
-      if (results.moves_peer(rank)) store_packet(results, x[rank], results.source.receive(rank), results.source.receive_bytes(rank));
+    for (int i = 0; i < sources; ++i) {
+      const uint32_t rank = source_of<sources>(results, i);
+      if (results.moves_peer(rank)) store_packet(results, x[i], results.source.receive(rank), results.source.receive_bytes(rank));
+    }
     results.has_consumed();
   }
   return true;

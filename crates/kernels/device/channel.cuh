@@ -134,6 +134,7 @@ struct Sender : Channel<Format, straight, Source> {
 template <class Format, bool straight, class Source = OneCall>
 struct Receiver : Channel<Format, straight, Source> {
   using Channel<Format, straight, Source>::launch;
+  static constexpr bool loads_ahead = false;  // see receive_parts
 
   WINDLASS_DEVICE Receiver(const Source& source, const WindlassWire& wire, uint32_t channel, uint64_t bytes) : Channel<Format, straight, Source>(source, wire, channel, bytes) {
     this->base = load_word_relaxed(this->words_of(this->me()) + 8 * WINDLASS_CHANNEL_RECEIVED);
@@ -167,6 +168,10 @@ struct Receiver : Channel<Format, straight, Source> {
     if (lane_index() == 0) store_word(this->words_of(this->me()) + 8 * WINDLASS_CHANNEL_RECEIVED, this->base + this->steps);
   }
 };
+
+// The rank of packet `i` of the `sources` that a warp takes at once: of one, the only peer of two ranks; of more, that rank.
+template <int sources, class Way>
+WINDLASS_DEVICE uint32_t source_of(const Way& way, int i) { return sources == 1 ? way.peer(1) : (uint32_t)i; }
 
 // The channels that a warp serves, one after the other, ascending. As grids are equal, all ranks serve the first channel that is
 // unfinished on any of them, so no warp waits for ever.

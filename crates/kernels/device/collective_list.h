@@ -31,10 +31,10 @@
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_ll128 WindlassBatchLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_all_reduce WindlassBatchLaunch
 
-// R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers.
+// R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers. Two groups of 4 ranks are for copies and fixed order alone:
+// what else reduces there goes in one shot, or was as fast with four.
 #define WINDLASS_ONE_PHASE_KERNELS_OF(X, R, reducer, suffix, straight)                 \
   X(ncclWindlass_LL128x2_##R##_2##suffix, ll128, reducer, 2, 2, 640, straight)         \
-  X(ncclWindlass_LL128x2_##R##_4##suffix, ll128, reducer, 4, 2, 512, straight)         \
   X(ncclWindlass_LL128x2_##R##_8##suffix, ll128, reducer, 8, 2, 512, straight)
 #define WINDLASS_COLLECTIVE_KERNELS_OF(X, R, reducer, suffix, straight)                \
   X(ncclWindlass_LL_##R##_2##suffix, ll, reducer, 2, 0, 512, straight)                 \
@@ -45,10 +45,10 @@
   X(ncclWindlass_LL128x4_##R##_4##suffix, ll128, reducer, 4, 4, 512, straight)         \
   WINDLASS_ONE_SHOT_PARTS_KERNELS_OF(X, R, reducer, suffix, straight)
 
-// Middle sizes in one shot: all-reduces, and all-gathers and reduce-scatters (parts). With 2 ranks the latter have more warps, as their grids have fewer
-// blocks: still a warp for each channel. With more ranks they have few channels, so few warps, which then hardly spill.
+// Middle sizes in one shot: all-reduces, and all-gathers and reduce-scatters (parts). With 2 ranks they have as many warps
+// as registers allow, so that 1 MiB goes in one round of them. With more ranks they have few channels, so few warps, which then hardly spill.
 #define WINDLASS_ONE_SHOT_KERNELS_OF(X, R, reducer, suffix, straight)                                \
-  X(ncclWindlass_OneShot_##R##_2##suffix, one_shot, reducer, 2, 4, 512, straight)                    \
+  X(ncclWindlass_OneShot_##R##_2##suffix, one_shot, reducer, 2, 4, 768, straight)                    \
   X(ncclWindlass_OneShot_##R##_4##suffix, one_shot, reducer, 4, 4, 512, straight)
 #define WINDLASS_ONE_SHOT_PARTS_KERNELS_OF(X, R, reducer, suffix, straight)                          \
   X(ncclWindlass_OneShotParts_##R##_2##suffix, one_shot_parts, reducer, 2, 4, 768, straight)         \
@@ -58,10 +58,10 @@
   X(ncclWindlass_OneShot_##R##_8, one_shot, reducer, 8, 2, 384, false)                               \
   X(ncclWindlass_OneShotParts_##R##_8, one_shot_parts, reducer, 8, 2, 384, false)
 
-// All-reduces in two phases. There is room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds lines of each rank. `groups`,
-// `threads_max`: of 2 ranks. Sums have 6 warps with larger packets there, so that more bytes are under way.
-#define WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight, groups, threads_max)         \
-  X(ncclWindlass_AllReduce_##R##_2##suffix, all_reduce, reducer, 2, groups, threads_max, straight)   \
+// All-reduces in two phases. There is room for 8 warps of each of three roles; with 8 ranks for 5, as a warp holds lines of each rank. `groups`:
+// of 2 ranks. Sums have larger packets there, so that more bytes are under way.
+#define WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight, groups)                      \
+  X(ncclWindlass_AllReduce_##R##_2##suffix, all_reduce, reducer, 2, groups, 768, straight)           \
   X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)                \
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
 
@@ -76,16 +76,17 @@
 #define WINDLASS_SUM_KERNELS_OF(X, R, suffix, straight)                                \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, R, R, suffix, straight)                            \
   WINDLASS_ONE_SHOT_KERNELS_OF(X, R, R, suffix, straight)                              \
-  WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, R, suffix, straight, 4, 576)                    \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, R, R, suffix, straight, 4)                         \
   WINDLASS_SIMPLE_KERNELS_OF(X, R, R, suffix, straight)
 #define WINDLASS_SINGLE_KERNELS_FOR(X, suffix, straight)                               \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, Copy, Copy, suffix, straight)                      \
+  X(ncclWindlass_LL128x2_Copy_4##suffix, ll128, Copy, 4, 2, 512, straight)             \
   WINDLASS_SUM_KERNELS_OF(X, SumF32, suffix, straight)                                 \
   WINDLASS_SUM_KERNELS_OF(X, SumF16, suffix, straight)                                 \
   WINDLASS_SUM_KERNELS_OF(X, SumBf16, suffix, straight)                                \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)               \
   WINDLASS_ONE_SHOT_KERNELS_OF(X, Any, AnyReduction, suffix, straight)                 \
-  WINDLASS_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight, 2, 768)
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight, 2)
 
 // Kernels that run one collective. Reductions that run here in fixed order only have two kernels for each number of ranks: they are rare, and each
 // kernel is in every image.
@@ -98,7 +99,8 @@
   WINDLASS_ONE_SHOT_KERNELS_OF_8(X, SumBf16, SumBf16)                                  \
   WINDLASS_ONE_SHOT_KERNELS_OF_8(X, Any, AnyReduction)                                 \
   WINDLASS_ONE_PHASE_KERNELS_OF(X, Ordered, OrderedReduction, , false)                 \
-  WINDLASS_ALL_REDUCE_KERNELS_OF(X, Ordered, OrderedReduction, , false, 2, 768)
+  X(ncclWindlass_LL128x2_Ordered_4, ll128, OrderedReduction, 4, 2, 512, false)         \
+  WINDLASS_ALL_REDUCE_KERNELS_OF(X, Ordered, OrderedReduction, , false, 2)
 
 // Kernels that run a batch of small collectives.
 #define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                \

@@ -38,9 +38,9 @@ WINDLASS_DEVICE void store_lines(const Way& way, const Vector (&out)[packets][gr
   }
 }
 
-// Waits for this step's packet from each peer that sends one; x keeps its values for other ranks. False: aborted.
-template <class Way, int groups, int ranks_max>
-WINDLASS_DEVICE bool wait_for_lines(const Way& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
+// Waits for this step's packet from each peer that sends one; x keeps its values for other ranks. See `source_of`. False: aborted.
+template <class Way, int groups, int sources>
+WINDLASS_DEVICE bool wait_for_lines(const Way& way, Vector (&x)[sources][groups], uint32_t waited_for) {
   const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot() + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes(), tag = way.tag();
   Waiting waiting;
@@ -48,23 +48,28 @@ WINDLASS_DEVICE bool wait_for_lines(const Way& way, Vector (&x)[ranks_max][group
     // As for one packet: see receive_packet.
     sync_warp();
     WINDLASS_UNROLL
-    for (int rank = 0; rank < ranks_max; ++rank) load_lines_if(way.moves_peer(rank), x[rank], first + ring_of(rank, way.me()) * ring_bytes, tag);
+    for (int i = 0; i < sources; ++i) {
+      const uint32_t rank = source_of<sources>(way, i);
+      load_lines_if(way.moves_peer(rank), x[i], first + ring_of(rank, way.me()) * ring_bytes, tag);
+    }
     bool there = true;
     WINDLASS_UNROLL
-    for (int rank = 0; rank < ranks_max; ++rank) there &= !way.moves_peer(rank) || found_lines(x[rank], tag);
+    for (int i = 0; i < sources; ++i) there &= !way.moves_peer(source_of<sources>(way, i)) || found_lines(x[i], tag);
     if (all_of_warp(there)) break;
     if (!waiting.ends(way.launch)) continue;
     uint32_t missing = 0;
     WINDLASS_UNROLL
-    for (int rank = 0; rank < ranks_max; ++rank)
-      if (way.moves_peer(rank) && !all_of_warp(found_lines(x[rank], tag))) missing |= 1u << rank;
+    for (int i = 0; i < sources; ++i) {
+      const uint32_t rank = source_of<sources>(way, i);
+      if (way.moves_peer(rank) && !all_of_warp(found_lines(x[i], tag))) missing |= 1u << rank;
+    }
     way.report_missing(missing, waited_for);
     return false;
   }
   WINDLASS_UNROLL
-  for (int rank = 0; rank < ranks_max; ++rank) {
+  for (int i = 0; i < sources; ++i) {
     WINDLASS_UNROLL
-    for (int group = 0; group < groups; group += 2) choose(x[rank][group].y, x[rank][group + 1].x, way.moves_peer(rank) && keeps_line());
+    for (int group = 0; group < groups; group += 2) choose(x[i][group].y, x[i][group + 1].x, way.moves_peer(source_of<sources>(way, i)) && keeps_line());
   }
   return true;
 }
@@ -77,7 +82,7 @@ WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, cons
   store_lines<ranks_max>(way, out);
   return true;
 }
-template <int groups, bool straight, class Source, int ranks_max>
-WINDLASS_DEVICE bool take_packet(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
+template <int groups, bool straight, class Source, int sources>
+WINDLASS_DEVICE bool take_packet(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[sources][groups], uint32_t waited_for) {
   return wait_for_lines(way, x, waited_for);
 }

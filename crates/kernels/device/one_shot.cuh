@@ -57,10 +57,11 @@ WINDLASS_DEVICE bool run_one_shot_channel(OneShot<groups, straight>& way) {
   }
   WINDLASS_NO_UNROLL
   for (way.step = 0; way.has_step(); ++way.step) {
-    Vector own[groups], x[ranks_max][groups];
+    constexpr int sources = sources_of<Reducer, ranks_max>;
+    Vector own[groups], x[sources][groups];
     if constexpr (Reducer::reduces) {
       load_packet(way, own, launch.send[me], bytes);
-      spread(x, own);
+      if constexpr (sources > 1) spread(x, own);
     }
     if (!wait_for_lines(way, x, WINDLASS_WAITED_ONE_SHOT_DATA)) return false;
     if constexpr (Reducer::reduces) {
@@ -68,8 +69,10 @@ WINDLASS_DEVICE bool run_one_shot_channel(OneShot<groups, straight>& way) {
       store_packet(way, own, launch.receive[me], bytes);
     } else {
       WINDLASS_UNROLL
-      for (int rank = 0; rank < ranks_max; ++rank)
-        if (way.moves_peer(rank)) store_packet(way, x[rank], launch.receive[rank], bytes);
+      for (int i = 0; i < sources; ++i) {
+        const uint32_t rank = source_of<sources>(way, i);
+        if (way.moves_peer(rank)) store_packet(way, x[i], launch.receive[rank], bytes);
+      }
     }
   }
   way.end();

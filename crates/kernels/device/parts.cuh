@@ -91,14 +91,25 @@ WINDLASS_DEVICE void spread(Vector (&x)[ranks_max][groups], const Vector (&own)[
     for (int group = 0; group < groups; ++group) x[rank][group] = own[group];
   }
 }
-// Reduces one packet of each rank to one packet.
-template <class Reducer, int groups, int ranks_max>
-WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[ranks_max][groups], const WindlassCollectiveLaunch& launch) {
+// How many ranks' packets a warp takes at once. Of two ranks the peer's alone: what only moves has no other, and a sum of two floats has the same bits
+// in either order. So nothing is chosen by rank: a warp has one packet in hand at a time, and each instruction less for it counts.
+template <class Reducer, int ranks_max>
+constexpr int sources_of = ranks_max == 2 && !chooses_at_run_time<Reducer> && !scales<Reducer> ? 1 : ranks_max;
+
+// Reduces one packet of each rank to one packet. Of one source: that and what `result` holds, which is this rank's own.
+template <class Reducer, int groups, int sources>
+WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[sources][groups], const WindlassCollectiveLaunch& launch) {
   const Reduction how{launch.reduction, launch.scale};
-  if constexpr (chooses_at_run_time<Reducer>) {
-    uint64_t words[ranks_max][2 * groups], all[2 * groups];
+  if constexpr (sources == 1) {
     WINDLASS_UNROLL
-    for (int rank = 0; rank < ranks_max; ++rank) {
+    for (int group = 0; group < groups; ++group) {
+      const uint64_t low[2] = {result[group].x, x[0][group].x}, high[2] = {result[group].y, x[0][group].y};
+      result[group] = Vector{reduce_words<Reducer>(low, 2, how), reduce_words<Reducer>(high, 2, how)};
+    }
+  } else if constexpr (chooses_at_run_time<Reducer>) {
+    uint64_t words[sources][2 * groups], all[2 * groups];
+    WINDLASS_UNROLL
+    for (int rank = 0; rank < sources; ++rank) {
       WINDLASS_UNROLL
       for (int group = 0; group < groups; ++group) words[rank][2 * group] = x[rank][group].x, words[rank][2 * group + 1] = x[rank][group].y;
     }
@@ -108,12 +119,20 @@ WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[r
   } else {
     WINDLASS_UNROLL
     for (int group = 0; group < groups; ++group) {
-      uint64_t low[ranks_max], high[ranks_max];
+      uint64_t low[sources], high[sources];
       WINDLASS_UNROLL
-      for (int rank = 0; rank < ranks_max; ++rank) low[rank] = x[rank][group].x, high[rank] = x[rank][group].y;
+      for (int rank = 0; rank < sources; ++rank) low[rank] = x[rank][group].x, high[rank] = x[rank][group].y;
       result[group] = Vector{reduce_words<Reducer>(low, launch.ranks, how), reduce_words<Reducer>(high, launch.ranks, how)};
     }
   }
+}
+
+// Loads the packet of the next step; of no bytes after the last.
+template <class Way>
+WINDLASS_DEVICE void load_next(Way& way, Vector (&packet)[Way::groups], uint64_t buffer, uint64_t bytes) {
+  ++way.step;
+  load_packet(way, packet, buffer, bytes);
+  --way.step;
 }
 
 // Sends each rank its part. If data only moves, this rank's own part is copied in the same loop. False: aborted.
@@ -165,21 +184,35 @@ template <class Reducer, int ranks_max, class Way>
 WINDLASS_DEVICE bool receive_parts(Way& way) {
   const WindlassCollectiveLaunch& launch = way.launch;
   const uint32_t me = way.me();
+  constexpr int sources = sources_of<Reducer, ranks_max>;
+  // Simple packets are of large buffers, which no cache holds: the next one's own data are under way while the warp waits for this one. Over LL128
+  // that gained nothing.
+  constexpr bool ahead = Way::loads_ahead && Reducer::reduces && sources == 1;
+  Vector next[Way::groups];
+  if constexpr (ahead) load_packet(way, next, way.source.send(me), way.source.send_bytes(me));
   for (; way.has_step(); ++way.step) {
-    Vector x[ranks_max][Way::groups];
+    Vector x[sources][Way::groups];
     if constexpr (Reducer::reduces) {
       Vector own[Way::groups];
-      load_packet(way, own, way.source.send(me), way.source.send_bytes(me));
+      if constexpr (ahead) {
+        WINDLASS_UNROLL
+        for (int group = 0; group < Way::groups; ++group) own[group] = next[group];
+        load_next(way, next, way.source.send(me), way.source.send_bytes(me));
+      } else {
+        load_packet(way, own, way.source.send(me), way.source.send_bytes(me));
+      }
       scale_own<Reducer>(own, launch);
-      spread(x, own);
+      if constexpr (sources > 1) spread(x, own);
       if (!take_packet(way, x, WINDLASS_WAITED_LL128_DATA)) return false;
       reduce_packet<Reducer>(own, x, launch);
       store_packet(way, own, way.source.receive(me), way.source.receive_bytes(me));
     } else {
       if (!take_packet(way, x, WINDLASS_WAITED_LL128_DATA)) return false;
       WINDLASS_UNROLL
-      for (int rank = 0; rank < ranks_max; ++rank)
-        if (way.moves_peer(rank)) store_packet(way, x[rank], way.source.receive(rank), way.source.receive_bytes(rank));
+      for (int i = 0; i < sources; ++i) {
+        const uint32_t rank = source_of<sources>(way, i);
+        if (way.moves_peer(rank)) store_packet(way, x[i], way.source.receive(rank), way.source.receive_bytes(rank));
+      }
     }
     way.has_consumed();
   }

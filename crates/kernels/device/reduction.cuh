@@ -57,7 +57,11 @@ struct Half {
   static WINDLASS_DEVICE uint32_t narrow(float low, float high) { return halves_of_floats(low, high); }
 };
 struct Bfloat {
-  static WINDLASS_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_bits((uint32_t)(x >> 16 * at) << 16); }
+  static WINDLASS_DEVICE float wide(uint64_t x, uint32_t at) {
+    // By halves of the word: one instruction each.
+    const uint32_t half = at < 2 ? (uint32_t)x : (uint32_t)(x >> 32);
+    return float_of_bits(at % 2 ? half & 0xffff0000u : half << 16);
+  }
   static WINDLASS_DEVICE uint32_t narrow(float low, float high) { return bfloats_of_floats(low, high); }
 };
 

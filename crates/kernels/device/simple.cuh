@@ -31,6 +31,7 @@ struct SimpleSender : Sender<Simple, straight> {
 };
 template <bool straight>
 struct SimpleReceiver : Receiver<Simple, straight> {
+  static constexpr bool loads_ahead = true;
   uint64_t posted = 0;  // packets of rank place() with numbers below are there
   using Receiver<Simple, straight>::Receiver;
 };
@@ -56,8 +57,8 @@ WINDLASS_DEVICE bool put_packet(SimpleSender<straight>& way, const Vector (&out)
   return true;
 }
 
-template <int ranks_max, bool straight>
-WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[ranks_max][simple_groups], uint32_t waited_for) {
+template <int sources, bool straight>
+WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[sources][simple_groups], uint32_t waited_for) {
   const uint32_t place = way.place();
   const bool comes = way.moves_peer(place);
   const uint64_t word = way.words_of(way.me()) + 8 * (WINDLASS_CHANNEL_POSTED + place);
@@ -76,10 +77,11 @@ WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[rank
   const char* const first = reinterpret_cast<const char*>(way.launch.regions[way.me()] + way.slot() + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes();
   WINDLASS_UNROLL
-  for (int rank = 0; rank < ranks_max; ++rank) {
+  for (int i = 0; i < sources; ++i) {
+    const uint32_t rank = source_of<sources>(way, i);
     if (!way.moves_peer(rank)) continue;
     WINDLASS_UNROLL
-    for (int group = 0; group < simple_groups; ++group) x[rank][group] = load_slot(first + ring_of(rank, way.me()) * ring_bytes + 512 * group);
+    for (int group = 0; group < simple_groups; ++group) x[i][group] = load_slot(first + ring_of(rank, way.me()) * ring_bytes + 512 * group);
   }
   return true;
 }

@@ -70,7 +70,7 @@ inline const Kernel kernels[] = {
     WINDLASS_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
     WINDLASS_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
     WORLD_KERNEL(ncclWindlass_AllReduce_Any_2, all_reduce, AnyReduction, 2, 4, 576, false)
-    WINDLASS_ALL_REDUCE_KERNELS_OF(WORLD_KERNEL, Down, Downward, , false, 2, 768)
+    WINDLASS_ALL_REDUCE_KERNELS_OF(WORLD_KERNEL, Down, Downward, , false, 2)
 };
 
 inline const BatchKernel batch_kernels[] = {WINDLASS_BATCH_KERNELS(WORLD_KERNEL)};

@@ -111,7 +111,7 @@ pub fn arrange(
     *launch = blank(geometry, regions);
     collective.write(reducer, family, geometry, layout, launch);
     let kernel = Kernel::of(family, reducer, ranks, launch.is_straight(family));
-    let limits = limits.modest(collective.kind, ranks, total_bytes);
+    let limits = limits.modest(collective.kind, total_bytes);
     let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
     shape.tell(launch);
     Ok(Some(shape))

@@ -58,6 +58,12 @@ pub struct Geometry {
     pub rank: u32,
 }
 
+/// From how many bytes on messages go by chunks. With 2 ranks these are as fast as LL128 from 40 MiB on (2 × H100,
+/// `docs/measurements/2026-11-28-large-messages`). For more ranks nobody measured more than 32 MiB.
+pub const fn bulk_from_bytes(ranks: u32) -> u64 {
+    if ranks == 2 { 40 << 20 } else { 32 << 20 }
+}
+
 impl Geometry {
     /// The measured geometry for grids of at most `blocks_max` blocks (equal on all ranks; from 4 on whole clusters of 4). A connection has at
     /// most 4 MiB of LL128 ring and 2 MiB of bulk ring (3 and 1.5 MiB for 24 blocks). Rings [grow](crate::growth) when they must. Chunks through
@@ -72,7 +78,7 @@ impl Geometry {
         let slots = |ring_bytes: u32, channel_bytes: u32| 1 << (ring_bytes / channel_bytes).ilog2();
         Geometry {
             first_tag: 1,
-            bulk_from_bytes: 32 << 20,
+            bulk_from_bytes: bulk_from_bytes(3),
             ll128_channels,
             ll128_slots: slots(4 << 20, ll128_channels * PACKET_SLOT_BYTES),
             bulk_channels,

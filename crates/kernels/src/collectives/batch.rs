@@ -68,7 +68,7 @@ pub fn arrange_batch(
     launch.packets = all_packets;
     let kernel = Kernel::of(family, reducer, ranks, bits.is_multiple_of(family.vector_bytes()));
     let limits = match family {
-        Family::BatchLl => limits.modest(first.kind, ranks, total_bytes),
+        Family::BatchLl => limits.modest(first.kind, total_bytes),
         // NCCL's kernel for a group is as wide. With a single collective's 16 blocks, all-gathers of 16 MiB took 1.5 times as long.
         _ => *limits,
     };

@@ -33,8 +33,10 @@ const BLOCKS_MAX: u32 = 32;
 /// With 4 slots large collectives of 2 ranks took up to a quarter longer; for more than 4 ranks there is no room for 8.
 const SLOTS: u32 = 8;
 const SLOTS_OF_MANY: u32 = 4;
-/// Warps of a block of one-shot, each of which serves a channel, and the most blocks of a grid.
-const ONE_SHOT_CHANNELS_A_BLOCK: u32 = 16;
+/// Warps of a block of one-shot, each of which serves a channel: with 2 ranks as many as its kernels hold. And the most blocks of a grid.
+const fn one_shot_channels_a_block(ranks: u32) -> u32 {
+    if ranks == 2 { 24 } else { 16 }
+}
 const ONE_SHOT_BLOCKS_MAX: u32 = 24;
 /// The most channels of the other wires, with which one-shot has all its packets. Communicators of fewer blocks have fewer in proportion.
 const CHANNELS_MAX: u64 = (CHANNELS_A_BLOCK * BLOCKS_MAX) as u64;
@@ -56,7 +58,7 @@ impl Geometry {
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
         let channels = CHANNELS_A_BLOCK * blocks_max.clamp(1, BLOCKS_MAX).next_power_of_two();
         let slots = if ranks <= 4 { SLOTS } else { SLOTS_OF_MANY };
-        let one_shot_channels = ONE_SHOT_CHANNELS_A_BLOCK * blocks_max.clamp(1, ONE_SHOT_BLOCKS_MAX);
+        let one_shot_channels = one_shot_channels_a_block(ranks) * blocks_max.clamp(1, ONE_SHOT_BLOCKS_MAX);
         let one_shot_bytes = one_shot_bytes(ranks) * u64::from(channels) / CHANNELS_MAX;
         let one_shot_slots =
             one_shot_bytes.div_ceil(Family::one_shot(Kind::AllReduce, ranks).packet_bytes()) as u32;

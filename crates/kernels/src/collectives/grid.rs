@@ -21,13 +21,8 @@ impl Limits {
     }
 
     /// The limits for a collective of so many bytes: with fewer blocks if programs run it beside matrix products.
-    pub(super) fn modest(self, kind: Kind, ranks: u32, total_bytes: u64) -> Limits {
-        let is_beside_products = match kind {
-            Kind::AllGather | Kind::ReduceScatter => {
-                ranks == 2 || total_bytes <= BESIDE_PRODUCTS_BYTES_MAX_OF_MORE
-            }
-            Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => false,
-        };
+    pub(super) fn modest(self, kind: Kind, total_bytes: u64) -> Limits {
+        let is_beside_products = matches!(kind, Kind::AllGather | Kind::ReduceScatter);
         let row =
             BESIDE_PRODUCTS.iter().find(|(bytes_max, _)| is_beside_products && total_bytes <= *bytes_max);
         let blocks = row.map_or(self.blocks_max, |(_, blocks)| *blocks);
@@ -66,11 +61,10 @@ const EARLY_BYTES_MAX: u64 = 2 << 20;
 const LL_WARPS_FIRST: u32 = 8;
 /// Blocks of all-gathers and reduce-scatters of up to so many bytes in all. Programs run these beside matrix products. A block that waits for
 /// its peer's holds a multiprocessor, so that the product may need one more wave. On 2 × H200, beside products of 0.17 and 1.4 ms, 32 blocks
-/// made both together take up to 17 % longer than with NCCL, these did not (`docs/measurements/2026-11-22-beside-products`). Alone, a
-/// collective takes 9, 4 and 26 % longer with them at 64 KB, 1 MB and 16 MB.
-const BESIDE_PRODUCTS: [(u64, u32); 2] = [(64 << 10, 8), (16 << 20, 16)];
-/// More than 2 ranks move more bytes: above this size the narrower grid was not measured, and all blocks stay.
-const BESIDE_PRODUCTS_BYTES_MAX_OF_MORE: u64 = 1 << 20;
+/// made both together take up to 17 % longer than with NCCL, these did not (`docs/measurements/2026-11-22-beside-products`). Above 1 MiB
+/// 24 blocks and 16 take both together as long within 3 %, and 24 are up to 27 % faster alone (2 × H100,
+/// `docs/measurements/2026-11-28-blocks`).
+const BESIDE_PRODUCTS: [(u64, u32); 2] = [(64 << 10, 8), (1 << 20, 16)];
 
 impl Shape {
     /// `packets`: those of the largest connection.

@@ -168,6 +168,11 @@ pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
     ranks <= 4 && matches!(reducer, Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16)
 }
 
+/// Whether there are kernels of LL128 packets of two groups, in one phase.
+pub(super) fn has_two_groups(reducer: Reducer, ranks: u32) -> bool {
+    !(3..=4).contains(&ranks) || matches!(reducer, Reducer::Copy | Reducer::Ordered)
+}
+
 /// One kernel of the images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
@@ -273,7 +278,8 @@ impl Kernel {
     fn exists(self) -> bool {
         let reduces = self.reducer != Reducer::Copy;
         let is_of_family = match self.family {
-            Family::Ll | Family::BatchLl | Family::Ll128x2 => true,
+            Family::Ll | Family::BatchLl => true,
+            Family::Ll128x2 => has_two_groups(self.reducer, self.ranks),
             Family::Ll128x4 | Family::OneShotPartsX4 | Family::BatchLl128x4 => self.ranks < 8,
             Family::OneShotPartsX2 | Family::BatchLl128x2 => self.ranks == 8,
             Family::OneShotX4 => reduces && self.ranks < 8,
@@ -313,9 +319,8 @@ impl Kernel {
     /// The most threads of a block with which the kernel loads.
     pub fn threads_max(&self) -> u32 {
         match (self.family, self.ranks) {
-            (Family::AllReduce | Family::BatchAllReduce, 2 | 4) => 768,
-            (Family::AllReduceX4, _) => 576,
-            (Family::OneShotPartsX4, 2) => 768,
+            (Family::AllReduce | Family::AllReduceX4 | Family::BatchAllReduce, 2 | 4) => 768,
+            (Family::OneShotX4 | Family::OneShotPartsX4, 2) => 768,
             (Family::OneShotX2 | Family::OneShotPartsX2 | Family::OneShotPartsX4, _) => 384,
             (Family::Simple, _) => 544,
             (Family::SimpleAllReduce, 2) => 608,

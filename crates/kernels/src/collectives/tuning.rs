@@ -1,6 +1,6 @@
 //! Decides which kernel serves which size.
 
-use super::kernel::{Family, Reducer, can_post};
+use super::kernel::{Family, Reducer, can_post, has_two_groups};
 use super::{Geometry, Kind};
 
 /// The sizes at which a kind of collective changes its kernel, in total bytes: count times element, for all-gather and reduce-scatter also
@@ -40,6 +40,9 @@ const NEVER: u64 = u64::MAX;
 /// In one phase the root of a reduce gets ranks - 1 buffers; in two phases it gets one, some microseconds later. On 4 ranks 1 MB took 9.3 us in
 /// one phase and 10.4 in two, 8 MB 73 and 40 (4 × H100). For other numbers of ranks this is a model.
 const TWO_PHASES_BYTES_MIN: u64 = 3 << 20;
+/// Above, LL128 is faster with 2 ranks: 8.1 us and 8.3 for 3 MiB (2 × H100). Rings for more ranks hold less.
+const ALL_GATHER_ONE_SHOT_BYTES_MAX: u64 = 2 << 20;
+
 impl Default for Tuning {
     /// Measured on 2 × H200 with grids of 32 blocks; from 4 × H200 only that Simple packets pay there sooner
     /// (`docs/measurements/2026-11-22-collectives`). One-shot follows LL, which is faster at 64 KiB: 2.97 us and 3.24 for fp32 (2 × H100).
@@ -54,7 +57,10 @@ impl Default for Tuning {
             all_reduce: crossover(64 << 10, u64::MAX, 12 << 20),
             broadcast: crossover(0, 64 << 10, NEVER),
             reduce: crossover(0, 64 << 10, TWO_PHASES_BYTES_MIN),
-            all_gather: crossover(128 << 10, 256 << 10, NEVER),
+            all_gather: Crossover {
+                one_shot_bytes_max: ALL_GATHER_ONE_SHOT_BYTES_MAX,
+                ..crossover(128 << 10, 256 << 10, NEVER)
+            },
             reduce_scatter: crossover(128 << 10, 256 << 10, 24 << 20),
         }
     }
@@ -104,7 +110,8 @@ impl Tuning {
 
     /// The family over LL128 in one phase.
     pub(super) fn over_ll128(&self, kind: Kind, reducer: Reducer, total_bytes: u64, ranks: u32) -> Family {
-        let is_small = total_bytes <= self.crossover(kind).two_groups_bytes_max;
+        let is_small =
+            total_bytes <= self.crossover(kind).two_groups_bytes_max && has_two_groups(reducer, ranks);
         if reducer == Reducer::Ordered || ranks > 4 || is_small { Family::Ll128x2 } else { Family::Ll128x4 }
     }
 }

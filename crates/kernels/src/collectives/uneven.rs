@@ -55,7 +55,7 @@ pub fn arrange_uneven(
     *launch = blank(geometry, regions);
     uneven.write(family, layout, launch);
     let kernel = Kernel::of(family, reducer, ranks, launch.is_straight(family));
-    let limits = limits.modest(uneven.even_kind(), ranks, total_bytes);
+    let limits = limits.modest(uneven.even_kind(), total_bytes);
     let shape = Shape::of(kernel, launch.packets, geometry, total_bytes, &limits);
     shape.tell(launch);
     Ok(Some(shape))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use windlass_kernels::launch::Geometry;
+use windlass_kernels::launch::{Geometry, bulk_from_bytes};
 
 use windlass_base::config::{Collectives, config};
 use windlass_base::gpu::{self, Address, Home, Ordinal};
@@ -125,8 +125,11 @@ impl Rings {
         let blocks = negotiated.grid_max();
         let ranks = negotiated.members.len() as u32;
         let tag = |number: u64| number >> 2 | 1;
-        let p2p =
-            Geometry { first_tag: tag(negotiated.comm.number()), ..Geometry::recommended(blocks, rank) };
+        let p2p = Geometry {
+            first_tag: tag(negotiated.comm.number()),
+            bulk_from_bytes: bulk_from_bytes(ranks),
+            ..Geometry::recommended(blocks, rank)
+        };
         let native_at = Layout::of(ranks, &p2p).bytes;
         let native = tuning::serves(negotiated).then(|| {
             native::Geometry::recommended(
