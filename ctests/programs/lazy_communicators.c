@@ -666,6 +666,24 @@ static void configured(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
+/* Configurations as TensorRT-LLM and SGLang give them. */
+static void configured_by_frameworks(struct rank* self) {
+  int ranks = size_of_teams(self);
+  for (int mode = 0; mode < 3; mode++) {
+    struct team team = {NULL, self->rank % ranks, ranks};
+    ncclUniqueId id = team_id(self, ranks);
+    ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+    configuration.graphUsageMode = mode;
+    configuration.numRmaCtx = mode + 1;
+    configuration.maxP2pPeers = mode + 1;
+    NCCL(ncclCommInitRankConfig(&team.communicator, ranks, id, team.rank, &configuration));
+    expect_lazy(ranks, UNBUILT);
+    team_knows_itself(self, &team);
+    team_passes(self, &team, 6000, 232);
+    NCCL(ncclCommDestroy(team.communicator));
+  }
+}
+
 /* Every order of finalize and destroy, of used and of unused communicators. */
 static void ends(struct rank* self) {
   for (int used = 0; used < 3; used++) {
@@ -825,6 +843,7 @@ static void all(struct rank* self) {
   RUN_PART(captured_messages, self);
   RUN_PART(captured_collective, self);
   RUN_PART(configured, self);
+  RUN_PART(configured_by_frameworks, self);
   RUN_PART(ends, self);
   RUN_PART(ends_in_a_group, self);
   RUN_PART(ends_in_flight, self);

@@ -14,7 +14,7 @@ call that the program counted, exactly as often: a test that never reached Windl
     --recorded     some calls that a graph capture recorded
     --logged       a line of a log with this text
     --told         of Windlass's own lines on standard error only such with this text; "nothing" for none
-    --lazy         of lazy communicators exactly these WAYS
+    --lazy         of lazy communicators exactly these WAYS; "none" if there are none
     --unbuilt      (WINDLASS_FIRST_LAUNCH_GUARD=off) as many communicators that NCCL never built as the program stated
                    (support/team.h); some, if it stated nothing
     --reused       (as above) as many that reused a cached communicator as the program stated; none with WINDLASS_CACHE_MAX=0
@@ -75,7 +75,7 @@ def read_options():
     arguments.add_argument("--recorded", action="store_true", help="a graph capture must have recorded some calls")
     arguments.add_argument("--logged", metavar="TEXT", help="what a line of a log must have")
     arguments.add_argument("--told", metavar="TEXT", help="what Windlass's lines on standard error must have, or 'nothing'")
-    arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: unbuilt, built, reused, apart by commas")
+    arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: unbuilt, built, reused, apart by commas; or none")
     arguments.add_argument("--unbuilt", action="store_true", help="how many communicators NCCL never builds is stated by the program")
     arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is stated by the program")
     arguments.add_argument("--limits", metavar="SOURCES", help="what reports must say of where limits of native collectives come from, as 'built in,cache'; with a ? what they may say")
@@ -269,7 +269,7 @@ def lazy(options):
             if way:
                 said[way] = said.get(way, 0) + 1
     print(f"lazy: {said}", file=sys.stderr)
-    return set(said) == set(options.lazy.split(","))
+    return set(said) == set(options.lazy.split(",")) - {"none"}
 
 
 def reused(options):

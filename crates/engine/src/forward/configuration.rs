@@ -55,6 +55,9 @@ const SOUND: &[(usize, std::ops::RangeInclusive<c_int>)] = &[
     (offset_of!(ncclConfig_t, nvlsCTAs), 1..=32),
     (offset_of!(ncclConfig_t, nChannelsPerNetPeer), 1..=32),
     (offset_of!(ncclConfig_t, nvlinkCentricSched), 0..=1),
+    (offset_of!(ncclConfig_t, graphUsageMode), 0..=2),
+    (offset_of!(ncclConfig_t, numRmaCtx), 1..=64),
+    (offset_of!(ncclConfig_t, maxP2pPeers), 1..=c_int::MAX),
 ];
 
 const KNOWN_BYTES: usize = size_of::<ncclConfig_t>();
@@ -238,6 +241,9 @@ mod tests {
             ncclConfig_t { minCTAs: 8, maxCTAs: 4, ..silent() },
             ncclConfig_t { minCTAs: 8, ..silent() },
             ncclConfig_t { maxCTAs: 0, ..silent() },
+            ncclConfig_t { graphUsageMode: 3, ..silent() },
+            ncclConfig_t { numRmaCtx: 0, ..silent() },
+            ncclConfig_t { maxP2pPeers: 0, ..silent() },
             ncclConfig_t { hostCftMode: nccl_sys::ncclHostCftEnable.0, ..silent() },
         ] {
             assert!(is_doubtful(doubtful));

@@ -21,6 +21,8 @@ pub enum Effect {
     LaunchBarrier,
     /// The user or a library has chosen NCCL's algorithm, protocol or CTA policy.
     Algorithms,
+    /// NCCL takes at the init what a communicator needs.
+    ConnectsAtInit,
     /// `ncclMemAlloc` gives plain memory, and NCCL maps no memory of others.
     NoCuMem,
     /// NCCL makes no windows.
@@ -52,6 +54,7 @@ impl Effect {
             | Effect::UnseenValues
             | Effect::LaunchBarrier
             | Effect::Algorithms
+            | Effect::ConnectsAtInit
             | Effect::NoCuMem
             | Effect::NoWindows
             | Effect::NoRegistration
@@ -76,6 +79,7 @@ impl fmt::Display for Effect {
             Effect::Blocking => "communicators with blocking = 0 can have peer groups, too",
             Effect::LaunchBarrier => "peer groups are off for communicators with several ranks in one process",
             Effect::Algorithms => "native collectives (unless WINDLASS_ORDER is fixed or strict) and kept windows are off",
+            Effect::ConnectsAtInit => "no communicator is lazy",
             Effect::NoCuMem => "the memory pool, kept windows and registration are off",
             Effect::NoWindows => "kept windows are off",
             Effect::NoRegistration => "registration is off",

@@ -125,6 +125,16 @@ pub const VARIABLES: &[Variable] = &[
         effect: |text| (number(text) != 0).then_some(Effect::ImplicitOrder),
     },
     Variable {
+        name: "NCCL_RUNTIME_CONNECT",
+        values: "0",
+        example: "0",
+        read: Moment::FirstInit,
+        since: 22203,
+        why: "NCCL connects at the init, so that its memory is there before the program measures what is free.",
+        set_by: "TensorRT-LLM, for its estimate of the KV cache",
+        effect: |text| (number(text) == 0).then_some(Effect::ConnectsAtInit),
+    },
+    Variable {
         name: "NCCL_CUMEM_ENABLE",
         values: "0, and negative numbers but -2",
         example: "0",
@@ -136,13 +146,13 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "NCCL_ALGO",
-        values: "any",
+        values: "any, but ^ before a list of only NVLS, NVLSTree, CollNetDirect, CollNetChain and PAT",
         example: "Ring",
         read: Moment::EveryInit,
         since: 0,
-        why: "Somebody chose the algorithm, and with it the order of sums.",
-        set_by: "vLLM and torchtitan in batch-invariant mode, SGLang and Megatron-LM in deterministic mode, verl with full determinism, PyTorch with deterministic algorithms (^NVLS), MaxText",
-        effect: |_| Some(Effect::Algorithms),
+        why: "Somebody chose the algorithm, and with it the order of sums. A list that only leaves out algorithms of multicast and the network chooses none.",
+        set_by: "vLLM and torchtitan in batch-invariant mode, SGLang and Megatron-LM in deterministic mode, verl with full determinism, MaxText; PyTorch with deterministic algorithms sets ^NVLS, which has no effect here",
+        effect: |text| (!only_leaves_out(text)).then_some(Effect::Algorithms),
     },
     Variable {
         name: "NCCL_PROTO",
@@ -253,6 +263,13 @@ pub const VARIABLES: &[Variable] = &[
 /// The value of NCCL_CUMEM_ENABLE with which NCCL decides by itself.
 const CHOOSES_ITSELF: i64 = -2;
 
+/// Whether a value of NCCL_ALGO only leaves out algorithms that do not make the order of sums between GPUs of one host.
+fn only_leaves_out(text: &str) -> bool {
+    let known = ["NVLS", "NVLSTree", "CollNetDirect", "CollNetChain", "PAT"];
+    let is_known = |name: &str| known.iter().any(|known| known.eq_ignore_ascii_case(name));
+    text.strip_prefix('^').is_some_and(|names| names.split(',').all(is_known))
+}
+
 fn shares(text: &str) -> Option<Effect> {
     (number(text) != 0).then_some(Effect::SharedResources)
 }
@@ -306,6 +323,15 @@ mod tests {
             ("NCCL_LAUNCH_MODE", "group", Some(Effect::LaunchBarrier)),
             ("NCCL_LAUNCH_MODE", "PARALLEL", None),
             ("NCCL_LAUNCH_ORDER_IMPLICIT", "0", None),
+            ("NCCL_ALGO", "^NVLS", None),
+            ("NCCL_ALGO", "^nvls,NVLSTree,CollNetChain,CollNetDirect,PAT", None),
+            ("NCCL_ALGO", "^NVLS,Tree", Some(Effect::Algorithms)),
+            ("NCCL_ALGO", "NVLS", Some(Effect::Algorithms)),
+            ("NCCL_ALGO", "allreduce:^NVLS", Some(Effect::Algorithms)),
+            ("NCCL_ALGO", "^NVLS;allreduce:tree", Some(Effect::Algorithms)),
+            ("NCCL_ALGO", "^", Some(Effect::Algorithms)),
+            ("NCCL_PROTO", "^LL128", Some(Effect::Algorithms)),
+            ("NCCL_RUNTIME_CONNECT", "1", None),
             ("NCCL_CUMEM_ENABLE", "1", None),
             ("NCCL_CUMEM_ENABLE", "no", Some(Effect::NoCuMem)),
             ("NCCL_COMM_BLOCKING", "1", Some(Effect::Blocking)),

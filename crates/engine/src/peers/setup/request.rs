@@ -62,7 +62,7 @@ pub enum Laziness {
 
 impl Laziness {
     pub(in crate::peers) fn capability(self, ranks: u32) -> u64 {
-        let lazy = match config().lazy {
+        let lazy = match allowed() {
             Lazy::Off => false,
             Lazy::Pairs => ranks == 2,
             Lazy::All => true,
@@ -73,12 +73,17 @@ impl Laziness {
 
     /// This rank's vote before a split, for a rank that may wait.
     pub fn vote(self) -> LazyVote {
-        match (self, config().lazy) {
+        match (self, allowed()) {
             (Laziness::None, _) | (_, Lazy::Off) => LazyVote::No,
             (_, Lazy::Pairs) => LazyVote::InPair,
             (_, Lazy::All) => LazyVote::Always,
         }
     }
+}
+
+/// Which communicators may be lazy.
+fn allowed() -> Lazy {
+    if nccl::settings().has(Effect::ConnectsAtInit) { Lazy::Off } else { config().lazy }
 }
 
 impl InitRequest {
@@ -230,7 +235,7 @@ pub(super) fn no_identity(error: impl std::fmt::Display) -> FallbackReason {
 }
 
 fn of_children() -> u64 {
-    if config().lazy == Lazy::Off { 0 } else { capability::LAZY_CHILDREN }
+    if allowed() == Lazy::Off { 0 } else { capability::LAZY_CHILDREN }
 }
 
 fn capabilities(device: &device::Facts) -> u64 {
