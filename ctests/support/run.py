@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its simulator), on NCCL alone or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--unordered CALLS] [--recorded] [--logged TEXT] [--told TEXT] [--lazy WAYS] [--unbuilt]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--peers REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--unordered CALLS] [--recorded] [--lacking FEATURE] [--logged TEXT] [--told TEXT] [--lazy WAYS] [--unbuilt]
            [--reused] [--limits SOURCES]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its reports are kept, too, and must have every
@@ -12,6 +12,7 @@ call that the program counted, exactly as often: a test that never reached Windl
     --served       some calls on the path; --most PATH=CALLS at most so many; --just PATH=CALLS exactly so many
     --unordered    exactly so many reductions that were not in fixed order
     --recorded     some calls that a graph capture recorded
+    --lacking      of each peer group that it lacks the feature
     --logged       a line of a log with this text
     --told         of Windlass's own lines on standard error only such with this text; "nothing" for none
     --lazy         of lazy communicators exactly these WAYS; "none" if there are none
@@ -57,6 +58,7 @@ def main():
                  options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
                  options.told and not told(options),
                  options.unordered is not None and not unordered(options), options.recorded and not recorded(options),
+                 options.lacking and not lacking(options),
                  options.lazy and not lazy(options), options.unbuilt and not unbuilt(options),
                  options.reused and not reused(options), options.limits and not limits(options)]
         sys.exit(1 if any(wrong) else 0)
@@ -73,6 +75,7 @@ def read_options():
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
     arguments.add_argument("--unordered", metavar="CALLS", type=int, help="how many reductions must not have been in fixed order")
     arguments.add_argument("--recorded", action="store_true", help="a graph capture must have recorded some calls")
+    arguments.add_argument("--lacking", metavar="FEATURE", help="what each peer group must lack")
     arguments.add_argument("--logged", metavar="TEXT", help="what a line of a log must have")
     arguments.add_argument("--told", metavar="TEXT", help="what Windlass's lines on standard error must have, or 'nothing'")
     arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: unbuilt, built, reused, apart by commas; or none")
@@ -248,6 +251,14 @@ def recorded(options):
     seen = sum(communicator.get("recorded", 0) for report in reports for communicator in report["communicators"])
     print(f"recorded: {seen} calls", file=sys.stderr)
     return seen > 0
+
+
+def lacking(options):
+    """Whether the reports say of each peer group that it lacks the feature; prints what each lacks."""
+    reports = [json.loads(path.read_text()) for path in options.out.glob("report-*.json")]
+    lacks = [communicator.get("lacks", {}) for report in reports for communicator in report["communicators"] if communicator["serial"]]
+    print(f"lacks: {lacks}", file=sys.stderr)
+    return bool(lacks) and all(options.lacking in one for one in lacks)
 
 
 def calls_by_path(options):

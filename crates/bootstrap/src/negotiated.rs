@@ -150,7 +150,7 @@ pub struct NegotiatedConfig {
     pub comm: Token,
     /// Every rank's version of Windlass.
     pub version: Version,
-    /// The host that all ranks share, by its boot id.
+    /// The host that all ranks share, by its boot id or names.
     pub host: Token,
     /// What every rank can do, [`capability`] bits.
     pub capabilities: u64,
@@ -199,12 +199,14 @@ pub mod capability {
     pub const REGISTERS_ANYWHERE: u64 = 65536;
     /// This rank wants reductions that round in the order of ranks, at every size. All ranks must want the same.
     pub const FIXED_ORDER: u64 = 131_072;
+    /// This rank's kernel gives pidfds, and its sandbox lets it have them. If all have them, ranks see each other's ends; else none does.
+    pub const PIDFDS: u64 = 262_144;
     /// The capabilities that every rank of a peer group must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
 /// The version of the layout of negotiated configs and of reports. The id tag contains it, too.
-pub const LAYOUT: u16 = 13;
+pub const LAYOUT: u16 = 14;
 
 impl NegotiatedConfig {
     /// The bytes that every rank receives.
@@ -274,6 +276,11 @@ impl NegotiatedConfig {
     /// Whether the communicator is lazy: NCCL builds its part only later.
     pub fn is_lazy(&self) -> bool {
         self.capabilities & capability::LAZY != 0
+    }
+
+    /// Whether ranks see the ends of each other's processes. If not, nobody counts as dead: nothing else proves an end.
+    pub fn sees_ends(&self) -> bool {
+        self.capabilities & capability::PIDFDS != 0
     }
 
     /// Whether NCCL's communicator may be cached when this one ends. If not, all ranks destroy it.

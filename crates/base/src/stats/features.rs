@@ -12,6 +12,8 @@ pub enum Feature {
     Windows,
     /// Buffers that Windlass registers with NCCL.
     Registration,
+    /// Ends of peers' processes are seen.
+    Deaths,
 }
 
 /// Why a peer group lacks a feature.
@@ -46,7 +48,7 @@ pub struct Lacks(pub u32);
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Feature; 3] = [Feature::Native, Feature::Windows, Feature::Registration];
+    pub const ALL: [Feature; 4] = [Feature::Native, Feature::Windows, Feature::Registration, Feature::Deaths];
 
     /// The feature's name for readers.
     pub fn name(self) -> &'static str {
@@ -54,12 +56,13 @@ impl Feature {
             Feature::Native => "native collectives",
             Feature::Windows => "kept windows",
             Feature::Registration => "registration",
+            Feature::Deaths => "notice of dead ranks",
         }
     }
 
     /// Why the feature is missing, and what would change that.
     fn why(self, lack: Lack) -> &'static str {
-        use Feature::{Native, Registration, Windows};
+        use Feature::{Deaths, Native, Registration, Windows};
         match (self, lack) {
             (_, Lack::Nothing) => "",
             (Native, Lack::Option) => "WINDLASS_COLLECTIVES=off",
@@ -76,11 +79,12 @@ impl Feature {
             (Registration, Lack::Multicast) => {
                 "NCCL uses multicast (WINDLASS_REGISTER=on has it all the same)"
             }
+            (_, Lack::OtherRank) => "another rank has none",
+            (Deaths, Lack::Device) => "pidfd_open fails (it needs Linux 5.3, and seccomp to allow it)",
+            (Deaths, _) | (_, Lack::Device | Lack::ManyRanks | Lack::Version) => "not for this communicator",
             (_, Lack::NoCuMem) => "NCCL_CUMEM_ENABLE=0 is set",
             (_, Lack::Multicast) => "NCCL uses multicast (NCCL_NVLS_ENABLE=0 ends that)",
-            (_, Lack::OtherRank) => "another rank has none",
             (_, Lack::Lazy) => "its NCCL communicator is lazy (WINDLASS_LAZY=off builds it at once)",
-            (_, Lack::Device | Lack::ManyRanks | Lack::Version) => "not for this communicator",
         }
     }
 }
@@ -110,7 +114,8 @@ impl Lacks {
     }
 }
 
-/// One line: the features that there are, with the sources of limits, then the missing ones and why.
+/// One line: the features that there are, with the sources of limits, then the missing ones and why. That deaths are seen is not said, as
+/// nobody asks for that.
 pub fn line(lacks: &BTreeMap<String, String>, limits_from: &[String]) -> String {
     let has = |feature: &Feature| {
         let limits = if *feature == Feature::Native && !limits_from.is_empty() {
@@ -120,7 +125,8 @@ pub fn line(lacks: &BTreeMap<String, String>, limits_from: &[String]) -> String 
         };
         format!("{}{limits}", feature.name())
     };
-    let features = Feature::ALL.iter().filter(|feature| !lacks.contains_key(feature.name())).map(has);
+    let is_had = |feature: &&Feature| **feature != Feature::Deaths && !lacks.contains_key(feature.name());
+    let features = Feature::ALL.iter().filter(is_had).map(has);
     let has: Vec<String> = std::iter::once("send/recv".to_owned()).chain(features).collect();
     let without = lacks.iter().map(|(name, why)| format!("; no {name}: {why}"));
     has.join(", ") + &without.collect::<String>()
@@ -146,12 +152,15 @@ mod tests {
             line(&Lacks::default().words(), &[]),
             "send/recv, native collectives, kept windows, registration"
         );
-        let lacks =
-            Lacks::default().with(Feature::Native, Lack::Variable).with(Feature::Registration, Lack::Device);
+        let lacks = Lacks::default()
+            .with(Feature::Native, Lack::Variable)
+            .with(Feature::Registration, Lack::Device)
+            .with(Feature::Deaths, Lack::Device);
         assert_eq!((lacks.of(Feature::Native), lacks.of(Feature::Windows)), (Lack::Variable, Lack::Nothing));
         assert_eq!(
             line(&lacks.words(), &[]),
             "send/recv, kept windows; no native collectives: NCCL_ALGO, NCCL_PROTO or a CTA policy is set; \
+             no notice of dead ranks: pidfd_open fails (it needs Linux 5.3, and seccomp to allow it); \
              no registration: not measured on this GPU (WINDLASS_REGISTER=on has it)"
         );
     }

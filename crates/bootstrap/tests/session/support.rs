@@ -42,7 +42,7 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
 /// The same, with this process's real place.
 pub fn real_facts(rank: u32, ranks: u32) -> Facts {
     let mut facts = facts(rank, ranks);
-    facts.place = place::here(None).unwrap();
+    facts.place = place::here(None);
     facts.member.process = place::process().unwrap();
     facts.member.process_id = std::process::id();
     facts

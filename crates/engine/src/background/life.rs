@@ -1,12 +1,16 @@
 //! Knows whether the processes of the other ranks live. A pidfd is readable once its process has ended. It says nothing of a process that
 //! executes another program. So each process also keeps one end of a socket pair, which an exec closes, and gives the other end to its peers.
+//! Linux before 5.3 has no pidfds, and some sandboxes refuse them. Then nobody counts as dead, and memory stays: a process that only seems to
+//! have ended may still write there.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use windlass_base::descriptor::Ours;
 use windlass_base::process::fork_local::ForkLocal;
@@ -20,7 +24,7 @@ pub(crate) type Ends = [Ours; 2];
 pub(crate) struct Life {
     pub rank: u32,
     pub process: u64,
-    /// Shared by all of that process's ranks; none for this process.
+    /// Shared by all of that process's ranks; none for this process, and where a rank has no pidfds.
     pub ends: Option<Arc<Ends>>,
 }
 
@@ -30,11 +34,20 @@ static ENDS: Mutex<BTreeMap<u64, Weak<Ends>>> = Mutex::new(BTreeMap::new());
 /// The socket pair of this process: its own end, and the one for its peers.
 static OWN: ForkLocal<(Ours, Ours)> = ForkLocal::new();
 
-/// The end of this process's socket pair that its peers get.
-pub(crate) fn for_peers() -> rustix::io::Result<BorrowedFd<'static>> {
+/// Whether this process can have pidfds.
+pub(crate) fn has_pidfds() -> bool {
+    matches!(pidfd(), Ok(_) | Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
+}
+
+fn pidfd() -> Result<Ours> {
+    Ours::open(|| pidfd_open(getpid(), PidfdFlags::empty()))
+}
+
+/// What tells this process's end to its peers, in the order of [`Ends`].
+pub(crate) fn for_peers() -> Result<(Ours, BorrowedFd<'static>)> {
     let pair = || socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-    let pair = OWN.get_or_try_init(|| Ours::open_pair(pair));
-    pair.map(|(_, others)| others.as_fd())
+    let (_, others) = OWN.get_or_try_init(|| Ours::open_pair(pair))?;
+    Ok((pidfd()?, others.as_fd()))
 }
 
 impl Life {

@@ -4,10 +4,35 @@
 //! closes what its parent had imported.
 
 use crate::code::{CUDA_ERROR_OPERATING_SYSTEM, Code};
-use std::fs::OpenOptions;
+use std::ffi::CString;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+/// `/proc`, opened when this library is loaded: a program may hide it later, and the real driver does not need it to share memory.
+static PROC: AtomicI32 = AtomicI32::new(-1);
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = open_proc;
+
+extern "C" fn open_proc() {
+    // SAFETY: a string that ends with a zero.
+    PROC.store(unsafe { libc::open(c"/proc".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) }, Ordering::Relaxed);
+}
+
+fn name_of(file: &impl AsRawFd) -> CString {
+    CString::new(format!("thread-self/fd/{}", file.as_raw_fd())).unwrap_or_default()
+}
+
+/// What a descriptor's link in `/proc` says.
+pub fn link(file: &impl AsRawFd) -> Option<String> {
+    let mut text = [0u8; 256];
+    let (proc, name) = (PROC.load(Ordering::Relaxed), name_of(file));
+    // SAFETY: a string, and room for as many bytes as it says.
+    let bytes = unsafe { libc::readlinkat(proc, name.as_ptr(), text.as_mut_ptr().cast(), text.len()) };
+    Some(String::from_utf8_lossy(text.get(..usize::try_from(bytes).ok()?)?).into_owned())
+}
 
 /// The numbers of imported descriptors, one bit each; a higher number stays open in forked children.
 static IMPORTED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
@@ -37,9 +62,14 @@ pub fn close_in_child() {
 
 /// Opens the memory of `file` a second time, marked as a holder.
 pub fn open(file: &OwnedFd) -> Result<OwnedFd, Code> {
-    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
-    let opened = OpenOptions::new().read(true).write(true).open(path);
-    let opened = OwnedFd::from(opened.map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?);
+    let (proc, name) = (PROC.load(Ordering::Relaxed), name_of(file));
+    // SAFETY: a string.
+    let opened = unsafe { libc::openat(proc, name.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    if opened < 0 {
+        return Err(CUDA_ERROR_OPERATING_SYSTEM);
+    }
+    // SAFETY: the call above opened it for this function.
+    let opened = unsafe { OwnedFd::from_raw_fd(opened) };
     hold(&opened)?;
     Ok(opened)
 }

@@ -13,7 +13,7 @@ use crate::simulator::{next_identity, simulator};
 use crate::sync::lock;
 use crate::table::Handle;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 /// Bytes of the allocation granularity, minimum and recommended alike.
@@ -315,9 +315,7 @@ pub fn import(descriptor: i32) -> Result<Handle, Code> {
     }
     // SAFETY: borrowed for this call only; a number that is no open descriptor makes the calls below fail.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let link = std::fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd()))
-        .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    let text = link.to_string_lossy().into_owned();
+    let text = holders::link(&file).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let device =
         text.split_once(NAME).and_then(|(_, rest)| rest.split_whitespace().next()?.parse::<i32>().ok());
     let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;

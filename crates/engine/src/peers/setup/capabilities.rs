@@ -27,6 +27,8 @@ pub(in crate::peers) struct Basis<'a> {
     pub ranks: u32,
     /// Whether kernels for native collectives load.
     pub has_kernels: bool,
+    /// Whether the kernel gives pidfds.
+    pub has_pidfds: bool,
 }
 
 /// The first NCCL release that finds a window again by a handle on the device.
@@ -63,6 +65,7 @@ impl Basis<'_> {
             (self.options.register == Register::On, capability::REGISTERS_ANYWHERE),
             (!self.nccl.has(Effect::LaunchBarrier), capability::LAUNCHES_ALONE),
             (self.has_fixed_order(), capability::FIXED_ORDER),
+            (self.has_pidfds, capability::PIDFDS),
         ];
         bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
     }
@@ -79,6 +82,7 @@ impl Basis<'_> {
             .with(Feature::Native, lack(self.native().and(of_native)))
             .with(Feature::Windows, lack(self.windows().and(policy)))
             .with(Feature::Registration, lack(self.registration()))
+            .with(Feature::Deaths, lack(if self.has_pidfds { Ok(()) } else { Err(Lack::Device) }))
     }
 
     /// Whether `WINDLASS_ORDER` asks for another order of sums than NCCL's. What was chosen for NCCL's order then does not count.
@@ -181,6 +185,7 @@ pub(in crate::peers) fn of_all(negotiated: &NegotiatedConfig, limits: &Limits, o
         .with(Feature::Native, lack(Feature::Native, native, Lack::OtherRank))
         .with(Feature::Windows, lack(Feature::Windows, windows, Lack::OtherRank))
         .with(Feature::Registration, registration)
+        .with(Feature::Deaths, lack(Feature::Deaths, negotiated.sees_ends(), Lack::OtherRank))
 }
 
 #[cfg(test)]
@@ -216,6 +221,7 @@ mod tests {
             ctas: Ctas::UNSAID,
             ranks: 2,
             has_kernels: true,
+            has_pidfds: true,
         }
     }
 
@@ -334,7 +340,10 @@ mod tests {
             let lacks = of_all(&negotiated, &Limits::NONE, basis.lacks());
             Feature::ALL.map(|feature| lacks.of(feature))
         };
-        assert_eq!(of(0), [Lack::OtherRank, Lack::NoCuMem, Lack::NoCuMem]);
-        assert_eq!(of(basis.capabilities()), [Lack::Nothing, Lack::NoCuMem, Lack::NoCuMem]);
+        assert_eq!(of(0), [Lack::OtherRank, Lack::NoCuMem, Lack::NoCuMem, Lack::OtherRank]);
+        assert_eq!(of(basis.capabilities()), [Lack::Nothing, Lack::NoCuMem, Lack::NoCuMem, Lack::Nothing]);
+        let blind = Basis { has_pidfds: false, ..basis };
+        assert_eq!(blind.lacks().of(Feature::Deaths), Lack::Device);
+        assert_eq!(blind.capabilities() & capability::PIDFDS, 0);
     }
 }

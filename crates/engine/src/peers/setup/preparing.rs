@@ -5,8 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
-
 use windlass_base::descriptor::Ours;
 use windlass_base::shared_page::SharedPage;
 use windlass_bootstrap::Preparation;
@@ -266,17 +264,17 @@ fn exchange(
         true => (lent.region.announce_here(&others).map_err(words)?, None),
         false => {
             let announcement = lent.region.announce(&others).map_err(words)?;
-            let this = Ours::open(|| pidfd_open(getpid(), PidfdFlags::empty()));
-            let this = this.map_err(|error| {
-                format!("pidfd_open: {error} (it needs Linux 5.3, and seccomp to allow it)")
-            })?;
-            (announcement.place, Some((this, life::for_peers().map_err(words)?, announcement.descriptor)))
+            let ends = lent.negotiated.sees_ends().then(life::for_peers).transpose().map_err(words)?;
+            (announcement.place, Some((announcement.descriptor, ends)))
         }
     };
     let made = (lent.rank == PAGE_MAKER).then(|| page_layout::make(lent.negotiated)).transpose()?;
     let (page, file) = made.unzip();
     known.page = page;
-    let far = far.iter().flat_map(|(this, life, memory)| [this.as_fd(), *life, memory.as_fd()]);
+    let far = far.iter().flat_map(|(memory, ends)| {
+        let ends = ends.iter().flat_map(|(pidfd, socket)| [pidfd.as_fd(), *socket]);
+        std::iter::once(memory.as_fd()).chain(ends)
+    });
     let file = file.iter().map(AsFd::as_fd);
     let to_near: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(file.clone()).collect();
     let to_far: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(far).chain(file).collect();
@@ -308,12 +306,13 @@ fn exchange(
         let region = if lent.is_near(rank) {
             lent.reach(rank, place)?
         } else {
-            let mut next = || descriptors.next();
-            let (Some(pidfd), Some(socket), Some(memory)) = (next(), next(), next()) else {
-                return Err("a peer sent too few descriptors".into());
-            };
-            if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
-                life.ends_with([pidfd, socket]);
+            let mut next = || descriptors.next().ok_or("a peer sent too few descriptors");
+            let memory = next()?;
+            if lent.negotiated.sees_ends() {
+                let ends = [next()?, next()?];
+                if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
+                    life.ends_with(ends);
+                }
             }
             lent.map(rank, place, memory.as_fd())?
         };
@@ -333,8 +332,8 @@ fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
     others.map(|member| Life { rank: member.rank, process: member.process.number(), ends: None }).collect()
 }
 
-/// Decodes a parcel: the rank, the place of its region, and its descriptors. These are a release socket; from another process also what tells
-/// its end, and the region's memory; last, from rank 0, the shared page.
+/// Decodes a parcel: the rank, the place of its region, and its descriptors. These are a release socket; from another process also the
+/// region's memory, and what tells its end; last, from rank 0, the shared page.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
     let place = Place::from_wire(place.try_into().ok()?);

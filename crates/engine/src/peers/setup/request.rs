@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use windlass_kernels::launch::Geometry;
 
+use crate::background::life;
 use crate::forward::init::{Ctas, Launches};
 use windlass_base::config::nccl::{self, Effect};
 use windlass_base::config::{Lazy, Switch, config};
@@ -81,9 +82,10 @@ impl Laziness {
     }
 }
 
-/// Which communicators may be lazy.
+/// Which communicators may be lazy. Their ranks wait for each other where NCCL has an error at a rank's death, so deaths must be seen.
 fn allowed() -> Lazy {
-    if nccl::settings().has(Effect::ConnectsAtInit) { Lazy::Off } else { config().lazy }
+    let is_off = nccl::settings().has(Effect::ConnectsAtInit) || !life::has_pidfds();
+    if is_off { Lazy::Off } else { config().lazy }
 }
 
 impl InitRequest {
@@ -189,6 +191,7 @@ pub(in crate::peers) fn on(
         ctas,
         ranks,
         has_kernels: share.has_native(),
+        has_pidfds: life::has_pidfds(),
     };
     share.lacks = basis.lacks();
     share.graphs = basis.graphs();
@@ -208,7 +211,7 @@ pub(in crate::peers) fn on(
         ranks,
         version: Version::THIS,
         nccl: capabilities::version(),
-        place: place::here(nccl.host()).map_err(no_identity)?,
+        place: place::here(nccl.host()),
         capabilities: capabilities(&device)
             | laziness.capability(ranks)
             | of_children()
