@@ -1,6 +1,8 @@
 /* Holds that ranks have a peer group where a sandbox or an old kernel keeps something from them, and that memory outlives a rank whose
  * end nobody can see.
  *
+ * With `hidden` rank 0 sees one device, so that it cannot tell whether NVLink joins it to the others.
+ *
  * Arguments: `enosys`, `eperm`: pidfd_open fails so on all ranks; `one`: on rank 1 alone; `boot`: the boot id is empty; `proc`: nothing is
  * in /proc; `leaves`: the last rank ends without a word. `boot` and `proc` need the right to mount, else the program is skipped. */
 #define _GNU_SOURCE
@@ -8,6 +10,7 @@
 #include "../support/messages.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
@@ -19,6 +22,7 @@
 #include <unistd.h>
 
 static bool on_one, leaves;
+static int forks;
 
 /* From now on pidfd_open answers `code`. */
 static void refuse_pidfds(int code) {
@@ -37,6 +41,12 @@ static void mount_over(const char* from, const char* to, const char* type, unsig
   if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount(from, to, type, flags, NULL)) {
     skip("nothing can be mounted here");
   }
+}
+
+static void count_forks(void) { forks++; }
+
+static void hide_devices(void) {
+  if (forks == 1) setenv("WINDLASS_SIM_DEVICES", "1", 1);
 }
 
 static void reduces(struct rank* self, ncclComm_t communicator, int ranks, size_t count) {
@@ -83,14 +93,16 @@ static void body(struct rank* self) {
 
 int main(int count, char** words) {
   begin("sandboxed", 60);
+  int ranks = rank_count(4);
   for (int i = 1; i < count; i++) {
     on_one |= strcmp(words[i], "one") == 0;
     leaves |= strcmp(words[i], "leaves") == 0;
+    if (strcmp(words[i], "hidden") == 0) pthread_atfork(count_forks, NULL, hide_devices);
     if (strcmp(words[i], "enosys") == 0) refuse_pidfds(ENOSYS);
     if (strcmp(words[i], "eperm") == 0) refuse_pidfds(EPERM);
     if (strcmp(words[i], "boot") == 0) mount_over("/dev/null", "/proc/sys/kernel/random/boot_id", NULL, MS_BIND);
     if (strcmp(words[i], "proc") == 0) mount_over("none", "/proc", "tmpfs", 0);
   }
-  run_ranks("sandboxed", PROCESSES, rank_count(4), body, NULL);
+  run_ranks("sandboxed", PROCESSES, ranks, body, NULL);
   return finish();
 }

@@ -27,6 +27,9 @@ const SIMULATOR_PREFIX: &str = "WINDLASS_SIM_";
 /// The variable by which `windlass run` names its run to all processes of the command ([`crate::stats::run`]). It is no option.
 pub const RUN: &str = "WINDLASS_RUN";
 
+/// The variable by which `windlass run` says why it has not measured this machine's limits; empty where it has. It is no option.
+pub const UNMEASURED: &str = "WINDLASS_UNMEASURED";
+
 /// An unknown name that differs from an option in at most so many letters is taken for a misspelling of it.
 const TYPOS_MAX: usize = 2;
 
@@ -125,9 +128,9 @@ pub fn complaints() -> &'static [String] {
     &at_startup().1
 }
 
-/// The value of [`RUN`], as far as it is text. For the start of the process: at its end a program may have freed its environment.
-pub fn run() -> Option<String> {
-    std::env::var_os(RUN)?.into_string().ok()
+/// The value of [`RUN`] or [`UNMEASURED`], as far as it is text. Not for the end of the process: a program may have freed its environment.
+pub fn of_run(name: &str) -> Option<String> {
+    std::env::var_os(name)?.into_string().ok()
 }
 
 fn at_startup() -> &'static (Startup, Vec<String>) {
@@ -151,7 +154,7 @@ pub fn config() -> &'static Config {
 /// Logs complaints. Errors are those about `WINDLASS_ORDER`, since sums are then not in the order that the user asked for, and
 /// those about options that this version no longer reads, unless `windlass run` has told of these. Others are warnings.
 pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
-    let is_told = run().is_some() || startup().windlass == Switch::Off;
+    let is_told = of_run(RUN).is_some() || startup().windlass == Switch::Off;
     complaints.for_each(|complaint| {
         let name = complaint.split(' ').next().unwrap_or_default();
         match (name == "WINDLASS_ORDER", removed::instead(name).is_some()) {
@@ -193,7 +196,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     let ours = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
-            let is_other = name.starts_with(SIMULATOR_PREFIX) || name == RUN;
+            let is_other = name.starts_with(SIMULATOR_PREFIX) || [RUN, UNMEASURED].contains(&name.as_str());
             name == "WINDLASS" || name.starts_with("WINDLASS_") && !is_other
         });
     for (name, text) in ours {
@@ -284,7 +287,13 @@ mod tests {
     #[test]
     fn defaults() {
         assert_eq!(
-            read(&[("PATH", "/bin"), ("WINDLASSES", "2"), ("WINDLASS_SIM_DEVICES", "4"), (RUN, "7.8")]),
+            read(&[
+                ("PATH", "/bin"),
+                ("WINDLASSES", "2"),
+                ("WINDLASS_SIM_DEVICES", "4"),
+                (RUN, "7.8"),
+                (UNMEASURED, "")
+            ]),
             Parsed::default()
         );
     }

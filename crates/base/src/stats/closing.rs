@@ -83,6 +83,7 @@ fn left_to_nccl(all: &[&CommunicatorCounts]) -> String {
     match (one.peer_group.as_str(), one.lacks.get(Feature::Native.name())) {
         ("", _) => "WINDLASS_PEER_GROUPS=off".into(),
         (_, Some(why)) => format!("no native collectives: {why}"),
+        (_, None) if !one.reason.is_empty() => one.reason.clone(),
         (_, None) => {
             "all were above the limits of native collectives, which windlass tune --show prints".into()
         }

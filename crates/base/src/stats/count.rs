@@ -149,7 +149,7 @@ pub fn identity(counters: usize) -> Identity {
     }
 }
 
-/// Notes what a fallback reason says besides its number: its words, cut to the field, and the rank whose reason it is.
+/// Notes what a fallback reason says besides its number, or why limits are guesses: words, cut to the field, and the rank whose reason it is.
 pub fn reason(counters: usize, rank: Option<u32>, words: &str) {
     if counters == UNKNOWN {
         return;

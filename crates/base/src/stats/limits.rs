@@ -1,5 +1,7 @@
 //! The sources of the limits of a communicator's native collectives: as bits in the counters, and in words for readers.
 
+use crate::config::{UNMEASURED, config, of_run};
+
 /// The source of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -36,6 +38,27 @@ impl Source {
     pub fn bit(self) -> u32 {
         1 << self as u32
     }
+}
+
+/// Beside the sources' bits: the limit of all-reduces, which are measured first, is a guess. So nobody has measured this machine.
+pub const GUESSED: u32 = 1 << 31;
+
+/// That limits are guesses, what measures them, and why that was not done before this process.
+pub fn not_measured() -> String {
+    let told = of_run(UNMEASURED);
+    not_measured_because(match told.as_deref() {
+        _ if config().cache.folder().is_none() => {
+            "there is no folder for them (WINDLASS_CACHE=off, or no HOME)"
+        }
+        None => "Windlass was loaded without `windlass run`",
+        Some("") => "what `windlass run` has measured does not hold for this communicator",
+        Some(why) => why,
+    })
+}
+
+/// The same, with this reason.
+pub fn not_measured_because(why: &str) -> String {
+    format!("limits not measured here (`windlass tune` measures them, on idle GPUs): {why}")
 }
 
 /// The names of the sources whose bits are set.

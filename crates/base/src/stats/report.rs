@@ -81,7 +81,9 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
         format!("not in fixed order: {lost} {reductions}{without}")
     });
     let recorded = (counts.recorded > 0).then(|| format!("recorded in graphs: {} calls", counts.recorded));
-    for line in [standing(counts), nccl(&counts.nccl), order, recorded].into_iter().flatten() {
+    let guesses =
+        Some(counts.reason.clone()).filter(|_| counts.peer_group == "yes" && !counts.reason.is_empty());
+    for line in [standing(counts), guesses, nccl(&counts.nccl), order, recorded].into_iter().flatten() {
         let _ = writeln!(out, "  {line}");
     }
     for CallCounts { function, path, calls, bytes } in &counts.calls {
@@ -246,6 +248,8 @@ mod tests {
         let text = of_communicator(&counts);
         let expected = "\n  on NCCL: a rank could not prepare, rank 1: no device is current\n";
         assert!(text.contains(expected) && text.contains("\n  recorded in graphs: 68 calls\n"), "{text}");
+        (counts.peer_group, counts.reason) = ("yes".into(), "limits not measured here".into());
+        assert!(of_communicator(&counts).contains("\n  limits not measured here\n"));
         assert_eq!(
             with("yes", &[], "", "unbuilt")[1],
             "  NCCL's communicator is lazy: not built, no call needed it"

@@ -21,7 +21,7 @@ static BEGAN: AtomicU64 = AtomicU64::new(0);
 
 /// Notes the run to which this process belongs.
 pub fn note() {
-    if let Some(run) = config::run().as_deref().and_then(Run::read) {
+    if let Some(run) = config::of_run(config::RUN).as_deref().and_then(Run::read) {
         PROCESS.store(run.process, Ordering::Relaxed);
         BEGAN.store(run.began, Ordering::Relaxed);
     }

@@ -132,7 +132,7 @@ pub struct Communicator {
     pub recorded: AtomicU64,
     /// The rank whose reason `reason` is, -1 if none is named.
     pub reason_rank: AtomicI32,
-    /// What a fallback reason says besides its number, in words, zero-padded.
+    /// What a fallback reason says besides its number, or why a peer group's limits are guesses; in words, zero-padded.
     pub reason: [AtomicU8; 192],
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],

@@ -107,7 +107,7 @@ pub struct CommunicatorCounts {
     /// Where fixed order is asked for: reductions that round and that NCCL ran, or that were refused.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub not_in_fixed_order: u64,
-    /// What the reason in `peer_group` says besides, in words; empty where it says no more.
+    /// What the reason in `peer_group` says besides, in words; of a peer group, why its limits are guesses. Else empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The rank whose reason it is, where one is named.

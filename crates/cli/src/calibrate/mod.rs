@@ -15,11 +15,10 @@ use crate::limits::measure::{OfRanks, measure};
 use crate::limits::store::{Folder, Kept};
 use crate::limits::written;
 use crate::machine::{Machine, MachineRequest};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use stamp::Stamp;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use whether::Whether;
 use windlass_base::config::{self, Parsed};
 
 /// The most time from the first question to the driver; then all children are killed.
@@ -37,56 +36,46 @@ const AFTER_FAILURE: Duration = Duration::from_secs(24 * 3600);
 /// How the cells' lines name this measurement.
 const HOW: &str = "run";
 
+const NOT_KEPT: &str = "limits of this machine are not measured, because they cannot be kept";
+
 /// Which limits hold if nothing is measured.
 const OTHERS_HOLD: &str = "the built-in ones hold";
 
-/// Measures if it is time to. Returns an exit code if the command must not run, because this process was asked to end.
-pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
-    let Parsed { startup, config, .. } = config::parse(std::env::vars_os());
-    let is_simulator = installation::is_simulator(nccl);
-    let variable = |name: &str| std::env::var(name).ok();
-    match whether::decide(&startup, &config, is_simulator, variable, stamp::gpus_most) {
-        Whether::No => return None,
-        Whether::Yes => {}
-    }
-    let prepared = Folder::of(&config).and_then(|folder| {
-        let Some(folder) = folder else { return Ok(None) };
-        let stamp = Stamp::of(nccl, windlass, is_simulator);
-        if stamp.is_in(&folder) {
-            return Ok(None);
-        }
-        folder.prepare()?;
-        Ok(Some((folder, stamp)))
-    });
-    let (folder, stamp) = match prepared {
-        Ok(Some(prepared)) => prepared,
-        Ok(None) => return None,
-        Err(error) => {
-            say(&format!("limits of this machine are not measured, because they cannot be kept: {error:#}"));
-            return None;
-        }
+/// Measures if it is time to. Returns why nothing is measured, empty if it is; or an exit code if the command must not run, because this
+/// process was asked to end.
+pub fn before_command(nccl: &Path, windlass: &Path) -> Result<String, u8> {
+    let not = |line: String| {
+        say(&line);
+        Ok(why_not(&line).to_owned())
     };
+    let (folder, stamp) = match due(nccl, windlass, say) {
+        Ok(due) => due,
+        Err(why) => return Ok(why),
+    };
+    if let Err(error) = folder.prepare() {
+        return not(format!("{NOT_KEPT}: {error:#}"));
+    }
     let lock = match folder.lock() {
         // Another process may have finished just now.
-        Ok(Some(_)) if stamp.is_in(&folder) => return None,
+        Ok(Some(_)) if let Some(line) = stamp.line(&folder) => return Ok(why_not(&line).to_owned()),
         Ok(Some(lock)) => lock,
         Ok(None) => {
-            say(&format!(
-                "another process measures this machine's limits now; for this command {OTHERS_HOLD}"
-            ));
-            return None;
+            let line =
+                format!("another process measures this machine's limits now; for this command {OTHERS_HOLD}");
+            return not(line);
         }
-        Err(error) => {
-            say(&format!("limits of this machine are not measured: {error:#}"));
-            return None;
-        }
+        Err(error) => return not(format!("limits of this machine are not measured: {error:#}")),
     };
-    interruption::note().ok()?;
-    let request = MachineRequest::within(ANSWER_MAX, is_simulator);
+    if interruption::note().is_err() {
+        return Ok(String::new());
+    }
+    let request = MachineRequest::within(ANSWER_MAX, installation::is_simulator(nccl));
     let told = Session { nccl, windlass, folder: &folder, request }.run();
     if let Some(signal) = interruption::look() {
-        return Some(interruption::exit_code(signal));
+        return Err(interruption::exit_code(signal));
     }
+    let (Told::Once(line) | Told::Later(_, line)) = &told;
+    let why = why_not(line).to_owned();
     match told {
         Told::Once(line) => {
             if let Err(error) = folder.write(&stamp.name, &stamp.text(&line)) {
@@ -103,7 +92,39 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Option<u8> {
     }
     drop(lock);
     // A signal up to here was meant for this process.
-    interruption::look().map(interruption::exit_code)
+    interruption::look().map_or(Ok(why), |signal| Err(interruption::exit_code(signal)))
+}
+
+/// Where to keep what a run would measure now; or why it would not, as far as that is known without a GPU, empty if all is measured. `tell`
+/// gets what the user does not expect.
+pub fn due(nccl: &Path, windlass: &Path, tell: impl Fn(&str)) -> Result<(Folder, Stamp), String> {
+    let Parsed { startup, config, .. } = config::parse(std::env::vars_os());
+    let is_simulator = installation::is_simulator(nccl);
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some(why) = whether::decide(&startup, &config, is_simulator, variable, stamp::gpus_most) {
+        return Err(why.into());
+    }
+    let folder = Folder::of(&config).and_then(|folder| folder.context("the cache is off"));
+    let folder = folder.map_err(|error| {
+        let line = format!("{NOT_KEPT}: {error:#}");
+        tell(&line);
+        why_not(&line).to_owned()
+    })?;
+    let stamp = Stamp::of(nccl, windlass, is_simulator);
+    match stamp.line(&folder) {
+        Some(line) => Err(why_not(&line).to_owned()),
+        None => Ok((folder, stamp)),
+    }
+}
+
+/// Why nothing was measured, of a line that was told; empty if something was.
+fn why_not(line: &str) -> &str {
+    let is_not = ["not measured", "not be measured", "left out", "another process"];
+    if !is_not.iter().any(|words| line.contains(words)) {
+        return "";
+    }
+    let why = line.split_once(": ").map_or(line, |(_, why)| why);
+    why.split(';').next().unwrap_or(why)
 }
 
 fn say(line: &str) {
@@ -154,7 +175,7 @@ impl Session<'_> {
         }
         let effort = Effort::quick(machine.gpus.devices.len(), &machine).after(began.elapsed());
         if effort.numbers.is_empty() {
-            return Told::Once("limits of this machine are not measured: the command sees one GPU".into());
+            return Told::Once(format!("limits of this machine are not measured: {}", whether::ONE_GPU));
         }
         say("measuring up to which sizes Windlass is faster here: once, about 5 s (--no-calibrate: never)");
         let found = measure(&machine, self.windlass, &effort, Some(began + TIME_MAX), |_, _| {});

@@ -49,10 +49,15 @@ impl Stamp {
         Stamp { name: format!("measured-{:016x}.txt", checksum(facts.as_bytes())), facts }
     }
 
-    /// Whether the stamp exists and this user can read it, or a noted delay is not over.
-    pub fn is_in(&self, folder: &Folder) -> bool {
-        let later = || folder.text(&self.later()).is_some_and(|text| is_ahead(&text, SystemTime::now()));
-        folder.text(&self.name).is_some() || later()
+    /// What was told when the stamp was made, if this user can read it, or when a delay began that is not over.
+    pub fn line(&self, folder: &Folder) -> Option<String> {
+        let later = || {
+            let text = folder.text(&self.later()).filter(|text| is_ahead(text, SystemTime::now()))?;
+            Some(text.split_once('\n').unwrap_or_default().1.to_owned())
+        };
+        let text = folder.text(&self.name).or_else(later)?;
+        let told = text.lines().next().and_then(|first| first.split_once(' '));
+        Some(told.unwrap_or_default().1.to_owned())
     }
 
     /// Notes that runs shall not measure again for this time.

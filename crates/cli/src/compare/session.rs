@@ -45,12 +45,12 @@ pub fn make_runs(options: &Options) -> Result<Made> {
     }
     let simulator = options.simulator.then(SimulatorLibraries::lay_out).transpose()?;
     let nccl = simulator.as_ref().map(SimulatorLibraries::nccl).or_else(|| options.nccl.clone());
-    let decision = run::decide(&options.command, nccl.as_deref())?;
+    let mut decision = run::decide(&options.command, nccl.as_deref())?;
     if decision.tell() {
         return Ok(Made::Refused(run::REFUSED));
     }
     // Runs with Windlass use the limits that the user's own runs will use.
-    if run::calibrate(&decision.set).is_some() {
+    if run::calibrate(&mut decision.set).is_some() {
         return Ok(Made::Finished(None));
     }
     if std::env::var_os("WINDLASS_REPORT").is_some() {

@@ -2,18 +2,22 @@
 
 use super::running::{self, Running};
 use crate::asking::{self, Gpus};
+use crate::calibrate;
 use crate::elf;
 use crate::installation;
 use crate::program;
 use crate::run;
 use crate::search::{Looked, Request, search};
+use crate::tune::are_guessed;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use windlass_base::config::nccl::{self, Effect, Found};
-use windlass_base::config::{Collectives, Parsed, Switch};
+use windlass_base::config::{Collectives, Config, Parsed, Switch};
+use windlass_base::stats::limits::not_measured_because;
 use windlass_base::stats::order;
+use windlass_transport::native;
 
 /// Variables that decide what is loaded.
 const OF_LOADERS: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH"];
@@ -46,6 +50,8 @@ pub struct Facts {
     pub option_complaints: Vec<String>,
     /// Options that are set by their earlier names.
     pub removed_options: Vec<String>,
+    /// That nobody has measured up to which sizes Windlass is faster here, and why.
+    pub limits: Option<String>,
     /// `WINDLASS_HEAP_MAX`.
     pub heap_bytes_max: u64,
     /// `WINDLASS_ORDER`, where it asks for fixed order, and what is set that is in its way.
@@ -149,6 +155,7 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     nccl::note_version(version);
     let found = nccl::found(version);
     let parsed = windlass_base::config::parse(environment.into_iter());
+    facts.limits = limits(&facts, &parsed.config);
     facts.order = Some(order::name(order::number(parsed.config.order))).filter(|name| !name.is_empty());
     facts.against_order = against_order(&parsed, &found);
     (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
@@ -162,6 +169,16 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     facts.removed_options = parsed.removed;
     facts.processes = running::look();
     facts
+}
+
+/// Why limits of communicators of all GPUs are guesses, if they are.
+fn limits(facts: &Facts, config: &Config) -> Option<String> {
+    let (nccl, windlass) = (facts.nccl.as_ref()?, facts.windlass.as_ref()?);
+    let ranks = facts.gpus.as_ref()?.devices.len().min(native::RANKS_MAX);
+    let is_guess = ranks > 1 && are_guessed(&nccl.path, nccl.version?, config, ranks).unwrap_or(false);
+    let why = calibrate::due(&nccl.path, windlass, |_| ()).err();
+    let why = why.as_deref().unwrap_or("`windlass run` did not run yet");
+    is_guess.then(|| not_measured_because(why))
 }
 
 /// What is set that leaves no communicator to native collectives.

@@ -58,6 +58,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     if let Some(gpus) = &facts.gpus {
         room(gpus.devices.len(), facts.heap_bytes_max, &mut findings);
     }
+    facts.limits.iter().for_each(|limits| findings.note(limits));
     in_order(facts, &mut findings);
     surroundings(facts, &mut findings);
     facts.processes.iter().for_each(|running| second_nccl(running, &mut findings));
@@ -178,7 +179,11 @@ fn through_windlass(nccl: &NcclFacts, findings: &mut Findings) {
 fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
     match gpus.devices.len() {
         0 => return findings.limited("the driver has no GPU (CUDA_VISIBLE_DEVICES?)"),
-        1 => return findings.limited("one GPU: nobody to communicate with on this machine"),
+        1 => {
+            return findings.limited(
+                "one GPU: nobody to communicate with on this machine (Slurm: --gpu-bind=none shows a task all)",
+            );
+        }
         count => findings.good(format!("{count} GPUs")),
     }
     let without = |has: fn(&crate::asking::Device) -> bool| {

@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use windlass_base::config::RUN;
+use windlass_base::config::{RUN, UNMEASURED};
 use windlass_base::stats::run::Run;
 
 pub use decision::{Decision, Library, environment_warnings};
@@ -31,8 +31,8 @@ const NOT_FOUND: u8 = 127;
 /// Options of `windlass run`.
 #[derive(Args)]
 #[command(after_help = "\
-The command gets LD_PRELOAD with Windlass, WINDLASS_NCCL with the real NCCL, and WINDLASS_RUN, which names this run. Preloaded \
-tracers of NCCL's calls stay in front. Windlass's options are environment variables too (docs/options.md).
+The command gets LD_PRELOAD with Windlass, WINDLASS_NCCL with the real NCCL, WINDLASS_RUN, which names this run, and \
+WINDLASS_UNMEASURED, which says why this machine's limits are not measured. Preloaded tracers of NCCL's calls stay in front. Windlass's options are environment variables too (docs/options.md).
 
 When the command ends, a line on standard error says how much of it ran in Windlass's kernels, or why nothing did. A command that a \
 signal ends prints none: `windlass stats --last` does.
@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Result<u8> {
         return Ok(REFUSED);
     }
     let (name, arguments) = options.command.split_first().context("no command")?;
-    let set = decision.set;
+    let mut set = decision.set;
     if !options.quiet {
         frameworks::hint(&options.command, |name| std::env::var(name).ok())
             .into_iter()
@@ -84,9 +84,9 @@ pub fn run(options: &Options) -> Result<u8> {
         }
         return Ok(0);
     }
-    if !options.no_calibrate
-        && let Some(code) = calibrate(&set)
-    {
+    if options.no_calibrate {
+        set.push((UNMEASURED, "--no-calibrate".into()));
+    } else if let Some(code) = calibrate(&mut set) {
         return Ok(code);
     }
     let mut command = Command::new(name);
@@ -100,10 +100,17 @@ pub fn run(options: &Options) -> Result<u8> {
     Ok(if failure.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
 }
 
-/// Measures this machine if it is time to. Returns the exit code if the user interrupts it.
-pub fn calibrate(set: &[(&str, OsString)]) -> Option<u8> {
+/// Measures this machine if it is time to, and sets the variable that says why nothing is measured. Returns the exit code if the user
+/// interrupts it.
+pub fn calibrate(set: &mut Vec<(&str, OsString)>) -> Option<u8> {
     let (_, nccl) = set.iter().find(|(name, _)| *name == "WINDLASS_NCCL")?;
-    calibrate::before_command(Path::new(nccl), &installation::windlass_library().ok()?)
+    match calibrate::before_command(Path::new(nccl), &installation::windlass_library().ok()?) {
+        Ok(why) => {
+            set.push((UNMEASURED, why.into()));
+            None
+        }
+        Err(code) => Some(code),
+    }
 }
 
 /// The reason why a program would not load this library as a preload.

@@ -6,6 +6,8 @@
 
 mod show;
 
+pub use show::are_guessed;
+
 use crate::bench::adaptive::{Effort, Group, What};
 use crate::bench::company::{self, Company};
 use crate::bench::sizes::Sizes;

@@ -7,9 +7,10 @@ use crate::machine::Machine;
 use crate::text;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
+use std::path::Path;
 use windlass_base::config::Config;
 use windlass_base::config::nccl;
-use windlass_base::stats::limits::Source;
+use windlass_base::stats::limits::{GUESSED, Source};
 use windlass_bootstrap::negotiated::{
     Device, GRID_MAX, Member, NegotiatedConfig, Token, Version, capability,
 };
@@ -26,10 +27,7 @@ pub fn run(machine: &Machine, config: &Config, numbers: &[usize]) -> Result<()> 
     let version = asking::nccl_version(&machine.nccl)?;
     nccl::note_version(version);
     let folder = Folder::of(config).unwrap_or_default();
-    let file = config.tuning.as_deref().map(std::fs::read_to_string).transpose();
-    let file = file.context("WINDLASS_TUNING cannot be read")?.unwrap_or_default();
-    let file =
-        if file.is_empty() { Table::default() } else { Table::parse(&file).context("WINDLASS_TUNING")? };
+    let file = file_of(config)?;
     let mut lines = vec![["ranks", "collective", "up to", "from"].map(str::to_owned).to_vec()];
     for ranks in numbers {
         let place = places.get(ranks - 2).context("an answer for each number of ranks")?;
@@ -41,6 +39,24 @@ pub fn run(machine: &Machine, config: &Config, numbers: &[usize]) -> Result<()> 
     match folder {
         Some(folder) => text::print(format!("cache: {}\n", folder.path().display())),
         None => text::print("cache: none\n"),
+    }
+}
+
+/// Whether the limits of communicators of so many ranks are guesses.
+pub fn are_guessed(nccl: &Path, version: i32, config: &Config, ranks: usize) -> Result<bool> {
+    let places = asking::places(ranks, nccl, None)?;
+    let place = places.last().context("an answer for each number of ranks")?;
+    let kept = Folder::of(config)?.and_then(|folder| folder.read(&place.circumstances()));
+    let view = View { ranks, place, version, file: &file_of(config)?, kept: kept.as_deref() };
+    Ok(decide(&view.negotiated()).source_bits() & GUESSED != 0)
+}
+
+/// The table that `WINDLASS_TUNING` names.
+fn file_of(config: &Config) -> Result<Table> {
+    let file = config.tuning.as_deref().map(std::fs::read_to_string).transpose();
+    match file.context("WINDLASS_TUNING cannot be read")?.unwrap_or_default().as_str() {
+        "" => Ok(Table::default()),
+        text => Table::parse(text).context("WINDLASS_TUNING"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Holds that `windlass run` measures a machine once, before its first command, and that the command runs whatever fails there.
 
-use crate::{compile, outcome, simulated_nccl, windlass};
+use crate::{built, compile, outcome, simulated_nccl, windlass};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -314,4 +314,68 @@ fn busy_devices() {
     std::fs::write(&notes[0], late).unwrap();
     assert!(run(false).contains(MEASURED));
     assert_eq!(run(true), "");
+}
+
+/// Makes a communicator of two ranks.
+const PROGRAM: &str = "
+import ctypes
+comms = (ctypes.c_void_p * 2)()
+assert ctypes.CDLL('libnccl.so.2').ncclCommInitAll(comms, 2, (ctypes.c_int * 2)(0, 1)) == 0
+for comm in comms:
+    ctypes.CDLL('libnccl.so.2').ncclCommDestroy(ctypes.c_void_p(comm))
+";
+
+/// Where nobody has measured, the report of a program says what measures, and why no run has.
+#[test]
+fn told_in_reports() {
+    let place = tempfile::tempdir().unwrap();
+    lay_out_nvml(place.path());
+    std::os::unix::fs::symlink(built("libsim_cuda.so"), place.path().join("libcuda.so.1")).unwrap();
+    let report = |options: &[&str], variables: &[(&str, &str)]| {
+        let nccl = simulated_nccl();
+        let all = [&["run", "--nccl", &nccl], options, &["--", "python3", "-c", PROGRAM]].concat();
+        let mut command = windlass(&all);
+        if options == ["plain"] {
+            command = windlass(&[]);
+            let mut python = Command::new("python3");
+            python
+                .args(["-c", PROGRAM])
+                .env("LD_PRELOAD", built("libwindlass.so"))
+                .env("WINDLASS_NCCL", &nccl);
+            python.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            command = python;
+        }
+        command
+            .env("WINDLASS_SIM_CALIBRATE", "1")
+            .env("WINDLASS_SIM_DEVICES", "2")
+            .env("WINDLASS_REPORT", "text")
+            .env("WINDLASS_CACHE", place.path().join("cache"))
+            .env("LD_LIBRARY_PATH", place.path())
+            .envs(variables.iter().copied());
+        let (code, _, told) = outcome(command);
+        assert_eq!(code, Some(0), "{told}");
+        told
+    };
+    const BEGINNING: &str = "\n  limits not measured here (`windlass tune` measures them, on idle GPUs): ";
+    for (options, variables, why) in [
+        (&["plain"][..], &[][..], "Windlass was loaded without `windlass run`"),
+        (&["--no-calibrate"], &[], "--no-calibrate"),
+        (&["--quiet"], &[("RANK", "0")], "`windlass run` was started for each rank"),
+        (&[], &[("WINDLASS_CACHE", "/dev/null/windlass")], "cannot make /dev/null/windlass"),
+        (&[], &[("WINDLASS_CACHE", "off")], "there is no folder for them"),
+        (&[], &[("BUSY", "1")], "GPU 0 is in use (1 processes, 0.6 GiB, 0 % busy)"),
+        // The next runs do not ask again for a while.
+        (&[], &[], "GPU 0 is in use (1 processes, 0.6 GiB, 0 % busy)"),
+    ] {
+        let told = report(options, variables);
+        assert!(told.contains(&format!("{BEGINNING}{why}")), "{options:?}: {told}");
+    }
+    std::fs::remove_dir_all(place.path().join("cache")).unwrap();
+    let measured = report(&[], &[]);
+    // How many limits are found in the time depends on the load of this machine.
+    let is_measured = measured.contains(" s: 2 ranks: all_reduce ");
+    for told in [&measured, &report(&[], &[])] {
+        let says = told.contains(&format!("{BEGINNING}what `windlass run` has measured does not hold"));
+        assert_eq!((told.contains("limits not measured here"), says), (!is_measured, !is_measured), "{told}");
+    }
 }

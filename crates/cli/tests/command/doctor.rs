@@ -43,6 +43,25 @@ fn all_good() {
     assert!(version.contains(&format!("\nkernels {kernels} (")), "{version}");
 }
 
+/// Where nobody has measured up to which sizes Windlass is faster, a note says what measures, and why no run has.
+#[test]
+fn unmeasured() {
+    let place = tempfile::tempdir().unwrap();
+    for (name, value, why) in [
+        ("WINDLASS_SIM_CALIBRATE", "1", "`windlass run` did not run yet"),
+        ("WINDLASS_SIM_CALIBRATE_NOT", "1", "a simulator's times say nothing"),
+        ("WINDLASS_CACHE", "off", "an option switches that off"),
+    ] {
+        let (mut command, _folder) =
+            with_simulated_cuda(windlass(&["doctor", "--json", "--nccl", &simulated_nccl()]));
+        command.env("WINDLASS_CACHE", place.path()).env(name, value);
+        let (_, answer) = json(command);
+        let notes = findings(&answer, "note").join("\n");
+        assert!(notes.contains("limits not measured here (`windlass tune` measures them"), "{answer:#}");
+        assert!(notes.contains(why), "{name}: {answer:#}");
+    }
+}
+
 /// Prints the version alone, or with what it was built from.
 #[test]
 fn versions() {
@@ -69,7 +88,7 @@ fn limited() {
     let (code, answer) = json(command);
     assert_eq!(code, Some(2), "{answer:#}");
     let limited = findings(&answer, "limited").join("\n");
-    for what in ["NCCL_P2P_DISABLE=1", "WINDLASS_LGO", "one GPU"] {
+    for what in ["NCCL_P2P_DISABLE=1", "WINDLASS_LGO", "one GPU", "--gpu-bind=none"] {
         assert!(limited.contains(what), "{what}: {answer:#}");
     }
 }

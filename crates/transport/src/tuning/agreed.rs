@@ -8,6 +8,7 @@
 //!   otherwise [`Decided::unlike`] names the line in which they differ.
 //! - Where two ranks bring different limits of one cell, the built-in one holds, and [`Decided::unlike`] names both.
 
+use windlass_base::stats::limits::GUESSED;
 pub use windlass_base::stats::limits::Source;
 
 use super::built_in;
@@ -96,10 +97,12 @@ pub struct Decided {
 }
 
 impl Decided {
-    /// The sources of all limits that are not 0, as bits.
+    /// The sources of all limits that are not 0, as bits, and [`GUESSED`].
     pub fn source_bits(&self) -> u32 {
-        let served = self.sources.iter().zip(self.limits.0).filter(|(_, limit)| *limit > 0);
-        served.fold(0, |bits, (source, _)| bits | source.bit())
+        let of = |index: usize| Some(self.sources[index]).filter(|_| self.limits.0[index] > 0);
+        let is_guess = of(Collective::AllReduce as usize).is_some_and(|source| source < Source::BuiltIn);
+        let first = if is_guess { GUESSED } else { 0 };
+        (0..COLLECTIVES).filter_map(of).fold(first, |bits, source| bits | source.bit())
     }
 }
 

@@ -212,6 +212,9 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
             let lacks = capabilities::of_all(peers.negotiated(), peers.limits(), own);
             let serial = count::peer_group(counters, peer_group::YES, lacks);
             count::limits_from(counters, peers.limits_from());
+            if peers.limits_from() & limits::GUESSED != 0 {
+                count::reason(counters, None, &limits::not_measured());
+            }
             peers.checking().into_iter().for_each(|checking| checking.is_known_as(serial));
             if log::log_enabled!(log::Level::Info) {
                 let (rank, ranks, hash) =
