@@ -1,6 +1,7 @@
-"""Packs a wheel with Python's standard library alone: a wheel is a zip with a list of its files.
+"""Packs wheels with Python's standard library alone: a wheel is a zip with a list of its files.
 
-Usage: wheel.py FOLDER OUT   FOLDER has what scripts/shipped built; prints the path of the wheel, which is in OUT.
+Usage: wheel.py FOLDER OUT   FOLDER has what scripts/shipped built; prints the paths of the wheels, which are in OUT: the package, and
+                             windlass-autoload.
 """
 
 import base64
@@ -13,6 +14,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "python" / "windlass"
+AUTOLOAD = ROOT / "python" / "autoload"
 # The second name is what pip before 20.3 calls the first, as Ubuntu 20.04 has it.
 PLATFORMS = ["manylinux_2_17_x86_64", "manylinux2014_x86_64"]
 LIBRARIES = ["libwindlass.so", "libsim_cuda.so", "libsim_kernels.so", "libsim_nccl.so"]
@@ -23,27 +25,27 @@ def version():
     return re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)
 
 
-def metadata(version):
+def metadata(name, version, summary, more, readme):
     """What pip shows and PyPI would."""
     head = f"""\
 Metadata-Version: 2.1
-Name: windlass
+Name: {name}
 Version: {version}
-Summary: A drop-in for libnccl.so.2: NCCL programs run over it unchanged
+Summary: {summary}
 License: Apache-2.0 OR MIT
 Requires-Python: >=3.8
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Programming Language :: Python :: 3
-Classifier: Typing :: Typed
+{more}
 Description-Content-Type: text/markdown
 """
-    return head + "\n" + (ROOT / "python" / "README.md").read_text()
+    return head + "\n" + readme.read_text()
 
 
-def tags():
+def tags(platforms, is_pure):
     """The file that says where the wheel may be installed."""
-    lines = ["Wheel-Version: 1.0", "Generator: windlass", "Root-Is-Purelib: false"]
-    return "\n".join(lines + [f"Tag: py3-none-{platform}" for platform in PLATFORMS]) + "\n"
+    lines = ["Wheel-Version: 1.0", "Generator: windlass", f"Root-Is-Purelib: {str(is_pure).lower()}"]
+    return "\n".join(lines + [f"Tag: py3-none-{platform}" for platform in platforms]) + "\n"
 
 
 def contents(built, version):
@@ -65,9 +67,24 @@ def contents(built, version):
     information = f"windlass-{version}.dist-info"
     for source in [*sorted(ROOT.glob("LICENSE-*")), built / "LICENSES-THIRD-PARTY"]:
         yield f"{information}/{source.name}", source.read_bytes(), False
-    yield f"{information}/METADATA", metadata(version).encode(), False
-    yield f"{information}/WHEEL", tags().encode(), False
+    summary = "A drop-in for libnccl.so.2: NCCL programs run over it unchanged"
+    about = metadata("windlass", version, summary, "Classifier: Typing :: Typed", ROOT / "python" / "README.md")
+    yield f"{information}/METADATA", about.encode(), False
+    yield f"{information}/WHEEL", tags(PLATFORMS, is_pure=False).encode(), False
     yield f"{information}/entry_points.txt", b"[console_scripts]\nwindlass = windlass.__main__:main\n", False
+
+
+def contents_of_autoload(version):
+    """The same of windlass-autoload, whose files lie beside the package's folder: Python looks for them there."""
+    for source in sorted(AUTOLOAD.glob("windlass_autoload.*")):
+        yield source.name, source.read_bytes(), False
+    information = f"windlass_autoload-{version}.dist-info"
+    for source in sorted(ROOT.glob("LICENSE-*")):
+        yield f"{information}/{source.name}", source.read_bytes(), False
+    summary = "Opens Windlass in Python programs that lose LD_PRELOAD, where WINDLASS_PYTHON=on"
+    about = metadata("windlass-autoload", version, summary, "Requires-Dist: windlass", AUTOLOAD / "README.md")
+    yield f"{information}/METADATA", about.encode(), False
+    yield f"{information}/WHEEL", tags(["any"], is_pure=True).encode(), False
 
 
 def record_line(name, data):
@@ -86,13 +103,20 @@ def add(wheel, name, data, is_program):
 def main(built, out):
     """Packs."""
     number = version()
-    path = pathlib.Path(out) / f"windlass-{number}-py3-none-{'.'.join(PLATFORMS)}.whl"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = pathlib.Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    pack(folder, f"windlass-{number}", PLATFORMS, contents(pathlib.Path(built), number))
+    pack(folder, f"windlass_autoload-{number}", ["any"], contents_of_autoload(number))
+
+
+def pack(folder, name, platforms, files):
+    """Packs one, and prints its path."""
+    path = folder / f"{name}-py3-none-{'.'.join(platforms)}.whl"
     partial = path.with_suffix(".part")
-    record = f"windlass-{number}.dist-info/RECORD"
+    record = f"{name}.dist-info/RECORD"
     lines = ""
     with zipfile.ZipFile(partial, "w") as wheel:
-        for name, data, is_program in contents(pathlib.Path(built), number):
+        for name, data, is_program in files:
             add(wheel, name, data, is_program)
             lines += record_line(name, data)
         add(wheel, record, (lines + f"{record},,\n").encode(), False)

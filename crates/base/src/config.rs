@@ -30,6 +30,9 @@ pub const RUN: &str = "WINDLASS_RUN";
 /// The variable by which `windlass run` says why it has not measured this machine's limits; empty where it has. It is no option.
 pub const UNMEASURED: &str = "WINDLASS_UNMEASURED";
 
+/// The variable that wakes the Python package windlass-autoload (`python/autoload`). It is no option of the library.
+const PYTHON: &str = "WINDLASS_PYTHON";
+
 /// An unknown name that differs from an option in at most so many letters is taken for a misspelling of it.
 const TYPOS_MAX: usize = 2;
 
@@ -196,7 +199,8 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     let ours = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
-            let is_other = name.starts_with(SIMULATOR_PREFIX) || [RUN, UNMEASURED].contains(&name.as_str());
+            let is_other =
+                name.starts_with(SIMULATOR_PREFIX) || [RUN, UNMEASURED, PYTHON].contains(&name.as_str());
             name == "WINDLASS" || name.starts_with("WINDLASS_") && !is_other
         });
     for (name, text) in ours {
@@ -292,7 +296,8 @@ mod tests {
                 ("WINDLASSES", "2"),
                 ("WINDLASS_SIM_DEVICES", "4"),
                 (RUN, "7.8"),
-                (UNMEASURED, "")
+                (UNMEASURED, ""),
+                (PYTHON, "on")
             ]),
             Parsed::default()
         );

@@ -74,7 +74,8 @@ const ELSEWHERE: [&str; 5] = ["docker", "podman", "nerdctl", "kubectl", "ssh"];
 const CONTAINERS: [&str; 3] = ["apptainer", "singularity", "enroot"];
 
 /// Variables in which clients name the NCCL library that they open by path.
-const LIBRARY_VARIABLES: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
+const LIBRARY_VARIABLES: [&str; 3] =
+    ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH", "SGLANG_DIFFUSION_NCCL_SO_PATH"];
 
 pub fn decide(situation: &Situation) -> Decision {
     let mut decision = Decision::default();
@@ -335,6 +336,7 @@ mod tests {
         );
         assert_eq!(warnings("VLLM_NCCL_SO_PATH", WINDLASS), Vec::<String>::new());
         assert_eq!(warnings("SGLANG_NCCL_SO_PATH", "libnccl.so.2"), Vec::<String>::new());
+        assert_eq!(warnings("SGLANG_DIFFUSION_NCCL_SO_PATH", "/y/libnccl.so.2").len(), 1);
         assert!(warnings("WINDLASS", "off")[0].contains("straight to the real NCCL"));
         assert_eq!(
             warnings("WINDLASS_REPROT", "text"),
