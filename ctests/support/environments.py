@@ -66,6 +66,7 @@ ROWS = [
         "NCCL_DEBUG=WARN NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 CUDA_DEVICE_MAX_CONNECTIONS=4",
         "verl/workers/rollout/sglang_rollout/sglang_rollout.py"),
     Row("verl, full determinism", "NCCL_DEBUG=WARN NCCL_DETERMINISTIC=1 NCCL_ALGO=Ring NCCL_PROTO=Simple", "verl/workers/engine/utils.py"),
+    Row("TensorRT-LLM, two GPUs", "", "cpp/tensorrt_llm/common/opUtils.cpp: before its first init", late="NCCL_RUNTIME_CONNECT=0"),
     Row("PyTorch 2.11, deterministic algorithms", "", "ProcessGroupNCCL.cpp: in the process group's constructor",
         late="NCCL_ALGO=^NVLS",
         ran="run on 2 × H100 and 2 × H200 without this mode ([DDP](measurements/2026-11-26-compare), "
