@@ -80,7 +80,7 @@ static void body(struct rank* self) {
     _exit(0);
   }
   if (leaves) {
-    NCCL(ncclCommAbort(child));
+    NCCL(ncclCommDestroy(child));
     NCCL(ncclCommAbort(all));
     NCCL(ncclCommInitRank(&rest, self->ranks - 1, id, self->rank));
     reduces(self, rest, self->ranks - 1, 3003);

@@ -218,6 +218,9 @@ mod tests {
         of.peer_group = "yes".into();
         let told = line(&[process(vec![of.clone()])]);
         assert!(told.contains("0 of 8 calls in Windlass's kernels: all were above the limits"), "{told}");
+        of.reason = "limits not measured here".into();
+        let told = line(&[process(vec![of.clone()])]);
+        assert!(told.ends_with("0 of 8 calls in Windlass's kernels: limits not measured here"), "{told}");
         of.lacks.insert(Feature::Native.name().into(), "WINDLASS_COLLECTIVES=off".into());
         let told = line(&[process(vec![of])]);
         assert!(told.ends_with(": no native collectives: WINDLASS_COLLECTIVES=off"), "{told}");

@@ -32,7 +32,8 @@ const NOT_FOUND: u8 = 127;
 #[derive(Args)]
 #[command(after_help = "\
 The command gets LD_PRELOAD with Windlass, WINDLASS_NCCL with the real NCCL, WINDLASS_RUN, which names this run, and \
-WINDLASS_UNMEASURED, which says why this machine's limits are not measured. Preloaded tracers of NCCL's calls stay in front. Windlass's options are environment variables too (docs/options.md).
+WINDLASS_UNMEASURED, which says why this machine's limits are not measured. Preloaded tracers of NCCL's calls stay in front. \
+Windlass's options are environment variables too (docs/options.md).
 
 When the command ends, a line on standard error says how much of it ran in Windlass's kernels, or why nothing did. A command that a \
 signal ends prints none: `windlass stats --last` does.
