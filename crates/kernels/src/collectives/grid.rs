@@ -61,9 +61,9 @@ const EARLY_BYTES_MAX: u64 = 2 << 20;
 const LL_WARPS_FIRST: u32 = 8;
 /// Blocks of all-gathers and reduce-scatters of up to so many bytes in all. Programs run these beside matrix products. A block that waits for
 /// its peer's holds a multiprocessor, so that the product may need one more wave. On 2 × H200, beside products of 0.17 and 1.4 ms, 32 blocks
-/// made both together take up to 17 % longer than with NCCL, these did not (`docs/measurements/2026-11-22-beside-products`). Above 1 MiB
-/// 24 blocks and 16 take both together as long within 3 %, and 24 are up to 27 % faster alone (2 × H100,
-/// `docs/measurements/2026-11-28-blocks`).
+/// made both together take up to 17 % longer than with NCCL, these did not (`docs/measurements/2026-11-22-beside-products`). From 2 to 16 MiB
+/// 24 blocks and 16 take both together equally long on average (single sizes differ by up to 6 %), and 24 are up to 21 % faster alone
+/// (2 × H100, `docs/measurements/2026-11-28-blocks`). 8 blocks take both together 3 % less, and alone up to twice as long.
 const BESIDE_PRODUCTS: [(u64, u32); 2] = [(64 << 10, 8), (1 << 20, 16)];
 
 impl Shape {
