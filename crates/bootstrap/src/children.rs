@@ -5,7 +5,7 @@
 //! process: a Unix socket at which the background thread listens for as long as the process lives.
 //!
 //! **Rounds.** Before a call whose communicators may be lazy, all ranks that make it say at one process listener where
-//! they go and what they want ([`super::colors`]), and hear the messages of all. For a split, in which all ranks take
+//! they go and what they want ([`plan`]), and hear the messages of all. For a split, in which all ranks take
 //! part, that is rank 0's process listener; for a shrink, the lowest survivor's. A rank that cannot wait only says that
 //! it goes to NCCL. A rank whose process dies before its message, or that withdraws it, ends the round for all; after
 //! its message it does not. The host hears the answer last, so its process may end then.
@@ -14,14 +14,20 @@
 //! first rank. Other ranks of the parent are not needed, and may have ended. Each rank sends one message: it
 //! [reports](super::message::FromRank::Report) or [declines](super::message::FromRank::Decline). The host sees by
 //! pidfds whether a process dies before its rank has come. So a session whose missing ranks cannot come
-//! [ends](super::arrivals), and nothing is timed.
+//! [ends](arrivals), and nothing is timed.
 //!
-//! **Communicators that NCCL makes** have a [roster](super::local_rendezvous).
+//! **Communicators that NCCL makes** have a [roster](local_rendezvous).
 //!
 //! The rules of [`super`] hold but for two. First, no root of NCCL's is behind a process listener, so no rank goes to
 //! NCCL without a message: it declines, and tries to for as long as the host's process lives. Second, the host's
 //! process has a rank of the communicator: a rank that finds no process listener, or loses it, fails. A rank that comes
 //! from a roster does not fail so, since NCCL's communicator exists whatever happens to the host.
+
+pub mod arrivals;
+pub(crate) mod local_entry;
+pub mod local_rendezvous;
+pub mod plan;
+pub mod round;
 
 use rustix::net::SocketAddrUnix;
 use sha2::{Digest, Sha256};
@@ -39,41 +45,15 @@ pub const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x02";
 /// Bytes of a greeting.
 pub const GREETING_BYTES: usize = 8 + 3 * 16 + 4;
 
-/// A call that makes communicators from another.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Making {
-    /// A split of a parent, after `count` others.
-    Split {
-        /// How many splits came before.
-        count: u32,
-    },
-    /// A shrink of a parent that leaves out these ranks, after `count` that left out the same.
-    Shrink {
-        /// How many such shrinks came before.
-        count: u32,
-        /// In order, each once.
-        excluded: Vec<u32>,
-    },
-}
-
-impl Making {
-    /// The name of this call on the parent with this token, the same on every rank.
-    pub fn name(&self, parent: Token) -> Token {
-        let mut words = Writer::default();
-        words.token(parent);
-        match self {
-            Making::Split { count } => {
-                words.u8(1).u32(*count);
-            }
-            Making::Shrink { count, excluded } => {
-                words.u8(2).u32(*count);
-                excluded.iter().for_each(|rank| {
-                    words.u32(*rank);
-                });
-            }
-        }
-        digest(b"windlass call", &words.finish())
+/// The name of a call on the parent with this token, the same on every rank: of a split, which excludes nobody, or of a
+/// shrink that leaves out these ranks. `count` calls that exclude the same came before.
+pub fn call(parent: Token, excluded: &[u32], count: u32) -> Token {
+    let mut words = Writer::default();
+    words.token(parent).u32(count);
+    for rank in excluded {
+        words.u32(*rank);
     }
+    digest(b"windlass call", &words.finish())
 }
 
 /// The name of the communicator that a call makes of the ranks with this color.
@@ -118,7 +98,7 @@ pub struct Invitation {
     /// The secret of the host's process listener.
     pub process_listener: Token,
     /// The name under which the host waits for its ranks: the [`child`]'s own, its roster's, or before a round
-    /// [`Making::name`].
+    /// [`call`]'s.
     pub call: Token,
     /// The [`child`]'s name, or the [`round`]'s for a message in a round.
     pub child: Token,
@@ -199,29 +179,23 @@ mod tests {
     /// Calls, rounds, their communicators and tokens all have different names, the same on every rank.
     #[test]
     fn names_differ() {
-        let shrink = |count, excluded: &[u32]| Making::Shrink { count, excluded: excluded.to_vec() };
-        let calls = [
-            Making::Split { count: 0 },
-            Making::Split { count: 1 },
-            shrink(0, &[1]),
-            shrink(1, &[1]),
-            shrink(0, &[2]),
-            shrink(0, &[1, 2]),
-        ];
+        let of = |parent| {
+            let calls = [(0, &[][..]), (1, &[]), (0, &[1]), (1, &[1]), (0, &[2]), (0, &[1, 2])];
+            calls.map(|(count, excluded)| call(parent, excluded, count))
+        };
         let mut names = vec![PARENT, NOBODY];
-        for call in &calls {
-            let call = call.name(PARENT);
+        for call in of(PARENT) {
             names.extend([call, round(call)]);
             for child in [0, 1, -5, i32::MAX].map(|color| child(call, color)) {
                 names.extend([child, comm_token(child)]);
             }
         }
-        names.push(calls[0].name(Token([8; 16])));
+        names.extend(of(Token([8; 16])));
         let count = names.len();
         names.sort();
         names.dedup();
         assert_eq!(names.len(), count);
-        assert_eq!(calls[3].name(PARENT), shrink(1, &[1]).name(PARENT));
+        assert_eq!(of(PARENT), of(PARENT));
     }
 
     /// A whole greeting is read, a cut one is unclear. One with a wrong byte before the call's name, or with an

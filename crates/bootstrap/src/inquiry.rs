@@ -4,7 +4,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::canceller::Canceller;
-use super::colors::Table;
+use super::children::plan::Table;
 use super::commands::{Command, Reporting, Shared};
 use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};

@@ -32,7 +32,7 @@
 //! - `ncclCommSplit` and `ncclCommShrink` to lazy communicators: [`Bootstrap::await_ranks`] by the rank whose process
 //!   hosts, and [`Bootstrap::join_invited`] or [`Bootstrap::decline`] by each rank; see [`children`].
 //! - The same, where NCCL makes the communicators: [`Bootstrap::enter_local`] before NCCL's call, then
-//!   [`Bootstrap::join_local`]; see [`local_rendezvous`].
+//!   [`Bootstrap::join_local`]; see [`children::local_rendezvous`].
 //! - Before a call whose communicators may be lazy, a round: [`Bootstrap::ask_round`] or [`Bootstrap::go_to_nccl`] by
 //!   each rank.
 //!
@@ -69,10 +69,8 @@
 
 pub mod agreement;
 mod approach;
-pub mod arrivals;
 mod canceller;
 pub mod children;
-pub mod colors;
 mod commands;
 mod connection;
 pub mod counts;
@@ -83,8 +81,6 @@ pub mod facts;
 pub mod id_tag;
 pub mod inquiry;
 mod limits;
-mod local_entry;
-pub mod local_rendezvous;
 pub mod message;
 pub mod negotiated;
 pub mod outcome;
@@ -97,7 +93,6 @@ mod process_listener;
 mod reactor;
 mod relay;
 pub mod request_socket;
-pub mod round;
 mod spare;
 mod waiter;
 
@@ -111,7 +106,7 @@ use rustix::io::Errno;
 
 use crate::negotiated::{Token, Version};
 use children::Invitation;
-use colors::{LazyVote, Parent, SplitMessage};
+use children::plan::SplitMessage;
 use commands::{Command, Expected, Host, NewSession, Shared};
 use counts::Counts;
 use descriptors::DescriptorSocket;
@@ -127,9 +122,9 @@ use windlass_base::process::{self, fork_local::ForkLocal};
 use windlass_base::thread;
 
 pub use canceller::Canceller;
+pub use children::local_entry::LocalEntry;
 pub use inquiry::Inquiry;
 pub use limits::Limits;
-pub use local_entry::LocalEntry;
 pub use participant::{Outcome, Participant, Preparation, complete_all};
 
 /// How long a rank that is about to report waits for free descriptors, and how often it tries.
@@ -370,16 +365,15 @@ impl Bootstrap {
         inquiry
     }
 
-    /// Says in the round that this rank goes to NCCL without waiting, so that all ranks go there. Never waits.
-    pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32, parent: Parent) {
-        let message = SplitMessage { color: None, key: 0, vote: LazyVote::InNccl, parent };
+    /// Says this in the round without waiting for the others. Never waits.
+    pub fn say_in_round(&self, invitation: &Invitation, place: u32, ranks: u32, message: SplitMessage) {
         self.shared.send(Command::Tell(
             invitation.process_listener,
             message_in_round(invitation, place, ranks, message),
         ));
     }
 
-    /// Enters the [host-local rendezvous](local_rendezvous) of this name on this host, as this rank of the parent.
+    /// Enters the [host-local rendezvous](children::local_rendezvous) of this name on this host, as this rank of the parent.
     /// Waits for the bootstrap thread of the process that keeps the roster, until `is_over` or for 3 seconds. After an
     /// error no other rank counts on this one.
     pub fn enter_local(&self, name: Token, rank: u32, is_over: &dyn Fn() -> bool) -> io::Result<LocalEntry> {

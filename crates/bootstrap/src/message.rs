@@ -8,7 +8,7 @@ use crate::negotiated::{
     ATTACHMENT_BYTES_MAX, CELLS_BYTES_MAX, NEGOTIATED_BYTES_MAX, NegotiatedConfig, Token,
 };
 
-use super::colors::{SplitMessage, Table};
+use super::children::plan::{SplitMessage, Table};
 use super::facts::Facts;
 use super::outcome::{SessionOutcome, WORDS_BYTES_MAX};
 

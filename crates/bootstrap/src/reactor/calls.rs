@@ -10,7 +10,7 @@ use super::rounds::Rounds;
 use super::session::Session;
 use super::sockets::{Endpoint, Sockets};
 use crate::agreement::{ConnectionId, Event};
-use crate::arrivals::Arrivals;
+use crate::children::arrivals::Arrivals;
 use crate::children::{self, GREETING_BYTES, Invitation, Visitor};
 use crate::commands::Expected;
 use crate::connection::{Connection, Line};

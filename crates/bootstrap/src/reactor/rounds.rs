@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use super::sockets::{Endpoint, Sockets};
 use crate::agreement::{ConnectionId, ToRank};
+use crate::children::round::Round;
 use crate::connection::{Connection, Line};
 use crate::counts::Counts;
 use crate::message::{FROM_RANK_BYTES_MAX, FromHost, FromRank};
 use crate::negotiated::Token;
 use crate::outcome::{Failure, SessionOutcome};
-use crate::round::Round;
 
 /// The rounds, by their names. [`Calls`](super::calls::Calls) keeps the arrivals of each under the same name.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! A connection to a host-local rendezvous whose roster this process keeps, and the reading of its messages.
 
+use crate::children::local_rendezvous::{self, GREETING_BYTES, MESSAGE_BYTES, RosterMessage};
 use crate::connection::{Connection, Line};
-use crate::local_rendezvous::{self, GREETING_BYTES, MESSAGE_BYTES, RosterMessage};
 use crate::negotiated::Token;
 
 /// A connection to a host-local rendezvous.

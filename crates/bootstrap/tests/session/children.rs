@@ -11,7 +11,7 @@ use std::thread;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use windlass_base::descriptor::Ours;
-use windlass_bootstrap::children::{self, Invitation, Making, NOBODY, child};
+use windlass_bootstrap::children::{self, Invitation, NOBODY, child};
 use windlass_bootstrap::message::FromRank;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
@@ -32,7 +32,7 @@ struct Split {
 }
 
 fn split() -> Split {
-    Split { host: bootstrap(), call: Making::Split { count: 0 }.name(PARENT) }
+    Split { host: bootstrap(), call: children::call(PARENT, &[], 0) }
 }
 
 impl Split {
@@ -179,7 +179,7 @@ fn dies_before_it_comes() {
 #[test]
 fn excluded_and_dead() {
     let host = bootstrap();
-    let call = Making::Shrink { count: 0, excluded: vec![0, 2] }.name(PARENT);
+    let call = children::call(PARENT, &[0, 2], 0);
     let invites =
         |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
     let (third, pidfd) = process();
@@ -295,7 +295,7 @@ fn thread_has_ended() {
     };
     let at_host = Bootstrap::start(Limits::default()).unwrap();
     for (count, way) in (0..).zip(["declines", "comes"]) {
-        let split = Split { call: Making::Split { count }.name(PARENT), host: bootstrap() };
+        let split = Split { call: children::call(PARENT, &[], count), host: bootstrap() };
         let waits = split.join(&at_host, 0, 1, 0, 2);
         split.host.await_ranks(split.of(1), 0b101, lives());
         while !has_ended() {}
@@ -358,7 +358,7 @@ fn full_queue() {
         }
     }
     let own = bootstrap();
-    let call = Making::Split { count: 3 }.name(PARENT);
+    let call = children::call(PARENT, &[], 3);
     let invites = |rank| Invitation { process_listener, call, child: child(call, 0), rank };
     let aborted = own.join_invited(&invites(1), facts(1, 2)).unwrap();
     aborted.cancellers()[0].abort();
@@ -394,7 +394,7 @@ fn aborted_at_once() {
 #[test]
 fn too_many_calls() {
     let host = Bootstrap::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
-    let split = Split { host, call: Making::Split { count: 0 }.name(PARENT) };
+    let split = Split { host, call: children::call(PARENT, &[], 0) };
     let mut waiting = split.connect();
     let report = FromRank::Report(Box::new(facts(0, 2))).encode();
     waiting.write_all(&[split.invites(0, 1).greeting(), report].concat()).unwrap();
@@ -404,7 +404,7 @@ fn too_many_calls() {
     assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
     split.host.await_ranks(split.of(1), 0b11, Vec::new());
     for count in 1..=8 {
-        let call = Making::Split { count }.name(PARENT);
+        let call = children::call(PARENT, &[], count);
         split.host.await_ranks(call, 0b11, vec![(1, pidfd_of(std::process::id()))]);
     }
     let late = split.join(&split.host, 1, 1, 1, 2);

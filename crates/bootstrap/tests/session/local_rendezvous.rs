@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use windlass_bootstrap::children::local_rendezvous::{self, ANSWER_BYTES, RosterAnswer, RosterMessage};
 use windlass_bootstrap::children::{Invitation, child};
-use windlass_bootstrap::local_rendezvous::{self, ANSWER_BYTES, RosterAnswer, RosterMessage};
 use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
 use windlass_bootstrap::{Bootstrap, Limits, LocalEntry, Outcome, Participant, place};

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags};
+use windlass_bootstrap::children::local_rendezvous::{self, RosterAnswer};
 use windlass_bootstrap::id_tag::Id;
-use windlass_bootstrap::local_rendezvous::{self, RosterAnswer};
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
 use windlass_bootstrap::{Bootstrap, Limits, Outcome, Preparation, place};
 

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use windlass_base::descriptor as ours;
-use windlass_bootstrap::children::{Invitation, Making, NOBODY, child};
-use windlass_bootstrap::colors::{Course, LazyVote, Others, Parent, SplitMessage, Table};
+use windlass_bootstrap::children::plan::{ChildPlan, LazyVote, Parent, SplitMessage, Table};
+use windlass_bootstrap::children::{self, Invitation, NOBODY, child};
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::message::{FromHost, FromRank};
 use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
@@ -19,6 +19,9 @@ use crate::processes::{Played, await_message, play, say};
 use crate::support::{facts, is_peer_group, ready};
 
 const PARENT: Token = Token([9; 16]);
+/// What a rank says that goes to NCCL without waiting.
+const HURRIES: SplitMessage =
+    SplitMessage { color: None, key: 0, vote: LazyVote::InNccl, parent: Parent::Built };
 type Answer = Result<Table, Failure>;
 
 fn bootstrap() -> Bootstrap {
@@ -38,7 +41,7 @@ struct Round<'a> {
 
 impl Round<'_> {
     fn of(host: &Bootstrap, count: u32, ranks: u32) -> Round<'_> {
-        Round { host, call: Making::Split { count }.name(PARENT), ranks }
+        Round { host, call: children::call(PARENT, &[], count), ranks }
     }
 
     fn invites(&self, rank: u32) -> Invitation {
@@ -102,15 +105,16 @@ fn all_hear_the_same() {
     host.await_ranks(child(round.call, 8), 0b101, Vec::new());
     host.await_ranks(child(round.call, 7), 0b10010, Vec::new());
     let meet = |from: &Bootstrap, parent_rank: u32, color: i32| {
-        let Course::Lazy { rank, ranks, others: Others::Nothing } = expected.course(parent_rank) else {
-            panic!("{:?}", expected.course(parent_rank))
+        let ChildPlan::Meet { rank, ranks, is_lazy: true, splits_too: false } = expected.plan(parent_rank)
+        else {
+            panic!("{:?}", expected.plan(parent_rank))
         };
         let child = child(round.call, color);
         let invitation = Invitation { call: child, child, ..round.invites(parent_rank) };
         from.join_invited(&invitation, facts(rank, ranks.len() as u32)).unwrap()
     };
     let participants = [meet(&host, 0, 8), meet(&other, 2, 8), meet(&other, 4, 7), meet(&other, 1, 7)];
-    assert_eq!(expected.course(3), Course::Nothing);
+    assert_eq!(expected.plan(3), ChildPlan::Nothing);
     thread::scope(|scope| {
         let _ = participants
             .map(|participant| scope.spawn(|| assert!(is_peer_group(&participant.complete(ready)[0]))));
@@ -144,18 +148,18 @@ fn one_cannot_wait() {
     let (host, own) = (bootstrap(), bootstrap());
     let round = Round::of(&host, 0, 3);
     round.begin();
-    own.go_to_nccl(&round.invites(2), 2, 3, Parent::Built);
+    own.say_in_round(&round.invites(2), 2, 3, HURRIES);
     drop(own);
     let waiting = vec![round.say(&host, 0, pair(0, 0)), round.say(&host, 1, pair(0, 0))];
     for answer in wait_all(waiting) {
-        assert_eq!(answer.unwrap().course(0), Course::Nccl);
+        assert_eq!(answer.unwrap().plan(0), ChildPlan::Nccl);
     }
     // The host's own rank need not wait either.
     let round = Round::of(&host, 1, 2);
     let waiting = round.say(&host, 1, pair(0, 0));
     round.begin();
-    host.go_to_nccl(&round.invites(0), 0, 2, Parent::Built);
-    assert_eq!(waiting.wait().unwrap().course(1), Course::Nccl);
+    host.say_in_round(&round.invites(0), 0, 2, HURRIES);
+    assert_eq!(waiting.wait().unwrap().plan(1), ChildPlan::Nccl);
 }
 
 /// A process dies before its rank's message: all waiting and later ranks fail, even if others have not come. A death after the
@@ -241,7 +245,7 @@ fn host_is_gone() {
         drop(host);
         assert_eq!(waiting.join().unwrap(), Err(Failure::HostLost));
     });
-    own.go_to_nccl(&invitation, 1, 2, Parent::Built);
+    own.say_in_round(&invitation, 1, 2, HURRIES);
     assert_eq!(own.ask_round(&invitation, 1, 2, pair(0, 0)).wait(), Err(Failure::HostLost));
 }
 
@@ -279,7 +283,7 @@ fn nonsense() {
     assert_eq!(host.counts().unreadable.load(Ordering::Relaxed), 1);
 
     // A message of a round is invalid in a session.
-    let call = Making::Split { count: 9 }.name(PARENT);
+    let call = children::call(PARENT, &[], 9);
     let invites =
         |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
     let participant = host.join_invited(&invites(0), facts(0, 2)).unwrap();
@@ -301,7 +305,7 @@ fn unreadable_host() {
     let name = std::os::unix::net::SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap();
     let listener = std::os::unix::net::UnixListener::bind_addr(&name).unwrap();
     let own = bootstrap();
-    let call = Making::Split { count: 0 }.name(PARENT);
+    let call = children::call(PARENT, &[], 0);
     let too_many = Table::new(vec![pair(0, 0); RANKS_MAX + 1]);
     for answer in [FromHost::Stop.encode(), FromHost::Table(too_many).encode(), vec![0xff; 64]] {
         let invitation = Invitation { process_listener, call, child: NOBODY, rank: 1 };
@@ -325,7 +329,7 @@ fn nothing_is_left() {
         let inquiries = vec![round.say(&other, 1, pair(0, 0)), round.say(&host, 0, pair(0, 0))];
         match count % 3 {
             0 => assert!(round.say(&other, 2, pair(0, 0)).wait().is_ok()),
-            1 => other.go_to_nccl(&round.invites(2), 2, 3, Parent::Built),
+            1 => other.say_in_round(&round.invites(2), 2, 3, HURRIES),
             _ => drop(round.connect().write_all(&round.invites(2).to_round().greeting())),
         }
         assert!(wait_all(inquiries).iter().all(|answer| answer.is_ok() == (count % 3 != 2)));
@@ -384,7 +388,7 @@ fn too_many_rounds() {
 /// The parts of processes in these tests. If another process hosts, `id` has its process listener.
 pub fn plays(part: &str, own: &Bootstrap, rank: u32, ranks: u32, id: &Id) -> bool {
     let process_listener = Token(*id.first_chunk().unwrap());
-    let call = Making::Split { count: 0 }.name(PARENT);
+    let call = children::call(PARENT, &[], 0);
     let invitation = Invitation { process_listener, call, child: NOBODY, rank };
     match part {
         "hosts-rounds" => {
@@ -396,10 +400,10 @@ pub fn plays(part: &str, own: &Bootstrap, rank: u32, ranks: u32, id: &Id) -> boo
         "speaks" => {
             let inquiry = own.ask_round(&invitation, rank, ranks, pair(0, 0));
             say("spoken");
-            say(&format!("{:?}", inquiry.wait().map(|table| table.course(rank))));
+            say(&format!("{:?}", inquiry.wait().map(|table| table.plan(rank))));
         }
         "hurries" => {
-            own.go_to_nccl(&invitation, rank, ranks, Parent::Built);
+            own.say_in_round(&invitation, rank, ranks, HURRIES);
             say("spoken");
             await_message();
         }
@@ -434,7 +438,7 @@ fn processes() {
     let own = round.say(&host, 0, pair(0, 0));
     assert_eq!([one.says(), two.says(), hurries.says()], ["spoken"; 3]);
     assert_eq!([one.says(), two.says()], ["Ok(Nccl)"; 2]);
-    assert_eq!(own.wait().map(|table| table.course(0)), Ok(Course::Nccl));
+    assert_eq!(own.wait().map(|table| table.plan(0)), Ok(ChildPlan::Nccl));
     drop((one, two, hurries));
 
     // The last round's session is over, so the same name serves again.
@@ -459,7 +463,7 @@ fn host_process_is_killed() {
     for (index, byte) in process_listener.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).unwrap();
     }
-    let call = Making::Split { count: 0 }.name(PARENT);
+    let call = children::call(PARENT, &[], 0);
     let invites = |rank| Invitation { process_listener: Token(process_listener), call, child: NOBODY, rank };
     let waiting = own.ask_round(&invites(1), 1, 3, pair(0, 0));
     thread::scope(|scope| {

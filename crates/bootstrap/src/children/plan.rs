@@ -1,18 +1,21 @@
-//! Decides which new communicator each rank joins in a split or shrink, and which of these are lazy. Pure functions of
-//! the messages of all ranks, so the result is the same on every rank. In a shrink all ranks have one color.
+//! The plan of a split or shrink: what a rank knows, what it says to the other ranks, and what it does next. Pure.
+//!
+//! [`CallFacts::first`] decides before a rank hears from others. A rank that can wait says in the round what it wants, and
+//! gets the messages of all ranks as a [`Table`], from which [`Table::plan`] decides the rest. So the ranks that wait
+//! decide alike. A rank that cannot wait says so, and goes on.
 //!
 //! NCCL's split is a call of all ranks of the parent, whatever their color. It is skipped only if no rank needs it. If
 //! one does, ranks of lazy communicators make the call, too: without a color.
 //!
 //! It is a call on the parent. NCCL must have built the parent on all of these ranks, or be about to build it with all
 //! of them. If that failed on some ranks only, or needs ranks that do not come, no rank makes the call. The new
-//! communicators are made by ids then.
+//! communicators are made by ids then. In a shrink all ranks have one color.
 
 use crate::negotiated::RANKS_MAX;
 use crate::negotiated::bytes::{Reader, Writer};
 
 /// Whether a rank wants its new communicator lazy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LazyVote {
     /// The rank goes to NCCL without waiting for the others, so NCCL makes all new communicators.
     InNccl,
@@ -24,18 +27,16 @@ pub enum LazyVote {
     Always,
 }
 
+const VOTES: [LazyVote; 4] = [LazyVote::InNccl, LazyVote::No, LazyVote::InPair, LazyVote::Always];
+
 impl LazyVote {
     fn accepts(self, ranks: usize) -> bool {
-        match self {
-            LazyVote::InNccl | LazyVote::No => false,
-            LazyVote::InPair => ranks == 2,
-            LazyVote::Always => true,
-        }
+        self == LazyVote::Always || self == LazyVote::InPair && ranks == 2
     }
 }
 
 /// Whether NCCL has built a rank's parent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Parent {
     /// NCCL has built it.
     Built,
@@ -47,8 +48,10 @@ pub enum Parent {
     Unbuildable,
 }
 
+const PARENTS: [Parent; 4] = [Parent::Built, Parent::Lazy, Parent::Lost, Parent::Unbuildable];
+
 /// A rank's message before a split or shrink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SplitMessage {
     /// None if the rank will be in no new communicator.
     pub color: Option<i32>,
@@ -60,46 +63,93 @@ pub struct SplitMessage {
     pub parent: Parent,
 }
 
-/// The messages of all ranks that make the call, in the order of the parent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table(Vec<SplitMessage>);
+/// What a rank knows of a call before it hears from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallFacts {
+    /// What it says if it waits.
+    pub message: SplitMessage,
+    /// Its place among the ranks that make the call, in the order of the parent.
+    pub place: u32,
+    /// How many ranks make the call.
+    pub ranks: u32,
+    /// NCCL refuses the call by its arguments.
+    pub is_refused: bool,
+    /// The ranks hold a round; equal on all ranks.
+    pub has_round: bool,
+    /// The rank has said before that it does not wait. NCCL refused that call, and this one takes its place.
+    pub has_said: bool,
+    /// The call stands in a group, where a rank waits for no other.
+    pub is_in_group: bool,
+    /// The rank's device and configuration are known. Otherwise only NCCL knows what the call means.
+    pub is_known: bool,
+}
 
 /// What a rank does next.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Course {
-    /// The rank makes NCCL's split as the program called it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ChildPlan {
+    /// Makes NCCL's call, which NCCL refuses. No other rank hears of the call.
+    Refused,
+    /// Says its message, waits for the messages of all, and goes on by [`Table::plan`].
+    Round,
+    /// Makes NCCL's call as the program made it. The ranks of the new communicator meet after it.
     Nccl,
-    /// The rank's new communicator is lazy.
-    Lazy {
+    /// Meets the ranks of its new communicator. Without a peer group NCCL makes the communicator by an id of its first
+    /// rank.
+    Meet {
         /// The rank's number in the new communicator.
         rank: u32,
-        /// The places of its ranks in the table, in the order of the new ranks. If all ranks of the parent make the
-        /// call, these are their ranks in the parent.
+        /// The places of its ranks, in the order of the new ranks.
         ranks: Vec<u32>,
-        /// What ranks of other new communicators need.
-        others: Others,
+        /// Whether all of them want it lazy.
+        is_lazy: bool,
+        /// Whether ranks of other new communicators need NCCL's split: then this rank makes it, too, without a color.
+        splits_too: bool,
     },
-    /// NCCL makes the rank's communicator without the parent, by an id of its first rank.
-    Apart {
+    /// The same by an id, but the rank does not come, and tells the others.
+    StayAway {
         /// The rank's number in the new communicator.
         rank: u32,
-        /// The places of its ranks, as in [`Course::Lazy`].
+        /// The places of its ranks.
         ranks: Vec<u32>,
     },
-    /// The rank is in no new communicator, and no rank needs a call on the parent.
+    /// Nothing: the rank is in no new communicator, and no rank needs a call on the parent.
     Nothing,
-    /// A rank that cannot wait is in NCCL's call on the parent, which this rank cannot make.
+    /// Fails: NCCL's call on the parent is needed, and some ranks cannot make it.
     Torn,
 }
 
-/// What ranks of other new communicators need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Others {
-    /// Nothing.
-    Nothing,
-    /// NCCL's split, which all ranks make: this rank without a color.
-    Nccl,
+impl CallFacts {
+    /// What the rank says without waiting, if anything, and what it does first.
+    pub fn first(&self) -> (Option<SplitMessage>, ChildPlan) {
+        let parent = self.message.parent;
+        // A shrink without the parent has all ranks in one communicator.
+        let all = || (self.place, (0..self.ranks).collect());
+        let waits = self.is_known && (!self.is_in_group || parent == Parent::Unbuildable);
+        let is_due = self.has_round && !self.has_said;
+        let plan = match parent {
+            // NCCL, or the check in its place, says why.
+            _ if self.is_refused => return (None, ChildPlan::Refused),
+            _ if waits && is_due => return (None, ChildPlan::Round),
+            Parent::Unbuildable if self.is_known => {
+                let (rank, ranks) = all();
+                ChildPlan::Meet { rank, ranks, is_lazy: false, splits_too: false }
+            }
+            Parent::Unbuildable => {
+                let (rank, ranks) = all();
+                ChildPlan::StayAway { rank, ranks }
+            }
+            // Some ranks cannot make the call in which this one would wait for them.
+            Parent::Lost if self.has_round => return (None, ChildPlan::Torn),
+            Parent::Built | Parent::Lazy | Parent::Lost => ChildPlan::Nccl,
+        };
+        let hurries = SplitMessage { color: None, key: 0, vote: LazyVote::InNccl, parent };
+        (is_due.then_some(hurries), plan)
+    }
 }
+
+/// The messages of all ranks that make the call, in the order of the parent.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Table(Vec<SplitMessage>);
 
 impl Table {
     /// All messages, in the order of their places.
@@ -112,27 +162,23 @@ impl Table {
         self.0.len()
     }
 
-    /// What the rank with this place does next.
-    pub fn course(&self, rank: u32) -> Course {
+    /// What the rank with this place does, which has waited.
+    pub fn plan(&self, rank: u32) -> ChildPlan {
         let nccl = self.needs_nccl();
         let is_shared = self.is_parent_shared();
         let color = self.0.get(rank as usize).and_then(|message| message.color);
-        let ranks = color.map(|color| self.ordered(color));
-        let place = |ranks: &[u32]| ranks.iter().position(|other| *other == rank).unwrap_or_default() as u32;
-        match ranks {
-            Some(ranks) if self.is_lazy(&ranks) => Course::Lazy {
-                rank: place(&ranks),
-                ranks,
-                others: if nccl && is_shared { Others::Nccl } else { Others::Nothing },
-            },
-            _ if nccl && is_shared => Course::Nccl,
-            _ if self.is_torn() => Course::Torn,
+        let meet = |ranks: Vec<u32>, is_lazy| {
+            let rank = ranks.iter().position(|other| *other == rank).unwrap_or_default() as u32;
+            ChildPlan::Meet { rank, ranks, is_lazy, splits_too: is_lazy && nccl && is_shared }
+        };
+        match color.map(|color| self.ordered(color)) {
+            Some(ranks) if self.is_lazy(&ranks) => meet(ranks, true),
+            _ if nccl && is_shared => ChildPlan::Nccl,
+            _ if self.is_torn() => ChildPlan::Torn,
             // A shrink has all ranks in one communicator, also those that did not say so because they did not wait.
-            Some(_) if self.is_shrink_without_parent() => {
-                Course::Apart { rank, ranks: (0..self.ranks() as u32).collect() }
-            }
-            Some(ranks) if nccl => Course::Apart { rank: place(&ranks), ranks },
-            _ => Course::Nothing,
+            Some(_) if self.is_shrink_without_parent() => meet((0..self.ranks() as u32).collect(), false),
+            Some(ranks) if nccl => meet(ranks, false),
+            _ => ChildPlan::Nothing,
         }
     }
 
@@ -178,12 +224,12 @@ impl Table {
         ranks.len() >= 2 && !self.is_real() && ranks.iter().all(accepts)
     }
 
-    pub(super) fn put(&self, writer: &mut Writer) {
+    pub(crate) fn put(&self, writer: &mut Writer) {
         writer.u32(self.0.len() as u32);
         self.0.iter().for_each(|message| message.put(writer));
     }
 
-    pub(super) fn take(reader: &mut Reader<'_>) -> Option<Table> {
+    pub(crate) fn take(reader: &mut Reader<'_>) -> Option<Table> {
         let ranks = reader.u32()? as usize;
         if ranks > RANKS_MAX {
             return None;
@@ -193,45 +239,20 @@ impl Table {
 }
 
 impl SplitMessage {
-    pub(super) fn put(&self, writer: &mut Writer) {
-        let vote = match self.vote {
-            LazyVote::InNccl => 0,
-            LazyVote::No => 1,
-            LazyVote::InPair => 2,
-            LazyVote::Always => 3,
-        };
+    pub(crate) fn put(&self, writer: &mut Writer) {
         writer.u8(self.color.is_some().into()).u32(self.color.unwrap_or_default() as u32);
-        let parent = match self.parent {
-            Parent::Built => 0,
-            Parent::Lazy => 1,
-            Parent::Lost => 2,
-            Parent::Unbuildable => 3,
-        };
-        writer.u32(self.key as u32).u8(vote).u8(parent);
+        writer.u32(self.key as u32).u8(self.vote as u8).u8(self.parent as u8);
     }
 
-    pub(super) fn take(reader: &mut Reader<'_>) -> Option<SplitMessage> {
-        let (has_color, color) = (reader.u8()?, reader.u32()? as i32);
-        let color = match has_color {
-            0 if color == 0 => None,
-            1 => Some(color),
+    pub(crate) fn take(reader: &mut Reader<'_>) -> Option<SplitMessage> {
+        let color = match (reader.u8()?, reader.u32()? as i32) {
+            (0, 0) => None,
+            (1, color) => Some(color),
             _ => return None,
         };
         let key = reader.u32()? as i32;
-        let vote = match reader.u8()? {
-            0 => LazyVote::InNccl,
-            1 => LazyVote::No,
-            2 => LazyVote::InPair,
-            3 => LazyVote::Always,
-            _ => return None,
-        };
-        let parent = match reader.u8()? {
-            0 => Parent::Built,
-            1 => Parent::Lazy,
-            2 => Parent::Lost,
-            3 => Parent::Unbuildable,
-            _ => return None,
-        };
+        let vote = *VOTES.get(usize::from(reader.u8()?))?;
+        let parent = *PARENTS.get(usize::from(reader.u8()?))?;
         Some(SplitMessage { color, key, vote, parent })
     }
 }
@@ -279,6 +300,11 @@ mod tests {
         })
     }
 
+    /// A communicator that is not lazy, made without the parent.
+    fn apart(rank: u32, ranks: &[u32]) -> ChildPlan {
+        ChildPlan::Meet { rank, ranks: ranks.to_vec(), is_lazy: false, splits_too: false }
+    }
+
     /// As NCCL's source describes it: each rank is put behind those whose key is not greater.
     fn ordered_by_nccl(messages: &[SplitMessage], color: i32) -> Vec<u32> {
         let mut ranks: Vec<u32> = Vec::new();
@@ -293,21 +319,18 @@ mod tests {
     }
 
     proptest! {
-        /// Every rank's course fits all others'. Lazy communicators have the same ranks on all of them, in NCCL's
+        /// Every rank's plan fits all others'. Lazy communicators have the same ranks on all of them, in NCCL's
         /// order, each once. NCCL's split is made by all ranks or by none.
         #[test]
-        fn courses_fit(messages in messages()) {
+        fn plans_fit(messages in messages()) {
             let table = Table::new(messages.clone());
-            let courses: Vec<Course> = (0..messages.len() as u32).map(|rank| table.course(rank)).collect();
-            let makes_nccl = |course: &Course| match course {
-                Course::Nccl => true,
-                Course::Lazy { others, .. } => *others == Others::Nccl,
-                Course::Nothing | Course::Apart { .. } | Course::Torn => false,
-            };
-            prop_assert!(courses.windows(2).all(|two| makes_nccl(&two[0]) == makes_nccl(&two[1])));
-            for (own, (course, message)) in (0..).zip(courses.iter().zip(&messages)) {
-                match course {
-                    Course::Lazy { rank, ranks, .. } => {
+            let plans: Vec<ChildPlan> = (0..messages.len() as u32).map(|rank| table.plan(rank)).collect();
+            let makes_nccl =
+                |plan: &ChildPlan| matches!(plan, ChildPlan::Nccl | ChildPlan::Meet { splits_too: true, .. });
+            prop_assert!(plans.windows(2).all(|two| makes_nccl(&two[0]) == makes_nccl(&two[1])));
+            for (own, (plan, message)) in (0..).zip(plans.iter().zip(&messages)) {
+                match plan {
+                    ChildPlan::Meet { rank, ranks, is_lazy: true, .. } => {
                         let color = message.color.unwrap();
                         prop_assert_eq!(ranks, &ordered_by_nccl(&messages, color));
                         prop_assert_eq!(ranks[*rank as usize], own);
@@ -318,9 +341,9 @@ mod tests {
                             prop_assert!(vote == LazyVote::Always || vote == LazyVote::InPair && ranks.len() == 2);
                         }
                     }
-                    Course::Nccl => prop_assert!(courses.iter().all(makes_nccl)),
-                    Course::Nothing => prop_assert_eq!(message.color, None),
-                    Course::Apart { .. } | Course::Torn => prop_assert!(false, "{course:?}"),
+                    ChildPlan::Nccl => prop_assert!(plans.iter().all(makes_nccl)),
+                    ChildPlan::Nothing => prop_assert_eq!(message.color, None),
+                    _ => prop_assert!(false, "{plan:?}"),
                 }
             }
         }
@@ -329,27 +352,28 @@ mod tests {
         /// wait. A rank of a communicator without the parent agrees with all others of it, or all that wait hear that
         /// they cannot.
         #[test]
-        fn courses_fit_without_a_parent(messages in messages_of_any_parent()) {
+        fn plans_fit_without_a_parent(messages in messages_of_any_parent()) {
             let table = Table::new(messages.clone());
             let alike = messages.iter().all(|message| message.parent == messages[0].parent)
                 && matches!(messages[0].parent, Parent::Built | Parent::Lazy);
             let waiting = (0..).zip(&messages).filter(|(_, message)| message.vote != LazyVote::InNccl);
-            let courses: Vec<(u32, Course)> = waiting.map(|(rank, _)| (rank, table.course(rank))).collect();
-            let is_torn = courses.iter().any(|(_, course)| *course == Course::Torn);
-            for (own, course) in &courses {
-                match course {
-                    Course::Nccl => prop_assert!(alike),
-                    Course::Lazy { others, .. } => prop_assert!(alike || *others == Others::Nothing),
-                    Course::Nothing => prop_assert!(messages[*own as usize].color.is_none() && !is_torn),
-                    Course::Torn => prop_assert!(!alike),
-                    Course::Apart { rank, ranks } => {
+            let plans: Vec<(u32, ChildPlan)> = waiting.map(|(rank, _)| (rank, table.plan(rank))).collect();
+            let is_torn = plans.iter().any(|(_, plan)| *plan == ChildPlan::Torn);
+            for (own, plan) in &plans {
+                match plan {
+                    ChildPlan::Nccl => prop_assert!(alike),
+                    ChildPlan::Meet { is_lazy: true, splits_too, .. } => prop_assert!(alike || !splits_too),
+                    ChildPlan::Nothing => prop_assert!(messages[*own as usize].color.is_none() && !is_torn),
+                    ChildPlan::Torn => prop_assert!(!alike),
+                    ChildPlan::Meet { rank, ranks, .. } => {
                         prop_assert!(!alike && !is_torn);
                         prop_assert_eq!(ranks[*rank as usize], *own);
-                        for (other, course) in courses.iter().filter(|(other, _)| ranks.contains(other)) {
+                        for (other, plan) in plans.iter().filter(|(other, _)| ranks.contains(other)) {
                             let place = ranks.iter().position(|rank| rank == other).unwrap() as u32;
-                            prop_assert_eq!(course, &Course::Apart { rank: place, ranks: ranks.clone() });
+                            prop_assert_eq!(plan, &apart(place, ranks));
                         }
                     }
+                    _ => prop_assert!(false, "{plan:?}"),
                 }
             }
         }
@@ -369,7 +393,7 @@ mod tests {
                 message.vote == LazyVote::InNccl || message.color.is_some() && (size == 1 || refuses)
             };
             let needed = messages.iter().any(reason);
-            prop_assert_eq!((0..messages.len() as u32).any(|rank| table.course(rank) == Course::Nccl), needed);
+            prop_assert_eq!((0..messages.len() as u32).any(|rank| table.plan(rank) == ChildPlan::Nccl), needed);
         }
 
         /// A table is read back. One that is cut, or has more bytes behind it, is none.
@@ -409,30 +433,32 @@ mod tests {
     #[test]
     fn examples() {
         let message = |color, vote| SplitMessage { color, key: 0, vote, parent: Parent::Built };
-        let lazy_course = |rank, ranks: &[u32], others| Course::Lazy { rank, ranks: ranks.to_vec(), others };
+        let lazy = |rank, ranks: &[u32], splits_too| ChildPlan::Meet {
+            rank,
+            ranks: ranks.to_vec(),
+            is_lazy: true,
+            splits_too,
+        };
         let pairs = LazyVote::InPair;
         let two_pairs = Table::new([0, 1, 0, 1].map(|color| message(Some(color), pairs)).to_vec());
-        assert_eq!(two_pairs.course(2), lazy_course(1, &[0, 2], Others::Nothing));
+        assert_eq!(two_pairs.plan(2), lazy(1, &[0, 2], false));
         // One pair; the other rank is in no new communicator.
         let one = Table::new(vec![message(None, pairs), message(Some(5), pairs), message(Some(5), pairs)]);
-        assert_eq!(
-            [one.course(0), one.course(1)],
-            [Course::Nothing, lazy_course(0, &[1, 2], Others::Nothing)]
-        );
+        assert_eq!([one.plan(0), one.plan(1)], [ChildPlan::Nothing, lazy(0, &[1, 2], false)]);
         // A pair beside three ranks that are not lazy.
         let mixed = Table::new([0, 1, 1, 1, 0].map(|color| message(Some(color), pairs)).to_vec());
-        assert_eq!([mixed.course(1), mixed.course(4)], [Course::Nccl, lazy_course(1, &[0, 4], Others::Nccl)]);
+        assert_eq!([mixed.plan(1), mixed.plan(4)], [ChildPlan::Nccl, lazy(1, &[0, 4], true)]);
         let all_in_none = Table::new(vec![message(None, LazyVote::No); 3]);
-        assert_eq!(all_in_none.course(0), Course::Nothing);
+        assert_eq!(all_in_none.plan(0), ChildPlan::Nothing);
         let alone = Table::new(vec![message(Some(0), LazyVote::Always), message(None, LazyVote::Always)]);
-        assert_eq!([alone.course(0), alone.course(1)], [Course::Nccl, Course::Nccl]);
+        assert_eq!([alone.plan(0), alone.plan(1)], [ChildPlan::Nccl, ChildPlan::Nccl]);
         // A rank in no new communicator cannot wait.
         let hurried = Table::new(vec![
             message(Some(0), pairs),
             message(Some(0), pairs),
             message(None, LazyVote::InNccl),
         ]);
-        assert_eq!(hurried.course(0), Course::Nccl);
+        assert_eq!(hurried.plan(0), ChildPlan::Nccl);
     }
 
     /// Parents that are not built, on all ranks or on some.
@@ -445,20 +471,67 @@ mod tests {
             Table::new(parents.into_iter().zip(vote).map(message).collect())
         };
         let wait = [LazyVote::No; 3];
-        let apart = |rank| Course::Apart { rank, ranks: vec![0, 1, 2] };
-        assert_eq!(table([Lazy; 3], wait).course(1), Course::Nccl);
-        assert_eq!(table([Built, Lazy, Built], wait).course(1), apart(1));
-        assert_eq!(table([Lost; 3], wait).course(0), apart(0));
-        assert_eq!(table([Unbuildable; 3], wait).course(2), apart(2));
-        assert_eq!(table([Built, Unbuildable, Built], wait).course(0), apart(0));
+        let apart = |rank| apart(rank, &[0, 1, 2]);
+        assert_eq!(table([Lazy; 3], wait).plan(1), ChildPlan::Nccl);
+        assert_eq!(table([Built, Lazy, Built], wait).plan(1), apart(1));
+        assert_eq!(table([Lost; 3], wait).plan(0), apart(0));
+        assert_eq!(table([Unbuildable; 3], wait).plan(2), apart(2));
+        assert_eq!(table([Built, Unbuildable, Built], wait).plan(0), apart(0));
         // A rank that does not wait is in it, too, unless it is in NCCL.
         let hurried = [LazyVote::No, LazyVote::InNccl, LazyVote::No];
-        assert_eq!(table([Built, Unbuildable, Built], hurried).course(2), apart(2));
-        assert_eq!(table([Unbuildable, Built, Built], hurried).course(2), Course::Torn);
-        assert_eq!(table([Lazy, Built, Lazy], hurried).course(0), Course::Torn);
-        assert_eq!(table([Lazy; 3], hurried).course(0), Course::Nccl);
+        assert_eq!(table([Built, Unbuildable, Built], hurried).plan(2), apart(2));
+        assert_eq!(table([Unbuildable, Built, Built], hurried).plan(2), ChildPlan::Torn);
+        assert_eq!(table([Lazy, Built, Lazy], hurried).plan(0), ChildPlan::Torn);
+        assert_eq!(table([Lazy; 3], hurried).plan(0), ChildPlan::Nccl);
         // A lazy communicator does not need the parent.
-        let lazy = Course::Lazy { rank: 2, ranks: vec![0, 1, 2], others: Others::Nothing };
-        assert_eq!(table([Built, Lazy, Built], [LazyVote::Always; 3]).course(2), lazy);
+        let lazy = ChildPlan::Meet { rank: 2, ranks: vec![0, 1, 2], is_lazy: true, splits_too: false };
+        assert_eq!(table([Built, Lazy, Built], [LazyVote::Always; 3]).plan(2), lazy);
+    }
+
+    /// Every combination of facts, the first step and whether the rank says that it does not wait.
+    #[test]
+    fn firsts() {
+        use Parent::{Built, Lazy, Lost, Unbuildable};
+        let of = |parent| CallFacts {
+            message: SplitMessage { color: Some(4), key: 7, vote: LazyVote::InPair, parent },
+            place: 1,
+            ranks: 3,
+            is_refused: false,
+            has_round: true,
+            has_said: false,
+            is_in_group: false,
+            is_known: true,
+        };
+        let (built, without) = (of(Built), of(Unbuildable));
+        let away = ChildPlan::StayAway { rank: 1, ranks: vec![0, 1, 2] };
+        let (silent, says) = (false, true);
+        let table = [
+            (built, silent, ChildPlan::Round),
+            (of(Lazy), silent, ChildPlan::Round),
+            (of(Lost), silent, ChildPlan::Round),
+            (CallFacts { is_refused: true, ..built }, silent, ChildPlan::Refused),
+            (CallFacts { is_refused: true, ..without }, silent, ChildPlan::Refused),
+            (CallFacts { has_round: false, ..built }, silent, ChildPlan::Nccl),
+            (CallFacts { has_round: false, is_in_group: true, ..built }, silent, ChildPlan::Nccl),
+            (CallFacts { has_round: false, is_known: false, ..built }, silent, ChildPlan::Nccl),
+            (CallFacts { has_said: true, ..built }, silent, ChildPlan::Nccl),
+            (CallFacts { is_in_group: true, ..built }, says, ChildPlan::Nccl),
+            (CallFacts { is_in_group: true, ..of(Lazy) }, says, ChildPlan::Nccl),
+            (CallFacts { is_known: false, ..built }, says, ChildPlan::Nccl),
+            (CallFacts { is_in_group: true, ..of(Lost) }, silent, ChildPlan::Torn),
+            (CallFacts { is_known: false, ..of(Lost) }, silent, ChildPlan::Torn),
+            (without, silent, ChildPlan::Round),
+            (CallFacts { is_in_group: true, ..without }, silent, ChildPlan::Round),
+            (CallFacts { has_round: false, ..without }, silent, apart(1, &[0, 1, 2])),
+            (CallFacts { has_said: true, ..without }, silent, apart(1, &[0, 1, 2])),
+            (CallFacts { is_known: false, ..without }, says, away.clone()),
+            (CallFacts { is_known: false, is_in_group: true, ..without }, says, away.clone()),
+            (CallFacts { is_known: false, has_round: false, ..without }, silent, away),
+        ];
+        for (facts, says, plan) in table {
+            let parent = facts.message.parent;
+            let hurries = SplitMessage { color: None, key: 0, vote: LazyVote::InNccl, parent };
+            assert_eq!(facts.first(), (says.then_some(hurries), plan), "{facts:?}");
+        }
     }
 }

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 
 use crate::negotiated::RANKS_MAX;
 
-use super::agreement::{ConnectionId, ToRank};
-use super::colors::{SplitMessage, Table};
-use super::message::FromHost;
-use super::outcome::{Failure, SessionOutcome};
+use crate::agreement::{ConnectionId, ToRank};
+use crate::message::FromHost;
+use crate::outcome::{Failure, SessionOutcome};
+
+use super::plan::{SplitMessage, Table};
 
 /// A round.
 #[derive(Debug, Default)]
@@ -94,7 +95,7 @@ impl Round {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::colors::{LazyVote, Parent};
+    use super::super::plan::{LazyVote, Parent};
     use super::*;
 
     fn message(rank: u32) -> SplitMessage {

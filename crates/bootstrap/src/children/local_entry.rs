@@ -14,9 +14,9 @@ use rustix::net::{self, RecvFlags, SendFlags};
 use crate::negotiated::Token;
 use windlass_base::descriptor::Ours;
 
-use super::commands::{Command, Shared};
-use super::connection;
 use super::local_rendezvous::{self, ANSWER_BYTES, RosterAnswer, RosterMessage};
+use crate::commands::{Command, Shared};
+use crate::connection;
 
 /// How long a rank tries to enter. After that it goes without a peer group: no rank counts on one that has not entered.
 const ENTERS_WITHIN: Duration = Duration::from_secs(3);
@@ -34,7 +34,7 @@ pub struct LocalEntry {
 }
 
 impl LocalEntry {
-    pub(super) fn enter(
+    pub(crate) fn enter(
         shared: &Arc<Shared>,
         name: Token,
         rank: u32,

@@ -7,7 +7,7 @@
 //! host-local rendezvous, under a name that only ranks of the parent can know, and calls NCCL once that is
 //! acknowledged. When NCCL has made the communicator, all ranks that will ever enter have entered. The first rank that
 //! **asks** closes the [roster](Roster), and all hear the same answer. If the roster has all ranks of the communicator,
-//! they meet as those of a [lazy communicator](super::children) do, each with its place in the roster. Otherwise the
+//! they meet as those of a [lazy communicator](super) do, each with its place in the roster. Otherwise the
 //! communicator has no peer group, and no rank waits.
 //!
 //! The rendezvous is an abstract Unix socket in the host's network namespace. The first rank that comes listens, and
@@ -17,7 +17,7 @@
 //! that keeps the roster also hosts the session. It may end before the others in good order: if it has no rank of the
 //! communicator, or if the session came to nothing. No rank has a peer group before all have confirmed. So a rank that
 //! loses that process before its own confirmation goes without one
-//! ([`WithoutHost`](super::participation::WithoutHost)). A rank that loses it later cannot know the outcome, and fails.
+//! ([`WithoutHost`](crate::participation::WithoutHost)). A rank that loses it later cannot know the outcome, and fails.
 //!
 //! Ranks of other versions of Windlass have other rendezvous, since they would not understand each other's reports.
 
@@ -26,7 +26,7 @@ use rustix::net::SocketAddrUnix;
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{RANKS_MAX, Token, Version};
 
-use super::children;
+use crate::children;
 
 /// The first bytes of a connection to a host-local rendezvous.
 const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
