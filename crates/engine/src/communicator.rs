@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nccl_sys::ncclComm_t;
 
 use crate::lazy::LazyCommunicator;
-use crate::peers::{self, InitOutcome, ParentOnNccl, PeerGroup};
+use crate::peers::{self, InitOutcome, Lineage, PeerGroup};
 use windlass_base::gate::{Gate, Passed};
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
@@ -32,7 +32,7 @@ pub enum Kept {
     /// The session of its init goes on; an abort ends this rank's wait by this.
     Waiting(Canceller),
     /// It has no peer group, but its children may get one.
-    OnNccl(Arc<ParentOnNccl>),
+    OnNccl(Arc<Lineage>),
 }
 
 impl Kept {
@@ -213,11 +213,11 @@ impl Communicator {
         self.look_at_kept(handle, |kept| kept.peer_group().cloned())?
     }
 
-    /// What a communicator without a peer group keeps for its children.
-    pub fn parent_on_nccl(&self, handle: ncclComm_t) -> Option<Arc<ParentOnNccl>> {
+    /// What it keeps for its children. None where no child of it can have a peer group.
+    pub fn lineage(&self, handle: ncclComm_t) -> Option<Arc<Lineage>> {
         let kept = |kept: &Kept| match kept {
-            Kept::OnNccl(parent_on_nccl) => Some(parent_on_nccl.clone()),
-            _ => None,
+            Kept::OnNccl(lineage) => Some(lineage.clone()),
+            kept => kept.peer_group().map(|peer_group| peer_group.lineage().clone()),
         };
         self.look_at_kept(handle, kept)?
     }
@@ -226,7 +226,7 @@ impl Communicator {
     pub fn cancel_session(&self, handle: ncclComm_t) {
         self.look_at_kept(handle, |kept| match kept {
             Kept::Waiting(canceller) => canceller.abort(),
-            Kept::OnNccl(parent_on_nccl) => parent_on_nccl.end(),
+            Kept::OnNccl(lineage) => lineage.end(),
             Kept::PeerGroup(_) | Kept::Lazy(_) => {}
         });
     }

@@ -17,10 +17,11 @@ use crate::forward::device;
 use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::lazy::{LazyCommunicator, Operator};
-use crate::peers::{Afterwards, ChildInit, Configured, InitRequest, PeerGroup};
+use crate::peers::{Afterwards, ChildCall, InitRequest, PeerGroup};
 use windlass_base::call::Call;
 use windlass_base::gate::Passed;
 use windlass_base::gpu::{Ordinal, StreamHandle};
+use windlass_bootstrap::outcome::FallbackReason;
 use windlass_transport::p2p::Operation;
 
 pub(crate) use joint::{Joint, Joints, PartLane, Runs};
@@ -168,16 +169,14 @@ impl std::fmt::Debug for Work {
 /// What waits for the end of a group.
 #[derive(Debug)]
 pub(crate) enum Awaited {
-    /// A communicator on NCCL, whose handle NCCL writes at the end.
-    Handle(Handle),
-    /// The same, of a communicator whose ranks do not meet.
-    Grouped(Handle),
+    /// A communicator on NCCL for this reason, whose handle NCCL writes at the end.
+    Handle(Handle, FallbackReason),
     /// A communicator whose ranks are to meet, and the handle that NCCL wrote.
     Requested(Handle, ncclComm_t, Box<InitRequest>),
     /// A communicator that NCCL makes at the end, whatever the outcome of its session.
     Made(Handle, ncclComm_t),
     /// A child communicator, whose handle NCCL writes at the end.
-    Child(Handle, Configured, Box<ChildInit>),
+    Child(Handle, Box<ChildCall>),
     /// A call or init that failed: the group returns this code.
     Failed(ncclResult_t),
 }
@@ -461,10 +460,10 @@ mod tests {
         let none = |ended: Ended| ended.is_empty();
         opened();
         opened();
-        wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut())));
+        wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut()), FallbackReason::Child));
         assert!(is_open());
         assert!(none(closed()));
-        assert!(matches!(closed().awaited[..], [Awaited::Handle(_)]));
+        assert!(matches!(closed().awaited[..], [Awaited::Handle(..)]));
         assert!(!is_open());
         assert!(none(closed()));
         opened();
@@ -479,8 +478,8 @@ mod tests {
         impl Drop for Late {
             fn drop(&mut self) {
                 opened();
-                wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut())));
-                let held = matches!(closed().awaited[..], [Awaited::Handle(_)]);
+                wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut()), FallbackReason::Child));
+                let held = matches!(closed().awaited[..], [Awaited::Handle(..)]);
                 self.0.get().unwrap().send(held && LEFT.try_with(|_| ()).is_err()).unwrap();
             }
         }
@@ -492,7 +491,7 @@ mod tests {
             // Used first, so dropped last.
             LATE.with(|late| late.0.set(tell).unwrap());
             opened();
-            wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut())));
+            wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut()), FallbackReason::Child));
             closed();
         };
         std::thread::spawn(exits).join().unwrap();

@@ -20,21 +20,21 @@ mod scalars;
 mod setup;
 mod shutdown;
 
-pub use children::{
-    ChildCall, ChildInit, Configured, LocalWait, NewCommunicator, ParentOnNccl, Standing, Wanted,
-};
+pub use children::{ChildCall, ChildRequest, Lineage, lineage_of};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use chores::fuzz_request;
 pub use group::PeerGroup;
 pub use health::error_propagation::Went;
 pub use setup::asked::Asked;
 pub use setup::hosting::{host, is_on, spare_id};
-pub use setup::init::{InitOutcome, all_here, ask, complete, is_one_session, tell, would_be_lazy};
+pub use setup::init::{
+    InitOutcome, all_here, ask, complete, complete_one, is_one_session, tell, would_be_lazy,
+};
 pub use setup::offers::common as common_offer;
 pub use setup::request::{InitRequest, Laziness};
 pub use setup::transports::communicator_bytes;
 pub use shutdown::closing::settle;
 pub use shutdown::release_all::{StillRegistered, register_nothing};
-pub use windlass_bootstrap::colors::{Course, Others};
+pub use windlass_bootstrap::children::plan::{ChildPlan, LazyVote, Parent};
 pub use windlass_bootstrap::facts::Waiting;
 pub use windlass_transport::sequencer::{Afterwards, History};

@@ -27,7 +27,7 @@ use windlass_base::stats::count;
 use windlass_base::thread;
 
 use super::handles::{ended, enter_by, is_taken, note};
-use super::{queries, session, windows};
+use super::{init_ends, queries, session, windows};
 
 /// Makes an id. With peer groups, this process hosts the session of its ranks.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
@@ -64,7 +64,7 @@ fn make(entry: Entry, init: &InitCall) -> ncclResult_t {
         return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
             Ok(_inside) => session::init_with_session(entry, init),
             Err(code) => {
-                session::refused(code);
+                init_ends::refused(code);
                 code
             }
         };

@@ -13,10 +13,9 @@ use crate::peers::{self, InitOutcome};
 use windlass_base::error::panicked;
 use windlass_base::guard;
 use windlass_base::stats::count;
-use windlass_bootstrap::outcome::FallbackReason;
 
 use super::handles::{UNKNOWN, is_taken, note};
-use super::{nccl_children, session};
+use super::{children, init_ends, session};
 
 /// Opens a group.
 pub fn start() -> ncclResult_t {
@@ -133,7 +132,7 @@ fn closing(entry: Entry) -> Ended {
     let mut ended = group::closed();
     if !ended.awaited.is_empty() {
         let awaited = std::mem::take(&mut ended.awaited);
-        ended.awaited = joined(|| session::run_all(nccl_children::before_group(awaited)));
+        ended.awaited = joined(|| session::run_all(children::before_group(awaited)));
     }
     ended
 }
@@ -185,7 +184,7 @@ fn after_group(ended: Ended, result: ncclResult_t, met: &Cell<ncclResult_t>) {
 fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     group::put_back(ended.held);
     group::put_back_joints(ended.joints);
-    let (awaited, met) = nccl_children::after_group(ended.awaited, result);
+    let (awaited, met) = children::after_group(ended.awaited, result);
     if !is_taken(result) {
         session::lose(&awaited, result);
     }
@@ -193,11 +192,10 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
         for waited in awaited {
             let (handle, reason) = match waited {
                 Awaited::Made(_, made) => {
-                    session::made(made);
+                    init_ends::made(made);
                     continue;
                 }
-                Awaited::Handle(handle) => (handle, FallbackReason::Child),
-                Awaited::Grouped(handle) => (handle, FallbackReason::Grouped),
+                Awaited::Handle(handle, reason) => (handle, reason),
                 _ => continue,
             };
             if let Some((_, communicator)) = note(handle, UNKNOWN)

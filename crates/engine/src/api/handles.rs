@@ -9,6 +9,7 @@ use crate::group::{self, Awaited};
 use windlass_base::error::refuse;
 use windlass_base::gate::Passed;
 use windlass_base::stats::count::Identity;
+use windlass_bootstrap::outcome::FallbackReason;
 
 /// Passes the gate of a communicator ([`group::enter`]), by handle.
 pub(super) fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
@@ -34,7 +35,7 @@ pub(super) fn note(handle: Handle, identity: Identity) -> Option<(ncclComm_t, &'
     let written = known::read_handle(handle);
     if written.is_null() {
         if group::is_open() {
-            group::wait_for(Awaited::Handle(handle));
+            group::wait_for(Awaited::Handle(handle, FallbackReason::Child));
         }
         return None;
     }

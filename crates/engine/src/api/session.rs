@@ -2,34 +2,34 @@
 
 use std::sync::Arc;
 
-use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
+use nccl_sys::{Entry, ncclResult_t, ncclSuccess};
 
-use crate::communicator::{self, Communicator, Kept};
+use crate::communicator::{self, Kept};
 use crate::features::recycling;
 use crate::features::recycling::cached::{self, Kind, Taken};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::device;
-use crate::forward::init::{self, Handle, InitCall};
+use crate::forward::init::{self, InitCall};
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::lazy::{self, LazyCommunicator, first_launch};
-use crate::peers::{self, InitOutcome, InitRequest, Laziness, ParentOnNccl, Waiting};
+use crate::peers::{self, InitOutcome, InitRequest, Laziness, Lineage};
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Ordinal, context};
 use windlass_base::guard;
 use windlass_base::process;
-use windlass_base::stats::count::{self, Identity};
-use windlass_base::stats::peer_group::{BUILT, UNBUILT};
+use windlass_base::stats::count;
 use windlass_bootstrap::outcome::FallbackReason;
 
-use super::handles::note;
-use super::nccl_children;
+use super::children;
+use super::handles::{is_taken, note};
+use super::init_ends::{self, guard_first_launch, hand_out, refused, settle};
 
 /// The state of an init before NCCL is called.
 enum Step {
     /// Its session is over, or there is none; and what it keeps for its children if it has no peer group.
-    Decided(InitOutcome, Option<Arc<ParentOnNccl>>),
+    Decided(InitOutcome, Option<Arc<Lineage>>),
     /// Its session is over, and NCCL is not called. For `ncclCommInitAll` all ranks.
     Lazy(Vec<Arc<LazyCommunicator>>),
     /// In a group: the session runs at the group's end.
@@ -43,8 +43,8 @@ enum Step {
 /// Makes communicators, after their sessions. Waits for other ranks, except in a group.
 pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     lazy::ask_of_groups(group::is_open);
-    if nccl_children::is_one(init) {
-        return nccl_children::init_child(entry, init);
+    if init.parent().is_some() {
+        return children::init_child(entry, init);
     }
     guard::around(
         || {
@@ -59,11 +59,10 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
                 refuse(failure.code(), format_args!("no communicator: {failure}"))
             }
             Step::Lazy(_) => ncclSuccess,
-            // A grow of a lazy communicator materializes it.
-            _ => nccl_children::run(init),
+            _ => init.run(),
         },
         |step, result| {
-            if result == ncclSuccess || result == ncclInProgress {
+            if is_taken(result) {
                 finish(step, init);
             } else {
                 // An error of `ncclCommInitAll` does not fail the group around it.
@@ -93,35 +92,23 @@ fn begin(init: &InitCall, device: Result<Ordinal, String>) -> Step {
             };
             (request(&asked, laziness, device), given.over(&Configuration::Nothing))
         }
-        (
-            InitCall::InitRank { .. } | InitCall::InitRankConfig { .. } | InitCall::InitRankScalable { .. },
-            None,
-        ) => {
-            return Step::Refused;
-        }
-        _ => return Step::Decided(InitOutcome::OnNccl(FallbackReason::Child), None),
+        (_, None) => return Step::Refused,
     };
     if group::is_open() {
         return Step::Grouped(request);
     }
     let taken = take(&request, &configuration);
     let request = InitRequest { cached: taken.tokens(), ..request };
-    let outcome = match peers::ask(&request) {
-        Ok(asked) => peers::complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Child)),
-        Err(outcome) => outcome,
-    };
-    let mut parent_on_nccl = None;
-    match &outcome {
-        InitOutcome::PeerGroup(peer_group) => peer_group.keep_configuration(configuration),
-        InitOutcome::OnNccl(_) => parent_on_nccl = ParentOnNccl::of_request(&request, configuration),
-        InitOutcome::Failed(_) => {}
+    let outcome = peers::ask(&request).map_or_else(|outcome| outcome, peers::complete_one);
+    if let InitOutcome::PeerGroup(peer_group) = &outcome {
+        peer_group.lineage().keep_configuration(configuration.clone());
     }
     match outcome {
         InitOutcome::PeerGroup(peer_group) if peer_group.negotiated().is_lazy() => {
             let built = taken.choose(peers::common_offer(peer_group.negotiated()));
             Step::Lazy(vec![LazyCommunicator::new(peer_group, request.device.unwrap_or_default(), built)])
         }
-        outcome => Step::Decided(outcome, parent_on_nccl),
+        outcome => Step::Decided(outcome, peers::lineage_of(&request, configuration)),
     }
 }
 
@@ -150,7 +137,7 @@ fn all(init: &InitCall) -> Step {
     let outcomes = peers::all_here(&devices, Laziness::AsConfigured);
     let lazy = outcomes.into_iter().zip(devices).map(|(outcome, device)| match outcome {
         InitOutcome::PeerGroup(peer_group) => {
-            peer_group.keep_configuration(Configuration::Nothing);
+            peer_group.lineage().keep_configuration(Configuration::Nothing);
             Some(LazyCommunicator::new(peer_group, device, None))
         }
         _ => None,
@@ -160,11 +147,7 @@ fn all(init: &InitCall) -> Step {
 }
 
 fn request(asked: &init::Asked, laziness: Laziness, device: Result<Ordinal, String>) -> InitRequest {
-    let init::Asked { id, ids, ranks, rank, blocking, ctas, config: _ } = *asked;
-    let waiting = blocking.map(|blocking| match blocking {
-        0 => Waiting::NonBlocking,
-        _ => Waiting::Blocking,
-    });
+    let init::Asked { id, ids, ranks, rank, waiting, ctas, config: _ } = *asked;
     InitRequest { id, ids, ranks, rank, waiting, ctas, device, laziness, cached: Vec::new() }
 }
 
@@ -189,7 +172,7 @@ fn finish(step: Step, init: &InitCall) {
             let outcomes = peers::all_here(&init.devices().unwrap_or_default(), Laziness::None);
             for (new_communicator, outcome) in new_communicators.into_iter().zip(outcomes) {
                 if let Some((handle, communicator)) = new_communicator {
-                    settle(handle, communicator, outcome);
+                    settle(handle, communicator, outcome, None);
                     if !group::is_open() {
                         guard_first_launch(handle);
                     }
@@ -202,71 +185,12 @@ fn finish(step: Step, init: &InitCall) {
                 group::wait_for(Awaited::Requested(place, handle, Box::new(request.clone())))
             });
         }
-        (Step::Decided(outcome, parent_on_nccl), Some((handle, communicator))) => {
-            settle(handle, communicator, outcome);
-            keep_parent_on_nccl(handle, communicator, parent_on_nccl);
+        (Step::Decided(outcome, lineage), Some((handle, communicator))) => {
+            settle(handle, communicator, outcome, lineage);
             guard_first_launch(handle);
         }
         // The handle is not written yet, as in a group or after a non-blocking call.
         (_, _) => {}
-    }
-}
-
-/// Records a lazy communicator, and gives its handle to the application.
-pub(super) fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
-    let (handle, peer_group) = (lazy.handle(), lazy.peer_group().clone());
-    let ranks = peer_group.negotiated().members.len() as i32;
-    let identity = Identity { rank: peer_group.rank() as i32, ranks, device: lazy.device() };
-    let communicator = communicator::insert(handle, identity);
-    let standing = if lazy.real().is_some() { BUILT } else { UNBUILT };
-    drop(communicator.keep(handle, Kept::Lazy(lazy)));
-    count::nccl(communicator.counters(), standing);
-    peers::tell(communicator.counters(), &InitOutcome::PeerGroup(peer_group));
-    init::hand_out(place, handle);
-}
-
-/// Reports the outcome of an init, and keeps its peer group with the communicator.
-pub(super) fn settle(handle: ncclComm_t, communicator: &'static Communicator, outcome: InitOutcome) {
-    peers::tell(communicator.counters(), &outcome);
-    if let InitOutcome::PeerGroup(peer_group) = outcome {
-        drop(communicator.keep(handle, Kept::PeerGroup(peer_group)));
-    }
-}
-
-/// Keeps what a communicator without a peer group has for its children.
-pub(super) fn keep_parent_on_nccl(
-    handle: ncclComm_t,
-    communicator: &'static Communicator,
-    parent_on_nccl: Option<Arc<ParentOnNccl>>,
-) {
-    parent_on_nccl
-        .map(Kept::OnNccl)
-        .into_iter()
-        .for_each(|parent_on_nccl| drop(communicator.keep(handle, parent_on_nccl)));
-}
-
-/// Called after NCCL has run the group that made this communicator: notes its rank and device.
-pub(super) fn made(handle: ncclComm_t) {
-    if let (Some(communicator), Some(identity)) = (communicator::find(handle), known::identity(handle)) {
-        communicator.identify(identity);
-    }
-    guard_first_launch(handle);
-}
-
-/// Runs the first-launch guard for a communicator that NCCL has made and that has a peer group.
-pub(super) fn guard_first_launch(handle: ncclComm_t) {
-    if let Some(communicator) = communicator::find(handle)
-        && !communicator.is_lazy()
-        && let Some(peer_group) = communicator.peer_group(handle)
-    {
-        first_launch::guard(&peer_group, handle);
-    }
-}
-
-/// Notes that NCCL refused an init, and so will not run the group around it.
-pub(super) fn refused(result: ncclResult_t) {
-    if group::is_open() {
-        group::wait_for(Awaited::Failed(result));
     }
 }
 
@@ -313,40 +237,23 @@ pub(super) fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
         return rest;
     }
     let together = peers::is_one_session(requested.iter().map(|(_, request)| request));
-    let (mut handles, mut asked, mut over) = (Vec::new(), Vec::new(), Vec::new());
-    for (handle, request) in requested {
-        let Some(communicator) = communicator::find(handle) else { continue };
+    let begun = requested.into_iter().filter(|(handle, _)| communicator::find(*handle).is_some());
+    let begun = begun.map(|(handle, request)| {
         // Only NCCL knows which part of its configuration children inherit.
-        let parent_on_nccl = ParentOnNccl::of_request(&request, Configuration::Unknown);
-        let grouped = || Err(InitOutcome::OnNccl(FallbackReason::Grouped));
-        match if together { peers::ask(&request) } else { grouped() } {
-            Ok(one) => {
-                let waiting = one.canceller().map(Kept::Waiting);
-                waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                handles.push((handle, parent_on_nccl));
-                asked.push(one);
-            }
-            Err(outcome) => over.push(((handle, parent_on_nccl), outcome)),
-        }
-    }
-    if !asked.is_empty() {
-        over.extend(handles.into_iter().zip(peers::complete(asked)));
-    }
-    for ((handle, parent_on_nccl), outcome) in over {
+        let lineage = peers::lineage_of(&request, Configuration::Unknown);
+        let grouped = InitOutcome::OnNccl(FallbackReason::Grouped);
+        (handle, lineage, if together { peers::ask(&request) } else { Err(grouped) })
+    });
+    for (handle, lineage, outcome) in init_ends::meet(begun) {
         if let InitOutcome::Failed(failure) = &outcome {
             let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
             if !matches!(rest.first(), Some(Awaited::Failed(_))) {
                 rest.insert(0, Awaited::Failed(code));
             }
         }
-        match communicator::find(handle) {
-            Some(communicator) => {
-                let parent_on_nccl = parent_on_nccl.filter(|_| matches!(outcome, InitOutcome::OnNccl(_)));
-                settle(handle, communicator, outcome);
-                keep_parent_on_nccl(handle, communicator, parent_on_nccl);
-            }
-            // The communicator was aborted meanwhile.
-            None => drop(outcome),
+        // Otherwise the communicator was aborted meanwhile.
+        if let Some(communicator) = communicator::find(handle) {
+            settle(handle, communicator, outcome, lineage);
         }
     }
     rest

@@ -10,14 +10,15 @@ use std::ptr::null;
 use std::sync::atomic::AtomicPtr;
 
 use nccl_sys::{
-    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm, ncclComm_t, ncclConfig_t, ncclResult_t,
-    ncclSuccess, ncclUniqueId, real,
+    NCCL_CONFIG_UNDEF_INT, NCCL_SPLIT_NOCOLOR, NCCL_UNIQUE_ID_BYTES, ncclComm, ncclComm_t, ncclConfig_t,
+    ncclResult_t, ncclSuccess, ncclUniqueId, real,
 };
 
 use crate::forward::configuration::{Given, Kept};
 use windlass_base::gpu;
 use windlass_base::gpu::capture::Relaxed;
 use windlass_base::stats::count::Identity;
+use windlass_bootstrap::facts::Waiting;
 use windlass_transport::sequencer::Graphs;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
@@ -88,8 +89,8 @@ pub struct Asked {
     pub ranks: c_int,
     /// This rank.
     pub rank: c_int,
-    /// `blocking` of the configuration, if set.
-    pub blocking: Option<c_int>,
+    /// What `blocking` of the configuration says.
+    pub waiting: Waiting,
     /// What the configuration says of kernels.
     pub ctas: Ctas,
     /// The application's configuration, or null.
@@ -136,21 +137,18 @@ impl Ctas {
 pub struct FromParent {
     /// The parent.
     pub parent: ncclComm_t,
-    /// The ranks of the child.
-    pub which: Which,
-    /// `blocking` and what is said of kernels, where there is a configuration; else the parent's apply.
-    pub configured: Option<(Option<c_int>, Ctas)>,
+    /// The color of a split, if it is one; in a shrink 0.
+    pub color: Option<c_int>,
+    /// The ranks that a shrink leaves out.
+    pub excluded: Vec<c_int>,
+    /// Orders the ranks of a split.
+    pub key: c_int,
+    /// What `blocking` says.
+    pub waiting: Waiting,
+    /// What is said of kernels, where there is a configuration; else the parent's applies.
+    pub ctas: Option<Ctas>,
     /// A copy of the configuration.
     pub given: Given,
-}
-
-/// The ranks of a child communicator.
-#[derive(Clone, Debug)]
-pub enum Which {
-    /// The ranks with this color.
-    Color(c_int),
-    /// All ranks but these.
-    AllBut(Vec<c_int>),
 }
 
 /// Where NCCL writes the handle of a communicator: at once, or when the group in which it was asked for has run.
@@ -209,30 +207,31 @@ impl InitCall {
             return None;
         }
         let id = id.internal.map(|byte| byte as u8);
-        let (blocking, ctas) = configured(config);
-        Some(Asked { id, ids, ranks, rank, blocking, ctas, config })
+        let (waiting, ctas) = configured(config);
+        Some(Asked { id, ids, ranks, rank, waiting, ctas, config })
     }
 
     /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.
     pub fn from_parent(&self) -> Option<FromParent> {
-        let (parent, which, handle, config) = match *self {
-            InitCall::Split { parent, color, handle, config, .. } => {
-                (parent, Which::Color(color), handle, config)
+        let (parent, color, excluded, key, handle, config) = match *self {
+            InitCall::Split { parent, color, key, handle, config } => {
+                let color = (color != NCCL_SPLIT_NOCOLOR).then_some(color);
+                (parent, color, Vec::new(), key, handle, config)
             }
             InitCall::Shrink { parent, excluded, excluded_count, handle, config, .. } => {
                 if excluded.is_null() || excluded_count < 1 {
                     return None;
                 }
                 // SAFETY: by this function's contract there are as many ranks as the application said.
-                let read = |index| unsafe { excluded.add(index).read() };
-                let excluded = (0..excluded_count as usize).map(read).collect();
-                (parent, Which::AllBut(excluded), handle, config)
+                let excluded = unsafe { std::slice::from_raw_parts(excluded, excluded_count as usize) };
+                (parent, Some(0), excluded.to_vec(), 0, handle, config)
             }
             _ => return None,
         };
-        let configured = (!config.is_null()).then(|| configured(config));
+        let (waiting, ctas) = configured(config);
+        let ctas = (!config.is_null()).then_some(ctas);
         let given = Given::of(config);
-        (!handle.is_null()).then_some(FromParent { parent, which, configured, given })
+        (!handle.is_null()).then_some(FromParent { parent, color, excluded, key, waiting, ctas, given })
     }
 
     /// The parent of a shrink that aborts the parent's work (`NCCL_SHRINK_ABORT`).
@@ -325,20 +324,12 @@ impl InitCall {
         self
     }
 
-    /// The key of a split, which orders its ranks.
-    pub fn key(&self) -> c_int {
-        match *self {
-            InitCall::Split { key, .. } => key,
-            _ => 0,
-        }
-    }
-
     /// The same split for a rank that gets no communicator from NCCL.
     pub fn without_color(self) -> InitCall {
         match self {
             InitCall::Split { parent, key, handle, .. } => InitCall::Split {
                 parent,
-                color: nccl_sys::NCCL_SPLIT_NOCOLOR,
+                color: NCCL_SPLIT_NOCOLOR,
                 key,
                 handle,
                 config: std::ptr::null_mut(),
@@ -386,9 +377,9 @@ impl InitCall {
 
 /// Reads `blocking` and what a configuration says of kernels. Every version of NCCL has the first fields, and `maxCTAs`, at the same
 /// place; a field counts if the size that the configuration says of itself includes it.
-fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
+fn configured(config: *const ncclConfig_t) -> (Waiting, Ctas) {
     if config.is_null() {
-        return (None, Ctas::UNSAID);
+        return (Waiting::Blocking, Ctas::UNSAID);
     }
     // SAFETY: the application's own configuration, which begins with its size; no more of it is read than that says.
     unsafe {
@@ -412,7 +403,11 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
             None | Some(0) => Launches::Unordered,
             Some(_) => Launches::Ordered,
         };
-        (read(offset_of!(ncclConfig_t, blocking)), Ctas { max, policy, graphs, launches })
+        let waiting = match read(offset_of!(ncclConfig_t, blocking)) {
+            Some(0) => Waiting::NonBlocking,
+            _ => Waiting::Blocking,
+        };
+        (waiting, Ctas { max, policy, graphs, launches })
     }
 }
 

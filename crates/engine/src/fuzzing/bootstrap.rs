@@ -2,16 +2,16 @@
 
 use crate::peers;
 use windlass_bootstrap::agreement::{Agreement, ConnectionId, Event};
-use windlass_bootstrap::colors::Table;
+use windlass_bootstrap::children::local_rendezvous::{self, Roster, RosterCourse};
+use windlass_bootstrap::children::plan::Table;
+use windlass_bootstrap::children::round::Round;
 use windlass_bootstrap::id_tag::{self, Id, IdTag};
-use windlass_bootstrap::local_rendezvous::{self, Roster, RosterCourse};
 use windlass_bootstrap::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
 use windlass_bootstrap::negotiated::{GRID_MAX, NEGOTIATED_BYTES_MAX, RANKS_MAX};
 use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
 use windlass_bootstrap::participation::{Participation, Stage, WithoutHost};
-use windlass_bootstrap::round::Round;
 use windlass_bootstrap::{children, descriptors as sockets};
 use windlass_transport::heap::Place;
 use windlass_transport::tuning::agreed;
@@ -135,7 +135,7 @@ pub(super) fn participant(input: &[u8]) {
             agreed::decide(negotiated);
         }
         if let FromHost::Table(table) = &said {
-            courses(table);
+            plans(table);
         }
         let was_over = rank.is_over();
         rank.heard(said);
@@ -149,13 +149,11 @@ pub(super) fn participant(input: &[u8]) {
     assert!(rank.is_over());
 }
 
-/// Every rank of a table finds a course, and ranks of one communicator the same.
-fn courses(table: &Table) {
-    use windlass_bootstrap::colors::Course;
+/// Every rank of a table finds a plan, whose ranks are in the table.
+fn plans(table: &Table) {
+    use windlass_bootstrap::children::plan::ChildPlan;
     for rank in 0..table.ranks() as u32 + 1 {
-        if let Course::Lazy { rank: place, ranks, .. } | Course::Apart { rank: place, ranks } =
-            table.course(rank)
-        {
+        if let ChildPlan::Meet { rank: place, ranks, .. } = table.plan(rank) {
             assert!(ranks.len() <= RANKS_MAX && (place as usize) < ranks.len().max(1));
         }
     }
@@ -196,7 +194,7 @@ pub(super) fn rounds(input: &[u8]) {
         for answer in answers {
             let bytes = answer.message.encode();
             if let FromHost::Table(table) = &answer.message {
-                courses(table);
+                plans(table);
                 let mut again = Vec::new();
                 messages(&bytes, FROM_HOST_BYTES_MAX, FromHost::decode, |said| again.push(said));
                 assert_eq!(again, [answer.message]);

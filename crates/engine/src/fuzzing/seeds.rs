@@ -1,11 +1,11 @@
 //! Inputs that are well-formed, to begin with.
 
 use windlass_base::config;
+use windlass_bootstrap::children::local_rendezvous;
+use windlass_bootstrap::children::plan::{LazyVote, Parent, SplitMessage, Table};
 use windlass_bootstrap::children::{Invitation, NOBODY};
-use windlass_bootstrap::colors::{LazyVote, Parent, SplitMessage, Table};
 use windlass_bootstrap::facts::{Facts, Place};
 use windlass_bootstrap::id_tag::IdTag;
-use windlass_bootstrap::local_rendezvous;
 use windlass_bootstrap::message::{self, FromHost, FromRank};
 use windlass_bootstrap::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
 use windlass_bootstrap::outcome::{Failure, SessionOutcome};

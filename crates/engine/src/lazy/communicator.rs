@@ -11,7 +11,7 @@ use nccl_sys::{
 
 use crate::features::recycling::cached::Built;
 use crate::forward::known::{self, End};
-use crate::peers::{PeerGroup, Standing};
+use crate::peers::{Parent, PeerGroup};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Ordinal, StreamHandle};
@@ -113,16 +113,16 @@ impl LazyCommunicator {
         arguments::refusal(call, self.peer_group.negotiated().members.len(), &self.operators)
     }
 
-    /// The state of NCCL's communicator, for the init of children.
-    pub fn standing(&self) -> Standing {
+    /// Whether NCCL's communicator is built, for the init of children.
+    pub fn standing(&self) -> Parent {
         // NCCL's communicator came from the last attempt.
         let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
         match self.real() {
-            None => Standing::Lazy,
+            None => Parent::Lazy,
             Some(_) if attempt.is_some_and(|attempt| self.peer_group.attempts().has_lost(attempt)) => {
-                Standing::Lost
+                Parent::Lost
             }
-            Some(_) => Standing::Built,
+            Some(_) => Parent::Built,
         }
     }
 

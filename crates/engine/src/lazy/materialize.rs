@@ -124,7 +124,7 @@ impl LazyCommunicator {
             Err(code) => return code,
         };
         let (ranks, rank) = (self.peer_group.negotiated().members.len() as u32, self.peer_group.rank());
-        let configuration = self.peer_group.configuration();
+        let configuration = self.peer_group.lineage().configuration();
         let before = free_bytes(self.device);
         let result = on_device(self.device, || init::build(&self.written, ranks, &id, rank, configuration));
         if result == ncclSuccess {

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
-use once_cell::sync::OnceCell;
 
 use crate::features::memory::pool;
-use crate::forward::configuration;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{self, Address, Ordinal, StreamHandle};
 use windlass_base::shared_page::SharedPage;
@@ -53,7 +51,6 @@ pub struct PeerGroup {
     ids: Ids,
     attempts: Attempts,
     scalars: Scalars,
-    configuration: OnceCell<configuration::Kept>,
 }
 
 /// The features of a peer group beside moving bytes.
@@ -120,7 +117,6 @@ impl PeerGroup {
             features,
             lineage,
             scalars: Scalars::default(),
-            configuration: OnceCell::new(),
         }))
     }
 
@@ -150,14 +146,10 @@ impl PeerGroup {
         &self.scalars
     }
 
-    /// Notes the communicator's configuration. Only the first call counts.
-    pub fn keep_configuration(&self, configuration: configuration::Kept) {
-        let _ = self.configuration.set(configuration);
-    }
-
-    /// The communicator's configuration.
-    pub fn configuration(&self) -> &configuration::Kept {
-        self.configuration.get().unwrap_or(&configuration::Kept::Unknown)
+    /// From now on NCCL may share the communicator's resources with another.
+    pub fn share(&self) {
+        self.registering().into_iter().for_each(|one| one.share());
+        self.windows().into_iter().for_each(|one| one.share());
     }
 
     /// This rank's registrations of buffers with NCCL, where the ranks register.

@@ -6,7 +6,7 @@ use windlass_base::descriptor;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::outcome::Failure;
 use windlass_engine::forward::init::Ctas;
-use windlass_engine::peers::{self, Asked, InitOutcome, InitRequest, Laziness};
+use windlass_engine::peers::{self, Asked, InitOutcome, InitRequest, Laziness, Waiting};
 use windlass_transport::heap;
 
 use crate::support::*;
@@ -45,7 +45,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
         ids: 1,
         ranks: ranks as i32,
         rank: device.device,
-        waiting: None,
+        waiting: Waiting::Blocking,
         ctas: Ctas::UNSAID,
         device: Ok(device.device),
         laziness: Laziness::None,

@@ -8,17 +8,17 @@ use std::thread;
 use windlass_base::config::nccl;
 use windlass_base::descriptor;
 use windlass_base::shared_page::SharedPage;
+use windlass_base::stats::count::Identity;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::capability;
 use windlass_bootstrap::outcome::FallbackReason;
 use windlass_engine::features::registration::agreed::{RegistrationSlot, WORDS};
-use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::peers::{
-    self, Asked, ChildCall, Configured, Course, InitOutcome, InitRequest, Laziness, NewCommunicator,
-    PeerGroup, Standing, Waiting, Wanted,
+    self, Asked, ChildCall, ChildPlan, ChildRequest, InitOutcome, InitRequest, Laziness, PeerGroup, Waiting,
 };
 
+use crate::children::split;
 use crate::inits::{id_of, nothing_is_left, three_devices};
 
 /// Lets ranks of this process register, as with this version of NCCL.
@@ -54,7 +54,7 @@ pub fn ask(id: Id, device: i32, ranks: i32, laziness: Laziness) -> Asked {
         ids: 1,
         ranks,
         rank,
-        waiting: None,
+        waiting: Waiting::Blocking,
         ctas: Ctas::UNSAID,
         device: Ok(device),
         laziness,
@@ -75,14 +75,12 @@ fn met(ranks: i32, laziness: Laziness) -> Vec<InitOutcome> {
 
 /// Makes a child as where NCCL makes it; a barrier stands for NCCL's own init.
 fn make_child((parent, device): (&PeerGroup, i32), made: &Barrier) -> InitOutcome {
-    let wanted = Wanted::Split(Some(0));
-    let mut child_init = ChildCall::of(parent.lineage(), &wanted, Standing::Built).unwrap().begun();
-    assert_eq!(child_init.round(0, Laziness::None.vote()), Ok(Course::Nccl));
+    let request = ChildRequest { vote: Laziness::None.vote(), ..split(Some(0)) };
+    let mut call = ChildCall::of(parent.lineage(), request).unwrap();
+    assert_eq!(call.begin(), Ok(ChildPlan::Nccl));
     made.wait();
-    let new_communicator = NewCommunicator { device, rank: device as u32, ranks: 3 };
-    let waiting = Some(Waiting::Blocking);
-    let configured = Configured { waiting, ctas: None, configuration: Kept::Nothing, shares: false };
-    peers::complete(vec![child_init.ask(new_communicator, configured).unwrap()]).pop().unwrap()
+    let new = Identity { device, rank: device, ranks: 3 };
+    peers::complete_one(call.ask(new, Laziness::None).unwrap())
 }
 
 /// Ranks that met in a session, that were made by one call and those of a split have a shared page each. It keeps no descriptor

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use once_cell::sync::OnceCell;
+
 use crate::background::life::Life;
+use crate::forward::configuration;
 use crate::forward::init::{Ctas, Launches, Policy};
 use windlass_base::descriptor::Ours;
 use windlass_bootstrap::Canceller;
-use windlass_bootstrap::children::{Making, NOBODY};
+use windlass_bootstrap::children::NOBODY;
 use windlass_bootstrap::negotiated::{Member, NegotiatedConfig, Token, capability};
 use windlass_transport::sequencer::Graphs;
 
@@ -25,28 +28,12 @@ pub struct Lineage {
     pub(super) has_rounds: bool,
     /// What the parent's configuration says of kernels. It holds for children whose own configuration says nothing.
     pub(super) ctas: Ctas,
-    /// Locked for a few stores.
-    counted: Mutex<BTreeMap<Kind, Counted>>,
+    /// The communicator's own configuration.
+    configuration: OnceCell<configuration::Kept>,
+    /// Calls that exclude the same ranks have one count: an excluded rank does not know of the others' shrink. Locked for a few stores.
+    counted: Mutex<BTreeMap<Token, Counted>>,
     /// Locked for a few stores. The bootstrap's locks come after it.
     waiting: Mutex<Waits>,
-}
-
-/// Calls that have one count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
-    Split,
-    /// Shrinks by their excluded ranks, as the name of the first such shrink. An excluded rank does not know of the others' shrink.
-    Shrink(Token),
-}
-
-impl Kind {
-    /// The kind of a call, given the first call like it on the parent with this token.
-    pub(super) fn of(first: &Making, comm: Token) -> Kind {
-        match first {
-            Making::Split { .. } => Kind::Split,
-            Making::Shrink { .. } => Kind::Shrink(first.name(comm)),
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,24 +67,45 @@ impl Lineage {
         lives: Vec<Arc<Life>>,
         graphs: Graphs,
     ) -> Arc<Lineage> {
+        let configuration = OnceCell::new();
+        let has_rounds = negotiated.may_have_lazy_children();
         let (counted, waiting) = Default::default();
-        Arc::new(Lineage {
-            comm: negotiated.comm,
-            rank,
-            negotiated: Some(negotiated.clone()),
-            lives,
-            has_rounds: negotiated.may_have_lazy_children(),
-            ctas: ctas_of(negotiated, graphs),
-            counted,
-            waiting,
-        })
+        let (comm, ctas, negotiated) =
+            (negotiated.comm, ctas_of(negotiated, graphs), Some(negotiated.clone()));
+        Arc::new(Lineage { comm, rank, negotiated, lives, has_rounds, ctas, configuration, counted, waiting })
     }
 
-    /// The lineage of a communicator without a peer group. `name` is the same on all its ranks.
-    pub(super) fn of_parent_on_nccl(name: Token, rank: u32, ctas: Ctas) -> Arc<Lineage> {
+    /// The lineage of a communicator without a peer group. `comm` is the same on all its ranks, and on no other communicator's. Its ranks wait
+    /// for each other only where its own calls are blocking.
+    pub(super) fn on_nccl(
+        comm: Token,
+        rank: u32,
+        ctas: Ctas,
+        configuration: configuration::Kept,
+    ) -> Arc<Lineage> {
+        let (negotiated, lives, has_rounds, configuration) = (None, Vec::new(), false, configuration.into());
         let (counted, waiting) = Default::default();
-        let (negotiated, lives) = (None, Vec::new());
-        Arc::new(Lineage { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })
+        Arc::new(Lineage { comm, rank, negotiated, lives, has_rounds, ctas, configuration, counted, waiting })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Whether the communicator has a peer group.
+    pub(super) fn has_peer_group(&self) -> bool {
+        self.negotiated.is_some()
+    }
+
+    /// Notes the communicator's configuration. Only the first call counts.
+    pub fn keep_configuration(&self, configuration: configuration::Kept) {
+        let _ = self.configuration.set(configuration);
+    }
+
+    /// The communicator's configuration.
+    pub fn configuration(&self) -> &configuration::Kept {
+        self.configuration.get().unwrap_or(&configuration::Kept::Unknown)
     }
 
     /// Ends all waits for children, and those that begin later, because the parent ends.
@@ -115,19 +123,12 @@ impl Lineage {
     }
 
     /// Changes the count of a kind, and returns the count before the change.
-    pub(super) fn counted(&self, kind: Kind, change: impl FnOnce(&mut Counted)) -> Counted {
+    pub(super) fn counted(&self, kind: Token, change: impl FnOnce(&mut Counted)) -> Counted {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = counted.entry(kind).or_default();
         let before = *counted;
         change(counted);
         before
-    }
-
-    /// The ranks with a bit set, and this rank's place among them.
-    pub(super) fn among(&self, ranks: u64) -> (u32, Vec<u32>) {
-        let ranks: Vec<u32> =
-            (0..self.members().len() as u32).filter(|rank| ranks & (1 << rank) != 0).collect();
-        (ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32, ranks)
     }
 
     /// The first of these ranks whose process has a process listener.

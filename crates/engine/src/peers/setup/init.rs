@@ -93,6 +93,11 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     own_thread::run(|| complete_here(asked))
 }
 
+/// The same for one rank.
+pub fn complete_one(asked: Asked) -> InitOutcome {
+    complete(vec![asked]).pop().unwrap_or(InitOutcome::OnNccl(FallbackReason::Child))
+}
+
 fn complete_here(asked: Vec<Asked>) -> Vec<InitOutcome> {
     type Key = (Token, u32);
     let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());

@@ -12,7 +12,7 @@ use windlass_base::gpu::{self, Ordinal, device};
 use windlass_base::stats::features::{Feature, Lack};
 use windlass_base::stats::peer_group;
 use windlass_bootstrap::children::NOBODY;
-use windlass_bootstrap::colors::LazyVote;
+use windlass_bootstrap::children::plan::LazyVote;
 use windlass_bootstrap::facts::{Facts, LocalFacts, Waiting, fallback_reason};
 use windlass_bootstrap::id_tag::{Id, IdTag};
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
@@ -40,8 +40,8 @@ pub struct InitRequest {
     pub ranks: i32,
     /// This rank's number.
     pub rank: i32,
-    /// Whether the call waits, if the configuration says so.
-    pub waiting: Option<Waiting>,
+    /// Whether the call waits, as far as the configuration says.
+    pub waiting: Waiting,
     /// What the configuration says of blocks.
     pub ctas: Ctas,
     /// The device that NCCL takes for the rank, or why it is not known, in words.
@@ -114,7 +114,7 @@ impl InitRequest {
 }
 
 /// Fails with the reason why a child communicator has no peer group, as far as that does not depend on its device.
-pub(in crate::peers) fn check_child(waiting: Option<Waiting>) -> Result<(), FallbackReason> {
+pub(in crate::peers) fn check_child(waiting: Waiting) -> Result<(), FallbackReason> {
     match waits(waiting) {
         Waiting::Blocking => Ok(()),
         Waiting::NonBlocking => Err(FallbackReason::NonBlocking),
@@ -130,20 +130,20 @@ pub(in crate::peers) fn check_order(ctas: Ctas) -> Result<(), FallbackReason> {
 }
 
 /// Whether an init waits. NCCL_COMM_BLOCKING overrides the configuration.
-fn waits(configured: Option<Waiting>) -> Waiting {
+fn waits(configured: Waiting) -> Waiting {
     let nccl = nccl::settings();
     if nccl.has(Effect::NonBlocking) {
         Waiting::NonBlocking
     } else if nccl.has(Effect::Blocking) {
         Waiting::Blocking
     } else {
-        configured.unwrap_or(Waiting::Blocking)
+        configured
     }
 }
 
 /// Fails with the reason why so many ranks of one call have no peer group, as far as that does not depend on their devices.
 pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
-    check_child(None)?;
+    check_child(Waiting::Blocking)?;
     match (forbidden(Ctas::UNSAID), ranks) {
         (Some(FallbackReason::OldNccl), 0 | 1) => Err(FallbackReason::OneRank),
         // They need no id.
