@@ -175,7 +175,7 @@ fn arrows_point_down() {
 }
 
 /// The size of the largest circle of files that name each other, in each crate. To be lowered only; the aim is three.
-const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 3), ("bootstrap", 0), ("transport", 2), ("engine", 3)];
+const LARGEST_CIRCLE: [(&str, usize); 4] = [("base", 3), ("bootstrap", 0), ("transport", 2), ("engine", 2)];
 
 /// No circle of files grows.
 #[test]
@@ -336,7 +336,7 @@ fn type_names_become_unique() {
 /// How many files and functions are longer than this, without their tests. To be lowered only.
 const FILE_LINES_MAX: usize = 450;
 const FUNCTION_LINES_MAX: usize = 60;
-const LONG: (usize, usize) = (2, 5);
+const LONG: (usize, usize) = (2, 4);
 
 /// Files and functions stay short.
 #[test]

@@ -49,7 +49,7 @@ enum Step {
 }
 
 /// A step, and whether ranks of other children need NCCL's split before it: then this rank makes it without a color.
-struct Begun {
+struct StepToNccl {
     step: Step,
     splits_too: bool,
 }
@@ -92,8 +92,8 @@ pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
 }
 
 /// Runs the plan up to NCCL's call: the round, and the session of a child that is made without that call.
-fn begin(init: &InitCall) -> Begun {
-    let alone = |step| Begun { step, splits_too: false };
+fn begin(init: &InitCall) -> StepToNccl {
+    let alone = |step| StepToNccl { step, splits_too: false };
     let Some((parent, mut call)) = call_of(init) else { return alone(Step::Nccl(None)) };
     let plan = match call.begin() {
         Ok(plan) => plan,
@@ -113,7 +113,7 @@ fn begin(init: &InitCall) -> Begun {
             let by_id = by_id(parent, &call, rank, &ranks);
             let step = meet_first(by_id, call, laziness);
             // The child's other ranks fail, too: they would not come to the split, and the parent may be gone.
-            Begun { splits_too: splits_too && !matches!(step, Step::Failed(_)), step }
+            StepToNccl { splits_too: splits_too && !matches!(step, Step::Failed(_)), step }
         }
         (ChildPlan::StayAway { rank, ranks }, Some(parent)) => {
             let by_id = by_id(parent, &call, rank, &ranks);
@@ -212,7 +212,7 @@ fn stay_away(reason: FallbackReason, call: ChildCall, by_id: ById) -> Step {
 }
 
 /// Calls NCCL as far as the step needs it. Panics are not caught here, so that an exception of NCCL's passes through.
-fn act(begun: &Begun, init: &InitCall) -> ncclResult_t {
+fn act(begun: &StepToNccl, init: &InitCall) -> ncclResult_t {
     if matches!(begun.step, Step::Met(_) | Step::ById(_)) {
         stop_parent(init);
     }

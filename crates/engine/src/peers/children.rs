@@ -8,10 +8,8 @@
 
 mod call;
 mod lineage;
+mod tests;
 
 pub use call::{ChildCall, ChildRequest, lineage_of};
 pub use lineage::Lineage;
 pub(super) use lineage::Wait;
-
-#[cfg(test)]
-mod tests;

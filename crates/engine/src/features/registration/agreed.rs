@@ -44,10 +44,7 @@ use windlass_bootstrap::negotiated::RANKS_MAX;
 
 use asking::Asking;
 use head::Head;
-pub use head::LIMIT_MAX;
-
-/// The number of a candidate, from 1.
-pub type Number = u64;
+pub use head::{LIMIT_MAX, Number};
 
 /// Words of a line of 64 bytes.
 const LINE_WORDS: usize = 8;

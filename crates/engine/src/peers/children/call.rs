@@ -150,7 +150,7 @@ impl ChildCall {
             ChildPlan::Meet { ranks, .. } | ChildPlan::StayAway { ranks, .. } => {
                 self.begun();
                 ranks.iter_mut().for_each(|place| *place = self.ranks[*place as usize]);
-                self.expect_at_member(ranks);
+                self.await_at_member(ranks);
             }
             ChildPlan::Torn => self.begun(),
             ChildPlan::Refused | ChildPlan::Round | ChildPlan::Nothing => {}
@@ -185,7 +185,7 @@ impl ChildCall {
     /// If this rank hosts the round, its process begins to expect the ranks of the round.
     fn await_round(&self) {
         if self.ranks.first() == Some(&self.lineage.rank) {
-            self.expect(self.invitation.to_round().child, &self.ranks);
+            self.await_ranks(self.invitation.to_round().child, &self.ranks);
         }
     }
 
@@ -206,18 +206,18 @@ impl ChildCall {
     }
 
     /// Sets the meeting place at the first of these ranks with a process listener. If this rank hosts, its process begins to expect the others.
-    fn expect_at_member(&mut self, ranks: &[u32]) {
+    fn await_at_member(&mut self, ranks: &[u32]) {
         let Some(host) = self.lineage.host(ranks).filter(|_| ranks.len() > 1) else { return };
         // Only the child's ranks are expected under this name.
         let child = self.child();
         let to = Invitation { process_listener: host.process_listener, call: child, ..self.invitation };
         if host.rank == self.lineage.rank {
-            self.expect(child, ranks);
+            self.await_ranks(child, ranks);
         }
         self.session = SessionPlace::AtMember(to);
     }
 
-    fn expect(&self, name: Token, ranks: &[u32]) {
+    fn await_ranks(&self, name: Token, ranks: &[u32]) {
         if let Ok(bootstrap) = bootstrap() {
             let ranks = ranks.iter().fold(0, |all, rank| all | 1 << rank);
             bootstrap.await_ranks(name, ranks, self.lineage.watched(ranks));

@@ -1,5 +1,7 @@
 //! Tests of calls for child communicators whose ranks are all in this process.
 
+#![cfg(test)]
+
 use std::sync::Arc;
 
 use super::*;

@@ -3,7 +3,8 @@
 //! 32 bits of the newest decided number, 20 bits of how many numbers ago the limit last changed, and 6 bits each of the
 //! current limit and of the one before. Pure.
 
-use crate::features::registration::agreed::Number;
+/// The number of a candidate, from 1.
+pub type Number = u64;
 
 /// Bits of a limit.
 const LIMIT_BITS: u32 = 6;
