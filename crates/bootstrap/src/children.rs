@@ -24,6 +24,7 @@
 //! from a roster does not fail so, since NCCL's communicator exists whatever happens to the host.
 
 pub mod arrivals;
+mod exploring;
 pub(crate) mod local_entry;
 pub mod local_rendezvous;
 pub mod plan;

@@ -154,7 +154,7 @@ impl RosterAnswer {
 }
 
 /// The ranks that have entered, by their connections: pure data.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Roster {
     present: Vec<RosterMember>,
     closed: Option<Closed>,
@@ -167,7 +167,7 @@ struct RosterMember {
     has_asked: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Closed {
     /// Connections in the order of the ranks in the parent, also of ranks that have gone.
     places: Vec<u64>,

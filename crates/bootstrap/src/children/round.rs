@@ -13,7 +13,7 @@ use crate::outcome::{Failure, SessionOutcome};
 use super::plan::{SplitMessage, Table};
 
 /// A round.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Round {
     /// The ranks that take part, as the first message says.
     ranks: Option<u32>,
