@@ -13,7 +13,7 @@ use nccl_sys::*;
 use windlass_base::call::{Call, Function, Local, Shared};
 use windlass_engine::api::{communicators, groups, memory, queries, windows};
 use windlass_engine::dispatch;
-use windlass_engine::forward::init::InitCall;
+use windlass_engine::forward::init::{InitCall, InitFunction};
 use windlass_engine::forward::known::End;
 use windlass_engine::forward::queries::OneSided;
 
@@ -135,8 +135,14 @@ pub extern "C-unwind" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
     communicators::unique_id(uniqueId)
 }
 
-fn make_communicator(entry: Entry, call: InitCall) -> ncclResult_t {
-    communicators::init(entry, &call)
+fn make_communicator(
+    entry: Entry,
+    place: *mut ncclComm_t,
+    config: *mut ncclConfig_t,
+    parent: Option<ncclComm_t>,
+    function: InitFunction,
+) -> ncclResult_t {
+    communicators::init(entry, &InitCall { place, config, parent, function })
 }
 
 pub extern "C-unwind" fn ncclCommInitRank(
@@ -147,7 +153,10 @@ pub extern "C-unwind" fn ncclCommInitRank(
 ) -> ncclResult_t {
     make_communicator(
         Entry::ncclCommInitRank,
-        InitCall::InitRank { handle: comm, ranks: nranks, id: commId, rank },
+        comm,
+        null_mut(),
+        None,
+        InitFunction::Rank { ranks: nranks, id: commId, rank },
     )
 }
 
@@ -160,7 +169,10 @@ pub extern "C-unwind" fn ncclCommInitRankConfig(
 ) -> ncclResult_t {
     make_communicator(
         Entry::ncclCommInitRankConfig,
-        InitCall::InitRankConfig { handle: comm, ranks: nranks, id: commId, rank, config },
+        comm,
+        config,
+        None,
+        InitFunction::RankConfig { ranks: nranks, id: commId, rank },
     )
 }
 
@@ -174,14 +186,10 @@ pub extern "C-unwind" fn ncclCommInitRankScalable(
 ) -> ncclResult_t {
     make_communicator(
         Entry::ncclCommInitRankScalable,
-        InitCall::InitRankScalable {
-            handle: newcomm,
-            ranks: nranks,
-            rank: myrank,
-            id_count: nId,
-            ids: commIds,
-            config,
-        },
+        newcomm,
+        config,
+        None,
+        InitFunction::RankScalable { ranks: nranks, rank: myrank, id_count: nId, ids: commIds },
     )
 }
 
@@ -192,7 +200,10 @@ pub extern "C-unwind" fn ncclCommInitAll(
 ) -> ncclResult_t {
     make_communicator(
         Entry::ncclCommInitAll,
-        InitCall::InitAll { handles: comm, count: ndev, devices: devlist },
+        comm,
+        null_mut(),
+        None,
+        InitFunction::All { count: ndev, devices: devlist },
     )
 }
 
@@ -203,10 +214,7 @@ pub extern "C-unwind" fn ncclCommSplit(
     newcomm: *mut ncclComm_t,
     config: *mut ncclConfig_t,
 ) -> ncclResult_t {
-    make_communicator(
-        Entry::ncclCommSplit,
-        InitCall::Split { parent: comm, color, key, handle: newcomm, config },
-    )
+    make_communicator(Entry::ncclCommSplit, newcomm, config, Some(comm), InitFunction::Split { color, key })
 }
 
 pub extern "C-unwind" fn ncclCommShrink(
@@ -219,12 +227,12 @@ pub extern "C-unwind" fn ncclCommShrink(
 ) -> ncclResult_t {
     make_communicator(
         Entry::ncclCommShrink,
-        InitCall::Shrink {
-            parent: comm,
+        newcomm,
+        config,
+        Some(comm),
+        InitFunction::Shrink {
             excluded: excludeRanksList,
             excluded_count: excludeRanksCount,
-            handle: newcomm,
-            config,
             flags: shrinkFlags,
         },
     )
@@ -240,7 +248,10 @@ pub extern "C-unwind" fn ncclCommGrow(
 ) -> ncclResult_t {
     make_communicator(
         Entry::ncclCommGrow,
-        InitCall::Grow { parent: comm, ranks: nRanks, id: uniqueId, rank, handle: newcomm, config },
+        newcomm,
+        config,
+        Some(comm),
+        InitFunction::Grow { ranks: nRanks, id: uniqueId, rank },
     )
 }
 

@@ -16,6 +16,7 @@ use nccl_sys::{
 
 use crate::communicator;
 use crate::features::recycling;
+use crate::forward::configuration::Given;
 use crate::forward::device;
 use crate::forward::init::{self, FromParent, Handle, InitCall};
 use crate::forward::known;
@@ -83,9 +84,7 @@ pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
         },
         |begun| act(begun, init),
         |begun, result| {
-            if let Some((place, _)) = init.new_communicators().next() {
-                met.set(finish(begun.step, place, result));
-            }
+            met.set(finish(begun.step, Handle(init.place), result));
         },
     );
     if result == ncclSuccess { met.get() } else { result }
@@ -132,7 +131,8 @@ fn begin(init: &InitCall) -> StepToNccl {
 
 /// The parent's peer group, if it has one, and this rank's call. None if there can be no session.
 fn call_of(init: &InitCall) -> Option<(Option<Arc<PeerGroup>>, ChildCall)> {
-    let FromParent { parent, color, excluded, key, waiting, ctas, given } = init.from_parent()?;
+    let FromParent { color, excluded, key, waiting, ctas } = init.from_parent()?;
+    let parent = init.parent?;
     let known = communicator::find(parent)?;
     let (lineage, peer_group, lazy) = (known.lineage(parent)?, known.peer_group(parent), known.lazy(parent));
     let shares = lineage.configuration().may_share();
@@ -159,7 +159,7 @@ fn call_of(init: &InitCall) -> Option<(Option<Arc<PeerGroup>>, ChildCall)> {
         device,
         waiting,
         ctas,
-        configuration: given.over(lineage.configuration()),
+        configuration: Given::of(init.config).over(lineage.configuration()),
         shares,
     };
     Some((peer_group, ChildCall::of(&lineage, request)?))
@@ -231,8 +231,8 @@ fn act(begun: &StepToNccl, init: &InitCall) -> ncclResult_t {
 
 /// Has NCCL make a communicator; a lazy parent is materialized first, by all its ranks.
 fn run(init: &InitCall) -> ncclResult_t {
-    match init.parent().and_then(queries::lazy_of) {
-        None if init.parent().is_some_and(lazy::is_ours) => {
+    match init.parent.and_then(queries::lazy_of) {
+        None if init.parent.is_some_and(lazy::is_ours) => {
             refuse(ncclInvalidArgument, format_args!("a communicator from one that has been destroyed"))
         }
         None => init.run(),
@@ -244,12 +244,10 @@ fn run(init: &InitCall) -> ncclResult_t {
             }
             // The child may use the parent's resources.
             lazy.mark(Unfit::Everywhere);
-            let (init, given) = (*init, init.given());
-            if let Some((place, _)) = init.new_communicators().next() {
-                // As NCCL does until the communicator exists.
-                init::hand_out(place, std::ptr::null_mut());
-            }
-            queries::with_real(&lazy, move |real| init.with(&given).of_parent(real).run())
+            let (init, given) = (*init, Given::of(init.config));
+            // As NCCL does until the communicator exists.
+            init::hand_out(Handle(init.place), std::ptr::null_mut());
+            queries::with_real(&lazy, move |real| InitCall { parent: Some(real), ..init.with(&given) }.run())
         }
     }
 }
@@ -264,12 +262,9 @@ fn stop_parent(init: &InitCall) {
 }
 
 fn make(by_id: &ById, init: &InitCall) -> ncclResult_t {
-    let Some((place, _)) = init.new_communicators().next() else { return ncclSuccess };
     let Identity { device, rank, ranks } = by_id.identity;
     match by_id.id.map_or_else(|| id_of(by_id), Ok) {
-        Ok(id) => {
-            on_device(device, || init::make(place, ranks as u32, &id, rank as u32, init.config_of_child()))
-        }
+        Ok(id) => on_device(device, || init.instead(ranks as u32, &id, rank as u32).run()),
         Err(code) => code,
     }
 }

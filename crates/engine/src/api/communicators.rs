@@ -14,7 +14,7 @@ use crate::features::recycling;
 use crate::features::registration::registering;
 use crate::forward::Carried;
 use crate::forward::device;
-use crate::forward::init::{self, InitCall};
+use crate::forward::init::{self, InitCall, InitFunction};
 use crate::forward::known::{self, End};
 use crate::group;
 use crate::lazy;
@@ -60,7 +60,7 @@ pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
 
 fn make(entry: Entry, init: &InitCall) -> ncclResult_t {
     if peers::is_on() {
-        let before = || Ok(init.parent().and_then(|parent| before_init(init, parent)));
+        let before = || Ok(init.parent.and_then(|parent| before_init(init, parent)));
         return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
             Ok(_inside) => session::init_with_session(entry, init),
             Err(code) => {
@@ -96,7 +96,7 @@ fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
         end_registering(parent, true);
         return None;
     }
-    if matches!(init, InitCall::Grow { .. }) {
+    if matches!(init.function, InitFunction::Grow { .. }) {
         let peer_group = communicator::find(parent).and_then(|known| known.peer_group(parent));
         peer_group
             .as_ref()

@@ -9,7 +9,7 @@ use crate::features::recycling;
 use crate::features::recycling::cached::{self, Kind, Taken};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::device;
-use crate::forward::init::{self, InitCall};
+use crate::forward::init::{self, InitCall, InitFunction};
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::lazy::{self, LazyCommunicator, first_launch};
@@ -43,7 +43,7 @@ enum Step {
 /// Makes communicators, after their sessions. Waits for other ranks, except in a group.
 pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     lazy::ask_of_groups(group::is_open);
-    if init.parent().is_some() {
+    if init.parent.is_some() {
         return children::init_child(entry, init);
     }
     guard::around(
@@ -77,23 +77,24 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
 }
 
 fn begin(init: &InitCall, device: Result<Ordinal, String>) -> Step {
-    let (request, configuration) = match (init, init.by_id()) {
+    if matches!(init.function, InitFunction::All { .. }) {
         // Without a known device this thread could not be left as NCCL leaves it.
-        (InitCall::InitAll { .. }, _) if device.is_err() => return Step::All,
-        (InitCall::InitAll { .. }, _) => return all(init),
-        (_, Some(asked)) => {
-            let given = asked.given();
-            let laziness = match given {
-                // NCCL makes the communicators of a group at its end.
-                _ if group::is_open() => Laziness::None,
-                _ if !device.as_ref().is_ok_and(|device| first_launch::is_guarded(*device)) => Laziness::None,
-                Given::Nothing | Given::Sound(_) => Laziness::AsConfigured,
-                Given::Doubtful | Given::Wrong => Laziness::None,
-            };
-            (request(&asked, laziness, device), given.over(&Configuration::Nothing))
-        }
-        (_, None) => return Step::Refused,
+        return if device.is_err() { Step::All } else { all(init) };
+    }
+    let Some(init::Asked { id, ids, ranks, rank, waiting, ctas }) = init.by_id() else {
+        return Step::Refused;
     };
+    let given = Given::of(init.config);
+    let laziness = match given {
+        // NCCL makes the communicators of a group at its end.
+        _ if group::is_open() => Laziness::None,
+        _ if !device.as_ref().is_ok_and(|device| first_launch::is_guarded(*device)) => Laziness::None,
+        Given::Nothing | Given::Sound(_) => Laziness::AsConfigured,
+        Given::Doubtful | Given::Wrong => Laziness::None,
+    };
+    let cached = Vec::new();
+    let request = InitRequest { id, ids, ranks, rank, waiting, ctas, device, laziness, cached };
+    let configuration = given.over(&Configuration::Nothing);
     if group::is_open() {
         return Step::Grouped(request);
     }
@@ -127,7 +128,7 @@ fn take(request: &InitRequest, configuration: &Configuration) -> Taken {
 
 /// Begins `ncclCommInitAll`: the ranks may be lazy; otherwise NCCL makes them first.
 fn all(init: &InitCall) -> Step {
-    let devices = init.devices_asked().unwrap_or_default();
+    let devices = init.devices().unwrap_or_default();
     let are_lazy =
         peers::would_be_lazy(devices.len()) && devices.iter().all(|device| first_launch::is_guarded(*device));
     // For no devices NCCL gives its own error.
@@ -144,11 +145,6 @@ fn all(init: &InitCall) -> Step {
     });
     // Without a peer group NCCL is called, which may refuse these devices.
     lazy.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Lazy)
-}
-
-fn request(asked: &init::Asked, laziness: Laziness, device: Result<Ordinal, String>) -> InitRequest {
-    let init::Asked { id, ids, ranks, rank, waiting, ctas, config: _ } = *asked;
-    InitRequest { id, ids, ranks, rank, waiting, ctas, device, laziness, cached: Vec::new() }
 }
 
 /// Called after NCCL has taken the init, or instead of NCCL for lazy communicators: records the communicators.

@@ -6,7 +6,7 @@
 
 use std::ffi::c_int;
 use std::mem::offset_of;
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicPtr;
 
 use nccl_sys::{
@@ -25,57 +25,28 @@ const NCCL_SHRINK_ABORT: c_int = 1;
 
 /// A call that makes communicators, with the application's arguments.
 #[derive(Clone, Copy)]
+pub struct InitCall {
+    /// Where NCCL writes the handle, or the first of several.
+    pub place: *mut ncclComm_t,
+    /// The configuration, or null.
+    pub config: *mut ncclConfig_t,
+    /// The parent of a split, shrink or grow.
+    pub parent: Option<ncclComm_t>,
+    /// The function, and its other arguments.
+    pub function: InitFunction,
+}
+
+/// A function that makes communicators, with the arguments that not all of them have.
+#[derive(Clone, Copy)]
 #[allow(missing_docs)]
-pub enum InitCall {
-    InitRank {
-        handle: *mut ncclComm_t,
-        ranks: c_int,
-        id: ncclUniqueId,
-        rank: c_int,
-    },
-    InitRankConfig {
-        handle: *mut ncclComm_t,
-        ranks: c_int,
-        id: ncclUniqueId,
-        rank: c_int,
-        config: *mut ncclConfig_t,
-    },
-    InitRankScalable {
-        handle: *mut ncclComm_t,
-        ranks: c_int,
-        rank: c_int,
-        id_count: c_int,
-        ids: *mut ncclUniqueId,
-        config: *mut ncclConfig_t,
-    },
-    InitAll {
-        handles: *mut ncclComm_t,
-        count: c_int,
-        devices: *const c_int,
-    },
-    Split {
-        parent: ncclComm_t,
-        color: c_int,
-        key: c_int,
-        handle: *mut ncclComm_t,
-        config: *mut ncclConfig_t,
-    },
-    Shrink {
-        parent: ncclComm_t,
-        excluded: *mut c_int,
-        excluded_count: c_int,
-        handle: *mut ncclComm_t,
-        config: *mut ncclConfig_t,
-        flags: c_int,
-    },
-    Grow {
-        parent: ncclComm_t,
-        ranks: c_int,
-        id: *const ncclUniqueId,
-        rank: c_int,
-        handle: *mut ncclComm_t,
-        config: *mut ncclConfig_t,
-    },
+pub enum InitFunction {
+    Rank { ranks: c_int, id: ncclUniqueId, rank: c_int },
+    RankConfig { ranks: c_int, id: ncclUniqueId, rank: c_int },
+    RankScalable { ranks: c_int, rank: c_int, id_count: c_int, ids: *mut ncclUniqueId },
+    All { count: c_int, devices: *const c_int },
+    Split { color: c_int, key: c_int },
+    Shrink { excluded: *mut c_int, excluded_count: c_int, flags: c_int },
+    Grow { ranks: c_int, id: *const ncclUniqueId, rank: c_int },
 }
 
 /// The arguments of an init by id.
@@ -93,8 +64,6 @@ pub struct Asked {
     pub waiting: Waiting,
     /// What the configuration says of kernels.
     pub ctas: Ctas,
-    /// The application's configuration, or null.
-    pub config: *const ncclConfig_t,
 }
 
 /// What a configuration says of kernels: their blocks (CTAs), the graphs that hold them, and their order.
@@ -135,8 +104,6 @@ impl Ctas {
 /// The arguments of a split or shrink.
 #[derive(Debug)]
 pub struct FromParent {
-    /// The parent.
-    pub parent: ncclComm_t,
     /// The color of a split, if it is one; in a shrink 0.
     pub color: Option<c_int>,
     /// The ranks that a shrink leaves out.
@@ -147,8 +114,6 @@ pub struct FromParent {
     pub waiting: Waiting,
     /// What is said of kernels, where there is a configuration; else the parent's applies.
     pub ctas: Option<Ctas>,
-    /// A copy of the configuration.
-    pub given: Given,
 }
 
 /// Where NCCL writes the handle of a communicator: at once, or when the group in which it was asked for has run.
@@ -158,30 +123,26 @@ pub struct Handle(pub *mut ncclComm_t);
 impl InitCall {
     /// Calls the real library with the application's own arguments.
     pub fn run(&self) -> ncclResult_t {
+        let InitCall { place, config, parent, function } = *self;
+        let parent = parent.unwrap_or(null_mut());
         // SAFETY: these are the arguments with which the application called this very function, and the library
         // is open, since the ABI layer lets no call past before that.
         unsafe {
-            match *self {
-                InitCall::InitRank { handle, ranks, id, rank } => {
-                    real::ncclCommInitRank(handle, ranks, id, rank)
+            match function {
+                InitFunction::Rank { ranks, id, rank } => real::ncclCommInitRank(place, ranks, id, rank),
+                InitFunction::RankConfig { ranks, id, rank } => {
+                    real::ncclCommInitRankConfig(place, ranks, id, rank, config)
                 }
-                InitCall::InitRankConfig { handle, ranks, id, rank, config } => {
-                    real::ncclCommInitRankConfig(handle, ranks, id, rank, config)
+                InitFunction::RankScalable { ranks, rank, id_count, ids } => {
+                    real::ncclCommInitRankScalable(place, ranks, rank, id_count, ids, config)
                 }
-                InitCall::InitRankScalable { handle, ranks, rank, id_count, ids, config } => {
-                    real::ncclCommInitRankScalable(handle, ranks, rank, id_count, ids, config)
+                InitFunction::All { count, devices } => real::ncclCommInitAll(place, count, devices),
+                InitFunction::Split { color, key } => real::ncclCommSplit(parent, color, key, place, config),
+                InitFunction::Shrink { excluded, excluded_count, flags } => {
+                    real::ncclCommShrink(parent, excluded, excluded_count, place, config, flags)
                 }
-                InitCall::InitAll { handles, count, devices } => {
-                    real::ncclCommInitAll(handles, count, devices)
-                }
-                InitCall::Split { parent, color, key, handle, config } => {
-                    real::ncclCommSplit(parent, color, key, handle, config)
-                }
-                InitCall::Shrink { parent, excluded, excluded_count, handle, config, flags } => {
-                    real::ncclCommShrink(parent, excluded, excluded_count, handle, config, flags)
-                }
-                InitCall::Grow { parent, ranks, id, rank, handle, config } => {
-                    real::ncclCommGrow(parent, ranks, id, rank, handle, config)
+                InitFunction::Grow { ranks, id, rank } => {
+                    real::ncclCommGrow(parent, ranks, id, rank, place, config)
                 }
             }
         }
@@ -189,189 +150,119 @@ impl InitCall {
 
     /// The arguments of an init by id, if it is one that NCCL would not refuse at once.
     pub fn by_id(&self) -> Option<Asked> {
-        let (handle, ranks, rank, id, ids, config) = match *self {
-            InitCall::InitRank { handle, ranks, id, rank } => (handle, ranks, rank, id, 1, null()),
-            InitCall::InitRankConfig { handle, ranks, id, rank, config } => {
-                (handle, ranks, rank, id, 1, config.cast_const())
+        let (ranks, rank, id, ids) = match self.function {
+            InitFunction::Rank { ranks, id, rank } | InitFunction::RankConfig { ranks, id, rank } => {
+                (ranks, rank, id, 1)
             }
-            InitCall::InitRankScalable { handle, ranks, rank, id_count, ids, config } => {
-                if ids.is_null() || id_count < 1 {
-                    return None;
-                }
+            InitFunction::RankScalable { ranks, rank, id_count, ids } if !ids.is_null() && id_count > 0 => {
                 // SAFETY: by this function's contract there are as many ids as the application said.
-                (handle, ranks, rank, unsafe { ids.read() }, id_count as usize, config.cast_const())
+                (ranks, rank, unsafe { ids.read() }, id_count as usize)
             }
             _ => return None,
         };
-        if handle.is_null() || rank < 0 || rank >= ranks {
+        if self.place.is_null() || rank < 0 || rank >= ranks {
             return None;
         }
-        let id = id.internal.map(|byte| byte as u8);
-        let (waiting, ctas) = configured(config);
-        Some(Asked { id, ids, ranks, rank, waiting, ctas, config })
+        let (waiting, ctas) = configured(self.config);
+        Some(Asked { id: bytes(id), ids, ranks, rank, waiting, ctas })
     }
 
     /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.
     pub fn from_parent(&self) -> Option<FromParent> {
-        let (parent, color, excluded, key, handle, config) = match *self {
-            InitCall::Split { parent, color, key, handle, config } => {
-                let color = (color != NCCL_SPLIT_NOCOLOR).then_some(color);
-                (parent, color, Vec::new(), key, handle, config)
+        let (color, excluded, key) = match self.function {
+            InitFunction::Split { color, key } => {
+                ((color != NCCL_SPLIT_NOCOLOR).then_some(color), Vec::new(), key)
             }
-            InitCall::Shrink { parent, excluded, excluded_count, handle, config, .. } => {
-                if excluded.is_null() || excluded_count < 1 {
-                    return None;
-                }
-                // SAFETY: by this function's contract there are as many ranks as the application said.
-                let excluded = unsafe { std::slice::from_raw_parts(excluded, excluded_count as usize) };
-                (parent, Some(0), excluded.to_vec(), 0, handle, config)
-            }
-            _ => return None,
+            _ => (Some(0), self.excluded()?.to_vec(), 0),
         };
-        let (waiting, ctas) = configured(config);
-        let ctas = (!config.is_null()).then_some(ctas);
-        let given = Given::of(config);
-        (!handle.is_null()).then_some(FromParent { parent, color, excluded, key, waiting, ctas, given })
+        let (waiting, ctas) = configured(self.config);
+        let ctas = (!self.config.is_null()).then_some(ctas);
+        (!self.place.is_null()).then_some(FromParent { color, excluded, key, waiting, ctas })
     }
 
-    /// The parent of a shrink that aborts the parent's work (`NCCL_SHRINK_ABORT`).
-    pub fn aborted_parent(&self) -> Option<ncclComm_t> {
-        match *self {
-            InitCall::Shrink { parent, flags, .. } if flags & NCCL_SHRINK_ABORT != 0 => Some(parent),
+    /// The ranks that a shrink leaves out. None if NCCL refuses them.
+    fn excluded(&self) -> Option<&[c_int]> {
+        match self.function {
+            InitFunction::Shrink { excluded, excluded_count: count, .. }
+                if !excluded.is_null() && count > 0 =>
+            {
+                // SAFETY: by this function's contract there are as many ranks as the application said.
+                Some(unsafe { std::slice::from_raw_parts(excluded, count as usize) })
+            }
             _ => None,
         }
     }
 
-    /// The devices of `ncclCommInitAll`, if this is one.
-    pub fn devices(&self) -> Option<Vec<c_int>> {
-        let InitCall::InitAll { count, devices, .. } = *self else { return None };
-        if devices.is_null() {
-            return Some((0..count).collect());
-        }
-        // SAFETY: NCCL took the array, so it has `count` places.
-        Some((0..count.max(0) as usize).map(|index| unsafe { devices.add(index).read() }).collect())
+    /// The parent of a shrink that aborts the parent's work (`NCCL_SHRINK_ABORT`).
+    pub fn aborted_parent(&self) -> Option<ncclComm_t> {
+        let aborts = |flags| flags & NCCL_SHRINK_ABORT != 0;
+        let aborts = matches!(self.function, InitFunction::Shrink { flags, .. } if aborts(flags));
+        self.parent.filter(|_| aborts)
     }
 
-    /// The devices of `ncclCommInitAll` before NCCL has checked the arguments; none if NCCL will refuse them.
-    pub fn devices_asked(&self) -> Option<Vec<c_int>> {
-        match self {
-            InitCall::InitAll { handles, count, .. } if !handles.is_null() && *count > 0 => self.devices(),
+    /// The devices of `ncclCommInitAll`; none if this is not one, or NCCL refuses its arguments.
+    pub fn devices(&self) -> Option<Vec<c_int>> {
+        match self.function {
+            InitFunction::All { count, .. } if self.place.is_null() || count < 1 => None,
+            InitFunction::All { count, devices } if devices.is_null() => Some((0..count).collect()),
+            // SAFETY: by this function's contract the array has `count` places.
+            InitFunction::All { count, devices } => {
+                Some(unsafe { std::slice::from_raw_parts(devices, count as usize) }.to_vec())
+            }
             _ => None,
         }
     }
 
     /// Why NCCL refuses a split, shrink or grow by the arguments of the calling rank alone.
     pub fn refusal(&self, rank: u32) -> Option<&'static str> {
-        let (handle, config) = match *self {
-            InitCall::Split { handle, config, .. }
-            | InitCall::Shrink { handle, config, .. }
-            | InitCall::Grow { handle, config, .. } => (handle, config),
-            _ => return None,
-        };
-        if handle.is_null() {
+        if self.place.is_null() {
             return Some("no place for the new communicator");
         }
-        if let InitCall::Shrink { excluded, excluded_count, .. } = *self {
-            if excluded.is_null() || excluded_count <= 0 {
-                return Some("no ranks to exclude, expected one or more");
-            }
-            // SAFETY: by this function's contract there are as many ranks as the application said.
-            let read = |index| unsafe { excluded.add(index).read() };
-            if (0..excluded_count as usize).map(read).any(|excluded| excluded == rank as c_int) {
-                return Some("an excluded rank calls");
-            }
-        }
-        matches!(Given::of(config), Given::Wrong).then_some("a configuration that was not initialized")
-    }
-
-    /// The parent of a split, shrink or grow.
-    pub fn parent(&self) -> Option<ncclComm_t> {
-        match *self {
-            InitCall::Split { parent, .. }
-            | InitCall::Shrink { parent, .. }
-            | InitCall::Grow { parent, .. } => Some(parent),
-            _ => None,
-        }
-    }
-
-    /// The configuration of a split or shrink.
-    pub fn config_of_child(&self) -> *mut ncclConfig_t {
-        match *self {
-            InitCall::Split { config, .. } | InitCall::Shrink { config, .. } => config,
-            _ => std::ptr::null_mut(),
-        }
-    }
-
-    /// A copy of the configuration of a split, shrink or grow.
-    pub fn given(&self) -> Given {
-        match *self {
-            InitCall::Split { config, .. }
-            | InitCall::Shrink { config, .. }
-            | InitCall::Grow { config, .. } => Given::of(config),
-            _ => Given::Nothing,
+        match (self.function, self.excluded()) {
+            (InitFunction::Shrink { .. }, None) => Some("no ranks to exclude, expected one or more"),
+            (_, Some(excluded)) if excluded.contains(&(rank as c_int)) => Some("an excluded rank calls"),
+            _ => matches!(Given::of(self.config), Given::Wrong)
+                .then_some("a configuration that was not initialized"),
         }
     }
 
     /// The same call with a copy of its configuration, where there is one: the application may free its own before a group ends.
-    pub fn with(mut self, given: &Given) -> InitCall {
-        if let (
-            InitCall::Split { config, .. } | InitCall::Shrink { config, .. } | InitCall::Grow { config, .. },
-            Given::Sound(copy),
-        ) = (&mut self, given)
-        {
-            *config = copy.as_ptr();
+    pub fn with(self, given: &Given) -> InitCall {
+        match given {
+            Given::Sound(copy) => InitCall { config: copy.as_ptr(), ..self },
+            _ => self,
         }
-        self
     }
 
     /// The same split for a rank that gets no communicator from NCCL.
     pub fn without_color(self) -> InitCall {
-        match self {
-            InitCall::Split { parent, key, handle, .. } => InitCall::Split {
-                parent,
-                color: NCCL_SPLIT_NOCOLOR,
-                key,
-                handle,
-                config: std::ptr::null_mut(),
-            },
-            other => other,
-        }
+        let function = InitFunction::Split { color: NCCL_SPLIT_NOCOLOR, key: 0 };
+        InitCall { function, config: null_mut(), ..self }
     }
 
-    /// The same call with NCCL's own handle of the parent.
-    pub fn of_parent(self, real: ncclComm_t) -> InitCall {
-        match self {
-            InitCall::Split { color, key, handle, config, .. } => {
-                InitCall::Split { parent: real, color, key, handle, config }
-            }
-            InitCall::Shrink { excluded, excluded_count, handle, config, flags, .. } => {
-                InitCall::Shrink { parent: real, excluded, excluded_count, handle, config, flags }
-            }
-            InitCall::Grow { ranks, id, rank, handle, config, .. } => {
-                InitCall::Grow { parent: real, ranks, id, rank, handle, config }
-            }
-            other => other,
-        }
+    /// An init by this id in its place.
+    pub fn instead(self, ranks: u32, id: &[u8; NCCL_UNIQUE_ID_BYTES], rank: u32) -> InitCall {
+        let (ranks, id, rank) = (ranks as c_int, of_bytes(id), rank as c_int);
+        let function = match self.config.is_null() {
+            true => InitFunction::Rank { ranks, id, rank },
+            false => InitFunction::RankConfig { ranks, id, rank },
+        };
+        InitCall { parent: None, function, ..self }
     }
 
     /// After NCCL took the call: the place of each handle, and what the arguments say of its communicator.
     pub fn new_communicators(&self) -> impl Iterator<Item = (Handle, Identity)> {
-        let unknown = Identity { rank: -1, ranks: 0, device: -1 };
-        let (first, count, identity) = match *self {
-            InitCall::InitRank { handle, ranks, rank, .. }
-            | InitCall::InitRankConfig { handle, ranks, rank, .. }
-            | InitCall::InitRankScalable { handle, ranks, rank, .. } => {
-                (handle, 1, Identity { rank, ranks, ..unknown })
-            }
-            InitCall::InitAll { handles, count, .. } => {
-                (handles, count, Identity { ranks: count, ..unknown })
-            }
-            InitCall::Split { handle, .. }
-            | InitCall::Shrink { handle, .. }
-            | InitCall::Grow { handle, .. } => (handle, 1, unknown),
+        let (count, rank, ranks) = match self.function {
+            InitFunction::Rank { ranks, rank, .. }
+            | InitFunction::RankConfig { ranks, rank, .. }
+            | InitFunction::RankScalable { ranks, rank, .. } => (1, rank, ranks),
+            InitFunction::All { count, .. } => (count, -1, count),
+            _ => (1, -1, 0),
         };
+        let first = self.place;
         // NCCL took the array, so it has `count` places.
-        (0..count).map(move |index| (Handle(first.wrapping_add(index as usize)), identity))
+        let place = move |index| Handle(first.wrapping_add(index as usize));
+        (0..count).map(move |index| (place(index), Identity { rank, ranks, device: -1 }))
     }
 }
 
@@ -411,11 +302,12 @@ fn configured(config: *const ncclConfig_t) -> (Waiting, Ctas) {
     }
 }
 
-impl Asked {
-    /// A copy of the configuration.
-    pub fn given(&self) -> Given {
-        Given::of(self.config)
-    }
+fn bytes(id: ncclUniqueId) -> [u8; NCCL_UNIQUE_ID_BYTES] {
+    id.internal.map(|byte| byte as u8)
+}
+
+fn of_bytes(id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> ncclUniqueId {
+    ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) }
 }
 
 /// Asks NCCL for an id.
@@ -434,42 +326,21 @@ pub fn build(
     rank: u32,
     configuration: &Kept,
 ) -> ncclResult_t {
-    let id = ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
-    let (ranks, rank) = (ranks as c_int, rank as c_int);
+    let config = match configuration {
+        Kept::Nothing | Kept::Unknown => null_mut(),
+        Kept::Sound(configuration) => configuration.as_ptr(),
+    };
+    let anything = InitFunction::All { count: 0, devices: null() };
+    let call = InitCall { place: place.as_ptr(), config, parent: None, function: anything };
     // SAFETY: the place is ours, as is the configuration; the library is open.
     unsafe {
         let opened = real::ncclGroupStart();
         if opened != ncclSuccess {
             return opened;
         }
-        let asked = match configuration {
-            Kept::Nothing | Kept::Unknown => real::ncclCommInitRank(place.as_ptr(), ranks, id, rank),
-            Kept::Sound(configuration) => {
-                real::ncclCommInitRankConfig(place.as_ptr(), ranks, id, rank, configuration.as_ptr())
-            }
-        };
+        let asked = call.instead(ranks, id, rank).run();
         let built = real::ncclGroupEnd();
         if asked == ncclSuccess { built } else { asked }
-    }
-}
-
-/// Has NCCL make a communicator by an id that Windlass chose, with the application's place and configuration.
-pub fn make(
-    place: Handle,
-    ranks: u32,
-    id: &[u8; NCCL_UNIQUE_ID_BYTES],
-    rank: u32,
-    config: *mut ncclConfig_t,
-) -> ncclResult_t {
-    let id = ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
-    let (ranks, rank) = (ranks as c_int, rank as c_int);
-    // SAFETY: these are the application's own arguments but for the id; the library is open.
-    unsafe {
-        if config.is_null() {
-            real::ncclCommInitRank(place.0, ranks, id, rank)
-        } else {
-            real::ncclCommInitRankConfig(place.0, ranks, id, rank, config)
-        }
     }
 }
 
@@ -483,13 +354,13 @@ pub fn hand_out(place: Handle, handle: ncclComm_t) {
 pub fn make_id() -> Result<[u8; NCCL_UNIQUE_ID_BYTES], ncclResult_t> {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
     let code = unique_id(&mut id);
-    if code == ncclSuccess { Ok(id.internal.map(|byte| byte as u8)) } else { Err(code) }
+    if code == ncclSuccess { Ok(bytes(id)) } else { Err(code) }
 }
 
 /// Writes an id that NCCL made before, where NCCL would write a new one.
 pub fn give_id(place: *mut ncclUniqueId, id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> ncclResult_t {
     // SAFETY: the application's own argument, not null: NCCL would write there.
-    unsafe { place.write(ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) }) };
+    unsafe { place.write(of_bytes(id)) };
     ncclSuccess
 }
 
@@ -499,10 +370,8 @@ pub fn change_id(
     change: impl FnOnce([u8; NCCL_UNIQUE_ID_BYTES]) -> [u8; NCCL_UNIQUE_ID_BYTES],
 ) {
     // SAFETY: NCCL took this place and wrote an id there.
-    let id = unsafe { place.read() }.internal.map(|byte| byte as u8);
-    let changed = change(id).map(|byte| byte as std::ffi::c_char);
-    // SAFETY: as before.
-    unsafe { place.write(ncclUniqueId { internal: changed }) };
+    let id = bytes(unsafe { place.read() });
+    give_id(place, &change(id));
 }
 
 /// Makes the open group fail, so that its end runs nothing of it: NCCL remembers the error of any call in a group.
@@ -511,5 +380,5 @@ pub fn spoil_group() {
     // NCCL frees a null pointer first, to make a context: in a capture of this thread that would spoil the capture (901 with 2.28.9).
     let _relaxed = gpu::opened().and_then(|driver| Relaxed::enter(driver).ok());
     // SAFETY: NCCL refuses a null place for the handle before it touches more.
-    unsafe { real::ncclCommInitRank(std::ptr::null_mut(), 1, nobody, 0) };
+    unsafe { real::ncclCommInitRank(null_mut(), 1, nobody, 0) };
 }
