@@ -26,7 +26,7 @@ pub(crate) enum Command {
     /// There are too many sessions: retire those that can go.
     Sweep,
     Retire(Token),
-    Join(Host, Vec<Reporting>),
+    Join(Host, Reporting),
     /// The host's own rank makes this call.
     Expect(Expected),
     /// This process keeps the host-local rendezvous of this name, with this listener.
@@ -158,12 +158,10 @@ impl Shared {
 /// while its process lives, so the caller says there that it does not come.
 fn lost(command: Command) {
     match command {
-        Command::Join(host, reports) => {
-            for Reporting { waiter, words, .. } in reports {
-                let hindrance = Hindrance::Unreached { words: "the background thread has ended".into() };
-                approach::tell(&*waiter, &approach::next(host.at(), hindrance));
-                process_listener::withdraw_alone(&*waiter, &words);
-            }
+        Command::Join(host, Reporting { waiter, words, .. }) => {
+            let hindrance = Hindrance::Unreached { words: "the background thread has ended".into() };
+            approach::tell(&*waiter, &approach::next(host.at(), hindrance));
+            process_listener::withdraw_alone(&*waiter, &words);
         }
         Command::Tell(process_listener, words) => process_listener::tell_alone(process_listener, &words),
         _ => {}

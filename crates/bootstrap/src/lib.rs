@@ -234,14 +234,13 @@ impl Bootstrap {
         }
     }
 
-    /// Joins the session of an id with the ranks that the caller brings: their reports go out now. Waits only for free
-    /// descriptors, up to 2 seconds. After an error no report has gone out, and the caller
-    /// [declines](Bootstrap::decline_at_port).
-    pub fn join(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Participant> {
+    /// Joins the session of an id: the rank's report goes out now. Waits only for free descriptors, up to 2 seconds.
+    /// After an error no report has gone out, and the caller [declines](Bootstrap::decline_at_port).
+    pub fn join(&self, id: &Id, facts: Facts) -> io::Result<Participant> {
         let id_tag = IdTag::decode(id).ok_or_else(|| io::Error::other("the id has no tag of Windlass"))?;
         let address = id_tag::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
         let greeting = message::greeting(id_tag.token);
-        self.bring(Host::Port(address), id_tag.token, &greeting, facts, WithoutHost::Fails)
+        self.bring(Host::Port(address), id_tag.token, &greeting, &facts, WithoutHost::Fails)
     }
 
     /// Says at the session of an id that a rank cannot report, and waits for the host to answer whether all ranks go to
@@ -262,48 +261,33 @@ impl Bootstrap {
         let mut words = message::greeting(id_tag.token).to_vec();
         words.extend(FromRank::Decline(outcome).encode());
         let inquiry = Inquiry::new(self.shared.clone());
-        self.shared.send(Command::Join(Host::Port(address), vec![inquiry.reporting(words)]));
+        self.shared.send(Command::Join(Host::Port(address), inquiry.reporting(words)));
         inquiry.wait_declined()
     }
 
-    /// Sends the reports of these ranks to the session with this token at this host. `greeting` goes out before each
-    /// report.
+    /// Sends a rank's report to the session with this token at this host, behind `greeting`. The descriptor socket is
+    /// opened before that, so that it is open for every reader of the negotiated config. Waits up to 2 seconds for free
+    /// descriptors.
     fn bring(
         &self,
         host: Host,
         token: Token,
         greeting: &[u8],
-        facts: Vec<Facts>,
-        without_host: WithoutHost,
-    ) -> io::Result<Participant> {
-        let participant = self.participant(token, facts, without_host)?;
-        self.shared.send(Command::Join(host, participant.reports(greeting)));
-        Ok(participant)
-    }
-
-    /// Opens the descriptor socket before any report, so that it is open for every reader of the negotiated config.
-    /// Waits up to 2 seconds for free descriptors.
-    fn participant(
-        &self,
-        token: Token,
-        facts: Vec<Facts>,
+        facts: &Facts,
         without_host: WithoutHost,
     ) -> io::Result<Participant> {
         let until = Instant::now() + WANTED_WITHIN;
         loop {
-            let descriptor_socket = DescriptorSocket::open();
-            let participant = descriptor_socket.and_then(|descriptor_socket| {
-                Ok(Participant::new(
-                    self.shared.clone(),
-                    token,
-                    descriptor_socket,
-                    facts.clone(),
-                    without_host,
-                )?)
+            let participant = DescriptorSocket::open().and_then(|socket| {
+                Ok(Participant::new(self.shared.clone(), token, socket, facts.clone(), without_host)?)
             });
             match participant {
                 Err(error) if is_want(&error) && Instant::now() < until => std::thread::sleep(WANTED_EVERY),
-                participant => return participant,
+                participant => {
+                    return participant.inspect(|participant| {
+                        self.shared.send(Command::Join(host, participant.report(greeting)));
+                    });
+                }
             }
         }
     }
@@ -339,7 +323,7 @@ impl Bootstrap {
         without_host: WithoutHost,
     ) -> io::Result<Participant> {
         let host = Host::ProcessListener(invitation.process_listener);
-        self.bring(host, invitation.child, &invitation.greeting(), vec![facts], without_host)
+        self.bring(host, invitation.child, &invitation.greeting(), &facts, without_host)
     }
 
     /// Says that a rank does not come to the session to which it is invited, so that the session ends with this
@@ -360,8 +344,8 @@ impl Bootstrap {
         message: SplitMessage,
     ) -> Inquiry {
         let inquiry = Inquiry::new(self.shared.clone());
-        let reports = vec![inquiry.reporting(message_in_round(invitation, place, ranks, message))];
-        self.shared.send(Command::Join(Host::ProcessListener(invitation.process_listener), reports));
+        let report = inquiry.reporting(message_in_round(invitation, place, ranks, message));
+        self.shared.send(Command::Join(Host::ProcessListener(invitation.process_listener), report));
         inquiry
     }
 

@@ -310,17 +310,6 @@ impl NegotiatedConfig {
     pub fn checks(&self) -> bool {
         !self.members.is_empty() && self.members.iter().all(|member| member.checks)
     }
-
-    /// The descriptor sockets of the processes that take part, each once, in the order of their first ranks.
-    pub fn descriptor_sockets(&self) -> Vec<Token> {
-        let mut descriptor_sockets: Vec<Token> = Vec::new();
-        for member in &self.members {
-            if !descriptor_sockets.contains(&member.descriptor_socket) {
-                descriptor_sockets.push(member.descriptor_socket);
-            }
-        }
-        descriptor_sockets
-    }
 }
 
 #[cfg(test)]

@@ -141,9 +141,7 @@ impl Reactor {
             Command::Open(session) => sessions.open(sockets, session),
             Command::Sweep => sessions.sweep(sockets),
             Command::Retire(token) => sessions.retire(sockets, token),
-            Command::Join(host, reports) => {
-                reports.into_iter().for_each(|reporting| joins.join(sockets, sessions, host, reporting));
-            }
+            Command::Join(host, reporting) => joins.join(sockets, sessions, host, reporting),
             Command::Expect(expected) => calls.await_ranks(sockets, sessions, expected),
             Command::LocalRendezvous(name, listener) => rosters.open(sockets, name, listener),
             Command::Tell(process_listener, bytes) => joins.tell(sockets, process_listener, bytes),

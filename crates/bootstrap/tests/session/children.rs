@@ -62,7 +62,7 @@ pub fn address(process_listener: Token) -> SocketAddr {
 }
 
 fn joined(participant: Participant) -> Outcome {
-    participant.complete(ready).remove(0)
+    participant.complete(ready)
 }
 
 /// A process that stands for a rank's, and its pidfd.
@@ -235,7 +235,7 @@ fn aborted() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b111, Vec::new());
     let (one, two) = (split.join(&split.host, 0, 1, 0, 3), split.join(&split.host, 1, 1, 1, 3));
-    let canceller = one.cancellers().remove(0);
+    let canceller = one.canceller();
     thread::scope(|scope| {
         let aborted = scope.spawn(|| joined(one));
         let peer = scope.spawn(|| joined(two));
@@ -361,7 +361,7 @@ fn full_queue() {
     let call = children::call(PARENT, &[], 3);
     let invites = |rank| Invitation { process_listener, call, child: child(call, 0), rank };
     let aborted = own.join_invited(&invites(1), facts(1, 2)).unwrap();
-    aborted.cancellers()[0].abort();
+    aborted.canceller().abort();
     assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
     own.decline(&invites(2), SessionOutcome::OnNccl(FallbackReason::NonBlocking));
     queued.iter().for_each(|_| drop(net::accept(&listener).unwrap()));
@@ -382,7 +382,7 @@ fn aborted_at_once() {
         split.host.await_ranks(split.of(1), 0b11, Vec::new());
         let waiting = split.join(&split.host, 0, 1, 0, 2);
         let aborted = split.join(&own, 1, 1, 1, 2);
-        aborted.cancellers()[0].abort();
+        aborted.canceller().abort();
         assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
         let outcome = joined(waiting);
         let lost = matches!(outcome, Outcome::Failed(Failure::Lost { .. } | Failure::Absent { rank: 1 }));

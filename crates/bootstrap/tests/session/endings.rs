@@ -11,13 +11,13 @@ use windlass_bootstrap::message::{FromRank, greeting};
 use windlass_bootstrap::outcome::Failure;
 use windlass_bootstrap::{Bootstrap, Limits, Outcome};
 
-use crate::support::{facts, hosted, is_peer_group, join, ready};
+use crate::support::{BringAll, facts, hosted, is_peer_group, join, ready};
 
 /// A rank waits for peers that never come. Another thread aborts it, and its wait returns.
 #[test]
 fn abort_from_another_thread() {
     let hosted = hosted();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2)]).unwrap();
     let canceller = participant.cancellers().remove(0);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
@@ -32,8 +32,8 @@ fn abort_from_another_thread() {
 #[test]
 fn peers_of_an_aborted_rank() {
     let hosted = hosted();
-    let one = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
-    let other = hosted.bootstrap.join(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let one = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = hosted.bootstrap.join_all(&hosted.id, vec![facts(1, 2)]).unwrap();
     let canceller = other.cancellers().remove(0);
     let preparing = Barrier::new(2);
     let aborted = Barrier::new(2);
@@ -55,11 +55,11 @@ fn peers_of_an_aborted_rank() {
     });
 }
 
-/// One of two ranks of a thread is aborted: both end, although a third never comes.
+/// One of two ranks of a process is aborted: both end, although a third never comes.
 #[test]
-fn abort_of_one_rank_of_a_participant() {
+fn abort_of_one_rank_of_a_process() {
     let hosted = hosted();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
     let canceller = participant.cancellers().remove(1);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
@@ -77,7 +77,7 @@ fn gone_before_all_are_there() {
     let hosted = hosted();
     let token = IdTag::decode(&hosted.id).unwrap().token;
     let report = [&greeting(token)[..], &FromRank::Report(Box::new(facts(1, 3))).encode()].concat();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 3)]).unwrap();
     for cut in [0, 5, 24, 30, report.len() - 1] {
         hosted.connect().write_all(&report[..cut]).unwrap();
     }
@@ -99,8 +99,8 @@ fn host_is_lost() {
     let hosted = hosted();
     let own = Bootstrap::start(Limits::default()).unwrap();
     let reached = AtomicBool::new(false);
-    let one = own.join(&hosted.id, vec![facts(0, 2)]).unwrap();
-    let other = own.join(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let one = own.join_all(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = own.join_all(&hosted.id, vec![facts(1, 2)]).unwrap();
     let prepared = Barrier::new(2);
     thread::scope(|scope| {
         let confirmed = scope.spawn(|| one.complete(ready));
@@ -129,7 +129,7 @@ fn host_ends_after_the_outcome() {
     let own = Bootstrap::start(Limits::default()).unwrap();
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = open();
-    let participant = own.join(&hosted.id, (0..3).map(|rank| facts(rank, 3)).collect()).unwrap();
+    let participant = own.join_all(&hosted.id, (0..3).map(|rank| facts(rank, 3)).collect()).unwrap();
     let outcomes = participant.complete(ready);
     while open() > before {
         thread::yield_now();
@@ -143,7 +143,7 @@ fn host_ends_after_the_outcome() {
 fn thread_ends() {
     let hosted = hosted();
     let own = Bootstrap::start(Limits::default()).unwrap();
-    let participant = own.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = own.join_all(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         drop(own);
@@ -157,7 +157,7 @@ fn thread_ends() {
 fn descriptors_taken_away() {
     let hosted = hosted();
     let own = Bootstrap::start(Limits::default()).unwrap();
-    let participant = own.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+    let participant = own.join_all(&hosted.id, vec![facts(0, 3)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         let null = std::fs::File::open("/dev/null").unwrap();
@@ -172,10 +172,10 @@ fn descriptors_taken_away() {
         }
         while !waiting.is_finished() {
             // Wakes both threads, whose descriptors to wait for are gone.
-            let _ = own.join(&hosted.id, vec![facts(1, 3)]);
+            let _ = own.join_all(&hosted.id, vec![facts(1, 3)]);
             hosted.bootstrap.retire(&hosted.id);
         }
         assert!(!is_peer_group(&waiting.join().unwrap()[0]));
     });
-    assert!(!is_peer_group(&own.join(&hosted.id, vec![facts(1, 3)]).unwrap().complete(ready)[0]));
+    assert!(!is_peer_group(&own.join_all(&hosted.id, vec![facts(1, 3)]).unwrap().complete(ready)[0]));
 }

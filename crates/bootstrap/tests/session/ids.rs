@@ -11,9 +11,9 @@ use windlass_bootstrap::id_tag::{self, Id, IdTag};
 use windlass_bootstrap::message::{FromRank, greeting};
 use windlass_bootstrap::negotiated::capability;
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{Bootstrap, Limits, Outcome, complete_all};
+use windlass_bootstrap::{Bootstrap, Limits, Outcome};
 
-use crate::support::{Hosted, facts, hosted, id_of, is_peer_group, join, ready};
+use crate::support::{BringAll, Hosted, complete_all, facts, hosted, id_of, is_peer_group, join, ready};
 
 fn lazy_facts(rank: u32, ranks: u32) -> Facts {
     let facts = facts(rank, ranks);
@@ -21,7 +21,7 @@ fn lazy_facts(rank: u32, ranks: u32) -> Facts {
 }
 
 fn bring(hosted: &Hosted, all: [Facts; 2]) -> Vec<Outcome> {
-    let participants = all.map(|facts| hosted.bootstrap.join(&hosted.id, vec![facts]).unwrap());
+    let participants = all.map(|facts| hosted.bootstrap.join_all(&hosted.id, vec![facts]).unwrap());
     complete_all(participants.into(), &ready).into_iter().flatten().collect()
 }
 
@@ -82,10 +82,10 @@ fn on_nccl_after_all() {
     let refused = hosted();
     let participants = [0, 1].map(|rank| {
         let facts = lazy_facts(rank, 2);
-        refused.bootstrap.join(&refused.id, vec![facts]).unwrap()
+        refused.bootstrap.join_all(&refused.id, vec![facts]).unwrap()
     });
-    let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
-        [1] => Err("no room".into()),
+    let outcomes = complete_all(participants.into(), &|preparation| match preparation.rank {
+        1 => Err("no room".into()),
         _ => Ok(()),
     });
     for outcome in outcomes.iter().flatten() {
@@ -107,10 +107,10 @@ fn on_nccl_after_all() {
 fn failed_after_all() {
     let hosted = hosted();
     let participants =
-        [0, 1].map(|rank| hosted.bootstrap.join(&hosted.id, vec![lazy_facts(rank, 2)]).unwrap());
+        [0, 1].map(|rank| hosted.bootstrap.join_all(&hosted.id, vec![lazy_facts(rank, 2)]).unwrap());
     let aborted = participants[1].cancellers().remove(0);
     let outcomes = complete_all(participants.into(), &|preparation| {
-        if preparation.ranks == [1] {
+        if preparation.rank == 1 {
             aborted.abort();
         }
         Ok(())
@@ -127,7 +127,7 @@ fn outcome_unheard() {
     let mut dying = hosted.connect();
     let report = FromRank::Report(Box::new(lazy_facts(1, 2))).encode();
     dying.write_all(&[&greeting(token)[..], &report].concat()).unwrap();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![lazy_facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![lazy_facts(0, 2)]).unwrap();
     // The negotiated config has arrived, so the rank may confirm.
     dying.read_exact(&mut [0]).unwrap();
     dying.write_all(&FromRank::Confirm.encode()).unwrap();
@@ -145,7 +145,7 @@ fn bounded_and_alive() {
     let ids: Vec<Id> = roots.iter().map(|root| id_of(&root.local_addr().unwrap())).collect();
     for id in &ids {
         let id = bootstrap.host(id).unwrap();
-        let participant = bootstrap.join(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
+        let participant = bootstrap.join_all(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
         assert!(participant.complete(ready).iter().all(is_peer_group));
     }
     assert_eq!(bootstrap.counts().ids_dropped.load(Ordering::Relaxed), 1);
@@ -178,7 +178,7 @@ fn a_thousand_inits() {
         let id = bootstrap.host(&made).unwrap();
         assert_eq!(id_tag::address(&made).unwrap().port(), IdTag::decode(&id).unwrap().root_port);
         assert!(tokens.insert(IdTag::decode(&id).unwrap().token));
-        let participant = bootstrap.join(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
+        let participant = bootstrap.join_all(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
         let outcomes = participant.complete(ready);
         let Outcome::PeerGroup(negotiated) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
         assert!(comms.insert(negotiated.comm));

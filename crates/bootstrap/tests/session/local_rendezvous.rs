@@ -40,7 +40,7 @@ fn invited(name: Token, local_entry: &LocalEntry, ranks: u32) -> Invitation {
 }
 
 fn joined(participant: Participant) -> Outcome {
-    participant.complete(ready).remove(0)
+    participant.complete(ready)
 }
 
 fn connect(name: Token) -> UnixStream {

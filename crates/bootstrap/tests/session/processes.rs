@@ -14,7 +14,7 @@ use windlass_bootstrap::outcome::{Failure, FallbackReason};
 use windlass_bootstrap::{Bootstrap, Limits, Outcome, Preparation, place};
 
 use crate::descriptors::swap_names;
-use crate::support::{Hosted, MAGIC, facts, hosted, id_of, is_peer_group, join, ready, real_facts};
+use crate::support::{BringAll, Hosted, MAGIC, facts, hosted, id_of, is_peer_group, join, ready, real_facts};
 
 /// A process that plays a part and prints a line for each step. It goes on when told to, and ends when its standard input does.
 pub struct Played {
@@ -135,7 +135,7 @@ fn part() {
         say("waiting");
         await_message();
     }
-    let participant = bootstrap.join(&id, vec![report]).unwrap();
+    let participant = bootstrap.join_all(&id, vec![report]).unwrap();
     let outcomes = participant.complete(prepare);
     match &outcomes[0] {
         Outcome::PeerGroup(negotiated) => say(&format!("peer group {:x}", negotiated.hash())),
@@ -162,7 +162,7 @@ fn nccl_ranks(id: &Id, ranks: u32) {
 fn peer_group_of_processes() {
     let hosted = hosted();
     let mut others: Vec<Played> = (1..4).map(|rank| play(&[], "swap", rank, 4, &hosted.id)).collect();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![real_facts(0, 4)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![real_facts(0, 4)]).unwrap();
     let outcomes = participant.complete(swap_names);
     let Outcome::PeerGroup(negotiated) = &outcomes[0] else { panic!("{outcomes:?}") };
     for other in &mut others {
@@ -188,7 +188,7 @@ fn death_before_the_outcome() {
     let hosted = crate::support::hosted();
     let mut slow = play(&[], "prepare-slowly", 0, 3, &hosted.id);
     let mut confirmed = play(&[], "join", 1, 3, &hosted.id);
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(2, 3)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(2, 3)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         assert_eq!(slow.says(), "preparing");
@@ -207,7 +207,7 @@ fn death_while_descriptors_pass() {
         let hosted = hosted();
         let dying = play(&[], "die-preparing", 1, 3, &hosted.id);
         let mut other = play(&[], "swap-lying", 2, 3, &hosted.id);
-        let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+        let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 3)]).unwrap();
         let outcome = participant.complete(swap_names).remove(0);
         assert!(matches!(outcome, Outcome::Failed(Failure::Lost { rank: 1 })), "{outcome:?}");
         assert_eq!(other.says(), "failed a rank left before the outcome was known, rank 1");
@@ -219,7 +219,7 @@ fn death_while_descriptors_pass() {
 #[test]
 fn late_process() {
     let hosted = hosted();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         let mut late = play(&[], "join", 1, 2, &hosted.id);
@@ -292,7 +292,7 @@ fn declines_at_a_port() {
     let reason = FallbackReason::NoIdentity { words: "no descriptor".into() };
     for is_short in [false, true] {
         let hosted = hosted();
-        let waits = hosted.bootstrap.join(&hosted.id, vec![facts(1, 3)]).unwrap();
+        let waits = hosted.bootstrap.join_all(&hosted.id, vec![facts(1, 3)]).unwrap();
         let mut all = if is_short { take_descriptors(&hosted) } else { Vec::new() };
         // Four are left, for both ends of both ranks' connections.
         all.truncate(all.len().saturating_sub(4));
@@ -386,7 +386,7 @@ fn process_id_namespace() {
     }
     let hosted = hosted();
     let mut apart = play(&["unshare", "-rpf"], "swap", 1, 2, &hosted.id);
-    let outcome = hosted.bootstrap.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
+    let outcome = hosted.bootstrap.join_all(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
     assert!(is_peer_group(&outcome[0]), "{outcome:?}");
     assert!(apart.says().starts_with("peer group"));
     // The pidfd from that namespace reports the end of its process here.
@@ -449,13 +449,13 @@ fn network_namespace() {
     let before = ["ip", "netns", "exec", &apart.0];
     let hosted = session();
     let mut other = play(&before, "swap", 1, 2, &hosted.id);
-    let outcome = hosted.bootstrap.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
+    let outcome = hosted.bootstrap.join_all(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
     assert!(matches!(outcome[0], Outcome::OnNccl(FallbackReason::OtherNetwork { .. })), "{outcome:?}");
     assert!(other.says().starts_with("on NCCL: ranks are in different network namespaces"));
 
     let hosted = session();
     let mut other = play(&before, "swap-lying", 1, 2, &hosted.id);
-    let outcome = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap().complete(swap_names);
+    let outcome = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2)]).unwrap().complete(swap_names);
     let Outcome::OnNccl(FallbackReason::Refused { words, .. }) = &outcome[0] else { panic!("{outcome:?}") };
     assert!(words.contains("cannot be reached") || words.contains("has ended"), "{words}");
     assert!(other.says().starts_with("on NCCL: a rank could not prepare"));
@@ -467,7 +467,7 @@ fn network_namespace() {
 fn forked_child() {
     let hosted = hosted();
     let own = Bootstrap::start(Limits::default()).unwrap();
-    let outcomes = own.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap().complete(ready);
+    let outcomes = own.join_all(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap().complete(ready);
     assert!(outcomes.iter().all(is_peer_group));
     let of_parent = std::ptr::from_ref(windlass_bootstrap::process().unwrap()).addr();
     let (reader, mut writer) = std::io::pipe().unwrap();

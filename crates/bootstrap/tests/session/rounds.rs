@@ -117,7 +117,7 @@ fn all_hear_the_same() {
     assert_eq!(expected.plan(3), ChildPlan::Nothing);
     thread::scope(|scope| {
         let _ = participants
-            .map(|participant| scope.spawn(|| assert!(is_peer_group(&participant.complete(ready)[0]))));
+            .map(|participant| scope.spawn(|| assert!(is_peer_group(&participant.complete(ready)))));
     });
 }
 
@@ -291,7 +291,7 @@ fn nonsense() {
     let report = FromRank::Report(Box::new(facts(1, 2))).encode();
     let message = FromRank::Split { place: 1, ranks: 2, message: pair(0, 0) }.encode();
     unknown_connection.write_all(&[invites(1).greeting(), report, message].concat()).unwrap();
-    let outcome = participant.complete(ready).remove(0);
+    let outcome = participant.complete(ready);
     let failed = windlass_bootstrap::Outcome::Failed(Failure::Disorder { rank: 1 });
     assert_eq!(format!("{outcome:?}"), format!("{failed:?}"));
 }

@@ -1,5 +1,6 @@
 //! Tests of sessions among threads, each rank with its own socket.
 
+use std::collections::HashSet;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -7,9 +8,9 @@ use std::thread;
 use windlass_bootstrap::facts::Facts;
 use windlass_bootstrap::negotiated::{NegotiatedConfig, capability};
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{Bootstrap, Limits, Outcome, complete_all, id_tag};
+use windlass_bootstrap::{Bootstrap, Limits, Outcome, id_tag};
 
-use crate::support::{facts, hosted, id_of, is_peer_group, join, ready, real_facts};
+use crate::support::{BringAll, complete_all, facts, hosted, id_of, is_peer_group, join, ready, real_facts};
 
 /// Two to eight ranks on threads, each with its own bootstrap, get one peer group and one negotiated config.
 #[test]
@@ -40,26 +41,26 @@ fn threads() {
         assert!(negotiated_configs.windows(2).all(|pair| pair[0] == pair[1]));
         let negotiated = NegotiatedConfig::decode(&negotiated_configs[0]).unwrap();
         assert_eq!(negotiated.members.len(), ranks as usize);
-        assert_eq!(negotiated.descriptor_sockets().len(), ranks as usize);
+        let sockets = negotiated.members.iter().map(|member| member.descriptor_socket);
+        assert_eq!(sockets.collect::<HashSet<_>>().len(), ranks as usize);
         assert_eq!(hosted.bootstrap.counts().peer_groups.load(Ordering::Relaxed), 1);
     }
 }
 
-/// Eight ranks of one process, brought by one thread, take one descriptor socket and one preparation.
+/// Eight ranks of one process, brought by one thread. Each has seven peers.
 #[test]
 fn one_thread() {
     let hosted = hosted();
     let prepared = AtomicUsize::new(0);
     let participant =
-        hosted.bootstrap.join(&hosted.id, (0..8).map(|rank| real_facts(rank, 8)).collect()).unwrap();
+        hosted.bootstrap.join_all(&hosted.id, (0..8).map(|rank| real_facts(rank, 8)).collect()).unwrap();
     let outcomes = complete_all(vec![participant], &|preparation| {
-        prepared.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(preparation.ranks, [0, 1, 2, 3, 4, 5, 6, 7]);
-        assert!(preparation.peers().is_empty());
+        prepared.fetch_or(1 << preparation.rank, Ordering::Relaxed);
+        assert_eq!(preparation.peers().len(), 7);
         Ok(())
     });
     assert!(outcomes[0].len() == 8 && outcomes[0].iter().all(is_peer_group), "{outcomes:?}");
-    assert_eq!(prepared.load(Ordering::Relaxed), 1);
+    assert_eq!(prepared.load(Ordering::Relaxed), 0xff);
 }
 
 /// Two processes join two sessions in opposite orders in a group each, and prepare only once the peer does: no session waits for
@@ -71,7 +72,7 @@ fn groups_in_opposite_order() {
     let other_id = hosted.bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
     let both_prepare = [Barrier::new(2), Barrier::new(2)];
     let bring = |rank: u32, ids: [&id_tag::Id; 2]| {
-        let participants = ids.map(|id| hosted.bootstrap.join(id, vec![facts(rank, 2)]).unwrap());
+        let participants = ids.map(|id| hosted.bootstrap.join_all(id, vec![facts(rank, 2)]).unwrap());
         complete_all(participants.into(), &|preparation| {
             let first = preparation.token == id_tag::IdTag::decode(&hosted.id).unwrap().token;
             both_prepare[usize::from(first)].wait();
@@ -101,7 +102,7 @@ fn internet_protocol_6() {
     id[31] = 1;
     let bootstrap = Bootstrap::start(Limits::default()).unwrap();
     let id = bootstrap.host(&id).unwrap();
-    let participant = bootstrap.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let participant = bootstrap.join_all(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     assert!(participant.complete(ready).iter().all(is_peer_group));
     let hosted = crate::support::Hosted { bootstrap, root, id };
     hosted.nccl_rank();
@@ -111,7 +112,7 @@ fn internet_protocol_6() {
 #[test]
 fn late_rank() {
     let hosted = hosted();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
     let settled = Barrier::new(2);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
@@ -122,7 +123,7 @@ fn late_rank() {
         // Meanwhile the same thread runs a whole other session.
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = hosted.bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
-        let two = hosted.bootstrap.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        let two = hosted.bootstrap.join_all(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
         assert!(two.complete(ready).iter().all(is_peer_group));
         assert!(!waiting.is_finished());
         assert!(is_peer_group(&join(&hosted.bootstrap, &hosted.id, facts(2, 3))));
@@ -134,7 +135,7 @@ fn late_rank() {
 #[test]
 fn rank_without_windlass() {
     let hosted = hosted();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 3)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         hosted.nccl_rank();
@@ -149,7 +150,7 @@ fn rank_without_windlass() {
 #[test]
 fn real_communicator_after_the_outcome() {
     let hosted = hosted();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     let outcomes = participant.complete(ready);
     assert!(outcomes.iter().all(is_peer_group));
     hosted.nccl_rank();
@@ -168,9 +169,10 @@ fn real_communicator_after_the_outcome() {
 #[test]
 fn refusal() {
     let hosted = hosted();
-    let participants = [0, 1].map(|rank| hosted.bootstrap.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
-    let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
-        [1] => Err("a chunk of 2 MiB did not map ".repeat(20)),
+    let participants =
+        [0, 1].map(|rank| hosted.bootstrap.join_all(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let outcomes = complete_all(participants.into(), &|preparation| match preparation.rank {
+        1 => Err("a chunk of 2 MiB did not map ".repeat(20)),
         _ => Ok(()),
     });
     for outcome in outcomes.iter().flatten() {
@@ -185,9 +187,10 @@ fn refusal() {
 #[test]
 fn stop_ends_preparing() {
     let hosted = hosted();
-    let participants = [0, 1].map(|rank| hosted.bootstrap.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
-    let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
-        [0] => Err("no room".into()),
+    let participants =
+        [0, 1].map(|rank| hosted.bootstrap.join_all(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let outcomes = complete_all(participants.into(), &|preparation| match preparation.rank {
+        0 => Err("no room".into()),
         _ => {
             use rustix::event::{PollFd, PollFlags, poll};
             poll(&mut [PollFd::new(preparation.stop, PollFlags::IN)], None).unwrap();
@@ -215,8 +218,8 @@ fn conflicts() {
         let hosted = hosted();
         let mut second = facts(1, 4);
         change(&mut second);
-        let first = hosted.bootstrap.join(&hosted.id, vec![facts(0, 4)]).unwrap();
-        let second = hosted.bootstrap.join(&hosted.id, vec![second]).unwrap();
+        let first = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 4)]).unwrap();
+        let second = hosted.bootstrap.join_all(&hosted.id, vec![second]).unwrap();
         for outcome in [first.complete(ready), second.complete(ready)].iter().flatten() {
             let Outcome::OnNccl(reason) = outcome else { panic!("{outcome:?}") };
             // Either of two reports may come first.
@@ -234,7 +237,7 @@ fn negotiated_of_unlike_ranks() {
     (first.ctas_max, second.ctas_max) = (16, 8);
     second.capabilities |= 12;
     second.member.attachment = b"a region at 4096".to_vec();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
     for outcome in participant.complete(ready) {
         let Outcome::PeerGroup(negotiated) = outcome else { panic!("{outcome:?}") };
         assert_eq!(
@@ -261,7 +264,7 @@ fn unreachable_host() {
 #[test]
 fn retired_while_waiting() {
     let hosted = hosted();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| participant.complete(ready));
         while !waiting.is_finished() {
@@ -283,7 +286,7 @@ fn retired_while_waiting() {
 fn recycled_id() {
     let hosted = hosted();
     let meet = |id: &id_tag::Id| {
-        let participant = hosted.bootstrap.join(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        let participant = hosted.bootstrap.join_all(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
         participant.complete(ready).into_iter().map(|outcome| match outcome {
             Outcome::PeerGroup(negotiated) => negotiated.comm,
             other => panic!("{other:?}"),
@@ -310,7 +313,7 @@ fn two_hundred_sessions() {
     let meet = |number: usize| {
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = bootstrap.host(&id_of(&root.local_addr().unwrap())).unwrap();
-        let participant = bootstrap.join(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
+        let participant = bootstrap.join_all(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
         assert!(participant.complete(ready).iter().all(is_peer_group), "session {number}");
         bootstrap.retire(&id);
     };

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use windlass_bootstrap::facts::{Facts, Place};
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated::{Device, Member, Token, Version, capability};
-use windlass_bootstrap::{Bootstrap, Limits, Outcome, Preparation, place};
+use windlass_bootstrap::{Bootstrap, Canceller, Limits, Outcome, Participant, Preparation, place};
 
 pub const MAGIC: [u8; 8] = *b"\xa7ncclid\x01";
 
@@ -108,7 +108,44 @@ pub fn ready(_: &Preparation<'_>) -> Result<(), String> {
 
 /// Brings one rank to the session and waits for its outcome.
 pub fn join(bootstrap: &Bootstrap, id: &Id, facts: Facts) -> Outcome {
-    bootstrap.join(id, vec![facts]).unwrap().complete(ready).remove(0)
+    bootstrap.join(id, facts).unwrap().complete(ready)
+}
+
+/// Ranks of this process in one session.
+pub struct Brought(Vec<Participant>);
+
+pub trait BringAll {
+    /// Brings these ranks to the session.
+    fn join_all(&self, id: &Id, facts: Vec<Facts>) -> std::io::Result<Brought>;
+}
+
+impl BringAll for Bootstrap {
+    fn join_all(&self, id: &Id, facts: Vec<Facts>) -> std::io::Result<Brought> {
+        facts.into_iter().map(|facts| self.join(id, facts)).collect::<Result<_, _>>().map(Brought)
+    }
+}
+
+impl Brought {
+    pub fn cancellers(&self) -> Vec<Canceller> {
+        self.0.iter().map(Participant::canceller).collect()
+    }
+
+    /// All at once, each on a thread of its own.
+    pub fn complete(self, prepare: impl Fn(&Preparation<'_>) -> Result<(), String> + Sync) -> Vec<Outcome> {
+        complete_all(vec![self], &prepare).remove(0)
+    }
+}
+
+/// Several sessions at once.
+pub fn complete_all(
+    brought: Vec<Brought>,
+    prepare: &(dyn Fn(&Preparation<'_>) -> Result<(), String> + Sync),
+) -> Vec<Vec<Outcome>> {
+    let counts: Vec<usize> = brought.iter().map(|brought| brought.0.len()).collect();
+    let participants = brought.into_iter().flat_map(|brought| brought.0);
+    let mut outcomes =
+        windlass_bootstrap::complete_all(participants.map(|one| (one, prepare)).collect()).into_iter();
+    counts.into_iter().map(|count| outcomes.by_ref().take(count).collect()).collect()
 }
 
 pub fn is_peer_group(outcome: &Outcome) -> bool {

@@ -10,9 +10,11 @@ use windlass_bootstrap::id_tag::IdTag;
 use windlass_bootstrap::message::{FromRank, GREETING_MAGIC, greeting};
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{Limits, Outcome, complete_all};
+use windlass_bootstrap::{Limits, Outcome};
 
-use crate::support::{MAGIC, facts, hosted, hosted_with, id_of, is_peer_group, join, ready};
+use crate::support::{
+    BringAll, MAGIC, complete_all, facts, hosted, hosted_with, id_of, is_peer_group, join, ready,
+};
 
 fn noise(bytes: usize, mut state: u64) -> Vec<u8> {
     let mut next = || {
@@ -139,7 +141,7 @@ fn silent_and_stray() {
     for mut stream in &silent[..silent.len() - 16] {
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
     }
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     assert!(participant.complete(ready).iter().all(is_peer_group));
     assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
     drop((silent, half));
@@ -174,9 +176,9 @@ fn scanners_change_nothing() {
         rustix::net::sockopt::set_socket_linger(&reset, Some(Duration::ZERO)).unwrap();
     };
     visit();
-    let first = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let first = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2)]).unwrap();
     visit();
-    let second = hosted.bootstrap.join(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let second = hosted.bootstrap.join_all(&hosted.id, vec![facts(1, 2)]).unwrap();
     let outcomes = complete_all(vec![first, second], &ready);
     assert!(outcomes.iter().flatten().all(is_peer_group), "{outcomes:?}");
     let counts = hosted.bootstrap.counts();
@@ -190,7 +192,7 @@ fn scanners_change_nothing() {
 #[test]
 fn magic_in_pieces() {
     let hosted = hosted();
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2)]).unwrap();
     let mut rank = hosted.connect();
     rank.set_nodelay(true).unwrap();
     for byte in MAGIC {
@@ -226,7 +228,7 @@ fn oversized_and_unreadable() {
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "{message:?}");
     }
     assert_eq!(hosted.bootstrap.counts().unreadable.load(Ordering::Relaxed), bad.len() as u64);
-    let participant = hosted.bootstrap.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let participant = hosted.bootstrap.join_all(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     assert!(participant.complete(ready).iter().all(is_peer_group));
 }
 
@@ -290,13 +292,13 @@ fn limit_of_relays_is_a_roots_own() {
 fn disagreement() {
     let hosted = hosted();
     let participants =
-        [facts(0, 3), facts(1, 2)].map(|facts| hosted.bootstrap.join(&hosted.id, vec![facts]).unwrap());
+        [facts(0, 3), facts(1, 2)].map(|facts| hosted.bootstrap.join_all(&hosted.id, vec![facts]).unwrap());
     for outcome in complete_all(participants.into(), &ready).iter().flatten() {
         assert!(matches!(outcome, Outcome::Failed(Failure::Mismatch { .. })), "{outcome:?}");
     }
     let hosted = crate::support::hosted();
     let participants =
-        [facts(1, 3), facts(1, 3)].map(|facts| hosted.bootstrap.join(&hosted.id, vec![facts]).unwrap());
+        [facts(1, 3), facts(1, 3)].map(|facts| hosted.bootstrap.join_all(&hosted.id, vec![facts]).unwrap());
     for outcome in complete_all(participants.into(), &ready).iter().flatten() {
         assert!(matches!(outcome, Outcome::Failed(Failure::Duplicate { rank: 1 })), "{outcome:?}");
     }

@@ -23,8 +23,8 @@ pub(super) fn meet<T>(
     for (handle, own, one) in begun {
         match one {
             Ok(one) => {
-                let canceller = communicator::find(handle).zip(one.canceller());
-                drop(canceller.and_then(|(known, canceller)| known.keep(handle, Kept::Waiting(canceller))));
+                let waiting_here = Kept::Waiting(one.canceller());
+                drop(communicator::find(handle).and_then(|known| known.keep(handle, waiting_here)));
                 waiting.push((handle, own));
                 asked.push(one);
             }

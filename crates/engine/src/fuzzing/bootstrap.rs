@@ -129,7 +129,7 @@ pub(super) fn participant(input: &[u8]) {
             assert!(
                 negotiated.encode().len() <= NEGOTIATED_BYTES_MAX && negotiated.members.len() <= RANKS_MAX
             );
-            let _ = (negotiated.ctas_max(), negotiated.has_clusters(), negotiated.descriptor_sockets());
+            let _ = (negotiated.ctas_max(), negotiated.has_clusters());
             assert!((1..=GRID_MAX).contains(&negotiated.grid_max()));
             peers::common_offer(negotiated);
             agreed::decide(negotiated);

@@ -99,7 +99,7 @@ fn a_rank_that_leaves() {
             let (heaps, _) = heap::counters();
             heaps.iter().filter(|heap| heap.regions == 1).count() == 2
         });
-        leaving.canceller().unwrap().abort();
+        leaving.canceller().abort();
         let outcomes = joined.join().unwrap();
         for outcome in &outcomes {
             assert!(matches!(outcome, InitOutcome::Failed(Failure::Lost { rank: 2 })), "{outcome:?}");

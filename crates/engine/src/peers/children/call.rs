@@ -285,9 +285,8 @@ impl ChildCall {
             _ => bootstrap.join_invited(&invitation, facts),
         });
         let participant = participant.map_err(cannot_reach)?;
-        let until =
-            participant.cancellers().into_iter().next().map(|canceller| Wait::new(&self.lineage, canceller));
-        Ok(Asked { participant, token: invitation.child, rank, heap, share, until, local_entry: None })
+        let until = Some(Wait::new(&self.lineage, participant.canceller()));
+        Ok(Asked { participant, heap, share, until, local_entry: None })
     }
 
     /// The invitation to the session of the child, which has so many ranks. May wait for the roster's answer.

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::outcome::FallbackReason;
 use windlass_bootstrap::{Canceller, LocalEntry, Participant};
 use windlass_transport::heap::Heap;
@@ -14,8 +13,6 @@ use crate::peers::setup::transports::Share;
 #[derive(Debug)]
 pub struct Asked {
     pub(in crate::peers) participant: Participant,
-    pub(in crate::peers) token: Token,
-    pub(in crate::peers) rank: u32,
     pub(in crate::peers) heap: Arc<Heap>,
     pub(in crate::peers) share: Share,
     /// For a child communicator: its wait ends with the parent.
@@ -26,8 +23,8 @@ pub struct Asked {
 
 impl Asked {
     /// What cancels its wait.
-    pub fn canceller(&self) -> Option<Canceller> {
-        self.participant.cancellers().into_iter().next()
+    pub fn canceller(&self) -> Canceller {
+        self.participant.canceller()
     }
 }
 

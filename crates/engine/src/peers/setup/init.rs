@@ -1,9 +1,8 @@
 //! The init of a peer group. [`ask`] begins a rank's init and waits for no other rank. [`complete`] waits for the others, prepares, and gives
 //! each rank's [`InitOutcome`]. Ranks that one call makes in this process need no session ([`all_here`]).
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::forward::init::Ctas;
 use windlass_base::stats::count::{self, Identity};
@@ -11,10 +10,9 @@ use windlass_base::stats::features::{Lacks, line};
 use windlass_base::stats::limits;
 use windlass_base::stats::peer_group;
 use windlass_bootstrap::id_tag::Id;
-use windlass_bootstrap::negotiated::{NegotiatedConfig, Token};
+use windlass_bootstrap::negotiated::NegotiatedConfig;
 use windlass_bootstrap::outcome::{Failure, FallbackReason};
-use windlass_bootstrap::{self, LocalEntry, Outcome, decision, place};
-use windlass_transport::heap::Heap;
+use windlass_bootstrap::{self, LocalEntry, Outcome, Preparation, decision, place};
 
 use crate::background::own_thread;
 use crate::features::check;
@@ -24,7 +22,6 @@ use crate::peers::setup::asked::{Asked, cannot_reach};
 use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::preparing::{self, Prepared};
 use crate::peers::setup::request::{self, InitRequest, Laziness};
-use crate::peers::setup::transports::Share;
 use crate::peers::setup::{capabilities, offers};
 use crate::peers::shutdown::at_exit;
 use crate::peers::shutdown::closing::settle;
@@ -48,25 +45,24 @@ pub fn ask(request: &InitRequest) -> Result<Asked, InitOutcome> {
 }
 
 fn ask_here(request: &InitRequest) -> Result<Asked, InitOutcome> {
-    let id_tag = request.check().map_err(InitOutcome::OnNccl)?;
+    request.check().map_err(InitOutcome::OnNccl)?;
     at_exit::at_exit_too();
     // Memory of ended communicators must not keep an init from having any.
     settle();
-    report(request, id_tag.token).map_err(|reason| decline(request, reason))
+    report(request).map_err(|reason| decline(request, reason))
 }
 
-fn report(request: &InitRequest, token: Token) -> Result<Asked, FallbackReason> {
+fn report(request: &InitRequest) -> Result<Asked, FallbackReason> {
     let (ranks, ctas, laziness) = (request.ranks as u32, request.ctas, request.laziness);
     let device = request.device.clone().map_err(request::no_identity)?;
     let (heap, share, mut facts) = request::on(device, ranks, ctas, laziness)?;
     room::close_soon(heap.device());
     facts.member.rank = request.rank as u32;
     offers::put(&mut facts.member.attachment, &request.cached);
-    let rank = facts.member.rank;
-    let participant = bootstrap().and_then(|bootstrap| bootstrap.join(&request.id, vec![facts]));
+    let participant = bootstrap().and_then(|bootstrap| bootstrap.join(&request.id, facts));
     let (until, local_entry) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
-    Ok(Asked { participant, token, rank, heap, share, until, local_entry })
+    Ok(Asked { participant, heap, share, until, local_entry })
 }
 
 /// Tells the session that this rank cannot take part, and returns the outcome.
@@ -99,35 +95,23 @@ pub fn complete_one(asked: Asked) -> InitOutcome {
 }
 
 fn complete_here(asked: Vec<Asked>) -> Vec<InitOutcome> {
-    type Key = (Token, u32);
-    let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
-    let (mut waits, mut local_entries) = (Vec::new(), Vec::new());
-    for Asked { participant, token, rank, heap, share, until, local_entry: one } in asked {
-        local_entries.push(one);
+    let mut prepared: Vec<Option<Prepared>> = asked.iter().map(|_| None).collect();
+    let (mut participants, mut waits, mut local_entries) = (Vec::new(), Vec::new(), Vec::new());
+    for (Asked { participant, heap, share, until, local_entry }, place) in
+        asked.into_iter().zip(&mut prepared)
+    {
+        local_entries.push(local_entry);
         // The parent's end ends the wait, as long as this value lives.
         waits.extend(until);
-        keys.push((token, rank));
-        participants.push(participant);
-        shares.insert((token, rank), (heap, share));
+        let prepare = move |preparation: &Preparation<'_>| {
+            let (made, result) = preparing::for_session(preparation, &heap, share)?;
+            *place = Some(made);
+            result
+        };
+        participants.push((participant, prepare));
     }
-    // Locked for a few stores. Participants of a group prepare on several threads.
-    let shares: Mutex<BTreeMap<Key, (Arc<Heap>, Share)>> = Mutex::new(shares);
-    let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
-    let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-    let outcomes = windlass_bootstrap::complete_all(participants, &|preparation| {
-        // A participant that Windlass makes has one rank.
-        let rank = preparation.ranks.first().copied().unwrap_or_default();
-        let key = (preparation.token, rank);
-        let (heap, share) = shares
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&key)
-            .ok_or("this rank did not ask")?;
-        let (made, result) = preparing::for_session(preparation, rank, &heap, share)?;
-        prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made);
-        result
-    });
-    let outcome = |(key, outcome)| match (outcome, take(key)) {
+    let outcomes = windlass_bootstrap::complete_all(participants);
+    let outcome = |outcome| match outcome {
         (Outcome::PeerGroup(negotiated), Some(prepared)) => {
             // No rank confirms without the p2p transport and the shared page.
             begin(negotiated, prepared)
@@ -153,7 +137,7 @@ fn complete_here(asked: Vec<Asked>) -> Vec<InitOutcome> {
             InitOutcome::Failed(failure)
         }
     };
-    let outcomes: Vec<InitOutcome> = keys.iter().zip(outcomes.into_iter().flatten()).map(outcome).collect();
+    let outcomes: Vec<InitOutcome> = outcomes.into_iter().zip(prepared).map(outcome).collect();
     for (outcome, local_entry) in outcomes.iter().zip(local_entries) {
         local_entry.into_iter().for_each(|local_entry| part(outcome, &local_entry));
     }

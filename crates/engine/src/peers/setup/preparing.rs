@@ -190,11 +190,10 @@ fn words(error: impl std::fmt::Display) -> String {
 /// know its region.
 pub(in crate::peers) fn for_session(
     preparation: &Preparation<'_>,
-    rank: u32,
     heap: &Arc<Heap>,
     share: Share,
 ) -> Result<(Prepared, Result<(), String>), String> {
-    let negotiated = preparation.negotiated;
+    let Preparation { negotiated, rank, .. } = *preparation;
     let began = Instant::now();
     let lent = Lent::new(negotiated, rank, heap)?;
     let lent_at = began.elapsed();

@@ -89,20 +89,16 @@ fn allowed() -> Lazy {
 }
 
 impl InitRequest {
-    /// The id tag, or the reason why there is no session.
-    pub(in crate::peers) fn check(&self) -> Result<IdTag, FallbackReason> {
-        let id_tag = IdTag::decode(&self.id);
+    /// Fails with the reason why there is no session.
+    pub(in crate::peers) fn check(&self) -> Result<(), FallbackReason> {
         let facts = LocalFacts {
             ranks: self.ranks.max(0) as usize,
-            id_tag,
+            id_tag: IdTag::decode(&self.id),
             ids: self.ids,
             waiting: waits(self.waiting),
             forbidden: forbidden(self.ctas),
         };
-        match fallback_reason(&facts) {
-            Some(reason) => Err(reason),
-            None => id_tag.ok_or(FallbackReason::NoIdTag),
-        }
+        fallback_reason(&facts).map_or(Ok(()), Err)
     }
 
     /// The communicator's name, if its children may have peer groups even where it has none itself.
