@@ -13,7 +13,6 @@ mod joining;
 mod joins;
 mod local_rendezvous;
 mod relaying;
-mod rounds;
 mod session;
 mod sockets;
 mod visit;

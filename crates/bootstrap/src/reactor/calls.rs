@@ -1,33 +1,39 @@
 //! The calls (splits, shrinks, host-local rendezvous) whose sessions and rounds are at this process's process listener:
-//! which ranks come, and which never will.
+//! which ranks come, and which never will; and what the ranks of a round say and hear.
 
 use std::collections::{HashMap, VecDeque};
 
 use rustix::event::epoll::EventFlags;
 
 use super::hosting::Sessions;
-use super::rounds::Rounds;
 use super::session::Session;
 use super::sockets::{Endpoint, Sockets};
-use crate::agreement::{ConnectionId, Event};
+use crate::agreement::{ConnectionId, Event, ToRank};
 use crate::children::arrivals::Arrivals;
+use crate::children::round::Round;
 use crate::children::{self, GREETING_BYTES, Invitation, Visitor};
 use crate::commands::Expected;
 use crate::connection::{Connection, Line};
 use crate::counts::Counts;
-use crate::message::FromRank;
+use crate::message::{FromHost, FromRank};
 use crate::negotiated::Token;
 use crate::outcome::{Failure, SessionOutcome};
 
 /// All such calls, and the connections that have not said for which call they come.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    /// The arrived ranks of each call or round, and the order in which calls became known.
-    arrivals: HashMap<Token, Arrivals>,
+    /// Calls and rounds by their names, and the order in which they became known.
+    known: HashMap<Token, Call>,
     order: VecDeque<Token>,
-    rounds: Rounds,
     /// Connections that have sent no greeting yet, the oldest first.
     visitors: VecDeque<u64>,
+}
+
+/// A call or round: which ranks have arrived, and what was said, once a rank has come to the round.
+#[derive(Debug, Default)]
+struct Call {
+    arrivals: Arrivals,
+    round: Option<Round>,
 }
 
 impl Calls {
@@ -106,53 +112,87 @@ impl Calls {
         &mut self,
         sockets: &mut Sockets,
         sessions: &mut Sessions,
-        connection: Connection,
+        mut connection: Connection,
         name: Token,
         rank: u32,
     ) {
         let key = connection.watched.key();
-        self.arrivals(sockets, sessions, name);
-        if !self.rounds.enter(sockets, connection, name, rank) {
-            self.arrivals(sockets, sessions, name).died(rank);
+        let present = sockets.endpoints.values().filter(|endpoint| is_of_round(endpoint, name)).count();
+        let arrivals = self.arrivals(sockets, sessions, name);
+        if present >= sockets.limits.present_max {
+            arrivals.died(rank);
+            Counts::up(&sockets.shared.counts.turned_away);
             return self.look_at(sockets, sessions, name);
         }
+        if let Some(call) = self.known.get_mut(&name) {
+            call.round.get_or_insert_default();
+        }
+        connection.input.clear();
+        sockets.endpoints.insert(key, Endpoint::InRound(connection, name, rank));
         self.in_round(sockets, sessions, key);
     }
 
     /// Handles input of a rank's connection in a round.
     pub(super) fn in_round(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
-        let Some(heard) = self.rounds.hear(sockets, key) else { return };
-        let (name, rank) = (heard.name, heard.rank);
-        for message in heard.messages {
-            if self.rounds.has(name) {
-                self.arrivals(sockets, sessions, name).spoke(rank);
-                self.rounds.said(sockets, key, name, rank, message);
+        let Some((messages, line)) = sockets.hear(key) else { return };
+        let Some(Endpoint::InRound(_, name, rank)) = sockets.endpoints.get(&key) else { return };
+        let (name, rank, connection) = (*name, *rank, ConnectionId(key));
+        for message in messages {
+            if !self.has(name) {
+                break;
             }
+            self.arrivals(sockets, sessions, name).spoke(rank);
+            self.step(sockets, name, |round| match message {
+                FromRank::Split { place, ranks, message } => round.said(connection, place, ranks, message),
+                FromRank::Decline(SessionOutcome::Failed(failure)) => round.fail(failure),
+                _ => round.disorder(connection, rank),
+            });
         }
-        if heard.line == Line::Closed {
-            self.rounds.left(sockets, key, name);
-            // A rank that has sent no message will send none. For one that has, this changes nothing.
-            self.arrivals.get_mut(&name).into_iter().for_each(|arrivals| arrivals.died(rank));
+        if line == Line::Closed {
+            sockets.endpoints.remove(&key);
+            if let Some(Call { arrivals, round: Some(round) }) = self.known.get_mut(&name) {
+                round.left(connection);
+                // A rank that has sent no message will send none. For one that has, this changes nothing.
+                arrivals.died(rank);
+            }
         }
         self.look_at(sockets, sessions, name);
     }
 
+    fn step(&mut self, sockets: &mut Sockets, name: Token, step: impl FnOnce(&mut Round) -> Vec<ToRank>) {
+        let Some(Call { round: Some(round), .. }) = self.known.get_mut(&name) else { return };
+        let before = round.answer().is_some();
+        let answers = step(round);
+        if let (false, Some(answer)) = (before, round.answer()) {
+            let counts = &sockets.shared.counts;
+            let is_table = matches!(answer, FromHost::Table(_));
+            Counts::up(if is_table { &counts.rounds } else { &counts.rounds_failed });
+            log::debug!("bootstrap round {name:?} ends: {answer:?}");
+        }
+        for ToRank { to, message } in answers {
+            let Some(Endpoint::InRound(connection, ..)) = sockets.endpoints.get_mut(&to.0) else { continue };
+            if connection.last_message(&message.encode()) == Line::Closed {
+                sockets.endpoints.remove(&to.0);
+            }
+        }
+    }
+
     fn arrivals(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token) -> &mut Arrivals {
-        if !self.arrivals.contains_key(&call) {
+        if !self.has(call) {
             self.make_room(sockets, sessions);
             self.order.push_back(call);
         }
-        self.arrivals.entry(call).or_default()
+        &mut self.known.entry(call).or_default().arrivals
     }
 
     fn make_room(&mut self, sockets: &mut Sockets, sessions: &mut Sessions) {
-        if self.arrivals.len() < sockets.limits.calls_max {
+        if self.known.len() < sockets.limits.calls_max {
             return;
         }
-        let awaited = |call: &&Token| {
-            let child = self.arrivals.get(*call).and_then(Arrivals::child);
-            let session = child.and_then(|child| sessions.get(child));
-            session.is_some_and(|session| !session.is_left()) || self.rounds.is_awaited(**call)
+        let awaited = |name: &&Token| {
+            let Some(Call { arrivals, round }) = self.known.get(*name) else { return false };
+            let session = arrivals.child().and_then(|child| sessions.get(child));
+            session.is_some_and(|session| !session.is_left()) || round.as_ref().is_some_and(Round::is_awaited)
         };
         let oldest = self.order.iter().find(|call| !awaited(call)).copied();
         if let Some(oldest) = oldest {
@@ -164,7 +204,7 @@ impl Calls {
 
     /// Whether the call is known and not over.
     pub(super) fn has(&self, call: Token) -> bool {
-        self.arrivals.contains_key(&call)
+        self.known.contains_key(&call)
     }
 
     /// The host's own rank makes the call: from now on the other ranks are known, and the deaths of their processes are
@@ -189,11 +229,10 @@ impl Calls {
     /// Handles the end of the process of a rank that has not come.
     pub(super) fn died(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, key: u64) {
         if let Some(Endpoint::Life { call, rank, .. }) = sockets.endpoints.remove(&key)
-            && let Some(arrivals) = self.arrivals.get_mut(&call)
+            && self.has(call)
         {
             log::debug!("bootstrap {call:?} the process of rank {rank} has died");
-            arrivals.died(rank);
-            self.look_at(sockets, sessions, call);
+            self.lose(sockets, sessions, call, rank);
         }
     }
 
@@ -226,9 +265,10 @@ impl Calls {
     /// Ends the session or round whose missing ranks cannot all come, and forgets the call when no rank can come any
     /// more.
     fn look_at(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token) {
-        let lost = self.arrivals.get(&call).and_then(Arrivals::lost);
-        lost.into_iter().for_each(|rank| self.rounds.fail(sockets, call, Failure::Absent { rank }));
-        let Some(arrivals) = self.arrivals.get(&call) else { return };
+        if let Some(rank) = self.known.get(&call).and_then(|known| known.arrivals.lost()) {
+            self.step(sockets, call, |round| round.fail(Failure::Absent { rank }));
+        }
+        let Some(Call { arrivals, .. }) = self.known.get(&call) else { return };
         let Some(coming) = arrivals.coming() else { return };
         let (over, rank) = (arrivals.is_over(), arrivals.absent());
         let is_lost = |child: &Token| {
@@ -244,14 +284,21 @@ impl Calls {
     }
 
     fn forget(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token) {
-        let Some(arrivals) = self.arrivals.remove(&call) else { return };
-        self.rounds.forget(sockets, call);
+        let Some(Call { arrivals, round }) = self.known.remove(&call) else { return };
+        // Ranks that have said nothing would wait for ever.
+        if round.is_some_and(|round| round.answer().is_none()) {
+            sockets.endpoints.retain(|_, endpoint| !is_of_round(endpoint, call));
+        }
         self.order.retain(|other| *other != call);
         sockets
             .endpoints
             .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));
         arrivals.child().into_iter().for_each(|child| sessions.nobody_comes(child));
     }
+}
+
+fn is_of_round(endpoint: &Endpoint, name: Token) -> bool {
+    matches!(endpoint, Endpoint::InRound(_, other, _) if *other == name)
 }
 
 /// The key of no connection.

@@ -16,7 +16,7 @@ use crate::connection::{self, Connection, Line};
 use crate::counts::Counts;
 use crate::id_tag;
 use crate::limits::OF_A_RANK_OF_NCCL;
-use crate::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GREETING_BYTES};
+use crate::message::{self, Caller, GREETING_BYTES};
 use crate::negotiated::Token;
 use crate::outcome::Failure;
 use windlass_base::config::nccl;
@@ -229,15 +229,7 @@ impl Sessions {
 
     /// Passes the messages of a rank's connection to the agreement.
     pub(super) fn hear(&mut self, sockets: &mut Sockets, key: u64, token: Token) -> Option<Heard> {
-        let Some(Endpoint::Present(connection, _)) = sockets.endpoints.get_mut(&key) else { return None };
-        let (messages, mut line, complaint) = connection.messages(FROM_RANK_BYTES_MAX, FromRank::decode);
-        if line == Line::Open {
-            line = connection.flush();
-        }
-        if let Some(complaint) = complaint {
-            log::warn!("bootstrap {token:?} {complaint} from a rank: closing its connection");
-            Counts::up(&sockets.shared.counts.unreadable);
-        }
+        let (messages, line) = sockets.hear(key)?;
         let spoke = if messages.is_empty() { line } else { Line::Open };
         let silent = messages.is_empty() && line == Line::Open;
         for message in messages {

@@ -12,9 +12,10 @@ use super::wanting::Wanting;
 use crate::approach::Want;
 use crate::children::{self, NOBODY};
 use crate::commands::{Shared, WAKE};
-use crate::connection::{self, Connection};
+use crate::connection::{self, Connection, Line};
 use crate::counts::Counts;
 use crate::limits::Limits;
+use crate::message::{FROM_RANK_BYTES_MAX, FromRank};
 use crate::negotiated::Token;
 use crate::poll::{Poll, Watched};
 use crate::process_listener::ProcessListener;
@@ -125,6 +126,24 @@ impl Sockets {
     /// Checks whether there are enough descriptors again.
     pub(super) fn look_at_reserve(&mut self) {
         self.wanting.look_at_reserve(self.relays);
+    }
+
+    /// Reads the messages of a rank's connection in a session or round, and sends what waits.
+    pub(super) fn hear(&mut self, key: u64) -> Option<(Vec<FromRank>, Line)> {
+        let Some(Endpoint::Present(connection, of) | Endpoint::InRound(connection, of, _)) =
+            self.endpoints.get_mut(&key)
+        else {
+            return None;
+        };
+        let (messages, mut line, complaint) = connection.messages(FROM_RANK_BYTES_MAX, FromRank::decode);
+        if line == Line::Open {
+            line = connection.flush();
+        }
+        if let Some(complaint) = complaint {
+            log::warn!("bootstrap {of:?} {complaint} from a rank: closing its connection");
+            Counts::up(&self.shared.counts.unreadable);
+        }
+        Some((messages, line))
     }
 
     /// Enters the connection of a rank that has sent its greeting, in a session that this process hosts.
