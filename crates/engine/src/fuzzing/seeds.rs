@@ -146,16 +146,11 @@ pub(super) fn descriptors() -> Vec<Vec<u8>> {
 }
 
 pub(super) fn requests() -> Vec<Vec<u8>> {
-    let of = |message: &[u8], rest: usize| [message, &TOKEN.0, &[1].repeat(rest)].concat();
+    let of = |kind: u8, value: u64| {
+        [&b"windlass"[..], &TOKEN.0, &[1, 0, 0, 0, 2, 0, 0, 0, kind], &value.to_le_bytes()].concat()
+    };
     let place = [64 << 20, 7, 8 << 20, 4 << 20, 10 << 20, 2 << 20].map(u64::to_le_bytes).concat();
-    vec![
-        place,
-        of(b"", 9),
-        of(b"", 8),
-        of(b"which id", 12),
-        of(b"lost try", 16),
-        FromRank::Refuse("no".into()).encode(),
-    ]
+    vec![place, of(0, 0), of(1, 7), of(2, 7), of(3, 0), of(4, 0), FromRank::Refuse("no".into()).encode()]
 }
 
 /// Nothing is told of what stands in memory.

@@ -7,10 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use once_cell::sync::OnceCell;
 
-use windlass_bootstrap::negotiated::Token;
-use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
-
-use super::requests::Others;
+use super::requests::{Matter, Others};
 
 /// Called with the number of an attempt that failed on another rank. It runs on the background worker, so it must not wait.
 type Heard = Box<dyn Fn(u64) + Send + Sync>;
@@ -48,8 +45,7 @@ impl Attempts {
     /// Notes that this rank's attempt has failed, and tells the other ranks, even if this communicator ends right after.
     pub(crate) fn lose(&self, attempt: u64) {
         self.note(attempt);
-        let (comm, from) = (self.others.comm(), self.others.rank());
-        self.others.tell(|to| LostAttempt { comm, from, to, attempt }.encode());
+        self.others.tell(Matter::LostAttempt(attempt));
     }
 
     /// Notes that another rank's attempt has failed.
@@ -65,48 +61,5 @@ impl Attempts {
     fn note(&self, attempt: u64) -> bool {
         let after = attempt.saturating_add(1);
         self.lost.fetch_max(after, Ordering::AcqRel) < after
-    }
-}
-
-/// The message that tells a peer of a failed attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LostAttempt {
-    pub comm: Token,
-    pub from: u32,
-    pub to: u32,
-    pub attempt: u64,
-}
-
-const MAGIC: &[u8; 8] = b"lost try";
-
-impl LostAttempt {
-    pub(super) fn encode(self) -> Vec<u8> {
-        let mut writer = Writer::default();
-        writer.raw(MAGIC).token(self.comm).u32(self.from).u32(self.to).u64(self.attempt);
-        writer.finish()
-    }
-
-    pub(super) fn decode(words: &[u8]) -> Option<LostAttempt> {
-        let mut reader = Reader::new(words);
-        if reader.raw::<8>()? != *MAGIC {
-            return None;
-        }
-        let (comm, from, to, attempt) = (reader.token()?, reader.u32()?, reader.u32()?, reader.u64()?);
-        reader.finish()?;
-        Some(LostAttempt { comm, from, to, attempt })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Messages survive encoding and decoding.
-    #[test]
-    fn words() {
-        let lost = LostAttempt { comm: Token([5; 16]), from: 2, to: 1, attempt: 7 };
-        let bytes = lost.encode();
-        assert_eq!(LostAttempt::decode(&bytes), Some(lost));
-        assert_eq!(LostAttempt::decode(&bytes[1..]), None);
     }
 }

@@ -7,17 +7,13 @@ use windlass_bootstrap::request_socket::Answer;
 
 use crate::features::memory::pool;
 
-use super::attempts::LostAttempt;
-use super::growing::GrowthRequest;
-use super::ids::IdRequest;
 use super::registry;
+use super::requests::{Matter, Request};
 use crate::background::worker;
 use crate::background::worker::{BUSY_TICK, Chore, IDLE_TICK, SOON_TICK};
 use crate::features::recycling;
 use crate::features::registration::registering;
 use crate::features::windows;
-#[cfg(any(test, feature = "fuzzing"))]
-use crate::peers::health::error_propagation::Loss;
 use crate::peers::health::hang_detector::HangDetectors;
 use crate::peers::shutdown::{closing, draining};
 
@@ -80,21 +76,24 @@ impl Chore for Growth {
     fn turn(&mut self) {
         for peer_group in registry::alive() {
             let Some(transports) = peer_group.transports() else { continue };
-            for question in peer_group.growing().wanted(&transports.p2p) {
-                peer_group.others().ask(question.to, question.encode(), move |answer| {
-                    let Some(peer_group) = registry::find(question.comm, question.from) else { return };
+            let (comm, from) = (peer_group.negotiated().comm, peer_group.rank());
+            for (to, wire) in peer_group.growing().wanted(&transports.p2p) {
+                peer_group.others().ask(to, Matter::Ring(wire), move |answer| {
+                    let Some(peer_group) = registry::find(comm, from) else { return };
                     let Some((p2p, heap)) = peer_group.p2p_and_heap() else { return };
-                    peer_group.growing().answered(question, answer.ok(), p2p, heap);
+                    peer_group.growing().answered((to, wire), answer.ok(), p2p, heap);
                 });
             }
         }
     }
 
     fn answer(&mut self, words: &[u8]) -> Option<Answer> {
-        let question = GrowthRequest::decode(words)?;
-        let peer_group = registry::find(question.comm, question.to)?;
+        let Request { comm, from, to, matter: Matter::Ring(wire) } = Request::decode(words)? else {
+            return None;
+        };
+        let peer_group = registry::find(comm, to)?;
         let (p2p, heap) = peer_group.p2p_and_heap()?;
-        peer_group.growing().grant(question, p2p, heap)
+        peer_group.growing().grant(from, wire, p2p, heap)
     }
 }
 
@@ -103,7 +102,9 @@ struct LostAttempts;
 
 impl Chore for LostAttempts {
     fn answer(&mut self, words: &[u8]) -> Option<Answer> {
-        let LostAttempt { comm, from, to, attempt } = LostAttempt::decode(words)?;
+        let Request { comm, from, to, matter: Matter::LostAttempt(attempt) } = Request::decode(words)? else {
+            return None;
+        };
         let peer_group = registry::find(comm, to)?;
         log::debug!(
             "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a lazy communicator failed"
@@ -118,8 +119,10 @@ struct IdMaker;
 
 impl Chore for IdMaker {
     fn answer(&mut self, words: &[u8]) -> Option<Answer> {
-        let IdRequest { comm, of, number } = IdRequest::decode(words)?;
-        registry::find(comm, of)?.ids().answer(number)
+        let Request { comm, to, matter: Matter::Id(number), .. } = Request::decode(words)? else {
+            return None;
+        };
+        registry::find(comm, to)?.ids().answer(number)
     }
 }
 
@@ -191,31 +194,10 @@ impl Chore for ClosedGroups {
     }
 }
 
-/// Decodes a request as all chores do, for fuzzing. Panics if two kinds of request accept it.
+/// For fuzzing: reads a request as chores do.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz_request(words: &[u8]) {
-    let read = [
-        Loss::decode(words).is_some(),
-        LostAttempt::decode(words).is_some(),
-        IdRequest::decode(words).is_some(),
-        GrowthRequest::decode(words).is_some(),
-    ];
-    assert!(read.iter().filter(|is_read| **is_read).count() < 2);
-}
-
-#[cfg(test)]
-mod tests {
-    use windlass_transport::p2p::Wire;
-
-    use super::*;
-
-    /// No kind of request decodes as another.
-    #[test]
-    fn kinds() {
-        let comm = Token([5; 16]);
-        fuzz_request(&Loss { comm, from: 3, to: 1 }.encode());
-        fuzz_request(&LostAttempt { comm, from: 2, to: 1, attempt: 7 }.encode());
-        fuzz_request(&IdRequest { comm, of: 2, number: 7 }.encode());
-        fuzz_request(&GrowthRequest { comm, from: 3, to: 1, wire: Wire::Bulk }.encode());
+    if let Some(request) = Request::decode(words) {
+        assert_eq!(request.encode(), words);
     }
 }

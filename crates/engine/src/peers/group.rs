@@ -21,14 +21,14 @@ use super::attempts::Attempts;
 use super::children::Lineage;
 use super::growing::Growing;
 use super::ids::Ids;
-use super::requests::Others;
+use super::requests::{Matter, Others};
 use super::scalars::Scalars;
 use crate::background::{own_thread, process_exit, worker};
 use crate::features::check;
 use crate::features::check::Checking;
 use crate::features::registration::registering::{End, Registering};
 use crate::features::windows::{self, Windows};
-use crate::peers::health::error_propagation::{self, Loss, Went};
+use crate::peers::health::error_propagation::{self, Went};
 use crate::peers::health::ranks::Ranks;
 use crate::peers::setup::preparing::{self, Prepared};
 use crate::peers::setup::transports::{LEAVES_WITHIN, Transports};
@@ -342,8 +342,7 @@ impl PeerGroup {
         if self.ranks.fail(error) {
             self.features.windows.iter().for_each(|windows| windows.leave_alone());
             pool::distrust(self.device());
-            let (comm, from) = (self.others.comm(), self.rank());
-            self.others.tell(|to| Loss { comm, from, to }.encode());
+            self.others.tell(Matter::Failed);
         }
     }
 

@@ -10,8 +10,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use windlass_bootstrap::negotiated::Token;
-use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_bootstrap::request_socket::Answer;
 use windlass_transport::heap::{
     self, Heap, Holds, LeaseId, Member, Peer, PeerHeap, PeerRegion, Place, Region,
@@ -61,35 +59,6 @@ struct Asked {
 pub(super) struct Grown {
     regions: BTreeMap<Ring, Region>,
     peers: Vec<PeerRegion>,
-}
-
-/// A request for a larger ring, of the rank that sends over it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GrowthRequest {
-    pub comm: Token,
-    pub from: u32,
-    pub to: u32,
-    pub wire: Wire,
-}
-
-impl GrowthRequest {
-    pub(super) fn encode(self) -> Vec<u8> {
-        let mut writer = Writer::default();
-        writer.token(self.comm).u32(self.from).u32(self.to).u8(index(self.wire) as u8);
-        writer.finish()
-    }
-
-    pub(super) fn decode(words: &[u8]) -> Option<GrowthRequest> {
-        let mut reader = Reader::new(words);
-        let (comm, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
-        let wire = match reader.u8()? {
-            0 => Wire::Ll128,
-            1 => Wire::Bulk,
-            _ => return None,
-        };
-        reader.finish()?;
-        Some(GrowthRequest { comm, from, to, wire })
-    }
 }
 
 fn index(wire: Wire) -> usize {
@@ -165,15 +134,15 @@ impl Growing {
     }
 
     /// Looks for rings that should grow and are to be asked for now; marks them as asked. Calls no driver.
-    pub(super) fn wanted(&self, p2p: &P2p) -> Vec<GrowthRequest> {
+    pub(super) fn wanted(&self, p2p: &P2p) -> Vec<(u32, Wire)> {
         let _ = self
             .looks
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looks| (looks > 1).then(|| looks - 1));
         let (stalled, early) = (p2p.wants_growth(), p2p.asks_early());
-        let (now, comm, from) = (Instant::now(), self.others.comm(), self.others.rank());
+        let now = Instant::now();
         let of = |wire, peers| {
             let asks = self.others.among(peers).filter(move |to| self.asked.ask((index(wire), *to), now));
-            asks.map(move |to| GrowthRequest { comm, from, to, wire })
+            asks.map(move |to| (to, wire))
         };
         let of_ll128 = of(Wire::Ll128, stalled.ll128 | early.ll128);
         of_ll128.chain(of(Wire::Bulk, stalled.bulk | early.bulk)).collect()
@@ -182,18 +151,13 @@ impl Growing {
     /// On the receiver: lends the larger ring, tells this rank's kernels, and returns what the sender needs to map it. The ring is not cleared
     /// (`growth` of the kernels crate says why), so nothing has to run on the device, which may be full of waiting kernels. Nothing is freed for
     /// a ring: without it messages go on.
-    pub(super) fn grant(&self, question: GrowthRequest, p2p: &P2p, heap: &Arc<Heap>) -> Option<Answer> {
-        self.lend(question, p2p, heap)
-            .inspect_err(|words| log::warn!("no larger ring for messages of rank {}: {words}", question.from))
+    pub(super) fn grant(&self, from: u32, wire: Wire, p2p: &P2p, heap: &Arc<Heap>) -> Option<Answer> {
+        self.lend(from, wire, p2p, heap)
+            .inspect_err(|words| log::warn!("no larger ring for messages of rank {from}: {words}"))
             .ok()
     }
 
-    fn lend(
-        &self,
-        GrowthRequest { from, wire, .. }: GrowthRequest,
-        p2p: &P2p,
-        heap: &Arc<Heap>,
-    ) -> Result<Answer, String> {
+    fn lend(&self, from: u32, wire: Wire, p2p: &P2p, heap: &Arc<Heap>) -> Result<Answer, String> {
         let sender = self.others.member(from)?;
         let regions = &mut self.lock().regions;
         let region = match regions.entry((index(wire), from)) {
@@ -219,30 +183,27 @@ impl Growing {
     /// On the sender: maps the larger ring and tells this rank's kernels.
     pub(super) fn answered(
         &self,
-        question: GrowthRequest,
+        (to, wire): (u32, Wire),
         answer: Option<Answer>,
         p2p: &P2p,
         heap: &Arc<Heap>,
     ) {
         let taken = match answer {
-            Some(answer) => self.map(question, &answer, p2p, heap),
+            Some(answer) => self.map((to, wire), &answer, p2p, heap),
             None => {
-                log::debug!(
-                    "no larger ring for messages to rank {} yet: its process gives none",
-                    question.to
-                );
-                self.asked.deny((index(question.wire), question.to), Instant::now());
+                log::debug!("no larger ring for messages to rank {to} yet: its process gives none");
+                self.asked.deny((index(wire), to), Instant::now());
                 Ok(())
             }
         };
         if let Err(words) = taken {
-            log::warn!("no larger ring for messages to rank {}: {words}", question.to);
+            log::warn!("no larger ring for messages to rank {to}: {words}");
         }
     }
 
     fn map(
         &self,
-        GrowthRequest { to, wire, .. }: GrowthRequest,
+        (to, wire): (u32, Wire),
         answer: &Answer,
         p2p: &P2p,
         heap: &Arc<Heap>,
@@ -287,19 +248,5 @@ mod tests {
             assert!(!asked.ask((1, 3), now - moment));
         }
         assert!(asked.ask((0, 3), now) && asked.ask((1, 2), now), "each ring for itself");
-    }
-
-    /// Requests survive encoding and decoding, and other bytes are refused.
-    #[test]
-    fn questions() {
-        for wire in [Wire::Ll128, Wire::Bulk] {
-            let question = GrowthRequest { comm: Token([7; 16]), from: 3, to: 1, wire };
-            let mut bytes = question.encode();
-            assert_eq!(GrowthRequest::decode(&bytes), Some(question));
-            assert_eq!(GrowthRequest::decode(&bytes[1..]), None);
-            *bytes.last_mut().unwrap() = 2;
-            assert_eq!(GrowthRequest::decode(&bytes), None);
-        }
-        assert_eq!(GrowthRequest::decode(&[]), None);
     }
 }

@@ -14,11 +14,9 @@ use crate::forward::init;
 use windlass_base::descriptor;
 use windlass_base::error::refuse;
 use windlass_bootstrap::id_tag::Id;
-use windlass_bootstrap::negotiated::Token;
-use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_bootstrap::request_socket::Answer;
 
-use super::requests::Others;
+use super::requests::{Matter, Others};
 use crate::background::process_exit;
 use crate::peers::setup::hosting;
 
@@ -80,36 +78,6 @@ impl Made {
     }
 }
 
-/// A request for an id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct IdRequest {
-    pub comm: Token,
-    /// The rank whose process makes it.
-    pub of: u32,
-    /// The number of the communicator that the id is for.
-    pub number: u64,
-}
-
-const MAGIC: &[u8; 8] = b"which id";
-
-impl IdRequest {
-    pub(super) fn encode(self) -> Vec<u8> {
-        let mut writer = Writer::default();
-        writer.raw(MAGIC).token(self.comm).u32(self.of).u64(self.number);
-        writer.finish()
-    }
-
-    pub(super) fn decode(words: &[u8]) -> Option<IdRequest> {
-        let mut reader = Reader::new(words);
-        if reader.raw::<8>()? != *MAGIC {
-            return None;
-        }
-        let (comm, of, number) = (reader.token()?, reader.u32()?, reader.u64()?);
-        reader.finish()?;
-        Some(IdRequest { comm, of, number })
-    }
-}
-
 impl Ids {
     /// The state before the first id.
     pub(super) fn new(others: Others) -> Ids {
@@ -130,13 +98,12 @@ impl Ids {
                 }
             }
         }
-        let question = IdRequest { comm: self.others.comm(), of, number };
         let mut wanting: Option<Instant> = None;
         while !stopped() {
             let (tell, answer) = sync_channel(1);
             // This rank may have stopped waiting.
             let heard = move |answer| drop(tell.try_send(answer));
-            if !self.others.ask(of, question.encode(), heard) {
+            if !self.others.ask(of, Matter::Id(number), heard) {
                 return Err(refuse(ncclInternalError, format_args!("nobody to ask for an id")));
             }
             loop {
@@ -223,15 +190,5 @@ mod tests {
         assert_eq!(made.get(2, || Ok(id)), Some(Err(ncclSystemError)));
         (3..100).for_each(|number| assert_eq!(made.get(number, || Ok(id)), Some(Ok(id))));
         assert_eq!(made.0.len(), KEPT_MAX);
-    }
-
-    /// Requests survive encoding and decoding, and other bytes are refused.
-    #[test]
-    fn questions() {
-        let question = IdRequest { comm: Token([5; 16]), of: 2, number: 7 };
-        let bytes = question.encode();
-        assert_eq!(IdRequest::decode(&bytes), Some(question));
-        assert_eq!(IdRequest::decode(&bytes[1..]), None);
-        assert_eq!(IdRequest::decode(&[0; 32]), None);
     }
 }

@@ -30,7 +30,8 @@ fn the_same_ring_again() {
     let lent = || heap::counters().0.iter().map(|heap| heap.regions).sum::<u64>();
     let before = lent();
     let ask = |wire: u8| {
-        let words = [&negotiated.comm.0[..], &0_u32.to_le_bytes(), &1_u32.to_le_bytes(), &[wire]].concat();
+        let ranks = [0_u32, 1].map(u32::to_le_bytes).concat();
+        let words = [b"windlass", &negotiated.comm.0[..], &ranks, &[3 + wire], &[0; 8]].concat();
         answer(to, &words).map(|answer| answer.words)
     };
     let (of_ll128, of_chunks) = (ask(0), ask(1));

@@ -3,8 +3,6 @@
 //! ([`crate::peers::health::hang_detector`]): what it had sent arrives, and a wait for more ends with an asynchronous error.
 
 use windlass_base::gpu::Failure;
-use windlass_bootstrap::negotiated::Token;
-use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_transport::TransportError;
 
 /// Where work was issued.
@@ -38,42 +36,10 @@ fn is_of_capture(failure: &Failure) -> bool {
     failure.code.is_some_and(|code| (900..=908).contains(&code.0))
 }
 
-/// The message that tells a peer that rank `from` has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::peers) struct Loss {
-    pub comm: Token,
-    pub from: u32,
-    pub to: u32,
-}
-
-impl Loss {
-    pub(in crate::peers) fn encode(self) -> Vec<u8> {
-        let mut writer = Writer::default();
-        writer.token(self.comm).u32(self.from).u32(self.to);
-        writer.finish()
-    }
-
-    pub(in crate::peers) fn decode(words: &[u8]) -> Option<Loss> {
-        let mut reader = Reader::new(words);
-        let (comm, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
-        reader.finish()?;
-        (from < 64).then_some(Loss { comm, from, to })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use windlass_base::gpu::failure::Code;
-
-    /// Messages survive encoding and decoding.
-    #[test]
-    fn words() {
-        let loss = Loss { comm: Token([7; 16]), from: 3, to: 1 };
-        assert_eq!(Loss::decode(&loss.encode()), Some(loss));
-        assert_eq!(Loss::decode(&loss.encode()[1..]), None);
-        assert_eq!(Loss::decode(&Loss { from: 64, ..loss }.encode()), None);
-    }
 
     /// What the driver refuses is lost. A broken capture, the program's mistakes and what ended before lose nothing.
     #[test]

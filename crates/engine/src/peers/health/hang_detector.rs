@@ -24,8 +24,8 @@ use windlass_transport::sequencer::{Sequencer, Stuck};
 use crate::background::life::Life;
 use crate::background::worker::Chore;
 use crate::peers::group::PeerGroup;
-use crate::peers::health::error_propagation::Loss;
 use crate::peers::registry;
+use crate::peers::requests::{Matter, Request};
 use crate::peers::setup::transports::{LEAVES_WITHIN, Transports};
 
 /// How often a peer group with a dead rank is looked at.
@@ -121,7 +121,7 @@ impl Chore for HangDetectors {
     }
 
     fn answer(&mut self, words: &[u8]) -> Option<Answer> {
-        let Loss { comm, from, to } = Loss::decode(words)?;
+        let Request { comm, from, to, matter: Matter::Failed } = Request::decode(words)? else { return None };
         let peer_group = registry::find(comm, to)?;
         log::debug!("rank {to}: rank {from} says that it has failed");
         peer_group.ranks().lose(from);
