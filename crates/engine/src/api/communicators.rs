@@ -26,8 +26,8 @@ use windlass_base::process;
 use windlass_base::stats::count;
 use windlass_base::thread;
 
-use super::handles::{ended, enter_by, is_taken, note};
-use super::{init_ends, queries, session, windows};
+use super::handles::{ended, enter_by, is_taken, note, share};
+use super::{init_ends, queries, session};
 
 /// Makes an id. With peer groups, this process hosts the session of its ranks.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
@@ -97,13 +97,7 @@ fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
         return None;
     }
     if matches!(init.function, InitFunction::Grow { .. }) {
-        let peer_group = communicator::find(parent).and_then(|known| known.peer_group(parent));
-        peer_group
-            .as_ref()
-            .and_then(|peer_group| peer_group.registering())
-            .into_iter()
-            .for_each(|one| one.share());
-        windows::share(parent);
+        share(parent);
     }
     enter_by(parent)
 }

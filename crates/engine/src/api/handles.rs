@@ -1,13 +1,17 @@
 //! Helpers of this folder: pass a communicator's gate, record a new communicator, refuse an ended one.
 
+use std::sync::Arc;
+
 use nccl_sys::{ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator};
 use crate::forward::init::Handle;
 use crate::forward::known;
 use crate::group::{self, Awaited};
+use crate::peers::PeerGroup;
 use windlass_base::error::refuse;
 use windlass_base::gate::Passed;
+use windlass_base::guard;
 use windlass_base::stats::count::Identity;
 use windlass_bootstrap::outcome::FallbackReason;
 
@@ -15,6 +19,19 @@ use windlass_bootstrap::outcome::FallbackReason;
 pub(super) fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
     let communicator = communicator::find(handle)?;
     group::enter(|| communicator.pass())
+}
+
+/// What `look` finds in a communicator's peer group. None without one, or after a panic.
+pub(super) fn in_peer_group<T>(
+    handle: ncclComm_t,
+    look: impl FnOnce(&Arc<PeerGroup>) -> Option<T>,
+) -> Option<T> {
+    guard::or_else(|| None, || look(&communicator::find(handle)?.peer_group(handle)?))
+}
+
+/// From now on NCCL's communicator may be used by another, or by calls that Windlass does not see.
+pub(super) fn share(handle: ncclComm_t) {
+    in_peer_group(handle, |peer_group| Some(peer_group.share()));
 }
 
 /// Refuses an ended handle of Windlass, which NCCL would read as one of its own.

@@ -26,7 +26,7 @@ use windlass_base::guard;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
 
-use super::handles::{ended, enter_by};
+use super::handles::{ended, enter_by, in_peer_group, share};
 use super::windows;
 
 /// The lazy communicator with this handle.
@@ -248,15 +248,7 @@ pub(super) fn note_deregistered(handle: ncclComm_t, registration: usize) {
 
 /// Calls `act` with the registration state of a communicator, if it has one.
 pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
-    let look = || {
-        let peer_group = communicator::find(handle).and_then(|known| known.peer_group(handle));
-        peer_group
-            .as_ref()
-            .and_then(|peer_group| peer_group.registering())
-            .into_iter()
-            .for_each(|one| act(one));
-    };
-    guard::or_else(|| (), look)
+    in_peer_group(handle, |peer_group| peer_group.registering().map(|one| act(one)));
 }
 
 /// Makes an operation. A lazy communicator has operations of Windlass, materialized or not.
@@ -364,8 +356,7 @@ pub fn real_handle(entry: usize, handle: ncclComm_t) -> Option<ncclComm_t> {
     let found = guard::or_else(|| None, || lazy_of(handle));
     let Some(lazy) = found.filter(|_| !is_missing_at(entry)) else {
         // Windlass does not see when the function ends.
-        registering_of(handle, Registering::share);
-        windows::share(handle);
+        share(handle);
         // Waits until Windlass's threads have left NCCL's communicator.
         drop(enter_by(handle));
         let is_lost = !is_missing_at(entry) && lazy::is_ours(handle);
@@ -384,7 +375,7 @@ pub fn real_handle(entry: usize, handle: ncclComm_t) -> Option<ncclComm_t> {
             );
         }
     }
-    windows::share(handle);
+    share(handle);
     drop(enter_by(handle));
     lazy.real()
 }

@@ -20,13 +20,12 @@ use crate::forward::known::put;
 use crate::forward::queries;
 use crate::group;
 use crate::lazy::{LazyCommunicator, Unfit};
-use crate::peers::PeerGroup;
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::range::Range;
 
-use super::handles::enter_by;
+use super::handles::{enter_by, in_peer_group};
 use super::queries::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
 
 /// The version code of the first release that writes a null window where it makes none.
@@ -108,18 +107,13 @@ fn register_one(asked: Asked) -> ncclResult_t {
 
 /// The state of `WINDLASS_CHECK`, of a communicator that has it.
 fn checking(handle: ncclComm_t) -> Option<Arc<Checking>> {
-    let find = || {
-        let known = communicator::find(handle).filter(|known| known.is_checked())?;
-        known.peer_group(handle)?.checking().cloned()
-    };
-    guard::or_else(|| None, find)
+    let is_checked = communicator::find(handle).is_some_and(|known| known.is_checked());
+    if is_checked { in_peer_group(handle, |peer_group| peer_group.checking().cloned()) } else { None }
 }
 
-/// The peer group of a communicator with kept windows.
-fn keeper(handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
-    let find =
-        || communicator::find(handle)?.peer_group(handle).filter(|peer_group| peer_group.windows().is_some());
-    guard::or_else(|| None, find)
+/// What `look` finds in the kept windows of a communicator that has them.
+fn in_kept<T>(handle: ncclComm_t, look: impl FnOnce(&Windows) -> T) -> Option<T> {
+    in_peer_group(handle, |peer_group| peer_group.windows().map(|windows| look(windows)))
 }
 
 impl Asked {
@@ -129,15 +123,16 @@ impl Asked {
     }
 
     fn make(&self, real: ncclComm_t, is_grouped: bool) -> ncclResult_t {
-        let Some(peer_group) = keeper(self.handle) else { return self.forward(real, is_grouped) };
-        let Some(windows) = peer_group.windows() else { return ncclInternalError };
+        let peer_group = in_peer_group(self.handle, |peer_group| Some(peer_group.clone()));
+        let kept = peer_group.as_ref().and_then(|peer_group| Some((peer_group, peer_group.windows()?)));
+        let Some((peer_group, windows)) = kept else { return self.forward(real, is_grouped) };
         if is_grouped {
             guard::or_else(|| (), || windows.forward_grouped(real));
             return self.forward(real, is_grouped);
         }
         let course = guard::or_else(
             || Course::Refused(ncclInternalError),
-            || windows.agree(&*peer_group, real, self.request()),
+            || windows.agree(&**peer_group, real, self.request()),
         );
         match course {
             Course::Hit(window) => put(self.place, window as ncclWindow_t, "ncclCommWindowRegister: win"),
@@ -169,11 +164,7 @@ impl Asked {
     /// Runs a registration that NCCL refuses without other ranks.
     fn refused_at_once(&self, real: ncclComm_t) -> ncclResult_t {
         let code = self.run(real);
-        if let Some(peer_group) = keeper(self.handle) {
-            let tell =
-                || peer_group.windows().into_iter().for_each(|one| one.was_refused(self.request(), code));
-            guard::or_else(|| (), tell);
-        }
+        in_kept(self.handle, |windows| windows.was_refused(self.request(), code));
         code
     }
 
@@ -211,11 +202,9 @@ fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
         false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),
     };
     ask(Entry::ncclCommWindowDeregister, handle, here, |real| {
-        let ended = || match keeper(handle).as_ref().and_then(|peer_group| peer_group.windows()) {
-            Some(windows) if !window.is_null() => windows.end(window as usize, group::is_open()),
-            _ => Ended::Unknown,
-        };
-        match guard::or_else(|| Ended::Unknown, ended) {
+        let end = || in_kept(handle, |windows| windows.end(window as usize, group::is_open()));
+        let ended = if window.is_null() { None } else { end() };
+        match ended.unwrap_or(Ended::Unknown) {
             // Divergence: NCCL's own deregistration waits for the peers' processes.
             Ended::Cached | Ended::Counted => ncclSuccess,
             Ended::Twice => guard::call(|| {
@@ -243,13 +232,7 @@ pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void
         handle,
         |_: &Arc<LazyCommunicator>| unknown(),
         |real| {
-            let is_cached = || {
-                keeper(handle)
-                    .as_ref()
-                    .and_then(|peer_group| peer_group.windows())
-                    .is_some_and(|one| one.is_cached(window as usize))
-            };
-            if guard::or_else(|| false, is_cached) {
+            if in_kept(handle, |windows| windows.is_cached(window as usize)) == Some(true) {
                 return guard::call(unknown);
             }
             queries::window_address(real, window, place)
@@ -259,26 +242,7 @@ pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void
 
 /// Deregisters kept windows that the application has ended.
 pub(super) fn end_cached(handle: ncclComm_t) {
-    let end = || {
-        keeper(handle)
-            .as_ref()
-            .and_then(|peer_group| peer_group.windows())
-            .into_iter()
-            .for_each(|one| one.end_cached())
-    };
-    guard::or_else(|| (), end);
-}
-
-/// Ends kept windows, as unseen calls or another communicator use NCCL's communicator.
-pub(super) fn share(handle: ncclComm_t) {
-    let share = || {
-        keeper(handle)
-            .as_ref()
-            .and_then(|peer_group| peer_group.windows())
-            .into_iter()
-            .for_each(|one| one.share())
-    };
-    guard::or_else(|| (), share);
+    in_kept(handle, |windows| windows.end_cached());
 }
 
 /// Drops kept windows that overlap this memory, before NCCL gets it.
@@ -288,12 +252,10 @@ pub(super) fn meet(handle: ncclComm_t, address: *const c_void, bytes: usize) {
 
 /// The same for several ranges; `buffers` is called only where there may be windows.
 pub(super) fn meet_each(handle: ncclComm_t, buffers: impl Fn() -> Vec<Range>) {
-    let meet = || {
-        let has_any = communicator::find(handle).is_some_and(|known| known.has_windows());
-        if let Some(peer_group) = if has_any { keeper(handle) } else { None } {
+    if communicator::find(handle).is_some_and(|known| known.has_windows()) {
+        in_kept(handle, |windows| {
             let _inside = enter_by(handle);
-            peer_group.windows().into_iter().for_each(|one| one.meet(&buffers()));
-        }
-    };
-    guard::or_else(|| (), meet);
+            windows.meet(&buffers());
+        });
+    }
 }
