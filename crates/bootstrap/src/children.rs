@@ -49,19 +49,13 @@ pub const GREETING_BYTES: usize = 8 + 3 * 16 + 4;
 /// The name of a call on the parent with this token, the same on every rank: of a split, which excludes nobody, or of a
 /// shrink that leaves out these ranks. `count` calls that exclude the same came before.
 pub fn call(parent: Token, excluded: &[u32], count: u32) -> Token {
-    let mut words = Writer::default();
-    words.token(parent).u32(count);
-    for rank in excluded {
-        words.u32(*rank);
-    }
-    digest(b"windlass call", &words.finish())
+    let excluded: Vec<u8> = excluded.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+    digest(b"windlass call", &Writer::default().token(parent).u32(count).raw(&excluded).finish())
 }
 
 /// The name of the communicator that a call makes of the ranks with this color.
 pub fn child(call: Token, color: i32) -> Token {
-    let mut words = Writer::default();
-    words.token(call).u32(color as u32);
-    digest(b"windlass child", &words.finish())
+    digest(b"windlass child", &Writer::default().token(call).u32(color as u32).finish())
 }
 
 /// The name of the round before this call.
@@ -115,14 +109,13 @@ impl Invitation {
 
     /// The bytes.
     pub fn greeting(&self) -> Vec<u8> {
-        let mut bytes = Writer::default();
-        bytes
+        Writer::default()
             .raw(&GREETING_MAGIC)
             .token(self.process_listener)
             .token(self.call)
             .token(self.child)
-            .u32(self.rank);
-        bytes.finish()
+            .u32(self.rank)
+            .finish()
     }
 }
 

@@ -187,10 +187,9 @@ struct Outgoing<'a> {
 
 impl<'a> Outgoing<'a> {
     fn new(sending: Sending<'a>, token: Token, from: Token) -> Outgoing<'a> {
-        let mut opening = Writer::default();
-        opening.raw(&MAGIC).token(token).token(from);
-        opening.u32(sending.payload.len() as u32).u32(sending.descriptors.len() as u32);
-        Outgoing { sending, opening: Some(opening.finish()), socket: None, state: State::Knocking }
+        let (bytes, count) = (sending.payload.len() as u32, sending.descriptors.len() as u32);
+        let opening = Writer::default().raw(&MAGIC).token(token).token(from).u32(bytes).u32(count).finish();
+        Outgoing { sending, opening: Some(opening), socket: None, state: State::Knocking }
     }
 
     /// Sends what the peer's queue takes.

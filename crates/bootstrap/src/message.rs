@@ -138,9 +138,7 @@ pub fn front(bytes: &[u8], limit: usize) -> Front<'_> {
 }
 
 fn framed(kind: u16, body: &[u8]) -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.u32(body.len() as u32).u16(kind).raw(body);
-    writer.finish()
+    Writer::default().u32(body.len() as u32).u16(kind).raw(body).finish()
 }
 
 impl FromRank {

@@ -360,6 +360,14 @@ pub(crate) fn wait_for(what: Awaited) {
     one_more();
 }
 
+/// Has the open group fail, if there is one: NCCL runs nothing of it. Returns the code.
+pub(crate) fn fail(code: ncclResult_t) -> ncclResult_t {
+    if is_open() {
+        wait_for(Awaited::Failed(code));
+    }
+    code
+}
+
 /// Adds a held call to the open group.
 pub(crate) fn hold(what: Held) {
     with_ended(|ended| ended.held.push(what));

@@ -266,6 +266,18 @@ impl ncclResult_t {
     }
 }
 
+impl ncclResult_t {
+    /// This code if it is a failure, else the next one.
+    pub fn and(self, next: ncclResult_t) -> ncclResult_t {
+        if self == ncclSuccess { next } else { self }
+    }
+
+    /// The code as a result.
+    pub fn ok(self) -> Result<(), ncclResult_t> {
+        if self == ncclSuccess { Ok(()) } else { Err(self) }
+    }
+}
+
 impl ncclDataType_t {
     /// Bytes of one element, or `None` for a type that 2.32 does not have.
     #[inline]

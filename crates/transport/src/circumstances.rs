@@ -79,9 +79,7 @@ fn major_of(text: &str) -> Option<String> {
 fn file_digest(path: &Path) -> u64 {
     let read = || {
         let file = File::open(path)?;
-        let mut writer = Writer::default();
-        writer.u64(file.metadata()?.len());
-        let mut head = writer.finish();
+        let mut head = Writer::default().u64(file.metadata()?.len()).finish();
         file.take(LIBRARY_HEAD_BYTES).read_to_end(&mut head)?;
         std::io::Result::Ok(checksum(&head))
     };

@@ -43,9 +43,8 @@ pub const ANSWER_BYTES: usize = 1 + 4 + 16;
 /// The name of the host-local rendezvous of the child communicator with this [name](children::child).
 pub fn name(child: Token) -> Token {
     let Version { major, minor, patch } = Version::THIS;
-    let mut words = Writer::default();
-    words.token(child).u16(major).u16(minor).u16(patch);
-    children::digest(b"windlass muster of", &words.finish())
+    let words = Writer::default().token(child).u16(major).u16(minor).u16(patch).finish();
+    children::digest(b"windlass muster of", &words)
 }
 
 /// The address of the host-local rendezvous of this name. Only processes that know the name can know it.
@@ -55,9 +54,7 @@ pub fn address(name: Token) -> rustix::io::Result<SocketAddrUnix> {
 
 /// The first bytes of a connection to the host-local rendezvous of this name, by this rank of the parent.
 pub fn greeting(name: Token, rank: u32) -> Vec<u8> {
-    let mut bytes = Writer::default();
-    bytes.raw(&GREETING_MAGIC).token(name).u32(rank);
-    bytes.finish()
+    Writer::default().raw(&GREETING_MAGIC).token(name).u32(rank).finish()
 }
 
 /// The rank in the parent of a greeting. None if it is no greeting to the host-local rendezvous of this name.
@@ -91,9 +88,7 @@ impl RosterMessage {
             RosterMessage::Leave => (2, 0),
             RosterMessage::Decline => (3, 0),
         };
-        let mut bytes = Writer::default();
-        bytes.u8(kind).u32(ranks);
-        bytes.finish()
+        Writer::default().u8(kind).u32(ranks).finish()
     }
 
     /// Reads a message of exactly [`MESSAGE_BYTES`] bytes.
@@ -134,9 +129,7 @@ impl RosterAnswer {
             RosterAnswer::Complete { place, process_listener } => (2, *place, *process_listener),
             RosterAnswer::Apart => (3, 0, children::NOBODY),
         };
-        let mut bytes = Writer::default();
-        bytes.u8(kind).u32(place).token(process_listener);
-        bytes.finish()
+        Writer::default().u8(kind).u32(place).token(process_listener).finish()
     }
 
     /// Reads an answer of exactly [`ANSWER_BYTES`] bytes.

@@ -8,9 +8,9 @@ use super::token::Token;
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// All bytes written.
-    pub fn finish(self) -> Vec<u8> {
-        self.0
+    /// All bytes written. The writer is empty then.
+    pub fn finish(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.0)
     }
 
     /// One byte.

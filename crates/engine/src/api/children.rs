@@ -32,7 +32,7 @@ use windlass_bootstrap::negotiated;
 use windlass_bootstrap::outcome::FallbackReason;
 
 use super::handles::{UNKNOWN, is_taken, note};
-use super::init_ends::{self, guard_first_launch, refused, settle};
+use super::init_ends::{self, guard_first_launch, settle};
 use super::queries;
 
 /// What is left to do once a rank has heard from the others as far as it waits for them.
@@ -87,7 +87,7 @@ pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
             met.set(finish(begun.step, Handle(init.place), result));
         },
     );
-    if result == ncclSuccess { met.get() } else { result }
+    result.and(met.get())
 }
 
 /// Runs the plan up to NCCL's call: the round, and the session of a child that is made without that call.
@@ -281,7 +281,7 @@ fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
 fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
     match step {
         Step::Nccl(call) => return after_nccl(call, place, result),
-        _ if result != ncclSuccess => refused(result),
+        _ if result != ncclSuccess => drop(group::fail(result)),
         Step::Met(lazy) => init_ends::hand_out(place, lazy),
         Step::Nothing => init::hand_out(place, std::ptr::null_mut()),
         Step::ById(ById { identity, reason, .. }) => {
@@ -309,7 +309,7 @@ fn after_nccl(call: Option<ChildCall>, place: Handle, result: ncclResult_t) -> n
             group::wait_for(Awaited::Child(place, Box::new(call)));
         }
         _ if is_taken(result) => note_on_nccl(place),
-        _ => refused(result),
+        _ => drop(group::fail(result)),
     }
     ncclSuccess
 }
@@ -392,7 +392,7 @@ fn meet(made: Vec<(Handle, ChildCall)>) -> ncclResult_t {
             InitOutcome::OnNccl(_) => {}
             InitOutcome::Failed(failure) => {
                 let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
-                first = if first == ncclSuccess { code } else { first };
+                first = first.and(code);
                 // If the communicator is gone, an abort has ended it meanwhile.
                 if communicator::remove(handle).is_some() {
                     known::take_back(place, handle);

@@ -27,7 +27,7 @@ use windlass_base::stats::count;
 use windlass_base::thread;
 
 use super::handles::{ended, enter_by, is_taken, note, share};
-use super::{init_ends, queries, session};
+use super::{queries, session};
 
 /// Makes an id. With peer groups, this process hosts the session of its ranks.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
@@ -63,10 +63,7 @@ fn make(entry: Entry, init: &InitCall) -> ncclResult_t {
         let before = || Ok(init.parent.and_then(|parent| before_init(init, parent)));
         return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
             Ok(_inside) => session::init_with_session(entry, init),
-            Err(code) => {
-                init_ends::refused(code);
-                code
-            }
+            Err(code) => group::fail(code),
         };
     }
     guard::around(

@@ -61,13 +61,13 @@ fn end_of_much() -> ncclResult_t {
                 let ended = guard::call(|| {
                     registration::after_group(&candidates, &ended.borrow().joints, is_taken(nccls))
                 });
-                ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
+                ours.set(ours.get().and(ended));
             }
             let followed = std::mem::take(&mut ended.borrow_mut().followed);
             guard::or_else(|| (), || ordering::after_group(followed, is_taken(result)));
             if is_taken(result) && !parts.is_empty() {
                 let ran = ordering::run_held(parts, &ended.borrow());
-                ours.set(if ours.get() == ncclSuccess { ran } else { ours.get() });
+                ours.set(ours.get().and(ran));
             }
             result
         },
@@ -77,8 +77,7 @@ fn end_of_much() -> ncclResult_t {
             after_group(ended.into_inner(), result, &met);
         },
     );
-    let of_group = if ours.get() == ncclSuccess { result } else { ours.get() };
-    if of_group == ncclSuccess { met.get() } else { of_group }
+    ours.get().and(result).and(met.get())
 }
 
 /// What comes before NCCL's part. Nothing in a group that fails: NCCL runs nothing of it.
@@ -123,7 +122,7 @@ pub fn simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
         },
         |ended, result| after_group(ended.into_inner(), result, &met),
     );
-    if result == ncclSuccess { met.get() } else { result }
+    result.and(met.get())
 }
 
 /// Closes the group before NCCL runs it, as NCCL does with its own count: NCCL may throw. Runs the sessions of its inits.

@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use nccl_sys::{ncclComm_t, ncclResult_t};
+use nccl_sys::ncclComm_t;
 
 use crate::communicator::{self, Communicator, Kept};
 use crate::forward::init::{self, Handle};
 use crate::forward::known;
-use crate::group::{self, Awaited};
 use crate::lazy::{LazyCommunicator, first_launch};
 use crate::peers::{self, Asked, InitOutcome, Lineage};
 use windlass_base::stats::count::{self, Identity};
@@ -82,12 +81,5 @@ pub(super) fn guard_first_launch(handle: ncclComm_t) {
         && let Some(peer_group) = communicator.peer_group(handle)
     {
         first_launch::guard(&peer_group, handle);
-    }
-}
-
-/// Notes that NCCL refused an init, and so will not run the group around it.
-pub(super) fn refused(result: ncclResult_t) {
-    if group::is_open() {
-        group::wait_for(Awaited::Failed(result));
     }
 }

@@ -24,7 +24,7 @@ use windlass_bootstrap::outcome::FallbackReason;
 
 use super::children;
 use super::handles::{is_taken, note};
-use super::init_ends::{self, guard_first_launch, hand_out, refused, settle};
+use super::init_ends::{self, guard_first_launch, hand_out, settle};
 
 /// The state of an init before NCCL is called.
 enum Step {
@@ -67,7 +67,7 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
             } else {
                 // An error of `ncclCommInitAll` does not fail the group around it.
                 if !matches!(step, Step::All) {
-                    refused(result);
+                    group::fail(result);
                 }
                 drop(step);
                 peers::settle();

@@ -12,7 +12,7 @@ use nccl_sys::{
 use crate::communicator;
 use crate::dispatch;
 use crate::forward::{self, known};
-use crate::group::{self, Awaited};
+use crate::group;
 use crate::lazy;
 use windlass_base::call::{Call, Function, Local, Shared};
 use windlass_base::error::refuse;
@@ -94,11 +94,7 @@ fn prepare<'a>(
         let lists = lists(ranks).ok_or(Complaint::NoCounts).map_err(complain)?;
         calls(asked, rank, ranks, &lists).map_err(complain)
     });
-    prepared.inspect_err(|code| {
-        if group::is_open() {
-            group::wait_for(Awaited::Failed(*code));
-        }
-    })
+    prepared.map_err(group::fail)
 }
 
 /// This rank and the number of ranks.

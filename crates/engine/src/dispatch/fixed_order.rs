@@ -5,7 +5,7 @@ use nccl_sys::{ncclInvalidUsage, ncclResult_t};
 
 use crate::communicator::{self, Communicator};
 use crate::forward::known;
-use crate::group::{self, Awaited};
+use crate::group;
 use crate::plan::{Terms, is_in_fixed_order};
 use windlass_base::call::{Call, Shared};
 use windlass_base::config::{Order, config};
@@ -63,12 +63,8 @@ fn lost(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
              with WINDLASS_ORDER=fixed NCCL runs it",
             call.local.called.entry()
         );
-        let code = refuse(ncclInvalidUsage, why);
         // As NCCL has it, a group with a call that was refused runs nothing.
-        if group::is_open() {
-            group::wait_for(Awaited::Failed(code));
-        }
-        return Err(code);
+        return Err(group::fail(refuse(ncclInvalidUsage, why)));
     }
     if communicator.says_order() {
         log::warn!("reductions of communicator {serial} ({ranks} ranks) are not in fixed order: {reason}");

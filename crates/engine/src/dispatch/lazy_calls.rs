@@ -12,8 +12,8 @@ use nccl_sys::{
 
 use crate::communicator::{self, Communicator};
 use crate::forward::of_call::OfCall;
-use crate::forward::{self, Carried, known};
-use crate::group::{self, Awaited, LazyWork, Work};
+use crate::forward::{self, Carried, init};
+use crate::group::{self, LazyWork, Work};
 use crate::lazy::{Beside, LazyCommunicator};
 use windlass_base::call::{Call, Function};
 use windlass_base::error::refuse;
@@ -56,7 +56,7 @@ fn take(call: &Call, lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
             Look::MaterializeInGroup => materialize_in_group(lazy),
         };
         if materialized != ncclSuccess {
-            return refused(materialized);
+            return group::fail(materialized);
         }
     }
     run(call, lazy)
@@ -89,7 +89,7 @@ fn note(lazy: &LazyCommunicator) {
 
 fn look(call: &Call, lazy: &Arc<LazyCommunicator>) -> Look {
     if let Some(code) = refusal(call, lazy) {
-        return Look::Answer(refused(code));
+        return Look::Answer(group::fail(code));
     }
     // NCCL drops collectives without elements.
     if call.shared.count == 0 && !matches!(call.shared.function, Function::Send | Function::Recv) {
@@ -111,14 +111,6 @@ fn look(call: &Call, lazy: &Arc<LazyCommunicator>) -> Look {
     Look::Answer(ncclSuccess)
 }
 
-/// As in NCCL, a group with a refused call runs nothing.
-fn refused(code: ncclResult_t) -> ncclResult_t {
-    if group::is_open() {
-        group::wait_for(Awaited::Failed(code));
-    }
-    code
-}
-
 fn refusal(call: &Call, lazy: &LazyCommunicator) -> Option<ncclResult_t> {
     if lazy.is_revoked() {
         let name = call.local.called.entry().description().name;
@@ -133,7 +125,7 @@ fn run(call: &Call, lazy: &LazyCommunicator) -> ncclResult_t {
         || {
             let before = if group::is_open() { None } else { lazy.measure() };
             lazy.runs_on(ordering::stream_of(call));
-            Ok((lazy.translated(call).map_err(refused)?, before))
+            Ok((lazy.translated(call).map_err(group::fail)?, before))
         },
     );
     match translated {
@@ -237,14 +229,15 @@ impl Unit {
 }
 
 fn run_unit(work: Vec<LazyWork>) -> ncclResult_t {
-    let opened = known::group_start();
-    if opened != ncclSuccess {
-        return opened;
-    }
-    // The results keep the configurations alive until NCCL has ended its group.
-    let results: Vec<(ncclResult_t, Option<OfCall>)> = work.into_iter().map(run_one).collect();
-    let closed = known::group_end();
-    results.into_iter().map(|(result, _)| result).find(|result| *result != ncclSuccess).unwrap_or(closed)
+    // They live until NCCL has ended its group.
+    let mut configurations = Vec::new();
+    init::in_group(|| {
+        work.into_iter().fold(ncclSuccess, |before, one| {
+            let (result, configuration) = run_one(one);
+            configurations.push(configuration);
+            before.and(result)
+        })
+    })
 }
 
 fn run_one(LazyWork { lazy, work }: LazyWork) -> (ncclResult_t, Option<OfCall>) {

@@ -182,7 +182,7 @@ pub(crate) fn run_held(parts: &[Part], ended: &Ended) -> ncclResult_t {
     for round in 0..parts.iter().map(rounds).max().unwrap_or_default() {
         for (part, place) in parts.iter().zip(&places).filter(|(part, _)| round < rounds(part)) {
             let result = guard::call(|| run_round(part, round, place));
-            answer = if answer == ncclSuccess { result } else { answer };
+            answer = answer.and(result);
         }
     }
     answer

@@ -8,7 +8,7 @@ use nccl_sys::{ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 use crate::communicator::Communicator;
 use crate::features::registration::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::forward;
-use crate::group::{self, Awaited, Joint, Joints, Waiting};
+use crate::group::{self, Joint, Joints, Waiting};
 use crate::peers::PeerGroup;
 use crate::plan::{self, Standing, Terms};
 use windlass_base::call::{Call, Function, Local};
@@ -68,13 +68,8 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
     let Taken { peer_group, candidate, .. } = taken;
     let candidate = match candidate {
         Ok(candidate) => candidate,
-        Err(code) => {
-            // NCCL does not get the call, so nothing of its group may run.
-            if group::is_open() {
-                group::wait_for(Awaited::Failed(*code));
-            }
-            return *code;
-        }
+        // NCCL does not get the call, so nothing of its group may run.
+        Err(code) => return group::fail(*code),
     };
     let Some(registering) = peer_group.registering() else { return ncclInternalError };
     let stream = stream_of(call);
@@ -140,7 +135,7 @@ pub(crate) fn after_group(candidates: &[Waiting], joints: &Joints, is_run: bool)
         return ncclSuccess;
     }
     let mut answer = ncclSuccess;
-    let mut note = |code| answer = if answer == ncclSuccess { code } else { answer };
+    let mut note = |code| answer = answer.and(code);
     candidates.iter().for_each(|waiting| note(finish(waiting)));
     for waiting in candidates.iter().filter(|waiting| waiting.copies()) {
         let Some((registering, _)) = waiting.parts() else { continue };

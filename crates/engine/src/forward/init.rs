@@ -332,16 +332,7 @@ pub fn build(
     };
     let anything = InitFunction::All { count: 0, devices: null() };
     let call = InitCall { place: place.as_ptr(), config, parent: None, function: anything };
-    // SAFETY: the place is ours, as is the configuration; the library is open.
-    unsafe {
-        let opened = real::ncclGroupStart();
-        if opened != ncclSuccess {
-            return opened;
-        }
-        let asked = call.instead(ranks, id, rank).run();
-        let built = real::ncclGroupEnd();
-        if asked == ncclSuccess { built } else { asked }
-    }
+    in_group(|| call.instead(ranks, id, rank).run())
 }
 
 /// Writes a handle of Windlass where NCCL would have written its own.
@@ -354,7 +345,7 @@ pub fn hand_out(place: Handle, handle: ncclComm_t) {
 pub fn make_id() -> Result<[u8; NCCL_UNIQUE_ID_BYTES], ncclResult_t> {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
     let code = unique_id(&mut id);
-    if code == ncclSuccess { Ok(bytes(id)) } else { Err(code) }
+    code.ok().map(|()| bytes(id))
 }
 
 /// Writes an id that NCCL made before, where NCCL would write a new one.
@@ -372,6 +363,18 @@ pub fn change_id(
     // SAFETY: NCCL took this place and wrote an id there.
     let id = bytes(unsafe { place.read() });
     give_id(place, &change(id));
+}
+
+/// Runs this in a group of NCCL's. Returns the first failure.
+pub fn in_group(act: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+    // SAFETY: the library is open.
+    let opened = unsafe { real::ncclGroupStart() };
+    if opened != ncclSuccess {
+        return opened;
+    }
+    let acted = act();
+    // SAFETY: as above.
+    acted.and(unsafe { real::ncclGroupEnd() })
 }
 
 /// Makes the open group fail, so that its end runs nothing of it: NCCL remembers the error of any call in a group.

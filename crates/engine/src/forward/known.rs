@@ -11,7 +11,7 @@ use nccl_sys::{
     ncclUint8, real,
 };
 
-use crate::forward::init::Handle;
+use crate::forward::init::{self, Handle};
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Address, StreamHandle};
 use windlass_base::stats::count::Identity;
@@ -85,16 +85,13 @@ pub fn end(how: End, communicator: ncclComm_t) -> ncclResult_t {
 /// the init at once, and frees the communicator only at the group's end (2.28.9). `is_out` waits before that end until the other thread
 /// has left NCCL. If `is_out` returns false, nothing is freed.
 pub fn abort_init(communicator: ncclComm_t, is_out: impl FnOnce() -> bool) -> ncclResult_t {
-    let opened = group_start();
-    if opened != ncclSuccess {
-        return opened;
-    }
-    let aborted = end(End::Abort, communicator);
-    if !is_out() {
-        super::init::spoil_group();
-    }
-    let closed = group_end();
-    if aborted == ncclSuccess { closed } else { aborted }
+    init::in_group(|| {
+        let aborted = end(End::Abort, communicator);
+        if !is_out() {
+            init::spoil_group();
+        }
+        aborted
+    })
 }
 
 /// Revokes a communicator.
@@ -139,18 +136,14 @@ pub fn order(
     stream: StreamHandle,
 ) -> ncclResult_t {
     let stream = stream.0 as cudaStream_t;
-    // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the bytes are ours.
-    unsafe {
-        let opened = real::ncclGroupStart();
-        if opened != ncclSuccess {
-            return opened;
+    let rank = rank as c_int;
+    init::in_group(|| {
+        // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the bytes are ours.
+        unsafe {
+            let sent = real::ncclSend(from as *const c_void, 1, ncclUint8, rank, communicator, stream);
+            sent.and(real::ncclRecv(to as *mut c_void, 1, ncclUint8, rank, communicator, stream))
         }
-        let rank = rank as c_int;
-        let sent = real::ncclSend(from as *const c_void, 1, ncclUint8, rank, communicator, stream);
-        let received = real::ncclRecv(to as *mut c_void, 1, ncclUint8, rank, communicator, stream);
-        let closed = real::ncclGroupEnd();
-        [sent, received, closed].into_iter().find(|code| *code != ncclSuccess).unwrap_or(ncclSuccess)
-    }
+    })
 }
 
 /// Opens a group.

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use nccl_sys::{
     ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate,
-    ncclScalarResidence_t, ncclSuccess, real,
+    ncclScalarResidence_t, real,
 };
 use windlass_base::call::Scalar;
 
@@ -40,7 +40,7 @@ pub fn create(
     };
     // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the rest is as the application gave it.
     let code = unsafe { real::ncclRedOpCreatePreMulSum(&mut made, place, datatype, residence, communicator) };
-    if code == ncclSuccess { Ok(made) } else { Err(code) }
+    code.ok().map(|()| made)
 }
 
 /// Has NCCL destroy an operation.

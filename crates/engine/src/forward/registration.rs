@@ -16,7 +16,7 @@ pub fn register(communicator: ncclComm_t, address: usize, bytes: usize) -> Resul
     let mut handle: *mut c_void = null_mut();
     // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the rest is as the application gave it.
     let code = unsafe { real::ncclCommRegister(communicator, address as *mut c_void, bytes, &mut handle) };
-    if code == ncclSuccess { Ok(handle as usize) } else { Err(code) }
+    code.ok().map(|()| handle as usize)
 }
 
 /// Ends a registration.

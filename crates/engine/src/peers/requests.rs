@@ -49,9 +49,8 @@ impl Request {
             Matter::Ring(Wire::Ll128) => (3, 0),
             Matter::Ring(Wire::Bulk) => (4, 0),
         };
-        let mut writer = Writer::default();
-        writer.raw(MAGIC).token(self.comm).u32(self.from).u32(self.to).u8(kind).u64(value);
-        writer.finish()
+        let Request { comm, from, to, .. } = self;
+        Writer::default().raw(MAGIC).token(comm).u32(from).u32(to).u8(kind).u64(value).finish()
     }
 
     pub(super) fn decode(words: &[u8]) -> Option<Request> {

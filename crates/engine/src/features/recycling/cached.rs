@@ -93,10 +93,8 @@ impl Built {
 
 /// The name of a communicator, from its id, which is used once: NCCL's random number at the beginning, and a checksum of all bytes.
 fn token(id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> Token {
-    let mut writer = Writer::default();
-    writer.raw(&id[..8]).u64(checksum(id));
     let mut bytes = [0; 16];
-    bytes.copy_from_slice(&writer.finish());
+    bytes.copy_from_slice(&Writer::default().raw(&id[..8]).u64(checksum(id)).finish());
     Token(bytes)
 }
 

@@ -249,9 +249,7 @@ fn capabilities(device: &device::Facts) -> u64 {
 fn options() -> u64 {
     let messages = Layout::of(2, &Geometry::recommended(GRID_MAX, 0)).bytes;
     let collectives = native::Layout::of(&native::Geometry::recommended(GRID_MAX, 2, 0, 1)).bytes;
-    let mut writer = Writer::default();
-    writer.u64(messages).u64(collectives).u64(tuning::hash());
-    checksum(&writer.finish())
+    checksum(&Writer::default().u64(messages).u64(collectives).u64(tuning::hash()).finish())
 }
 
 /// Parses an address such as `0000:65:00.0`. Parts that cannot be read are 0: nothing is decided by them.
