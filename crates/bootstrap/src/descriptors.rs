@@ -335,15 +335,14 @@ impl Delivery {
     }
 
     fn read_opening(&mut self, packet: &[u8], token: Token, from: &[Token]) -> Option<Progress> {
-        let mut reader = Reader::new(packet);
-        if reader.raw::<8>()? != MAGIC || reader.token()? != token {
-            return None;
-        }
-        let descriptor_socket = reader.token()?;
-        let (payload_bytes, descriptor_count) = (reader.u32()? as usize, reader.u32()? as usize);
-        reader.finish()?;
+        let (magic, theirs, descriptor_socket, payload_bytes, descriptor_count) =
+            Reader::whole(packet, |reader| {
+                Some((reader.raw()?, reader.token()?, reader.token()?, reader.u32()?, reader.u32()?))
+            })?;
+        let (payload_bytes, descriptor_count) = (payload_bytes as usize, descriptor_count as usize);
         let peer = from.iter().position(|peer| *peer == descriptor_socket)?;
-        if payload_bytes > PAYLOAD_BYTES_MAX || descriptor_count > DESCRIPTORS_MAX {
+        let is_ours = magic == MAGIC && theirs == token;
+        if !is_ours || payload_bytes > PAYLOAD_BYTES_MAX || descriptor_count > DESCRIPTORS_MAX {
             return None;
         }
         (self.from, self.payload_bytes, self.descriptor_count) =

@@ -137,93 +137,73 @@ pub fn front(bytes: &[u8], limit: usize) -> Front<'_> {
     }
 }
 
-fn framed(kind: u16, body: &[u8]) -> Vec<u8> {
-    Writer::default().u32(body.len() as u32).u16(kind).raw(body).finish()
+/// A message of this kind, with the body that `put` writes.
+fn framed(kind: u16, put: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut body = Writer::default();
+    put(&mut body);
+    let body = body.finish();
+    Writer::default().u32(body.len() as u32).u16(kind).raw(&body).finish()
 }
 
 impl FromRank {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut body = Writer::default();
-        let kind = match self {
-            FromRank::Report(facts) => {
-                facts.put(&mut body);
-                1
-            }
-            FromRank::Confirm => 2,
-            FromRank::Split { place, ranks, message } => {
-                body.u32(*place).u32(*ranks);
-                message.put(&mut body);
-                6
-            }
-            FromRank::Decline(outcome) => {
-                outcome.put(&mut body);
-                5
-            }
-            FromRank::Refuse(words) => {
+        match self {
+            FromRank::Report(facts) => framed(1, |body| facts.put(body)),
+            FromRank::Confirm => framed(2, |_| ()),
+            FromRank::Refuse(words) => framed(3, |body| {
                 body.counted(words.as_bytes(), WORDS_BYTES_MAX);
-                3
+            }),
+            FromRank::Decline(outcome) => framed(5, |body| outcome.put(body)),
+            FromRank::Split { place, ranks, message } => {
+                framed(6, |body| message.put(body.u32(*place).u32(*ranks)))
             }
-        };
-        framed(kind, &body.finish())
+        }
     }
 
     /// Reads a body. None unless the bytes are exactly one message.
     pub fn decode(kind: u16, body: &[u8]) -> Option<FromRank> {
-        let mut reader = Reader::new(body);
-        let message = match kind {
-            1 => FromRank::Report(Box::new(Facts::take(&mut reader)?)),
-            2 => FromRank::Confirm,
-            5 => match SessionOutcome::take(&mut reader)? {
-                SessionOutcome::PeerGroup => return None,
-                outcome => FromRank::Decline(outcome),
-            },
-            6 => FromRank::Split {
-                place: reader.u32()?,
-                ranks: reader.u32()?,
-                message: SplitMessage::take(&mut reader)?,
-            },
-            3 => FromRank::Refuse(String::from_utf8_lossy(reader.counted(WORDS_BYTES_MAX)?).into_owned()),
-            _ => return None,
-        };
-        reader.finish()?;
-        Some(message)
+        Reader::whole(body, |reader| {
+            Some(match kind {
+                1 => FromRank::Report(Box::new(Facts::take(reader)?)),
+                2 => FromRank::Confirm,
+                5 => match SessionOutcome::take(reader)? {
+                    SessionOutcome::PeerGroup => return None,
+                    outcome => FromRank::Decline(outcome),
+                },
+                6 => FromRank::Split {
+                    place: reader.u32()?,
+                    ranks: reader.u32()?,
+                    message: SplitMessage::take(reader)?,
+                },
+                3 => FromRank::Refuse(String::from_utf8_lossy(reader.counted(WORDS_BYTES_MAX)?).into_owned()),
+                _ => return None,
+            })
+        })
     }
 }
 
 impl FromHost {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut body = Writer::default();
-        let kind = match self {
-            FromHost::Prepare(negotiated) => {
+        match self {
+            FromHost::Prepare(negotiated) => framed(1, |body| {
                 body.raw(&negotiated.encode());
-                1
-            }
-            FromHost::Outcome(outcome) => {
-                outcome.put(&mut body);
-                2
-            }
-            FromHost::Stop => 4,
-            FromHost::Table(table) => {
-                table.put(&mut body);
-                6
-            }
-        };
-        framed(kind, &body.finish())
+            }),
+            FromHost::Outcome(outcome) => framed(2, |body| outcome.put(body)),
+            FromHost::Stop => framed(4, |_| ()),
+            FromHost::Table(table) => framed(6, |body| table.put(body)),
+        }
     }
 
     /// Reads a body. None unless the bytes are exactly one message.
     pub fn decode(kind: u16, body: &[u8]) -> Option<FromHost> {
-        let mut reader = Reader::new(body);
-        let message = match kind {
-            1 => return NegotiatedConfig::decode(body).map(FromHost::Prepare),
-            2 => FromHost::Outcome(SessionOutcome::take(&mut reader)?),
-            4 => FromHost::Stop,
-            6 => FromHost::Table(Table::take(&mut reader)?),
-            _ => return None,
-        };
-        reader.finish()?;
-        Some(message)
+        match kind {
+            1 => NegotiatedConfig::decode(body).map(FromHost::Prepare),
+            2 => Reader::whole(body, SessionOutcome::take).map(FromHost::Outcome),
+            4 => body.is_empty().then_some(FromHost::Stop),
+            6 => Reader::whole(body, Table::take).map(FromHost::Table),
+            _ => None,
+        }
     }
 }

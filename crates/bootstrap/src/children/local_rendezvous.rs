@@ -93,15 +93,12 @@ impl RosterMessage {
 
     /// Reads a message of exactly [`MESSAGE_BYTES`] bytes.
     pub fn decode(bytes: &[u8]) -> Option<RosterMessage> {
-        let mut reader = Reader::new(bytes);
-        let message = match (reader.u8()?, reader.u32()?) {
-            (1, ranks) => RosterMessage::Ask { ranks },
-            (2, 0) => RosterMessage::Leave,
-            (3, 0) => RosterMessage::Decline,
-            _ => return None,
-        };
-        reader.finish()?;
-        Some(message)
+        match Reader::whole(bytes, |reader| Some((reader.u8()?, reader.u32()?)))? {
+            (1, ranks) => Some(RosterMessage::Ask { ranks }),
+            (2, 0) => Some(RosterMessage::Leave),
+            (3, 0) => Some(RosterMessage::Decline),
+            _ => None,
+        }
     }
 }
 
@@ -134,13 +131,12 @@ impl RosterAnswer {
 
     /// Reads an answer of exactly [`ANSWER_BYTES`] bytes.
     pub fn decode(bytes: &[u8]) -> Option<RosterAnswer> {
-        let mut reader = Reader::new(bytes);
-        let (kind, place, process_listener) = (reader.u8()?, reader.u32()?, reader.token()?);
-        reader.finish()?;
-        match kind {
-            1 => Some(RosterAnswer::Entered),
-            2 if (place as usize) < RANKS_MAX => Some(RosterAnswer::Complete { place, process_listener }),
-            3 => Some(RosterAnswer::Apart),
+        match Reader::whole(bytes, |reader| Some((reader.u8()?, reader.u32()?, reader.token()?)))? {
+            (1, ..) => Some(RosterAnswer::Entered),
+            (2, place, process_listener) if (place as usize) < RANKS_MAX => {
+                Some(RosterAnswer::Complete { place, process_listener })
+            }
+            (3, ..) => Some(RosterAnswer::Apart),
             _ => None,
         }
     }

@@ -61,6 +61,13 @@ impl<'a> Reader<'a> {
         Reader(bytes)
     }
 
+    /// What `read` reads from these bytes, if it reads all of them.
+    pub fn whole<T>(bytes: &'a [u8], read: impl FnOnce(&mut Reader<'a>) -> Option<T>) -> Option<T> {
+        let mut reader = Reader(bytes);
+        let value = read(&mut reader)?;
+        reader.0.is_empty().then_some(value)
+    }
+
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;

@@ -54,12 +54,11 @@ impl Request {
     }
 
     pub(super) fn decode(words: &[u8]) -> Option<Request> {
-        let mut reader = Reader::new(words);
-        if reader.raw::<8>()? != *MAGIC {
-            return None;
-        }
-        let (comm, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
-        let matter = match (reader.u8()?, reader.u64()?) {
+        let (magic, comm, from, to, kind, value) = Reader::whole(words, |reader| {
+            Some((reader.raw()?, reader.token()?, reader.u32()?, reader.u32()?, reader.u8()?, reader.u64()?))
+        })?;
+        let matter = match (kind, value) {
+            _ if magic != *MAGIC || from >= RANKS_MAX as u32 => return None,
             (0, 0) => Matter::Failed,
             (1, attempt) => Matter::LostAttempt(attempt),
             (2, number) => Matter::Id(number),
@@ -67,8 +66,7 @@ impl Request {
             (4, 0) => Matter::Ring(Wire::Bulk),
             _ => return None,
         };
-        reader.finish()?;
-        (from < RANKS_MAX as u32).then_some(Request { comm, from, to, matter })
+        Some(Request { comm, from, to, matter })
     }
 }
 
