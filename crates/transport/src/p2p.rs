@@ -9,7 +9,7 @@
 //! # Growing
 //! The first rings are small. A larger ring is a region of [`P2p::growth_bytes`] at the receiver, mapped by the sender.
 //! [`P2p::wants_growth`] and [`P2p::asks_early`] say who needs one, and the ranks agree on it elsewhere. The receiver calls
-//! [`P2p::grow_receive`], and only then the sender [`P2p::grow_send`]. Each stores one word, which running kernels and graphs see.
+//! [`P2p::grow`], and only then the sender. Each stores one word, which running kernels and graphs see.
 
 pub mod calls;
 

@@ -7,6 +7,7 @@ use windlass_bootstrap::request_socket::Answer;
 
 use crate::features::memory::pool;
 
+use super::group::PeerGroup;
 use super::registry;
 use super::requests::{Matter, Request};
 use crate::background::worker;
@@ -24,45 +25,46 @@ pub(super) fn request_socket() -> std::io::Result<Token> {
 
 fn all() -> Vec<Box<dyn Chore>> {
     vec![
-        Box::new(Registrations),
-        Box::new(Comparisons),
+        // Deregisters registered memory that the program has freed.
+        Box::new(Plain {
+            due: || registering::alive().any(|one| one.has_entries()).then_some(SOON_TICK),
+            turn: || registering::alive().for_each(|one| one.look()),
+        }),
+        // Compares the calls that the ranks have told each other (`WINDLASS_CHECK`).
+        Box::new(Plain {
+            due: || registry::alive().any(|peer_group| peer_group.checking().is_some()).then_some(SOON_TICK),
+            turn: || registry::alive().for_each(|peer_group| compare(&peer_group)),
+        }),
         Box::new(Growth),
         Box::<HangDetectors>::default(),
-        Box::new(LostAttempts),
-        Box::new(IdMaker),
-        Box::new(LeavingBlocks),
+        Box::new(Answers),
+        // Frees blocks that leave the pool, once their windows are deregistered.
+        Box::new(Plain { due: || pool::is_any_leaving().then_some(SOON_TICK), turn: windows::look }),
         Box::new(KeptMemory::new()),
         Box::<Drained>::default(),
-        Box::new(ClosedGroups),
+        // Frees the memory of peer groups that this rank has closed, once the other ranks have closed them, too.
+        Box::new(Plain { due: || closing::waits().then_some(IDLE_TICK), turn: closing::settle }),
     ]
 }
 
-/// Deregisters registered memory that the program has freed.
-struct Registrations;
+/// A chore that keeps nothing.
+struct Plain {
+    due: fn() -> Option<Duration>,
+    turn: fn(),
+}
 
-impl Chore for Registrations {
+impl Chore for Plain {
     fn due(&self) -> Option<Duration> {
-        registering::alive().any(|one| one.has_entries()).then_some(SOON_TICK)
+        (self.due)()
     }
 
     fn turn(&mut self) {
-        registering::alive().for_each(|one| one.look());
+        (self.turn)();
     }
 }
 
-/// Compares the calls that the ranks have told each other (`WINDLASS_CHECK`).
-struct Comparisons;
-
-impl Chore for Comparisons {
-    fn due(&self) -> Option<Duration> {
-        registry::alive().any(|peer_group| peer_group.checking().is_some()).then_some(SOON_TICK)
-    }
-
-    fn turn(&mut self) {
-        registry::alive().for_each(|peer_group| {
-            peer_group.checking().into_iter().for_each(|one| one.look(|| peer_group.ranks().gone()));
-        });
-    }
+fn compare(peer_group: &PeerGroup) {
+    peer_group.checking().into_iter().for_each(|one| one.look(|| peer_group.ranks().gone()));
 }
 
 /// Grows the rings whose senders lack room.
@@ -86,56 +88,30 @@ impl Chore for Growth {
             }
         }
     }
+}
 
+/// Answers what other ranks' processes ask and tell. [`HangDetectors`] hears of failures.
+struct Answers;
+
+impl Chore for Answers {
     fn answer(&mut self, words: &[u8]) -> Option<Answer> {
-        let Request { comm, from, to, matter: Matter::Ring(wire) } = Request::decode(words)? else {
-            return None;
-        };
+        let Request { comm, from, to, matter } = Request::decode(words)?;
         let peer_group = registry::find(comm, to)?;
-        let (p2p, heap) = peer_group.p2p_and_heap()?;
-        peer_group.growing().grant(from, wire, p2p, heap)
-    }
-}
-
-/// Hears of other ranks' failed attempts to materialize a lazy communicator.
-struct LostAttempts;
-
-impl Chore for LostAttempts {
-    fn answer(&mut self, words: &[u8]) -> Option<Answer> {
-        let Request { comm, from, to, matter: Matter::LostAttempt(attempt) } = Request::decode(words)? else {
-            return None;
-        };
-        let peer_group = registry::find(comm, to)?;
-        log::debug!(
-            "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a lazy communicator failed"
-        );
-        peer_group.attempts().hear_of_lost(attempt);
-        Some(Answer { words: vec![1], descriptor: None })
-    }
-}
-
-/// Makes the ids that other ranks ask this process for.
-struct IdMaker;
-
-impl Chore for IdMaker {
-    fn answer(&mut self, words: &[u8]) -> Option<Answer> {
-        let Request { comm, to, matter: Matter::Id(number), .. } = Request::decode(words)? else {
-            return None;
-        };
-        registry::find(comm, to)?.ids().answer(number)
-    }
-}
-
-/// Frees blocks that leave the pool, once their windows are deregistered.
-struct LeavingBlocks;
-
-impl Chore for LeavingBlocks {
-    fn due(&self) -> Option<Duration> {
-        pool::is_any_leaving().then_some(SOON_TICK)
-    }
-
-    fn turn(&mut self) {
-        windows::look();
+        match matter {
+            Matter::Failed => None,
+            Matter::Id(number) => peer_group.ids().answer(number),
+            Matter::Ring(wire) => {
+                let (p2p, heap) = peer_group.p2p_and_heap()?;
+                peer_group.growing().grant(from, wire, p2p, heap)
+            }
+            Matter::LostAttempt(attempt) => {
+                log::debug!(
+                    "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a lazy communicator failed"
+                );
+                peer_group.attempts().hear_of_lost(attempt);
+                Some(Answer { words: vec![1], descriptor: None })
+            }
+        }
     }
 }
 
@@ -178,19 +154,6 @@ impl Chore for Drained {
 
     fn turn(&mut self) {
         self.is_more = draining::look();
-    }
-}
-
-/// Frees the memory of peer groups that this rank has closed, once the other ranks have closed them, too.
-struct ClosedGroups;
-
-impl Chore for ClosedGroups {
-    fn due(&self) -> Option<Duration> {
-        closing::waits().then_some(IDLE_TICK)
-    }
-
-    fn turn(&mut self) {
-        closing::settle();
     }
 }
 

@@ -174,7 +174,8 @@ impl Growing {
             (announcement.place, Some(announcement.descriptor))
         };
         if !p2p.has_grown(Direction::Receive, from, wire) {
-            p2p.grow_receive(from, wire, region.address(), p2p.growth_slots(wire)).map_err(words)?;
+            p2p.grow(Direction::Receive, from, wire, region.address(), p2p.growth_slots(wire))
+                .map_err(words)?;
         }
         log::debug!("a larger ring for messages of rank {from}: {} bytes", p2p.growth_bytes(wire));
         Ok(Answer { words: place.to_wire().to_vec(), descriptor })
@@ -225,7 +226,7 @@ impl Growing {
         if bytes < expected {
             return Err(format!("it lends {bytes} bytes, expected {expected}"));
         }
-        p2p.grow_send(to, wire, address, p2p.growth_slots(wire)).map_err(words)
+        p2p.grow(Direction::Send, to, wire, address, p2p.growth_slots(wire)).map_err(words)
     }
 }
 

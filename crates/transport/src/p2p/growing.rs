@@ -54,31 +54,21 @@ impl P2p {
         growth::ring_bytes(wire, &self.geometry, self.growth_slots(wire))
     }
 
-    /// Sets the ring in which messages of `peer` may arrive from now on. It lies in this rank's symmetric heap, may hold anything, and stays as
-    /// long as the regions. Call it once for each peer and wire, before the peer calls [`grow_send`](P2p::grow_send).
-    pub fn grow_receive(
+    /// Sets the ring for messages from or to `peer` from now on, by its address for this rank's device. It lies in the receiver's symmetric
+    /// heap, may hold anything, and stays as long as the regions. Call it once for each peer, wire and direction, with the same slots on both
+    /// ranks: first on the receiver, then on the sender.
+    pub fn grow(
         &self,
+        direction: Direction,
         peer: u32,
         wire: Wire,
         address: Address,
         slots: u32,
     ) -> Result<(), TransportError> {
-        self.grow(Direction::Receive, peer, wire, address, slots).map_err(TransportError::told)
+        self.grow_now(direction, peer, wire, address, slots).map_err(TransportError::told)
     }
 
-    /// Sets the ring into which messages to `peer` go from now on, by its address for this rank's device. Call it after the peer has called
-    /// [`grow_receive`](P2p::grow_receive), with the same slots.
-    pub fn grow_send(
-        &self,
-        peer: u32,
-        wire: Wire,
-        address: Address,
-        slots: u32,
-    ) -> Result<(), TransportError> {
-        self.grow(Direction::Send, peer, wire, address, slots).map_err(TransportError::told)
-    }
-
-    fn grow(
+    fn grow_now(
         &self,
         direction: Direction,
         peer: u32,

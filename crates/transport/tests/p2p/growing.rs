@@ -30,8 +30,8 @@ fn ring(devices: &[Device], ranks: &[Rank], from: usize, to: usize, wire: Wire) 
 
 /// Grows the ring on both sides, as the two hosts do once they have agreed.
 fn grow(ranks: &[Rank], from: usize, to: usize, wire: Wire, ring: &Region) {
-    ranks[to].p2p.grow_receive(from as u32, wire, ring.address(), SLOTS).unwrap();
-    ranks[from].p2p.grow_send(to as u32, wire, ring.address(), SLOTS).unwrap();
+    ranks[to].p2p.grow(Direction::Receive, from as u32, wire, ring.address(), SLOTS).unwrap();
+    ranks[from].p2p.grow(Direction::Send, to as u32, wire, ring.address(), SLOTS).unwrap();
 }
 
 /// Both ranks' buffers, each on its own device.
@@ -239,15 +239,15 @@ fn refusals() {
         assert_eq!(refusal.result().name(), Some("ncclInternalError"));
     };
     for (address, slots) in [(0, 32), (64, 32), (1 << 20, 33), (1 << 20, GEOMETRY.ll128_slots)] {
-        no_growth(p2p.grow_send(1, Wire::Ll128, address, slots));
-        no_growth(p2p.grow_receive(1, Wire::Ll128, address, slots));
+        no_growth(p2p.grow(Direction::Send, 1, Wire::Ll128, address, slots));
+        no_growth(p2p.grow(Direction::Receive, 1, Wire::Ll128, address, slots));
     }
     for peer in [0, 2] {
-        let refusal = p2p.grow_send(peer, Wire::Bulk, 1 << 20, 32).unwrap_err();
+        let refusal = p2p.grow(Direction::Send, peer, Wire::Bulk, 1 << 20, 32).unwrap_err();
         assert_eq!(refusal, TransportError::NoRank { peer, ranks: 2 });
     }
-    p2p.grow_receive(1, Wire::Ll128, 1 << 20, 32).unwrap();
-    no_growth(p2p.grow_receive(1, Wire::Ll128, 1 << 20, 32));
+    p2p.grow(Direction::Receive, 1, Wire::Ll128, 1 << 20, 32).unwrap();
+    no_growth(p2p.grow(Direction::Receive, 1, Wire::Ll128, 1 << 20, 32));
     assert!(p2p.growth_bytes(Wire::Ll128) >= 64 << 20 && p2p.growth_bytes(Wire::Bulk) >= 16 << 20);
     end(ranks);
     let ranks = communicator(&devices);
