@@ -4,6 +4,7 @@
 
 use std::io;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
 
 /// Signals that a thread raises by itself. A handler of the program hears where, as with NCCL's threads.
 const FAULTS: [libc::c_int; 7] =
@@ -40,6 +41,18 @@ pub fn stack_left() -> Option<usize> {
         libc::pthread_attr_destroy(&mut attributes);
         (code == 0).then(|| (&raw const attributes as usize).saturating_sub(lowest as usize))
     }
+}
+
+/// Sleeps while this thread `waits`, at most `within`, and looks again after each `every`. Returns whether the wait is over.
+pub fn wait_while(within: Duration, every: Duration, mut waits: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + within;
+    while waits() {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(every);
+    }
+    true
 }
 
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {

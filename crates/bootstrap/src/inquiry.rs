@@ -11,11 +11,7 @@ use super::outcome::{Failure, SessionOutcome};
 use super::waiter::{Need, Waiter};
 
 /// The host's answer.
-#[derive(Clone, Debug)]
-enum HostAnswer {
-    Table(Table),
-    Outcome(SessionOutcome),
-}
+type HostAnswer = Result<Table, SessionOutcome>;
 
 /// What the background thread and the waiting caller share.
 #[derive(Debug, Default)]
@@ -40,11 +36,9 @@ impl Hearing {
 impl Waiter for Hearing {
     fn heard(&self, message: FromHost) -> Need {
         self.answer(match message {
-            FromHost::Table(table) => HostAnswer::Table(table),
-            FromHost::Outcome(outcome) => HostAnswer::Outcome(outcome),
-            FromHost::Prepare(_) | FromHost::Stop => {
-                HostAnswer::Outcome(SessionOutcome::Failed(Failure::Unreadable))
-            }
+            FromHost::Table(table) => Ok(table),
+            FromHost::Outcome(outcome) => Err(outcome),
+            FromHost::Prepare(_) | FromHost::Stop => Err(SessionOutcome::Failed(Failure::Unreadable)),
         });
         Need::Nothing
     }
@@ -54,7 +48,7 @@ impl Waiter for Hearing {
     }
 
     fn end(&self, outcome: SessionOutcome) {
-        self.answer(HostAnswer::Outcome(outcome));
+        self.answer(Err(outcome));
     }
 
     fn declines_elsewhere(&self) -> bool {
@@ -91,22 +85,19 @@ impl Inquiry {
 
     /// Waits in a round until all ranks have spoken or one no longer can, without a time limit.
     pub fn wait(self) -> Result<Table, Failure> {
-        match self.answer() {
-            HostAnswer::Table(table) => Ok(table),
-            HostAnswer::Outcome(SessionOutcome::Failed(failure)) => Err(failure),
+        self.answer().map_err(|outcome| match outcome {
+            SessionOutcome::Failed(failure) => failure,
             // A round has no such outcome.
-            HostAnswer::Outcome(SessionOutcome::PeerGroup | SessionOutcome::OnNccl(_)) => {
-                Err(Failure::Unreadable)
-            }
-        }
+            SessionOutcome::PeerGroup | SessionOutcome::OnNccl(_) => Failure::Unreadable,
+        })
     }
 
     /// Waits for the host's answer to a rank that has declined. `Ok` if all ranks go to NCCL.
     pub(super) fn wait_declined(self) -> Result<(), Failure> {
         match self.answer() {
-            HostAnswer::Outcome(SessionOutcome::OnNccl(_)) => Ok(()),
-            HostAnswer::Outcome(SessionOutcome::Failed(failure)) => Err(failure),
-            HostAnswer::Outcome(SessionOutcome::PeerGroup) | HostAnswer::Table(_) => Err(Failure::Unreadable),
+            Err(SessionOutcome::OnNccl(_)) => Ok(()),
+            Err(SessionOutcome::Failed(failure)) => Err(failure),
+            Err(SessionOutcome::PeerGroup) | Ok(_) => Err(Failure::Unreadable),
         }
     }
 

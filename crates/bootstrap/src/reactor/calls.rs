@@ -43,13 +43,7 @@ impl Calls {
             let key = watched.key();
             sockets.endpoints.insert(key, Endpoint::Visitor(Connection::new(watched)));
             self.visitors.push_back(key);
-            if self.visitors.len() > sockets.limits.newcomers_max
-                && let Some(oldest) = self.visitors.pop_front()
-            {
-                // The oldest has been silent for longest. No rank connects and stays silent.
-                sockets.endpoints.remove(&oldest);
-                Counts::up(&sockets.shared.counts.turned_away);
-            }
+            sockets.turn_oldest_away(&mut self.visitors);
         }
     }
 

@@ -158,13 +158,7 @@ impl Sessions {
             sockets.endpoints.insert(key, Endpoint::Newcomer(Connection::new(watched), token));
             let Some(session) = self.sessions.get_mut(&token) else { return };
             session.newcomers.push_back(key);
-            if session.newcomers.len() > sockets.limits.newcomers_max
-                && let Some(oldest) = session.newcomers.pop_front()
-            {
-                // The oldest has been silent for longest. No rank connects and stays silent.
-                sockets.endpoints.remove(&oldest);
-                Counts::up(&sockets.shared.counts.turned_away);
-            }
+            sockets.turn_oldest_away(&mut session.newcomers);
         }
     }
 

@@ -1,6 +1,6 @@
 //! All sockets of the background thread by their keys, its one `Poll`, and the handling of missing descriptors.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
@@ -150,6 +150,17 @@ impl Sockets {
     pub(super) fn seat(&mut self, mut connection: Connection, token: Token) {
         connection.input.clear();
         self.endpoints.insert(connection.watched.key(), Endpoint::Present(connection, token));
+    }
+
+    /// Closes the oldest of these connections if there are too many: it has been silent for longest, and no rank connects and
+    /// stays silent.
+    pub(super) fn turn_oldest_away(&mut self, silent: &mut VecDeque<u64>) {
+        if silent.len() > self.limits.newcomers_max
+            && let Some(oldest) = silent.pop_front()
+        {
+            self.endpoints.remove(&oldest);
+            Counts::up(&self.shared.counts.turned_away);
+        }
     }
 
     /// Lets a listener accept no connections for now.

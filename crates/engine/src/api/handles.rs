@@ -31,7 +31,10 @@ pub(super) fn in_peer_group<T>(
 
 /// From now on NCCL's communicator may be used by another, or by calls that Windlass does not see.
 pub(super) fn share(handle: ncclComm_t) {
-    in_peer_group(handle, |peer_group| Some(peer_group.share()));
+    in_peer_group(handle, |peer_group| {
+        peer_group.share();
+        Some(())
+    });
 }
 
 /// Refuses an ended handle of Windlass, which NCCL would read as one of its own.

@@ -3,7 +3,7 @@
 //! and Windlass's handler is registered again: it runs as soon as theirs has returned, still before the driver's.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
@@ -53,11 +53,8 @@ extern "C" fn at_exit() {
         || (),
         || {
             let begun = thread::spawn("windlass-exit", finish);
-            let until = Instant::now() + EXIT_WITHIN;
-            while begun.is_ok() && !DONE.load(Ordering::Acquire) && Instant::now() < until {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            if DONE.load(Ordering::Acquire) {
+            let waits = || !DONE.load(Ordering::Acquire);
+            if begun.is_ok() && thread::wait_while(EXIT_WITHIN, Duration::from_micros(200), waits) {
                 is_over();
             }
         },

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use windlass_base::thread;
 
@@ -47,14 +47,7 @@ impl Running {
         self.is_ending.store(true, Ordering::SeqCst);
         drop(pausing);
         self.ends.notify_all();
-        let until = Instant::now() + within;
-        while self.count.load(Ordering::SeqCst) > 0 {
-            if Instant::now() >= until {
-                return false;
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        true
+        thread::wait_while(within, LOOK_EVERY, || self.count.load(Ordering::SeqCst) > 0)
     }
 }
 

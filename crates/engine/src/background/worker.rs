@@ -131,10 +131,8 @@ pub(crate) fn end() {
     worker.ending.store(true, Ordering::Release);
     worker.wake.raise();
     let thread = worker.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let until = Instant::now() + END_WITHIN;
-    while thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
-        std::thread::sleep(Duration::from_micros(200));
-    }
+    let runs = || thread.as_ref().is_some_and(|thread| !thread.is_finished());
+    thread::wait_while(END_WITHIN, Duration::from_micros(200), runs);
 }
 
 /// Starts the thread again after [`end`], with the same name of the request socket, which other processes know.

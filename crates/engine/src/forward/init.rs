@@ -205,8 +205,8 @@ impl InitCall {
         match self.function {
             InitFunction::All { count, .. } if self.place.is_null() || count < 1 => None,
             InitFunction::All { count, devices } if devices.is_null() => Some((0..count).collect()),
-            // SAFETY: by this function's contract the array has `count` places.
             InitFunction::All { count, devices } => {
+                // SAFETY: by this call's contract the array has `count` places.
                 Some(unsafe { std::slice::from_raw_parts(devices, count as usize) }.to_vec())
             }
             _ => None,

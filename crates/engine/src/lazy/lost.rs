@@ -64,11 +64,7 @@ impl LazyCommunicator {
 
     /// Waits for the materializing thread, which has been told to stop. False if it has not left NCCL within [`OUT_WITHIN`].
     pub(super) fn is_out(&self) -> bool {
-        let until = Instant::now() + OUT_WITHIN;
-        while *self.stage() == Stage::Aborting && Instant::now() < until {
-            std::thread::sleep(LOOK_EVERY);
-        }
-        *self.stage() != Stage::Aborting
+        thread::wait_while(OUT_WITHIN, LOOK_EVERY, || *self.stage() == Stage::Aborting)
     }
 
     /// Ends this rank's part in an attempt at which another rank has failed, if it does not end by itself within [`INIT_WITHIN`].

@@ -2,9 +2,10 @@
 //! next communicator [begins].
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use windlass_base::stats::count;
+use windlass_base::thread;
 
 /// Whether such work runs. A new communicator waits for it.
 static AT_WORK: AtomicBool = AtomicBool::new(false);
@@ -31,10 +32,7 @@ pub(crate) fn while_none(act: impl FnOnce()) {
 fn wait(at_work: &AtomicBool, within: Duration) {
     // The communicator was counted before this fence. `work` sets its flag, then reads the count. So one of the two sees the other.
     fence(Ordering::SeqCst);
-    let until = Instant::now() + within;
-    while at_work.load(Ordering::Acquire) && Instant::now() < until {
-        std::thread::sleep(LOOK_EVERY);
-    }
+    thread::wait_while(within, LOOK_EVERY, || at_work.load(Ordering::Acquire));
 }
 
 fn work(at_work: &AtomicBool, are_none: impl FnOnce() -> bool, act: impl FnOnce()) {

@@ -13,7 +13,7 @@ mod leaving;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nccl_sys::{ncclComm_t, ncclSuccess};
 use once_cell::sync::OnceCell;
@@ -30,6 +30,7 @@ use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::count;
 use windlass_base::stats::windows::Kept;
+use windlass_base::thread;
 use windlass_bootstrap::negotiated::NegotiatedConfig;
 
 use crate::background::weak_list::WeakList;
@@ -159,11 +160,9 @@ impl Windows {
             count::windows(Kept::Cached, 1);
             // The block may have left the pool just before, when it had no ended window.
             if let Some(block) = record.filter(has_left).and_then(|record| record.block) {
-                let taken = self.change(|ledger| ledger.leave(block));
-                self.drop_all(taken);
+                self.drop_all(self.change(|ledger| ledger.leave(block)));
             }
-            let surplus = self.change(|ledger| ledger.limit(CACHED_MAX));
-            self.drop_all(surplus);
+            self.drop_all(self.change(|ledger| ledger.limit(CACHED_MAX)));
         }
         ended
     }
@@ -213,16 +212,14 @@ impl Windows {
     /// Drops the windows of leaving blocks, if the communicator is shared: then [no other thread](leaving) may.
     fn drop_leaving(&self) {
         if self.is_shared.load(Ordering::Acquire) && self.has_any() && pool::is_any_leaving() {
-            let taken = self.change(|ledger| ledger.leave_all(standing));
-            self.drop_all(taken);
+            self.drop_all(self.change(|ledger| ledger.leave_all(standing)));
         }
     }
 
     /// Drops all windows that the program does not have, so that NCCL may free what they use.
     pub fn end_cached(&self) {
         let _inside = self.pass();
-        let taken = self.change(|ledger| ledger.end_cached(standing));
-        self.drop_all(taken);
+        self.drop_all(self.change(|ledger| ledger.end_cached(standing)));
     }
 
     /// For the communicator's end, when none of its work runs. Windows that the program has not ended stay, as in NCCL, with their memory.
@@ -260,11 +257,8 @@ impl Windows {
     /// out again.
     pub(crate) fn abort(&self) -> End {
         self.is_aborted.store(true, Ordering::SeqCst);
-        let until = Instant::now() + DROPS_WITHIN;
         let is_inside = || self.is_dropping.load(Ordering::SeqCst);
-        while is_inside() && Instant::now() < until {
-            std::thread::sleep(LOOK_EVERY);
-        }
+        thread::wait_while(DROPS_WITHIN, LOOK_EVERY, is_inside);
         // The blocks are tainted before the pool hears that they have no windows.
         let blocks: Vec<(u64, bool)> = self.ledger().blocks().collect();
         blocks.into_iter().for_each(|(block, _)| pool::taint(block));

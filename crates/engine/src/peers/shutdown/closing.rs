@@ -5,10 +5,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use windlass_base::guard;
 use windlass_base::shared_page::SharedPage;
+use windlass_base::thread;
 use windlass_transport::heap::{self, Event, Heap, Holds, LeaseId, Region};
 
 use crate::background::life::Life;
@@ -193,10 +194,7 @@ fn are_held_by_graphs() -> bool {
 
 /// For the end of the process: frees all closed regions, even those that others have mapped. Waits for graphs up to [`GRAPHS_WITHIN`].
 pub(in crate::peers) fn end() {
-    let until = Instant::now() + GRAPHS_WITHIN;
-    while are_held_by_graphs() && Instant::now() < until {
-        std::thread::sleep(Duration::from_micros(200));
-    }
+    thread::wait_while(GRAPHS_WITHIN, Duration::from_micros(200), are_held_by_graphs);
     let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
     EXITING.store(true, Ordering::Relaxed);
     let left = std::mem::take(&mut *closed());

@@ -7,6 +7,7 @@ use crate::features::registration::deregistration::Release;
 use crate::features::registration::registering::{End, Registering};
 use crate::features::windows::Windows;
 use crate::peers::registry;
+use windlass_base::thread;
 
 /// How long calls and groups of other threads are waited for. One of them may need this thread.
 const OUT_WITHIN: Duration = Duration::from_secs(5);
@@ -24,17 +25,11 @@ pub enum StillRegistered {
 /// Deregisters the kept windows that the program does not have, and ends keeping. Waits for other threads up to [`OUT_WITHIN`].
 fn release_windows() -> Result<(), StillRegistered> {
     let mut rest: Vec<Arc<Windows>> = registry::alive().filter_map(|one| one.windows().cloned()).collect();
-    let began = Instant::now();
-    loop {
+    let is_over = thread::wait_while(OUT_WITHIN, LOOK_EVERY, || {
         rest.retain(|one| !one.release());
-        if rest.is_empty() {
-            return Ok(());
-        }
-        if began.elapsed() > OUT_WITHIN {
-            return Err(StillRegistered::InUse(rest.len()));
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
+        !rest.is_empty()
+    });
+    if is_over { Ok(()) } else { Err(StillRegistered::InUse(rest.len())) }
 }
 
 /// Deregisters all buffers and windows of this process, and registers none from now on. Waits for registered calls, as NCCL's own ends do.

@@ -3,9 +3,10 @@
 //!
 //! No peer is waited for: one that has not closed yet may wait for this very rank in its init.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use windlass_base::gpu::Ordinal;
+use windlass_base::thread;
 
 use crate::background::worker;
 use crate::peers::setup::transports::LEAVES_WITHIN;
@@ -45,14 +46,10 @@ fn goes(device: Ordinal) -> bool {
 }
 
 fn make_while(goes: impl Fn() -> bool, mut is_enough: impl FnMut() -> bool, within: Duration) {
-    let until = Instant::now() + within;
-    loop {
+    thread::wait_while(within, LOOK_EVERY, || {
         let more = goes();
-        if is_enough() || !more || Instant::now() >= until {
-            return;
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
+        !is_enough() && more
+    });
 }
 
 #[cfg(test)]

@@ -161,8 +161,7 @@ impl Windows {
     fn decided(&self, all: &[Said], making: Making) -> Course {
         let Decided { decision, drop } = decide(all, self.rules);
         if !drop.is_empty() {
-            let taken = self.change(|ledger| ledger.forget_names(&drop, standing));
-            self.drop_all(taken);
+            self.drop_all(self.change(|ledger| ledger.forget_names(&drop, standing)));
         }
         match decision {
             Decision::Hit(number) => {
