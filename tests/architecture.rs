@@ -336,7 +336,7 @@ fn type_names_become_unique() {
 /// How many files and functions are longer than this, without their tests. To be lowered only.
 const FILE_LINES_MAX: usize = 450;
 const FUNCTION_LINES_MAX: usize = 60;
-const LONG: (usize, usize) = (2, 4);
+const LONG: (usize, usize) = (1, 3);
 
 /// Files and functions stay short.
 #[test]

@@ -74,7 +74,7 @@ enum At {
     /// In NCCL's init by an id.
     ById(Vec<u32>),
     /// NCCL has made its child: about to ask the roster.
-    AtRoster,
+    Roster,
     /// In the session of the roster's ranks.
     Rostered,
     Done(End),
@@ -244,7 +244,7 @@ impl World {
             At::InRound => self.answers[own].is_none() && self.is_dead(0),
             At::Meeting { ranks, .. } | At::ById(ranks) => ranks.iter().any(|other| self.is_dead(*other)),
             At::OnParent(..) => self.some_dead(),
-            At::Rostered | At::AtRoster => self.some_dead(),
+            At::Rostered | At::Roster => self.some_dead(),
             At::Start | At::Done(_) => false,
         };
         if waits_for_dead {
@@ -289,7 +289,7 @@ impl World {
                 }
                 true
             }
-            At::AtRoster if !lacks_id => {
+            At::Roster if !lacks_id => {
                 self.is_faulty = true;
                 let color = self.facts[own].message.color.unwrap();
                 let ranks = self.of_color(color);
@@ -340,7 +340,7 @@ impl World {
                 }
                 self.at[own] = At::Done(End::OnNccl(ranks));
             }
-            At::AtRoster => self.ask_roster(rank),
+            At::Roster => self.ask_roster(rank),
             At::Rostered => return self.meet_rostered(rank),
             At::Done(_) => return false,
         }
@@ -387,11 +387,11 @@ impl World {
                     let (roster, _) = self.rosters.entry(color).or_default();
                     assert!(roster.enter(rank.into(), rank));
                 }
-                self.to_parent(rank, color, After::Roster);
+                self.enters_parent(rank, color, After::Roster);
             }
             ChildPlan::Meet { ranks, .. } if self.mutation == Mutation::CallsOnParent => {
                 drop(ranks);
-                self.to_parent(rank, color, After::Roster);
+                self.enters_parent(rank, color, After::Roster);
             }
             ChildPlan::Meet { rank: place, ranks, splits_too, .. } => {
                 assert_eq!(ranks[place as usize], rank);
@@ -417,14 +417,14 @@ impl World {
         }
     }
 
-    fn to_parent(&mut self, rank: u32, color: Option<i32>, after: After) {
+    fn enters_parent(&mut self, rank: u32, color: Option<i32>, after: After) {
         self.on_parent.insert(rank, color);
         self.at[rank as usize] = At::OnParent(color, after);
     }
 
     fn leave_meeting(&mut self, rank: u32, splits_too: bool, after: After) {
         match splits_too {
-            true => self.to_parent(rank, None, after),
+            true => self.enters_parent(rank, None, after),
             false => self.after_parent(rank, after),
         }
     }
@@ -432,7 +432,7 @@ impl World {
     fn after_parent(&mut self, rank: u32, after: After) {
         self.at[rank as usize] = match after {
             After::Roster if self.facts[rank as usize].message.color.is_none() => At::Done(End::Nothing),
-            After::Roster => At::AtRoster,
+            After::Roster => At::Roster,
             After::ById(ranks) => {
                 self.by_id.entry(ranks.clone()).or_default().insert(rank);
                 At::ById(ranks)
