@@ -95,7 +95,7 @@ pub struct Invitation {
     /// The name under which the host waits for its ranks: the [`child`]'s own, its roster's, or before a round
     /// [`call`]'s.
     pub call: Token,
-    /// The [`child`]'s name, or the [`round`]'s for a message in a round.
+    /// The [`child`]'s name, or the [`round()`]'s for a message in a round.
     pub child: Token,
     /// The rank of the sender in the parent.
     pub rank: u32,

@@ -23,18 +23,18 @@
 //!
 //! - `ncclGetUniqueId`: [`Bootstrap::host`] with a [spare id](Bootstrap::spare_id) or a new id of NCCL's. An id of
 //!   NCCL_COMM_ID, or of `ncclCommGetUniqueId` (which grows a communicator), stays as it is.
-//! - `ncclCommInitRank`: [`facts::fallback_reason`], then [`Bootstrap::join`] with all ranks that this caller brings to
-//!   the session, or [`Bootstrap::decline_at_port`]. [`Participant::cancellers`] come next, for `ncclCommAbort`.
-//!   [`complete_all`] then runs all sessions of the group, with a function that prepares. With the outcome *on NCCL*
-//!   the caller runs the real init with the same id. The relay serves that init, as it does beside a peer group.
+//! - `ncclCommInitRank`: [`facts::fallback_reason`], then for each rank [`Bootstrap::join`] or
+//!   [`Bootstrap::decline_at_port`]. [`Participant::canceller`] comes next, for `ncclCommAbort`. [`complete_all`] then
+//!   brings all ranks of the group to their sessions' ends, each with a function that prepares. With the outcome *on
+//!   NCCL* the caller runs the real init with the same id. The relay serves that init, as it does beside a peer group.
 //! - `ncclCommInitAll`: [`decision::decide`], without a session.
 //! - After a fork: [`mod@process`], which starts a new bootstrap.
 //! - `ncclCommSplit` and `ncclCommShrink` to lazy communicators: [`Bootstrap::await_ranks`] by the rank whose process
 //!   hosts, and [`Bootstrap::join_invited`] or [`Bootstrap::decline`] by each rank; see [`children`].
 //! - The same, where NCCL makes the communicators: [`Bootstrap::enter_local`] before NCCL's call, then
 //!   [`Bootstrap::join_local`]; see [`children::local_rendezvous`].
-//! - Before a call whose communicators may be lazy, a round: [`Bootstrap::ask_round`] or [`Bootstrap::go_to_nccl`] by
-//!   each rank.
+//! - Before a call whose communicators may be lazy, a round: [`Bootstrap::ask_round`] by each rank, or
+//!   [`Bootstrap::say_in_round`] by one that does not wait. [`children::plan`] says what each rank does.
 //!
 //! # Why ranks never act on different outcomes
 //!
