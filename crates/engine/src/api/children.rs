@@ -329,7 +329,7 @@ fn say_once(ranks: i32) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         ::log::warn!(
-            "a communicator of {ranks} ranks has no peer group: the communicator that it was made from has none"
+            "a communicator of {ranks} ranks has no peer group: it was grown, or made from a communicator on NCCL"
         );
     });
 }
