@@ -18,6 +18,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use windlass_base::config::RUN;
+use windlass_base::thread;
 
 /// What a rank tells the parent.
 #[derive(Serialize, Deserialize)]
@@ -36,6 +37,7 @@ pub type Variable = (OsString, OsString);
 const LOOK: Duration = Duration::from_millis(20);
 /// For a killed rank to be gone. One that waits in the driver may never be, and nobody can wait for it.
 const GONE: Duration = Duration::from_secs(3);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What to start.
 pub struct Launch {
@@ -130,27 +132,18 @@ impl Drop for Ranks {
         for rank in &mut self.running {
             let _ = rank.process.kill();
         }
-        let deadline = Instant::now() + GONE;
-        for rank in &mut self.running {
-            gone_until(&mut rank.process, deadline);
-        }
+        thread::wait_while(GONE, LOOK_AGAIN, || self.running.iter_mut().any(|rank| runs(&mut rank.process)));
     }
 }
 
 /// The end of a process that is about to end.
 fn gone(process: &mut Child) -> Option<ExitStatus> {
-    gone_until(process, Instant::now() + GONE)
+    thread::wait_while(GONE, LOOK_AGAIN, || runs(process));
+    process.try_wait().ok().flatten()
 }
 
-fn gone_until(process: &mut Child, deadline: Instant) -> Option<ExitStatus> {
-    loop {
-        match process.try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Err(_) => return None,
-            Ok(None) if Instant::now() >= deadline => return None,
-            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
-        }
-    }
+fn runs(process: &mut Child) -> bool {
+    matches!(process.try_wait(), Ok(None))
 }
 
 impl Ranks {

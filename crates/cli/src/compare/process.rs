@@ -13,6 +13,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use windlass_base::config::RUN;
+use windlass_base::thread;
 
 /// The least and the most time between two looks at the processes: short at first, so that short programs are seen.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -98,19 +99,17 @@ pub fn run(launch: &Launch, look: &mut dyn FnMut(&BTreeSet<u32>)) -> Result<Outc
 
 /// Waits for processes that the command has left behind, then ends them. Returns how many that were.
 fn end_what_is_left() -> usize {
-    let deadline = Instant::now() + GRACE;
-    loop {
+    let mut left = 0;
+    let waits = || {
         family::reap(None);
-        let left = family::look();
-        if left.is_empty() {
-            return 0;
-        }
-        if Instant::now() > deadline || interruption::look().is_some() {
-            end_all(interruption::look().unwrap_or(Signal::TERM));
-            return left.len();
-        }
-        std::thread::sleep(PAUSE_MIN);
+        left = family::look().len();
+        left > 0 && interruption::look().is_none()
+    };
+    thread::wait_while(GRACE, PAUSE_MIN, waits);
+    if left > 0 {
+        end_all(interruption::look().unwrap_or(Signal::TERM));
     }
+    left
 }
 
 /// Sends the signal to all processes of the command at once, and SIGKILL to those that do not end in time or before the next request.
@@ -118,18 +117,15 @@ fn end_all(signal: Signal) {
     family::signal(&family::look(), signal);
     let began = Instant::now();
     let mut kills = false;
-    loop {
+    thread::wait_while(UNTIL_KILLED + UNTIL_LEFT, PAUSE_MIN, || {
         family::reap(None);
         let left = family::look();
-        if left.is_empty() || began.elapsed() > UNTIL_KILLED + UNTIL_LEFT {
-            return;
-        }
         kills |= interruption::take() && began.elapsed() > ONE_REQUEST || began.elapsed() > UNTIL_KILLED;
         if kills {
             family::signal(&left, Signal::KILL);
         }
-        std::thread::sleep(PAUSE_MIN);
-    }
+        !left.is_empty()
+    });
 }
 
 /// The last lines of an output.

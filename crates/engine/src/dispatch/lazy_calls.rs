@@ -64,16 +64,15 @@ fn take(call: &Call, lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
 
 /// Materializes a lazy communicator, outside groups. Waits for all its ranks.
 pub fn materialize(lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
-    let result = lazy.materialize();
-    if result == ncclSuccess {
-        note(lazy);
-    }
-    result
+    noted(lazy, lazy.materialize())
 }
 
 /// Materializes a lazy communicator while this thread has a group open. Waits for all its ranks.
 pub fn materialize_in_group(lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
-    let result = lazy.materialize_beside().wait();
+    noted(lazy, lazy.materialize_beside().wait())
+}
+
+fn noted(lazy: &LazyCommunicator, result: ncclResult_t) -> ncclResult_t {
     if result == ncclSuccess {
         note(lazy);
     }

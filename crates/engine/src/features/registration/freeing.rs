@@ -1,13 +1,14 @@
 //! Has NCCL free blocks that have left the pool, and lets other threads wait for that.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nccl_sys::ncclSuccess;
 
 use crate::features::memory::pool;
 use crate::forward::registration;
 use windlass_base::gpu::{self, Address, Home, Ordinal};
+use windlass_base::thread;
 
 use crate::features::registration::deregistration::memory_is_freed;
 
@@ -27,11 +28,9 @@ impl Freeing {
 
     /// Waits for other threads to finish freeing, up to `within`. Returns whether there were any.
     pub(crate) fn wait(within: Duration) -> bool {
-        let (until, mut were_any) = (Instant::now() + within, false);
-        while FREEING.load(Ordering::Acquire) > 0 && Instant::now() < until {
-            were_any = true;
-            std::thread::sleep(LOOK_EVERY);
-        }
+        let are_any = || FREEING.load(Ordering::Acquire) > 0;
+        let were_any = are_any();
+        thread::wait_while(within, LOOK_EVERY, are_any);
         were_any
     }
 }
@@ -83,6 +82,8 @@ pub(crate) fn home_of(device: Ordinal) -> Option<Home> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     /// A thread that was refused memory waits while other threads free some. It returns at once if there are none, and never
