@@ -218,9 +218,33 @@ impl Function {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use nccl_sys::ncclFloat32;
+    use nccl_sys::{ncclFloat32, ncclInt8};
+
+    /// A call of a function over so many bytes, with this peer or root.
+    pub(crate) fn call(function: Function, bytes: usize, other: c_int) -> Call {
+        let is_message = function as usize >= Function::Send as usize;
+        let (operation, root) = (None, (!is_message).then_some(other));
+        let shared = Shared { function, count: bytes, datatype: ncclInt8, operation, root };
+        let (send, receive) = (std::ptr::null(), std::ptr::null_mut());
+        let local = Local {
+            called: function,
+            send,
+            receive,
+            peer: is_message.then_some(other),
+            config: std::ptr::null(),
+            communicator: std::ptr::null_mut(),
+            stream: std::ptr::null_mut(),
+            scalar: None,
+        };
+        Call { shared, local }
+    }
+
+    /// A send to rank 0.
+    pub(crate) fn send(bytes: usize) -> Call {
+        call(Function::Send, bytes, 0)
+    }
 
     /// Bytes are those of the larger buffer, and do not overflow.
     #[test]

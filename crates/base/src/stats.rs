@@ -1,6 +1,7 @@
 //! Counters of a process. [`segment`] is their memory, [`files`] the files of segments, [`count`] the counting, [`snapshot`] what a
-//! reader sees, [`report`] its text, and [`closing`] a run's last line.
+//! reader sees, [`report`] its text, [`calls`] the last calls, and [`closing`] a run's last line.
 
+pub mod calls;
 pub mod check;
 pub mod closing;
 pub mod count;

@@ -44,6 +44,14 @@ impl Kept {
             Kept::Waiting(_) | Kept::OnNccl(_) => None,
         }
     }
+
+    /// What all ranks of the communicator call it.
+    fn name(&self) -> Option<u64> {
+        match self {
+            Kept::OnNccl(parent_on_nccl) => Some(parent_on_nccl.name()),
+            kept => kept.peer_group().map(|peer_group| peer_group.negotiated().comm.number()),
+        }
+    }
 }
 
 /// The record of a communicator. Records are reused, never freed: a thread that is inside a call while another one
@@ -130,6 +138,7 @@ impl Communicator {
         self.native.iter().zip(native.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
         self.fixed_order.store(fixed_order, Ordering::Relaxed);
         self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);
+        kept.name().into_iter().for_each(|name| count::name(self.counters(), name));
         let registering = kept.peer_group().and_then(|peer_group| peer_group.registering());
         let windows = kept.peer_group().and_then(|peer_group| peer_group.windows());
         self.has_gate.store(registering.is_some() || windows.is_some(), Ordering::Relaxed);

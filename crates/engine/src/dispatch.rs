@@ -94,7 +94,7 @@ fn find(call: &Call) -> Standing {
 /// Counts a call.
 #[inline]
 fn count(call: &Call, communicator: &Communicator, path: Path) {
-    count::call(communicator.counters(), call.local.called, path, call.shared.bytes(communicator.ranks()));
+    count::call(communicator.counters(), call, path, communicator.ranks());
 }
 
 /// After NCCL has judged a call on an unknown handle. If NCCL took the call, the communicator is real and gets an entry.
@@ -113,7 +113,7 @@ fn first_sight(call: &Call, result: ncclResult_t) {
         }
         None => (count::UNKNOWN, 0),
     };
-    count::call(counters, call.local.called, Path::Forward, call.shared.bytes(ranks));
+    count::call(counters, call, Path::Forward, ranks);
 }
 
 /// Asks NCCL for rank, ranks and device of a communicator that was not ready when it got its entry. Inside a group it may

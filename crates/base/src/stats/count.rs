@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nccl_sys::Entry;
 
-use crate::call::Function;
+use crate::call::Call;
 use crate::path::Path;
 use crate::stats::check::Checked;
 use crate::stats::features::{Feature, Lacks};
@@ -57,15 +57,20 @@ fn choose_set() -> usize {
 /// NCCL forbids two threads in calls of one communicator at once. So its cells have one writer at a time and need no
 /// locked instruction, which would cost as much as all else here.
 #[inline]
-pub fn call(counters: usize, function: Function, path: Path, bytes: u64) {
-    let Some(communicator) = segment::current().communicators.get(counters) else { return };
-    let cell = &communicator.cells[function as usize][path as usize];
+pub fn call(counters: usize, call: &Call, path: Path, ranks: usize) {
+    let segment = segment::current();
+    let Some(communicator) = segment.communicators.get(counters) else { return };
+    let bytes = call.shared.bytes(ranks);
+    let cell = &communicator.cells[call.local.called as usize][path as usize];
     if counters == UNKNOWN {
         cell.calls.fetch_add(1, Ordering::Relaxed);
         cell.bytes.fetch_add(bytes, Ordering::Relaxed);
     } else {
         cell.calls.store(cell.calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         cell.bytes.store(cell.bytes.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
+        if communicator.has_ring.load(Ordering::Relaxed) != 0 {
+            segment.rings[counters].add(call, path, bytes);
+        }
     }
 }
 
@@ -93,8 +98,10 @@ pub fn begin(identity: Identity) -> usize {
     place.nccl.store(peer_group::MADE, Ordering::Relaxed);
     place.lacks.store(0, Ordering::Relaxed);
     place.limits_from.store(0, Ordering::Relaxed);
+    place.name.store(0, Ordering::Relaxed);
     reason(index, None, "");
     identify(index, identity);
+    segment::begin_ring(index);
     index
 }
 
@@ -135,6 +142,14 @@ pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
     place.lacks.store(lacks.0, Ordering::Relaxed);
     place.peer_group.store(number, Ordering::Relaxed);
     place.serial.load(Ordering::Relaxed)
+}
+
+/// Notes what all ranks of a communicator call it, unless it has a name.
+pub fn name(counters: usize, name: u64) {
+    if counters != UNKNOWN {
+        let place = &segment::current().communicators[counters].name;
+        let _ = place.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed);
+    }
 }
 
 /// A communicator's rank, size and device, as far as noted.
@@ -305,6 +320,7 @@ fn forget(place: &Communicator, into: &Communicator) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::tests::send;
     use crate::stats::segment::COMMUNICATORS_MAX;
     use crate::stats::snapshot::Snapshot;
 
@@ -316,14 +332,14 @@ mod tests {
     fn places_run_out() {
         let made: Vec<usize> = (0..COMMUNICATORS_MAX + 3).map(|_| begin(IDENTITY)).collect();
         for place in &made {
-            call(*place, Function::Send, Path::Forward, 10);
+            call(*place, &send(10), Path::Forward, 2);
         }
         assert_eq!(made.iter().filter(|place| **place == UNKNOWN).count(), 4);
         recorded(made[7], 3);
         reason(made[7], Some(1), "no device is current");
         end(made[7]);
         assert_eq!(begin(IDENTITY), made[7]);
-        call(made[7], Function::Send, Path::Forward, 10);
+        call(made[7], &send(10), Path::Forward, 2);
         let seen = Snapshot::of(segment::current());
         assert_eq!(seen.functions["ncclSend"], COMMUNICATORS_MAX as u64 + 4);
         assert_eq!(seen.communicators_made, COMMUNICATORS_MAX as u64 + 4);

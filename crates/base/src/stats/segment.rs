@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
 use rustix::fs::OFlags;
@@ -19,6 +20,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::call::FUNCTIONS;
 use crate::path::PATHS;
+use crate::stats::calls::CallRing;
 use crate::stats::files::{self, Held};
 use crate::stats::run::Run;
 use crate::stats::{check, pool, registration, windows};
@@ -28,7 +30,7 @@ pub const ENTRIES_MAX: usize = 128;
 /// Places for communicators: those that live and the last that ended. All others share place 0.
 pub const COMMUNICATORS_MAX: usize = 256;
 /// For so many communicators at once a file gets memory.
-const PLACES_AT_ONCE: usize = 16;
+const PLACES_AT_ONCE: usize = 8;
 /// Sets of counters among which threads are spread for calls without a communicator.
 pub const THREAD_SETS: usize = 16;
 
@@ -100,6 +102,8 @@ pub struct Segment {
     pub threads: [[AtomicU64; ENTRIES_MAX]; THREAD_SETS],
     /// Counters by communicator. Place 0 is for unknown handles, and for ended communicators whose place was taken.
     pub communicators: [Communicator; COMMUNICATORS_MAX],
+    /// The last calls of each communicator. The ring of a place that has none must not even be read.
+    pub rings: [CallRing; COMMUNICATORS_MAX],
 }
 
 /// The counters of one communicator.
@@ -130,6 +134,10 @@ pub struct Communicator {
     pub not_in_fixed_order: AtomicU64,
     /// Calls that a graph capture recorded, as far as is known: see [`crate::stats::count::recorded`].
     pub recorded: AtomicU64,
+    /// What all its ranks call it; 0 where they have no common name.
+    pub name: AtomicU64,
+    /// Whether its ring has memory.
+    pub has_ring: AtomicU32,
     /// The rank whose reason `reason` is, -1 if none is named.
     pub reason_rank: AtomicI32,
     /// What a fallback reason says besides its number, or why a peer group's limits are guesses; in words, zero-padded.
@@ -170,10 +178,11 @@ pub fn current() -> &'static Segment {
 
 /// In a child just forked: counts from zero in the library's own memory. Takes no lock and allocates nothing.
 pub fn restart_in_forked_child() {
+    // The rings stay: a place without its mark has none.
     // SAFETY: the structure consists of atomics, and is as large as a whole number of words.
     let words = unsafe {
         let first = (&raw const EARLY).cast::<AtomicU64>();
-        std::slice::from_raw_parts(first, size_of::<Segment>() / size_of::<AtomicU64>())
+        std::slice::from_raw_parts(first, bytes_of(COMMUNICATORS_MAX) / size_of::<AtomicU64>())
     };
     // Most words are 0, and a write would make the child copy their page.
     words
@@ -223,13 +232,65 @@ pub fn get_more_places() -> bool {
     let segment = current();
     let (now, Some(path)) = (places(segment).len(), PATH.get()) else { return false };
     let wanted = (now + PLACES_AT_ONCE).min(COMMUNICATORS_MAX);
-    // By its name: the program may have closed the descriptor, and opened another file under its number.
-    let file = File::options().read(true).write(true).open(path);
-    let more = wanted > now && file.is_ok_and(|file| reserve(&file, wanted).is_ok());
+    let more = wanted > now && reserve_in(path, 0, bytes_of(wanted)).is_ok();
     if more {
         segment.places_lacking.store((COMMUNICATORS_MAX - wanted) as u64, Ordering::Release);
     }
     more
+}
+
+/// Empties the ring of a place for a new communicator, and gets memory for it first if it has none. Without memory there is no ring.
+pub fn begin_ring(index: usize) {
+    let segment = current();
+    let (place, ring) = (&segment.communicators[index], &segment.rings[index]);
+    if place.has_ring.load(Ordering::Relaxed) == 0 {
+        let is_early = std::ptr::eq(segment, &raw const EARLY);
+        let offset = std::mem::offset_of!(Segment, rings) + index * size_of::<CallRing>();
+        if !is_early
+            && !PATH.get().is_some_and(|path| reserve_in(path, offset, size_of::<CallRing>()).is_ok())
+        {
+            return;
+        }
+        place.has_ring.store(1, Ordering::Release);
+    }
+    ring.clear();
+}
+
+/// Reserves memory of this process's file. A write into full shared memory kills the process, and so does exceeding the process's
+/// limit of file sizes (SIGXFSZ). The file is opened by its name: the program may have closed the descriptor, and opened another file under its
+/// number.
+fn reserve_in(path: &FilePath, from: usize, bytes: usize) -> io::Result<()> {
+    let file = File::options().read(true).write(true).open(path)?;
+    Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), from as u64, bytes as u64)?)
+}
+
+/// The processor's clock, which all processes of a host share.
+#[inline]
+pub fn tick() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+/// How fast the processor's clock goes, and what it says now.
+#[derive(Debug)]
+pub struct Clock {
+    now: u64,
+    ticks_per_second: f64,
+}
+
+impl Clock {
+    /// Measures the clock, which takes some milliseconds.
+    pub fn measure() -> Clock {
+        let (began, ticks) = (Instant::now(), tick());
+        std::thread::sleep(Duration::from_millis(10));
+        let (passed, now) = (began.elapsed(), tick());
+        Clock { now, ticks_per_second: now.wrapping_sub(ticks) as f64 / passed.as_secs_f64() }
+    }
+
+    /// The time since a tick, 0 for one that is yet to come.
+    pub fn seconds_since(&self, tick: u64) -> f64 {
+        self.now.saturating_sub(tick) as f64 / self.ticks_per_second.max(1.0)
+    }
 }
 
 fn fill(held: &Held) -> io::Result<&'static Segment> {
@@ -239,7 +300,7 @@ fn fill(held: &Held) -> io::Result<&'static Segment> {
         return Err(io::Error::from(io::ErrorKind::FileTooLarge));
     }
     file.set_len(size_of::<Segment>() as u64)?;
-    reserve(&file, PLACES_AT_ONCE)?;
+    reserve_in(held.path(), 0, bytes_of(PLACES_AT_ONCE))?;
     map(&file)
 }
 
@@ -272,12 +333,6 @@ impl Opened {
             _ => Err(io::Error::other("not complete yet, or not a segment of Windlass")),
         }
     }
-}
-
-/// Reserves the memory of so many places, and of all before them. A write into full shared memory kills the process, and so does exceeding
-/// the process's limit of file sizes (SIGXFSZ).
-fn reserve(file: &File, places: usize) -> io::Result<()> {
-    Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes_of(places) as u64)?)
 }
 
 /// Bytes of a segment up to the end of so many places.

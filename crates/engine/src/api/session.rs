@@ -1,5 +1,6 @@
 //! Inits by id: the ranks meet in a session before NCCL makes the communicator from the same id. NCCL does not make a lazy communicator.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use nccl_sys::{Entry, ncclResult_t, ncclSuccess};
@@ -156,6 +157,12 @@ fn finish(step: Step, init: &InitCall) {
     let new_communicators: Vec<_> =
         init.new_communicators().map(|(handle, identity)| note(handle, identity)).collect();
     let one = new_communicators.first().copied().flatten();
+    if let (Some(asked), Some((_, communicator))) = (init.by_id(), one) {
+        count::name(
+            communicator.counters(),
+            BuildHasherDefault::<DefaultHasher>::default().hash_one(asked.id),
+        );
+    }
     match (step, one) {
         (Step::All, _) => {
             if group::is_open() {

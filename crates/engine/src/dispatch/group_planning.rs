@@ -165,8 +165,7 @@ impl Sorted {
     fn count(&self, handle: ncclComm_t, terms: &Terms) {
         let Some(communicator) = communicator::find(handle) else { return };
         let count = |call: &Call, path| {
-            let (function, bytes) = (call.local.called, call.shared.bytes(terms.ranks));
-            count::call(communicator.counters(), function, path, bytes);
+            count::call(communicator.counters(), call, path, terms.ranks);
             if path == Path::Native {
                 fixed_order::kept(&call.shared, communicator.counters(), terms);
             }
