@@ -16,6 +16,7 @@ mod doctor;
 mod element;
 mod elf;
 mod gpu;
+mod hang;
 mod installation;
 mod interruption;
 mod limits;
@@ -62,6 +63,8 @@ enum Action {
     Compare(compare::Options),
     /// Measure up to which sizes Windlass's collectives are faster on this machine, for WINDLASS_TUNING
     Tune(tune::Options),
+    /// Name the rank of this host that others wait for; the exit code is 3 if there is one
+    Hang(hang::Options),
     /// Show the counters of programs that run over Windlass now
     Stats(stats::Options),
     #[command(name = BENCH_RANK, hide = true)]
@@ -95,6 +98,7 @@ fn act(action: Action) -> Result<u8> {
         Action::Bench(options) => bench::run(&options).map(|()| 0),
         Action::Compare(options) => compare::run(&options),
         Action::Tune(options) => tune::run(&options).map(|()| 0),
+        Action::Hang(options) => hang::run(&options),
         Action::Stats(options) => stats::run(&options).map(|()| 0),
         Action::BenchRank => bench::work().map(|()| 0),
         Action::LimitsRank => bench::adaptive::work().map(|()| 0),

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use windlass_base::stats::calls::{ProcessCalls, processes};
 use windlass_base::stats::closing::{self, many};
+use windlass_base::stats::segment::Clock;
 use windlass_base::stats::snapshot::{self, Snapshot};
 use windlass_base::stats::{files, report};
 
@@ -21,6 +23,9 @@ pub struct Options {
     /// All counters are printed as JSON, one object and line for each process
     #[arg(long)]
     json: bool,
+    /// The last 256 calls of each communicator are printed instead of the counters
+    #[arg(long, conflicts_with_all = ["clean", "last"])]
+    calls: bool,
     /// The counters are printed again after so many seconds, at least 0.01, until Ctrl-C
     #[arg(long, value_name = "SECONDS")]
     watch: Option<f64>,
@@ -64,7 +69,69 @@ fn pause(seconds: f64) -> Result<Duration> {
     }
 }
 
+/// The last calls of a process, or of all.
+fn last_calls(options: &Options) -> Result<String> {
+    let all = processes(Path::new(files::FOLDER), &Clock::measure());
+    let wanted = |one: &ProcessCalls| options.process.is_none_or(|process| process == one.process);
+    let wanted: Vec<&ProcessCalls> = all.iter().filter(|one| wanted(one)).collect();
+    if let Some(process) = options.process.filter(|_| wanted.is_empty()) {
+        bail!("{}", no_counters(process));
+    }
+    if options.json {
+        let lines: Result<Vec<String>, _> = wanted.iter().map(serde_json::to_string).collect();
+        return Ok(lines?.iter().map(|line| format!("{line}\n")).collect());
+    }
+    Ok(wanted.iter().map(|one| calls_text(one)).collect())
+}
+
+fn calls_text(process: &ProcessCalls) -> String {
+    let ended = if process.is_alive { "" } else { " (ended)" };
+    let mut text = format!("process {}, {}{ended}\n", process.process, process.program);
+    for one in &process.communicators {
+        let (state, name) = (
+            if one.is_live { "live" } else { "ended" },
+            if one.name.is_empty() { "unknown" } else { &one.name },
+        );
+        text += &format!(
+            "\ncommunicator {}: rank {} of {}, {state}, name {name}, {}\n",
+            one.serial,
+            one.rank,
+            one.ranks,
+            many(one.made as usize, "call")
+        );
+        let head =
+            ["number", "collective", "function", "bytes", "type", "peer, root", "stream", "path", "s ago"];
+        let rows = one.calls.iter().map(|call| {
+            let or_dash =
+                |number: Option<u64>| number.map_or_else(|| "-".into(), |number| number.to_string());
+            let words = [&call.datatype, &or_dash(call.other.map(u64::from)), &call.stream, &call.path]
+                .map(Clone::clone);
+            let first = [
+                call.number.to_string(),
+                or_dash(call.collective),
+                call.function.clone(),
+                report::size(call.bytes),
+            ];
+            first.into_iter().chain(words).chain([format!("{:.6}", call.seconds_ago)]).collect()
+        });
+        let lines: Vec<Vec<String>> = std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect();
+        text += &text::table(&lines, &[0, 1, 3, 5, 8]);
+    }
+    text
+}
+
+fn no_counters(process: u32) -> String {
+    format!(
+        "process {process} has no counters in {}: it runs without Windlass, made no communicator yet, or was started with \
+         WINDLASS_STATS=off",
+        files::FOLDER
+    )
+}
+
 fn look(options: &Options) -> Result<String> {
+    if options.calls {
+        return last_calls(options);
+    }
     let mut seen = Vec::new();
     let mut unreadable = None;
     for path in files::list(Path::new(files::FOLDER)) {
@@ -82,11 +149,7 @@ fn look(options: &Options) -> Result<String> {
         if let Some((path, error)) = unreadable {
             bail!("cannot read {}: {error}", path.display());
         }
-        bail!(
-            "process {process} has no counters in {}: it runs without Windlass, made no communicator yet, or was \
-             started with WINDLASS_STATS=off",
-            files::FOLDER
-        );
+        bail!("{}", no_counters(process));
     }
     if options.json {
         return Ok(seen.iter().map(|(snapshot, _)| report::json(snapshot)).collect());

@@ -1,6 +1,7 @@
 //! The last calls of each communicator, and who still owes whom a message. They lie in the process's segment, so they can be read
 //! of a process that hangs or was killed.
 
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nccl_sys::CODES;
@@ -8,7 +9,8 @@ use serde::Serialize;
 
 use crate::call::{Call, FUNCTIONS, Function};
 use crate::path::Path;
-use crate::stats::segment::{self, Clock, ENDED, FREE, Segment};
+use crate::stats::files;
+use crate::stats::segment::{self, Clock, ENDED, FREE, Opened, Segment};
 
 /// How many calls a communicator keeps.
 pub const CALLS_MAX: usize = 256;
@@ -173,6 +175,30 @@ pub struct CallsOfRank {
     pub receives: Vec<u32>,
     /// The last calls, oldest first.
     pub calls: Vec<CallMade>,
+}
+
+/// The last calls of a process.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProcessCalls {
+    /// The process's number.
+    pub process: u32,
+    /// The program's file name.
+    pub program: String,
+    /// Whether the process lives.
+    pub is_alive: bool,
+    /// Its communicators.
+    pub communicators: Vec<CallsOfRank>,
+}
+
+/// The last calls of all processes whose segments can be read.
+pub fn processes(folder: &FilePath, clock: &Clock) -> Vec<ProcessCalls> {
+    let read = |path: PathBuf| {
+        let process = files::owner(&path)?.process;
+        let segment = Opened::open(&path).and_then(|opened| opened.read()).ok()?;
+        let (program, is_alive) = (segment::read_text(&segment.program), !files::has_ended(&path));
+        Some(ProcessCalls { process, program, is_alive, communicators: of(&segment, clock) })
+    };
+    files::list(folder).into_iter().filter_map(read).collect()
 }
 
 /// The last calls of each communicator of a segment that has a ring.

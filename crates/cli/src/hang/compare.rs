@@ -1,0 +1,235 @@
+//! The comparison: pure. It names a rank only where ranks differ and the whole communicator stands still.
+//!
+//! What a call waits for is not known here, only which calls were made. So a rank is not named while it makes calls elsewhere, and calls that
+//! ranks of a group made in another order are no difference.
+
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use windlass_base::stats::calls::{CallMade, CallsOfRank, PEERS_MAX, ProcessCalls};
+
+use super::sized::{self, describe};
+use super::who::{is_synchronizing, ranks_text, since, without_waiters};
+
+/// What is wrong with ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trouble {
+    /// Its process has died.
+    Dead,
+    /// It has not come to a call.
+    Absent,
+    /// Its call differs from that of other ranks.
+    Differs,
+    /// It calls two communicators in another order.
+    Crossed,
+}
+
+/// Ranks that are named, and why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Late {
+    /// The communicator's name.
+    pub communicator: String,
+    /// What is wrong.
+    pub trouble: Trouble,
+    /// The ranks that are named.
+    pub ranks: Vec<i32>,
+    /// Their processes.
+    pub processes: Vec<u32>,
+    /// The processes that wait for them.
+    pub waiting: Vec<u32>,
+    /// The same in words.
+    pub text: String,
+}
+
+/// A rank of a communicator, in its process.
+#[derive(Clone, Copy)]
+pub struct Member<'a> {
+    pub process: &'a ProcessCalls,
+    pub of: &'a CallsOfRank,
+}
+
+impl Member<'_> {
+    pub fn has_died(&self) -> bool {
+        !self.process.is_alive
+    }
+
+    fn last(&self) -> f64 {
+        newest(&self.of.calls)
+    }
+
+    /// Since when its process has made no call at all.
+    fn idle(&self) -> f64 {
+        self.process.communicators.iter().map(|one| newest(&one.calls)).fold(f64::INFINITY, f64::min)
+    }
+}
+
+fn newest(calls: &[CallMade]) -> f64 {
+    calls.last().map_or(f64::INFINITY, |call| call.seconds_ago)
+}
+
+/// Names the ranks that others wait for. A communicator stands still if none of its ranks has made a call for `after` seconds.
+pub fn compare(seen: &[ProcessCalls], after: f64) -> Vec<Late> {
+    let mut communicators: BTreeMap<(&str, i32), Vec<Member<'_>>> = BTreeMap::new();
+    for process in seen {
+        for of in process.communicators.iter().filter(|of| !of.name.is_empty() && of.rank >= 0) {
+            communicators.entry((&of.name, of.ranks)).or_default().push(Member { process, of });
+        }
+    }
+    communicators.values_mut().for_each(|members| members.sort_by_key(|member| member.of.rank));
+    let still: Vec<&Vec<Member<'_>>> =
+        communicators.values().filter(|members| stands_still(members, after)).collect();
+    let mut found: Vec<Late> = still.iter().flat_map(|members| of_communicator(members, after)).collect();
+    if found.is_empty() {
+        found = crossed(&still);
+    }
+    without_waiters(found)
+}
+
+fn stands_still(members: &[Member<'_>], after: f64) -> bool {
+    let lives = |member: &Member<'_>| member.process.is_alive && member.of.is_live;
+    members.len() > 1
+        && members.iter().any(lives)
+        && members.iter().any(|member| member.of.made > 0)
+        && members.iter().all(|member| member.last() >= after)
+}
+
+/// What is wrong in one communicator that stands still: a death before all else, and differing calls before absent ones.
+fn of_communicator(members: &[Member<'_>], after: f64) -> Vec<Late> {
+    let dead: Vec<Member<'_>> =
+        members.iter().filter(|member| member.has_died() && member.of.is_live).copied().collect();
+    if !dead.is_empty() {
+        return vec![died(members, &dead)];
+    }
+    let found = sized::collectives(members).or_else(|| absent(members, after));
+    let found: Vec<Late> = found.into_iter().collect();
+    if found.is_empty() { messages(members, after) } else { found }
+}
+
+fn died(members: &[Member<'_>], dead: &[Member<'_>]) -> Late {
+    let others = |member: &&Member<'_>| !member.has_died();
+    let last = dead[0]
+        .of
+        .calls
+        .last()
+        .map_or("it made no call".into(), |call| format!("its last call is {}", describe(call)));
+    let numbers: Vec<String> = dead.iter().map(|member| member.process.process.to_string()).collect();
+    let text = format!("{} died, process {}; {last}", ranks_text(dead), numbers.join(", "));
+    late(Trouble::Dead, dead, members.iter().filter(others), text)
+}
+
+/// The ranks with the fewest collectives.
+fn absent(members: &[Member<'_>], after: f64) -> Option<Late> {
+    let fewest = members.iter().map(|member| member.of.collectives).min()?;
+    let (behind, ahead): (Vec<Member<'_>>, Vec<Member<'_>>) =
+        members.iter().partition(|member| member.of.collectives == fewest);
+    let number = fewest + 1;
+    let first = ahead.first()?;
+    if behind.iter().any(|member| member.idle() < after) {
+        return None;
+    }
+    let call = first.of.calls.iter().find(|call| call.collective == Some(number));
+    let what = call.map_or_else(
+        || format!("collective {number}"),
+        |call| format!("{}, collective {number}", describe(call)),
+    );
+    let gone =
+        if behind.iter().all(|member| member.of.is_live) { "" } else { ", and has ended the communicator" };
+    let text = format!(
+        "{} not come to {what}{gone}; {} made that call{}",
+        has(&behind),
+        ranks_text(&ahead),
+        call.map_or_else(String::new, |call| since(call.seconds_ago))
+    );
+    Some(late(Trouble::Absent, &behind, ahead.iter(), text))
+}
+
+fn has(members: &[Member<'_>]) -> String {
+    format!("{} {}", ranks_text(members), if members.len() == 1 { "has" } else { "have" })
+}
+
+/// Sends without their receives, receives without their sends, and those whose sizes differ.
+fn messages(members: &[Member<'_>], after: f64) -> Vec<Late> {
+    let mut found = Vec::new();
+    if members.iter().any(|member| member.of.ranks as usize > PEERS_MAX) {
+        return found;
+    }
+    for from in members {
+        for to in members {
+            let sent = from.of.sends.get(to.of.rank as usize).copied().unwrap_or_default();
+            let received = to.of.receives.get(from.of.rank as usize).copied().unwrap_or_default();
+            let (behind, ahead, function, verb) = match sent.cmp(&received) {
+                std::cmp::Ordering::Equal => {
+                    found.extend(sized::messages(*from, *to, sent));
+                    continue;
+                }
+                std::cmp::Ordering::Less => (from, to, "ncclSend", "receives"),
+                std::cmp::Ordering::Greater => (to, from, "ncclRecv", "sends"),
+            };
+            if behind.idle() < after {
+                continue;
+            }
+            let (other, number) = (ahead.of.rank, sent.min(received) + 1);
+            let text = format!(
+                "rank {} has not come to {function} {number} with rank {other}, which {verb}{}",
+                behind.of.rank,
+                since(ahead.last())
+            );
+            found.push(late(Trouble::Absent, &[*behind], [*ahead].iter(), text));
+        }
+    }
+    found
+}
+
+/// Two ranks whose last calls in two communicators are on one stream, in opposite order. Either call needs all ranks, so none can run.
+fn crossed(still: &[&Vec<Member<'_>>]) -> Vec<Late> {
+    let mut found = Vec::new();
+    for (place, one) in still.iter().enumerate() {
+        for other in &still[place + 1..] {
+            let order = |process: u32| {
+                let last = |members: &[Member<'_>]| {
+                    let member = members.iter().find(|member| member.process.process == process)?;
+                    member.of.calls.last().filter(|call| is_synchronizing(call)).cloned()
+                };
+                let (first, second) = (last(one)?, last(other)?);
+                (first.stream == second.stream).then(|| first.seconds_ago > second.seconds_ago)
+            };
+            let orders: Vec<(Member<'_>, bool)> =
+                one.iter().filter_map(|member| Some((*member, order(member.process.process)?))).collect();
+            let (first, second): (Vec<_>, Vec<_>) = orders.iter().partition(|(_, one_first)| *one_first);
+            if let (Some((a, _)), Some((b, _))) = (first.first(), second.first()) {
+                let names: BTreeSet<&str> = [one[0].of.name.as_str(), other[0].of.name.as_str()].into();
+                let names: Vec<&str> = names.into_iter().collect();
+                let text = format!(
+                    "ranks {} and {} made their last calls here and in communicator {} in opposite order on one stream",
+                    a.of.rank, b.of.rank, names[1]
+                );
+                let both = [*a, *b];
+                found.push(Late {
+                    communicator: names[0].into(),
+                    ..late(Trouble::Crossed, &both, both.iter(), text)
+                });
+            }
+        }
+    }
+    found
+}
+
+/// A finding on these ranks.
+pub fn late<'a>(
+    trouble: Trouble,
+    named: &[Member<'a>],
+    waiting: impl Iterator<Item = &'a Member<'a>>,
+    text: String,
+) -> Late {
+    Late {
+        communicator: named.first().map_or_else(String::new, |member| member.of.name.clone()),
+        trouble,
+        ranks: named.iter().map(|member| member.of.rank).collect(),
+        processes: named.iter().map(|member| member.process.process).collect(),
+        waiting: waiting.map(|member| member.process.process).collect(),
+        text,
+    }
+}
+
+#[cfg(test)]
+mod tests;
