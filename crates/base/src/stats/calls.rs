@@ -48,25 +48,25 @@ impl CallRing {
     pub(super) fn add(&self, call: &Call, path: Path, bytes: u64) {
         let number = self.made.load(Ordering::Relaxed) + 1;
         let place = &self.calls[number as usize % CALLS_MAX];
-        let function = call.local.called as u64;
+        let function = call.local.called;
+        let other = match (function as usize).checked_sub(Function::Send as usize) {
+            None => call.shared.root,
+            Some(kind) => {
+                let count = &self.messages[kind & 1][call.local.peer.unwrap_or(0) as usize % PEERS_MAX];
+                count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                call.local.peer
+            }
+        };
         let what = number & 0xffff_ffff
-            | function << 32
+            | (function as u64) << 32
             | (call.shared.datatype.0 as u64 & 0xff) << 40
             | (path as u64) << 48;
-        let other = call.local.peer.or(call.shared.root);
-        let other = other.map_or(NOBODY, |other| u16::try_from(other).unwrap_or(NOBODY));
-        if let (Some(peer), Some(kind)) =
-            (call.local.peer, (call.local.called as usize).checked_sub(Function::Send as usize))
-        {
-            let count = &self.messages[kind & 1][peer as usize % PEERS_MAX];
-            count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        }
+        // A negative number is a large one.
+        let other = u64::from((other.unwrap_or(-1) as u32).min(NOBODY.into()));
         place.what.store(what, Ordering::Relaxed);
         place.bytes.store(bytes, Ordering::Relaxed);
         place.tick.store(segment::tick(), Ordering::Relaxed);
-        place
-            .whereabouts
-            .store(call.local.stream as u64 & 0xffff_ffff_ffff | u64::from(other) << 48, Ordering::Relaxed);
+        place.whereabouts.store(call.local.stream as u64 & 0xffff_ffff_ffff | other << 48, Ordering::Relaxed);
         self.made.store(number, Ordering::Release);
     }
 

@@ -4,7 +4,7 @@
 //! ranks of a group made in another order are no difference.
 
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use windlass_base::stats::calls::{CallMade, CallsOfRank, PEERS_MAX, ProcessCalls};
 
 use super::sized::{self, describe};
@@ -80,7 +80,7 @@ pub fn compare(seen: &[ProcessCalls], after: f64) -> Vec<Late> {
         communicators.values().filter(|members| stands_still(members, after)).collect();
     let mut found: Vec<Late> = still.iter().flat_map(|members| of_communicator(members, after)).collect();
     if found.is_empty() {
-        found = crossed(&still);
+        found = crossed(&still, after);
     }
     without_waiters(found)
 }
@@ -181,34 +181,31 @@ fn messages(members: &[Member<'_>], after: f64) -> Vec<Late> {
 }
 
 /// Two ranks whose last calls in two communicators are on one stream, in opposite order. Either call needs all ranks, so none can run.
-fn crossed(still: &[&Vec<Member<'_>>]) -> Vec<Late> {
+fn crossed(still: &[&Vec<Member<'_>>], after: f64) -> Vec<Late> {
     let mut found = Vec::new();
     for (place, one) in still.iter().enumerate() {
         for other in &still[place + 1..] {
-            let order = |process: u32| {
-                let last = |members: &[Member<'_>]| {
-                    let member = members.iter().find(|member| member.process.process == process)?;
-                    member.of.calls.last().filter(|call| is_synchronizing(call)).cloned()
-                };
-                let (first, second) = (last(one)?, last(other)?);
-                (first.stream == second.stream).then(|| first.seconds_ago > second.seconds_ago)
+            // Whether a process's last call of the first communicator is before that of the second, and which calls they are.
+            let order = |member: &Member<'_>| {
+                let twin = other.iter().find(|twin| twin.process.process == member.process.process)?;
+                let last = |of: &CallsOfRank| of.calls.last().filter(|call| is_synchronizing(call)).cloned();
+                let (first, second) = (last(member.of)?, last(twin.of)?);
+                let is_first = first.seconds_ago > second.seconds_ago;
+                let is_stuck = first.stream == second.stream && member.idle() >= after;
+                is_stuck.then_some((is_first, first.collective, second.collective))
             };
-            let orders: Vec<(Member<'_>, bool)> =
-                one.iter().filter_map(|member| Some((*member, order(member.process.process)?))).collect();
-            let (first, second): (Vec<_>, Vec<_>) = orders.iter().partition(|(_, one_first)| *one_first);
-            if let (Some((a, _)), Some((b, _))) = (first.first(), second.first()) {
-                let names: BTreeSet<&str> = [one[0].of.name.as_str(), other[0].of.name.as_str()].into();
-                let names: Vec<&str> = names.into_iter().collect();
-                let text = format!(
-                    "ranks {} and {} made their last calls here and in communicator {} in opposite order on one stream",
-                    a.of.rank, b.of.rank, names[1]
-                );
-                let both = [*a, *b];
-                found.push(Late {
-                    communicator: names[0].into(),
-                    ..late(Trouble::Crossed, &both, both.iter(), text)
-                });
-            }
+            let orders: Vec<_> = one.iter().filter_map(|member| Some((*member, order(member)?))).collect();
+            let opposite =
+                |(_, (is_first, first, second)): &&(Member<'_>, (bool, Option<u64>, Option<u64>))| {
+                    (!is_first, *first, *second) == orders[0].1
+                };
+            let Some((opposite, _)) = orders.iter().find(opposite) else { continue };
+            let both = [orders[0].0, *opposite];
+            let text = format!(
+                "ranks {} and {} made their last calls here and in communicator {} in opposite order on one stream",
+                both[0].of.rank, both[1].of.rank, other[0].of.name
+            );
+            found.push(late(Trouble::Crossed, &both, both.iter(), text));
         }
     }
     found

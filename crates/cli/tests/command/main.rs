@@ -6,6 +6,7 @@ mod closing;
 mod compare;
 mod demo;
 mod doctor;
+mod hang;
 mod interruption;
 mod run;
 mod stats;
