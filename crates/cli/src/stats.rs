@@ -1,5 +1,7 @@
 //! `windlass stats`: the counters of running programs, from shared memory.
 
+mod openmetrics;
+
 use crate::text;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -26,6 +28,9 @@ pub struct Options {
     /// The last 256 calls of each communicator are printed instead of the counters
     #[arg(long, conflicts_with_all = ["clean", "last"])]
     calls: bool,
+    /// The counters of all processes are printed as OpenMetrics, which node_exporter's textfile collector reads
+    #[arg(long, conflicts_with_all = ["process", "json", "calls", "clean", "last"])]
+    openmetrics: bool,
     /// The counters are printed again after so many seconds, at least 0.01, until Ctrl-C
     #[arg(long, value_name = "SECONDS")]
     watch: Option<f64>,
@@ -150,6 +155,10 @@ fn look(options: &Options) -> Result<String> {
             bail!("cannot read {}: {error}", path.display());
         }
         bail!("{}", no_counters(process));
+    }
+    if options.openmetrics {
+        let snapshots: Vec<Snapshot> = seen.into_iter().map(|(snapshot, _)| snapshot).collect();
+        return Ok(openmetrics::text(&snapshots));
     }
     if options.json {
         return Ok(seen.iter().map(|(snapshot, _)| report::json(snapshot)).collect());
