@@ -190,6 +190,21 @@ impl Operation {
         (bytes as usize / element.bytes() / self.parts(ranks)).max(1)
     }
 
+    /// By what nccl-tests multiply the bytes by time for the bandwidth of the bus: what passes a rank's links, by the call's bytes. None for what is no
+    /// transfer alone.
+    pub fn bus_factor(self, ranks: usize) -> Option<f64> {
+        use Operation::*;
+        let others = (ranks as f64 - 1.0) / ranks as f64;
+        match self {
+            AllReduce => Some(2.0 * others),
+            AllGather | ReduceScatter | AlltoAll | UnevenAllGather | UnevenReduceScatter | SendAlltoAll => {
+                Some(others)
+            }
+            Broadcast | Reduce | SendOneWay | SendBothWays | SendRing | SendTwoCommunicators => Some(1.0),
+            Product | SendBesideProduct | AllGatherBesideProduct | ReduceScatterBesideProduct => None,
+        }
+    }
+
     /// The actual bytes of a call with [`count`](Self::count).
     pub fn bytes(self, count: usize, element: Element, ranks: usize) -> u64 {
         (count * self.parts(ranks) * element.bytes()) as u64

@@ -1,4 +1,4 @@
-//! Curves of a run as SVG: time by size, both axes logarithmic, and the ratio below.
+//! Curves of a run as SVG: time by size, both axes logarithmic, and below them the bandwidth of the bus, and the ratio.
 
 use super::record::Record;
 use crate::text;
@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-const SIZE: (u32, u32) = (800, 640);
+const SIZE: (u32, u32) = (800, 960);
 const TIME_HEIGHT: i32 = 420;
+const BANDWIDTH_HEIGHT: i32 = 320;
 /// The most labels of an axis.
 const LABELS: usize = 12;
 // Colors that can be told apart without color vision.
@@ -42,8 +43,15 @@ pub fn draw(folder: &Path, records: &[Record]) -> Result<Vec<PathBuf>> {
 fn picture(svg: &mut String, records: &[&Record]) -> Result<()> {
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     root.fill(&WHITE).map_err(drawing)?;
-    let (times, ratios) = root.split_vertically(TIME_HEIGHT);
-    draw_times(&times, records)?;
+    let (times, below) = root.split_vertically(TIME_HEIGHT);
+    let (bandwidths, ratios) = below.split_vertically(BANDWIDTH_HEIGHT);
+    let title = title(records[0]);
+    draw_curves(&times, records, (&title, "us a call"), |_, us| us)?;
+    // Operations without a bandwidth have none at any size.
+    if records.iter().all(|record| record.bandwidths(record.plain_us).is_some()) {
+        let bus = |record: &Record, us: f64| record.bandwidths(us).map_or(1.0, |both| both.1);
+        draw_curves(&bandwidths, records, ("", "busbw, GB/s"), bus)?;
+    }
     draw_ratios(&ratios, records)?;
     root.present().map_err(drawing)
 }
@@ -68,12 +76,22 @@ fn caption_size(title: &str) -> u32 {
     (2 * SIZE.0 / title.chars().count().max(1) as u32).clamp(8, 18)
 }
 
-fn draw_times(area: &Area, records: &[&Record]) -> Result<()> {
-    let times = records.iter().flat_map(|record| [record.plain_us, record.windlass_us]);
-    let (low, high) = range(times);
-    let title = title(records[0]);
+/// Draws both sides, by what `value` makes of a time.
+fn draw_curves(
+    area: &Area,
+    records: &[&Record],
+    (title, unit): (&str, &str),
+    value: impl Fn(&Record, f64) -> f64,
+) -> Result<()> {
+    let sides: [(&str, RGBColor, fn(&Record) -> f64); 2] = [
+        ("NCCL alone", PLAIN, |record| record.plain_us),
+        ("through Windlass", WINDLASS, |record| record.windlass_us),
+    ];
+    let values = |time: fn(&Record) -> f64| records.iter().map(move |record| (record, time(record)));
+    let (low, high) =
+        range(sides.iter().flat_map(|side| values(side.2)).map(|(record, us)| value(record, us)));
     let mut chart = ChartBuilder::on(area)
-        .caption(&title, ("sans-serif", caption_size(&title)))
+        .caption(title, ("sans-serif", caption_size(title)))
         .margin(12)
         .x_label_area_size(32)
         .y_label_area_size(64)
@@ -82,18 +100,18 @@ fn draw_times(area: &Area, records: &[&Record]) -> Result<()> {
     chart
         .configure_mesh()
         .max_light_lines(0)
-        .y_desc("us a call")
+        .y_desc(unit)
         .x_labels(LABELS)
         .y_labels(LABELS)
         .x_label_formatter(&size_label)
-        .y_label_formatter(&|us| format!("{us:.3}").trim_end_matches('0').trim_end_matches('.').to_owned())
+        .y_label_formatter(&|value| {
+            format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').to_owned()
+        })
         .draw()
         .map_err(drawing)?;
-    for (name, color, time) in [
-        ("NCCL alone", PLAIN, (|record: &Record| record.plain_us) as fn(&Record) -> f64),
-        ("through Windlass", WINDLASS, |record| record.windlass_us),
-    ] {
-        let points: Vec<(f64, f64)> = records.iter().map(|record| (place(record), time(record))).collect();
+    for (name, color, time) in sides {
+        let points: Vec<(f64, f64)> =
+            values(time).map(|(record, us)| (place(record), value(record, us))).collect();
         let style = color.stroke_width(2);
         chart
             .draw_series(LineSeries::new(points, style).point_size(3))
@@ -176,6 +194,7 @@ mod tests {
             "through Windlass",
             "NCCL alone",
             "us a call",
+            "busbw, GB/s",
             "all_reduce float eager, 2 ranks, memory nccl, NCCL",
         ] {
             assert!(svg.contains(part), "no {part:?} in {svg}");

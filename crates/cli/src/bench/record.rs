@@ -3,8 +3,10 @@
 use super::Mode;
 use super::company::Company;
 use super::memory::Memory;
+use super::operation::Operation;
 use super::statistics::{HostTimes, geometric_mean};
 use crate::text;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -89,6 +91,15 @@ pub fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<St
         .collect()
 }
 
+impl Record {
+    /// The bandwidths of a call that takes so long, GB/s, as nccl-tests name them: of the algorithm, and of the bus.
+    pub fn bandwidths(&self, us: f64) -> Option<(f64, f64)> {
+        let factor = Operation::from_str(&self.op, false).ok()?.bus_factor(self.ranks)?;
+        let algorithm = self.bytes as f64 / us / 1000.0;
+        Some((algorithm, algorithm * factor))
+    }
+}
+
 /// The versions that were measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Versions {
@@ -101,12 +112,26 @@ pub fn heading(ranks: usize, memory: Memory, company: Company) -> String {
     format!("bench: {ranks} ranks, memory {}{}", memory.name(), company.words())
 }
 
-/// The table of a run.
+/// The table of a run. Bandwidths are GB/s through Windlass.
 pub fn table(records: &[Record]) -> String {
-    let head =
-        ["op", "type", "bytes", "mode", "NCCL us", "min…max", "windlass us", "min…max", "ratio", "path"];
+    let head = [
+        "op",
+        "type",
+        "bytes",
+        "mode",
+        "NCCL us",
+        "min…max",
+        "windlass us",
+        "min…max",
+        "ratio",
+        "algbw",
+        "busbw",
+        "path",
+    ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for record in records {
+        let bandwidths = record.bandwidths(record.windlass_us);
+        let bandwidth = |gb: Option<f64>| gb.map_or_else(|| "-".to_owned(), time);
         lines.push(vec![
             record.op.clone(),
             record.element.clone(),
@@ -117,10 +142,12 @@ pub fn table(records: &[Record]) -> String {
             time(record.windlass_us),
             format!("{}…{}", time(record.windlass_min_us), time(record.windlass_max_us)),
             format!("{:.3}", record.ratio),
+            bandwidth(bandwidths.map(|both| both.0)),
+            bandwidth(bandwidths.map(|both| both.1)),
             record.path.clone(),
         ]);
     }
-    text::table(&lines, &[2, 4, 5, 6, 7, 8])
+    text::table(&lines, &[2, 4, 5, 6, 7, 8, 9, 10])
 }
 
 /// A table of the host's times of single calls; empty if the host was not timed.
@@ -137,7 +164,7 @@ pub fn host_table(records: &[Record]) -> String {
     if lines.len() == 1 { String::new() } else { text::table(&lines, &[2, 3, 4, 5, 6]) }
 }
 
-/// Microseconds with about three significant digits, also below one.
+/// Microseconds, or GB/s, with about three significant digits, also below one.
 pub fn time(us: f64) -> String {
     match us {
         us if us >= 1000.0 => format!("{us:.0}"),
@@ -239,9 +266,21 @@ pub mod tests {
                 "5.000",
                 "5.000…5.000",
                 "0.500",
+                "0.205",
+                "0.205",
                 "Forward"
             ]
         );
+    }
+
+    /// Bandwidths are those of nccl-tests: on four ranks, an all-reduce passes its bytes one and a half times.
+    #[test]
+    fn bandwidths() {
+        let of = |op: &str| Record { ranks: 4, ..record(op, 4000, 1.0, 2.0) }.bandwidths(2.0);
+        assert_eq!(of("all_reduce"), Some((2.0, 3.0)));
+        assert_eq!(of("reduce_scatter"), Some((2.0, 1.5)));
+        assert_eq!((of("send_ring"), of("broadcast")), (Some((2.0, 2.0)), Some((2.0, 2.0))));
+        assert_eq!((of("product"), of("unknown")), (None, None));
     }
 
     /// The host's table has only measurements of the host.
