@@ -203,10 +203,12 @@ pub fn processes(folder: &FilePath, clock: &Clock) -> Vec<ProcessCalls> {
 
 /// The last calls of each communicator of a segment that has a ring.
 pub fn of(segment: &Segment, clock: &Clock) -> Vec<CallsOfRank> {
-    let places = segment::places(segment).iter().zip(&segment.rings).skip(1);
+    let places = (0u32..).zip(segment::places(segment)).skip(1);
     let mut all: Vec<CallsOfRank> = places
-        .filter(|(place, _)| place.has_ring.load(Ordering::Acquire) != 0)
-        .filter_map(|(place, ring)| {
+        .filter_map(|(index, place)| {
+            let number = place.ring.load(Ordering::Acquire).wrapping_sub(1) as usize;
+            let owner = segment.ring_owners.get(number)?.load(Ordering::Acquire);
+            let ring = segment.rings.get(number).filter(|_| owner == index)?;
             let state = place.state.load(Ordering::Acquire);
             let ranks = place.ranks.load(Ordering::Relaxed);
             let name = place.name.load(Ordering::Relaxed);
@@ -240,6 +242,7 @@ mod tests {
     use super::*;
     use crate::call::tests::{call, send};
     use crate::stats::count::{self, Identity};
+    use crate::stats::segment::RINGS_MAX;
 
     const IDENTITY: Identity = Identity { rank: 1, ranks: 2, device: 1 };
 
@@ -272,17 +275,38 @@ mod tests {
         assert!(last.seconds_ago > 0.0 && last.seconds_ago < 60.0, "{}", last.seconds_ago);
         count::end(place);
         assert!(!seen()[0].is_live);
-        // The next communicator in this place begins with an empty ring.
-        (0..segment::COMMUNICATORS_MAX).for_each(|_| drop(count::begin(IDENTITY)));
+        // The next communicator with this ring begins with an empty one.
+        for _ in 0..RINGS_MAX {
+            count::begin(IDENTITY);
+        }
+        assert_eq!(seen().len(), RINGS_MAX);
         assert!(seen().iter().all(|one| one.made == 0 && one.calls.is_empty() && one.name.is_empty()));
+    }
+
+    /// Communicators that live keep their rings, and one that ended gives its own to the next.
+    #[test]
+    fn rings_run_out() {
+        let places: Vec<usize> = (0..RINGS_MAX + 2).map(|_| count::begin(IDENTITY)).collect();
+        places.iter().for_each(|place| count::call(*place, &send(8), Path::P2p, 2));
+        assert_eq!(
+            (seen().len(), seen().iter().map(|one| one.made).sum::<u64>()),
+            (RINGS_MAX, RINGS_MAX as u64)
+        );
+        count::end(places[7]);
+        count::end(places[5]);
+        count::begin(IDENTITY);
+        let serials: Vec<u64> = seen().iter().filter(|one| one.made == 0).map(|one| one.serial).collect();
+        assert_eq!((serials, seen().len()), (vec![RINGS_MAX as u64 + 3], RINGS_MAX));
+        assert!(seen().iter().all(|one| one.serial != 6), "the communicator that ended first keeps its ring");
     }
 
     /// A peer or a root beyond what a place can hold is left out, and wrong ones do no harm.
     #[test]
     fn wild_peers() {
         let place = count::begin(IDENTITY);
-        [-1, i32::MIN, i32::MAX]
-            .map(|peer| count::call(place, &call(Function::Recv, 8, peer), Path::Forward, 2));
+        for peer in [-1, i32::MIN, i32::MAX] {
+            count::call(place, &call(Function::Recv, 8, peer), Path::Forward, 2);
+        }
         assert_eq!(seen()[0].calls.iter().map(|call| call.other).collect::<Vec<_>>(), [None, None, None]);
     }
 }

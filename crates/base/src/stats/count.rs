@@ -68,8 +68,9 @@ pub fn call(counters: usize, call: &Call, path: Path, ranks: usize) {
     } else {
         cell.calls.store(cell.calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         cell.bytes.store(cell.bytes.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
-        if communicator.has_ring.load(Ordering::Relaxed) != 0 {
-            segment.rings[counters].add(call, path, bytes);
+        let ring = communicator.ring.load(Ordering::Relaxed).wrapping_sub(1);
+        if let Some(ring) = segment.rings.get(ring as usize) {
+            ring.add(call, path, bytes);
         }
     }
 }

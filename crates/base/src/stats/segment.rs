@@ -31,6 +31,8 @@ pub const ENTRIES_MAX: usize = 128;
 pub const COMMUNICATORS_MAX: usize = 256;
 /// For so many communicators at once a file gets memory.
 const PLACES_AT_ONCE: usize = 8;
+/// How many communicators have a ring of calls: those that live and the last that ended.
+pub const RINGS_MAX: usize = 64;
 /// Sets of counters among which threads are spread for calls without a communicator.
 pub const THREAD_SETS: usize = 16;
 
@@ -100,10 +102,12 @@ pub struct Segment {
     pub passed: [AtomicU64; ENTRIES_MAX],
     /// Calls without a communicator, by entry point, in sets among which threads are spread.
     pub threads: [[AtomicU64; ENTRIES_MAX]; THREAD_SETS],
+    /// For each ring, the place whose communicator has or had it last; 0 for a ring that has no memory yet.
+    pub ring_owners: [AtomicU32; RINGS_MAX],
     /// Counters by communicator. Place 0 is for unknown handles, and for ended communicators whose place was taken.
     pub communicators: [Communicator; COMMUNICATORS_MAX],
-    /// The last calls of each communicator. The ring of a place that has none must not even be read.
-    pub rings: [CallRing; COMMUNICATORS_MAX],
+    /// The last calls of communicators. A ring without an owner must not even be read.
+    pub rings: [CallRing; RINGS_MAX],
 }
 
 /// The counters of one communicator.
@@ -136,8 +140,8 @@ pub struct Communicator {
     pub recorded: AtomicU64,
     /// What all its ranks call it; 0 where they have no common name.
     pub name: AtomicU64,
-    /// Whether its ring has memory.
-    pub has_ring: AtomicU32,
+    /// The number of its ring, from 1; 0 if it has none.
+    pub ring: AtomicU32,
     /// The rank whose reason `reason` is, -1 if none is named.
     pub reason_rank: AtomicI32,
     /// What a fallback reason says besides its number, or why a peer group's limits are guesses; in words, zero-padded.
@@ -239,21 +243,48 @@ pub fn get_more_places() -> bool {
     more
 }
 
-/// Empties the ring of a place for a new communicator, and gets memory for it first if it has none. Without memory there is no ring.
+/// Gives a ring to a new communicator: that of its place, else a new one, else that of the communicator that ended first. Without memory, and
+/// where too many live, there is none.
 pub fn begin_ring(index: usize) {
     let segment = current();
-    let (place, ring) = (&segment.communicators[index], &segment.rings[index]);
-    if place.has_ring.load(Ordering::Relaxed) == 0 {
-        let is_early = std::ptr::eq(segment, &raw const EARLY);
-        let offset = std::mem::offset_of!(Segment, rings) + index * size_of::<CallRing>();
-        if !is_early
-            && !PATH.get().is_some_and(|path| reserve_in(path, offset, size_of::<CallRing>()).is_ok())
-        {
+    let place = &segment.communicators[index];
+    if place.ring.load(Ordering::Relaxed) == 0 {
+        let take = |number: &usize, from: u32| {
+            let owner = &segment.ring_owners[*number];
+            owner.compare_exchange(from, index as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let new =
+            || (0..RINGS_MAX).find(|number| take(number, 0)).filter(|number| has_memory(segment, *number));
+        let Some(number) = new().or_else(|| {
+            oldest_ended(segment).filter(|(number, from)| take(number, *from)).map(|ended| ended.0)
+        }) else {
             return;
-        }
-        place.has_ring.store(1, Ordering::Release);
+        };
+        place.ring.store(number as u32 + 1, Ordering::Release);
     }
-    ring.clear();
+    segment.rings[place.ring.load(Ordering::Relaxed) as usize - 1].clear();
+}
+
+/// Gets memory for a ring. A ring without memory goes back.
+fn has_memory(segment: &Segment, number: usize) -> bool {
+    let offset = std::mem::offset_of!(Segment, rings) + number * size_of::<CallRing>();
+    let reserve = |path: &PathBuf| reserve_in(path, offset, size_of::<CallRing>()).is_ok();
+    let has_memory = std::ptr::eq(segment, &raw const EARLY) || PATH.get().is_some_and(reserve);
+    if !has_memory {
+        segment.ring_owners[number].store(0, Ordering::Release);
+    }
+    has_memory
+}
+
+/// Takes the ring from the communicator that ended first. Returns the ring and the place.
+fn oldest_ended(segment: &Segment) -> Option<(usize, u32)> {
+    let owners = segment.ring_owners.iter().map(|owner| owner.load(Ordering::Acquire)).enumerate();
+    let place = |owner: u32| &segment.communicators[owner as usize];
+    let ended =
+        owners.filter(|(_, owner)| *owner != 0 && place(*owner).state.load(Ordering::Acquire) == ENDED);
+    let oldest = ended.min_by_key(|(_, owner)| place(*owner).serial.load(Ordering::Relaxed))?;
+    place(oldest.1).ring.store(0, Ordering::Relaxed);
+    Some(oldest)
 }
 
 /// Reserves memory of this process's file. A write into full shared memory kills the process, and so does exceeding the process's
@@ -272,7 +303,7 @@ pub fn tick() -> u64 {
 }
 
 /// How fast the processor's clock goes, and what it says now.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Clock {
     now: u64,
     ticks_per_second: f64,

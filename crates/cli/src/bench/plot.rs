@@ -83,8 +83,8 @@ fn draw_curves(
     (title, unit): (&str, &str),
     value: impl Fn(&Record, f64) -> f64,
 ) -> Result<()> {
-    let sides: [(&str, RGBColor, fn(&Record) -> f64); 2] = [
-        ("NCCL alone", PLAIN, |record| record.plain_us),
+    let sides = [
+        ("NCCL alone", PLAIN, (|record: &Record| record.plain_us) as fn(&Record) -> f64),
         ("through Windlass", WINDLASS, |record| record.windlass_us),
     ];
     let values = |time: fn(&Record) -> f64| records.iter().map(move |record| (record, time(record)));

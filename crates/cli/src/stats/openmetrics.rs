@@ -37,20 +37,15 @@ pub fn text(seen: &[Snapshot]) -> String {
             "windlass_communicators{{device=\"{device}\",peer_group=\"{peer_group}\"}} {count}"
         );
     }
-    let families: [(&str, &str, fn(&(u64, u64)) -> u64); 2] = [
-        ("windlass_calls", "Calls by function and path.", |sum| sum.0),
-        ("windlass_call_bytes", "Bytes of the larger buffer of each call.", |sum| sum.1),
-    ];
-    for (name, help, value) in families {
+    let mut family = |name: &str, help: &str, value: fn(&(u64, u64)) -> u64| {
         let _ = writeln!(out, "# TYPE {name} counter\n# HELP {name} {help}");
         for ((device, function, path), sum) in &calls {
-            let value = value(sum);
-            let _ = writeln!(
-                out,
-                "{name}_total{{device=\"{device}\",function=\"{function}\",path=\"{path}\"}} {value}"
-            );
+            let labels = format!("device=\"{device}\",function=\"{function}\",path=\"{path}\"");
+            let _ = writeln!(out, "{name}_total{{{labels}}} {}", value(sum));
         }
-    }
+    };
+    family("windlass_calls", "Calls by function and path.", |sum| sum.0);
+    family("windlass_call_bytes", "Bytes of the larger buffer of each call.", |sum| sum.1);
     out + "# EOF\n"
 }
 

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::features::registration::agreed;
 use crate::features::{check, windows};
-use windlass_base::stats::report;
-use windlass_base::stats::segment;
+use windlass_base::stats::segment::{self, Clock};
 use windlass_base::stats::snapshot::Snapshot;
+use windlass_base::stats::{calls, report};
 
 use super::Choices;
 
@@ -176,5 +176,6 @@ pub(super) fn segments(input: &[u8]) {
         snapshot.paths();
         assert!(!report::text(&snapshot).is_empty());
         assert!(report::json(&snapshot).starts_with('{'));
+        calls::of(segment, &Clock::default());
     });
 }
