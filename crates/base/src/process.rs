@@ -268,6 +268,7 @@ extern "C" fn at_exit() {
     if owner.get() != std::process::id() {
         return;
     }
+    segment::current().exited.store(1, Ordering::Relaxed);
     if let Some(wanted) = &startup().report {
         write_report(wanted);
     }

@@ -203,6 +203,7 @@ pub fn processes(folder: &FilePath, clock: &Clock) -> Vec<ProcessCalls> {
 
 /// The last calls of each communicator of a segment that has a ring.
 pub fn of(segment: &Segment, clock: &Clock) -> Vec<CallsOfRank> {
+    let has_exited = segment.exited.load(Ordering::Relaxed) != 0;
     let places = (0u32..).zip(segment::places(segment)).skip(1);
     let mut all: Vec<CallsOfRank> = places
         .filter_map(|(index, place)| {
@@ -224,7 +225,7 @@ pub fn of(segment: &Segment, clock: &Clock) -> Vec<CallsOfRank> {
                 name: if name == 0 { String::new() } else { format!("{name:016x}") },
                 rank: place.rank.load(Ordering::Relaxed),
                 ranks,
-                is_live: state != ENDED,
+                is_live: state != ENDED && !has_exited,
                 made: ring.made.load(Ordering::Acquire),
                 collectives,
                 sends: of_peers(&ring.messages[0]),
@@ -273,6 +274,10 @@ mod tests {
         );
         assert_eq!((last.function.as_str(), last.collective, last.other), ("ncclSend", None, Some(0)));
         assert!(last.seconds_ago > 0.0 && last.seconds_ago < 60.0, "{}", last.seconds_ago);
+        segment::current().exited.store(1, Ordering::Relaxed);
+        assert!(!seen()[0].is_live, "a process that exits ends its communicators");
+        segment::current().exited.store(0, Ordering::Relaxed);
+        assert!(seen()[0].is_live);
         count::end(place);
         assert!(!seen()[0].is_live);
         // The next communicator with this ring begins with an empty one.

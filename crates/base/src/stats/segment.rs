@@ -70,6 +70,8 @@ pub struct Segment {
     /// The process with communicators from which this one was forked; 0 for none. It is set when a communicator is asked for
     /// here.
     pub forked_from: AtomicU32,
+    /// Whether the process has begun to exit by itself: then its communicators have ended, too.
+    pub exited: AtomicU32,
     /// When counting in this segment began, nanoseconds since 1970.
     pub began_ns: AtomicU64,
     /// The real library's file, zero-padded.

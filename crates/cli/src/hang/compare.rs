@@ -49,8 +49,9 @@ pub struct Member<'a> {
 }
 
 impl Member<'_> {
-    pub fn has_died(&self) -> bool {
-        !self.process.is_alive
+    /// Whether its process ended without ending the communicator.
+    fn has_died(&self) -> bool {
+        !self.process.is_alive && self.of.is_live
     }
 
     fn last(&self) -> f64 {
@@ -93,16 +94,10 @@ fn stands_still(members: &[Member<'_>], after: f64) -> bool {
         && members.iter().all(|member| member.last() >= after)
 }
 
-/// What is wrong in one communicator that stands still: a death before all else, and differing calls before absent ones.
+/// What is wrong in one communicator that stands still: differing calls before absent ones. A dead rank for which nobody waits is no hang.
 fn of_communicator(members: &[Member<'_>], after: f64) -> Vec<Late> {
-    let dead: Vec<Member<'_>> =
-        members.iter().filter(|member| member.has_died() && member.of.is_live).copied().collect();
-    if !dead.is_empty() {
-        return vec![died(members, &dead)];
-    }
     let found = sized::collectives(members).or_else(|| absent(members, after));
-    let found: Vec<Late> = found.into_iter().collect();
-    if found.is_empty() { messages(members, after) } else { found }
+    found.map_or_else(|| messages(members, after), |one| vec![one])
 }
 
 fn died(members: &[Member<'_>], dead: &[Member<'_>]) -> Late {
@@ -126,6 +121,10 @@ fn absent(members: &[Member<'_>], after: f64) -> Option<Late> {
     let first = ahead.first()?;
     if behind.iter().any(|member| member.idle() < after) {
         return None;
+    }
+    let dead: Vec<Member<'_>> = behind.iter().filter(|member| member.has_died()).copied().collect();
+    if !dead.is_empty() {
+        return Some(died(members, &dead));
     }
     let call = first.of.calls.iter().find(|call| call.collective == Some(number));
     let what = call.map_or_else(
@@ -166,6 +165,10 @@ fn messages(members: &[Member<'_>], after: f64) -> Vec<Late> {
                 std::cmp::Ordering::Greater => (to, from, "ncclRecv", "sends"),
             };
             if behind.idle() < after {
+                continue;
+            }
+            if behind.has_died() {
+                found.push(died(members, &[*behind]));
                 continue;
             }
             let (other, number) = (ahead.of.rank, sent.min(received) + 1);

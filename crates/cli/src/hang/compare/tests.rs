@@ -134,7 +134,8 @@ fn hangs() {
         &[1],
         "rank 1 died, process 1; its last call is ncclAllReduce of 1.0 KiB",
     );
-    check("a rank that dies between calls", begun().dies(2), Dead, &[2], "rank 2 died");
+    let message = begun().call(Made(1, "a", "ncclRecv", 8, Some(0), 40.0)).dies(0);
+    check("a dead sender", message, Dead, &[0], "rank 0 died, process 0");
     let root = [(0, 0), (1, 0), (2, 1)]
         .into_iter()
         .fold(begun(), |host, (rank, root)| host.call(Made(rank, "a", "ncclBroadcast", 8, Some(root), 40.0)));
@@ -251,6 +252,7 @@ fn healthy_runs() {
         ("a late rank that is busy elsewhere", elsewhere),
         ("a rank on another host", of_other_host),
         ("messages of one size", pingpong),
+        ("a process that ends before the others, none of which waits", begun().dies(2)),
         ("killed after all had ended", over.clone().dies(1)),
         ("all have ended", over),
         ("communicators without a name", unnamed),
