@@ -198,6 +198,8 @@ pub fn restart_in_forked_child() {
     CURRENT.store((&raw const EARLY).cast_mut(), Ordering::Release);
 }
 
+// What pages promise of a process's file.
+const _: () = assert!(size_of::<Segment>() < 1 << 20);
 const _: () = assert!(size_of::<Segment>().is_multiple_of(size_of::<AtomicU64>()));
 
 /// Moves the counters into a new file, after it has removed the files of killed processes. Counts of other threads at this
