@@ -13,11 +13,12 @@ use nccl_sys::ncclComm_t;
 
 use crate::lazy::LazyCommunicator;
 use crate::peers::{self, InitOutcome, Lineage, PeerGroup};
+use windlass_base::call::Function;
 use windlass_base::gate::{Gate, Passed};
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::outcome::FallbackReason;
-use windlass_transport::tuning::{COLLECTIVES, Limits, Terms};
+use windlass_transport::tuning::{COLLECTIVES, Collective, Limits, Terms};
 
 use table::CHANGING;
 pub(crate) use table::{find, insert, remove};
@@ -48,7 +49,7 @@ impl Kept {
     /// What all ranks of the communicator call it.
     fn name(&self) -> Option<u64> {
         match self {
-            Kept::OnNccl(parent_on_nccl) => Some(parent_on_nccl.name()),
+            Kept::OnNccl(lineage) => Some(lineage.name()),
             kept => kept.peer_group().map(|peer_group| peer_group.negotiated().comm.number()),
         }
     }
@@ -136,6 +137,10 @@ impl Communicator {
         let Terms { ranks, native, fixed_order } = kept.peer_group().map_or(without, |own| own.terms());
         self.members.store(ranks, Ordering::Relaxed);
         self.native.iter().zip(native.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
+        for function in Function::ALL {
+            let limit = Collective::of(function).map_or(0, |collective| native.0[collective as usize]);
+            count::native_below(self.counters(), function, limit);
+        }
         self.fixed_order.store(fixed_order, Ordering::Relaxed);
         self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);
         kept.name().into_iter().for_each(|name| count::name(self.counters(), name));

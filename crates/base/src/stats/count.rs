@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nccl_sys::Entry;
 
-use crate::call::Call;
+use crate::call::{Call, Function};
 use crate::path::Path;
 use crate::stats::check::Checked;
 use crate::stats::features::{Feature, Lacks};
@@ -100,6 +100,7 @@ pub fn begin(identity: Identity) -> usize {
     place.lacks.store(0, Ordering::Relaxed);
     place.limits_from.store(0, Ordering::Relaxed);
     place.name.store(0, Ordering::Relaxed);
+    place.native_below.iter().for_each(|limit| limit.store(0, Ordering::Relaxed));
     reason(index, None, "");
     identify(index, identity);
     segment::begin_ring(index);
@@ -181,6 +182,14 @@ pub fn reason(counters: usize, rank: Option<u32>, words: &str) {
 pub fn limits_from(counters: usize, bits: u32) {
     if counters != UNKNOWN {
         segment::current().communicators[counters].limits_from.store(bits, Ordering::Relaxed);
+    }
+}
+
+/// Notes below how many bytes native collectives serve a function of a communicator.
+pub fn native_below(counters: usize, function: Function, bytes: u64) {
+    let place = &segment::current().communicators[counters];
+    if let Some(limit) = place.native_below.get(function as usize).filter(|_| counters != UNKNOWN) {
+        limit.store(bytes, Ordering::Relaxed);
     }
 }
 

@@ -86,8 +86,10 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
     for line in [standing(counts), guesses, nccl(&counts.nccl), order, recorded].into_iter().flatten() {
         let _ = writeln!(out, "  {line}");
     }
-    for CallCounts { function, path, calls, bytes } in &counts.calls {
-        let _ = writeln!(out, "  {function:<30} {path:<10} {calls:>12} {:>12}", size(*bytes));
+    for CallCounts { function, path, calls, bytes, native_below } in &counts.calls {
+        let limit =
+            if *native_below > 0 { format!("  native below {}", size(*native_below)) } else { String::new() };
+        let _ = writeln!(out, "  {function:<30} {path:<10} {calls:>12} {:>12}{limit}", size(*bytes));
     }
     out
 }
@@ -147,8 +149,13 @@ mod tests {
     use super::*;
 
     fn example() -> Snapshot {
-        let calls =
-            CallCounts { function: "ncclAllReduce".into(), path: "forward".into(), calls: 3, bytes: 3 << 20 };
+        let calls = CallCounts {
+            function: "ncclAllReduce".into(),
+            path: "forward".into(),
+            calls: 3,
+            bytes: 3 << 20,
+            native_below: 0,
+        };
         Snapshot {
             windlass: "0.1.0".into(),
             process: 7,
@@ -254,6 +261,15 @@ mod tests {
             with("yes", &[], "", "unbuilt")[1],
             "  NCCL's communicator is lazy: not built, no call needed it"
         );
+    }
+
+    /// Calls that NCCL ran have the limit beside them, below which native collectives would have served them.
+    #[test]
+    fn limits_beside_calls() {
+        let mut counts = example().communicators.remove(0);
+        counts.calls[0].native_below = 8 << 20;
+        let row = of_communicator(&counts).lines().last().unwrap().to_owned();
+        assert!(row.ends_with("3      3.0 MiB  native below 8.0 MiB"), "{row}");
     }
 
     /// The report of a forked child names the parent.

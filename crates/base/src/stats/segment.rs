@@ -18,7 +18,7 @@ use once_cell::sync::OnceCell;
 use rustix::fs::OFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::call::FUNCTIONS;
+use crate::call::{FUNCTIONS, Function};
 use crate::path::PATHS;
 use crate::stats::calls::CallRing;
 use crate::stats::files::{self, Held};
@@ -33,6 +33,8 @@ pub const COMMUNICATORS_MAX: usize = 256;
 const PLACES_AT_ONCE: usize = 8;
 /// How many communicators have a ring of calls: those that live and the last that ended.
 pub const RINGS_MAX: usize = 64;
+/// The functions that native collectives can serve come first.
+const NATIVE_FUNCTIONS: usize = Function::ReduceScatter as usize + 1;
 /// Sets of counters among which threads are spread for calls without a communicator.
 pub const THREAD_SETS: usize = 16;
 
@@ -134,6 +136,8 @@ pub struct Communicator {
     pub lacks: AtomicU32,
     /// The sources of the native collectives' limits: bits of [`crate::stats::limits::Source`].
     pub limits_from: AtomicU32,
+    /// Below how many bytes native collectives serve a function, by function; 0 for those that they do not serve.
+    pub native_below: [AtomicU64; NATIVE_FUNCTIONS],
     /// Where fixed order is asked for: reductions that round and ran in fixed order.
     pub in_fixed_order: AtomicU64,
     /// Where fixed order is asked for: reductions that round and that NCCL ran, or that were refused.

@@ -134,6 +134,9 @@ pub struct CallCounts {
     pub calls: u64,
     /// Bytes of the larger buffer of each call, as nccl-tests counts.
     pub bytes: u64,
+    /// Of calls that NCCL ran: below how many bytes native collectives serve the function, 0 if they do not.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub native_below: u64,
 }
 
 /// The counters of the processes of a run, as far as they can be read.
@@ -232,6 +235,10 @@ impl CommunicatorCounts {
                 path: path.name().into(),
                 calls,
                 bytes: cell.bytes.load(Ordering::Relaxed),
+                native_below: match (path, counters.native_below.get(*function as usize)) {
+                    (Path::Forward, Some(limit)) => limit.load(Ordering::Relaxed),
+                    _ => 0,
+                },
             })
             .collect();
         if state == FREE && calls.is_empty() {

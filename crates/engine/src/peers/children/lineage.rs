@@ -75,6 +75,11 @@ impl Lineage {
         Arc::new(Lineage { comm, rank, negotiated, lives, has_rounds, ctas, configuration, counted, waiting })
     }
 
+    /// What all ranks of the communicator call it.
+    pub fn name(&self) -> u64 {
+        self.comm.number()
+    }
+
     /// The lineage of a communicator without a peer group. `comm` is the same on all its ranks, and on no other communicator's. Its ranks wait
     /// for each other only where its own calls are blocking.
     pub(super) fn on_nccl(
