@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::gpu::failure::{Failure, SUCCESS};
+use crate::gpu::failure::Failure;
 use crate::gpu::library::Driver;
 
 const NO_DESTRUCTOR_SYNC: u32 = 1;
@@ -41,31 +41,6 @@ impl Driver {
             self.note("cuUserObjectRelease", code, detail);
         }
         moved
-    }
-}
-
-/// `CU_GRAPH_NODE_TYPE_KERNEL`.
-const KERNEL: u32 = 0;
-/// The first driver in whose graphs kernels can begin early.
-const EARLY_IN_GRAPHS_SINCE: i32 = 12030;
-
-impl Driver {
-    /// Whether a captured kernel may be launched to begin early.
-    pub fn has_early_in_graphs(&self) -> bool {
-        let mut version = 0;
-        // SAFETY: the output is a local.
-        let code = unsafe { (self.calls.cuDriverGetVersion)(&mut version) };
-        code == SUCCESS && version >= EARLY_IN_GRAPHS_SINCE
-    }
-
-    /// Whether a node is a kernel that begins after the ends of all nodes before it, so that its own end says that these have ended. A kernel
-    /// that may begin early need not wait for them.
-    pub fn is_kernel_after_all(&self, node: usize) -> bool {
-        let mut before = [0; 64];
-        let mut count = before.len();
-        // SAFETY: the node is of a graph that lives, and the outputs are locals. This form fails if an edge is of another kind than usual.
-        let code = unsafe { (self.calls.cuGraphNodeGetDependencies)(node, before.as_mut_ptr(), &mut count) };
-        code == SUCCESS && count < before.len() && self.type_of(node).is_ok_and(|kind| kind == KERNEL)
     }
 }
 

@@ -21,8 +21,6 @@ pub(super) struct Captures {
     /// Those used last, the latest first.
     known: Vec<Known>,
     looked: Option<Looked>,
-    /// The last kernel that was launched to begin early, and the id of its capture.
-    early: Option<(u64, Vec<usize>)>,
 }
 
 /// A capture that has taken operations.
@@ -115,30 +113,6 @@ impl Captures {
             driver.redirect(&looked.found, &resources.passed);
         }
         Ok(record)
-    }
-
-    /// Whether a kernel that waits for the one before it by itself may take the place behind what `stream` holds, and begin early. All that is there
-    /// must be kernels whose end says that all before them has ended: kernels that began after it, or Windlass's own, which wait for it.
-    pub(super) fn may_begin_early(
-        &self,
-        driver: &Driver,
-        (stream, capture): (StreamHandle, Capture),
-    ) -> bool {
-        let is_ours = |node: &usize| {
-            self.early.as_ref().is_some_and(|(id, nodes)| *id == capture.id && nodes.contains(node))
-        };
-        let nodes = driver.last_nodes(stream).unwrap_or_default();
-        !nodes.is_empty() && nodes.iter().all(|node| is_ours(node) || driver.is_kernel_after_all(*node))
-    }
-
-    /// Notes that the last work of `stream` is a kernel that was launched to begin early.
-    pub(super) fn begins_early(
-        &mut self,
-        driver: &Driver,
-        (stream, capture): (StreamHandle, Capture),
-    ) -> Result<(), Failure> {
-        self.early = Some((capture.id, driver.last_nodes(stream)?));
-        Ok(())
     }
 
     /// Finds the record nodes that a capture's graph already has. They are of a capture that was forgotten ([`CAPTURES`]), or of a graph that

@@ -124,38 +124,3 @@ fn graphs_among_eager() {
     }
     end(ranks);
 }
-
-/// A captured kernel begins early behind a kernel of ours or one that began after all before it, not behind other work.
-#[test]
-fn captured_kernels_begin_early() {
-    let devices = devices(2);
-    let ranks = communicator(&devices);
-    all(&devices, &ranks, |device, rank| {
-        let stream = device.stream();
-        let part = Part::of(Kind::AllReduce, 300, rank.rank, 2);
-        let room = Numbers::new(vec![0; 4]);
-        let driver = windlass_base::gpu::driver().unwrap();
-        let begins_early = || {
-            rank.native.run(&part.task, stream.handle()).unwrap();
-            let nodes = driver.last_nodes(stream.handle()).unwrap();
-            assert_eq!(nodes.len(), 1);
-            !driver.is_kernel_after_all(nodes[0])
-        };
-        let graph = captured(&stream, || {
-            // Behind the wait for what ran before the graph.
-            assert!(!begins_early());
-            assert!(begins_early());
-            assert!(begins_early());
-            driver.copy(room.address, room.address + 8, 8, stream.handle()).unwrap();
-            assert!(!begins_early());
-            assert!(begins_early());
-        });
-        ok(cuGraphLaunch(graph, stream.0));
-        stream.synchronize();
-        ok(cuGraphExecDestroy(graph));
-    });
-    for rank in &ranks {
-        eventually("graphs let go", || rank.holds.are_none());
-    }
-    end(ranks);
-}
