@@ -77,6 +77,8 @@ void together(struct rank* self);
 void destroy_each(ncclComm_t* communicators, int count);
 /* An id made by rank `maker` and given to all ranks. Every rank calls with the same `slot`, a place of the exchange. */
 ncclUniqueId share_id(struct rank* self, int slot, int maker);
+/* The same, made past Windlass, as by a process without it. */
+ncclUniqueId share_foreign_id(struct rank* self, int slot, int maker);
 /* A communicator of all ranks of the section. */
 ncclComm_t world(struct rank* self, int slot);
 

@@ -38,7 +38,7 @@ const SEEN: &[(&str, &str)] = &[
         "ncclCommInitRankConfig",
         "The same. With `blocking = 0` or `launchOrderImplicit = 1` there is no peer group, and a configuration that Windlass does not know makes no lazy communicator.",
     ),
-    ("ncclCommInitRankScalable", "The same. With more than one id there is no peer group."),
+    ("ncclCommInitRankScalable", "The same. With more than one id the ranks meet after NCCL's init."),
     (
         "ncclCommInitAll",
         "NCCL makes the communicators, which then get a peer group without a session. They may be lazy.",

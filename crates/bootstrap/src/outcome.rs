@@ -101,7 +101,7 @@ coded! {
         19 Child = "it was grown, or made from a communicator on NCCL",
         20 Grouped = "it was made in one group with others",
         21 ImplicitOrder = "NCCL_LAUNCH_ORDER_IMPLICIT or launchOrderImplicit is set",
-        22 Apart = "it was made from another, and a rank of it is on another host, has no Windlass or declined",
+        22 Apart = "a rank of it is on another host, has no Windlass or declined",
         23 LaunchBarrier(rank: number, other: number) = "NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process",
         24 UnseenValues = "NCCL may take variables from a plugin",
         25 OtherOrder(rank: number, other: number) = "ranks have unlike values of WINDLASS_ORDER",

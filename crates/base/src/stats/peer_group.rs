@@ -28,9 +28,12 @@ const REASONS: [(&str, &str); 27] = [
     ("it has more than 16 ranks", "smaller communicators split from it can have peer groups"),
     ("its init does not wait for the other ranks", "make it with blocking = 1, without NCCL_COMM_BLOCKING=0"),
     ("NCCL_COMM_ID is set", "unset it"),
-    ("its init has several ids", "make it with one id"),
+    ("its init has several ids", "make it outside groups"),
     ("NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access", "unset both"),
-    ("its id was made without Windlass", "preload Windlass into the process that makes ids"),
+    (
+        "its id was made without Windlass",
+        "make it outside groups, or preload Windlass into the process that makes ids",
+    ),
     ("ranks run unlike versions of Windlass", "install one version"),
     ("this rank could not reach the others", ""),
     ("this rank could not say where it runs", ""),
@@ -51,7 +54,7 @@ const REASONS: [(&str, &str); 27] = [
     ("it was made in one group with others", "make them one after the other"),
     ("NCCL_LAUNCH_ORDER_IMPLICIT or launchOrderImplicit is set", "unset it"),
     (
-        "it was made from another, and a rank of it is on another host, has no Windlass or declined",
+        "a rank of it is on another host, has no Windlass or declined",
         "preload Windlass into all ranks, and make it outside groups",
     ),
     ("NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process", "unset it, or run a process for each rank"),

@@ -27,6 +27,7 @@ use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{RANKS_MAX, Token, Version};
 
 use crate::children;
+use crate::id_tag::Id;
 
 /// The first bytes of a connection to a host-local rendezvous.
 const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
@@ -45,6 +46,11 @@ pub fn name(child: Token) -> Token {
     let Version { major, minor, patch } = Version::THIS;
     let words = Writer::default().token(child).u16(major).u16(minor).u16(patch).finish();
     children::digest(b"windlass muster of", &words)
+}
+
+/// The name of a communicator that is made from these ids, where they have no token.
+pub fn name_of_ids(ids: &[Id]) -> Token {
+    children::digest(b"windlass ids", &ids.concat())
 }
 
 /// The address of the host-local rendezvous of this name. Only processes that know the name can know it.

@@ -369,13 +369,12 @@ pub(super) fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<A
     (rest, met)
 }
 
-/// Runs the sessions of children that NCCL has made, all at once, and waits for them. Returns the first failure.
-fn meet(made: Vec<(Handle, ChildCall)>) -> ncclResult_t {
+/// Runs the sessions of communicators that NCCL has made, all at once, and waits for them. Returns the first failure.
+pub(super) fn meet(made: Vec<(Handle, ChildCall)>) -> ncclResult_t {
     let begun = made.into_iter().filter_map(|(place, call)| {
         let (handle, _) = note(place, UNKNOWN)?;
         let identity = known::identity(handle);
-        // A child of two ranks has no children with peers.
-        let parts = identity.filter(|identity| identity.ranks > 2);
+        let parts = identity.filter(|identity| identity.ranks > 1);
         let lineage = parts.map(|identity| call.lineage_of_child(identity.rank.max(0) as u32));
         let request = call.request().clone();
         Some((handle, (place, request, lineage), ask(identity, call)))

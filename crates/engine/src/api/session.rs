@@ -1,5 +1,6 @@
 //! Inits by id: the ranks meet in a session before NCCL makes the communicator from the same id. NCCL does not make a lazy communicator.
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::forward::init::{self, InitCall, InitFunction};
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::lazy::{self, LazyCommunicator, first_launch};
-use crate::peers::{self, InitOutcome, InitRequest, Laziness, Lineage};
+use crate::peers::{self, ChildCall, InitOutcome, InitRequest, Laziness, Lineage};
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Ordinal, context};
@@ -24,6 +25,7 @@ use windlass_base::stats::count;
 use windlass_bootstrap::outcome::FallbackReason;
 
 use super::children;
+use super::foreign_ids;
 use super::handles::{is_taken, note};
 use super::init_ends::{self, guard_first_launch, hand_out, settle};
 
@@ -33,6 +35,8 @@ enum Step {
     Decided(InitOutcome, Option<Arc<Lineage>>),
     /// Its session is over, and NCCL is not called. For `ncclCommInitAll` all ranks.
     Lazy(Vec<Arc<LazyCommunicator>>),
+    /// Its ranks meet once NCCL has made it.
+    AtRoster(Box<ChildCall>),
     /// In a group: the session runs at the group's end.
     Grouped(InitRequest),
     /// `ncclCommInitAll`, not lazy: this thread has all ranks, which get a peer group after NCCL has made them.
@@ -47,7 +51,8 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     if init.parent.is_some() {
         return children::init_child(entry, init);
     }
-    guard::around(
+    let met = Cell::new(ncclSuccess);
+    let result = guard::around(
         || {
             process::first_communicator();
             count::function(entry);
@@ -64,7 +69,7 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
         },
         |step, result| {
             if is_taken(result) {
-                finish(step, init);
+                met.set(finish(step, init));
             } else {
                 // An error of `ncclCommInitAll` does not fail the group around it.
                 if !matches!(step, Step::All) {
@@ -74,7 +79,8 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
                 peers::settle();
             }
         },
-    )
+    );
+    result.and(met.get())
 }
 
 fn begin(init: &InitCall, device: Result<Ordinal, String>) -> Step {
@@ -82,7 +88,7 @@ fn begin(init: &InitCall, device: Result<Ordinal, String>) -> Step {
         // Without a known device this thread could not be left as NCCL leaves it.
         return if device.is_err() { Step::All } else { all(init) };
     }
-    let Some(init::Asked { id, ids, ranks, rank, waiting, ctas }) = init.by_id() else {
+    let Some(init::Asked { id, more_ids, ranks, rank, waiting, ctas }) = init.by_id() else {
         return Step::Refused;
     };
     let given = Given::of(init.config);
@@ -94,10 +100,13 @@ fn begin(init: &InitCall, device: Result<Ordinal, String>) -> Step {
         Given::Doubtful | Given::Wrong => Laziness::None,
     };
     let cached = Vec::new();
-    let request = InitRequest { id, ids, ranks, rank, waiting, ctas, device, laziness, cached };
+    let request = InitRequest { id, more_ids, ranks, rank, waiting, ctas, device, laziness, cached };
     let configuration = given.over(&Configuration::Nothing);
     if group::is_open() {
         return Step::Grouped(request);
+    }
+    if let Some(call) = foreign_ids::enter(&request, &configuration) {
+        return Step::AtRoster(Box::new(call));
     }
     let taken = take(&request, &configuration);
     let request = InitRequest { cached: taken.tokens(), ..request };
@@ -149,10 +158,14 @@ fn all(init: &InitCall) -> Step {
 }
 
 /// Called after NCCL has taken the init, or instead of NCCL for lazy communicators: records the communicators.
-fn finish(step: Step, init: &InitCall) {
+fn finish(step: Step, init: &InitCall) -> ncclResult_t {
+    let step = match (step, init.new_communicators().next()) {
+        (Step::AtRoster(call), Some((place, _))) => return children::meet(vec![(place, *call)]),
+        (step, _) => step,
+    };
     if let Step::Lazy(lazy_communicators) = step {
         init.new_communicators().zip(lazy_communicators).for_each(|((place, _), lazy)| hand_out(place, lazy));
-        return;
+        return ncclSuccess;
     }
     let new_communicators: Vec<_> =
         init.new_communicators().map(|(handle, identity)| note(handle, identity)).collect();
@@ -195,6 +208,7 @@ fn finish(step: Step, init: &InitCall) {
         // The handle is not written yet, as in a group or after a non-blocking call.
         (_, _) => {}
     }
+    ncclSuccess
 }
 
 /// Called after a group has failed that was to make communicators. NCCL aborts all inits of such a group, and does not say which were

@@ -19,6 +19,7 @@ use windlass_base::gpu;
 use windlass_base::gpu::capture::Relaxed;
 use windlass_base::stats::count::Identity;
 use windlass_bootstrap::facts::Waiting;
+use windlass_bootstrap::id_tag::Id;
 use windlass_transport::sequencer::Graphs;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
@@ -50,12 +51,12 @@ pub enum InitFunction {
 }
 
 /// The arguments of an init by id.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Asked {
     /// The first id.
-    pub id: [u8; NCCL_UNIQUE_ID_BYTES],
-    /// How many ids there are.
-    pub ids: usize,
+    pub id: Id,
+    /// The other ids of an init that has several.
+    pub more_ids: Vec<Id>,
     /// How many ranks.
     pub ranks: c_int,
     /// This rank.
@@ -150,21 +151,23 @@ impl InitCall {
 
     /// The arguments of an init by id, if it is one that NCCL would not refuse at once.
     pub fn by_id(&self) -> Option<Asked> {
-        let (ranks, rank, id, ids) = match self.function {
+        let (ranks, rank, ids) = match self.function {
             InitFunction::Rank { ranks, id, rank } | InitFunction::RankConfig { ranks, id, rank } => {
-                (ranks, rank, id, 1)
+                (ranks, rank, vec![id])
             }
             InitFunction::RankScalable { ranks, rank, id_count, ids } if !ids.is_null() && id_count > 0 => {
                 // SAFETY: by this function's contract there are as many ids as the application said.
-                (ranks, rank, unsafe { ids.read() }, id_count as usize)
+                (ranks, rank, unsafe { std::slice::from_raw_parts(ids, id_count as usize) }.to_vec())
             }
             _ => return None,
         };
         if self.place.is_null() || rank < 0 || rank >= ranks {
             return None;
         }
+        let mut more_ids = ids.into_iter().map(bytes);
+        let id = more_ids.next()?;
         let (waiting, ctas) = configured(self.config);
-        Some(Asked { id: bytes(id), ids, ranks, rank, waiting, ctas })
+        Some(Asked { id, more_ids: more_ids.collect(), ranks, rank, waiting, ctas })
     }
 
     /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.

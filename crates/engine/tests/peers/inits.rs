@@ -42,7 +42,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
     device.make_current();
     let request = InitRequest {
         id,
-        ids: 1,
+        more_ids: Vec::new(),
         ranks: ranks as i32,
         rank: device.device,
         waiting: Waiting::Blocking,

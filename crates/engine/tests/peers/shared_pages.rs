@@ -51,7 +51,7 @@ pub fn ask(id: Id, device: i32, ranks: i32, laziness: Laziness) -> Asked {
     let rank = device;
     let request = InitRequest {
         id,
-        ids: 1,
+        more_ids: Vec::new(),
         ranks,
         rank,
         waiting: Waiting::Blocking,

@@ -11,8 +11,8 @@ use windlass_base::config::{Lazy, Switch, config};
 use windlass_base::gpu::{self, Ordinal, device};
 use windlass_base::stats::features::{Feature, Lack};
 use windlass_base::stats::peer_group;
-use windlass_bootstrap::children::NOBODY;
 use windlass_bootstrap::children::plan::LazyVote;
+use windlass_bootstrap::children::{NOBODY, local_rendezvous};
 use windlass_bootstrap::facts::{Facts, LocalFacts, Waiting, fallback_reason};
 use windlass_bootstrap::id_tag::{Id, IdTag};
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
@@ -34,8 +34,8 @@ use crate::peers::setup::{capabilities, tuned};
 pub struct InitRequest {
     /// The first id.
     pub id: Id,
-    /// How many ids there are.
-    pub ids: usize,
+    /// The other ids of an init that has several.
+    pub more_ids: Vec<Id>,
     /// How many ranks.
     pub ranks: i32,
     /// This rank's number.
@@ -94,7 +94,7 @@ impl InitRequest {
         let facts = LocalFacts {
             ranks: self.ranks.max(0) as usize,
             id_tag: IdTag::decode(&self.id),
-            ids: self.ids,
+            ids: 1 + self.more_ids.len(),
             waiting: waits(self.waiting),
             forbidden: forbidden(self.ctas),
         };
@@ -104,8 +104,21 @@ impl InitRequest {
     /// The communicator's name, if its children may have peer groups even where it has none itself.
     pub(in crate::peers) fn name_of_parent(&self) -> Option<Token> {
         let waits = waits(self.waiting) == Waiting::Blocking;
-        let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden(self.ctas).is_none();
-        IdTag::decode(&self.id).filter(|_| splits).map(|id_tag| id_tag.token)
+        let splits = waits && self.ranks > 1 && forbidden(self.ctas).is_none();
+        splits.then(|| self.name())
+    }
+
+    /// The communicator's name, if no session is behind its ids: then its ranks meet around NCCL's init. All ranks have the same ids.
+    pub fn name_of_roster(&self) -> Option<Token> {
+        use FallbackReason::{ManyIds, NoIdTag, OtherVersion};
+        matches!(self.check(), Err(ManyIds | NoIdTag | OtherVersion)).then(|| self.name())
+    }
+
+    fn name(&self) -> Token {
+        match IdTag::decode(&self.id) {
+            Some(id_tag) if self.more_ids.is_empty() => id_tag.token,
+            _ => local_rendezvous::name_of_ids(&[&[self.id], &self.more_ids[..]].concat()),
+        }
     }
 }
 
