@@ -27,6 +27,17 @@ impl Driver {
         }
     }
 
+    /// Whether no NVLink joins a device to any other, as far as the driver or NVML can say.
+    pub fn is_unlinked(&self, ordinal: Ordinal) -> bool {
+        let others: Vec<Ordinal> =
+            (0..self.device_count().unwrap_or(0)).filter(|other| *other != ordinal).collect();
+        let is_apart = |other: &Ordinal| self.reach(ordinal, *other).is_ok_and(|reach| !reach.native_atomics);
+        match self.links_and_power(ordinal).0 {
+            Some(links) => links == 0 && others.iter().all(is_apart),
+            None => !others.is_empty() && others.iter().all(is_apart),
+        }
+    }
+
     /// How many NVLinks of a device are up, and its power limit in watts, each if NVML tells it.
     pub fn links_and_power(&self, ordinal: Ordinal) -> (Option<u32>, Option<u32>) {
         let found = || {

@@ -40,6 +40,8 @@ pub enum Lack {
     Lazy,
     /// Another rank lacks it.
     OtherRank,
+    /// No NVLink joins the ranks' GPUs: NCCL runs all calls between them.
+    NoLink,
 }
 
 /// Why one communicator lacks features: one byte for each feature.
@@ -80,6 +82,7 @@ impl Feature {
                 "NCCL uses multicast (WINDLASS_REGISTER=on has it all the same)"
             }
             (_, Lack::OtherRank) => "another rank has none",
+            (_, Lack::NoLink) => NO_LINK,
             (Deaths, Lack::Device) => "pidfd_open fails (it needs Linux 5.3, and seccomp to allow it)",
             (Deaths, _) | (_, Lack::Device | Lack::ManyRanks | Lack::Version) => "not for this communicator",
             (_, Lack::NoCuMem) => "NCCL_CUMEM_ENABLE=0 is set",
@@ -99,12 +102,28 @@ impl Lacks {
     /// Why `feature` is missing.
     pub fn of(self, feature: Feature) -> Lack {
         use Lack::{
-            Device, Lazy, ManyRanks, Multicast, NoCuMem, Nothing, Option, OtherRank, Variable, Version,
+            Device, Lazy, ManyRanks, Multicast, NoCuMem, NoLink, Nothing, Option, OtherRank, Variable,
+            Version,
         };
-        let all =
-            [Nothing, Option, Variable, NoCuMem, Version, Multicast, Device, ManyRanks, Lazy, OtherRank];
+        let all = [
+            Nothing, Option, Variable, NoCuMem, Version, Multicast, Device, ManyRanks, Lazy, OtherRank,
+            NoLink,
+        ];
         let number = self.0 >> (8 * feature as u32) & 0xff;
         all.get(number as usize).copied().unwrap_or(OtherRank)
+    }
+
+    /// The same where no NVLink joins the ranks' GPUs: all that moves bytes is missing.
+    #[must_use]
+    pub fn without_link(self) -> Lacks {
+        let missing = [Feature::Native, Feature::Windows, Feature::Registration];
+        let deaths = Lacks::default().with(Feature::Deaths, self.of(Feature::Deaths));
+        missing.into_iter().fold(deaths, |lacks, feature| lacks.with(feature, Lack::NoLink))
+    }
+
+    /// Whether no NVLink joins the ranks' GPUs.
+    pub fn is_without_link(self) -> bool {
+        self.of(Feature::Native) == Lack::NoLink
     }
 
     /// The reasons in words, by the features' names. Only missing features are in it.
@@ -113,6 +132,8 @@ impl Lacks {
         lacking.map(|feature| (feature.name().into(), feature.why(self.of(feature)).into())).collect()
     }
 }
+
+const NO_LINK: &str = "no NVLink joins its GPUs";
 
 /// One line: the features that there are, with the sources of limits, then the missing ones and why. That deaths are seen is not said, as
 /// nobody asks for that.
@@ -127,7 +148,9 @@ pub fn line(lacks: &BTreeMap<String, String>, limits_from: &[String]) -> String 
     };
     let is_had = |feature: &&Feature| **feature != Feature::Deaths && !lacks.contains_key(feature.name());
     let features = Feature::ALL.iter().filter(is_had).map(has);
-    let has: Vec<String> = std::iter::once("send/recv".to_owned()).chain(features).collect();
+    let is_without_link = lacks.get(Feature::Native.name()).is_some_and(|why| why == NO_LINK);
+    let first = if is_without_link { "made by NCCL when a call needs it" } else { "send/recv" };
+    let has: Vec<String> = std::iter::once(first.to_owned()).chain(features).collect();
     let without = lacks.iter().map(|(name, why)| format!("; no {name}: {why}"));
     has.join(", ") + &without.collect::<String>()
 }
@@ -157,6 +180,12 @@ mod tests {
             .with(Feature::Registration, Lack::Device)
             .with(Feature::Deaths, Lack::Device);
         assert_eq!((lacks.of(Feature::Native), lacks.of(Feature::Windows)), (Lack::Variable, Lack::Nothing));
+        let apart = lacks.without_link();
+        assert!(apart.is_without_link() && !lacks.is_without_link());
+        assert_eq!(apart.of(Feature::Deaths), Lack::Device);
+        let why = "no NVLink joins its GPUs";
+        assert!(line(&apart.words(), &[]).starts_with("made by NCCL when a call needs it; no kept windows"));
+        assert!(line(&apart.words(), &[]).ends_with(&format!("no registration: {why}")));
         assert_eq!(
             line(&lacks.words(), &[]),
             "send/recv, kept windows; no native collectives: NCCL_ALGO, NCCL_PROTO or a CTA policy is set; \

@@ -17,10 +17,13 @@ use windlass_transport::p2p::{Direction, Operation};
 
 use super::ordering::{self, Where, stream_of};
 
-/// The peer group that runs this call. None if NCCL is to refuse the call, or if another thread has just ended the communicator.
+/// The peer group that runs this call. None if NCCL is to refuse the call, or if another thread has just ended the communicator. Without wires
+/// a rank runs only what needs no other rank, as NCCL would have to wait for all of them to be built.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<PeerGroup>> {
     let peer_group = ordering::peer_group_of(call, communicator)?;
-    Messages::of(call, &peer_group).is_some().then_some(peer_group)
+    let messages = Messages::of(call, &peer_group)?;
+    let is_alone = |one: &Operation| one.peer == peer_group.rank() || one.bytes == 0;
+    (peer_group.has_wires() || messages.all().iter().all(is_alone)).then_some(peer_group)
 }
 
 /// Runs a call, or holds it until its group ends.

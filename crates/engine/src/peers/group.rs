@@ -69,9 +69,20 @@ struct Features {
 }
 
 impl Features {
-    fn new(negotiated: &NegotiatedConfig, page: &Arc<SharedPage>, rank: u32, device: Ordinal) -> Features {
+    fn new(
+        negotiated: &NegotiatedConfig,
+        page: &Arc<SharedPage>,
+        rank: u32,
+        device: Ordinal,
+        has_wires: bool,
+    ) -> Features {
         let ranks = negotiated.members.len() as u32;
         check::say_who_does_not(negotiated, rank);
+        let checking = Checking::new(negotiated, page, rank);
+        if !has_wires {
+            let (registering, windows) = (None, None);
+            return Features { limits: Limits::NONE, limits_from: 0, registering, windows, checking };
+        }
         let decided = agreed::decide(negotiated);
         tuned::say(&decided);
         let pays = decided.limits.serve(Collective::RegisteredAllGather, 0);
@@ -81,7 +92,7 @@ impl Features {
             limits_from: decided.source_bits(),
             registering: registers.and_then(|page| Registering::new(page, rank, ranks, device)),
             windows: Windows::new(negotiated, page, rank, device),
-            checking: Checking::new(negotiated, page, rank),
+            checking,
         }
     }
 }
@@ -101,7 +112,7 @@ impl PeerGroup {
             rank,
         } = prepared;
         let (page, transports) = (page?, transports?);
-        let features = Features::new(&negotiated, &page, rank, region.device());
+        let features = Features::new(&negotiated, &page, rank, region.device(), transports.has_wires());
         let signal = ClosedSignal::shared(page, rank);
         let closing = Closing::new(&region, signal, lives.clone(), holds.clone());
         release_sockets.into_iter().for_each(|socket| socket.keep(rank));
@@ -128,6 +139,11 @@ impl PeerGroup {
     /// This rank.
     pub fn rank(&self) -> u32 {
         self.others.rank()
+    }
+
+    /// Whether kernels of Windlass move bytes between its ranks. While it is being dropped, none do.
+    pub fn has_wires(&self) -> bool {
+        self.transports().is_some_and(Transports::has_wires)
     }
 
     /// What the plan needs to decide the path of a call.

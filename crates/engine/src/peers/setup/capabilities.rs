@@ -168,6 +168,7 @@ impl Basis<'_> {
 /// What a communicator lacks by its negotiated config. This rank's own reason comes first, if it has one.
 pub(in crate::peers) fn of_all(negotiated: &NegotiatedConfig, limits: &Limits, own: Lacks) -> Lacks {
     let lack = |feature: Feature, has: bool, otherwise: Lack| match own.of(feature) {
+        Lack::NoLink => Lack::NoLink,
         _ if has => Lack::Nothing,
         Lack::Nothing => otherwise,
         own => own,

@@ -204,6 +204,11 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
             if peers.limits_from() & limits::GUESSED != 0 {
                 count::reason(counters, None, &limits::not_measured());
             }
+            if lacks.is_without_link() && peers.rank() == 0 {
+                let refused = FallbackReason::Refused { rank: 0, words: String::new() };
+                let text = "no NVLink joins the GPUs of a communicator of 2 ranks: NCCL runs its calls";
+                tell_user(&refused, format_args!("{text}"));
+            }
             peers.checking().into_iter().for_each(|checking| checking.is_known_as(serial));
             if log::log_enabled!(log::Level::Info) {
                 let (rank, ranks, hash) =

@@ -9,14 +9,14 @@ use windlass_base::descriptor::Ours;
 use windlass_base::shared_page::SharedPage;
 use windlass_bootstrap::Preparation;
 use windlass_bootstrap::descriptors::{Parcel, Sending};
-use windlass_bootstrap::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
+use windlass_bootstrap::negotiated::{NegotiatedConfig, RANKS_MAX, Token, capability};
 use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
 
 use crate::background::life::{self, Life};
 use crate::features::page_layout::{self, PAGE_MAKER};
 use crate::features::recycling;
 use crate::peers::setup::release_socket::{Hold, ReleaseSocket};
-use crate::peers::setup::transports::{Rings, Share, Transports};
+use crate::peers::setup::transports::{Rings, Share, Transports, Wires};
 use crate::peers::shutdown::closing::{ClosedSignal, Closing};
 use crate::peers::shutdown::room;
 
@@ -86,7 +86,7 @@ struct Lent<'a> {
 impl<'a> Lent<'a> {
     fn new(negotiated: &'a NegotiatedConfig, rank: u32, heap: &'a Arc<Heap>) -> Result<Lent<'a>, String> {
         let holds = Holds::new();
-        let rings = Rings::of(negotiated, rank);
+        let rings = Rings::of(negotiated, rank, wires(negotiated, rank, heap));
         let lend = || heap.lend(rings.bytes + WORDS_BYTES, &holds);
         let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(heap.device(), is_enough);
         let region = recycling::lend(heap, make_room, lend).map_err(words)?;
@@ -109,8 +109,11 @@ impl<'a> Lent<'a> {
         process(rank) == process(self.rank)
     }
 
-    /// Maps the region of a peer in another process.
-    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerRegion, String> {
+    /// Maps the region of a peer in another process. None without wires.
+    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<Option<PeerRegion>, String> {
+        if self.rings.wires == Wires::None {
+            return self.check_size(rank, place.bytes).map(|()| None);
+        }
         let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
         let peer = Peer { process: member.process.number(), device_uuid: member.device.uuid };
         let heap = PeerHeap::of(peer).map_err(words)?;
@@ -123,18 +126,28 @@ impl<'a> Lent<'a> {
             "rank {} mapped rank {rank}'s region in {mapped_us} us, had tested it after {tested_us} us",
             self.rank
         );
-        tested
+        tested.map(Some)
     }
 
-    /// Reaches the region of a peer in this process.
-    fn reach(&self, rank: u32, place: Place) -> Result<PeerRegion, String> {
-        self.tested(rank, heap::reach(place, self.heap).map_err(words)?)
+    /// Reaches the region of a peer in this process. None without wires.
+    fn reach(&self, rank: u32, place: Place) -> Result<Option<PeerRegion>, String> {
+        if self.rings.wires == Wires::None {
+            return self.check_size(rank, place.bytes).map(|()| None);
+        }
+        self.tested(rank, heap::reach(place, self.heap).map_err(words)?).map(Some)
+    }
+
+    /// Fails if that rank lends another size, as a rank with wires does to one without.
+    fn check_size(&self, rank: u32, bytes: u64) -> Result<(), String> {
+        match self.region.bytes() {
+            own if own == bytes => Ok(()),
+            own => Err(format!("rank {rank} lends {bytes} bytes, expected {own}")),
+        }
     }
 
     /// Fails without NVLink to that rank, which the LL128 lines of the p2p transport need.
     fn check_link(&self, rank: u32) -> Result<(), String> {
-        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
-        match self.heap.home().driver.nvlink(self.heap.device(), &member.device.uuid, member.device.pci) {
+        match link(self.negotiated, rank, self.heap) {
             Some(true) => Ok(()),
             Some(false) => {
                 Err(format!("no NVLink joins ranks {} and {rank}, which Windlass needs", self.rank))
@@ -148,13 +161,7 @@ impl<'a> Lent<'a> {
     /// Loads the peer's word from its region and stores this rank's word beside it.
     fn tested(&self, rank: u32, region: PeerRegion) -> Result<PeerRegion, String> {
         self.check_link(rank)?;
-        if region.bytes() != self.region.bytes() {
-            return Err(format!(
-                "rank {rank} lends {} bytes, expected {}",
-                region.bytes(),
-                self.region.bytes()
-            ));
-        }
+        self.check_size(rank, region.bytes())?;
         let at = |rank| self.word_at(region.address(), region.bytes(), rank);
         self.heap.probe(at(rank), self.word(rank), at(self.rank), self.word(self.rank)).map_err(words)?;
         Ok(region)
@@ -164,7 +171,7 @@ impl<'a> Lent<'a> {
     fn transports(&self, peers: &[Option<PeerRegion>], share: Share) -> Result<Transports, String> {
         let address = |(rank, peer): (u32, &Option<PeerRegion>)| match peer {
             Some(region) => region.address(),
-            None if rank == self.rank => self.region.address(),
+            None if rank == self.rank || self.rings.wires == Wires::None => self.region.address(),
             None => 0,
         };
         let regions = (0..).zip(peers).map(address).collect();
@@ -184,6 +191,24 @@ impl<'a> Lent<'a> {
 
 fn words(error: impl std::fmt::Display) -> String {
     error.to_string()
+}
+
+/// Whether NVLink joins this rank's device to that of another rank. None if that is not known.
+fn link(negotiated: &NegotiatedConfig, rank: u32, heap: &Heap) -> Option<bool> {
+    let device = &negotiated.members.get(rank as usize)?.device;
+    heap.home().driver.nvlink(heap.device(), &device.uuid, device.pci)
+}
+
+/// A lazy pair without NVLink has a peer group without wires: both ranks see the same, and come to each call that NCCL runs between them.
+/// With fixed order it has none, as NCCL's sums have another.
+fn wires(negotiated: &NegotiatedConfig, rank: u32, heap: &Heap) -> Wires {
+    let is_fixed = negotiated.capabilities & capability::FIXED_ORDER != 0;
+    match negotiated.members.len() {
+        2 if negotiated.is_lazy() && !is_fixed && link(negotiated, 1 - rank, heap) == Some(false) => {
+            Wires::None
+        }
+        _ => Wires::NvLink,
+    }
 }
 
 /// Prepares one rank of a session. The inner result is why it cannot confirm. `Prepared` is returned even then, because other ranks may
@@ -294,6 +319,7 @@ fn exchange(
         lent.rank,
         began.elapsed().as_micros()
     );
+    let mut heard = 1_u64 << lent.rank;
     for (descriptor_socket, parcel) in descriptor_sockets.iter().zip(parcels) {
         let (rank, place, descriptors) = read(parcel).ok_or("a peer sent what cannot be read")?;
         let member = lent.negotiated.members.get(rank as usize);
@@ -315,14 +341,15 @@ fn exchange(
             }
             lent.map(rank, place, memory.as_fd())?
         };
-        known.peers[rank as usize] = Some(region);
+        known.peers[rank as usize] = region;
+        heard |= 1 << rank;
         if rank == PAGE_MAKER {
             known.page =
                 Some(Arc::new(page_layout::open(page_layout::bytes(lent.negotiated), descriptors.next())?));
         }
     }
-    let missing = known.peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
-    missing.map_or(Ok(()), |(_, rank)| Err(format!("nothing came from rank {rank}")))
+    let missing = (0..known.peers.len()).find(|rank| heard & (1 << rank) == 0);
+    missing.map_or(Ok(()), |rank| Err(format!("nothing came from rank {rank}")))
 }
 
 /// The other ranks, whose pidfds are not known yet.
@@ -392,7 +419,7 @@ fn reach_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerRegion>>]) -> Result
         let place = place.map_err(|refusal| (owner.rank, words(refusal)))?;
         for other in lent.iter().filter(|other| other.rank != owner.rank) {
             let region = other.reach(owner.rank, place).map_err(|words| (other.rank, words))?;
-            peers[other.rank as usize][owner.rank as usize] = Some(region);
+            peers[other.rank as usize][owner.rank as usize] = region;
         }
     }
     Ok(())

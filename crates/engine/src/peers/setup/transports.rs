@@ -58,6 +58,13 @@ pub(in crate::peers) struct Transports {
     pub lacks: Lacks,
 }
 
+impl Transports {
+    /// Whether kernels of Windlass move bytes between the ranks.
+    pub(in crate::peers) fn has_wires(&self) -> bool {
+        !self.lacks.is_without_link()
+    }
+}
+
 impl Share {
     /// The share of a communicator with so many ranks.
     pub(in crate::peers) fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
@@ -79,6 +86,7 @@ impl Share {
         holds: &Arc<Holds>,
     ) -> Result<Transports, TransportError> {
         let Share { transports, kernels, lacks, graphs } = self;
+        let lacks = if rings.wires == Wires::None { lacks.without_link() } else { lacks };
         let (geometry, holds) = (rings.p2p, holds.clone());
         let rank = geometry.rank;
         let own = regions.get(rank as usize).copied().unwrap_or_default();
@@ -104,6 +112,15 @@ impl Share {
     }
 }
 
+/// Whether the ranks' kernels can reach each other's memory in the way that they need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::peers) enum Wires {
+    /// Over NVLink.
+    NvLink,
+    /// No. NCCL moves all bytes between the ranks.
+    None,
+}
+
 /// The shape of all rings in a region, from what all ranks agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::peers) struct Rings {
@@ -116,22 +133,26 @@ pub(in crate::peers) struct Rings {
     native_at: u64,
     /// The size of all rings, in bytes.
     pub bytes: u64,
+    pub wires: Wires,
 }
 
 impl Rings {
     /// Tags begin at a random number, because a ring that grows may lie in memory that holds anything, such as an earlier communicator's
     /// lines. Memory holds just the expected tag once in 2^60 lines.
-    pub(in crate::peers) fn of(negotiated: &NegotiatedConfig, rank: u32) -> Rings {
+    pub(in crate::peers) fn of(negotiated: &NegotiatedConfig, rank: u32, wires: Wires) -> Rings {
         let blocks = negotiated.grid_max();
         let ranks = negotiated.members.len() as u32;
         let tag = |number: u64| number >> 2 | 1;
-        let p2p = Geometry {
-            first_tag: tag(negotiated.comm.number()),
-            bulk_from_bytes: bulk_from_bytes(ranks),
-            ..Geometry::recommended(blocks, rank)
+        let measured = Geometry::recommended(blocks, rank);
+        let (ll128_slots, bulk_slots) = match wires {
+            Wires::NvLink => (measured.ll128_slots, measured.bulk_slots),
+            // Messages of a rank to itself need no rings.
+            Wires::None => (1, 1),
         };
+        let (first_tag, bulk_from_bytes) = (tag(negotiated.comm.number()), bulk_from_bytes(ranks));
+        let p2p = Geometry { first_tag, bulk_from_bytes, ll128_slots, bulk_slots, ..measured };
         let native_at = Layout::of(ranks, &p2p).bytes;
-        let native = tuning::serves(negotiated).then(|| {
+        let native = (wires == Wires::NvLink && tuning::serves(negotiated)).then(|| {
             native::Geometry::recommended(
                 negotiated.ctas_max(),
                 ranks,
@@ -141,7 +162,7 @@ impl Rings {
         });
         let limits = native::Limits { blocks_max: blocks, clusters: negotiated.has_clusters() };
         let bytes = native_at + native.map_or(0, |geometry| native::Layout::of(&geometry).bytes);
-        Rings { p2p, native, limits, native_at, bytes: bytes.next_multiple_of(128) }
+        Rings { p2p, native, limits, native_at, bytes: bytes.next_multiple_of(128), wires }
     }
 }
 
