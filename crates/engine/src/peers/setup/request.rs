@@ -277,6 +277,28 @@ fn pci(text: &str) -> (u32, u8, u8) {
 mod tests {
     use super::*;
 
+    /// Ranks meet at a roster if no session is behind their ids and nothing else keeps them from having a peer group. All ids name it.
+    #[test]
+    fn who_meets_at_a_roster() {
+        let of = |id: u8, more: &[u8], ranks, waiting| {
+            let (id, more_ids) = ([id; 128], more.iter().map(|id| [*id; 128]).collect());
+            let (ctas, device, laziness, cached) = (Ctas::UNSAID, Ok(0), Laziness::None, Vec::new());
+            InitRequest { id, more_ids, ranks, rank: 0, waiting, ctas, device, laziness, cached }
+        };
+        let name = |id, more: &[u8]| of(id, more, 4, Waiting::Blocking).name_of_roster().unwrap();
+        assert_eq!(name(1, &[2]), name(1, &[2]));
+        let names = [name(1, &[]), name(2, &[]), name(1, &[2]), name(2, &[1]), name(1, &[2, 2])];
+        assert_eq!(std::collections::BTreeSet::from(names).len(), names.len());
+        let without = [
+            of(1, &[], 1, Waiting::Blocking),
+            of(1, &[], 17, Waiting::Blocking),
+            of(1, &[], 4, Waiting::NonBlocking),
+        ];
+        assert!(without.iter().all(|request| request.name_of_roster().is_none()));
+        // Children of a larger one may meet all the same.
+        assert_eq!(of(1, &[], 17, Waiting::Blocking).name_of_parent(), Some(name(1, &[])));
+    }
+
     /// Addresses are read as the driver writes them.
     #[test]
     fn pci_addresses() {
