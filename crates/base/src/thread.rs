@@ -28,6 +28,26 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     without_signals(|| Builder::new().name(name.to_owned()).spawn_scoped(scope, body))
 }
 
+/// Runs `act` so that a cancelled thread (`pthread_cancel`) does not end in it: Rust aborts the process where a cancellation meets a
+/// `catch_unwind`. The thread ends later, in NCCL or in the program.
+pub fn without_cancellation<T>(act: impl FnOnce() -> T) -> T {
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+    }
+    struct Restored(libc::c_int);
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            // SAFETY: the state that the thread had; POSIX allows a null place for the one before.
+            unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+        }
+    }
+    const DISABLED: libc::c_int = 1;
+    let mut restored = Restored(0);
+    // SAFETY: the output is a local.
+    unsafe { pthread_setcancelstate(DISABLED, &mut restored.0) };
+    act()
+}
+
 /// Bytes of this thread's stack that are still free. None if the system does not say.
 pub fn stack_left() -> Option<usize> {
     // SAFETY: attributes of this thread, which the system fills in; destroyed once.

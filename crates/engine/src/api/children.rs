@@ -27,6 +27,7 @@ use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::stats::count::{self, Identity};
+use windlass_base::thread;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::negotiated;
 use windlass_bootstrap::outcome::FallbackReason;
@@ -73,18 +74,20 @@ pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
     let result = guard::around(
         || {
-            process::first_communicator();
-            count::function(entry);
-            recycling::make_room(device::current().ok());
-            if let Some(parent) = init.aborted_parent() {
-                let known = communicator::find(parent);
-                known.and_then(|known| known.peer_group(parent)).iter().for_each(|one| one.abort());
-            }
-            begin(init)
+            thread::without_cancellation(|| {
+                process::first_communicator();
+                count::function(entry);
+                recycling::make_room(device::current().ok());
+                if let Some(parent) = init.aborted_parent() {
+                    let known = communicator::find(parent);
+                    known.and_then(|known| known.peer_group(parent)).iter().for_each(|one| one.abort());
+                }
+                begin(init)
+            })
         },
         |begun| act(begun, init),
         |begun, result| {
-            met.set(finish(begun.step, Handle(init.place), result));
+            met.set(thread::without_cancellation(|| finish(begun.step, Handle(init.place), result)));
         },
     );
     result.and(met.get())

@@ -22,6 +22,7 @@ use windlass_base::gpu::{Ordinal, context};
 use windlass_base::guard;
 use windlass_base::process;
 use windlass_base::stats::count;
+use windlass_base::thread;
 use windlass_bootstrap::outcome::FallbackReason;
 
 use super::children;
@@ -54,11 +55,13 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
     let result = guard::around(
         || {
-            process::first_communicator();
-            count::function(entry);
-            let device = device::of_init(group::device_set());
-            recycling::make_room(device.as_ref().ok().copied());
-            begin(init, device)
+            thread::without_cancellation(|| {
+                process::first_communicator();
+                count::function(entry);
+                let device = device::of_init(group::device_set());
+                recycling::make_room(device.as_ref().ok().copied());
+                begin(init, device)
+            })
         },
         |step| match step {
             Step::Decided(InitOutcome::Failed(failure), _) => {
@@ -69,7 +72,7 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
         },
         |step, result| {
             if is_taken(result) {
-                met.set(finish(step, init));
+                met.set(thread::without_cancellation(|| finish(step, init)));
             } else {
                 // An error of `ncclCommInitAll` does not fail the group around it.
                 if !matches!(step, Step::All) {

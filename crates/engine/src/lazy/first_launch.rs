@@ -51,7 +51,7 @@ pub(crate) fn is_guarded(device: Ordinal) -> bool {
     let is_guarded = || of(device).try_lock().is_ok_and(|first_launch| *first_launch == FirstLaunch::Done);
     // Where no NVLink joins the device to others, no kernel of Windlass waits on it.
     let is_unlinked = || gpu::driver().is_ok_and(|driver| driver.is_unlinked(device));
-    config().first_launch_guard == Switch::Off || is_unlinked() || is_guarded() && legacy::is_settled()
+    config().first_launch_guard == Switch::Off || is_guarded() && legacy::is_settled() || is_unlinked()
 }
 
 /// Runs the message on a new peer group's device, before its kernels can run there. `communicator` is NCCL's. Called after all ranks have
