@@ -179,7 +179,7 @@ What depends on the release of NCCL:
 
 ## Programs
 
-Every program that loads `libnccl.so.2` can run over Windlass. [Environments](environments.md) says what runs under the variables that vLLM, SGLang, Megatron-LM, DeepSpeed, torchtitan, verl, PyTorch and JAX set, and which of them were run on GPUs.
+Every program that loads `libnccl.so.2` can run with Windlass. [Environments](environments.md) says what runs under the variables that vLLM, SGLang, Megatron-LM, DeepSpeed, torchtitan, verl, PyTorch and JAX set, and which of them were run on GPUs.
 [NCCL's variables](nccl-variables.md) says what each variable changes, [symmetric memory](symmetric-memory.md#recipe) how to use windows from these programs.
 
 Windlass runs on x86-64 Linux. [Troubleshooting](troubleshooting.md#the-preload-does-nothing) says which programs take no preload.

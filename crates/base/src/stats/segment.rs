@@ -202,7 +202,7 @@ pub fn restart_in_forked_child() {
     CURRENT.store((&raw const EARLY).cast_mut(), Ordering::Release);
 }
 
-// What pages promise of a process's file.
+// What pages say of a process's file.
 const _: () = assert!(size_of::<Segment>() < 1 << 20);
 const _: () = assert!(size_of::<Segment>().is_multiple_of(size_of::<AtomicU64>()));
 
