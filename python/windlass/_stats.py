@@ -22,6 +22,8 @@ class Calls(TypedDict):
     calls: int
     #: Bytes of the larger buffer of each call, as nccl-tests counts.
     bytes: int
+    #: On the path ``forward``: native collectives take this function's calls below this many bytes.
+    native_below: int
 
 
 class Communicator(TypedDict, total=False):
