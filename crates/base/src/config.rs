@@ -216,7 +216,10 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
         says_log |= option.name == "WINDLASS_LOG";
         let taken = startup.take(option.name, &text).or_else(|| config.take(option.name, &text));
         if taken == Some(Err(())) {
-            complaints.push(format!("{name} is \"{text}\", expected one of: {}", option.values));
+            complaints.push(format!(
+                "{name} is \"{text}\", expected: {}; its default holds: {}",
+                option.values, option.default
+            ));
         }
     }
     // Checks tell their findings by warnings, and fixed order warns where a call is not in it.
@@ -394,7 +397,7 @@ mod tests {
         assert_eq!((startup, config), (Startup::default(), Config::default()));
         assert_eq!(complaints[0], "WINDLASS_LGO is no option; the nearest is WINDLASS_LOG");
         assert_eq!(complaints[1], "WINDLASS_BOGUS is no option");
-        assert_eq!(complaints[2], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
+        assert_eq!(complaints[2], "WINDLASS_STATS is \"maybe\", expected: on, off; its default holds: on");
     }
 
     /// An option that is no longer read is named with what to do instead, whatever its value is, and changes nothing. No such

@@ -2,11 +2,13 @@
 
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The library, `libwindlass.so`.
 pub fn windlass_library() -> Result<PathBuf> {
-    find("libwindlass.so", "install the command with its library, or build it with `cargo build -p windlass`")
+    find("libwindlass.so", "install Windlass again, or in a checkout run `cargo build -p windlass`")
 }
 
 /// Folders in which the files of an installation may be, best first.
@@ -40,35 +42,50 @@ pub fn is_simulator(nccl: &Path) -> bool {
 }
 
 const SIMULATED_NCCL: &str = "libsim_nccl.so";
+const NCCL: &str = "libnccl.so.2";
 
 /// The simulators under the names by which programs look for the real libraries.
 pub struct SimulatorLibraries {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
+    /// Removes the folder.
+    _temporary: Option<tempfile::TempDir>,
 }
 
 impl SimulatorLibraries {
-    /// Lays out a folder with both libraries.
+    /// Lays out both libraries in a folder that ends with this value.
     pub fn lay_out() -> Result<Self> {
-        let build = "build the simulator with `cargo build -p sim-cuda -p sim-kernels -p sim-nccl`";
+        let made =
+            tempfile::Builder::new().prefix("windlass-sim-").tempdir().context("cannot make a folder")?;
+        let laid_out = Self::lay_out_in(made.path().to_owned())?;
+        Ok(Self { _temporary: Some(made), ..laid_out })
+    }
+
+    /// Lays out both libraries in a folder that stays. Links of an earlier call are replaced.
+    pub fn lay_out_in(folder: PathBuf) -> Result<Self> {
+        let build = "install Windlass again, or in a checkout run `cargo build -p sim-cuda -p sim-kernels -p sim-nccl`";
         let cuda = find("libsim_cuda.so", build)?;
         let nccl = find(SIMULATED_NCCL, build)?;
-        let folder =
-            tempfile::Builder::new().prefix("windlass-sim-").tempdir().context("cannot make a folder")?;
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        made.with_context(|| format!("cannot make {}", folder.display()))?;
         // Clients look for libcuda under both names, and a toolkit's stub may lie somewhere under the first.
-        for name in ["libcuda.so", "libcuda.so.1"] {
-            std::os::unix::fs::symlink(&cuda, folder.path().join(name))?;
+        for (name, file) in [("libcuda.so", &cuda), ("libcuda.so.1", &cuda), (NCCL, &nccl)] {
+            let link = folder.join(name);
+            // Another process may use the link now: it is replaced in one step.
+            let new = folder.join(format!("{name}.{}", std::process::id()));
+            std::os::unix::fs::symlink(file, &new)
+                .and_then(|()| std::fs::rename(&new, &link))
+                .with_context(|| format!("cannot make {}", link.display()))?;
         }
-        std::os::unix::fs::symlink(&nccl, folder.path().join("libnccl.so.2"))?;
-        Ok(Self { folder })
+        Ok(Self { folder, _temporary: None })
     }
 
     pub fn nccl(&self) -> PathBuf {
-        self.folder.path().join("libnccl.so.2")
+        self.folder.join(NCCL)
     }
 
     /// `LD_LIBRARY_PATH` for processes that shall find the simulators.
     pub fn library_path(&self) -> OsString {
-        let mut path = self.folder.path().as_os_str().to_owned();
+        let mut path = self.folder.as_os_str().to_owned();
         if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|value| !value.is_empty()) {
             path.push(OsStr::new(":"));
             path.push(before);

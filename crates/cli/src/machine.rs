@@ -1,5 +1,6 @@
 //! On what ranks run: this machine's GPUs or the simulator.
 
+use crate::BadOption;
 use crate::asking::{self, Gpus};
 use crate::installation::SimulatorLibraries;
 use anyhow::{Result, bail};
@@ -106,17 +107,17 @@ impl Machine {
         }
     }
 
-    /// How many ranks to run: what was asked for, checked, or as many as there are devices up to `usual`.
-    pub fn ranks(&self, asked: Option<usize>, usual: usize) -> Result<usize> {
+    /// How many ranks to run: what was asked for, `least` or more, or as many as there are devices up to `usual`.
+    pub fn ranks(&self, asked: Option<usize>, least: usize, usual: usize) -> Result<usize> {
         let devices = self.gpus.devices.len();
         match asked {
             None => Ok(usual.min(devices)),
-            Some(ranks) if (1..=devices).contains(&ranks) => Ok(ranks),
+            Some(ranks) if (least..=devices).contains(&ranks) => Ok(ranks),
             Some(ranks) => {
                 let owner = if self.is_simulated() { "the simulator" } else { "this machine" };
-                bail!(
-                    "--ranks {ranks}: expected 1 to {devices}, because {owner} has {devices} devices, one a rank"
-                )
+                bail!(BadOption(format!(
+                    "--ranks {ranks}: expected {least} to {devices}, because {owner} has {devices} devices, one a rank"
+                )))
             }
         }
     }

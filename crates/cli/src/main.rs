@@ -21,8 +21,10 @@ mod installation;
 mod interruption;
 mod limits;
 mod machine;
+mod manual;
 mod nccl;
 mod nvml;
+mod options;
 mod program;
 mod ranks;
 mod run;
@@ -43,6 +45,10 @@ const LIMITS_RANK: &str = "limits-rank";
 
 /// Windlass takes the place of libnccl.so.2. This command runs programs over it, shows what it does, and measures it.
 #[derive(Parser)]
+#[command(after_help = "\
+Does Windlass help on this machine?    windlass doctor
+Run a program with it:                 windlass run -- torchrun --nproc-per-node 2 train.py
+Switch it off, on all ranks:           WINDLASS=off")]
 #[command(name = "windlass", version, long_version = built::long_version(), max_term_width = 100)]
 struct Command {
     #[command(subcommand)]
@@ -67,6 +73,12 @@ enum Action {
     Hang(hang::Options),
     /// Show the counters of programs that run over Windlass now
     Stats(stats::Options),
+    /// Show the environment variables that set Windlass up, with their values here
+    Options(options::Options),
+    /// Print completions for a shell
+    Completions(manual::Completions),
+    /// Write man pages and completions to where shells look for them
+    Manual(manual::Manual),
     #[command(name = BENCH_RANK, hide = true)]
     BenchRank,
     #[command(name = LIMITS_RANK, hide = true)]
@@ -85,12 +97,40 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("windlass: {error:#}");
-            ExitCode::from(interruption::look().map_or(1, interruption::exit_code))
+            let code = if error.is::<BadOption>() { 2 } else { 1 };
+            ExitCode::from(interruption::look().map_or(code, interruption::exit_code))
         }
     }
 }
 
+/// What is wrong with an option's value. The exit code is that of options which clap refuses.
+#[derive(Debug)]
+struct BadOption(String);
+
+impl std::fmt::Display for BadOption {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadOption {}
+
+/// Names options of the environment that are not read; the library's own lines do not show them by default.
+fn complain() {
+    let parsed = windlass_base::config::parse(std::env::vars_os());
+    let table = tune::file_of(&parsed.config).1;
+    for complaint in parsed.complaints.iter().chain(&parsed.removed).chain(&table) {
+        text::tell(format_args!("windlass: warning: {complaint}\n"));
+    }
+}
+
 fn act(action: Action) -> Result<u8> {
+    if matches!(
+        action,
+        Action::Run(_) | Action::Demo(_) | Action::Bench(_) | Action::Compare(_) | Action::Tune(_)
+    ) {
+        complain();
+    }
     match action {
         Action::Run(options) => run::run(&options),
         Action::Doctor(options) => doctor::run(&options),
@@ -100,6 +140,9 @@ fn act(action: Action) -> Result<u8> {
         Action::Tune(options) => tune::run(&options).map(|()| 0),
         Action::Hang(options) => hang::run(&options),
         Action::Stats(options) => stats::run(&options).map(|()| 0),
+        Action::Options(options) => options::run(&options).map(|()| 0),
+        Action::Completions(options) => manual::completions(&options).map(|()| 0),
+        Action::Manual(options) => manual::write(&options).map(|()| 0),
         Action::BenchRank => bench::work().map(|()| 0),
         Action::LimitsRank => bench::adaptive::work().map(|()| 0),
         Action::DemoRank => demo::work().map(|()| 0),

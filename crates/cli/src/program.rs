@@ -11,6 +11,22 @@ use std::path::{Path, PathBuf};
 /// A script may name a script as its interpreter; Linux follows four.
 const INTERPRETERS_MAX: usize = 5;
 
+/// Why a command cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotRun {
+    /// The exit code of a shell: 127 if it was not found, else 126.
+    pub code: u8,
+    what: String,
+}
+
+impl std::fmt::Display for NotRun {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for NotRun {}
+
 /// A command, looked up.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -49,6 +65,11 @@ fn follow(name: &OsStr) -> Result<Program> {
             python = Some(executable.clone());
         }
         let Some((interpreter, argument)) = script::interpreter(&executable) else {
+            if script::is_text(&executable) {
+                // As shells and `execvp` run a script without a first line.
+                executable = "/bin/sh".into();
+                continue;
+            }
             let elf = elf::read(&executable)?;
             let privilege = privilege(&executable)?;
             return Ok(Program { executable, elf, python, privilege, cleared_by: None });
@@ -62,18 +83,25 @@ fn follow(name: &OsStr) -> Result<Program> {
 }
 
 /// The file that a command name means.
-pub fn find_in_path(command: &OsStr) -> Result<PathBuf> {
-    if command.as_bytes().contains(&b'/') {
-        return std::path::absolute(command)
-            .ok()
-            .filter(|file| file.exists())
-            .with_context(|| format!("no such file: {}", Path::new(command).display()));
+pub fn find_in_path(command: &OsStr) -> Result<PathBuf, NotRun> {
+    let name = Path::new(command).display();
+    let not_run = |code: u8, what: String| NotRun { code, what };
+    if !command.as_bytes().contains(&b'/') {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let found =
+            std::env::split_paths(&path).map(|folder| folder.join(command)).find(|file| is_executable(file));
+        return found.ok_or_else(|| not_run(127, format!("{name}: command not found in PATH")));
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .map(|folder| folder.join(command))
-        .find(|file| is_executable(file))
-        .with_context(|| format!("{}: command not found in PATH", Path::new(command).display()))
+    match std::path::absolute(command).ok().filter(|file| file.exists()) {
+        None => Err(not_run(127, format!("no such file: {name}"))),
+        Some(folder) if folder.is_dir() => {
+            Err(not_run(126, format!("{name} is a folder, expected a program")))
+        }
+        Some(file) if !is_executable(&file) => {
+            Err(not_run(126, format!("{name} is not executable (chmod +x {name})")))
+        }
+        Some(file) => Ok(file),
+    }
 }
 
 fn is_executable(file: &Path) -> bool {
@@ -140,6 +168,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("python3");
         std::fs::write(&script, "#!/usr/bin/env sh\n").unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let script = script.display().to_string();
         for command in [&[&*script][..], &["env", "A=1", &script, "train.py"]] {
             let program = look_up_words(command).unwrap();

@@ -3,6 +3,7 @@
 use object::read::{ReadCache, ReadRef};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,13 @@ pub fn interpreter(path: &Path) -> Option<(PathBuf, Option<String>)> {
     let data = ReadCache::new(File::open(path).ok()?);
     let length = (&data).len().ok()?.min(BEGINNING_MAX);
     interpreter_of((&data).read_bytes_at(0, length).ok()?)
+}
+
+/// Whether a file is no program of the kernel's, but text.
+pub fn is_text(path: &Path) -> bool {
+    let mut beginning = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BEGINNING_MAX).read_to_end(&mut beginning));
+    read.is_ok() && !beginning.contains(&0)
 }
 
 fn interpreter_of(beginning: &[u8]) -> Option<(PathBuf, Option<String>)> {

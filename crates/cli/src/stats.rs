@@ -2,6 +2,7 @@
 
 mod openmetrics;
 
+use crate::BadOption;
 use crate::text;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -21,6 +22,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 #[derive(Args)]
 pub struct Options {
     /// The id of a process, of which all counters are shown [default: one line for each process]
+    #[arg(value_parser = process_id)]
     process: Option<u32>,
     /// All counters are printed as JSON, one object and line for each process
     #[arg(long)]
@@ -40,6 +42,10 @@ pub struct Options {
     /// The line that `windlass run` prints at its command's end, of the last run that left counters: a signal ended it, or it still runs
     #[arg(long, conflicts_with_all = ["process", "json", "watch", "clean"])]
     last: bool,
+}
+
+fn process_id(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "expected the number of a process".into())
 }
 
 /// Prints what processes have counted so far.
@@ -70,7 +76,10 @@ pub fn run(options: &Options) -> Result<()> {
 fn pause(seconds: f64) -> Result<Duration> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(pause) if pause >= PAUSE_MIN => Ok(pause),
-        _ => bail!("--watch {seconds}: expected seconds, at least {}", PAUSE_MIN.as_secs_f64()),
+        _ => bail!(BadOption(format!(
+            "--watch {seconds}: expected seconds, at least {}",
+            PAUSE_MIN.as_secs_f64()
+        ))),
     }
 }
 
@@ -126,6 +135,12 @@ fn calls_text(process: &ProcessCalls) -> String {
 }
 
 fn no_counters(process: u32) -> String {
+    if !Path::new(&format!("/proc/{process}")).exists() {
+        return format!(
+            "there is no process {process}, and none of that number has left counters in {}",
+            files::FOLDER
+        );
+    }
     format!(
         "process {process} has no counters in {}: it runs without Windlass, made no communicator yet, or was started with \
          WINDLASS_STATS=off",

@@ -1,10 +1,11 @@
 //! Text for people: printing, tables, sizes.
 
 use std::io::{ErrorKind, Write};
+use std::time::Instant;
 
-/// Writes to standard output. A reader that has closed it has enough (`| head`): that is no error.
+/// Writes to standard output, with colors where it is a terminal that has them. A reader that has closed it has enough (`| head`): that is no error.
 pub fn print(text: impl AsRef<str>) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_ref().as_bytes()) {
+    match anstream::stdout().write_all(text.as_ref().as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(anyhow::anyhow!("cannot write to standard output: {error}"))
         }
@@ -42,6 +43,16 @@ pub fn table(lines: &[Vec<String>], right: &[usize]) -> String {
     text
 }
 
+/// How long the rest takes if it is like what was done, after a line of progress; empty where nothing is left.
+pub fn left(began: Instant, done: usize, all: usize) -> String {
+    let left = began.elapsed().mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64);
+    match left.as_secs() {
+        _ if done >= all => String::new(),
+        seconds @ 0..=99 => format!(", about {} s left", seconds + 1),
+        seconds => format!(", about {} min left", seconds.div_ceil(60)),
+    }
+}
+
 /// A number of bytes, in the largest unit that keeps it whole: 65536 is `64K`.
 pub fn size(bytes: u64) -> String {
     for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
@@ -55,12 +66,23 @@ pub fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     /// Columns are as wide as their widest cell; short lines are allowed; nothing trails.
     #[test]
     fn aligns() {
         let lines = [vec!["a".into(), "long".into()], vec!["wider".into(), "1".into()], vec!["x".into()]];
         assert_eq!(table(&lines, &[1]), "a      long\nwider     1\nx\n");
+    }
+
+    /// The rest is as long as what was done, in whole units.
+    #[test]
+    fn times_left() {
+        let began = Instant::now() - Duration::from_secs(100);
+        assert_eq!(
+            [1, 2, 4, 5].map(|done| left(began, done, 5)),
+            [", about 7 min left", ", about 3 min left", ", about 26 s left", ""]
+        );
     }
 
     /// Sizes read as they are written on the command line.

@@ -102,15 +102,15 @@ options! {
         "NCCL builds the first communicator with a peer group at once, on each device of a process, and runs one message of 1 byte there. Without that message, NCCL's first kernel could wait for a Windlass receive that waits for that kernel. off saves init time and memory, but such a program hangs. Use off only where no receive waits during a first NCCL collective.";
 
         "WINDLASS_CACHE_MAX" => cache_bytes_max: u64 = 1 << 30, by bytes_or_none;
-        "bytes, with K, M, G or T for powers of 1024; 0 for none", "1G",
+        "whole bytes, as 512M; K, M, G or T are powers of 1024; 0 for none", "1G",
         "The device memory, in bytes, of NCCL communicators that the process keeps after lazy communicators ended. It keeps at most 16. A new communicator from ncclCommInitRank or its variants reuses one with the same ranks, devices and configuration. A kept communicator ends after 5 seconds without use, or earlier when device memory is short. While other communicators are alive, it ends at the next init or destroy.";
 
         "WINDLASS_HEAP_MAX" => heap_bytes_max: u64 = 8 << 30, by bytes;
-        "bytes, with K, M, G or T for powers of 1024", "8G",
+        "whole bytes, as 512M; K, M, G or T are powers of 1024", "8G",
         "The device memory, in bytes, that Windlass's own buffers may take on each device of the process. A communicator takes about 17, 41 or 64 MiB for 2, 4 or 8 ranks, and more when its rings grow. Windlass allocates in steps and frees what no communicator needs. A communicator without room stays on NCCL.";
 
         "WINDLASS_POOL" => pool_bytes_max: u64 = 2 << 30, by pool;
-        "off, bytes, with K, M, G or T for powers of 1024", "2G",
+        "off, whole bytes, as 512M; K, M, G or T are powers of 1024", "2G",
         "The bytes of freed ncclMemAlloc memory that Windlass keeps on each device for reuse. Windlass keeps a block for two seconds, and never more than an eighth of the device's free memory. Keeping begins with the first communicator that has a peer group. Kept memory is freed when memory is short. off keeps nothing, no windows either.";
 
         "WINDLASS_REGISTER" => register: Register = Register::Auto, by register;
@@ -138,7 +138,7 @@ options! {
         "The ranks of a peer group compare their calls. A warning names the rank whose collective or window registration differs, or that is missing for 10 seconds. Use it to find faults, as calls take longer. All ranks must set it, or no calls are compared. It raises WINDLASS_LOG to warn, unless that is set.";
 
         "WINDLASS_HANG_TIMEOUT" => hang_timeout: Duration = Duration::from_secs(60), by seconds;
-        "seconds", "60",
+        "whole seconds, as 60", "60",
         "The seconds that an operation waits, without progress, for a rank whose process is dead. This holds for sends, receives and collectives that Windlass runs, and for window registrations. A communicator then gets an asynchronous error, and a registration returns ncclRemoteError.";
     }
 }

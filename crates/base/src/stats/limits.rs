@@ -34,6 +34,17 @@ impl Source {
         }
     }
 
+    /// How much a limit of this source is worth, after "up to".
+    pub fn worth(self) -> &'static str {
+        match self {
+            Source::Unmeasured => "16 KiB, because nobody measured such GPUs",
+            Source::Model => "a model's limits, because nobody timed so many ranks",
+            Source::BuiltIn => "built-in limits, timed on such GPUs",
+            Source::Cache => "limits measured on this machine",
+            Source::File => "limits of WINDLASS_TUNING",
+        }
+    }
+
     /// The source's bit.
     pub fn bit(self) -> u32 {
         1 << self as u32

@@ -28,7 +28,7 @@ pub use worker::{CellDone, work};
 use crate::element::{Element, Reduction, SUM};
 use crate::machine::{Machine, MachineRequest};
 use crate::nccl::version_text;
-use crate::{installation, interruption, search, text};
+use crate::{BadOption, installation, interruption, search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use company::Company;
@@ -40,6 +40,7 @@ use sizes::Sizes;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use symmetric::Wanted;
 
 /// Options of `windlass bench`.
@@ -139,20 +140,18 @@ pub struct Cell {
 /// Runs the benchmark and prints its table.
 pub fn run(options: &Options) -> Result<()> {
     if !(options.seconds > 0.0 && options.seconds <= 3600.0) {
-        bail!("--seconds {}: expected more than 0 and at most 3600", options.seconds);
+        bail!(BadOption(format!("--seconds {}: expected more than 0 and at most 3600", options.seconds)));
     }
     if let Some(size) = options.product.filter(|size| *size == 0 || size % product::PLAIN_STEP != 0) {
-        bail!("--product {size}: expected a multiple of {}", product::PLAIN_STEP);
+        bail!(BadOption(format!("--product {size}: expected a multiple of {}", product::PLAIN_STEP)));
     }
     interruption::note()?;
     let windlass = installation::windlass_library()?;
     let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
         search::for_tools(options.nccl.as_deref())
     })?;
-    let ranks = machine.ranks(options.ranks, if machine.is_simulated() { 2 } else { 8 })?;
-    if ranks < 2 {
-        bail!("--ranks {ranks}: two are needed to communicate");
-    }
+    let ranks = machine.ranks(options.ranks, 2, if machine.is_simulated() { 2 } else { 8 })?;
+    fits(options, &machine, ranks)?;
     let cells = cells(options);
     let plan = plan(options, &machine, ranks, &cells)?;
     eprintln!("bench: {ranks} ranks {}, {} measurements", machine.describe(), cells.len());
@@ -161,8 +160,13 @@ pub fn run(options: &Options) -> Result<()> {
     }
     // Opened before the measurements, so that a wrong name fails at once.
     let json = options.json.as_deref().map(open_to_append).transpose()?;
+    if let Some(folder) = &options.plot {
+        plot::make_folder(folder)?;
+    }
+    let began = Instant::now();
     let results = measure(&machine, &windlass, plan, |done| {
-        eprintln!("bench: {}/{} {}", done.position + 1, cells.len(), done.describe());
+        let (at, left) = (done.position + 1, text::left(began, done.position + 1, cells.len()));
+        eprintln!("bench: {at}/{} {}{left}", cells.len(), done.describe());
     })?;
     let records = records(options, &machine, ranks, &results);
     text::print(record::heading(ranks, options.memory, options.company) + "\n")?;
@@ -198,6 +202,22 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     interruption::check()
+}
+
+/// Whether both buffers of the largest call fit into each GPU.
+fn fits(options: &Options, machine: &Machine, ranks: usize) -> Result<()> {
+    let largest = options.sizes.0.iter().copied().max().unwrap_or_default();
+    for (ordinal, device) in machine.gpus.devices.iter().enumerate().take(ranks) {
+        if largest.saturating_mul(2) > device.memory_bytes {
+            bail!(BadOption(format!(
+                "--sizes: two buffers of {} do not fit on GPU {ordinal}, which has {} MiB; expected at most {} MiB",
+                text::size(largest),
+                device.memory_bytes >> 20,
+                device.memory_bytes >> 21
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn open_to_append(file: &Path) -> Result<File> {
@@ -246,7 +266,7 @@ fn wanted(options: &Options, is_simulated: bool) -> Result<Option<Wanted>> {
     let usual: &[u64] = if is_simulated { &[2 << 20, 8 << 20] } else { &[2 << 20, 64 << 20, 1 << 30] };
     let sizes = given.as_ref().map_or(usual, |sizes| &sizes.0).to_vec();
     if let Some(size) = sizes.iter().find(|size| **size == 0 || !size.is_multiple_of(symmetric::STEP)) {
-        bail!("--symmetric-memory {size}: expected multiples of {}", symmetric::STEP);
+        bail!(BadOption(format!("--symmetric-memory {size}: expected multiples of {}", symmetric::STEP)));
     }
     Ok(Some(Wanted { sizes, cycles: options.cycles as usize }))
 }

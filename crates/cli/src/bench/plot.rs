@@ -20,9 +20,16 @@ const WINDLASS: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
+/// Makes the folder of curves, and tries to write in it.
+pub fn make_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    tempfile::tempfile_in(folder).with_context(|| format!("cannot write in {}", folder.display()))?;
+    Ok(())
+}
+
 /// Draws one file for each operation, type and mode; returns their paths.
 pub fn draw(folder: &Path, records: &[Record]) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    make_folder(folder)?;
     let mut curves: BTreeMap<String, Vec<&Record>> = BTreeMap::new();
     for record in records {
         let name = format!("{}-{}-{}", record.op, record.element, record.mode.name());

@@ -2,7 +2,7 @@
 
 use super::counting::Counters;
 use super::memory::{Peaks, Source, source};
-use super::row::Row;
+use super::row::{Difference, Row};
 use super::schedule::{Purpose, Side, Turn};
 use super::table;
 use serde::Serialize;
@@ -66,8 +66,12 @@ impl Comparison {
         let memory_of = source(&peaks);
         let counters =
             of_side(&runs, Side::With).last().and_then(|run| run.counters.clone()).unwrap_or_default();
+        let mut rows = rows(&request, &runs, memory_of);
+        if counters.processes == 0 {
+            rows.iter_mut().for_each(|row| row.difference = Difference::NoVerdict);
+        }
         Comparison {
-            rows: rows(&request, &runs, memory_of),
+            rows,
             rule: table::rule(request.pairs),
             notes: notes(&request, &runs, memory_of, &counters),
             request,
@@ -167,7 +171,6 @@ fn other_nccl(runs: &[Run]) -> Option<String> {
 pub mod tests {
     use super::*;
     use crate::compare::counting::Count;
-    use crate::compare::row::Difference;
     use crate::compare::schedule::turns;
 
     /// A comparison of three pairs after a warm-up, in which Windlass is faster and takes more memory.
@@ -239,6 +242,7 @@ pub mod tests {
     fn says_what_to_know() {
         let without_counters = comparison(|run| run.counters = None);
         assert!(without_counters.notes[0].starts_with("Windlass counted no communicator"));
+        assert!(without_counters.rows.iter().all(|row| row.difference == Difference::NoVerdict));
         let other = comparison(|run| {
             if run.turn.side == Side::With {
                 run.nccl = BTreeSet::from(["/other/libnccl.so.2".into()]);

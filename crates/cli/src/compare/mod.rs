@@ -16,7 +16,7 @@ mod schedule;
 mod session;
 mod table;
 
-use crate::{interruption, text};
+use crate::{BadOption, interruption, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comparison::Comparison;
@@ -41,7 +41,7 @@ for each GPU: of the command's processes, or of the whole GPU where the driver d
 time inside calls.
 
 Exit code: 0: all runs ended with success. 1: a run failed, or printed no figure for a metric; the message names the run. 125: Windlass would not \
-take effect. 130, 143: Ctrl-C or SIGTERM, which also end what the command has started; finished pairs of runs are printed.
+take effect. 126, 127: the command cannot be run, or was not found. 130, 143: Ctrl-C or SIGTERM, which also end what the command has started; finished pairs of runs are printed.
 
 Example: windlass compare --runs 5 --warmup --metric 'step (\\S+) ms' --metric-warmup 10 -- torchrun --nproc-per-node 2 train.py")]
 pub struct Options {
@@ -73,7 +73,7 @@ pub struct Options {
     #[arg(long = "sim")]
     simulator: bool,
     /// The command to run, with its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
@@ -81,7 +81,10 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<u8> {
     let names: BTreeSet<&str> = options.metrics.iter().map(|metric| &*metric.name).collect();
     if names.len() < options.metrics.len() {
-        bail!("--metric: two patterns have the same name; name their groups apart, as in '(?<step>\\S+)'");
+        bail!(BadOption(
+            "--metric: two patterns have the same name; name their groups apart, as in '(?<step>\\S+)'"
+                .into()
+        ));
     }
     // Opened before the runs, so that a wrong name fails at once.
     let json = options.json.as_deref().map(create).transpose()?;

@@ -30,6 +30,8 @@ pub enum Difference {
     Higher,
     WithinNoise,
     TooFewRuns,
+    /// The runs with Windlass had no communicator of it.
+    NoVerdict,
 }
 
 impl Difference {
@@ -39,6 +41,7 @@ impl Difference {
             Difference::Higher => "higher",
             Difference::WithinNoise => "within noise",
             Difference::TooFewRuns => "too few runs",
+            Difference::NoVerdict => "no verdict",
         }
     }
 }

@@ -14,17 +14,18 @@ use crate::built;
 use crate::installation::SimulatorLibraries;
 use crate::interruption;
 use crate::run::{self, Decision};
+use crate::text;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 /// The result of all runs.
 pub enum Made {
     /// Of the pairs that were finished, if there are any: all, unless somebody has interrupted it.
     Finished(Option<Box<Comparison>>),
-    /// Windlass would not take effect, and the reason was printed. With the exit code.
+    /// The command cannot be run, or Windlass would not take effect, and the reason was printed. With the exit code.
     Refused(u8),
 }
 
@@ -45,10 +46,10 @@ pub fn make_runs(options: &Options) -> Result<Made> {
     }
     let simulator = options.simulator.then(SimulatorLibraries::lay_out).transpose()?;
     let nccl = simulator.as_ref().map(SimulatorLibraries::nccl).or_else(|| options.nccl.clone());
-    let mut decision = run::decide(&options.command, nccl.as_deref())?;
-    if decision.tell() {
-        return Ok(Made::Refused(run::REFUSED));
-    }
+    let mut decision = match run::decide(&options.command, nccl.as_deref()) {
+        Ok(decision) => decision,
+        Err(code) => return Ok(Made::Refused(code)),
+    };
     // Runs with Windlass use the limits that the user's own runs will use.
     if run::calibrate(&mut decision.set).is_some() {
         return Ok(Made::Finished(None));
@@ -74,11 +75,13 @@ pub fn make_runs(options: &Options) -> Result<Made> {
         session.folder.display()
     );
     let mut runs = Vec::new();
+    let began = Instant::now();
     for turn in &turns {
         let Some(run) = session.run(*turn, turns.len())? else { break };
-        let of = format!("{} of {}", turn.number, turns.len());
-        eprintln!("compare: run {of}, {}: {:.2} s", turn.side.words(), run.seconds);
+        let (of, seconds) = (format!("{} of {}", turn.number, turns.len()), run.seconds);
         runs.push(run);
+        let left = text::left(began, runs.len(), turns.len());
+        eprintln!("compare: run {of}, {}: {seconds:.3} s{left}", turn.side.words());
     }
     // The first run of a pair alone says nothing.
     let finished = runs.len() / 2;

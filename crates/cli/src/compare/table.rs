@@ -15,7 +15,11 @@ pub fn table(rows: &[Row]) -> String {
 
 /// The cells of a quantity.
 pub fn cells(row: &Row) -> [String; 5] {
-    let name = if row.unit.is_empty() { row.name.clone() } else { format!("{}, {}", row.name, row.unit) };
+    // Times of less than 10 ms would have many zeros.
+    let is_short = row.unit == "s" && row.without.median.max(row.with.median) < 0.01;
+    let (unit, times) = if is_short { ("ms", 1e3) } else { (&*row.unit, 1.0) };
+    let figure = |value: f64| figure(value * times);
+    let name = if row.unit.is_empty() { row.name.clone() } else { format!("{}, {unit}", row.name) };
     let ratio = row.ratio.map_or_else(|| "-".into(), |ratio| spread(&ratio, |value| format!("{value:.3}")));
     [name, spread(&row.without, figure), spread(&row.with, figure), ratio, row.difference.words().into()]
 }
@@ -66,11 +70,13 @@ mod tests {
         let rows = [
             Row::of("wall time", "s", vec![10.0, 12.0, 11.0], vec![8.0, 9.0, 9.9]),
             Row::of("loss", "", vec![0.0; 3], vec![0.0; 3]),
+            Row::of("wall time", "s", vec![0.002; 3], vec![0.0014; 3]),
         ];
         let expected = "\
               without                 with                   ratio of pairs          with Windlass
 wall time, s  11.00 (10.00 to 12.00)  9.000 (8.000 to 9.900)  0.800 (0.750 to 0.900)  lower
 loss          0 (0 to 0)              0 (0 to 0)              -                       within noise
+wall time, ms  2.000 (2.000 to 2.000)  1.400 (1.400 to 1.400)  0.700 (0.700 to 0.700)  lower
 ";
         let words = |text: &str| -> Vec<Vec<String>> {
             text.lines()

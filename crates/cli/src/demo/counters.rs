@@ -13,13 +13,11 @@ pub struct Counters {
 }
 
 /// The calls of one function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     pub calls: u64,
     /// Bytes of the larger buffer of each call.
     pub bytes: u64,
-    /// Seconds from the first call of a step to the end of the step on the stream, for each step with the function.
-    pub seconds: f64,
 }
 
 impl Counters {
@@ -27,10 +25,6 @@ impl Counters {
         let counted = self.functions.entry(function.to_owned()).or_default();
         counted.calls += 1;
         counted.bytes += bytes;
-    }
-
-    pub fn add_seconds(&mut self, function: &str, seconds: f64) {
-        self.functions.entry(function.to_owned()).or_default().seconds += seconds;
     }
 }
 

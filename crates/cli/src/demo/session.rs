@@ -10,7 +10,6 @@ use crate::ranks::Channel;
 use anyhow::Result;
 use nccl_sys::types::*;
 use std::ffi::{c_int, c_void};
-use std::time::Instant;
 
 /// Bytes that buffers hold before a call, so that bytes never written are seen.
 const UNTOUCHED: u8 = 0xee;
@@ -142,7 +141,7 @@ impl<'a> Session<'a> {
             send.at(0)
         };
         let receive_at = receive.at(layout.receive_at * bytes);
-        self.timed(&[call.kind.function()], |session| session.issue(&call, send_at, receive_at, member))?;
+        self.run(|session| session.issue(&call, send_at, receive_at, member))?;
         self.check_collective(&call, &layout, &receive, member)
     }
 
@@ -221,16 +220,10 @@ impl<'a> Session<'a> {
         outcome.and(graph)
     }
 
-    /// Runs `body`, waits for the stream, and counts the time for `functions`.
-    pub fn timed(&mut self, functions: &[&str], body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        let started = Instant::now();
+    /// Runs `body` and waits for the stream.
+    pub fn run(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         body(self)?;
-        self.stream.synchronize()?;
-        let seconds = started.elapsed().as_secs_f64();
-        for function in functions {
-            self.counters.add_seconds(function, seconds);
-        }
-        Ok(())
+        self.stream.synchronize()
     }
 
     /// A new id, made by rank 0; all ranks must call.
@@ -245,23 +238,19 @@ impl<'a> Session<'a> {
 
     /// Joins a new communicator of `ranks` ranks under an id that rank 0 of this run handed out.
     pub fn join(&mut self, id: ncclUniqueId, rank: usize, ranks: usize) -> Result<Member> {
-        let started = Instant::now();
         self.counters.add("ncclCommInitRank", 0);
         let handle = self.nccl.communicator(ranks, id, rank)?;
-        self.counters.add_seconds("ncclCommInitRank", started.elapsed().as_secs_f64());
         Ok(Member { handle, rank, ranks })
     }
 
     /// This rank's place in the part of `parent` with its color; `None` for no color. Ranks keep their order.
     pub fn split(&mut self, parent: Member, color: Option<usize>) -> Result<Option<Member>> {
-        let started = Instant::now();
         self.counters.add("ncclCommSplit", 0);
         let mut handle = std::ptr::null_mut();
         let code = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as c_int);
         let key = parent.rank as c_int;
         let none = std::ptr::null_mut();
         nccl_call!(self.nccl, ncclCommSplit(parent.handle, code, key, &mut handle, none))?;
-        self.counters.add_seconds("ncclCommSplit", started.elapsed().as_secs_f64());
         if color.is_none() {
             self.check(handle.is_null(), || "ncclCommSplit without a color made a communicator".into());
             return Ok(None);
@@ -275,10 +264,8 @@ impl<'a> Session<'a> {
     }
 
     pub fn destroy(&mut self, member: Member) -> Result<()> {
-        let started = Instant::now();
         self.counters.add("ncclCommDestroy", 0);
         nccl_call!(self.nccl, ncclCommDestroy(member.handle))?;
-        self.counters.add_seconds("ncclCommDestroy", started.elapsed().as_secs_f64());
         Ok(())
     }
 }

@@ -9,8 +9,6 @@ use anyhow::Result;
 use nccl_sys::types::*;
 use std::ffi::c_void;
 
-const SEND_RECEIVE: [&str; 2] = ["ncclSend", "ncclRecv"];
-
 type Step = fn(&mut Session, Member) -> Result<()>;
 
 /// Every step.
@@ -129,7 +127,7 @@ fn training(session: &mut Session, world: Member) -> Result<()> {
     }
     let losses = session.filled_for(loss.reduction, 1, loss.element, 0, rank)?;
     let seeds = session.filled(2, seed.element, 0, rank)?;
-    session.timed(&["ncclAllGather", "ncclReduceScatter", "ncclAllReduce", "ncclBroadcast"], |session| {
+    session.run(|session| {
         session.issue(&seed, seeds.at(0), seeds.at(0), world)?;
         for (shard, whole, _, _) in &layers {
             session.issue(&gather, shard.at(0), whole.at(0), world)?;
@@ -175,9 +173,7 @@ fn rings(session: &mut Session, world: Member) -> Result<()> {
         let element = element(code);
         let sent = session.filled(count, element, 0, world.rank)?;
         let received = session.untouched(count, element)?;
-        session.timed(&SEND_RECEIVE, |session| {
-            ring(session, sent.at(0), received.at(0), count, element, world)
-        })?;
+        session.run(|session| ring(session, sent.at(0), received.at(0), count, element, world))?;
         let expected: Vec<f64> = (0..count).map(|index| data::value(SUM, 0, previous, index)).collect();
         session.check_data(&format!("ring of {count} {element}"), &received, element, &expected)?;
     }
@@ -198,7 +194,7 @@ fn uneven_all_to_all(session: &mut Session, world: Member) -> Result<()> {
         sent.push(session.filled(part(rank, peer), element, peer, rank)?);
         received.push(session.untouched(part(peer, rank), element)?);
     }
-    session.timed(&SEND_RECEIVE, |session| {
+    session.run(|session| {
         session.group(|session| {
             for peer in 0..ranks {
                 session.send(sent[peer].at(0), part(rank, peer), element, peer, world)?;
@@ -221,7 +217,7 @@ fn nested_groups(session: &mut Session, world: Member) -> Result<()> {
     let max = Collective { reduction: REDUCTIONS[2], ..call(Kind::AllReduce, 77, ncclInt64) };
     let sums = session.filled(sum.count, sum.element, 0, rank)?;
     let maxima = session.filled(max.count, max.element, 1, rank)?;
-    session.timed(&["ncclAllReduce"], |session| {
+    session.run(|session| {
         session.group(|session| {
             session.issue(&sum, sums.at(0), sums.at(0), world)?;
             session.group(|session| session.issue(&max, maxima.at(0), maxima.at(0), world))
@@ -271,7 +267,7 @@ fn pair(session: &mut Session, world: Member) -> Result<()> {
     let (count, element) = (200_003, element(ncclBfloat16));
     let sent = session.filled(count, element, 0, place)?;
     let received = session.untouched(count, element)?;
-    session.timed(&SEND_RECEIVE, |session| {
+    session.run(|session| {
         if place == 0 {
             session.send(sent.at(0), count, element, peer, pair)?;
             session.receive(received.at(0), count, element, peer, pair)
@@ -301,7 +297,7 @@ fn graph(session: &mut Session, world: Member) -> Result<()> {
     for round in 0..REPLAYS {
         let values: Vec<f64> = (0..count).map(|index| data::value(SUM, round, rank, index)).collect();
         input.upload(&session.stream, &float.encode(&values))?;
-        session.timed(&["ncclAllReduce", "ncclSend", "ncclRecv"], |session| graph.launch(&session.stream))?;
+        session.run(|session| graph.launch(&session.stream))?;
         let expected = sum.expected(rank, ranks, |rank, index| data::value(SUM, round, rank, index));
         session.check_data("sum of a graph", &total, float, &expected.unwrap_or_default())?;
         let previous = (rank + ranks - 1) % ranks;

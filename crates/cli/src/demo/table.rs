@@ -1,65 +1,39 @@
-//! The table at the end of the demo, from Windlass's counters: function, calls, bytes, path; and how long the
-//! steps took that used the function, on the slowest rank (functions of one step share its time).
+//! The table at the end of the demo, from Windlass's counters: function, calls, bytes, paths.
 
-use super::counters::Counters;
 use crate::counts;
 use crate::text;
 use std::collections::{BTreeMap, BTreeSet};
 use windlass_base::stats::snapshot::Snapshot;
 
-/// One line of the table, summed over ranks.
-#[derive(Debug, PartialEq)]
-pub struct Row {
-    pub function: String,
-    pub calls: u64,
-    pub bytes: u64,
+/// What all ranks counted of one function.
+#[derive(Default)]
+struct Row<'a> {
+    calls: u64,
+    bytes: u64,
     /// Every path that a call took; none for functions that have none.
-    pub paths: BTreeSet<String>,
-    /// The largest over the ranks of the time of the steps that used the function.
-    pub seconds: f64,
+    paths: BTreeSet<&'a str>,
 }
 
-/// Every function that Windlass counted on any rank.
-pub fn rows(ranks: &[(Counters, Snapshot)]) -> Vec<Row> {
-    let mut rows: BTreeMap<String, Row> = BTreeMap::new();
-    for (made, report) in ranks {
+/// Every function that Windlass counted on any rank, summed over ranks.
+pub fn table(ranks: &[Snapshot]) -> String {
+    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+    for report in ranks {
         for (function, calls) in report.functions.iter().filter(|(_, calls)| **calls > 0) {
-            let row = rows.entry(function.clone()).or_insert_with(|| Row {
-                function: function.clone(),
-                calls: 0,
-                bytes: 0,
-                paths: BTreeSet::new(),
-                seconds: 0.0,
-            });
-            row.calls += calls;
-            row.seconds =
-                row.seconds.max(made.functions.get(function).map_or(0.0, |counted| counted.seconds));
+            rows.entry(function).or_default().calls += calls;
         }
         for ((function, path), (_, bytes)) in counts::by_path(report) {
             if let Some(row) = rows.get_mut(function) {
                 row.bytes += bytes;
-                row.paths.insert(path.to_owned());
+                row.paths.insert(path);
             }
         }
     }
-    rows.into_values().collect()
-}
-
-/// The table as text.
-pub fn render(rows: &[Row]) -> String {
-    let mut lines = vec![["function", "calls", "bytes", "path", "steps took"].map(str::to_owned).to_vec()];
-    for row in rows {
-        let paths: Vec<&str> = row.paths.iter().map(String::as_str).collect();
-        let time = if row.seconds > 0.0 { format!("{:.1} ms", row.seconds * 1e3) } else { String::new() };
-        lines.push(vec![
-            row.function.clone(),
-            row.calls.to_string(),
-            row.bytes.to_string(),
-            paths.join(" "),
-            time,
-        ]);
+    let mut lines = vec![["function", "calls", "bytes", "path"].map(str::to_owned).to_vec()];
+    for (function, Row { calls, bytes, paths }) in rows {
+        let paths = Vec::from_iter(paths).join(" ");
+        lines.push(vec![function.to_owned(), calls.to_string(), bytes.to_string(), paths]);
     }
-    text::table(&lines, &[1, 2, 4])
+    text::table(&lines, &[1, 2])
 }
 
 #[cfg(test)]
@@ -67,23 +41,13 @@ mod tests {
     use super::*;
     use crate::counts::tests::snapshot;
 
-    /// Calls and bytes are summed over ranks, paths collected, times are the slowest rank's.
+    /// Calls and bytes are summed over ranks, and paths collected.
     #[test]
     fn sums_over_ranks() {
-        let rank = |path: &str, seconds| {
-            let mut made = Counters::default();
-            made.add("ncclAllReduce", 8);
-            made.add_seconds("ncclAllReduce", seconds);
-            (made, snapshot(&[("ncclAllReduce", path, 1, 8), ("ncclGroupStart", "", 0, 0)]))
-        };
-        let rows = rows(&[rank("forward", 0.001), rank("native", 0.002)]);
-        assert_eq!(rows.len(), 1);
-        assert_eq!((rows[0].calls, rows[0].bytes, rows[0].seconds), (2, 16, 0.002));
-        let text = render(&rows);
+        let rank = |path: &str| snapshot(&[("ncclAllReduce", path, 1, 8), ("ncclGroupStart", "", 0, 0)]);
         assert_eq!(
-            text,
-            "function       calls  bytes  path            steps took\n\
-             ncclAllReduce      2     16  forward native      2.0 ms\n"
+            table(&[rank("forward"), rank("native")]),
+            "function       calls  bytes  path\nncclAllReduce      2     16  forward native\n"
         );
     }
 }

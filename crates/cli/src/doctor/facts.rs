@@ -8,16 +8,20 @@ use crate::installation;
 use crate::program;
 use crate::run;
 use crate::search::{Looked, Request, search};
-use crate::tune::are_guessed;
+use crate::tune::{Limit, file_of, held};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use windlass_base::config::nccl::{self, Effect, Found};
 use windlass_base::config::{Collectives, Config, Parsed, Switch};
-use windlass_base::stats::limits::not_measured_because;
+use windlass_base::stats::limits::{Source, not_measured_because};
 use windlass_base::stats::order;
 use windlass_transport::native;
+use windlass_transport::tuning::Collective;
+
+/// NCCL runs every call.
+pub const PEER_GROUPS_OFF: &str = "WINDLASS_PEER_GROUPS=off";
 
 /// Variables that decide what is loaded.
 const OF_LOADERS: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH"];
@@ -50,8 +54,14 @@ pub struct Facts {
     pub option_complaints: Vec<String>,
     /// Options that are set by their earlier names.
     pub removed_options: Vec<String>,
+    /// Up to which sizes Windlass runs all-reduces, for each number of ranks.
+    pub limits: Vec<Limit>,
     /// That nobody has measured up to which sizes Windlass is faster here, and why.
-    pub limits: Option<String>,
+    pub unmeasured: Option<String>,
+    /// Why a table of limits that is there does not count.
+    pub table_problems: Vec<String>,
+    /// Options that leave calls to NCCL: all of them, or collectives.
+    pub off: Vec<&'static str>,
     /// `WINDLASS_HEAP_MAX`.
     pub heap_bytes_max: u64,
     /// `WINDLASS_ORDER`, where it asks for fixed order, and what is set that is in its way.
@@ -70,16 +80,19 @@ pub struct NcclVariable {
     pub effect: String,
     /// Whether something is off that would be on.
     pub loses: bool,
+    /// Whether NCCL runs every call.
+    pub all: bool,
 }
 
 impl From<Found> for NcclVariable {
     fn from(found: Found) -> NcclVariable {
-        let loses = found.effect.loses();
+        let (loses, all) = (found.effect.loses(), found.effect.leaves_all_to_nccl());
         NcclVariable {
             name: found.variable.name,
             value: found.value,
             effect: found.effect.to_string(),
             loses,
+            all,
         }
     }
 }
@@ -155,11 +168,14 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     nccl::note_version(version);
     let found = nccl::found(version);
     let parsed = windlass_base::config::parse(environment.into_iter());
-    facts.limits = limits(&facts, &parsed.config);
+    if limits(&mut facts, &parsed.config).is_none() {
+        facts.table_problems.extend(file_of(&parsed.config).1);
+    }
+    facts.off = off(&parsed);
     facts.order = Some(order::name(order::number(parsed.config.order))).filter(|name| !name.is_empty());
-    facts.against_order = against_order(&parsed, &found);
     (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
     facts.nccl_variables = found.into_iter().map(NcclVariable::from).collect();
+    facts.against_order = against_order(&facts.off, &facts.nccl_variables);
     if facts.order.is_some() {
         // What was chosen for the order of NCCL's sums concerns native collectives no more.
         let chosen = facts.nccl_variables.iter_mut();
@@ -171,32 +187,38 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     facts
 }
 
-/// Why limits of communicators of all GPUs are guesses, if they are.
-fn limits(facts: &Facts, config: &Config) -> Option<String> {
+/// The limits of communicators of these GPUs, and if some are guesses, why.
+fn limits(facts: &mut Facts, config: &Config) -> Option<()> {
     let (nccl, windlass) = (facts.nccl.as_ref()?, facts.windlass.as_ref()?);
-    let ranks = facts.gpus.as_ref()?.devices.len().min(native::RANKS_MAX);
-    let is_guess = ranks > 1 && are_guessed(&nccl.path, nccl.version?, config, ranks).unwrap_or(false);
+    let numbers: Vec<usize> = (2..=facts.gpus.as_ref()?.devices.len().min(native::RANKS_MAX)).collect();
+    let held = held(&nccl.path, nccl.version?, config, &numbers, None).ok()?;
     let why = calibrate::due(&nccl.path, windlass, |_| ()).err();
     let why = why.as_deref().unwrap_or("`windlass run` did not run yet");
-    is_guess.then(|| not_measured_because(why))
+    facts.limits =
+        held.limits.into_iter().filter(|limit| limit.collective == Collective::AllReduce.name()).collect();
+    let is_guess = facts.limits.iter().any(|limit| limit.source < Source::BuiltIn);
+    facts.unmeasured = is_guess.then(|| not_measured_because(why));
+    facts.table_problems = held.problems;
+    Some(())
+}
+
+/// Options that leave calls to NCCL, the one that leaves most first.
+fn off(Parsed { startup, config, .. }: &Parsed) -> Vec<&'static str> {
+    let options = [
+        (startup.windlass == Switch::Off, "WINDLASS=off"),
+        (config.peer_groups == Switch::Off, PEER_GROUPS_OFF),
+        (config.collectives == Collectives::Off, "WINDLASS_COLLECTIVES=off"),
+    ];
+    options.into_iter().filter(|(is_set, _)| *is_set).map(|(_, option)| option).collect()
 }
 
 /// What is set that leaves no communicator to native collectives.
-fn against_order(parsed: &Parsed, found: &[Found]) -> Option<String> {
-    use Effect::{ImplicitOrder, NoPeerAccess, NonBlocking, UnseenValues};
-    let (startup, config) = (&parsed.startup, &parsed.config);
-    let options = [
-        (startup.windlass == Switch::Off, "WINDLASS=off"),
-        (config.peer_groups == Switch::Off, "WINDLASS_PEER_GROUPS=off"),
-        (config.collectives == Collectives::Off, "WINDLASS_COLLECTIVES=off"),
-    ];
-    let option = options.into_iter().find(|(is_set, _)| *is_set).map(|(_, option)| option.to_owned());
+fn against_order(off: &[&str], variables: &[NcclVariable]) -> Option<String> {
     let variable = || {
-        let against = [NoPeerAccess, NonBlocking, ImplicitOrder, UnseenValues];
-        let found = found.iter().find(|found| against.contains(&found.effect))?;
-        Some(format!("{}={}", found.variable.name, found.value))
+        let found = variables.iter().find(|found| found.all)?;
+        Some(format!("{}={}", found.name, found.value))
     };
-    option.or_else(variable)
+    off.first().map(|option| (*option).to_owned()).or_else(variable)
 }
 
 fn split<T>(result: anyhow::Result<T>) -> (Option<T>, Option<String>) {

@@ -1,11 +1,14 @@
 //! What the facts mean.
 
-use super::facts::{Facts, NcclFacts, NcclVariable};
+use super::facts::{Facts, NcclFacts, NcclVariable, PEER_GROUPS_OFF};
 use super::running::Running;
 use crate::asking::{Gpus, Pair};
 use crate::nccl::version_text;
 use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Display;
+use windlass_base::stats::limits::Source;
 use windlass_base::stats::order;
 use windlass_base::stats::peer_group;
 
@@ -35,6 +38,41 @@ const PEER_GROUP_RANKS_MAX: usize = windlass_bootstrap::negotiated::RANKS_MAX;
 /// Less `/dev/shm` than this is a container's default, too little for NCCL's own needs with several ranks.
 const SHARED_MEMORY_MIN: u64 = 256 << 20;
 
+/// Whether Windlass helps on this machine, and what to do next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    pub exit_code: u8,
+    pub verdict: String,
+    pub next: String,
+}
+
+/// What all findings come to.
+pub fn verdict(facts: &Facts, findings: &[Finding]) -> Verdict {
+    let of = |exit_code, verdict: &str, next: &str| Verdict {
+        exit_code,
+        verdict: verdict.into(),
+        next: next.into(),
+    };
+    let devices = facts.gpus.as_ref().map_or(0, |gpus| gpus.devices.len());
+    match findings.iter().map(|finding| finding.level).max() {
+        Some(Level::Broken) => {
+            of(1, "Windlass does nothing here: NCCL would run every call", "mend what BROKEN names above")
+        }
+        Some(Level::Limited) if devices < 2 => {
+            of(2, "this machine has no two GPUs to communicate between", "windlass demo --sim")
+        }
+        Some(Level::Limited) => {
+            of(2, "Windlass helps here, but not with all that it can do", "mend what LIMITED names above")
+        }
+        _ if facts.unmeasured.is_some() => of(
+            0,
+            "Windlass works here, but how much it helps was not measured on this machine",
+            "windlass tune, on idle GPUs; then windlass run -- your program",
+        ),
+        _ => of(0, "Windlass helps here, with all that it can do", "windlass run -- your program"),
+    }
+}
+
 /// Every finding, in the order of the facts.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
@@ -48,6 +86,15 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     }
     facts.option_complaints.iter().for_each(|complaint| findings.limited(complaint));
     facts.removed_options.iter().for_each(|removed| findings.limited(removed));
+    for off in &facts.off {
+        match *off {
+            PEER_GROUPS_OFF => findings.broken(format!("{off}: NCCL runs every call")),
+            "WINDLASS_COLLECTIVES=off" => findings.limited(format!("{off}: NCCL runs every collective")),
+            // A warning tells it.
+            _ => {}
+        }
+    }
+    facts.table_problems.iter().for_each(|problem| findings.limited(problem));
     match (&facts.gpus, &facts.gpus_problem) {
         (Some(gpus), _) => judge_gpus(gpus, &mut findings),
         (None, problem) => findings.limited(format!(
@@ -58,12 +105,27 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     if let Some(gpus) = &facts.gpus {
         room(gpus.devices.len(), facts.heap_bytes_max, &mut findings);
     }
-    facts.limits.iter().for_each(|limits| findings.note(limits));
+    limits(facts, &mut findings);
     in_order(facts, &mut findings);
     surroundings(facts, &mut findings);
     facts.processes.iter().for_each(|running| second_nccl(running, &mut findings));
     facts.processes.iter().for_each(|running| order_of(running, &mut findings));
     findings.0
+}
+
+/// Up to which sizes Windlass runs collectives, and what that rests on.
+fn limits(facts: &Facts, findings: &mut Findings) {
+    let mut of_source: BTreeMap<Reverse<Source>, Vec<usize>> = BTreeMap::new();
+    for limit in &facts.limits {
+        of_source.entry(Reverse(limit.source)).or_default().push(limit.ranks);
+    }
+    for (Reverse(source), ranks) in of_source {
+        let (first, last) = (ranks[0], ranks[ranks.len() - 1]);
+        let ranks = if first == last { first.to_string() } else { format!("{first} to {last}") };
+        let what = format!("all-reduces of {ranks} ranks run in Windlass's kernels up to {}", source.worth());
+        if source < Source::BuiltIn { findings.note(what) } else { findings.good(what) }
+    }
+    facts.unmeasured.iter().for_each(|why| findings.note(why));
 }
 
 /// Whether what is asked of the order of sums can be had.
@@ -132,8 +194,8 @@ fn libraries(facts: &Facts, findings: &mut Findings) {
         );
     };
     match (nccl.version, &nccl.load_problem) {
-        (Some(version), _) if version < peer_group::NCCL_SINCE => findings.limited(format!(
-            "NCCL {} is older than 2.26: NCCL runs all calls; use NCCL 2.26.2 or later",
+        (Some(version), _) if version < peer_group::NCCL_SINCE => findings.broken(format!(
+            "NCCL {} is older than 2.26: NCCL runs every call; use NCCL 2.26.2 or later",
             version_text(version)
         )),
         (Some(version), _) => findings.good(format!("NCCL {} loads", version_text(version))),
@@ -214,7 +276,10 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
     };
     let without_access = pairs(|pair| !pair.peer_access);
     let without_link = pairs(|pair| pair.nvlink == Some(false));
-    if !without_access.is_empty() {
+    let has_link = |pair: &Pair| pair.peer_access && pair.nvlink != Some(false);
+    if !gpus.pairs.iter().any(has_link) {
+        findings.broken("no two GPUs have NVLink and peer access: NCCL runs every call");
+    } else if !without_access.is_empty() {
         findings.limited(format!(
             "no peer access {without_access}: communicators with these pairs are forwarded"
         ));
@@ -243,9 +308,15 @@ fn surroundings(facts: &Facts, findings: &mut Findings) {
         Some(_) => {}
         None => findings.limited("no /dev/shm: no counters for `windlass stats`"),
     }
-    for NcclVariable { name, value, effect, loses } in &facts.nccl_variables {
+    for NcclVariable { name, value, effect, loses, all } in &facts.nccl_variables {
         let what = format!("{name}={value}: {effect}");
-        if *loses { findings.limited(what) } else { findings.note(what) }
+        if *all {
+            findings.broken(what);
+        } else if *loses {
+            findings.limited(what)
+        } else {
+            findings.note(what)
+        }
     }
 }
 
@@ -270,6 +341,7 @@ mod tests {
     use super::*;
     use crate::asking::Device;
     use crate::doctor::facts::SharedMemory;
+    use crate::tune::Limit;
     use windlass_base::config::nccl::VARIABLES;
 
     fn good() -> Facts {
@@ -348,6 +420,18 @@ mod tests {
             ),
             (Facts { refusals: vec!["x is statically linked".into()], ..good() }, "statically linked"),
             (Facts { warnings: vec!["WINDLASS=off: all forwarded".into()], ..good() }, "WINDLASS=off"),
+            (
+                Facts { off: vec![PEER_GROUPS_OFF], ..good() },
+                "WINDLASS_PEER_GROUPS=off: NCCL runs every call",
+            ),
+            (
+                set("NCCL_P2P_DISABLE", "1"),
+                "NCCL_P2P_DISABLE=1: peer groups are off, so NCCL runs every call",
+            ),
+            (
+                nccl(|nccl| (nccl.version, nccl.version_through_windlass) = (Some(22503), Some(22503))),
+                "NCCL 2.25.3 is older than 2.26: NCCL runs every call",
+            ),
         ] {
             let (level, found) = worst(&facts);
             assert!(level == Level::Broken && found.contains(what), "{what}: {found}");
@@ -368,9 +452,16 @@ mod tests {
             (gpus(|gpus| gpus.devices.truncate(1)), "one GPU"),
             (gpus(|gpus| gpus.devices[1].virtual_memory = false), "on GPU 1: no pool"),
             (gpus(|gpus| gpus.pairs[1].peer_access = false), "no peer access 1→0"),
+            (
+                Facts { table_problems: vec!["WINDLASS_TUNING=/x: expected a table".into()], ..good() },
+                "WINDLASS_TUNING=/x: ",
+            ),
+            (
+                Facts { off: vec!["WINDLASS_COLLECTIVES=off"], ..good() },
+                "WINDLASS_COLLECTIVES=off: NCCL runs every collective",
+            ),
             (gpus(|gpus| gpus.pairs[0].nvlink = Some(false)), "no NVLink 0→1"),
             (Facts { shared_memory: Some(tiny), ..good() }, "/dev/shm has 64 MiB"),
-            (set("NCCL_P2P_DISABLE", "1"), "NCCL_P2P_DISABLE=1: peer groups are off"),
             (
                 set("NCCL_CUMEM_ENABLE", "0"),
                 "NCCL_CUMEM_ENABLE=0: the memory pool, kept windows and registration are off",
@@ -403,6 +494,47 @@ mod tests {
         ] {
             let (level, found) = worst(&facts);
             assert!(level == Level::Limited && found.contains(what), "{what}: {found}");
+        }
+    }
+
+    /// Nothing is called good that does nothing, or that nobody measured.
+    #[test]
+    fn verdicts() {
+        let of = |facts: &Facts| {
+            let Verdict { exit_code, verdict, next } = verdict(facts, &judge(facts));
+            (exit_code, verdict, next)
+        };
+        let limit = |ranks, source| Limit {
+            ranks,
+            collective: "all_reduce",
+            bytes_max: Some(1),
+            source,
+            measured: String::new(),
+        };
+        let limits = [(2, Source::BuiltIn), (3, Source::BuiltIn), (8, Source::Model)];
+        let limits = limits.map(|(ranks, source)| limit(ranks, source)).to_vec();
+        let measured = Facts { limits, ..good() };
+        let told = judge(&measured);
+        let told: Vec<&str> = told.iter().map(|finding| &*finding.what).collect();
+        assert!(told.contains(
+            &"all-reduces of 2 to 3 ranks run in Windlass's kernels up to built-in limits, timed on such GPUs"
+        ), "{told:?}");
+        for (facts, code, words) in [
+            (measured.clone(), 0, "with all that it can do"),
+            (
+                Facts { unmeasured: Some("limits not measured here".into()), ..measured.clone() },
+                0,
+                "not measured on this machine",
+            ),
+            (Facts { table_problems: vec!["x".into()], ..measured.clone() }, 2, "but not with all"),
+            (Facts { gpus: None, ..measured.clone() }, 2, "no two GPUs"),
+            (Facts { off: vec![PEER_GROUPS_OFF], ..measured }, 1, "does nothing here"),
+        ] {
+            let (exit_code, verdict, next) = of(&facts);
+            assert!(
+                exit_code == code && verdict.contains(words) && !next.is_empty(),
+                "{exit_code} {verdict}"
+            );
         }
     }
 

@@ -9,14 +9,13 @@ mod running;
 use crate::text;
 use anyhow::Result;
 use clap::Args;
-use findings::Level;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Options of `windlass doctor`.
 #[derive(Args)]
 #[command(
-    after_help = "Exit code: 0: all is good. 1: Windlass would not take effect. 2: Windlass works, but is limited."
+    after_help = "Exit code: 0: Windlass works. 1: Windlass would not take effect, or NCCL would run every call. 2: Windlass works, but is limited."
 )]
 pub struct Options {
     /// Facts and findings are printed as one JSON object
@@ -26,7 +25,7 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
     /// A command that is checked as `windlass run` would check it; it is not run
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
@@ -34,15 +33,12 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<u8> {
     let facts = facts::gather(options.nccl.as_deref(), &options.command);
     let findings = findings::judge(&facts);
+    let verdict = findings::verdict(&facts, &findings);
     if options.json {
-        let object = serde_json::json!({"facts": facts, "findings": findings});
+        let object = serde_json::json!({"facts": facts, "findings": findings, "verdict": verdict});
         text::print(serde_json::to_string_pretty(&object)? + "\n")?;
     } else {
-        text::print(print::text(&facts, &findings))?;
+        text::print(print::text(&facts, &findings, &verdict))?;
     }
-    Ok(match findings.iter().map(|finding| finding.level).max() {
-        Some(Level::Broken) => 1,
-        Some(Level::Limited) => 2,
-        _ => 0,
-    })
+    Ok(verdict.exit_code)
 }

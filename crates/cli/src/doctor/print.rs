@@ -1,21 +1,22 @@
 //! Facts and findings for people.
 
 use super::facts::Facts;
-use super::findings::{Finding, Level};
+use super::findings::{Finding, Level, Verdict};
 use crate::asking::Gpus;
 use crate::nccl::version_text;
 use crate::text;
+use anstyle::{AnsiColor, Style};
 use std::fmt::Write;
 
 /// The whole answer.
-pub fn text(facts: &Facts, findings: &[Finding]) -> String {
+pub fn text(facts: &Facts, findings: &[Finding], verdict: &Verdict) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    let _ = write_all(&mut out, facts, findings);
+    let _ = write_all(&mut out, facts, findings, verdict);
     out
 }
 
-fn write_all(out: &mut String, facts: &Facts, findings: &[Finding]) -> std::fmt::Result {
+fn write_all(out: &mut String, facts: &Facts, findings: &[Finding], verdict: &Verdict) -> std::fmt::Result {
     match (&facts.windlass, &facts.windlass_problem) {
         (Some(path), _) => {
             let build = facts.build.as_deref().unwrap_or("of an unknown build");
@@ -46,20 +47,16 @@ fn write_all(out: &mut String, facts: &Facts, findings: &[Finding]) -> std::fmt:
     }
     writeln!(out, "\nfindings:")?;
     for finding in findings {
-        let level = match finding.level {
-            Level::Good => "good   ",
-            Level::Note => "note   ",
-            Level::Limited => "LIMITED",
-            Level::Broken => "BROKEN ",
+        let (level, style) = match finding.level {
+            Level::Good => ("good   ", AnsiColor::Green.on_default()),
+            Level::Note => ("note   ", AnsiColor::Cyan.on_default()),
+            Level::Limited => ("LIMITED", AnsiColor::Yellow.on_default()),
+            Level::Broken => ("BROKEN ", AnsiColor::Red.on_default()),
         };
-        writeln!(out, "  {level} {}", finding.what)?;
+        writeln!(out, "  {style}{level}{style:#} {}", finding.what)?;
     }
-    let summary = match findings.iter().map(|finding| finding.level).max() {
-        Some(Level::Broken) => "Windlass would not take effect",
-        Some(Level::Limited) => "Windlass works, but limited",
-        _ => "all good",
-    };
-    writeln!(out, "\n{summary}")
+    let bold = Style::new().bold();
+    writeln!(out, "\n{bold}verdict: {}{bold:#}\nnext: {}", verdict.verdict, verdict.next)
 }
 
 fn write_gpus(out: &mut String, gpus: &Gpus) -> std::fmt::Result {

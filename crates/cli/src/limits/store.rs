@@ -86,19 +86,29 @@ impl Folder {
         Ok(())
     }
 
-    /// The text of the table for these circumstances; none if there is no readable one.
-    pub fn read(&self, circumstances: &Circumstances) -> Option<String> {
-        let file = File::open(self.0.join(circumstances.file_name())).ok()?;
+    /// The text of the table for these circumstances, if there is one. An error says why it does not count.
+    pub fn read(&self, circumstances: &Circumstances) -> Result<Option<String>, String> {
+        let path = self.0.join(circumstances.file_name());
+        let Ok(file) = File::open(&path) else { return Ok(None) };
         let mut text = String::new();
-        file.take(CACHE_BYTES_MAX as u64 + 1).read_to_string(&mut text).ok()?;
-        cache::parse(&text, circumstances).ok()?;
-        Some(cache::split(&text).ok()?.1.to_owned())
+        let read = file.take(CACHE_BYTES_MAX as u64 + 1).read_to_string(&mut text);
+        let table = read.map_err(|error| error.to_string()).and_then(|_| {
+            cache::parse(&text, circumstances)?;
+            Ok(cache::split(&text)?.1.to_owned())
+        });
+        let told = |why| {
+            format!(
+                "{}: expected limits measured here, and it is left out: {why}; other limits hold (remove it)",
+                path.display()
+            )
+        };
+        table.map(Some).map_err(told)
     }
 
     /// Keeps the limits that were found, beside those already kept under the same circumstances.
     pub fn keep(&self, found: &OfRanks, how: &str, kept: Kept) -> Result<()> {
         let circumstances = found.group.place.circumstances();
-        let before = self.read(&circumstances).unwrap_or_default();
+        let before = self.read(&circumstances).ok().flatten().unwrap_or_default();
         let known = Table::parse(&before).unwrap_or_default();
         let is_new = |tuned: &&Tuned| kept == Kept::IsReplaced || known.get(&tuned.cell.key).is_none();
         let new = found.tuned.iter().filter(is_new);
@@ -174,14 +184,15 @@ mod tests {
         let folder = folder(place.path());
         folder.prepare().unwrap();
         let here = Circumstances::new([("ranks", "2".to_owned())]);
-        assert_eq!(folder.read(&here), None);
+        assert_eq!(folder.read(&here), Ok(None));
         let table = "windlass-tuning 1\nall_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 1M\n";
         let text = cache::text(&here, table);
         folder.write(&here.file_name(), &text).unwrap();
-        assert_eq!(folder.read(&here).as_deref(), Some(table));
+        assert_eq!(folder.read(&here), Ok(Some(table.to_owned())));
         for broken in [&text[..text.len() / 2], "windlass-cache 9\n", "", "\0\u{7f}"] {
             folder.write(&here.file_name(), broken).unwrap();
-            assert_eq!(folder.read(&here), None);
+            let told = folder.read(&here).unwrap_err();
+            assert!(told.contains(&here.file_name()) && told.contains("other limits hold"), "{told}");
         }
     }
 }

@@ -95,12 +95,10 @@ pub fn decide(situation: &Situation) -> Decision {
         Ok(program) => decision.refusals.extend(refuse_program(program)),
         Err(reason) => decision.refusals.push(reason.clone()),
     }
-    // The library only logs these complaints, and by default does not: the user of the command should see them.
     let variables = situation.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
     let parsed = windlass_base::config::parse(variables);
     decision.refusals.extend(shared_memory::refuse(&situation.shared_memory, &parsed.startup));
     decision.warnings.extend(shared_memory::warn(&situation.shared_memory, &parsed.startup));
-    decision.warnings.extend(parsed.complaints.into_iter().chain(parsed.removed));
     if let (Ok(program), Ok(windlass)) = (&situation.program, &situation.windlass) {
         decision.refusals.extend(loading::refuse(program, windlass, &situation.loading));
     }
@@ -111,7 +109,8 @@ pub fn decide(situation: &Situation) -> Decision {
                 decision.refusals.push(not_windlass(windlass));
             }
             decision.refusals.push(format!(
-                "found no real NCCL for this command; name an existing one with --nccl PATH. Looked at:\n{}",
+                "found no real NCCL for this command: install one (pip install nvidia-nccl-cu12) or name an existing one with \
+                 --nccl PATH; --sim needs none, and no GPU. Looked at:\n{}",
                 situation.searched
             ));
         }
@@ -338,10 +337,6 @@ mod tests {
         assert_eq!(warnings("SGLANG_NCCL_SO_PATH", "libnccl.so.2"), Vec::<String>::new());
         assert_eq!(warnings("SGLANG_DIFFUSION_NCCL_SO_PATH", "/y/libnccl.so.2").len(), 1);
         assert!(warnings("WINDLASS", "off")[0].contains("straight to the real NCCL"));
-        assert_eq!(
-            warnings("WINDLASS_REPROT", "text"),
-            ["WINDLASS_REPROT is no option; the nearest is WINDLASS_REPORT"]
-        );
         let container = decide(&Situation { command: "/usr/bin/apptainer".into(), ..situation() });
         assert!(container.refusals.is_empty());
         assert!(container.warnings[0].contains("apptainer runs its command in a container"));

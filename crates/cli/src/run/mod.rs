@@ -6,9 +6,10 @@ mod loading;
 mod preloads;
 mod shared_memory;
 
+use crate::installation::{self, SimulatorLibraries};
 use crate::program::{self, Program};
 use crate::search::{Request, search};
-use crate::{calibrate, elf, installation, text};
+use crate::{calibrate, elf, text};
 use anyhow::{Context, Result};
 use clap::Args;
 use decision::Situation;
@@ -24,16 +25,14 @@ use windlass_base::stats::run::Run;
 pub use decision::{Decision, Library, environment_warnings};
 
 /// The exit code of a refusal, as of `env` and `timeout`. The command itself does not use it.
-pub const REFUSED: u8 = 125;
-const NOT_RUNNABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
+const REFUSED: u8 = 125;
 
 /// Options of `windlass run`.
 #[derive(Args)]
 #[command(after_help = "\
 The command gets LD_PRELOAD with Windlass, WINDLASS_NCCL with the real NCCL, WINDLASS_RUN, which names this run, and \
 WINDLASS_UNMEASURED, which says why this machine's limits are not measured. Preloaded tracers of NCCL's calls stay in front. \
-Windlass's options are environment variables too (docs/options.md).
+Windlass's options are environment variables too: `windlass options` prints them.
 
 When the command ends, a line on standard error says how much of it ran in Windlass's kernels, or why nothing did. A command that a \
 signal ends prints none: `windlass stats --last` does.
@@ -45,8 +44,11 @@ Exit code: the command's own. 125: Windlass would not take effect, and the comma
 127: the command was not found.")]
 pub struct Options {
     /// The real NCCL library, as a file or its folder [default: searched, as `windlass doctor` shows]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "simulator")]
     nccl: Option<PathBuf>,
+    /// The command runs on the simulator of GPUs and NCCL, whose times say nothing about GPUs
+    #[arg(long = "sim")]
+    simulator: bool,
     /// The variables are printed, and the command is not run
     #[arg(long)]
     check: bool,
@@ -57,23 +59,21 @@ pub struct Options {
     #[arg(long)]
     quiet: bool,
     /// The command to run, with its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
 /// Runs the command in place of this process. Returns only if the command does not run, with the exit code.
 pub fn run(options: &Options) -> Result<u8> {
-    let name = options.command.first().context("no command")?;
-    if let Err(error) = program::find_in_path(name) {
-        eprintln!("windlass: {error:#}");
-        return Ok(NOT_FOUND);
-    }
-    let decision = decide(&options.command, options.nccl.as_deref())?;
-    if decision.tell() {
-        return Ok(REFUSED);
-    }
+    let simulator = options.simulator.then(simulator).transpose()?;
+    let nccl = simulator.as_ref().map(SimulatorLibraries::nccl).or_else(|| options.nccl.clone());
+    let decision = match decide(&options.command, nccl.as_deref()) {
+        Ok(decision) => decision,
+        Err(code) => return Ok(code),
+    };
     let (name, arguments) = options.command.split_first().context("no command")?;
     let mut set = decision.set;
+    set.extend(simulator.map(|simulator| ("LD_LIBRARY_PATH", simulator.library_path())));
     if !options.quiet {
         frameworks::hint(&options.command, |name| std::env::var(name).ok())
             .into_iter()
@@ -98,7 +98,16 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     let failure = command.exec();
     eprintln!("windlass: cannot run {}: {failure}", name.display());
-    Ok(if failure.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
+    Ok(if failure.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+/// The simulator's libraries, in a folder that stays: the command takes the place of this process.
+fn simulator() -> Result<SimulatorLibraries> {
+    let cache = windlass_base::config::parse(std::env::vars_os()).config.cache;
+    let folder = cache
+        .folder()
+        .context("--sim: expected a folder of limits to lay the simulator out in, but WINDLASS_CACHE=off")?;
+    SimulatorLibraries::lay_out_in(folder.join("simulator"))
 }
 
 /// Measures this machine if it is time to, and sets the variable that says why nothing is measured. Returns the exit code if the user
@@ -126,10 +135,15 @@ pub fn preloads(environment: &BTreeMap<OsString, OsString>, windlass: &Library) 
     preloads::told(&preloads::look(environment, windlass))
 }
 
-/// Decides whether to run a command over Windlass and the real NCCL; `nccl` may name that.
-pub fn decide(command: &[OsString], nccl: Option<&Path>) -> Result<Decision> {
-    let name = command.first().context("no command")?;
-    Ok(decision::decide(&situation(command, name, nccl)))
+/// Decides how to run a command over Windlass and the real NCCL; `nccl` may name that. If it cannot be run, prints why and returns the exit code.
+pub fn decide(command: &[OsString], nccl: Option<&Path>) -> Result<Decision, u8> {
+    let name = command.first().ok_or(REFUSED)?;
+    if let Err(problem) = program::find_in_path(name) {
+        text::tell(format_args!("windlass: {problem}\n"));
+        return Err(problem.code);
+    }
+    let decision = decision::decide(&situation(command, name, nccl));
+    if decision.tell() { Err(REFUSED) } else { Ok(decision) }
 }
 
 fn situation(command: &[OsString], name: &OsString, nccl: Option<&Path>) -> Situation {

@@ -6,7 +6,7 @@
 
 mod show;
 
-pub use show::are_guessed;
+pub use show::{Limit, file_of, held};
 
 use crate::bench::adaptive::{Effort, Group, What};
 use crate::bench::company::{self, Company};
@@ -19,7 +19,7 @@ use crate::limits::search::{Grid, REGISTERED};
 use crate::limits::store::{Folder, Kept, Lock};
 use crate::limits::written::{self, Circumstances};
 use crate::machine::{Machine, MachineRequest};
-use crate::{installation, interruption, search, text};
+use crate::{BadOption, installation, interruption, search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::io::Write;
@@ -46,6 +46,9 @@ pub struct Options {
     /// Nothing is measured: the limits that hold on this machine are printed, with where each comes from
     #[arg(long, conflicts_with_all = ["quick", "out", "sizes", "repeat", "seconds", "beside"])]
     show: bool,
+    /// The limits are printed as one JSON object
+    #[arg(long, requires = "show")]
+    json: bool,
     /// The folder into which curves of what was measured are drawn, as SVG files, in a folder for each number of ranks
     #[arg(long, value_name = "DIR", conflicts_with = "show")]
     plot: Option<PathBuf>,
@@ -74,7 +77,7 @@ const AGAIN_MOST: usize = 3;
 /// Measures, keeps the limits and prints them.
 pub fn run(options: &Options) -> Result<()> {
     if !(options.seconds > 0.0 && options.seconds <= 60.0) {
-        bail!("--seconds {}: expected more than 0 and at most 60", options.seconds);
+        bail!(BadOption(format!("--seconds {}: expected more than 0 and at most 60", options.seconds)));
     }
     interruption::note()?;
     let windlass = installation::windlass_library()?;
@@ -84,7 +87,7 @@ pub fn run(options: &Options) -> Result<()> {
     let numbers = numbers(options, &machine)?;
     let config = config::parse(std::env::vars_os()).config;
     if options.show {
-        return show::run(&machine, &config, &numbers);
+        return show::run(&machine, &config, &numbers, options.json);
     }
     let efforts = efforts(options, &machine, numbers.clone());
     let beside = if options.quick { 0 } else { options.beside };
@@ -229,9 +232,9 @@ fn numbers(options: &Options, machine: &Machine) -> Result<Vec<usize>> {
     numbers.sort();
     numbers.dedup();
     for ranks in &numbers {
-        machine.ranks(Some(*ranks), *ranks)?;
-        if !(2..=RANKS_MAX).contains(ranks) {
-            bail!("--ranks {ranks}: expected 2 to {RANKS_MAX}");
+        machine.ranks(Some(*ranks), 2, 2)?;
+        if *ranks > RANKS_MAX {
+            bail!(BadOption(format!("--ranks {ranks}: expected 2 to {RANKS_MAX}")));
         }
     }
     Ok(numbers)

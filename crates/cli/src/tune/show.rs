@@ -1,16 +1,19 @@
-//! `windlass tune --show`: prints the limits that hold here, decided as a communicator's ranks decide them.
+//! The limits that hold on this machine, decided as a communicator's ranks decide them; `windlass tune --show` prints them, and
+//! `windlass doctor` judges by them.
 
 use crate::asking;
 use crate::bench::adaptive::Place;
 use crate::limits::store::Folder;
 use crate::machine::Machine;
+use crate::nccl::version_text;
 use crate::text;
 use anyhow::{Context, Result};
-use std::ffi::OsString;
-use std::path::Path;
+use serde::Serialize;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use windlass_base::config::Config;
 use windlass_base::config::nccl;
-use windlass_base::stats::limits::{GUESSED, Source};
+use windlass_base::stats::limits::Source;
 use windlass_bootstrap::negotiated::{
     Device, GRID_MAX, Member, NegotiatedConfig, Token, Version, capability,
 };
@@ -19,44 +22,118 @@ use windlass_transport::tuning::cache::Circumstances;
 use windlass_transport::tuning::file::{Cell, Key, Multicast, Table};
 use windlass_transport::tuning::{Collective, RINGS_IN_FOURS};
 
-/// Prints a line for each limit, or why there is none.
-pub fn run(machine: &Machine, config: &Config, numbers: &[usize]) -> Result<()> {
-    let most = numbers.iter().copied().max().unwrap_or(0);
+/// The limits of communicators of all numbers of ranks that were asked for.
+#[derive(Debug, Default, Serialize)]
+pub struct Held {
+    /// The folder of the cache, if there is one.
+    cache: Option<PathBuf>,
+    /// Why a table that is there does not count.
+    pub problems: Vec<String>,
+    pub limits: Vec<Limit>,
+}
+
+/// Below which size Windlass runs a collective of a communicator of so many ranks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Limit {
+    pub ranks: usize,
+    pub collective: &'static str,
+    /// The largest size of the larger buffer, in bytes; none if NCCL runs all.
+    pub bytes_max: Option<u64>,
+    #[serde(serialize_with = "name_of")]
+    pub source: Source,
+    /// When and by what the cache's limit was measured.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub measured: String,
+}
+
+fn name_of<S: serde::Serializer>(source: &Source, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(source.name())
+}
+
+/// Prints the limits: a row for each collective, a column for each number of ranks.
+pub fn run(machine: &Machine, config: &Config, numbers: &[usize], json: bool) -> Result<()> {
     let library_path = machine.is_simulated().then(|| library_path(machine)).flatten();
-    let places = asking::places(most, &machine.nccl, library_path.as_deref())?;
     let version = asking::nccl_version(&machine.nccl)?;
+    let held = held(&machine.nccl, version, config, numbers, library_path.as_deref())?;
+    let (gpus, gpu) = (machine.gpus.devices.len(), machine.device_name());
+    if json {
+        let object =
+            serde_json::json!({"gpus": gpus, "gpu": gpu, "nccl": version_text(version), "held": held});
+        return text::print(serde_json::to_string_pretty(&object)? + "\n");
+    }
+    // The file's was told as the command began.
+    let of_cache = held.problems.iter().filter(|problem| !problem.starts_with("WINDLASS_TUNING"));
+    of_cache.for_each(|problem| text::tell(format_args!("windlass: warning: {problem}\n")));
+    let cache = held.cache.as_ref().map_or("none".into(), |folder| folder.display().to_string());
+    text::print(format!(
+        "{gpus} × {gpu}, NCCL {}; cache: {cache}\nthe largest size that Windlass runs, of the larger buffer, and where it comes from\n\n",
+        version_text(version)
+    ))?;
+    text::print(table(numbers, &held.limits))
+}
+
+fn table(numbers: &[usize], limits: &[Limit]) -> String {
+    let head = numbers.iter().map(|ranks| format!("{ranks} ranks"));
+    let mut lines = vec![std::iter::once("collective".to_owned()).chain(head).collect::<Vec<_>>()];
+    for collective in Collective::ALL {
+        let row = limits.iter().filter(|limit| limit.collective == collective.name());
+        let cell = |limit: &Limit| {
+            let size = limit.bytes_max.map_or_else(|| "none".to_owned(), text::size);
+            format!("{size} {}", limit.source.name())
+        };
+        lines.push(std::iter::once(collective.name().to_owned()).chain(row.map(cell)).collect());
+    }
+    let mut measured: Vec<&str> =
+        limits.iter().map(|limit| &*limit.measured).filter(|when| !when.is_empty()).collect();
+    measured.sort();
+    measured.dedup();
+    let when = measured.iter().map(|when| format!("cache: measured here {when}\n"));
+    text::table(&lines, &[]) + &when.collect::<String>()
+}
+
+/// The limits of communicators of equal ranks on this machine.
+pub fn held(
+    nccl: &Path,
+    version: i32,
+    config: &Config,
+    numbers: &[usize],
+    library_path: Option<&OsStr>,
+) -> Result<Held> {
+    let most = numbers.iter().copied().max().unwrap_or(0);
+    let places = asking::places(most, nccl, library_path)?;
     nccl::note_version(version);
     let folder = Folder::of(config).unwrap_or_default();
-    let file = file_of(config)?;
-    let mut lines = vec![["ranks", "collective", "up to", "from"].map(str::to_owned).to_vec()];
+    let (file, problem) = file_of(config);
+    let mut held = Held { problems: problem.into_iter().collect(), ..Held::default() };
     for ranks in numbers {
         let place = places.get(ranks - 2).context("an answer for each number of ranks")?;
-        let kept = folder.as_ref().and_then(|folder| folder.read(&place.circumstances()));
+        let kept = match folder.as_ref().map(|folder| folder.read(&place.circumstances())) {
+            Some(Err(problem)) => {
+                held.problems.push(problem);
+                None
+            }
+            kept => kept.and_then(|kept| kept.ok().flatten()),
+        };
         let view = View { ranks: *ranks, place, version, file: &file, kept: kept.as_deref() };
-        lines.extend(view.lines());
+        held.limits.extend(view.limits());
     }
-    text::print(text::table(&lines, &[0, 2]))?;
-    match folder {
-        Some(folder) => text::print(format!("cache: {}\n", folder.path().display())),
-        None => text::print("cache: none\n"),
-    }
+    held.cache = folder.map(|folder| folder.path().to_owned());
+    Ok(held)
 }
 
-/// Whether the limits of communicators of so many ranks are guesses.
-pub fn are_guessed(nccl: &Path, version: i32, config: &Config, ranks: usize) -> Result<bool> {
-    let places = asking::places(ranks, nccl, None)?;
-    let place = places.last().context("an answer for each number of ranks")?;
-    let kept = Folder::of(config)?.and_then(|folder| folder.read(&place.circumstances()));
-    let view = View { ranks, place, version, file: &file_of(config)?, kept: kept.as_deref() };
-    Ok(decide(&view.negotiated()).source_bits() & GUESSED != 0)
-}
-
-/// The table that `WINDLASS_TUNING` names.
-fn file_of(config: &Config) -> Result<Table> {
-    let file = config.tuning.as_deref().map(std::fs::read_to_string).transpose();
-    match file.context("WINDLASS_TUNING cannot be read")?.unwrap_or_default().as_str() {
-        "" => Ok(Table::default()),
-        text => Table::parse(text).context("WINDLASS_TUNING"),
+/// The table that `WINDLASS_TUNING` names; where it is none, an empty one, and why.
+pub fn file_of(config: &Config) -> (Table, Option<String>) {
+    let Some(path) = &config.tuning else { return <_>::default() };
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
+    match text.and_then(|text| Table::parse(&text).map_err(|complaint| complaint.to_string())) {
+        Ok(table) => (table, None),
+        Err(why) => {
+            let path = path.display();
+            let problem = format!(
+                "WINDLASS_TUNING={path}: expected a table of `windlass tune --out`, and it is left out: {why}; other limits hold"
+            );
+            (Table::default(), Some(problem))
+        }
     }
 }
 
@@ -121,23 +198,23 @@ impl View<'_> {
         self.kept.and_then(|text| Table::parse(text).ok()).unwrap_or_default()
     }
 
-    fn lines(&self) -> Vec<Vec<String>> {
+    fn limits(&self) -> Vec<Limit> {
         let decided = decide(&self.negotiated());
-        let line = |collective: Collective| {
-            let limit = decided.limits.0[collective as usize].checked_sub(1);
+        let limit = |collective: Collective| {
             let source = decided.sources[collective as usize];
-            vec![
-                self.ranks.to_string(),
-                collective.name().to_owned(),
-                limit.map_or_else(|| "none".to_owned(), text::size),
-                self.words(collective, source),
-            ]
+            Limit {
+                ranks: self.ranks,
+                collective: collective.name(),
+                bytes_max: decided.limits.0[collective as usize].checked_sub(1),
+                source,
+                measured: if source == Source::Cache { self.measured(collective) } else { String::new() },
+            }
         };
-        Collective::ALL.map(line).to_vec()
+        Collective::ALL.map(limit).to_vec()
     }
 
-    /// The name of a source; for the cache with the date and kind of the measurement.
-    fn words(&self, collective: Collective, source: Source) -> String {
+    /// The date and kind of the measurement in the cache.
+    fn measured(&self, collective: Collective) -> String {
         let Place { capability, multiprocessors, .. } = *self.place;
         let key = Key {
             collective,
@@ -147,14 +224,8 @@ impl View<'_> {
             multicast: self.place.multicast(),
         };
         let is_cell = |line: &&str| Cell::parse(line).is_ok_and(|cell| cell.key == key);
-        match source {
-            Source::Cache => {
-                let line = self.kept.and_then(|text| text.lines().find(is_cell)).unwrap_or_default();
-                let when = line.split_once('#').map_or("", |(_, when)| when.trim());
-                format!("cache: measured here {when}")
-            }
-            source => source.name().to_owned(),
-        }
+        let line = self.kept.and_then(|text| text.lines().find(is_cell)).unwrap_or_default();
+        line.split_once('#').map_or_else(String::new, |(_, when)| when.trim().to_owned())
     }
 }
 
@@ -180,15 +251,36 @@ mod tests {
         );
         let file = Table::parse(&format!("windlass-tuning 1\n{}\n", line("reduce", "none"))).unwrap();
         let view = View { ranks: 2, place: &place, version: 22809, file: &file, kept: Some(&kept) };
-        let lines = view.lines();
-        assert_eq!(
-            lines[0],
-            ["2", "all_reduce", "1M", "cache: measured here 1970-01-01T00:00:00Z, tune of 0.2.0"]
+        let limits = view.limits();
+        let of =
+            |at: usize, limits: &[Limit]| (limits[at].collective, limits[at].bytes_max, limits[at].source);
+        assert_eq!(of(0, &limits), ("all_reduce", Some(1 << 20), Source::Cache));
+        assert_eq!(limits[0].measured, "1970-01-01T00:00:00Z, tune of 0.2.0");
+        assert_eq!(of(1, &limits), ("broadcast", Some(32 << 20), Source::BuiltIn));
+        assert_eq!(of(2, &limits), ("reduce", None, Source::File));
+        assert_eq!(of(7, &limits), ("other_all_reduce", Some(8 << 20), Source::BuiltIn));
+        let told = table(&[2], &limits);
+        assert!(
+            told.starts_with("collective             2 ranks\nall_reduce             1M cache\n"),
+            "{told}"
         );
-        assert_eq!(lines[1], ["2", "broadcast", "32M", "built in"]);
-        assert_eq!(lines[2], ["2", "reduce", "none", "file"]);
-        assert_eq!(lines[7], ["2", "other_all_reduce", "8M", "built in"]);
+        assert!(told.ends_with("\ncache: measured here 1970-01-01T00:00:00Z, tune of 0.2.0\n"), "{told}");
         let without = View { kept: None, ..view };
-        assert_eq!(without.lines()[0], ["2", "all_reduce", "256M", "built in"]);
+        assert_eq!(of(0, &without.limits()), ("all_reduce", Some(256 << 20), Source::BuiltIn));
+    }
+
+    /// What is no table is named, with what was expected and what holds.
+    #[test]
+    fn no_table() {
+        let of = |path: &str| file_of(&Config { tuning: Some(path.into()), ..Config::default() });
+        assert_eq!(file_of(&Config::default()).1, None);
+        for (path, why) in [("/nowhere", "No such file"), ("/etc/passwd", "line 1: "), ("/", "directory")] {
+            let (table, problem) = of(path);
+            let problem = problem.unwrap();
+            assert_eq!(table, Table::default());
+            for part in [&format!("WINDLASS_TUNING={path}: expected a table"), why, "other limits hold"] {
+                assert!(problem.contains(part), "{part}: {problem}");
+            }
+        }
     }
 }

@@ -84,13 +84,19 @@ fn versions() {
 fn limited() {
     let (mut command, _folder) =
         with_simulated_cuda(windlass(&["doctor", "--json", "--nccl", &simulated_nccl()]));
-    command.env("NCCL_P2P_DISABLE", "1").env("WINDLASS_LGO", "info").env("WINDLASS_SIM_DEVICES", "1");
+    command
+        .env("WINDLASS_TUNING", "/etc/passwd")
+        .env("WINDLASS_LGO", "info")
+        .env("WINDLASS_SIM_DEVICES", "1");
     let (code, answer) = json(command);
     assert_eq!(code, Some(2), "{answer:#}");
     let limited = findings(&answer, "limited").join("\n");
-    for what in ["NCCL_P2P_DISABLE=1", "WINDLASS_LGO", "one GPU", "--gpu-bind=none"] {
+    for what in
+        ["WINDLASS_TUNING=/etc/passwd: expected a table", "WINDLASS_LGO", "one GPU", "--gpu-bind=none"]
+    {
         assert!(limited.contains(what), "{what}: {answer:#}");
     }
+    assert_eq!(answer["verdict"]["exit_code"], 2, "{answer:#}");
 }
 
 /// A finding that keeps Windlass from taking effect gives exit code 1: no library, missing exports, a command that cannot be
@@ -112,11 +118,29 @@ fn broken() {
     }
 }
 
-/// The text names the search for the library, and ends with the summary.
+/// The text names the search for the library, and ends with a verdict. Where NCCL would run every call, nothing is called good.
 #[test]
 fn text() {
-    let (command, _folder) = with_simulated_cuda(windlass(&["doctor", "--nccl", &simulated_nccl()]));
-    let (_, printed, _) = outcome(command);
-    assert!(printed.contains(&format!("{} (--nccl): TAKEN", simulated_nccl())), "{printed}");
-    assert!(printed.ends_with("\nall good\n"), "{printed}");
+    for (name, value, code, verdict) in [
+        (
+            "NCCL_P2P_DISABLE",
+            "0",
+            0,
+            "Windlass works here, but how much it helps was not measured on this machine",
+        ),
+        ("NCCL_P2P_DISABLE", "1", 1, "Windlass does nothing here: NCCL would run every call"),
+        ("WINDLASS_PEER_GROUPS", "off", 1, "Windlass does nothing here: NCCL would run every call"),
+        ("WINDLASS_TUNING", "/nowhere", 2, "Windlass helps here, but not with all that it can do"),
+    ] {
+        let (mut command, _folder) = with_simulated_cuda(windlass(&["doctor", "--nccl", &simulated_nccl()]));
+        command.env(name, value);
+        let (found, printed, _) = outcome(command);
+        assert_eq!(found, Some(code), "{printed}");
+        assert!(printed.contains(&format!("{} (--nccl): TAKEN", simulated_nccl())), "{printed}");
+        assert!(printed.contains(&format!("\nverdict: {verdict}\nnext: ")), "{printed}");
+        assert!(
+            printed.contains("all-reduces of 2 to 8 ranks run in Windlass's kernels up to 16 KiB"),
+            "{printed}"
+        );
+    }
 }

@@ -8,6 +8,7 @@ mod demo;
 mod doctor;
 mod hang;
 mod interruption;
+mod messages;
 mod run;
 mod stats;
 mod tune;

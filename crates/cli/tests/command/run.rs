@@ -127,20 +127,56 @@ fn refuses_programs() {
     command(&file("static", &elf_header(2, native)), "is statically linked");
     command(&file("small", &elf_header(1, 3)), "is a 32-bit program");
     command(&file("foreign", &elf_header(2, 243)), "is a program for riscv");
-    command(&file("text", b"hello"), "is no ELF file");
+    command(&file("noise", b"hel\0lo"), "is no ELF file");
     command(&file("docker", &elf_header(2, native)), "docker runs its command elsewhere");
 }
 
-/// A command that does not exist ends as in a shell.
+/// A command that is not there, or is no program, ends as in a shell, and so does the comparison of one.
 #[test]
 fn finds_no_command() {
-    for (name, reason) in [
-        ("no-such-command", "windlass: no-such-command: command not found in PATH\n"),
-        ("/no/such", "windlass: no such file: /no/such\n"),
+    let folder = tempfile::tempdir().unwrap();
+    let plain = folder.path().join("plain");
+    std::fs::write(&plain, "echo").unwrap();
+    let plain = plain.display().to_string();
+    for (name, code, reason) in [
+        ("no-such-command", 127, "no-such-command: command not found in PATH"),
+        ("/no/such", 127, "no such file: /no/such"),
+        ("/tmp", 126, "/tmp is a folder, expected a program"),
+        (&plain, 126, &*format!("{plain} is not executable (chmod +x {plain})")),
     ] {
-        let (code, printed, told) = outcome(windlass(&["run", "--", name]));
-        assert_eq!((code, &*printed, &*told), (Some(127), "", reason));
+        for command in ["run", "compare"] {
+            let (found, printed, told) = outcome(windlass(&[command, "--", name]));
+            assert_eq!((found, &*printed, &*told), (Some(code), "", &*format!("windlass: {reason}\n")));
+        }
     }
+}
+
+/// A script without a first line that names a shell runs as shells run it.
+#[test]
+fn runs_plain_scripts() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = executable(&folder.path().join("script"), b"echo $1 of $WINDLASS_NCCL\n");
+    let (code, printed, told) =
+        outcome(windlass(&["run", "--no-calibrate", "--nccl", &simulated_nccl(), &script, "one"]));
+    assert_eq!((code, printed), (Some(0), format!("one of {}\n", simulated_nccl())), "{told}");
+}
+
+/// `--sim` brings NCCL and GPUs, in a folder that stays.
+#[test]
+fn on_the_simulator() {
+    let folder = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let script = "echo $LD_LIBRARY_PATH; ls $LD_LIBRARY_PATH";
+        let mut command = windlass(&["run", "--sim", "--", "sh", "-c", script]);
+        command.env("WINDLASS_CACHE", folder.path());
+        let (code, printed, told) = outcome(command);
+        let laid_out = folder.path().join("simulator");
+        let expected = format!("{}\nlibcuda.so\nlibcuda.so.1\nlibnccl.so.2\n", laid_out.display());
+        assert_eq!((code, printed), (Some(0), expected), "{told}");
+    }
+    let (code, _, told) = outcome(windlass(&["run", "--sim", "--", "true"]));
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("WINDLASS_CACHE=off"), "{told}");
 }
 
 /// Compiles a program whose loader is a file of this folder, and beside it a C library with versions up to the given one.
@@ -235,7 +271,7 @@ fn refuses_without_windlass() {
     let (code, _, told) = outcome(command);
     assert_eq!(code, REFUSED);
     assert!(told.contains("libwindlass.so is not in "), "{told}");
-    assert!(told.contains("install the command with its library"), "{told}");
+    assert!(told.contains("install Windlass again, or in a checkout run `cargo build"), "{told}");
 }
 
 /// A program that opens NCCL itself by a path gets a warning, and runs.

@@ -56,7 +56,7 @@ fn ends_with_its_reader() {
 fn watching_takes_time() {
     for seconds in ["0", "-1", "NaN"] {
         let (code, _, told) = outcome(windlass(&["stats", &format!("--watch={seconds}")]));
-        assert_eq!(code, Some(1), "{seconds}");
+        assert_eq!(code, Some(2), "{seconds}");
         assert!(told.contains("expected seconds, at least 0.01"), "{told}");
     }
 }

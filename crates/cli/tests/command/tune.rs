@@ -63,12 +63,16 @@ fn shows() {
         printed
     };
     let before = of(&["--show"]);
-    assert_eq!(before.lines().count(), 1 + 2 * Collective::ALL.len() + 1, "{before}");
+    assert_eq!(before.lines().count(), 4 + Collective::ALL.len(), "{before}");
+    assert!(before.starts_with("3 × ") && before.contains("\ncollective             2 ranks  "), "{before}");
     assert!(!before.contains("measured here"), "{before}");
     of(&["--ranks", "2", "--sizes", "1K", "--repeat", "5", "--seconds", "0.01"]);
     let after = of(&["--show"]);
-    let lines = |of: &str| of.lines().filter(|line| line.contains("cache: measured here 20")).count();
-    assert_eq!(lines(&after), measured().count(), "{after}");
+    let cells = |of: &str| of.lines().filter(|line| line.contains(" cache ")).count();
+    assert_eq!(cells(&after), measured().count(), "{after}");
+    assert!(after.contains("\ncache: measured here 20"), "{after}");
+    let json: serde_json::Value = serde_json::from_str(&of(&["--show", "--json"])).unwrap();
+    assert_eq!(json["held"]["limits"][0]["source"], "cache", "{json}");
     assert!(after.contains(", tune of "), "{after}");
     of(&["--ranks", "2", "--quick"]);
     let quick = of(&["--show"]);
@@ -199,8 +203,8 @@ fn a_table_holds() {
 #[test]
 fn refuses() {
     for (arguments, code, reason) in [
-        (&["--ranks", "1", "--out", "/tmp/x"][..], 1, "expected 2 to 8"),
-        (&["--ranks", "99", "--out", "/tmp/x"], 1, "expected 1 to"),
+        (&["--ranks", "1", "--out", "/tmp/x"][..], 2, "--ranks 1: expected 2 to 8"),
+        (&["--ranks", "99", "--out", "/tmp/x"], 2, "--ranks 99: expected 2 to 8"),
         (&["--ranks", "2", "--out", "/nowhere/at/all"], 1, "cannot write beside"),
         (&["--ranks", "2", "--out", "/tmp/x", "--beside", "65"], 2, "65 is not in 0..=64"),
         (&["--show", "--quick"], 2, "cannot be used with"),

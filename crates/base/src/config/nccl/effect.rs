@@ -44,6 +44,12 @@ pub enum Effect {
 }
 
 impl Effect {
+    /// Whether NCCL runs every call, as no communicator has a peer group.
+    pub fn leaves_all_to_nccl(&self) -> bool {
+        use Effect::{ImplicitOrder, NoPeerAccess, NonBlocking, UnseenValues};
+        matches!(self, NonBlocking | NoPeerAccess | ImplicitOrder | UnseenValues)
+    }
+
     /// Whether the effect switches off a feature that is on by default.
     pub fn loses(&self) -> bool {
         match self {
@@ -74,7 +80,7 @@ impl fmt::Display for Effect {
         f.write_str(match self {
             Effect::OwnIds => "peer groups are off, except those of ncclCommInitAll",
             Effect::NonBlocking | Effect::NoPeerAccess | Effect::ImplicitOrder | Effect::UnseenValues => {
-                "peer groups are off"
+                "peer groups are off, so NCCL runs every call"
             }
             Effect::Blocking => "communicators with blocking = 0 can have peer groups, too",
             Effect::LaunchBarrier => "peer groups are off for communicators with several ranks in one process",

@@ -1,0 +1,113 @@
+//! Bad input: each answer names the value, what was expected, and what holds or what to do.
+
+use crate::{outcome, windlass};
+
+/// Options before the command that are not known are refused, not taken for the command.
+#[test]
+fn unknown_options() {
+    for (arguments, tip) in [
+        (&["doctor", "--format", "json"][..], "unexpected argument '--format' found"),
+        (&["run", "--nocalibrate", "true"], "a similar argument exists: '--no-calibrate'"),
+        (&["run", "-n", "4", "true"], "unexpected argument '-n' found"),
+        (&["compare", "--run", "4", "true"], "a similar argument exists: '--runs'"),
+    ] {
+        let (code, _, told) = outcome(windlass(arguments));
+        assert_eq!(code, Some(2), "{arguments:?}: {told}");
+        assert!(told.contains(tip), "{arguments:?}: {told}");
+    }
+    // The command's own options are its own.
+    let mut command = windlass(&["run", "--check", "--sim", "--", "ls", "-l", "--nocalibrate"]);
+    let folder = tempfile::tempdir().unwrap();
+    command.env("WINDLASS_CACHE", folder.path());
+    assert_eq!(outcome(command).0, Some(0));
+}
+
+/// Values of options, on the command line and in the environment.
+#[test]
+fn values() {
+    let sim: &[&str] = &["demo", "--sim", "--ranks", "1"];
+    for (variable, arguments, code, words) in [
+        ("A=b", &["stats", "one"][..], 2, "'one' for '[PROCESS]': expected the number of a process"),
+        ("A=b", &["stats", "999999999"], 1, "there is no process 999999999"),
+        ("A=b", &["demo", "--sim", "--ranks", "99"], 2, "--ranks 99: expected 1 to 8"),
+        ("A=b", &["options", "WINDLASS_NO"], 2, "WINDLASS_NO: expected one of the names"),
+        ("WINDLASS_HEAP_MAX=1.5G", sim, 0, "WINDLASS_HEAP_MAX is \"1.5G\", expected: whole bytes, as 512M; "),
+        ("WINDLASS_HEAP_MAX=1.5G", sim, 0, "its default holds: 8G"),
+        ("WINDLASS_HANG_TIMEOUT=1m", sim, 0, "\"1m\", expected: whole seconds, as 60; its default holds: 60"),
+        (
+            "WINDLASS_CACHE=relative",
+            sim,
+            0,
+            "\"relative\", expected: absolute path, off; its default holds: ",
+        ),
+        ("WINDLASS_ODER=fixed", sim, 0, "WINDLASS_ODER is no option; the nearest is WINDLASS_ORDER"),
+        ("WINDLASS_TUNING=/nowhere", sim, 0, "WINDLASS_TUNING=/nowhere: expected a table"),
+        ("WINDLASS_TUNING=/nowhere", &["tune", "--show", "--sim"], 0, "it is left out: No such file"),
+    ] {
+        let mut command = windlass(arguments);
+        let (name, value) = variable.split_once('=').unwrap();
+        command.env(name, value);
+        let (found, _, told) = outcome(command);
+        assert_eq!(found, Some(code), "{variable} {arguments:?}: {told}");
+        assert!(told.contains(words), "{variable} {arguments:?}: {told}");
+    }
+}
+
+/// Without an NCCL each command says how to get one.
+#[test]
+fn no_nccl() {
+    for arguments in [&["run", "true"][..], &["compare", "true"], &["doctor"]] {
+        let (code, printed, told) = outcome(windlass(arguments));
+        // A machine may have one.
+        if matches!(code, Some(125 | 1)) {
+            let all = printed + &told;
+            assert!(
+                all.contains(
+                    "install one (pip install nvidia-nccl-cu12) or name an existing one with --nccl"
+                ),
+                "{all}"
+            );
+        }
+    }
+}
+
+/// All options are listed with their values here, and one with all that is known of it.
+#[test]
+fn options() {
+    let mut command = windlass(&["options"]);
+    command.env("WINDLASS_ORDER", "fixed");
+    let (_, printed, _) = outcome(command);
+    let line = printed.lines().find(|line| line.starts_with("WINDLASS_ORDER")).unwrap();
+    assert_eq!(
+        line.split_whitespace().collect::<Vec<_>>()[1..],
+        ["fixed", "auto", "auto,", "fixed,", "strict"]
+    );
+    let (code, printed, _) = outcome(windlass(&["options", "windlass_pool"]));
+    assert_eq!(code, Some(0));
+    assert!(
+        printed.contains("WINDLASS_POOL\n") && printed.contains("freed ncclMemAlloc memory"),
+        "{printed}"
+    );
+}
+
+/// Man pages and completions come from the same description as the help.
+#[test]
+fn manual() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, _, told) = outcome(windlass(&["manual", &folder.path().display().to_string()]));
+    assert_eq!(code, Some(0), "{told}");
+    for (file, text) in [
+        ("man/man1/windlass.1", "windlass"),
+        ("man/man1/windlass-doctor.1", "Exit code"),
+        ("bash-completion/completions/windlass", "--no-calibrate"),
+        ("zsh/site-functions/_windlass", "#compdef windlass"),
+        ("fish/vendor_completions.d/windlass.fish", "complete -c windlass"),
+    ] {
+        let written = std::fs::read_to_string(folder.path().join(file)).unwrap();
+        assert!(written.contains(text), "{file}: {written}");
+    }
+    let (_, printed, _) = outcome(windlass(&["completions", "bash"]));
+    let written =
+        std::fs::read_to_string(folder.path().join("bash-completion/completions/windlass")).unwrap();
+    assert_eq!(printed, written);
+}
