@@ -106,7 +106,6 @@ const GIVEN_UP: &[(&str, &str)] = &[
     ("arena", "symmetric heap"),
     ("mailbox", "p2p transport"),
     ("stranger", "non-Windlass, unknown"),
-    ("verdict", "outcome"),
     ("parked", "cached"),
     ("foretold", "announced"),
     ("wish", "request"),
