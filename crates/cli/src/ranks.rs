@@ -17,7 +17,6 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use windlass_base::config::RUN;
 use windlass_base::thread;
 
 /// What a rank tells the parent.
@@ -188,8 +187,6 @@ fn start(
     // A rank that waits inside NCCL would not notice that its parent died.
     let process = end_with_this_process(&mut command, Signal::KILL)
         .arg(launch.subcommand)
-        // Ranks of Windlass's own are no part of the user's run.
-        .env_remove(RUN)
         .envs(launch.environment.iter().chain(own).map(|(name, value)| (name, value)))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::from(std::io::stderr()))

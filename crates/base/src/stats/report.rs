@@ -97,7 +97,9 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
 /// What the communicator has, or why it is on NCCL.
 fn standing(counts: &CommunicatorCounts) -> Option<String> {
     match (counts.fallback(), counts.change.as_str()) {
-        (None, _) if counts.peer_group.is_empty() => None,
+        (None, _) if counts.peer_group.is_empty() => {
+            (counts.serial > 0).then(|| "on NCCL: WINDLASS_PEER_GROUPS=off is set (unset it)".to_owned())
+        }
         (None, _) => Some(format!("peer group: {}", features::line(&counts.lacks, &counts.limits_from))),
         (Some(reason), "") => Some(format!("on NCCL: {reason}")),
         (Some(reason), change) => Some(format!("on NCCL: {reason} ({change})")),

@@ -156,8 +156,8 @@ fn room(ranks: usize, heap_bytes_max: u64, findings: &mut Findings) {
     }
     let each = windlass_engine::peers::communicator_bytes(ranks as u32);
     let what = format!(
-        "WINDLASS_HEAP_MAX ({} MiB a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
-        heap_bytes_max >> 20,
+        "WINDLASS_HEAP_MAX ({} a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
+        crate::text::size(heap_bytes_max),
         heap_bytes_max / each,
         each.div_ceil(1 << 20)
     );
