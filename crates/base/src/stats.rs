@@ -13,6 +13,7 @@ pub mod order;
 pub mod peer_group;
 pub mod pool;
 pub mod registration;
+pub mod why;
 pub mod windows;
 
 pub mod report;

@@ -122,6 +122,11 @@ impl Machine {
         }
     }
 
+    /// `LD_LIBRARY_PATH` for questions to the simulator; none on GPUs.
+    pub fn library_path(&self) -> Option<OsString> {
+        self.simulator.as_ref().map(SimulatorLibraries::library_path)
+    }
+
     /// Variables for rank processes that open the real library and Windlass over it.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let mut environment = vec![("WINDLASS_NCCL".into(), self.nccl.clone().into())];

@@ -15,6 +15,7 @@ mod demo;
 mod doctor;
 mod element;
 mod elf;
+mod explain;
 mod gpu;
 mod hang;
 mod installation;
@@ -73,6 +74,8 @@ enum Action {
     Hang(hang::Options),
     /// Show the counters of programs that run over Windlass now
     Stats(stats::Options),
+    /// Explain which path calls took, or would take, and by which rule
+    Explain(explain::Options),
     /// Show the environment variables that set Windlass up, with their values here
     Options(options::Options),
     /// Print completions for a shell
@@ -140,6 +143,7 @@ fn act(action: Action) -> Result<u8> {
         Action::Tune(options) => tune::run(&options).map(|()| 0),
         Action::Hang(options) => hang::run(&options),
         Action::Stats(options) => stats::run(&options).map(|()| 0),
+        Action::Explain(options) => explain::run(&options).map(|()| 0),
         Action::Options(options) => options::run(&options).map(|()| 0),
         Action::Completions(options) => manual::completions(&options).map(|()| 0),
         Action::Manual(options) => manual::write(&options).map(|()| 0),

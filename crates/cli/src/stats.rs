@@ -44,7 +44,8 @@ pub struct Options {
     last: bool,
 }
 
-fn process_id(text: &str) -> Result<u32, String> {
+/// Reads a process's number.
+pub fn process_id(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "expected the number of a process".into())
 }
 
@@ -152,25 +153,7 @@ fn look(options: &Options) -> Result<String> {
     if options.calls {
         return last_calls(options);
     }
-    let mut seen = Vec::new();
-    let mut unreadable = None;
-    for path in files::list(Path::new(files::FOLDER)) {
-        let Some(process) = files::owner(&path).map(|owner| owner.process) else { continue };
-        if options.process.is_some_and(|wanted| wanted != process) {
-            continue;
-        }
-        match Snapshot::of_file(&path) {
-            Ok(snapshot) => seen.push((snapshot, !files::has_ended(&path))),
-            Err(error) => unreadable = Some((path, error)),
-        }
-    }
-    if let Some(process) = options.process.filter(|_| seen.is_empty()) {
-        // Segments of other users cannot be read, and need not be talked of unless asked for.
-        if let Some((path, error)) = unreadable {
-            bail!("cannot read {}: {error}", path.display());
-        }
-        bail!("{}", no_counters(process));
-    }
+    let seen = snapshots(options.process)?;
     if options.openmetrics {
         let snapshots: Vec<Snapshot> = seen.into_iter().map(|(snapshot, _)| snapshot).collect();
         return Ok(openmetrics::text(&snapshots));
@@ -188,6 +171,35 @@ fn look(options: &Options) -> Result<String> {
         ));
     }
     Ok(overview(&seen))
+}
+
+/// The counters of a process, as often as it has left some.
+pub fn of_process(process: u32) -> Result<Vec<Snapshot>> {
+    Ok(snapshots(Some(process))?.into_iter().map(|(snapshot, _)| snapshot).collect())
+}
+
+/// The counters of all processes or of one, and whether it runs.
+fn snapshots(wanted: Option<u32>) -> Result<Vec<(Snapshot, bool)>> {
+    let mut seen = Vec::new();
+    let mut unreadable = None;
+    for path in files::list(Path::new(files::FOLDER)) {
+        let Some(process) = files::owner(&path).map(|owner| owner.process) else { continue };
+        if wanted.is_some_and(|wanted| wanted != process) {
+            continue;
+        }
+        match Snapshot::of_file(&path) {
+            Ok(snapshot) => seen.push((snapshot, !files::has_ended(&path))),
+            Err(error) => unreadable = Some((path, error)),
+        }
+    }
+    if let Some(process) = wanted.filter(|_| seen.is_empty()) {
+        // Segments of other users cannot be read, and need not be talked of unless asked for.
+        if let Some((path, error)) = unreadable {
+            bail!("cannot read {}: {error}", path.display());
+        }
+        bail!("{}", no_counters(process));
+    }
+    Ok(seen)
 }
 
 /// What became of the last run, from what its processes have left.

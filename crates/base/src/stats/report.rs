@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::stats::snapshot::{CallCounts, CommunicatorCounts, Snapshot};
-use crate::stats::{check, features, order, pool, registration, windows};
+use crate::stats::{check, closing, features, order, pool, registration, why, windows};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
@@ -23,9 +23,11 @@ pub fn text(snapshot: &Snapshot) -> String {
         version(snapshot.nccl_version),
         or_unknown(&snapshot.nccl_path),
     );
-    if snapshot.forked_from != 0 {
-        let _ = writeln!(out, "{}", forked_from(snapshot.forked_from));
-    }
+    let head = match snapshot.forked_from {
+        0 => closing::line(std::slice::from_ref(snapshot)),
+        owner => forked_from(owner),
+    };
+    let _ = writeln!(out, "{head}");
     if snapshot.cached > 0 {
         let _ = writeln!(
             out,
@@ -52,8 +54,8 @@ pub fn text(snapshot: &Snapshot) -> String {
     for (name, calls) in &snapshot.functions {
         let _ = writeln!(out, "{name:<32} {calls:>23}");
     }
-    for communicator in &snapshot.communicators {
-        let _ = write!(out, "\n{}", of_communicator(communicator));
+    for equal in folded(&snapshot.communicators) {
+        let _ = write!(out, "\n{}{}", heading(&equal), body(equal[0]));
     }
     out
 }
@@ -66,14 +68,43 @@ pub fn forked_from(owner: u32) -> String {
     )
 }
 
-/// One communicator: its rank and device, what it has or lacks, and a row for each kind of call.
-fn of_communicator(counts: &CommunicatorCounts) -> String {
-    let CommunicatorCounts { serial, rank, ranks, device, state, .. } = counts;
-    let (rank, ranks, device) = (known(*rank, 0), known(*ranks, 1), known(*device, 0));
-    let mut out = match serial {
-        0 => "communicators unknown, or ended long ago\n".to_owned(),
-        _ => format!("communicator {serial}: rank {rank} of {ranks}, device {device}, {state}\n"),
+/// Neighbours of which everything but number, rank and device is equal, as of a process with all ranks.
+fn folded(communicators: &[CommunicatorCounts]) -> Vec<Vec<&CommunicatorCounts>> {
+    let mut folded: Vec<Vec<&CommunicatorCounts>> = Vec::new();
+    let is_equal = |one: &CommunicatorCounts, other: &CommunicatorCounts| {
+        let of = |counts: &CommunicatorCounts| (counts.ranks, counts.state.clone(), body(counts));
+        one.serial > 0 && of(one) == of(other)
     };
+    for counts in communicators {
+        match folded.last_mut() {
+            Some(equal) if is_equal(equal[0], counts) => equal.push(counts),
+            _ => folded.push(vec![counts]),
+        }
+    }
+    folded
+}
+
+/// Which communicators these are, and how far they are.
+fn heading(equal: &[&CommunicatorCounts]) -> String {
+    let CommunicatorCounts { serial, ranks, state, .. } = equal[0];
+    let several = |what: &str, of: &dyn Fn(&CommunicatorCounts) -> String| {
+        let plural = if equal.len() > 1 { "s" } else { "" };
+        format!("{what}{plural} {}", equal.iter().map(|counts| of(counts)).collect::<Vec<_>>().join(" "))
+    };
+    let (numbers, names, devices) = (
+        several("communicator", &|counts| counts.serial.to_string()),
+        several("rank", &|counts| known(counts.rank, 0)),
+        several("device", &|counts| known(counts.device, 0)),
+    );
+    match serial {
+        0 => "communicators unknown, or ended long ago\n".to_owned(),
+        _ => format!("{numbers}: {names} of {}, {devices}, {state}\n", known(*ranks, 1)),
+    }
+}
+
+/// What the communicator has or lacks, and a row for each kind of call.
+fn body(counts: &CommunicatorCounts) -> String {
+    let mut out = String::new();
     let lost = counts.not_in_fixed_order;
     let order = (lost > 0).then(|| {
         let reductions = if lost == 1 { "reduction" } else { "reductions" };
@@ -86,9 +117,9 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
     for line in [standing(counts), guesses, nccl(&counts.nccl), order, recorded].into_iter().flatten() {
         let _ = writeln!(out, "  {line}");
     }
-    for CallCounts { function, path, calls, bytes, native_below } in &counts.calls {
-        let limit =
-            if *native_below > 0 { format!("  native below {}", size(*native_below)) } else { String::new() };
+    for row in &counts.calls {
+        let CallCounts { function, path, calls, bytes, .. } = row;
+        let limit = why::limit(row).map_or(String::new(), |limit| format!("  native {limit}"));
         let _ = writeln!(out, "  {function:<30} {path:<10} {calls:>12} {:>12}{limit}", size(*bytes));
     }
     out
@@ -96,14 +127,8 @@ fn of_communicator(counts: &CommunicatorCounts) -> String {
 
 /// What the communicator has, or why it is on NCCL.
 fn standing(counts: &CommunicatorCounts) -> Option<String> {
-    match (counts.fallback(), counts.change.as_str()) {
-        (None, _) if counts.peer_group.is_empty() => {
-            (counts.serial > 0).then(|| "on NCCL: WINDLASS_PEER_GROUPS=off is set (unset it)".to_owned())
-        }
-        (None, _) => Some(format!("peer group: {}", features::line(&counts.lacks, &counts.limits_from))),
-        (Some(reason), "") => Some(format!("on NCCL: {reason}")),
-        (Some(reason), change) => Some(format!("on NCCL: {reason} ({change})")),
-    }
+    let has = || format!("peer group: {}", features::line(&counts.lacks, &counts.limits_from));
+    why::standing(counts).or_else(|| (!counts.peer_group.is_empty()).then(has))
 }
 
 /// The state of NCCL's part of a lazy communicator.
@@ -206,8 +231,12 @@ mod tests {
             table.starts_with("windlass 0.1.0 in train (process 7), NCCL 2.28.9 at /x/libnccl.so.2\n"),
             "{table}"
         );
-        assert_eq!(table.lines().nth(1), Some("cached: 2 communicators of NCCL's, 3.0 MiB"));
-        assert_eq!(table.lines().nth(2), Some("fused: 8 grouped collectives in 2 kernels"));
+        assert_eq!(
+            table.lines().nth(1),
+            Some("1 process, 1 communicator, 0 of 3 calls in Windlass's kernels: WINDLASS_PEER_GROUPS=off")
+        );
+        assert_eq!(table.lines().nth(2), Some("cached: 2 communicators of NCCL's, 3.0 MiB"));
+        assert_eq!(table.lines().nth(3), Some("fused: 8 grouped collectives in 2 kernels"));
         let lines = [
             "order: fixed; 4 of 10 reductions that round",
             "registration: ",
@@ -215,7 +244,7 @@ mod tests {
             "windows: ",
             "check: compared 5 calls, ",
         ];
-        for (line, begin) in table.lines().skip(3).zip(lines) {
+        for (line, begin) in table.lines().skip(4).zip(lines) {
             assert!(line.starts_with(begin), "{line}");
         }
         let ends = |line: &str| line.chars().count();
@@ -237,7 +266,7 @@ mod tests {
             counts.limits_from = vec!["built in".into(), "model".into()];
             counts.lacks = lacks.iter().map(|(name, why)| ((*name).into(), (*why).into())).collect();
             (counts.change, counts.nccl) = (change.into(), nccl.into());
-            of_communicator(&counts).lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
+            body(&counts).lines().map(str::to_owned).collect::<Vec<_>>()
         };
         let first = |lines: Vec<String>| lines[0].clone();
         assert_eq!(
@@ -254,14 +283,41 @@ mod tests {
         (counts.peer_group, counts.reason) =
             ("a rank could not prepare".into(), "no device is current".into());
         (counts.reason_rank, counts.recorded) = (Some(1), 68);
-        let text = of_communicator(&counts);
+        let text = format!("\n{}", body(&counts));
         let expected = "\n  on NCCL: a rank could not prepare, rank 1: no device is current\n";
         assert!(text.contains(expected) && text.contains("\n  recorded in graphs: 68 calls\n"), "{text}");
         (counts.peer_group, counts.reason) = ("yes".into(), "limits not measured here".into());
-        assert!(of_communicator(&counts).contains("\n  limits not measured here\n"));
+        assert!(format!("\n{}", body(&counts)).contains("\n  limits not measured here\n"));
         assert_eq!(
             with("yes", &[], "", "unbuilt")[1],
             "  NCCL's communicator is lazy: not built, no call needed it"
+        );
+    }
+
+    /// Ranks of one process with equal counts stand together; another count, size or an unknown one stands alone.
+    #[test]
+    fn equal_ranks() {
+        let of = |serial, rank, change: fn(&mut CommunicatorCounts)| {
+            let mut counts = example().communicators.remove(0);
+            (counts.serial, counts.rank, counts.device) = (serial, rank, rank);
+            change(&mut counts);
+            counts
+        };
+        let communicators = vec![
+            of(1, 0, |_| ()),
+            of(2, 1, |_| ()),
+            of(3, 2, |counts| counts.calls[0].calls = 4),
+            of(0, -1, |_| ()),
+        ];
+        let table = text(&Snapshot { communicators, ..example() });
+        let heads: Vec<&str> = table.lines().filter(|line| line.starts_with("communicator")).collect();
+        assert_eq!(
+            heads,
+            [
+                "communicators 1 2: ranks 0 1 of 4, devices 0 1, live",
+                "communicator 3: rank 2 of 4, device 2, live",
+                "communicators unknown, or ended long ago"
+            ]
         );
     }
 
@@ -270,7 +326,7 @@ mod tests {
     fn limits_beside_calls() {
         let mut counts = example().communicators.remove(0);
         counts.calls[0].native_below = 8 << 20;
-        let row = of_communicator(&counts).lines().last().unwrap().to_owned();
+        let row = body(&counts).lines().last().unwrap().to_owned();
         assert!(row.ends_with("3      3.0 MiB  native below 8.0 MiB"), "{row}");
     }
 

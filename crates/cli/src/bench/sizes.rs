@@ -46,7 +46,7 @@ fn series(first: u64, last: u64, factor: u64) -> Result<Vec<u64>, String> {
 }
 
 /// A number with an optional unit K, M or G (powers of 1024).
-fn bytes(text: &str) -> Result<u64, String> {
+pub fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let unit = text.trim_start_matches(|letter: char| letter.is_ascii_digit());
     let shift = match unit {

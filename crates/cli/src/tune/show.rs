@@ -9,7 +9,7 @@ use crate::nccl::version_text;
 use crate::text;
 use anyhow::{Context, Result};
 use serde::Serialize;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use windlass_base::config::Config;
 use windlass_base::config::nccl;
@@ -52,9 +52,8 @@ fn name_of<S: serde::Serializer>(source: &Source, to: S) -> Result<S::Ok, S::Err
 
 /// Prints the limits: a row for each collective, a column for each number of ranks.
 pub fn run(machine: &Machine, config: &Config, numbers: &[usize], json: bool) -> Result<()> {
-    let library_path = machine.is_simulated().then(|| library_path(machine)).flatten();
     let version = asking::nccl_version(&machine.nccl)?;
-    let held = held(&machine.nccl, version, config, numbers, library_path.as_deref())?;
+    let held = held(&machine.nccl, version, config, numbers, machine.library_path().as_deref())?;
     let (gpus, gpu) = (machine.gpus.devices.len(), machine.device_name());
     if json {
         let object =
@@ -135,11 +134,6 @@ pub fn file_of(config: &Config) -> (Table, Option<String>) {
             (Table::default(), Some(problem))
         }
     }
-}
-
-fn library_path(machine: &Machine) -> Option<OsString> {
-    let variables = machine.environment();
-    variables.into_iter().find_map(|(name, value)| (name == "LD_LIBRARY_PATH").then_some(value))
 }
 
 /// A communicator of `ranks` equal ranks on this machine.

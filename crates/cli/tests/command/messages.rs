@@ -53,6 +53,28 @@ fn values() {
     }
 }
 
+/// A call that flags describe has a path, a limit, and where that comes from; a variable that leaves all to NCCL is named.
+#[test]
+fn explains() {
+    let of = |bytes: &str, variable: &str| {
+        let mut command =
+            windlass(&["explain", "--sim", "--op", "all_reduce", "--ranks", "4", "--bytes", bytes]);
+        let (name, value) = variable.split_once('=').unwrap();
+        command.env(name, value);
+        outcome(command).1
+    };
+    assert_eq!(
+        of("16K", "A=b"),
+        "all_reduce of 16K over 4 ranks: a kernel of Windlass; the limit is 16K (unmeasured)\n"
+    );
+    assert_eq!(of("1M", "A=b"), "all_reduce of 1M over 4 ranks: NCCL; the limit is 16K (unmeasured)\n");
+    let off = of("16K", "NCCL_P2P_DISABLE=1");
+    assert!(off.contains(": NCCL, because NCCL_P2P_DISABLE=1: peer groups are off"), "{off}");
+    let (code, _, told) =
+        outcome(windlass(&["explain", "--sim", "--op", "x", "--ranks", "2", "--bytes", "1"]));
+    assert!(code == Some(2) && told.contains("--op x: expected one of all_reduce, "), "{told}");
+}
+
 /// Without an NCCL each command says how to get one.
 #[test]
 fn no_nccl() {
