@@ -38,6 +38,7 @@ mod tune;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use windlass_base::config;
 
 /// Hidden subcommands that run a rank.
 const DEMO_RANK: &str = "demo-rank";
@@ -118,11 +119,16 @@ impl std::fmt::Display for BadOption {
 
 impl std::error::Error for BadOption {}
 
-/// Names options of the environment that are not read; the library's own lines do not show them by default.
+/// Names options of the environment that are not read, and variables of NCCL's that leave it every call; the library's own lines do not
+/// show them by default.
 fn complain() {
-    let parsed = windlass_base::config::parse(std::env::vars_os());
+    let parsed = config::parse(std::env::vars_os());
     let table = tune::file_of(&parsed.config).1;
-    for complaint in parsed.complaints.iter().chain(&parsed.removed).chain(&table) {
+    // Whatever release will run.
+    let stopping =
+        config::nccl::found(i32::MAX).into_iter().filter(|found| found.effect.leaves_all_to_nccl());
+    let stopping: Vec<String> = stopping.map(|found| found.to_string()).collect();
+    for complaint in parsed.complaints.iter().chain(&parsed.removed).chain(&table).chain(&stopping) {
         text::tell(format_args!("windlass: warning: {complaint}\n"));
     }
 }

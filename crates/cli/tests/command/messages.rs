@@ -40,6 +40,12 @@ fn values() {
             0,
             "\"relative\", expected: absolute path, off; its default holds: ",
         ),
+        (
+            "NCCL_P2P_DISABLE=1",
+            sim,
+            0,
+            "warning: NCCL_P2P_DISABLE=1: peer groups are off, so NCCL runs every call",
+        ),
         ("WINDLASS_ODER=fixed", sim, 0, "WINDLASS_ODER is no option; the nearest is WINDLASS_ORDER"),
         ("WINDLASS_TUNING=/nowhere", sim, 0, "WINDLASS_TUNING=/nowhere: expected a table"),
         ("WINDLASS_TUNING=/nowhere", &["tune", "--show", "--sim"], 0, "it is left out: No such file"),
