@@ -12,6 +12,7 @@ use crate::tune::{Limit, file_of, held};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use windlass_base::config::nccl::{self, Effect, Found};
 use windlass_base::config::{Collectives, Config, Parsed, Switch};
@@ -60,6 +61,8 @@ pub struct Facts {
     pub unmeasured: Option<String>,
     /// Why a table of limits that is there does not count.
     pub table_problems: Vec<String>,
+    /// The folder of limits, if it ends with this container.
+    pub passing_cache: Option<PathBuf>,
     /// Options that leave calls to NCCL: all of them, or collectives.
     pub off: Vec<&'static str>,
     /// `WINDLASS_HEAP_MAX`.
@@ -172,6 +175,7 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
         facts.table_problems.extend(file_of(&parsed.config).1);
     }
     facts.off = off(&parsed);
+    facts.passing_cache = passing_cache(&parsed.config);
     facts.order = Some(order::name(order::number(parsed.config.order))).filter(|name| !name.is_empty());
     (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
     facts.nccl_variables = found.into_iter().map(NcclVariable::from).collect();
@@ -200,6 +204,15 @@ fn limits(facts: &mut Facts, config: &Config) -> Option<()> {
     facts.unmeasured = is_guess.then(|| not_measured_because(why));
     facts.table_problems = held.problems;
     Some(())
+}
+
+/// The folder of limits, if it is on the own layer of a container.
+fn passing_cache(config: &Config) -> Option<PathBuf> {
+    let is_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
+    let folder = config.cache.folder().filter(|_| is_container)?;
+    let device = |path: &Path| std::fs::metadata(path).ok().map(|facts| facts.dev());
+    let made = folder.ancestors().find_map(device);
+    (made == device(Path::new("/"))).then_some(folder)
 }
 
 /// Options that leave calls to NCCL, the one that leaves most first.

@@ -126,6 +126,12 @@ fn limits(facts: &Facts, findings: &mut Findings) {
         if source < Source::BuiltIn { findings.note(what) } else { findings.good(what) }
     }
     facts.unmeasured.iter().for_each(|why| findings.note(why));
+    if let Some(folder) = &facts.passing_cache {
+        findings.note(format!(
+            "limits that are measured here end with this container: mount a folder at {}, or each start measures anew",
+            folder.display()
+        ));
+    }
 }
 
 /// Whether what is asked of the order of sums can be had.
@@ -541,6 +547,12 @@ mod tests {
     /// What is only worth knowing.
     #[test]
     fn notes() {
+        let passing = Facts { passing_cache: Some("/root/.cache/windlass".into()), ..good() };
+        assert!(
+            worst(&passing)
+                .1
+                .ends_with("mount a folder at /root/.cache/windlass, or each start measures anew")
+        );
         let limit = worst(&set("NCCL_MAX_CTAS", "8"));
         assert_eq!(limit, (Level::Note, "NCCL_MAX_CTAS=8: grids have at most 8 blocks".into()));
     }

@@ -24,6 +24,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use windlass_base::config::{self, Cache, Config};
 use windlass_transport::native::RANKS_MAX;
 use windlass_transport::tuning::file::Table;
@@ -100,9 +101,13 @@ pub fn run(options: &Options) -> Result<()> {
     let file = options.out.as_deref().map(beside_of).transpose()?;
     let kept = keeping(options, &machine, &config)?;
     let mut all: Vec<OfRanks> = Vec::new();
+    // Unclear sizes are measured again, so there may be more.
+    let (began, expected, mut seen) = (Instant::now(), efforts.iter().map(expected).sum(), 0);
     for effort in &efforts {
-        let found =
-            measure(&machine, &windlass, effort, None, |ranks, done| eprintln!("{}", progress(ranks, done)));
+        let found = measure(&machine, &windlass, effort, None, |ranks, done| {
+            seen += 1;
+            eprintln!("{}{}", progress(ranks, done), text::left(began, seen, expected));
+        });
         let found = match found {
             // What was measured before is kept and told.
             Err(_) if interruption::look().is_some() && !all.is_empty() => break,
@@ -212,6 +217,13 @@ fn stamp(folder: &Folder, machine: &Machine, windlass: &Path, all: &[OfRanks]) -
     }
     let stamp = Stamp::of(&machine.nccl, windlass, false);
     folder.write(&stamp.name, &stamp.text("windlass tune"))
+}
+
+/// How many measurements of an effort there are if none is unclear.
+fn expected(effort: &Effort) -> usize {
+    let tasks = effort.what.tasks();
+    let sizes = tasks.iter().copied().flatten().map(|task| effort.grid.sizes_of(task).len());
+    effort.numbers.len() * sizes.sum::<usize>()
 }
 
 fn progress(ranks: usize, done: &CellDone) -> String {
