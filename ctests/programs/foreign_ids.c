@@ -1,8 +1,10 @@
 /* Holds that communicators carry collectives whose ids a process without Windlass made, and so do their children. With CTESTS_LONER
- * that rank is without Windlass. With the argument `faults` NCCL makes the communicator on all ranks but one. */
+ * that rank is without Windlass. With the argument `faults` NCCL makes the communicator on all ranks but one; with `grouped` one rank
+ * alone makes it in a group. */
 #include "../support/collective.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static void works(struct rank* self, ncclComm_t communicator, int rank, int ranks, uint64_t key) {
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclSum, .count = 519, .rank = rank,
@@ -47,6 +49,20 @@ static void in_a_group(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
+/* One rank makes each init in a group, the others do not, and all split at once: nobody waits for a rank that is a call behind. */
+static void grouped_by_one(struct rank* self) {
+  for (int round = 0; round < 24; round++) {
+    ncclComm_t communicator = NULL, child = NULL;
+    ncclUniqueId id = share_foreign_id(self, 4 + round, 0);
+    if (self->rank == 2) NCCL(ncclGroupStart());
+    NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
+    if (self->rank == 2) NCCL(ncclGroupEnd());
+    NCCL(ncclCommSplit(communicator, 0, self->rank, &child, NULL));
+    destroy_each((ncclComm_t[]){child, communicator}, 2);
+    meet(self);
+  }
+}
+
 static void one_fails(struct rank* self) {
   if (self->rank == 1) setenv("WINDLASS_SIM_LOST_INITS", "1", 1);
   ncclComm_t communicator = NULL;
@@ -62,6 +78,10 @@ int main(int count, char** words) {
   int ranks = rank_count(4) / 2 * 2;
   if (is_section_chosen("faults")) {
     run_ranks("one fails", PROCESSES, ranks, one_fails, NULL);
+    return finish();
+  }
+  if (count > 1 && !strcmp(words[1], "grouped")) {
+    run_ranks("grouped by one", PROCESSES, ranks, grouped_by_one, NULL);
     return finish();
   }
   run_ranks("processes", PROCESSES, ranks, all, NULL);

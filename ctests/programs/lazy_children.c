@@ -275,6 +275,26 @@ static void pairs_of_one_process(int ranks) {
   one_thread_print(&all, "one-thread");
 }
 
+/* One thread shrinks all its ranks in one group: no rank can wait for another. */
+static void shrunk_by_one_thread(int ranks) {
+  struct one_thread all = one_thread_begin("shrunk", ranks);
+  ncclComm_t whole[RANKS_MAX], parts[RANKS_MAX] = {NULL};
+  int devices[RANKS_MAX], excluded = ranks - 1;
+  for (int device = 0; device < ranks; device++) devices[device] = device;
+  NCCL(ncclCommInitAll(whole, ranks, devices));
+  for (int device = 0; device < ranks; device++) expect_lazy(ranks, EITHER);
+  NCCL(ncclGroupStart());
+  for (int device = 0; device < excluded; device++) {
+    one_thread_use(&all, device);
+    NCCL(ncclCommShrink(whole[device], &excluded, 1, &parts[device], NULL, NCCL_SHRINK_DEFAULT));
+  }
+  NCCL(ncclGroupEnd());
+  one_thread_end_streams(&all);
+  for (int device = 0; device < excluded; device++) NCCL(ncclCommDestroy(parts[device]));
+  for (int device = 0; device < ranks; device++) NCCL(ncclCommDestroy(whole[device]));
+  one_thread_print(&all, "one-thread");
+}
+
 int main(int count, char** words) {
   begin("lazy_children", 200);
   choose(count, words);
@@ -282,6 +302,9 @@ int main(int count, char** words) {
   ranks -= ranks % 2;
   if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
   if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
-  if (is_section_chosen("one_thread")) pairs_of_one_process(ranks);
+  if (is_section_chosen("one_thread")) {
+    pairs_of_one_process(ranks);
+    if (ranks >= 4) shrunk_by_one_thread(ranks);
+  }
   return finish();
 }

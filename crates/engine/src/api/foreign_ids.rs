@@ -7,11 +7,12 @@ use crate::peers::{self, ChildCall, ChildRequest, InitRequest, Laziness, Parent}
 /// Comes before NCCL's init, and waits for no rank: this rank enters the roster. None if the ranks have a session, or can have no peer group.
 pub(super) fn enter(request: &InitRequest, configuration: &Configuration) -> Option<ChildCall> {
     let configuration = configuration.clone();
-    // As the one child of a communicator with this name.
+    // As a child of a communicator with this name, of a kind that no split or shrink makes: a rank that makes this init in a group may
+    // already be in the first split of it.
     let above = request.name_of_roster().and_then(|_| peers::lineage_of(request, configuration.clone()))?;
     let child = ChildRequest {
         color: Some(0),
-        excluded: Vec::new(),
+        excluded: vec![-1],
         key: 0,
         vote: Laziness::None.vote(),
         parent: Parent::Built,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nccl_sys::missing::{is_missing, is_missing_at};
 use nccl_sys::{
-    Entry, ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t,
+    Entry, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t,
     ncclResult_t, ncclScalarResidence_t, ncclSuccess,
 };
 
@@ -106,7 +106,7 @@ pub fn with_real(
             return materialized;
         }
     }
-    lazy.real().map_or(ncclInternalError, real)
+    lazy.with_nccl(real).unwrap_or_else(|code| code)
 }
 
 /// The number of ranks.

@@ -119,12 +119,16 @@ fn refusal(call: &Call, lazy: &LazyCommunicator) -> Option<ncclResult_t> {
 }
 
 fn run(call: &Call, lazy: &LazyCommunicator) -> ncclResult_t {
+    lazy.with_nccl(|real| run_with(call, lazy, real)).unwrap_or_else(group::fail)
+}
+
+fn run_with(call: &Call, lazy: &LazyCommunicator, real: ncclComm_t) -> ncclResult_t {
     let translated = guard::or_else(
         || Err(ncclInternalError),
         || {
             let before = if group::is_open() { None } else { lazy.measure() };
             lazy.runs_on(ordering::stream_of(call));
-            Ok((lazy.translated(call).map_err(group::fail)?, before))
+            Ok((lazy.translated(call, real).map_err(group::fail)?, before))
         },
     );
     match translated {
@@ -240,10 +244,9 @@ fn run_unit(work: Vec<LazyWork>) -> ncclResult_t {
 }
 
 fn run_one(LazyWork { lazy, work }: LazyWork) -> (ncclResult_t, Option<OfCall>) {
-    let Some(real) = lazy.real() else { return (ncclInternalError, None) };
-    match work {
+    let ran = lazy.with_nccl(|real| match work {
         Work::Other(work) => (work(real), None),
-        Work::Call(call, None, configuration) => (run(&call, &lazy), configuration),
+        Work::Call(call, None, configuration) => (run_with(&call, &lazy, real), configuration),
         Work::Call(mut call, Some(operator), configuration) => match operator.real(real) {
             Some(operation) => {
                 call.shared.operation = Some(operation);
@@ -253,7 +256,8 @@ fn run_one(LazyWork { lazy, work }: LazyWork) -> (ncclResult_t, Option<OfCall>) 
             }
             None => (ncclInternalError, None),
         },
-    }
+    });
+    ran.unwrap_or_else(|code| (code, None))
 }
 
 /// Runs a call whose operation is already NCCL's own number.

@@ -12,6 +12,10 @@ use super::communicator::LazyCommunicator;
 use super::ending;
 use super::stage::{INIT_WITHIN, Stage};
 
+/// How long an abort waits for calls that are on their way into NCCL. One that is in NCCL may wait for a rank that does not come, which
+/// NCCL's abort ends.
+const CALLS_WITHIN: Duration = Duration::from_millis(100);
+
 /// What of NCCL's an abort still has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aborted {
@@ -44,12 +48,14 @@ impl LazyCommunicator {
     }
 
     fn aborted_real(&self) -> Aborted {
-        let until = Instant::now() + INIT_WITHIN;
+        let now = Instant::now();
+        let (until, calls_until) = (now + INIT_WITHIN, now + CALLS_WITHIN);
         loop {
             let mut stage = self.stage();
-            self.aborted.store(true, Ordering::Release);
+            self.aborted.store(true, Ordering::SeqCst);
             let written = self.written.load(Ordering::Acquire);
             match (*stage, self.real()) {
+                (_, Some(_)) if self.calls.load(Ordering::SeqCst) > 0 && Instant::now() < calls_until => {}
                 (_, Some(real)) => return Aborted::Real(real),
                 (Stage::Materializing, None) if Instant::now() < until => {}
                 (Stage::Materializing, None) if !written.is_null() => {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{
@@ -42,6 +42,8 @@ pub struct LazyCommunicator {
     /// How many attempts there were to have NCCL build it.
     pub(super) attempts: AtomicU64,
     pub(super) aborted: AtomicBool,
+    /// How many calls are on their way into NCCL's communicator, or in it.
+    pub(super) calls: AtomicU32,
     pub(super) finalized: AtomicBool,
     pub(super) revoked: AtomicBool,
     /// Held for a few stores.
@@ -66,6 +68,7 @@ impl LazyCommunicator {
             usage: Usage::default(),
             attempts: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
+            calls: AtomicU32::new(0),
             finalized: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             stage: Mutex::new(Stage::Lazy),
@@ -199,18 +202,32 @@ impl LazyCommunicator {
         self.revoked.load(Ordering::Acquire)
     }
 
-    /// The call with NCCL's own handle and operation.
-    pub fn translated(&self, call: &Call) -> Result<Call, ncclResult_t> {
+    /// Runs `call` with NCCL's communicator, which no abort ends before it is in NCCL: an abort waits a moment for it.
+    pub fn with_nccl<T>(&self, call: impl FnOnce(ncclComm_t) -> T) -> Result<T, ncclResult_t> {
+        struct Leaves<'a>(&'a AtomicU32);
+        impl Drop for Leaves<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
         let Some(real) = self.real() else {
             return Err(refuse(
                 ncclInternalError,
                 format_args!("a lazy communicator that was not materialized"),
             ));
         };
-        // Another thread may have aborted it while it was materialized, or while the call was ordered: NCCL's communicator is gone then.
-        if self.aborted.load(Ordering::Acquire) {
+        // An abort writes the one and reads the other in turn: one of the two sees what the other has written.
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let _leaves = Leaves(&self.calls);
+        // Another thread may have aborted it while it was materialized, or while the call was ordered.
+        if self.aborted.load(Ordering::SeqCst) {
             return Err(refuse(ncclInvalidUsage, format_args!("the communicator was aborted")));
         }
+        Ok(call(real))
+    }
+
+    /// The call with NCCL's own handle and operation.
+    pub fn translated(&self, call: &Call, real: ncclComm_t) -> Result<Call, ncclResult_t> {
         let mut call = *call;
         call.local.communicator = real;
         if let Some(operation) = call.shared.operation {

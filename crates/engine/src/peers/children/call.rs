@@ -97,6 +97,10 @@ impl ChildCall {
         let call = children::call(lineage.comm, &excluded, counted.begun);
         let ChildRequest { color, key, vote, parent, is_refused, is_in_group, .. } = request;
         let is_readable = !matches!(request.configuration, configuration::Kept::Unknown);
+        // In a group one thread may have several ranks, and waits for none of them.
+        let own = members.get(lineage.rank as usize).map(|member| member.process);
+        let is_near = |rank: &u32| *rank != lineage.rank && Some(members[*rank as usize].process) == own;
+        let waits_for_itself = is_in_group && parent == Parent::Unbuildable && ranks.iter().any(is_near);
         let facts = CallFacts {
             message: SplitMessage { color, key, vote, parent },
             place: ranks.iter().position(|rank| *rank == lineage.rank).unwrap_or_default() as u32,
@@ -105,7 +109,7 @@ impl ChildCall {
             has_round: lineage.has_rounds,
             has_said: counted.has_hurried(),
             is_in_group,
-            is_known: request.device.is_some() && is_readable,
+            is_known: request.device.is_some() && is_readable && !waits_for_itself,
         };
         let child = color.map_or(NOBODY, |color| child(call, color));
         let invitation = Invitation { process_listener, call, child, rank: lineage.rank };
