@@ -119,6 +119,9 @@ impl std::fmt::Display for BadOption {
 
 impl std::error::Error for BadOption {}
 
+/// What is told of `WINDLASS=off`, in whatever words it is said.
+const WINDLASS_OFF: &str = "WINDLASS=off: every call goes straight to the real NCCL";
+
 /// Names options of the environment that are not read, and variables of NCCL's that leave it every call; the library's own lines do not
 /// show them by default.
 fn complain() {
@@ -127,7 +130,8 @@ fn complain() {
     // Whatever release will run.
     let stopping =
         config::nccl::found(i32::MAX).into_iter().filter(|found| found.effect.leaves_all_to_nccl());
-    let stopping: Vec<String> = stopping.map(|found| found.to_string()).collect();
+    let off = (parsed.startup.windlass == config::Switch::Off).then(|| WINDLASS_OFF.to_owned());
+    let stopping: Vec<String> = stopping.map(|found| found.to_string()).chain(off).collect();
     for complaint in parsed.complaints.iter().chain(&parsed.removed).chain(&table).chain(&stopping) {
         text::tell(format_args!("windlass: warning: {complaint}\n"));
     }

@@ -21,6 +21,8 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use windlass_base::config::{Switch, parse};
+use windlass_base::stats::closing;
+use windlass_base::stats::features::Feature;
 
 /// Options of `windlass demo`.
 #[derive(Args)]
@@ -111,6 +113,12 @@ pub fn run(options: &Options) -> Result<bool> {
         text::print("demo: WINDLASS=off is set: NCCL ran all calls, and none is counted\n")?;
     } else {
         text::print(table::table(&all))?;
+    }
+    let lacks =
+        all.iter().flat_map(|one| &one.communicators).find_map(|one| one.lacks.get(Feature::Native.name()));
+    lacks.into_iter().try_for_each(|why| text::print(format!("demo: no native collectives: {why}\n")))?;
+    if !all.is_empty() {
+        text::print(format!("demo: {}\n", closing::line(&all)))?;
     }
     for failure in &failures {
         text::print(format!("FAILED {failure}\n"))?;

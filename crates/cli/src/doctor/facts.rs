@@ -47,7 +47,7 @@ pub struct Facts {
     pub preloads: Option<String>,
     /// `/dev/shm`.
     pub shared_memory: Option<SharedMemory>,
-    /// Variables that are set and decide what is loaded.
+    /// Variables that are set and decide what is loaded, and all of NCCL's and Windlass's.
     pub variables: BTreeMap<String, String>,
     /// NCCL's variables that change what Windlass does, in the environment or NCCL's files.
     pub nccl_variables: Vec<NcclVariable>,
@@ -125,8 +125,8 @@ pub struct SharedMemory {
     pub free_bytes: u64,
 }
 
-/// Looks at everything. What can hang or crash is asked in child processes.
-pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
+/// Looks at everything. What can hang or crash is asked in child processes, with this `LD_LIBRARY_PATH` if there is one.
+pub fn gather(named: Option<&Path>, library_path: Option<&OsStr>, command: &[OsString]) -> Facts {
     let mut facts = Facts::default();
     let program = (!command.is_empty()).then(|| program::look_up(command));
     let looked_up = program.as_ref().and_then(|program| program.as_ref().ok());
@@ -159,19 +159,22 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
     facts.build = windlass.as_ref().ok().and_then(|windlass| asking::build(&windlass.path).ok());
     let (windlass, problem) = split(windlass.map(|windlass| windlass.path));
     (facts.windlass, facts.windlass_problem) = (windlass, problem);
-    (facts.gpus, facts.gpus_problem) = split(asking::gpus(None, asking::TIME_LIMIT));
+    (facts.gpus, facts.gpus_problem) = split(asking::gpus(library_path, asking::TIME_LIMIT));
     facts.shared_memory = rustix::fs::statvfs("/dev/shm").ok().map(|room| SharedMemory {
         total_bytes: room.f_blocks * room.f_frsize,
         free_bytes: room.f_bavail * room.f_frsize,
     });
-    let set =
-        |name: &&str| Some(((*name).to_owned(), environment.get(OsStr::new(*name))?.display().to_string()));
-    facts.variables = OF_LOADERS.iter().filter_map(set).collect();
+    let text =
+        |(name, value): (&OsString, &OsString)| (name.display().to_string(), value.display().to_string());
+    let is_told = |name: &String| {
+        OF_LOADERS.contains(&name.as_str()) || name.starts_with("WINDLASS") || name.starts_with("NCCL_")
+    };
+    facts.variables = environment.iter().map(text).filter(|(name, _)| is_told(name)).collect();
     let version = facts.nccl.as_ref().and_then(|nccl| nccl.version).unwrap_or_default();
     nccl::note_version(version);
     let found = nccl::found(version);
     let parsed = windlass_base::config::parse(environment.into_iter());
-    if limits(&mut facts, &parsed.config).is_none() {
+    if limits(&mut facts, library_path, &parsed.config).is_none() {
         facts.table_problems.extend(file_of(&parsed.config).1);
     }
     facts.off = off(&parsed);
@@ -192,10 +195,10 @@ pub fn gather(named: Option<&Path>, command: &[OsString]) -> Facts {
 }
 
 /// The limits of communicators of these GPUs, and if some are guesses, why.
-fn limits(facts: &mut Facts, config: &Config) -> Option<()> {
+fn limits(facts: &mut Facts, library_path: Option<&OsStr>, config: &Config) -> Option<()> {
     let (nccl, windlass) = (facts.nccl.as_ref()?, facts.windlass.as_ref()?);
     let numbers: Vec<usize> = (2..=facts.gpus.as_ref()?.devices.len().min(native::RANKS_MAX)).collect();
-    let held = held(&nccl.path, nccl.version?, config, &numbers, None).ok()?;
+    let held = held(&nccl.path, nccl.version?, config, &numbers, library_path).ok()?;
     let why = calibrate::due(&nccl.path, windlass, |_| ()).err();
     let why = why.as_deref().unwrap_or("`windlass run` did not run yet");
     facts.limits =

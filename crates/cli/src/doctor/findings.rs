@@ -2,6 +2,7 @@
 
 use super::facts::{Facts, NcclFacts, NcclVariable, PEER_GROUPS_OFF};
 use super::running::Running;
+use crate::WINDLASS_OFF;
 use crate::asking::{Gpus, Pair};
 use crate::nccl::version_text;
 use serde::Serialize;
@@ -80,18 +81,14 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     for refusal in &facts.refusals {
         findings.broken(refusal);
     }
-    for warning in &facts.warnings {
-        // Switched off is not in effect; what goes round the preload is one client of several.
-        if warning.starts_with("WINDLASS=off") { findings.broken(warning) } else { findings.limited(warning) }
-    }
+    facts.warnings.iter().for_each(|warning| findings.limited(warning));
     facts.option_complaints.iter().for_each(|complaint| findings.limited(complaint));
     facts.removed_options.iter().for_each(|removed| findings.limited(removed));
     for off in &facts.off {
         match *off {
             PEER_GROUPS_OFF => findings.broken(format!("{off}: NCCL runs every call")),
             "WINDLASS_COLLECTIVES=off" => findings.limited(format!("{off}: NCCL runs every collective")),
-            // A warning tells it.
-            _ => {}
+            _ => findings.broken(WINDLASS_OFF),
         }
     }
     facts.table_problems.iter().for_each(|problem| findings.limited(problem));
@@ -425,7 +422,7 @@ mod tests {
                 "1 functions that Windlass lacks (ncclTeleport)",
             ),
             (Facts { refusals: vec!["x is statically linked".into()], ..good() }, "statically linked"),
-            (Facts { warnings: vec!["WINDLASS=off: all forwarded".into()], ..good() }, "WINDLASS=off"),
+            (Facts { off: vec!["WINDLASS=off"], ..good() }, "WINDLASS=off: every call"),
             (
                 Facts { off: vec![PEER_GROUPS_OFF], ..good() },
                 "WINDLASS_PEER_GROUPS=off: NCCL runs every call",

@@ -6,6 +6,7 @@ mod findings;
 mod print;
 mod running;
 
+use crate::installation::SimulatorLibraries;
 use crate::text;
 use anyhow::Result;
 use clap::Args;
@@ -22,8 +23,11 @@ pub struct Options {
     #[arg(long)]
     json: bool,
     /// The real NCCL library, as a file or its folder [default: searched, and the search is shown]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "simulator")]
     nccl: Option<PathBuf>,
+    /// The simulator of GPUs and NCCL is checked, not this machine
+    #[arg(long = "sim")]
+    simulator: bool,
     /// A command that is checked as `windlass run` would check it; it is not run
     #[arg(trailing_var_arg = true)]
     command: Vec<OsString>,
@@ -31,7 +35,10 @@ pub struct Options {
 
 /// Looks, judges and tells; returns the exit code.
 pub fn run(options: &Options) -> Result<u8> {
-    let facts = facts::gather(options.nccl.as_deref(), &options.command);
+    let simulator = options.simulator.then(SimulatorLibraries::lay_out).transpose()?;
+    let nccl = simulator.as_ref().map(SimulatorLibraries::nccl).or_else(|| options.nccl.clone());
+    let library_path = simulator.as_ref().map(SimulatorLibraries::library_path);
+    let facts = facts::gather(nccl.as_deref(), library_path.as_deref(), &options.command);
     let findings = findings::judge(&facts);
     let verdict = findings::verdict(&facts, &findings);
     if options.json {

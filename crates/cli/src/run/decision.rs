@@ -199,9 +199,6 @@ pub fn environment_warnings(environment: &BTreeMap<OsString, OsString>, windlass
             ));
         }
     }
-    if environment.get(OsStr::new("WINDLASS")).is_some_and(|value| value == "off") {
-        warnings.push("WINDLASS=off: every call goes straight to the real NCCL".into());
-    }
     warnings
 }
 
@@ -336,7 +333,6 @@ mod tests {
         assert_eq!(warnings("VLLM_NCCL_SO_PATH", WINDLASS), Vec::<String>::new());
         assert_eq!(warnings("SGLANG_NCCL_SO_PATH", "libnccl.so.2"), Vec::<String>::new());
         assert_eq!(warnings("SGLANG_DIFFUSION_NCCL_SO_PATH", "/y/libnccl.so.2").len(), 1);
-        assert!(warnings("WINDLASS", "off")[0].contains("straight to the real NCCL"));
         let container = decide(&Situation { command: "/usr/bin/apptainer".into(), ..situation() });
         assert!(container.refusals.is_empty());
         assert!(container.warnings[0].contains("apptainer runs its command in a container"));

@@ -15,11 +15,11 @@ use clap::Args;
 use decision::Situation;
 use loading::Loading;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use windlass_base::config::{RUN, UNMEASURED};
+use windlass_base::config::{RUN, Switch, UNMEASURED, parse};
 use windlass_base::stats::run::Run;
 
 pub use decision::{Decision, Library, environment_warnings};
@@ -39,6 +39,8 @@ signal ends prints none: `windlass stats --last` does.
 
 Before its first command on a machine with two or more idle GPUs, `windlass run` measures for about 5 seconds up to which sizes Windlass is \
 faster than NCCL. The limits are kept in ~/.cache/windlass; `windlass tune --show` prints them.
+
+With WINDLASS=off, in any of the words off, 0, no and false, the command runs as without Windlass.
 
 Exit code: the command's own. 125: Windlass would not take effect, and the command was not run. 126: the command cannot be run. \
 127: the command was not found.")]
@@ -65,6 +67,9 @@ pub struct Options {
 
 /// Runs the command in place of this process. Returns only if the command does not run, with the exit code.
 pub fn run(options: &Options) -> Result<u8> {
+    if parse(std::env::vars_os()).startup.windlass == Switch::Off && !options.check && !options.simulator {
+        return Ok(run_as_it_is(&options.command));
+    }
     let simulator = options.simulator.then(simulator).transpose()?;
     let nccl = simulator.as_ref().map(SimulatorLibraries::nccl).or_else(|| options.nccl.clone());
     let decision = match decide(&options.command, nccl.as_deref()) {
@@ -96,14 +101,27 @@ pub fn run(options: &Options) -> Result<u8> {
         // The exec keeps number and start of this process.
         command.envs(Run::of_this_process().map(|run| (RUN, run.to_string())));
     }
-    let failure = command.exec();
-    eprintln!("windlass: cannot run {}: {failure}", name.display());
-    Ok(if failure.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+    Ok(failed(name, command.exec()))
+}
+
+/// With Windlass off nothing can stand in the way of the command.
+fn run_as_it_is(command: &[OsString]) -> u8 {
+    let Some((name, arguments)) = command.split_first() else { return REFUSED };
+    if let Err(problem) = program::find_in_path(name) {
+        text::tell(format_args!("windlass: {problem}\n"));
+        return problem.code;
+    }
+    failed(name, Command::new(name).args(arguments).exec())
+}
+
+fn failed(name: &OsStr, failure: std::io::Error) -> u8 {
+    text::tell(format_args!("windlass: cannot run {}: {failure}\n", name.display()));
+    if failure.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }
 }
 
 /// The simulator's libraries, in a folder that stays: the command takes the place of this process.
 fn simulator() -> Result<SimulatorLibraries> {
-    let cache = windlass_base::config::parse(std::env::vars_os()).config.cache;
+    let cache = parse(std::env::vars_os()).config.cache;
     let folder = cache
         .folder()
         .context("--sim: expected a folder of limits to lay the simulator out in, but WINDLASS_CACHE=off")?;

@@ -31,6 +31,10 @@ fn passes() {
         assert!(printed.lines().any(|line| line.starts_with(function)), "no {function} in\n{printed}");
     }
     assert!(told.contains("on the simulator (--sim asks for it)"), "{told}");
+    assert!(
+        printed.contains("\ndemo: 4 processes, ") && printed.contains(" % of bytes in Windlass's kernels"),
+        "{printed}"
+    );
 }
 
 /// An odd number of ranks works, which does not divide into halves and pairs.

@@ -129,14 +129,19 @@ fn text() {
             "Windlass works here, but how much it helps was not measured on this machine",
         ),
         ("NCCL_P2P_DISABLE", "1", 1, "Windlass does nothing here: NCCL would run every call"),
+        ("WINDLASS", "0", 1, "Windlass does nothing here: NCCL would run every call"),
         ("WINDLASS_PEER_GROUPS", "off", 1, "Windlass does nothing here: NCCL would run every call"),
         ("WINDLASS_TUNING", "/nowhere", 2, "Windlass helps here, but not with all that it can do"),
     ] {
-        let (mut command, _folder) = with_simulated_cuda(windlass(&["doctor", "--nccl", &simulated_nccl()]));
+        let mut command = windlass(&["doctor", "--sim"]);
         command.env(name, value);
         let (found, printed, _) = outcome(command);
         assert_eq!(found, Some(code), "{printed}");
-        assert!(printed.contains(&format!("{} (--nccl): TAKEN", simulated_nccl())), "{printed}");
+        assert!(
+            printed.contains("/libnccl.so.2 (--nccl): TAKEN")
+                && printed.contains(&format!("  {name}={value}\n")),
+            "{printed}"
+        );
         assert!(printed.contains(&format!("\nverdict: {verdict}\nnext: ")), "{printed}");
         assert!(
             printed.contains("all-reduces of 2 to 8 ranks run in Windlass's kernels up to 16 KiB"),

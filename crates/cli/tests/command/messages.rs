@@ -46,6 +46,12 @@ fn values() {
             0,
             "warning: NCCL_P2P_DISABLE=1: peer groups are off, so NCCL runs every call",
         ),
+        (
+            "WINDLASS=false",
+            &["run", "--", "true"],
+            0,
+            "warning: WINDLASS=off: every call goes straight to the real NCCL",
+        ),
         ("WINDLASS_ODER=fixed", sim, 0, "WINDLASS_ODER is no option; the nearest is WINDLASS_ORDER"),
         ("WINDLASS_TUNING=/nowhere", sim, 0, "WINDLASS_TUNING=/nowhere: expected a table"),
         ("WINDLASS_TUNING=/nowhere", &["tune", "--show", "--sim"], 0, "it is left out: No such file"),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use nccl_sys::missing::{is_missing, is_missing_at};
 use nccl_sys::{
-    Entry, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t,
-    ncclResult_t, ncclScalarResidence_t, ncclSuccess,
+    Entry, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t, ncclResult_t,
+    ncclScalarResidence_t, ncclSuccess,
 };
 
 use crate::communicator::{self, Communicator};
