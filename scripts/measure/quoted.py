@@ -88,6 +88,7 @@ def of_grids():
     two, three, four = (cells(f"2026-11-26-grids/bench-{ranks}") for ranks in (2, 3, 4))
     graph, eager = by_mode(two)
     yield "README.md", "{} of NCCL's time for nine operations in CUDA graphs", mean(graph)
+    yield "README.md", "[{}](docs/performance.md#collectives-and-messages-of-2-ranks) in the geometric mean, {} at most", mean(graph), most(graph)
     yield PERFORMANCE, "nine operations, 1 KiB to 64 MiB, in CUDA graphs | {} in the geometric mean, {} at most", mean(graph), most(graph)
     yield PERFORMANCE, "the same, eager | {} in the geometric mean, {} at most", mean(eager), most(eager)
     ops = tuple(dict.fromkeys(cell["op"] for cell in two))
@@ -96,6 +97,7 @@ def of_grids():
     yield from rows("2026-11-26-grids/bench-4", "graph", (*FIVE, "uneven_all_gather", "uneven_reduce_scatter", "alltoall", "send_ring"))
     graph, eager = by_mode([cell for cell in four if cell["op"] != "send_beside_product"])
     yield PERFORMANCE, "without sends beside products | {} in the geometric mean; {} of {} cells above 1.02, {} at most", mean(graph), count(above(graph)), count(graph), most(graph)
+    yield "README.md", "[{}](docs/performance.md#collectives-of-4-ranks) in the geometric mean, {} at most", mean(graph), most(graph)
     yield (PERFORMANCE, "13 operations and 10 sizes: {} of NCCL's time in graphs, {} eager. Of 3 ranks, over 8 operations and 9 sizes: {} and {}",
            *map(mean, (graph, eager)), *map(mean, by_mode(three)))
     large = [cell for cell in above(graph + eager) if cell["op"] in ("alltoall", "send_alltoall")]
