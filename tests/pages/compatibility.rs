@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use nccl_sys::slots::{Description, ENTRIES, Role};
+use windlass_base::gpu::library::{CUDA_MIN, DRIVER_MIN};
 
 use super::{fresh, repository};
 
@@ -157,6 +158,27 @@ fn page() -> String {
 
 This page is made from the list of entry points, `crates/nccl-sys/src/table.rs`.
 
+## What was run
+
+*By the names* means that nobody ran it: the functions that Windlass calls are there by the tables of NVIDIA's releases, and by the manual pages of Linux.
+
+| | ran on GPUs | ran on the simulator or without GPUs | by the names |
+|---|---|---|---|
+| NCCL | 2.28.9; 2.30.7 (ranks that shared one H100); 2.28.3 (one program) | a simulated NCCL that says 2.18.6, 2.28.9, 2.29.7, 2.30.7 or 2.31.7 | {first} to {last}; older than 2.26.2: NCCL runs every call |
+| driver | 580.159.04 | | {driver} and newer |
+| CUDA of the driver | 13.0 | a simulated driver of 13.0 | {cuda} and newer |
+| GPU | H100 80GB HBM3, H200; 1 to 4 of one host, joined by NVLink | 1 to 18 ranks | compute capability 8.0 and newer; code for 8.0 and 10.0 never ran |
+| multicast (NVLS) | off in every measurement | on and off | |
+| Linux | not recorded | not recorded | 3.17 and newer; 5.3 and newer for notice of dead ranks |
+| distribution | not recorded | Debian 11 and 13 ([outputs](measurements/README.md#2026-11-25-fresh)) | glibc 2.17 and newer; not musl |
+| Python | 3.12 | 3.9, 3.13 | 3.8 and newer |
+| processor | x86-64 | x86-64 | none other |
+| hosts | one | one; two network namespaces | several |
+
+- **Driver {driver}** is the first of CUDA {cuda}, which has every function of the driver that Windlass calls. A test holds this of the list of functions. With an older driver NCCL runs every call, and `windlass doctor` says so.
+- **Linux 3.17** has sealed memory without a name (`memfd_create`) and `getrandom`. Without `pidfd_open` (5.3), everything works but [the notice of dead ranks](troubleshooting.md#a-kernel-or-sandbox-without-pidfd_open).
+- **NCCL 2.26.2** is the first release with peer groups. [What depends on the release](#versions-of-nccl) has the others.
+
 ## Versions of NCCL
 
 Windlass takes the place of NCCL {first} to {last}. It loads whatever release the program would have used.
@@ -197,6 +219,8 @@ The list has {} functions. {twins} of them have a second name (`pncclAllReduce` 
         list(&exports),
         list(&releases("header")),
         ENTRIES.len(),
+        driver = DRIVER_MIN,
+        cuda = format!("{}.{}", CUDA_MIN / 1000, CUDA_MIN / 10 % 100),
     );
     for entry in ENTRIES {
         let has_about = !entry.about.is_empty();

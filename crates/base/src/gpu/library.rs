@@ -25,6 +25,9 @@ macro_rules! calls {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> Code,)*
         }
 
+        #[cfg(test)]
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+
         impl Calls {
             fn find(library: &Library) -> Result<Calls, Failure> {
                 Ok(Calls {
@@ -116,6 +119,11 @@ calls! {
     fn cuGraphRemoveDependencies(usize, *const usize, *const usize, usize);
 }
 
+/// The first release of CUDA that has every function of the list, as `cuDriverGetVersion` gives it.
+pub const CUDA_MIN: c_int = 12000;
+/// The first driver of that release.
+pub const DRIVER_MIN: u32 = 525;
+
 /// The driver of this process.
 #[derive(Debug)]
 pub struct Driver {
@@ -185,6 +193,25 @@ fn missing(name: &'static str) -> Failure {
     Failure::without_code(
         name,
         "nothing",
-        "this libcuda does not have it; CUDA 12.0 is the oldest that will do".into(),
+        "this libcuda does not have it; driver 525 (CUDA 12.0) is the oldest that will do".into(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Functions of the list that CUDA 11.4 lacks, each with the first release that has it.
+    const NEWER: [(&str, c_int); 3] =
+        [("cuLaunchKernelEx", 11080), ("cuCtxGetId", 12000), ("cuStreamGetId", 12000)];
+
+    /// The newest function decides what driver is needed.
+    #[test]
+    fn oldest_driver() {
+        assert_eq!(NAMES.len(), 68, "a new function: which release of CUDA has it first?");
+        assert!(NEWER.iter().all(|(name, _)| NAMES.contains(name)));
+        assert_eq!(NEWER.map(|(_, since)| since).into_iter().max(), Some(CUDA_MIN));
+        let said = format!("driver {DRIVER_MIN} (CUDA {}.{})", CUDA_MIN / 1000, CUDA_MIN / 10 % 100);
+        assert!(missing("cuInit").to_string().contains(&said), "{said}");
+    }
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use windlass_base::gpu::library::{CUDA_MIN, DRIVER_MIN};
 use windlass_base::stats::limits::Source;
 use windlass_base::stats::order;
 use windlass_base::stats::peer_group;
@@ -242,6 +243,10 @@ fn through_windlass(nccl: &NcclFacts, findings: &mut Findings) {
 }
 
 fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
+    if gpus.cuda_version < CUDA_MIN {
+        let driver = gpus.driver.as_deref().unwrap_or("of this machine");
+        findings.broken(format!("driver {driver} is older than {DRIVER_MIN}: NCCL runs every call"));
+    }
     match gpus.devices.len() {
         0 => return findings.limited("the driver has no GPU (CUDA_VISIBLE_DEVICES?)"),
         1 => {
@@ -361,6 +366,7 @@ mod tests {
                 ..NcclFacts::default()
             }),
             gpus: Some(Gpus {
+                cuda_version: CUDA_MIN,
                 devices: vec![device; 2],
                 pairs: vec![pair(0, 1), pair(1, 0)],
                 ..Gpus::default()
@@ -386,6 +392,14 @@ mod tests {
     fn running(nccl: &[&str]) -> Running {
         let nccl = nccl.iter().map(std::path::PathBuf::from).collect();
         Running { process: 7, command: "python3 train.py".into(), nccl, ..Running::default() }
+    }
+
+    /// A driver without the functions that Windlass needs.
+    #[test]
+    fn old_driver() {
+        let gpus = Gpus { cuda_version: 11080, driver: Some("520.61.05".into()), ..good().gpus.unwrap() };
+        let found = worst(&Facts { gpus: Some(gpus), ..good() });
+        assert_eq!(found, (Level::Broken, "driver 520.61.05 is older than 525: NCCL runs every call".into()));
     }
 
     /// A machine as it should be.

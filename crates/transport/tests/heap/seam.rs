@@ -22,7 +22,7 @@ fn without_a_driver() {
     let failure = Driver::open(c"libm.so.6").unwrap_err();
     assert_eq!(
         failure.to_string(),
-        "cuInit answered nothing: this libcuda does not have it; CUDA 12.0 is the oldest that will do"
+        "cuInit answered nothing: this libcuda does not have it; driver 525 (CUDA 12.0) is the oldest that will do"
     );
 }
 
