@@ -444,9 +444,6 @@ mod tests {
 
     /// The text of `docs/options.md`.
     fn documentation() -> String {
-        let row =
-            |o: &Description| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about);
-        let rows = options().map(row);
         let head = "# Options
 
 Options are environment variables. This page is made from `crates/base/src/config/table.rs`.
@@ -459,10 +456,15 @@ Options are environment variables. This page is made from `crates/base/src/confi
 - **Options of 0.2** that 0.3 does not read change nothing. `windlass run` and `windlass doctor` name each, and what to do instead. Without `windlass run` a process logs them at `error`.
 - `WINDLASS_SIM_` names belong to the simulator (`crates/sim`). [NCCL's variables](nccl-variables.md) lists which of NCCL's own variables Windlass follows.
 
-| variable | values | default | what it does |
-|---|---|---|---|
+| variable | default |
+|---|---|
 ";
-        head.to_owned() + &rows.collect::<String>()
+        let anchor = |o: &Description| o.name.to_lowercase();
+        let row = |o: &Description| format!("| [`{}`](#{}) | {} |\n", o.name, anchor(o), o.default);
+        let section = |o: &Description| {
+            format!("\n## {}\n\nValues: {}. Default: {}.\n\n{}\n", o.name, o.values, o.default, o.about)
+        };
+        head.to_owned() + &options().map(row).chain(options().map(section)).collect::<String>()
     }
 
     /// docs/options.md is this table.
