@@ -183,7 +183,7 @@ This page is made from the list of entry points, `crates/nccl-sys/src/table.rs`.
 
 Windlass takes the place of NCCL {first} to {last}. It loads whatever release the program would have used.
 
-- **Names.** A test compares the exported names with those of {}.
+- **Names.** A test compares the exported names with those of {} releases (`abi/exports`).
 - **Headers.** Constants and layouts were compared with the headers of {}.
 - **Runs on GPUs.** NCCL 2.28.3 (one program), 2.28.9 and 2.30.7, on H100 and H200. Other releases were not run on GPUs.
 - **A newer NCCL** may have functions that Windlass lacks. The loader does not find them in Windlass. `windlass run` refuses such a release, and `windlass doctor` says so.
@@ -216,7 +216,7 @@ The list has {} functions. {twins} of them have a second name (`pncclAllReduce` 
 - A **lazy** communicator is one that NCCL has not built yet. It is **materialized** when a call needs NCCL's.
 - *Since* is the first release on PyPI that has the function. {first} means that release or an earlier one.
 ",
-        list(&exports),
+        exports.len(),
         list(&releases("header")),
         ENTRIES.len(),
         driver = DRIVER_MIN,
