@@ -244,8 +244,10 @@ fn through_windlass(nccl: &NcclFacts, findings: &mut Findings) {
 
 fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
     if gpus.cuda_version < CUDA_MIN {
-        let driver = gpus.driver.as_deref().unwrap_or("of this machine");
-        findings.broken(format!("driver {driver} is older than {DRIVER_MIN}: NCCL runs every call"));
+        findings.broken(format!(
+            "driver {} is older than {DRIVER_MIN}: NCCL runs every call",
+            gpus.driver.as_deref().unwrap_or("of this machine")
+        ));
     }
     match gpus.devices.len() {
         0 => return findings.limited("the driver has no GPU (CUDA_VISIBLE_DEVICES?)"),
