@@ -203,6 +203,8 @@ pub mod capability {
     pub const PIDFDS: u64 = 262_144;
     /// The capabilities that every rank of a peer group must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
+    /// What needs calls of NCCL's that wait.
+    pub const OF_BLOCKING: u64 = LAZY_CHILDREN | REGISTERS | WINDOWS;
 }
 
 /// The version of the layout of negotiated configs and of reports. The id tag contains it, too.

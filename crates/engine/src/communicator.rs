@@ -4,22 +4,26 @@
 //! their own, which every call reads without locks. Entries come from every function that makes a communicator, and from the first
 //! call on an unknown handle (made by a non-blocking split, or before Windlass was loaded).
 
+pub(crate) mod progress;
 mod table;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nccl_sys::ncclComm_t;
+use nccl_sys::{ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSuccess};
 
+use crate::forward::known;
 use crate::lazy::LazyCommunicator;
 use crate::peers::{self, InitOutcome, Lineage, PeerGroup};
 use windlass_base::call::Function;
+use windlass_base::error::refuse;
 use windlass_base::gate::{Gate, Passed};
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::outcome::FallbackReason;
 use windlass_transport::tuning::{COLLECTIVES, Collective, Limits, Terms};
 
+use progress::Progress;
 use table::CHANGING;
 pub(crate) use table::{find, insert, remove};
 
@@ -82,6 +86,10 @@ pub struct Communicator {
     has_windows: AtomicBool,
     /// Whether its calls are told to other ranks (`WINDLASS_CHECK`).
     is_checked: AtomicBool,
+    /// Whether its calls do not wait (`blocking = 0`), and it may have a peer group. Then it counts as unknown, so that each call looks at it.
+    is_nonblocking: AtomicBool,
+    /// What goes on behind its calls. Locked for a few stores.
+    progress: Mutex<Option<Arc<Progress>>>,
     /// What its init left. Lock order: after the table's lock. Held for a few stores.
     kept: Mutex<Option<Kept>>,
 }
@@ -112,6 +120,8 @@ impl Communicator {
             gate: Gate::new(),
             has_windows: AtomicBool::new(false),
             is_checked: AtomicBool::new(false),
+            is_nonblocking: AtomicBool::new(false),
+            progress: Mutex::new(None),
             kept: Mutex::new(None),
         }
     }
@@ -123,6 +133,8 @@ impl Communicator {
         self.is_lazy.store(false, Ordering::Relaxed);
         self.is_checked.store(false, Ordering::Relaxed);
         self.has_gate.store(false, Ordering::Relaxed);
+        self.is_nonblocking.store(false, Ordering::Relaxed);
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -269,6 +281,59 @@ impl Communicator {
         kept.as_ref().map(look)
     }
 
+    /// Whether its calls do not wait, and it has a peer group or its ranks meet.
+    #[inline]
+    pub fn is_nonblocking(&self) -> bool {
+        self.is_nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether its calls do not wait, and what it is known to be.
+    pub fn identify_nonblocking(&self, is_nonblocking: bool, identity: Identity) {
+        self.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
+        self.identify(identity);
+    }
+
+    /// Notes what goes on behind its calls.
+    fn goes_on(&self, handle: ncclComm_t, progress: &Arc<Progress>) {
+        let mut own = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.handle.load(Ordering::Relaxed) == handle as usize {
+            *own = Some(progress.clone());
+        }
+    }
+
+    /// What goes on or went on last behind its calls. None where they wait.
+    fn progress(&self, handle: ncclComm_t) -> Option<Arc<Progress>> {
+        if !self.is_nonblocking() || self.handle.load(Ordering::Relaxed) != handle as usize {
+            return None;
+        }
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What Windlass says of its state in NCCL's place: `ncclInProgress`, or a failure behind its calls.
+    pub fn state(&self, handle: ncclComm_t) -> Option<ncclResult_t> {
+        let progress = self.progress(handle)?;
+        Some(progress.state()).filter(|state| *state != ncclSuccess)
+    }
+
+    /// Fails while an earlier call is in progress, as NCCL's calls then do, or with that call's failure.
+    pub fn check_ready(&self, handle: ncclComm_t) -> Result<(), ncclResult_t> {
+        let state = self.state(handle).unwrap_or_else(|| known::state(handle));
+        if state == ncclInProgress {
+            let why = "is in use: call when ncclCommGetAsyncError no longer answers ncclInProgress";
+            return Err(refuse(ncclInvalidArgument, format_args!("communicator {handle:p} {why}")));
+        }
+        state.ok()
+    }
+
+    /// Comes before its end: waits until nothing goes on behind its calls. An abort stops that.
+    pub fn leave_progress(&self, handle: ncclComm_t, aborts: bool) {
+        let Some(progress) = self.progress(handle) else { return };
+        if aborts {
+            self.peer_group(handle).iter().for_each(|peer_group| peer_group.abort());
+        }
+        progress.leave(aborts);
+    }
+
     /// The index of its counters.
     pub fn counters(&self) -> usize {
         self.counters.load(Ordering::Relaxed)
@@ -279,7 +344,7 @@ impl Communicator {
         self.ranks.load(Ordering::Relaxed) as usize
     }
 
-    /// Whether rank, ranks and device are all known.
+    /// Whether rank, ranks and device are all known, and calls need not look at its state.
     pub fn is_known(&self) -> bool {
         self.known.load(Ordering::Relaxed)
     }
@@ -288,7 +353,7 @@ impl Communicator {
     pub fn identify(&self, identity: Identity) {
         self.ranks.store(identity.ranks.max(0), Ordering::Relaxed);
         let known = identity.rank >= 0 && identity.ranks > 0 && identity.device >= 0;
-        self.known.store(known, Ordering::Relaxed);
+        self.known.store(known && !self.is_nonblocking(), Ordering::Relaxed);
         count::identify(self.counters(), identity);
     }
 }

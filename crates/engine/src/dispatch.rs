@@ -76,8 +76,10 @@ pub fn call(call: &Call) -> ncclResult_t {
 fn find(call: &Call) -> Standing {
     let found = communicator::find(call.local.communicator);
     let Some(communicator) = found.or_else(|| fixed_order::see(call)) else { return Standing::Unseen };
-    if !communicator.is_known() {
-        learn(call, communicator);
+    if !communicator.is_known()
+        && let Err(code) = learn(call, communicator)
+    {
+        return Standing::Refused(group::fail(code));
     }
     if communicator.has_peer_group() {
         return Standing::InPeerGroup(communicator);
@@ -117,11 +119,14 @@ fn first_sight(call: &Call, result: ncclResult_t) {
 }
 
 /// Asks NCCL for rank, ranks and device of a communicator that was not ready when it got its entry. Inside a group it may
-/// still not be ready; the next call asks again.
+/// still not be ready; the next call asks again. Fails where NCCL would refuse the call as the one before is in progress.
 #[cold]
-fn learn(call: &Call, communicator: &Communicator) {
+fn learn(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
+    if communicator.is_nonblocking() {
+        return communicator.check_ready(call.local.communicator);
+    }
     if group::is_open() {
-        return;
+        return Ok(());
     }
     if let Some(identity) = known::identity(call.local.communicator) {
         let Identity { rank, ranks, device } = identity;
@@ -131,4 +136,5 @@ fn learn(call: &Call, communicator: &Communicator) {
         );
         communicator.identify(identity);
     }
+    Ok(())
 }

@@ -35,6 +35,11 @@ impl<T> Carried<T> {
         Carried(what)
     }
 
+    /// The value.
+    pub fn get(&self) -> &T {
+        &self.0
+    }
+
     /// Unwraps the value.
     pub fn take(self) -> T {
         self.0

@@ -94,6 +94,7 @@ pub(crate) struct Ended {
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub(crate) struct Followed {
+    pub communicator: ncclComm_t,
     pub peer_group: Arc<PeerGroup>,
     pub stream: StreamHandle,
     pub afterwards: Afterwards,

@@ -20,7 +20,7 @@ mod scalars;
 mod setup;
 mod shutdown;
 
-pub use children::{ChildCall, ChildRequest, Lineage, lineage_of};
+pub use children::{ChildCall, ChildRequest, Lineage, lineage_of, roster_of};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use chores::fuzz_request;
 pub use group::PeerGroup;
@@ -31,7 +31,7 @@ pub use setup::init::{
     InitOutcome, all_here, ask, complete, complete_one, is_one_session, tell, would_be_lazy,
 };
 pub use setup::offers::common as common_offer;
-pub use setup::request::{InitRequest, Laziness};
+pub use setup::request::{InitRequest, Laziness, waits};
 pub use setup::transports::communicator_bytes;
 pub use shutdown::closing::settle;
 pub use shutdown::release_all::{StillRegistered, register_nothing};

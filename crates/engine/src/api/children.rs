@@ -136,7 +136,8 @@ fn begin(init: &InitCall) -> StepToNccl {
 fn call_of(init: &InitCall) -> Option<(Option<Arc<PeerGroup>>, ChildCall)> {
     let FromParent { color, excluded, key, waiting, ctas } = init.from_parent()?;
     let parent = init.parent?;
-    let known = communicator::find(parent)?;
+    // The others of a parent whose calls do not wait find that this rank has not entered the roster.
+    let known = communicator::find(parent).filter(|known| !known.is_nonblocking())?;
     let (lineage, peer_group, lazy) = (known.lineage(parent)?, known.peer_group(parent), known.lazy(parent));
     let shares = lineage.configuration().may_share();
     peer_group.iter().filter(|_| shares).for_each(|one| one.share());
@@ -160,7 +161,8 @@ fn call_of(init: &InitCall) -> Option<(Option<Arc<PeerGroup>>, ChildCall)> {
         is_refused: init.refusal(lineage.rank()).is_some(),
         is_in_group: group::is_open(),
         device,
-        waiting,
+        waiting: peers::waits(waiting),
+        is_nonblocking: false,
         ctas,
         configuration: Given::of(init.config).over(lineage.configuration()),
         shares,
@@ -409,7 +411,7 @@ pub(super) fn meet(made: Vec<(Handle, ChildCall)>) -> ncclResult_t {
     first
 }
 
-fn ask(identity: Option<Identity>, mut call: ChildCall) -> Result<peers::Asked, InitOutcome> {
+pub(super) fn ask(identity: Option<Identity>, mut call: ChildCall) -> Result<peers::Asked, InitOutcome> {
     let asked = match identity {
         Some(identity) if identity.rank >= 0 && identity.ranks > identity.rank => {
             call.ask(identity, Laziness::None)

@@ -8,7 +8,7 @@ use nccl_sys::{
     Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess, ncclUniqueId,
 };
 
-use crate::communicator;
+use crate::communicator::{self, progress};
 use crate::features::memory::pool;
 use crate::features::recycling;
 use crate::features::registration::registering;
@@ -101,6 +101,10 @@ fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
 
 /// Finalizes, destroys or aborts a communicator.
 pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
+    if let Err(code) = guard::or_else(|| Ok(()), || leave_progress(how, handle)) {
+        count::function(entry);
+        return code;
+    }
     guard::around(
         || {
             count::function(entry);
@@ -119,7 +123,10 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             None => known::end(how, handle),
         },
         // No kernel of this rank runs any more.
-        |(lazy, kept, _), _| {
+        |(lazy, kept, _), result| {
+            if how == End::Finalize && is_taken(result) {
+                finish_behind(handle);
+            }
             let is_ended = lazy.is_some() && how == End::Destroy;
             let kept = if is_ended { communicator::remove(handle) } else { kept };
             drop(lazy);
@@ -132,6 +139,30 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     )
 }
 
+/// For calls that do not wait: the end waits for what goes on behind them. A finalize is refused meanwhile, as by NCCL.
+fn leave_progress(how: End, handle: ncclComm_t) -> Result<(), ncclResult_t> {
+    match communicator::find(handle).filter(|known| known.is_nonblocking()) {
+        Some(known) if how == End::Finalize => known.check_ready(handle),
+        Some(known) => {
+            known.leave_progress(handle, how == End::Abort);
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// A finalize that does not wait is over when kernels of Windlass are, too.
+fn finish_behind(handle: ncclComm_t) {
+    if let Some(known) = communicator::find(handle).filter(|known| known.is_nonblocking())
+        && let Some(peer_group) = known.peer_group(handle)
+    {
+        progress::begin(vec![handle], None, move |_| {
+            peer_group.wait_idle();
+            ncclSuccess
+        });
+    }
+}
+
 /// Stops Windlass's part: an abort stops kernels and waits at once; finalize and destroy wait for issued work, as NCCL does.
 fn before_end(how: End, handle: ncclComm_t) -> registering::End {
     let Some(communicator) = communicator::find(handle) else { return registering::End::Clean };
@@ -141,6 +172,7 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
             peer_group.abort();
             peer_group.lineage().end();
         }
+        (End::Finalize, Some(_)) if communicator.is_nonblocking() => {}
         (End::Finalize | End::Destroy, Some(peer_group)) => peer_group.wait_idle(),
         (_, None) => communicator.cancel_session(handle),
     }
@@ -186,6 +218,7 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
         || {
             count::function(Entry::ncclCommRevoke);
             if !is_missing(Entry::ncclCommRevoke) {
+                communicator::find(handle).into_iter().for_each(|known| known.leave_progress(handle, true));
                 end_registering(handle, true);
             }
             queries::lazy_of(handle).filter(|_| !is_missing(Entry::ncclCommRevoke))
@@ -214,12 +247,15 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
     guard::around(
         || {
             count::function(Entry::ncclCommGetAsyncError);
-            queries::lazy_of(handle)
+            let own = communicator::find(handle).and_then(|communicator| communicator.state(handle));
+            (queries::lazy_of(handle), own)
         },
-        |lazy| match lazy.as_ref().map(|lazy| lazy.real()) {
-            None => known::async_error(handle, place),
-            Some(Some(real)) => known::async_error(real, place),
-            Some(None) => guard::call(|| known::put(place, ncclSuccess, "ncclCommGetAsyncError: asyncError")),
+        |(lazy, own)| match (lazy.as_ref().map(|lazy| lazy.real()), own) {
+            (None, None) => known::async_error(handle, place),
+            (Some(Some(real)), _) => known::async_error(real, place),
+            (_, own) => guard::call(|| {
+                known::put(place, own.unwrap_or(ncclSuccess), "ncclCommGetAsyncError: asyncError")
+            }),
         },
         |_, result| {
             if result == ncclSuccess

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use nccl_sys::{Entry, ncclResult_t, ncclSimInfo_t, ncclSuccess};
+use nccl_sys::{Entry, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess};
 
 use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
 use crate::forward::init;
@@ -48,7 +48,7 @@ fn end_of_much() -> ncclResult_t {
     let (met, ours) = (Cell::new(ncclSuccess), Cell::new(ncclSuccess));
     let parts = group_planning::plan();
     let result = guard::around(
-        || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
+        || (RefCell::new(parts), RefCell::new(closing(Entry::ncclGroupEnd))),
         |(parts, ended)| {
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
             let ready = guard::call(|| ready(&ended.borrow(), &candidates));
@@ -64,18 +64,21 @@ fn end_of_much() -> ncclResult_t {
                 ours.set(ours.get().and(ended));
             }
             let followed = std::mem::take(&mut ended.borrow_mut().followed);
-            guard::or_else(|| (), || ordering::after_group(followed, is_taken(result)));
-            if is_taken(result) && !parts.is_empty() {
-                let ran = ordering::run_held(parts, &ended.borrow());
+            let parts = parts.take();
+            if result == ncclInProgress {
+                let joints = std::mem::take(&mut ended.borrow_mut().joints);
+                guard::or_else(|| (), || ordering::behind_nccl(followed, parts, joints));
+                return result;
+            }
+            guard::or_else(|| (), || ordering::after_group(followed, result == ncclSuccess));
+            if result == ncclSuccess && !parts.is_empty() {
+                let ran = ordering::run_held(&parts, &ended.borrow().joints);
                 ours.set(ours.get().and(ran));
             }
             result
         },
         // The outcome of inits depends on NCCL's result alone.
-        |(parts, ended), result| {
-            drop(parts);
-            after_group(ended.into_inner(), result, &met);
-        },
+        |(_, ended), result| after_group(ended.into_inner(), result, &met),
     );
     ours.get().and(result).and(met.get())
 }

@@ -36,7 +36,7 @@ enum Step {
     Decided(InitOutcome, Option<Arc<Lineage>>),
     /// Its session is over, and NCCL is not called. For `ncclCommInitAll` all ranks.
     Lazy(Vec<Arc<LazyCommunicator>>),
-    /// Its ranks meet once NCCL has made it.
+    /// Its ranks meet once NCCL has made it, at the call or behind it.
     AtRoster(Box<ChildCall>),
     /// In a group: the session runs at the group's end.
     Grouped(InitRequest),
@@ -163,6 +163,10 @@ fn all(init: &InitCall) -> Step {
 /// Called after NCCL has taken the init, or instead of NCCL for lazy communicators: records the communicators.
 fn finish(step: Step, init: &InitCall) -> ncclResult_t {
     let step = match (step, init.new_communicators().next()) {
+        (Step::AtRoster(call), Some((place, identity))) if call.request().is_nonblocking => {
+            foreign_ids::meet_behind(place, identity, *call);
+            return ncclSuccess;
+        }
         (Step::AtRoster(call), Some((place, _))) => return children::meet(vec![(place, *call)]),
         (step, _) => step,
     };

@@ -92,8 +92,8 @@ pub(crate) fn run_while(pause: Duration, act: impl FnMut() -> bool + Send + 'sta
 
 fn begin(act: impl FnOnce(&One) + Send + 'static) -> Option<()> {
     let one = RUNNING.begin()?;
-    let begun = thread::spawn("windlass-give", move || act(&one));
-    begun.map(drop).inspect_err(|error| log::warn!("no thread to give memory back on: {error}")).ok()
+    let begun = thread::spawn("windlass-side", move || act(&one));
+    begun.map(drop).inspect_err(|error| log::warn!("no side thread: {error}")).ok()
 }
 
 /// Lets side threads begin again after [`end`].
@@ -104,7 +104,7 @@ pub(crate) fn begin_again() {
 /// Ends all at the end of the process: waits for side threads, and lets none begin.
 pub(crate) fn end() {
     if !RUNNING.end(END_WITHIN) {
-        log::warn!("the process ends while registrations are being given back");
+        log::warn!("the process ends while a side thread works");
     }
 }
 

@@ -18,9 +18,9 @@ use nccl_sys::{
     ncclUnhandledCudaError,
 };
 
-use crate::communicator::{self, Communicator};
+use crate::communicator::{self, Communicator, progress};
 use crate::forward::known;
-use crate::group::{self, Ended, Followed, Held, Ours, Runs};
+use crate::group::{self, Ended, Followed, Held, Joints, Ours, Runs};
 use crate::peers::{Afterwards, History, PeerGroup, Went};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
@@ -63,6 +63,7 @@ impl Lane {
 /// A call that NCCL gets, ordered behind kernels of Windlass.
 #[derive(Debug)]
 pub(crate) struct InOrder {
+    communicator: ncclComm_t,
     peer_group: Arc<PeerGroup>,
     stream: StreamHandle,
     afterwards: Afterwards,
@@ -84,19 +85,26 @@ pub(crate) fn before_forward(
     if afterwards == Some(Afterwards::FollowInCapture) {
         count::recorded(communicator.counters(), 1);
     }
-    Ok(afterwards.map(|afterwards| InOrder { peer_group, stream, afterwards }))
+    let communicator = lane.communicator;
+    Ok(afterwards.map(|afterwards| InOrder { communicator, peer_group, stream, afterwards }))
 }
 
 /// Called after NCCL has taken or refused such a call. Windlass does not see launches of a graph. So from the first capture of either side on, NCCL's
 /// calls are followed: later kernels and graphs wait for them.
 pub(crate) fn after_forward(forwarded: Option<InOrder>, result: ncclResult_t) {
-    let Some(InOrder { peer_group, stream, afterwards }) = forwarded else { return };
+    let Some(InOrder { communicator, peer_group, stream, afterwards }) = forwarded else { return };
     if result != ncclSuccess && result != ncclInProgress {
         return peer_group.nccl_refused();
     }
     match afterwards {
         Afterwards::Nothing => {}
-        _ if group::is_open() => group::follow(Followed { peer_group, stream, afterwards }),
+        _ if group::is_open() => {
+            group::follow(Followed { communicator, peer_group, stream, afterwards });
+        }
+        _ if result == ncclInProgress => {
+            let followed = Followed { communicator, peer_group, stream, afterwards };
+            behind_nccl(vec![followed], Vec::new(), Joints::default());
+        }
         // Where the driver failed, a message of NCCL's orders the next kernel.
         _ => drop(peer_group.after_nccl(stream, afterwards == Afterwards::Follow)),
     }
@@ -105,7 +113,7 @@ pub(crate) fn after_forward(forwarded: Option<InOrder>, result: ncclResult_t) {
 /// Called after NCCL has run its part of a group (`is_run`), or failed: makes later kernels wait for NCCL's work. If NCCL has failed it may have
 /// launched some communicators before, so graphs wait all the same.
 pub(crate) fn after_group(all: Vec<Followed>, is_run: bool) {
-    for Followed { peer_group, stream, afterwards } in &all {
+    for Followed { peer_group, stream, afterwards, .. } in &all {
         match afterwards {
             Afterwards::Nothing => {}
             Afterwards::Confirm if is_run => peer_group.nccl_ran(),
@@ -117,6 +125,21 @@ pub(crate) fn after_group(all: Vec<Followed>, is_run: bool) {
         }
     }
     group::put_back_followed(all);
+}
+
+/// Called after NCCL has begun to run its part of a group, or a call, on a thread of its own: does what comes after that part. Communicators of
+/// the group with a peer group are in progress meanwhile, those of NCCL's calls too, so that no later call overtakes.
+pub(crate) fn behind_nccl(followed: Vec<Followed>, parts: Vec<Part>, joints: Joints) {
+    if followed.is_empty() && parts.is_empty() {
+        return;
+    }
+    let mut handles: Vec<ncclComm_t> = joints.all().map(|joint| joint.communicator).collect();
+    handles.extend(followed.iter().map(|followed| followed.communicator));
+    progress::begin(handles, None, move |has_run| {
+        after_group(followed, has_run);
+        // What NCCL says of its failure comes first.
+        if has_run { run_held(&parts, &joints) } else { ncclSuccess }
+    });
 }
 
 /// The peer group of a call's communicator; none if the communicator was revoked, or if another thread has just ended it.
@@ -176,9 +199,9 @@ pub(crate) fn before_nccl(ended: &Ended) -> ncclResult_t {
 ///
 /// One thread may drive several ranks, and a launch blocks once about a thousand launches are pending. So no part gets further ahead of
 /// the others than one round.
-pub(crate) fn run_held(parts: &[Part], ended: &Ended) -> ncclResult_t {
+pub(crate) fn run_held(parts: &[Part], joints: &Joints) -> ncclResult_t {
     let mut answer = ncclSuccess;
-    let places: Vec<Where> = parts.iter().map(|part| Where::of(part, ended)).collect();
+    let places: Vec<Where> = parts.iter().map(|part| Where::of(part, joints)).collect();
     for round in 0..parts.iter().map(rounds).max().unwrap_or_default() {
         for (part, place) in parts.iter().zip(&places).filter(|(part, _)| round < rounds(part)) {
             let result = guard::call(|| run_round(part, round, place));
@@ -206,8 +229,8 @@ impl Where {
     }
 
     /// Of a part of a group.
-    fn of(part: &Part, ended: &Ended) -> Where {
-        match ended.joints.of(&part.peer_group) {
+    fn of(part: &Part, joints: &Joints) -> Where {
+        match joints.of(&part.peer_group) {
             Some(joint) => Where { lane: joint.lane(&part.streams), is_behind_nccl: !joint.nccls.is_empty() },
             None => Where::on(part.streams[0]),
         }

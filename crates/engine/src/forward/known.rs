@@ -5,6 +5,7 @@
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
 
 use std::ffi::{c_int, c_void};
+use std::time::Duration;
 
 use nccl_sys::{
     cudaStream_t, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSimInfo_t, ncclSuccess,
@@ -15,6 +16,9 @@ use crate::forward::init::{self, Handle};
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Address, StreamHandle};
 use windlass_base::stats::count::Identity;
+
+/// How often a launch of NCCL's is looked at that goes on behind a call.
+const LOOK_EVERY: Duration = Duration::from_micros(20);
 
 /// How a communicator ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,6 +110,12 @@ pub fn async_error(communicator: ncclComm_t, place: *mut ncclResult_t) -> ncclRe
     unsafe { real::ncclCommGetAsyncError(communicator, place) }
 }
 
+/// The state of a communicator: its asynchronous error, or why NCCL does not say.
+pub fn state(communicator: ncclComm_t) -> ncclResult_t {
+    let mut state = ncclInProgress;
+    async_error(communicator, &mut state).and(state)
+}
+
 /// Writes a result that Windlass gives in place of NCCL, or refuses a null place.
 pub fn put<T>(place: *mut T, value: T, what: &str) -> ncclResult_t {
     if place.is_null() {
@@ -127,7 +137,7 @@ pub fn add_error(place: *mut ncclResult_t, error: ncclResult_t) {
 }
 
 /// Has NCCL order all its work of a communicator before the next work on a stream, by a message of one byte from this rank to itself,
-/// which needs no other rank. Does not wait.
+/// which needs no other rank. Waits for the launch alone.
 pub fn order(
     communicator: ncclComm_t,
     rank: u32,
@@ -137,13 +147,19 @@ pub fn order(
 ) -> ncclResult_t {
     let stream = stream.0 as cudaStream_t;
     let rank = rank as c_int;
-    init::in_group(|| {
+    let mut result = init::in_group(|| {
         // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the bytes are ours.
         unsafe {
             let sent = real::ncclSend(from as *const c_void, 1, ncclUint8, rank, communicator, stream);
             sent.and(real::ncclRecv(to as *mut c_void, 1, ncclUint8, rank, communicator, stream))
         }
-    })
+    });
+    // Of a communicator with `blocking = 0`: NCCL launches it on a thread of its own.
+    while result == ncclInProgress {
+        std::thread::sleep(LOOK_EVERY);
+        result = state(communicator);
+    }
+    result
 }
 
 /// Opens a group.

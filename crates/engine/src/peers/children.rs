@@ -10,6 +10,6 @@ mod call;
 mod lineage;
 mod tests;
 
-pub use call::{ChildCall, ChildRequest, lineage_of};
+pub use call::{ChildCall, ChildRequest, lineage_of, roster_of};
 pub use lineage::Lineage;
 pub(super) use lineage::Wait;

@@ -28,6 +28,7 @@ pub fn split(color: Option<i32>) -> ChildRequest {
         is_in_group: false,
         device: Some(0),
         waiting: Waiting::Blocking,
+        is_nonblocking: false,
         ctas: None,
         configuration: Kept::Nothing,
         shares: false,

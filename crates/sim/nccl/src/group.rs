@@ -10,6 +10,10 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// How long after the answer the work of nonblocking communicators begins.
+const LAUNCHES_AFTER: Duration = Duration::from_millis(1);
 
 /// Work that may block on peers: inits, splits, windows, ends.
 pub struct Task {
@@ -141,7 +145,7 @@ pub fn end() -> Outcome {
         return refuse(ncclInvalidArgument, text);
     }
     let blocking = ends || kinds.first().copied().unwrap_or(true);
-    if blocking || tasks.is_empty() {
+    if blocking || tasks.is_empty() && calls.is_empty() {
         return run_tasks(tasks).and_then(|()| operation::launch_all(calls));
     }
     run_behind(tasks, calls);
@@ -212,6 +216,8 @@ fn run_behind(tasks: Vec<Task>, calls: Vec<Queued>) {
         communicators.push(communicator.clone());
     }
     std::thread::spawn(move || {
+        // Late, so that work that does not wait for a launch overtakes it.
+        std::thread::sleep(LAUNCHES_AFTER);
         let work = || run_tasks(tasks).and_then(|()| operation::launch_all(calls));
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         let code = result.unwrap_or(Err(ncclInternalError)).err().unwrap_or(ncclSuccess);

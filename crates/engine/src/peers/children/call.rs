@@ -18,7 +18,7 @@ use windlass_bootstrap::children::local_rendezvous::{self, RosterAnswer};
 use windlass_bootstrap::children::plan::{CallFacts, ChildPlan, LazyVote, Parent, SplitMessage};
 use windlass_bootstrap::children::{self, Invitation, NOBODY, child};
 use windlass_bootstrap::facts::Waiting;
-use windlass_bootstrap::negotiated::{RANKS_MAX, Token};
+use windlass_bootstrap::negotiated::{RANKS_MAX, Token, capability};
 use windlass_bootstrap::outcome::{Failure, FallbackReason, SessionOutcome};
 
 use super::lineage::{Lineage, Wait};
@@ -42,8 +42,10 @@ pub struct ChildRequest {
     pub is_in_group: bool,
     /// This rank's device, if it is known.
     pub device: Option<Ordinal>,
-    /// Whether the init waits.
+    /// Whether the ranks may wait for each other.
     pub waiting: Waiting,
+    /// NCCL's calls of the new communicator do not wait (`blocking = 0`).
+    pub is_nonblocking: bool,
     /// What the configuration says of blocks. If none, the parent's holds.
     pub ctas: Option<Ctas>,
     /// The whole configuration.
@@ -125,6 +127,11 @@ impl ChildCall {
     /// The name of the communicator that this rank will be in. All ranks of that communicator share it.
     pub fn child(&self) -> Token {
         self.invitation.child
+    }
+
+    /// Its end ends the waits for other ranks.
+    pub fn lineage(&self) -> &Arc<Lineage> {
+        &self.lineage
     }
 
     /// What was asked for.
@@ -284,6 +291,9 @@ impl ChildCall {
         let (heap, share, mut facts) = request::on(new.device, ranks, self.ctas(), laziness)?;
         room::close_soon(heap.device());
         facts.member.rank = rank;
+        if self.request.is_nonblocking {
+            facts.capabilities &= !capability::OF_BLOCKING;
+        }
         let participant = bootstrap().and_then(|bootstrap| match &self.session {
             SessionPlace::AtRoster(_) => bootstrap.join_local(&invitation, facts),
             _ => bootstrap.join_invited(&invitation, facts),
@@ -346,6 +356,12 @@ fn decline_at(to: &Invitation, outcome: SessionOutcome) {
 /// What a communicator that was made from an id, and has no peer group, keeps for its children. None where no child of it can have one.
 pub fn lineage_of(request: &InitRequest, configuration: configuration::Kept) -> Option<Arc<Lineage>> {
     let (comm, rank) = (request.name_of_parent()?, request.rank.max(0) as u32);
+    Some(lineage_on_nccl(comm, rank, request.ctas, configuration))
+}
+
+/// The same for the ranks of the communicator itself, if no session is behind its ids: they meet as its one child would.
+pub fn roster_of(request: &InitRequest, configuration: configuration::Kept) -> Option<Arc<Lineage>> {
+    let (comm, rank) = (request.name_of_roster()?, request.rank.max(0) as u32);
     Some(lineage_on_nccl(comm, rank, request.ctas, configuration))
 }
 

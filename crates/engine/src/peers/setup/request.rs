@@ -103,15 +103,19 @@ impl InitRequest {
 
     /// The communicator's name, if its children may have peer groups even where it has none itself.
     pub(in crate::peers) fn name_of_parent(&self) -> Option<Token> {
-        let waits = waits(self.waiting) == Waiting::Blocking;
-        let splits = waits && self.ranks > 1 && forbidden(self.ctas).is_none();
+        let splits = !self.is_nonblocking() && self.ranks > 1 && forbidden(self.ctas).is_none();
         splits.then(|| self.name())
     }
 
     /// The communicator's name, if no session is behind its ids: then its ranks meet around NCCL's init. All ranks have the same ids.
     pub fn name_of_roster(&self) -> Option<Token> {
-        use FallbackReason::{ManyIds, NoIdTag, OtherVersion};
-        matches!(self.check(), Err(ManyIds | NoIdTag | OtherVersion)).then(|| self.name())
+        use FallbackReason::{ManyIds, NoIdTag, NonBlocking, OtherVersion};
+        matches!(self.check(), Err(ManyIds | NoIdTag | NonBlocking | OtherVersion)).then(|| self.name())
+    }
+
+    /// Whether the call returns before the other ranks have come.
+    pub fn is_nonblocking(&self) -> bool {
+        waits(self.waiting) == Waiting::NonBlocking
     }
 
     fn name(&self) -> Token {
@@ -124,7 +128,7 @@ impl InitRequest {
 
 /// Fails with the reason why a child communicator has no peer group, as far as that does not depend on its device.
 pub(in crate::peers) fn check_child(waiting: Waiting) -> Result<(), FallbackReason> {
-    match waits(waiting) {
+    match waiting {
         Waiting::Blocking => Ok(()),
         Waiting::NonBlocking => Err(FallbackReason::NonBlocking),
     }
@@ -139,7 +143,7 @@ pub(in crate::peers) fn check_order(ctas: Ctas) -> Result<(), FallbackReason> {
 }
 
 /// Whether an init waits. NCCL_COMM_BLOCKING overrides the configuration.
-fn waits(configured: Waiting) -> Waiting {
+pub fn waits(configured: Waiting) -> Waiting {
     let nccl = nccl::settings();
     if nccl.has(Effect::NonBlocking) {
         Waiting::NonBlocking
@@ -152,7 +156,7 @@ fn waits(configured: Waiting) -> Waiting {
 
 /// Fails with the reason why so many ranks of one call have no peer group, as far as that does not depend on their devices.
 pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
-    check_child(Waiting::Blocking)?;
+    check_child(waits(Waiting::Blocking))?;
     match (forbidden(Ctas::UNSAID), ranks) {
         (Some(FallbackReason::OldNccl), 0 | 1) => Err(FallbackReason::OneRank),
         // They need no id.
@@ -292,9 +296,12 @@ mod tests {
         let without = [
             of(1, &[], 1, Waiting::Blocking),
             of(1, &[], 17, Waiting::Blocking),
-            of(1, &[], 4, Waiting::NonBlocking),
+            of(1, &[], 17, Waiting::NonBlocking),
         ];
         assert!(without.iter().all(|request| request.name_of_roster().is_none()));
+        let nonblocking = of(1, &[], 4, Waiting::NonBlocking);
+        assert_eq!(nonblocking.name_of_roster(), Some(name(1, &[])));
+        assert!(nonblocking.name_of_parent().is_none());
         // Children of a larger one may meet all the same.
         assert_eq!(of(1, &[], 17, Waiting::Blocking).name_of_parent(), Some(name(1, &[])));
     }
