@@ -2,7 +2,7 @@
  * for the earlier work of every stream, and every stream waits for the operation. So each stream sees the results of all calls right
  * behind the group, without a wait of the host. A capture that such a group spreads over several streams ends well. Calls of a group
  * must be captured into one graph, or none of them: NCCL refuses others, and the captures go on. No stream waits for the calls of another
- * communicator. Inputs come late on each stream by a random time. CTESTS_OPERATIONS: random groups, eager and captured. */
+ * communicator. Also with CTESTS_BLOCKING=0. Inputs come late on each stream by a random time. CTESTS_OPERATIONS: random groups, eager and captured. */
 #include "../support/harness.h"
 
 #include <stdatomic.h>
@@ -86,10 +86,15 @@ static ncclResult_t issue(const struct scene* scene, const struct call* call) {
   }
 }
 
+static void end_group(ncclComm_t communicator) {
+  count_calls("ncclGroupEnd", 1);
+  EQUAL(settled(communicator, ncclGroupEnd()), ncclSuccess);
+}
+
 static void group(const struct scene* scene) {
   NCCL(ncclGroupStart());
   for (int place = 0; place < scene->count; place++) EQUAL(issue(scene, &scene->calls[place]), ncclSuccess);
-  NCCL(ncclGroupEnd());
+  end_group(scene->communicator);
 }
 
 static void fill(int32_t* device, size_t count, int32_t with) {
@@ -283,7 +288,8 @@ static void apart(struct scene* scene, ncclComm_t other) {
     CUDA(cuLaunchHostFunc(scene->streams[0], hold, &is_free));
     NCCL(ncclGroupStart());
     for (int place = 0; place < 4; place++) EQUAL(issue(place < 2 ? scene : &second, &scene->calls[place]), ncclSuccess);
-    NCCL(ncclGroupEnd());
+    end_group(scene->communicator);
+    EQUAL(settled(other, ncclInProgress), ncclSuccess);
     wait_for(scene->streams[2]);
     wait_for(scene->streams[3]);
     atomic_store(&is_free, true);

@@ -3,19 +3,9 @@
  * group, and can be aborted. */
 #include "../support/collective.h"
 
-#include <sched.h>
 #include <time.h>
 
-/* Polls until nothing is in progress. The number of polls varies, so no check counts them. */
-static void settled(ncclComm_t communicator) {
-  ncclResult_t state = ncclInProgress;
-  while (state == ncclInProgress) {
-    count_calls("ncclCommGetAsyncError", 1);
-    if (ncclCommGetAsyncError(communicator, &state) != ncclSuccess) break;
-    sched_yield();
-  }
-  EQUAL(state, ncclSuccess);
-}
+static void settle(ncclComm_t communicator) { EQUAL(settled(communicator, ncclInProgress), ncclSuccess); }
 
 static bool started(ncclResult_t answer) { return answer == ncclSuccess || answer == ncclInProgress; }
 
@@ -28,7 +18,7 @@ static void all(struct rank* self) {
   ncclComm_t communicator = NULL, child = NULL;
   ncclUniqueId id = share_id(self, 0, 0);
   STARTED(ncclCommInitRankConfig, &communicator, self->ranks, id, self->rank, &configuration);
-  settled(communicator);
+  settle(communicator);
   int ranks = 0;
   NCCL(ncclCommCount(communicator, &ranks));
   EQUAL(ranks, self->ranks);
@@ -38,7 +28,7 @@ static void all(struct rank* self) {
   transfer_prepare(&transfer);
   STARTED(ncclAllReduce, transfer.send, transfer.receive, transfer.count, transfer.type, transfer.op, communicator,
           as_cuda(self->stream));
-  settled(communicator);
+  settle(communicator);
   wait_for(self->stream);
   transfer_verify(&transfer, self);
   transfer_release(&transfer);
@@ -50,20 +40,20 @@ static void all(struct rank* self) {
   STARTED(ncclAllGather, transfer.send, transfer.receive, transfer.count, transfer.type, communicator,
           as_cuda(self->stream));
   STARTED(ncclGroupEnd);
-  settled(communicator);
+  settle(communicator);
   wait_for(self->stream);
   transfer_verify(&transfer, self);
   transfer_release(&transfer);
 
   STARTED(ncclCommSplit, communicator, self->rank % 2, self->rank, &child, NULL);
-  settled(communicator);
+  settle(communicator);
   CHECK(child != NULL);
-  settled(child);
+  settle(child);
   STARTED(ncclCommFinalize, child);
-  settled(child);
+  settle(child);
   NCCL(ncclCommDestroy(child));
   STARTED(ncclCommFinalize, communicator);
-  settled(communicator);
+  settle(communicator);
   NCCL(ncclCommDestroy(communicator));
 }
 

@@ -7,9 +7,9 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -413,8 +413,25 @@ ncclUniqueId share_foreign_id(struct rank* self, int slot, int maker) {
 ncclComm_t world(struct rank* self, int slot) {
   ncclComm_t communicator = NULL;
   ncclUniqueId id = share_id(self, slot, 0);
-  NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
+  const char* blocking = getenv("CTESTS_BLOCKING");
+  if (!blocking) {
+    NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
+    return communicator;
+  }
+  ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+  configuration.blocking = atoi(blocking);
+  count_calls("ncclCommInitRankConfig", 1);
+  ncclResult_t answer = ncclCommInitRankConfig(&communicator, self->ranks, id, self->rank, &configuration);
+  EQUAL(settled(communicator, answer), ncclSuccess);
   return communicator;
+}
+
+ncclResult_t settled(ncclComm_t communicator, ncclResult_t answer) {
+  while (answer == ncclInProgress) {
+    NCCL(ncclCommGetAsyncError(communicator, &answer));
+    sched_yield();
+  }
+  return answer;
 }
 
 void destroy_each(ncclComm_t* communicators, int count) {

@@ -79,8 +79,10 @@ void destroy_each(ncclComm_t* communicators, int count);
 ncclUniqueId share_id(struct rank* self, int slot, int maker);
 /* The same, made past Windlass, as by a process without it. */
 ncclUniqueId share_foreign_id(struct rank* self, int slot, int maker);
-/* A communicator of all ranks of the section. */
+/* A communicator of all ranks of the section. With CTESTS_BLOCKING=0 its calls do not wait (blocking = 0). */
 ncclComm_t world(struct rank* self, int slot);
+/* Takes the answer of a call, ncclSuccess or ncclInProgress, and waits until the communicator is no longer in progress. Gives its state. */
+ncclResult_t settled(ncclComm_t communicator, ncclResult_t answer);
 
 /* Checks. The first three count a failure and go on; NCCL() and CUDA() end the rank. */
 #define CHECK(condition) check_that((condition), #condition, __FILE__, __LINE__)

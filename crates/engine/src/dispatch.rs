@@ -79,6 +79,7 @@ fn find(call: &Call) -> Standing {
     if !communicator.is_known()
         && let Err(code) = learn(call, communicator)
     {
+        count(call, communicator, Path::Forward);
         return Standing::Refused(group::fail(code));
     }
     if communicator.has_peer_group() {
