@@ -8,7 +8,7 @@ use nccl_sys::{
     Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess, ncclUniqueId,
 };
 
-use crate::communicator::{self, progress};
+use crate::communicator::{self, Communicator, progress};
 use crate::features::memory::pool;
 use crate::features::recycling;
 use crate::features::registration::registering;
@@ -105,6 +105,14 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
         count::function(entry);
         return code;
     }
+    let result = end_now(entry, how, handle);
+    if how == End::Finalize && is_taken(result) {
+        return guard::or_else(|| ncclInternalError, || finish_behind(handle).unwrap_or(result));
+    }
+    result
+}
+
+fn end_now(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     guard::around(
         || {
             count::function(entry);
@@ -123,10 +131,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             None => known::end(how, handle),
         },
         // No kernel of this rank runs any more.
-        |(lazy, kept, _), result| {
-            if how == End::Finalize && is_taken(result) {
-                finish_behind(handle);
-            }
+        |(lazy, kept, _), _| {
             let is_ended = lazy.is_some() && how == End::Destroy;
             let kept = if is_ended { communicator::remove(handle) } else { kept };
             drop(lazy);
@@ -139,28 +144,28 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     )
 }
 
-/// For calls that do not wait: the end waits for what goes on behind them. A finalize is refused meanwhile, as by NCCL.
+/// For calls that do not wait: the end waits for what Windlass does behind them. Like NCCL it refuses all but an abort
+/// while NCCL is at work, or after a failure: the communicator lives on.
 fn leave_progress(how: End, handle: ncclComm_t) -> Result<(), ncclResult_t> {
-    match communicator::find(handle).filter(|known| known.is_nonblocking()) {
-        Some(known) if how == End::Finalize => known.check_ready(handle),
-        Some(known) => {
-            known.leave_progress(handle, how == End::Abort);
-            Ok(())
-        }
-        None => Ok(()),
+    let Some(known) = nonblocking(handle) else { return Ok(()) };
+    if how != End::Finalize {
+        known.leave_progress(handle, how == End::Abort);
     }
+    if how == End::Abort { Ok(()) } else { known.check_ready(handle) }
 }
 
 /// A finalize that does not wait is over when kernels of Windlass are, too.
-fn finish_behind(handle: ncclComm_t) {
-    if let Some(known) = communicator::find(handle).filter(|known| known.is_nonblocking())
-        && let Some(peer_group) = known.peer_group(handle)
-    {
-        progress::begin(vec![handle], None, move |_| {
-            peer_group.wait_idle();
-            ncclSuccess
-        });
-    }
+fn finish_behind(handle: ncclComm_t) -> Option<ncclResult_t> {
+    let peer_group = nonblocking(handle)?.peer_group(handle)?;
+    progress::begin(vec![handle], None, move |_| {
+        peer_group.wait_idle();
+        ncclSuccess
+    });
+    Some(ncclInProgress)
+}
+
+fn nonblocking(handle: ncclComm_t) -> Option<&'static Communicator> {
+    communicator::find(handle).filter(|known| known.is_nonblocking())
 }
 
 /// Stops Windlass's part: an abort stops kernels and waits at once; finalize and destroy wait for issued work, as NCCL does.
