@@ -37,7 +37,7 @@ const SEEN: &[(&str, &str)] = &[
     ),
     (
         "ncclCommInitRankConfig",
-        "The same. With `blocking = 0` or `launchOrderImplicit = 1` there is no peer group, and a configuration that Windlass does not know makes no lazy communicator.",
+        "The same. With `blocking = 0` the ranks meet behind NCCL's init. With `launchOrderImplicit = 1` there is no peer group, and a configuration that Windlass does not know makes no lazy communicator.",
     ),
     ("ncclCommInitRankScalable", "The same. With more than one id the ranks meet after NCCL's init."),
     (

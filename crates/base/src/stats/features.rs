@@ -42,6 +42,8 @@ pub enum Lack {
     OtherRank,
     /// No NVLink joins the ranks' GPUs: NCCL runs all calls between them.
     NoLink,
+    /// Calls of this rank do not wait.
+    NonBlocking,
 }
 
 /// Why one communicator lacks features: one byte for each feature.
@@ -83,6 +85,7 @@ impl Feature {
             }
             (_, Lack::OtherRank) => "another rank has none",
             (_, Lack::NoLink) => NO_LINK,
+            (_, Lack::NonBlocking) => "its calls do not wait (blocking = 0)",
             (Deaths, Lack::Device) => "pidfd_open fails (it needs Linux 5.3, and seccomp to allow it)",
             (Deaths, _) | (_, Lack::Device | Lack::ManyRanks | Lack::Version) => "not for this communicator",
             (_, Lack::NoCuMem) => "NCCL_CUMEM_ENABLE=0 is set",
@@ -102,12 +105,22 @@ impl Lacks {
     /// Why `feature` is missing.
     pub fn of(self, feature: Feature) -> Lack {
         use Lack::{
-            Device, Lazy, ManyRanks, Multicast, NoCuMem, NoLink, Nothing, Option, OtherRank, Variable,
-            Version,
+            Device, Lazy, ManyRanks, Multicast, NoCuMem, NoLink, NonBlocking, Nothing, Option, OtherRank,
+            Variable, Version,
         };
         let all = [
-            Nothing, Option, Variable, NoCuMem, Version, Multicast, Device, ManyRanks, Lazy, OtherRank,
+            Nothing,
+            Option,
+            Variable,
+            NoCuMem,
+            Version,
+            Multicast,
+            Device,
+            ManyRanks,
+            Lazy,
+            OtherRank,
             NoLink,
+            NonBlocking,
         ];
         let number = self.0 >> (8 * feature as u32) & 0xff;
         all.get(number as usize).copied().unwrap_or(OtherRank)
@@ -119,6 +132,15 @@ impl Lacks {
         let missing = [Feature::Native, Feature::Windows, Feature::Registration];
         let deaths = Lacks::default().with(Feature::Deaths, self.of(Feature::Deaths));
         missing.into_iter().fold(deaths, |lacks, feature| lacks.with(feature, Lack::NoLink))
+    }
+
+    /// The same where calls of this rank do not wait.
+    #[must_use]
+    pub fn without_waits(self) -> Lacks {
+        let missing = [Feature::Windows, Feature::Registration].into_iter();
+        missing
+            .filter(|feature| self.of(*feature) == Lack::Nothing)
+            .fold(self, |lacks, feature| lacks.with(feature, Lack::NonBlocking))
     }
 
     /// Whether no NVLink joins the ranks' GPUs.

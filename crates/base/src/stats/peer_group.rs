@@ -26,7 +26,10 @@ const REASONS: [(&str, &str); 27] = [
     ("WINDLASS=off is set", "unset it"),
     ("it has one rank", ""),
     ("it has more than 16 ranks", "smaller communicators split from it can have peer groups"),
-    ("its init does not wait for the other ranks", "make it with blocking = 1, without NCCL_COMM_BLOCKING=0"),
+    (
+        "its init does not wait for the other ranks",
+        "make it by an id and outside groups, or with blocking = 1",
+    ),
     ("NCCL_COMM_ID is set", "unset it"),
     ("its init has several ids", "make it outside groups"),
     ("NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access", "unset both"),

@@ -49,9 +49,13 @@ pub(super) fn meet_behind(place: Handle, identity: Identity, call: ChildCall) {
     let Some((handle, communicator)) = note(place, identity) else { return };
     communicator.identify_nonblocking(true, identity);
     let roster = call.lineage().clone();
-    progress::begin(vec![handle], Some(roster), move |is_made| {
-        if is_made { meet(handle, call) } else { ncclSuccess }
-    });
+    progress::begin(
+        vec![handle],
+        Some(roster),
+        move |is_made| {
+            if is_made { meet(handle, call) } else { ncclSuccess }
+        },
+    );
 }
 
 /// Has the ranks meet. Returns a failure that other ranks may not share; without a peer group the communicator is NCCL's.
@@ -63,7 +67,9 @@ fn meet(handle: ncclComm_t, call: ChildCall) -> ncclResult_t {
     let (has_peer_group, code) = match &outcome {
         InitOutcome::PeerGroup(_) => (true, ncclSuccess),
         InitOutcome::OnNccl(_) => (false, ncclSuccess),
-        InitOutcome::Failed(failure) => (true, refuse(failure.code(), format_args!("no communicator: {failure}"))),
+        InitOutcome::Failed(failure) => {
+            (true, refuse(failure.code(), format_args!("no communicator: {failure}")))
+        }
     };
     identity.into_iter().for_each(|identity| communicator.identify_nonblocking(has_peer_group, identity));
     settle(handle, communicator, outcome, None);

@@ -100,3 +100,42 @@ pub(crate) fn begin(
         false
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    fn progress() -> Arc<Progress> {
+        let state = Mutex::new(State { code: ncclInProgress, is_cancelled: false });
+        Arc::new(Progress { state, changed: Condvar::new(), roster: None })
+    }
+
+    /// An end waits for the work, and only an abort cancels it. The first result stays.
+    #[test]
+    fn ends() {
+        for aborts in [false, true] {
+            let one = progress();
+            let leaves = thread::spawn({
+                let one = one.clone();
+                move || one.leave(aborts)
+            });
+            while aborts && !one.lock().is_cancelled {
+                thread::yield_now();
+            }
+            assert_eq!((one.state(), leaves.is_finished()), (ncclInProgress, false));
+            one.end(ncclSuccess);
+            leaves.join().unwrap();
+            drop(Ends(one.clone()));
+            assert_eq!((one.state(), one.lock().is_cancelled), (ncclSuccess, aborts));
+        }
+    }
+
+    /// Work that nobody does any more is a failure.
+    #[test]
+    fn dropped() {
+        let one = progress();
+        drop(Ends(one.clone()));
+        assert_eq!(one.state(), ncclSystemError);
+    }
+}

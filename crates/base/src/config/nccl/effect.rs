@@ -46,8 +46,8 @@ pub enum Effect {
 impl Effect {
     /// Whether NCCL runs every call, as no communicator has a peer group.
     pub fn leaves_all_to_nccl(&self) -> bool {
-        use Effect::{ImplicitOrder, NoPeerAccess, NonBlocking, UnseenValues};
-        matches!(self, NonBlocking | NoPeerAccess | ImplicitOrder | UnseenValues)
+        use Effect::{ImplicitOrder, NoPeerAccess, UnseenValues};
+        matches!(self, NoPeerAccess | ImplicitOrder | UnseenValues)
     }
 
     /// Whether the effect switches off a feature that is on by default.
@@ -79,10 +79,11 @@ impl fmt::Display for Effect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Effect::OwnIds => "peer groups are off, except those of ncclCommInitAll",
-            Effect::NonBlocking | Effect::NoPeerAccess | Effect::ImplicitOrder | Effect::UnseenValues => {
+            Effect::NonBlocking => "no communicator is lazy, and peer groups are off for those made in groups, from others or by ncclCommInitAll",
+            Effect::NoPeerAccess | Effect::ImplicitOrder | Effect::UnseenValues => {
                 "peer groups are off, so NCCL runs every call"
             }
-            Effect::Blocking => "communicators with blocking = 0 can have peer groups, too",
+            Effect::Blocking => "calls wait, whatever blocking of a configuration says",
             Effect::LaunchBarrier => "peer groups are off for communicators with several ranks in one process",
             Effect::Algorithms => "native collectives (unless WINDLASS_ORDER is fixed or strict) and kept windows are off",
             Effect::ConnectsAtInit => "no communicator is lazy",

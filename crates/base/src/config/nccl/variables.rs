@@ -86,7 +86,7 @@ pub const VARIABLES: &[Variable] = &[
         example: "0",
         read: Moment::FirstInit,
         since: 0,
-        why: "NCCL's inits return before the other ranks have come, and Windlass's agreement would wait for them. The variable overrides `blocking` of a configuration; so does the value 1, with which inits wait.",
+        why: "NCCL's calls return before NCCL has done its part, so ranks meet behind an init that has an id, on a thread of Windlass's. The variable overrides `blocking` of a configuration; so does the value 1, with which inits wait.",
         set_by: "no program known",
         effect: |text| match number(text) {
             0 => Some(Effect::NonBlocking),

@@ -288,11 +288,12 @@ impl ChildCall {
         request::check_child(self.request.waiting)?;
         request::check_order(self.ctas())?;
         settle();
-        let (heap, share, mut facts) = request::on(new.device, ranks, self.ctas(), laziness)?;
+        let (heap, mut share, mut facts) = request::on(new.device, ranks, self.ctas(), laziness)?;
         room::close_soon(heap.device());
         facts.member.rank = rank;
         if self.request.is_nonblocking {
             facts.capabilities &= !capability::OF_BLOCKING;
+            share.lacks = share.lacks.without_waits();
         }
         let participant = bootstrap().and_then(|bootstrap| match &self.session {
             SessionPlace::AtRoster(_) => bootstrap.join_local(&invitation, facts),
