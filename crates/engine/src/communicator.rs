@@ -4,7 +4,7 @@
 //! their own, which every call reads without locks. Entries come from every function that makes a communicator, and from the first
 //! call on an unknown handle (made by a non-blocking split, or before Windlass was loaded).
 
-pub(crate) mod progress;
+mod ongoing;
 mod table;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ use windlass_bootstrap::Canceller;
 use windlass_bootstrap::outcome::FallbackReason;
 use windlass_transport::tuning::{COLLECTIVES, Collective, Limits, Terms};
 
-use progress::Progress;
+use ongoing::Ongoing;
 use table::CHANGING;
 pub(crate) use table::{find, insert, remove};
 
@@ -89,9 +89,23 @@ pub struct Communicator {
     /// Whether its calls do not wait (`blocking = 0`), and it may have a peer group. Then it counts as unknown, so that each call looks at it.
     is_nonblocking: AtomicBool,
     /// What goes on behind its calls. Locked for a few stores.
-    progress: Mutex<Option<Arc<Progress>>>,
+    ongoing: Mutex<Option<Arc<Ongoing>>>,
     /// What its init left. Lock order: after the table's lock. Held for a few stores.
     kept: Mutex<Option<Kept>>,
+}
+
+/// Does work behind calls that do not wait, once NCCL's part is over, which it is told to have succeeded or not. Until then these
+/// communicators are in progress. `roster` is of an init.
+pub(crate) fn go_on_behind(
+    handles: Vec<ncclComm_t>,
+    roster: Option<Arc<Lineage>>,
+    work: impl FnOnce(bool) -> ncclResult_t + 'static,
+) {
+    let ongoing = Ongoing::new(roster);
+    for known in handles.iter().filter_map(|handle| find(*handle)) {
+        *known.ongoing.lock().unwrap_or_else(PoisonError::into_inner) = Some(ongoing.clone());
+    }
+    ongoing.begin(handles, work);
 }
 
 impl Communicator {
@@ -121,7 +135,7 @@ impl Communicator {
             has_windows: AtomicBool::new(false),
             is_checked: AtomicBool::new(false),
             is_nonblocking: AtomicBool::new(false),
-            progress: Mutex::new(None),
+            ongoing: Mutex::new(None),
             kept: Mutex::new(None),
         }
     }
@@ -134,7 +148,7 @@ impl Communicator {
         self.is_checked.store(false, Ordering::Relaxed);
         self.has_gate.store(false, Ordering::Relaxed);
         self.is_nonblocking.store(false, Ordering::Relaxed);
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.ongoing.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -293,26 +307,18 @@ impl Communicator {
         self.identify(identity);
     }
 
-    /// Notes what goes on behind its calls.
-    fn goes_on(&self, handle: ncclComm_t, progress: &Arc<Progress>) {
-        let mut own = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.handle.load(Ordering::Relaxed) == handle as usize {
-            *own = Some(progress.clone());
-        }
-    }
-
     /// What goes on or went on last behind its calls. None where they wait.
-    fn progress(&self, handle: ncclComm_t) -> Option<Arc<Progress>> {
+    fn ongoing(&self, handle: ncclComm_t) -> Option<Arc<Ongoing>> {
         if !self.is_nonblocking() || self.handle.load(Ordering::Relaxed) != handle as usize {
             return None;
         }
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.ongoing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What Windlass says of its state in NCCL's place: `ncclInProgress`, or a failure behind its calls.
     pub fn state(&self, handle: ncclComm_t) -> Option<ncclResult_t> {
-        let progress = self.progress(handle)?;
-        Some(progress.state()).filter(|state| *state != ncclSuccess)
+        let ongoing = self.ongoing(handle)?;
+        Some(ongoing.state()).filter(|state| *state != ncclSuccess)
     }
 
     /// Fails while an earlier call is in progress, as NCCL's calls then do, or with that call's failure.
@@ -326,12 +332,12 @@ impl Communicator {
     }
 
     /// Comes before its end: waits until nothing goes on behind its calls. An abort stops that.
-    pub fn leave_progress(&self, handle: ncclComm_t, aborts: bool) {
-        let Some(progress) = self.progress(handle) else { return };
+    pub fn leave_ongoing(&self, handle: ncclComm_t, aborts: bool) {
+        let Some(ongoing) = self.ongoing(handle) else { return };
         if aborts {
             self.peer_group(handle).iter().for_each(|peer_group| peer_group.abort());
         }
-        progress.leave(aborts);
+        ongoing.leave(aborts);
     }
 
     /// The index of its counters.

@@ -8,7 +8,7 @@ use nccl_sys::{
     Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess, ncclUniqueId,
 };
 
-use crate::communicator::{self, Communicator, progress};
+use crate::communicator::{self, Communicator};
 use crate::features::memory::pool;
 use crate::features::recycling;
 use crate::features::registration::registering;
@@ -101,7 +101,7 @@ fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
 
 /// Finalizes, destroys or aborts a communicator.
 pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
-    if let Err(code) = guard::or_else(|| Ok(()), || leave_progress(how, handle)) {
+    if let Err(code) = guard::or_else(|| Ok(()), || leave_ongoing(how, handle)) {
         count::function(entry);
         return code;
     }
@@ -146,10 +146,10 @@ fn end_now(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
 
 /// For calls that do not wait: the end waits for what Windlass does behind them. Like NCCL it refuses all but an abort
 /// while NCCL is at work, or after a failure: the communicator lives on.
-fn leave_progress(how: End, handle: ncclComm_t) -> Result<(), ncclResult_t> {
+fn leave_ongoing(how: End, handle: ncclComm_t) -> Result<(), ncclResult_t> {
     let Some(known) = nonblocking(handle) else { return Ok(()) };
     if how != End::Finalize {
-        known.leave_progress(handle, how == End::Abort);
+        known.leave_ongoing(handle, how == End::Abort);
     }
     if how == End::Abort { Ok(()) } else { known.check_ready(handle) }
 }
@@ -157,7 +157,7 @@ fn leave_progress(how: End, handle: ncclComm_t) -> Result<(), ncclResult_t> {
 /// A finalize that does not wait is over when kernels of Windlass are, too.
 fn finish_behind(handle: ncclComm_t) -> Option<ncclResult_t> {
     let peer_group = nonblocking(handle)?.peer_group(handle)?;
-    progress::begin(vec![handle], None, move |_| {
+    communicator::go_on_behind(vec![handle], None, move |_| {
         peer_group.wait_idle();
         ncclSuccess
     });
@@ -223,7 +223,7 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
         || {
             count::function(Entry::ncclCommRevoke);
             if !is_missing(Entry::ncclCommRevoke) {
-                communicator::find(handle).into_iter().for_each(|known| known.leave_progress(handle, true));
+                communicator::find(handle).into_iter().for_each(|known| known.leave_ongoing(handle, true));
                 end_registering(handle, true);
             }
             queries::lazy_of(handle).filter(|_| !is_missing(Entry::ncclCommRevoke))

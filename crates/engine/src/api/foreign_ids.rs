@@ -6,7 +6,7 @@
 
 use nccl_sys::{ncclComm_t, ncclResult_t, ncclSuccess};
 
-use crate::communicator::{self, progress};
+use crate::communicator;
 use crate::forward::configuration::Kept as Configuration;
 use crate::forward::init::Handle;
 use crate::forward::known;
@@ -49,13 +49,9 @@ pub(super) fn meet_behind(place: Handle, identity: Identity, call: ChildCall) {
     let Some((handle, communicator)) = note(place, identity) else { return };
     communicator.identify_nonblocking(true, identity);
     let roster = call.lineage().clone();
-    progress::begin(
-        vec![handle],
-        Some(roster),
-        move |is_made| {
-            if is_made { meet(handle, call) } else { ncclSuccess }
-        },
-    );
+    communicator::go_on_behind(vec![handle], Some(roster), move |is_made| {
+        if is_made { meet(handle, call) } else { ncclSuccess }
+    });
 }
 
 /// Has the ranks meet. Returns a failure that other ranks may not share; without a peer group the communicator is NCCL's.

@@ -18,7 +18,7 @@ use nccl_sys::{
     ncclUnhandledCudaError,
 };
 
-use crate::communicator::{self, Communicator, progress};
+use crate::communicator::{self, Communicator};
 use crate::forward::known;
 use crate::group::{self, Ended, Followed, Held, Joints, Ours, Runs};
 use crate::peers::{Afterwards, History, PeerGroup, Went};
@@ -135,7 +135,7 @@ pub(crate) fn behind_nccl(followed: Vec<Followed>, parts: Vec<Part>, joints: Joi
     }
     let mut handles: Vec<ncclComm_t> = joints.all().map(|joint| joint.communicator).collect();
     handles.extend(followed.iter().map(|followed| followed.communicator));
-    progress::begin(handles, None, move |has_run| {
+    communicator::go_on_behind(handles, None, move |has_run| {
         after_group(followed, has_run);
         // What NCCL says of its failure comes first.
         if has_run { run_held(&parts, &joints) } else { ncclSuccess }
