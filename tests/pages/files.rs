@@ -33,12 +33,15 @@ fn sentence(text: &str) -> String {
     let head = text.lines().map_while(|line| line.strip_prefix("//! "));
     let text = head.collect::<Vec<_>>().join(" ");
     let end = text.find(". ").map_or(text.len(), |at| at + 1);
-    let mut text = text[..end].replace("[`", "`").replace("`]", "`").replace('|', "\\|");
-    while let Some(at) = text.find("`(") {
+    let mut text = text[..end].replace('|', "\\|");
+    while let Some(at) = text.find("](") {
         let end = text[at..].find(')').map_or(text.len(), |length| at + length + 1);
-        text.replace_range(at + 1..end, "");
+        text.replace_range(at..end, "");
+        if let Some(start) = text[..at].rfind('[') {
+            text.remove(start);
+        }
     }
-    text
+    text.replace("[`", "`").replace("`]", "`")
 }
 
 /// The page is up to date with the files.
