@@ -56,7 +56,7 @@ def main():
 def from_net(text):
     """What a page or style sheet loads from another host. Links that a reader may follow are no such thing."""
     tags = re.findall(r"<(?:script|img|link|iframe|source|video|object)\b[^>]*?(?:src|href|data)=\"((?:https?:)?//[^\"]*)", text)
-    return tags + re.findall(r"(?:url\(|@import)\s*[\"']?((?:https?:)?//[^\"')]*)|import\([\"']((?:https?:)?//[^\"']*)", text)
+    return tags + ["".join(found) for found in re.findall(r"(?:url\(|@import)\s*[\"']?((?:https?:)?//[^\"')]*)|import\([\"']((?:https?:)?//[^\"']*)", text)]
 
 
 def style_of(diagrams):
