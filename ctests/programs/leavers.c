@@ -229,7 +229,7 @@ static const struct part parts[] = {
 };
 
 /* Rounds after which what grows only at first no longer does: caches of events, allocators, threads. */
-static int settled(int rounds) { return rounds < 20 ? rounds / 2 : 20; }
+static int steady_after(int rounds) { return rounds < 20 ? rounds / 2 : 20; }
 
 static void survives(const struct part* part, int rounds) {
   use_device(me);
@@ -237,7 +237,7 @@ static void survives(const struct part* part, int rounds) {
   struct holds before = {0, 0, 0};
   for (int round = 0; round < rounds; round++) {
     part->round(me, round, stream);
-    if (round + 1 == settled(rounds)) {
+    if (round + 1 == steady_after(rounds)) {
       usleep(300000);
       before = held();
     }
@@ -246,7 +246,7 @@ static void survives(const struct part* part, int rounds) {
   is_flat(before);
   struct holds now = held();
   fprintf(stderr, "%s rank %d: after %d rounds %lld MiB, %lld descriptors, %lld threads; after %d %lld, %lld, %lld\n", part->name, me,
-          settled(rounds), before.bytes >> 20, before.descriptors, before.threads, rounds, now.bytes >> 20, now.descriptors, now.threads);
+          steady_after(rounds), before.bytes >> 20, before.descriptors, before.threads, rounds, now.bytes >> 20, now.descriptors, now.threads);
   if (lasting) OK(ncclCommDestroy(lasting));
   exit(0);
 }
