@@ -17,6 +17,16 @@ PACKAGE = ROOT / "python" / "windlass"
 AUTOLOAD = ROOT / "python" / "autoload"
 # The second name is what pip before 20.3 calls the first, as Ubuntu 20.04 has it.
 PLATFORMS = ["manylinux_2_17_x86_64", "manylinux2014_x86_64"]
+ENTRY_POINTS = b"""\
+[console_scripts]
+windlass = windlass.__main__:main
+
+[sglang.srt.plugins]
+windlass = windlass._plugins:sglang
+
+[vllm.general_plugins]
+windlass = windlass._plugins:vllm
+"""
 LIBRARIES = ["libwindlass.so", "libsim_cuda.so", "libsim_kernels.so", "libsim_nccl.so"]
 
 
@@ -71,7 +81,7 @@ def contents(built, version):
     about = metadata("windlass", version, summary, "Classifier: Typing :: Typed", ROOT / "python" / "README.md")
     yield f"{information}/METADATA", about.encode(), False
     yield f"{information}/WHEEL", tags(PLATFORMS, is_pure=False).encode(), False
-    yield f"{information}/entry_points.txt", b"[console_scripts]\nwindlass = windlass.__main__:main\n", False
+    yield f"{information}/entry_points.txt", ENTRY_POINTS, False
 
 
 def contents_of_autoload(version):
