@@ -30,8 +30,8 @@ pub const RUN: &str = "WINDLASS_RUN";
 /// The variable by which `windlass run` says why it has not measured this machine's limits; empty where it has. It is no option.
 pub const UNMEASURED: &str = "WINDLASS_UNMEASURED";
 
-/// The variable that wakes the Python package windlass-autoload (`python/autoload`). It is no option of the library.
-const PYTHON: &str = "WINDLASS_PYTHON";
+/// The variables that wake parts of the Python packages (`python/autoload`, `_plugins.py`). They are no options of the library.
+const PYTHON: [&str; 3] = ["WINDLASS_PYTHON", "WINDLASS_VLLM", "WINDLASS_SGLANG"];
 
 /// An unknown name that differs from an option in at most so many letters is taken for a misspelling of it.
 const TYPOS_MAX: usize = 2;
@@ -199,8 +199,8 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     let ours = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
-            let is_other =
-                name.starts_with(SIMULATOR_PREFIX) || [RUN, UNMEASURED, PYTHON].contains(&name.as_str());
+            let is_other = name.starts_with(SIMULATOR_PREFIX)
+                || [RUN, UNMEASURED].iter().chain(&PYTHON).any(|other| name == other);
             name == "WINDLASS" || name.starts_with("WINDLASS_") && !is_other
         });
     for (name, text) in ours {
@@ -300,7 +300,9 @@ mod tests {
                 ("WINDLASS_SIM_DEVICES", "4"),
                 (RUN, "7.8"),
                 (UNMEASURED, ""),
-                (PYTHON, "on")
+                (PYTHON[0], "on"),
+                (PYTHON[1], "auto"),
+                (PYTHON[2], "8M-")
             ]),
             Parsed::default()
         );
