@@ -48,7 +48,10 @@ PROMPT, TOKENS, PREFILL_BATCH = 32, 128, 8
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all-reduce", choices=["custom", "nccl"], default="nccl", help="vLLM's own, or NCCL's (default)")
+    parser.add_argument("--all-reduce", choices=["custom", "fused", "nccl"], default="nccl",
+                        help="vLLM's own; FlashInfer's first, as vLLM 0.33 has it; or NCCL's (default)")
+    parser.add_argument("--fused-max", type=float, metavar="MIB", help="with fused: the size up to which all-reduces are fused with the norm")
+    parser.add_argument("--logprobs", action="store_true", help="also print log-probabilities of a fixed prompt")
     parser.add_argument("--tensor-parallel", type=int, default=2, metavar="N", help="GPUs of an engine (2)")
     parser.add_argument("--data-parallel", type=int, default=1, metavar="N", help="engines (1); more need --experts")
     parser.add_argument("--experts", type=int, default=0, metavar="N", help="Mixtral's shape with N experts (0: a dense model)")
@@ -101,6 +104,11 @@ def start(chosen: argparse.Namespace):
         # What comes before NCCL in vLLM: its own kernels, FlashInfer's, and FlashInfer's that are fused with the norm.
         os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
         passes["fuse_allreduce_rms"] = False
+    if chosen.all_reduce == "fused":
+        os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] = "1"
+        passes["fuse_allreduce_rms"] = True
+        if chosen.fused_max is not None:
+            passes["fi_allreduce_fusion_max_size_mb"] = chosen.fused_max
     from vllm import LLM
 
     return LLM(
@@ -135,6 +143,16 @@ def rounds(llm, count: int, batch: int, prompt: int, tokens: int) -> tuple[list[
     return seconds, hashes
 
 
+def logprobs(llm) -> list[float]:
+    """The log-probabilities of a fixed prompt's tokens: comparable where sums have another order, and tokens need not be equal."""
+    from vllm import SamplingParams
+
+    prompt = [(7 * j) % 31999 + 1 for j in range(PROMPT)]
+    greedy = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    output = llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)[0]
+    return [round(entry[token].logprob, 6) for token, entry in zip(prompt[1:], output.prompt_logprobs[1:])]
+
+
 def measure(chosen: argparse.Namespace) -> None:
     begin = time.perf_counter()
     llm = start(chosen)
@@ -156,6 +174,8 @@ def measure(chosen: argparse.Namespace) -> None:
     for length in chosen.prefills:
         seconds, hashes = rounds(llm, chosen.rounds, PREFILL_BATCH, length, 1)
         record("prefill", length, "", f"prefill, {PREFILL_BATCH} x {length}", seconds, 1, hashes)
+    if chosen.logprobs:
+        result["logprobs"] = logprobs(llm)
     print(json.dumps(result), flush=True)
     if chosen.data_parallel > 1:
         time.sleep(2)  # engines stop together: an early end of one fails the others

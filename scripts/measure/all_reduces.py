@@ -145,6 +145,8 @@ def norms():
         wide = residual.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)).to(tensor.dtype) * weight
 
+    # Each size is a program of its own, as in vLLM's capture of graphs.
+    torch._dynamo.config.recompile_limit = 256
     found = {"compiled": torch.compile(plain, dynamic=False)}
     try:
         from vllm import _custom_ops
