@@ -87,7 +87,7 @@ runs a program of its own under the variables of every row, on simulated devices
 - Lazy: NCCL builds its part of a communicator of two ranks when an all-reduce needs it, beside a receive that waits. The next communicator of
   the same ranks reuses that part.
 - Native collectives are those that reach NCCL. vLLM and SGLang have all-reduces of their own, which come first and which Windlass does not see
-  ([vLLM](../examples/vllm/README.md)). Up to which size: [limits](collectives.md#what-runs-where).
+  ([vLLM](vllm.md), [SGLang](sglang.md)). Up to which size: [limits](collectives.md#what-runs-where).
 - The rows are without `WINDLASS_ORDER`. With `fixed` or `strict` native collectives are on in all of them, and reductions that round run there at
   every size, in one order: [reproducible results](reproducible-results.md#what-the-framework-must-do) has a row for each of these modes.
 
