@@ -1,9 +1,12 @@
 """SGLang's PyNccl on a thread that has no CUDA context: an all-reduce of known values, then its time."""
 
 import os
+import sys
 import threading
 import time
 
+# This file has the package's name, and Python would find it first.
+sys.path.pop(0)
 import torch
 import torch.distributed as dist
 
