@@ -31,7 +31,7 @@ pub const RUN: &str = "WINDLASS_RUN";
 pub const UNMEASURED: &str = "WINDLASS_UNMEASURED";
 
 /// The variables that wake parts of the Python packages (`python/autoload`, `_plugins.py`). They are no options of the library.
-const PYTHON: [&str; 3] = ["WINDLASS_PYTHON", "WINDLASS_VLLM", "WINDLASS_SGLANG"];
+const PYTHON: &[&str] = &["WINDLASS_PYTHON", "WINDLASS_VLLM", "WINDLASS_SGLANG"];
 
 /// An unknown name that differs from an option in at most so many letters is taken for a misspelling of it.
 const TYPOS_MAX: usize = 2;
@@ -200,7 +200,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
             let is_other = name.starts_with(SIMULATOR_PREFIX)
-                || [RUN, UNMEASURED].iter().chain(&PYTHON).any(|other| name == other);
+                || [RUN, UNMEASURED].iter().chain(PYTHON).any(|other| name == other);
             name == "WINDLASS" || name.starts_with("WINDLASS_") && !is_other
         });
     for (name, text) in ours {
