@@ -61,7 +61,7 @@ def _enter(name: str, oldest: str, newest: str, hook: Callable[[Takes], str]) ->
         is_auto = chosen.lower() == "auto"
         measured = {ranks: intervals(text) for ranks, text in AUTO[name].items()}
         always = [] if is_auto else intervals(chosen)
-        if os.environ.get("WINDLASS") == "off":
+        if os.environ.get("WINDLASS", "").lower() in ("off", "0", "no", "false"):
             raise ValueError("WINDLASS=off is set")
         if is_auto and not measured:
             raise ValueError("no interval is known in which Windlass is ahead; name intervals, as 8M-")
