@@ -9,6 +9,7 @@
 //! * [`forked`]: guards the calls of forked children.
 //! * [`open`]: opens the real library, once.
 //! * [`find`]: the search for it; [`objects`] and [`cache`] read its input.
+//! * [`profiler`]: the interface of profiler plugins.
 //! * [`second`]: finds another NCCL that is mapped beside it; [`exported`] recognises one.
 
 #![allow(non_upper_case_globals)]
@@ -38,6 +39,8 @@ pub mod objects;
 pub mod exported;
 
 pub mod cache;
+
+pub mod profiler;
 
 pub use slots::Entry;
 pub use types::*;

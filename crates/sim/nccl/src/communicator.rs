@@ -9,7 +9,7 @@ use crate::rendezvous::Token;
 use crate::segment::{Left, Segment, standing};
 use crate::settings::settings;
 use crate::window::Windows;
-use crate::{dump, strict};
+use crate::{dump, profiler, strict};
 use nccl_sys::*;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -58,6 +58,11 @@ pub struct Communicator {
     pub has_refused_child: AtomicBool,
     /// Shrinks done, by the set of surviving ranks: an excluded rank does not know of them.
     pub shrinks: Mutex<HashMap<i64, u64>>,
+    /// The profiler's context. In NCCL, too, it lies behind the handle.
+    pub profiler: &'static AtomicU64,
+    /// Numbers of collectives, by function.
+    pub numbers: Mutex<HashMap<&'static str, u64>>,
+    words: &'static [AtomicU64; 3],
     state: Mutex<ncclResult_t>,
     state_changed: Condvar,
     /// Eager operations that were launched and have not finished.
@@ -82,6 +87,8 @@ impl Communicator {
     pub fn new(init: Init) -> Arc<Communicator> {
         let Init { rank, ranks, device, context, config, token, order } = init;
         order.join();
+        // Never freed, so that use after the end is detected.
+        let words: &'static [AtomicU64; 3] = Box::leak(Box::new([MAGIC, 0, 0].map(AtomicU64::new)));
         Arc::new(Communicator {
             rank,
             ranks,
@@ -104,6 +111,9 @@ impl Communicator {
             splits: AtomicU64::new(0),
             has_refused_child: AtomicBool::new(false),
             shrinks: Mutex::default(),
+            profiler: &words[2],
+            numbers: Mutex::default(),
+            words,
             state: Mutex::new(ncclSuccess),
             state_changed: Condvar::new(),
             pending: Mutex::new(0),
@@ -282,10 +292,9 @@ fn with_handles<T>(body: impl FnOnce(&mut Handles) -> T) -> T {
     body(lock(&HANDLES).get_or_insert_with(Handles::default))
 }
 
-/// Gives a communicator a handle. Its two words are never freed, so that use after the end is detected.
+/// Gives a communicator its handle.
 pub fn publish(communicator: &Arc<Communicator>) -> ncclComm_t {
-    let words: &'static mut [AtomicU64; 2] = Box::leak(Box::new([AtomicU64::new(MAGIC), AtomicU64::new(0)]));
-    let handle = words.as_mut_ptr() as usize;
+    let handle = communicator.words.as_ptr() as usize;
     with_handles(|handles| handles.live.insert(handle, communicator.clone()));
     handle as ncclComm_t
 }
@@ -301,7 +310,10 @@ pub fn withdraw(handle: ncclComm_t, how: &str) {
         // SAFETY: a live handle's words are never freed.
         unsafe { (*handle.cast::<AtomicU64>()).store(MAGIC_GONE, SeqCst) };
     }
-    gone.iter().for_each(|communicator| communicator.order.leave());
+    if let Some(communicator) = &gone {
+        profiler::finalize(communicator);
+        communicator.order.leave();
+    }
     drop(gone);
 }
 

@@ -3,6 +3,7 @@
 use crate::communicator::Communicator;
 use crate::driver::driver;
 use crate::operation::{self, Queued};
+use crate::profiler;
 use crate::refusal::{Outcome, refuse};
 use nccl_sys::*;
 use std::cell::RefCell;
@@ -55,6 +56,10 @@ pub static OPEN: AtomicI64 = AtomicI64::new(0);
 
 pub fn start() {
     with_group(|group| group.depth += 1);
+}
+
+pub fn depth() -> u32 {
+    with_group(|group| group.depth)
 }
 
 /// Whether this thread has a group open.
@@ -126,6 +131,13 @@ pub fn run_last(communicator: Arc<Communicator>, work: impl FnOnce() -> Outcome 
 /// Leaves a group; the end of the outermost one runs its tasks, then its calls.
 pub fn end() -> Outcome {
     let Some(group) = leave()? else { return Ok(()) };
+    profiler::ends();
+    let result = run_group(group);
+    profiler::ended();
+    result
+}
+
+fn run_group(group: Group) -> Outcome {
     let Group { error, tasks, calls, .. } = group;
     if let Some(code) = error {
         return Err(code);

@@ -23,6 +23,7 @@
 //! - `WINDLASS_SIM_NCCL_VERSION`: the simulated release, 22809. From 22602 on a group's communicators run in the order of
 //!   their ids' hashes, before in the order of their first calls, both as in NCCL.
 //! - `WINDLASS_SIM_NCCL_RINGS=1`: the sum of each rank's share starts at another rank, as in NCCL's rings; else at rank 0.
+//! - `NCCL_PROFILER_PLUGIN`: a profiler plugin, as in NCCL from 2.27 on (`profiler.rs`).
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
 //!
 //! Ranks connect to the root of their id with the bytes that NCCL's ranks send (`root.rs`). The root is a socket of the process that
@@ -91,6 +92,9 @@ mod root;
 
 mod exchange;
 mod segment;
+
+// Profilers.
+mod profiler;
 
 // Reports of misuse and errors.
 mod strict;

@@ -7,7 +7,7 @@ use crate::order::Order;
 use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::rendezvous::{self, Member, Token};
 use crate::segment::standing;
-use crate::{leaks, reentry, strict};
+use crate::{leaks, profiler, reentry, strict};
 use nccl_sys::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -60,7 +60,10 @@ unsafe fn hold_init(
     let work = Box::new(move || {
         let member = Member { ids, rank, ranks, device, bus_id };
         made.is_being_made.store(true, SeqCst);
-        let joined = rendezvous::join(token, &member, &made.leave).map(|segment| made.set_segment(segment));
+        let joined = rendezvous::join(token, &member, &made.leave).map(|segment| {
+            made.set_segment(segment);
+            profiler::init(&made, nccl_sys::profiler::hash(&member.ids[0]));
+        });
         made.is_being_made.store(false, SeqCst);
         if matches!(joined, Err(code) if code != rendezvous::LOST) && config.blocking {
             let place = place as *mut ncclComm_t;

@@ -9,7 +9,8 @@ use crate::registration::Use;
 use crate::segment::CallFacts;
 use crate::settings::settings;
 use crate::{
-    agreement, arguments, collective, group, import, lookup, p2p, reentry, sorting, strict, window, work,
+    agreement, arguments, collective, group, import, lookup, p2p, profiler, reentry, sorting, strict, window,
+    work,
 };
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -146,6 +147,8 @@ pub struct Queued {
     pub communicator: Arc<Communicator>,
     pub call: Call,
     recipe: Option<Recipe>,
+    /// The profiler's event of the program's call.
+    api: usize,
 }
 
 /// A collective with the result of looking up its buffers.
@@ -167,6 +170,7 @@ struct Operation {
     captured: bool,
     ticket: Option<u64>,
     text: String,
+    events: Vec<usize>,
 }
 
 /// Checks a call and launches it when the outermost group ends; at once if none is open.
@@ -203,7 +207,9 @@ fn check(communicator: &Arc<Communicator>, call: Call) -> Outcome<Option<Queued>
         true => Some(operators::recipe(communicator, call.operator, call.datatype)?),
         false => None,
     };
-    Ok(Some(Queued { communicator: communicator.clone(), call, recipe }))
+    let is_captured = driver()?.is_capturing(call.stream)?;
+    let api = profiler::called(communicator, &call, group::depth(), is_captured);
+    Ok(Some(Queued { communicator: communicator.clone(), call, recipe, api }))
 }
 
 /// The first release whose groups run their communicators in the same order on all ranks (`ncclGroupCommJoin`).
@@ -250,7 +256,9 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         captured,
         ticket: None,
         text: texts.join(" + "),
+        events: Vec::new(),
     };
+    let profiled: Vec<(Call, usize)> = queued.iter().map(|entry| (entry.call, entry.api)).collect();
     let mut registered = 0;
     for Queued { call, recipe, .. } in as_they_run(queued, communicator.ranks) {
         let buffers = call.buffers(communicator.rank, communicator.ranks);
@@ -294,12 +302,17 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     let is_counted = !captured && !operation.collectives.is_empty();
     let (ticket, order) = (operation.ticket, communicator.order.clone());
     // A captured operation lives as long as the process: the library is not told when its last graph is destroyed.
-    let data = Box::into_raw(Box::new(operation));
     let function = if captured { run_captured } else { run_eager };
     let work = work::of(&calls, communicator.ranks, registered == calls.len() as u64);
-    if let Err(code) = driver.launch(streams[0], function, data.cast(), &work.into()) {
-        // SAFETY: the driver did not take it.
-        drop(unsafe { Box::from_raw(data) });
+    let launched = profiler::launch(communicator, &profiled, captured, |events| {
+        operation.events = events;
+        let data = Box::into_raw(Box::new(operation));
+        driver.launch(streams[0], function, data.cast(), &work.into()).inspect_err(|_| {
+            // SAFETY: the driver did not take it.
+            drop(unsafe { Box::from_raw(data) });
+        })
+    });
+    if let Err(code) = launched {
         if !captured {
             order.skip(ticket);
             communicator.end_pending();
@@ -342,7 +355,7 @@ extern "C" fn run_eager(data: *mut libc::c_void) {
     // SAFETY: `launch` made the box; an eager host function runs once.
     let operation = unsafe { Box::from_raw(data.cast::<Operation>()) };
     import::host_function(|| {
-        run(&operation);
+        profiler::run(&operation.communicator, &operation.events, || run(&operation));
         let Operation { communicator, uses, windows, .. } = *operation;
         drop((uses, windows));
         communicator.end_pending();

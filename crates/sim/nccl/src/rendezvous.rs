@@ -25,6 +25,11 @@ impl Token {
         Token(fold(fold(OFFSET, self.0.to_le_bytes().into_iter()), bytes))
     }
 
+    /// What profilers call it.
+    pub fn number(self) -> u64 {
+        self.0 as u64
+    }
+
     pub fn name(self) -> String {
         format!("{:032x}", self.0)
     }

@@ -5,6 +5,7 @@ use crate::driver::driver;
 use crate::exchange::{Note, SPLIT, exchange};
 use crate::group::{self, Blocking, Task};
 use crate::order::Order;
+use crate::profiler;
 use crate::refusal::{Outcome, lock, refuse};
 use crate::rendezvous::{self, Member, Token};
 use nccl_sys::*;
@@ -156,6 +157,7 @@ fn bear(
     let never = AtomicBool::new(false);
     let leave = if parent.leave.load(SeqCst) { &never } else { &parent.leave };
     child.set_segment(rendezvous::join(token, &member, leave)?);
+    profiler::init(&child, token.number());
     out.write(communicator::publish(&child));
     Ok(())
 }
