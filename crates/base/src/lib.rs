@@ -30,5 +30,7 @@ pub mod shared_page;
 
 pub mod stats;
 
+pub mod observers;
+
 // The process as a whole: its counters, log, report and options.
 pub mod process;

@@ -16,6 +16,7 @@ use once_cell::sync::OnceCell;
 
 use crate::config::{self, Form, Report, Startup, Switch};
 use crate::config::{complaints, config, expand_file_name, nccl, startup};
+use crate::observers;
 use crate::stats::files::{self, FILES_OF_RUN_MAX, FOLDER, Held};
 use crate::stats::run::{self, Run};
 use crate::stats::snapshot::{self, Snapshot};
@@ -106,6 +107,7 @@ pub fn first_communicator() {
         slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
         describe_process();
         warn_of_second_nccl();
+        observers::start();
     });
 }
 

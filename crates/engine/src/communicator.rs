@@ -18,6 +18,7 @@ use crate::peers::{self, InitOutcome, Lineage, PeerGroup};
 use windlass_base::call::Function;
 use windlass_base::error::refuse;
 use windlass_base::gate::{Gate, Passed};
+use windlass_base::observers::Observed;
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::outcome::FallbackReason;
@@ -348,6 +349,13 @@ impl Communicator {
     /// How many ranks it has; 0 while that is not known.
     pub fn ranks(&self) -> usize {
         self.ranks.load(Ordering::Relaxed) as usize
+    }
+
+    /// The communicator, as profilers know it.
+    pub fn observed(&self) -> Observed {
+        let (handle, is_lazy) = (self.handle.load(Ordering::Relaxed), self.is_lazy());
+        let Identity { rank, ranks, .. } = count::identity(self.counters());
+        Observed { handle, is_lazy, name: count::name_of(self.counters()), rank, ranks }
     }
 
     /// Whether rank, ranks and device are all known, and calls need not look at its state.

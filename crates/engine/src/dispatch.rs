@@ -37,6 +37,7 @@ use crate::forward::{self, known};
 use crate::group;
 use windlass_base::call::Call;
 use windlass_base::guard;
+use windlass_base::observers;
 use windlass_base::path::Path;
 use windlass_base::process;
 use windlass_base::stats::count::{self, Identity};
@@ -94,10 +95,14 @@ fn find(call: &Call) -> Standing {
     }
 }
 
-/// Counts a call.
+/// Counts a call, and tells profilers.
 #[inline]
 fn count(call: &Call, communicator: &Communicator, path: Path) {
     count::call(communicator.counters(), call, path, communicator.ranks());
+    if observers::are_on() {
+        let depth = 1 + i32::from(group::is_open());
+        observers::before(call, path, &communicator.observed(), depth);
+    }
 }
 
 /// After NCCL has judged a call on an unknown handle. If NCCL took the call, the communicator is real and gets an entry.

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::ncclUniqueId;
+use crate::NCCL_UNIQUE_ID_BYTES;
 
 /// Kinds of events: bits of an activation mask.
 pub mod kind {
@@ -226,16 +226,16 @@ pub fn newest_version(nccl: c_int) -> u32 {
     }
 }
 
-/// By what NCCL names the communicator of an id, from release 2.26 on.
-pub fn hash(id: &ncclUniqueId) -> u64 {
-    let words = id.internal.as_chunks::<8>().0;
+/// What NCCL calls the communicator of an id, from release 2.26 on.
+pub fn hash(id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> u64 {
+    let words = id.as_chunks::<8>().0;
     let [mut low, mut high] = [1 ^ size_of_val(id) as u64, 1u64];
     for word in words {
         low = low.wrapping_add(high);
         high ^= low;
         low = (low ^ low >> 31).wrapping_mul(0x9de6_2bbc_8cef_3ce3);
         high = (high ^ high >> 32).wrapping_mul(0x485c_d631_1b59_9e79);
-        low = low.wrapping_add(u64::from_le_bytes(word.map(|byte| byte as u8)));
+        low = low.wrapping_add(u64::from_le_bytes(*word));
     }
     let mixed = (low ^ low >> 31).wrapping_mul(0xbac3_bd56_2846_de6b).wrapping_add(high);
     (mixed ^ mixed >> 32).wrapping_mul(0x995a_187a_14e7_b445)
@@ -260,8 +260,7 @@ mod tests {
     /// NCCL's own code gave this value.
     #[test]
     fn names_of_communicators() {
-        let id = ncclUniqueId { internal: std::array::from_fn(|index| index as c_char) };
-        assert_eq!(hash(&id), 0x6afe_1cc1_7717_e1f4);
+        assert_eq!(hash(&std::array::from_fn(|index| index as u8)), 0x6afe_1cc1_7717_e1f4);
     }
 
     /// Who asks for a channel gets its collective, and the group around it.

@@ -143,6 +143,11 @@ impl std::fmt::Display for Found {
     }
 }
 
+/// The value of a variable without an effect.
+pub fn value(name: &str) -> Option<String> {
+    lookup(name)
+}
+
 /// The value of a variable. The environment comes before NCCL's files, even with an empty value.
 fn lookup(name: &str) -> Option<String> {
     let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());

@@ -154,6 +154,12 @@ pub fn name(counters: usize, name: u64) {
     }
 }
 
+/// What all ranks of a communicator call it, 0 if that is not known.
+pub fn name_of(counters: usize) -> u64 {
+    let place = segment::current().communicators.get(counters);
+    place.map_or(0, |place| place.name.load(Ordering::Relaxed))
+}
+
 /// A communicator's rank, size and device, as far as noted.
 pub fn identity(counters: usize) -> Identity {
     match segment::current().communicators.get(counters).filter(|_| counters != UNKNOWN) {

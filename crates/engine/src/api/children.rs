@@ -287,7 +287,7 @@ fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
     match step {
         Step::Nccl(call) => return after_nccl(call, place, result),
         _ if result != ncclSuccess => drop(group::fail(result)),
-        Step::Met(lazy) => init_ends::hand_out(place, lazy),
+        Step::Met(lazy) => init_ends::hand_out(place, lazy, None),
         Step::Nothing => init::hand_out(place, std::ptr::null_mut()),
         Step::ById(ById { identity, reason, .. }) => {
             if let Some((handle, communicator)) = note(place, identity) {

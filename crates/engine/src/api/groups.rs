@@ -12,6 +12,7 @@ use crate::group::{self, Awaited, Ended, Waiting};
 use crate::peers::{self, InitOutcome};
 use windlass_base::error::panicked;
 use windlass_base::guard;
+use windlass_base::observers;
 use windlass_base::stats::count;
 
 use super::handles::{UNKNOWN, is_taken, note};
@@ -74,6 +75,9 @@ fn end_of_much() -> ncclResult_t {
             if result == ncclSuccess && !parts.is_empty() {
                 let ran = ordering::run_held(&parts, &ended.borrow().joints);
                 ours.set(ours.get().and(ran));
+            }
+            if observers::are_on() {
+                observers::after(group::is_open().into());
             }
             result
         },

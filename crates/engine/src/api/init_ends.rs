@@ -10,6 +10,7 @@ use crate::forward::init::{self, Handle};
 use crate::forward::known;
 use crate::lazy::{LazyCommunicator, first_launch};
 use crate::peers::{self, Asked, InitOutcome, Lineage};
+use windlass_base::observers;
 use windlass_base::stats::count::{self, Identity};
 use windlass_base::stats::peer_group::{BUILT, UNBUILT};
 
@@ -53,14 +54,18 @@ pub(super) fn settle(
     drop(kept.and_then(|kept| communicator.keep(handle, kept)));
 }
 
-/// Records a lazy communicator, and gives its handle to the application.
-pub(super) fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
+/// Records a lazy communicator, and gives its handle to the application. `name`: what NCCL would call it, by its id.
+pub(super) fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>, name: Option<u64>) {
     let (handle, peer_group) = (lazy.handle(), lazy.peer_group().clone());
     let ranks = peer_group.negotiated().members.len() as i32;
     let identity = Identity { rank: peer_group.rank() as i32, ranks, device: lazy.device() };
     let communicator = communicator::insert(handle, identity);
     let standing = if lazy.real().is_some() { BUILT } else { UNBUILT };
+    name.into_iter().for_each(|name| count::name(communicator.counters(), name));
     drop(communicator.keep(handle, Kept::Lazy(lazy)));
+    if observers::are_on() {
+        observers::profiler::made(&communicator.observed());
+    }
     count::nccl(communicator.counters(), standing);
     peers::tell(communicator.counters(), &InitOutcome::PeerGroup(peer_group));
     init::hand_out(place, handle);

@@ -1,9 +1,9 @@
 //! Inits by id: the ranks meet in a session before NCCL makes the communicator from the same id. NCCL does not make a lazy communicator.
 
 use std::cell::Cell;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
+use nccl_sys::profiler::hash;
 use nccl_sys::{Entry, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Kept};
@@ -171,17 +171,16 @@ fn finish(step: Step, init: &InitCall) -> ncclResult_t {
         (step, _) => step,
     };
     if let Step::Lazy(lazy_communicators) = step {
-        init.new_communicators().zip(lazy_communicators).for_each(|((place, _), lazy)| hand_out(place, lazy));
+        let name = init.by_id().map(|asked| hash(&asked.id));
+        let made = init.new_communicators().zip(lazy_communicators);
+        made.for_each(|((place, _), lazy)| hand_out(place, lazy, name));
         return ncclSuccess;
     }
     let new_communicators: Vec<_> =
         init.new_communicators().map(|(handle, identity)| note(handle, identity)).collect();
     let one = new_communicators.first().copied().flatten();
     if let (Some(asked), Some((_, communicator))) = (init.by_id(), one) {
-        count::name(
-            communicator.counters(),
-            BuildHasherDefault::<DefaultHasher>::default().hash_one(asked.id),
-        );
+        count::name(communicator.counters(), hash(&asked.id));
     }
     match (step, one) {
         (Step::All, _) => {

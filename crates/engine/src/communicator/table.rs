@@ -17,6 +17,7 @@ use nccl_sys::ncclComm_t;
 
 use crate::features::recycling::{self, alive};
 use windlass_base::config::{Order, config};
+use windlass_base::observers;
 use windlass_base::stats::count::{self, Identity};
 
 use super::{Communicator, Kept};
@@ -95,6 +96,9 @@ pub(crate) fn remove(handle: ncclComm_t) -> Option<Kept> {
     place.handle.store(REMOVED, Ordering::Release);
     let communicator = reference(place.communicator.load(Ordering::Relaxed));
     count::end(communicator.counters());
+    if observers::are_on() {
+        observers::profiler::ended(handle as usize);
+    }
     recycling::look_after_kept();
     let kept = communicator.end();
     spare.records.push(communicator);

@@ -15,7 +15,6 @@ use windlass_base::error::{panicked, refuse};
 use windlass_base::gpu::StreamHandle;
 use windlass_base::guard;
 use windlass_base::path::Path;
-use windlass_base::stats::count;
 use windlass_transport::native::Task;
 use windlass_transport::p2p::{self, Operation};
 
@@ -165,7 +164,7 @@ impl Sorted {
     fn count(&self, handle: ncclComm_t, terms: &Terms) {
         let Some(communicator) = communicator::find(handle) else { return };
         let count = |call: &Call, path| {
-            count::call(communicator.counters(), call, path, terms.ranks);
+            super::count(call, communicator, path);
             if path == Path::Native {
                 fixed_order::kept(&call.shared, communicator.counters(), terms);
             }

@@ -14,6 +14,7 @@ use windlass_base::call::Call;
 use windlass_base::error::{panicked, refuse};
 use windlass_base::gate::Passed;
 use windlass_base::guard;
+use windlass_base::observers;
 use windlass_base::path::Path;
 
 use super::collectives::{self, Served};
@@ -63,7 +64,12 @@ pub(super) fn call(call: &Call, communicator: &'static Communicator) -> ncclResu
             Course::Taken(taken) => registration::run(call, taken),
             Course::Refused(code) => *code,
         },
-        |decided, result| ordering::after_forward(decided.forwarded, result),
+        |decided, result| {
+            ordering::after_forward(decided.forwarded, result);
+            if observers::are_on() {
+                observers::after(group::is_open().into());
+            }
+        },
     )
 }
 

@@ -15,6 +15,7 @@ use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::gpu::context;
 use windlass_base::guard;
+use windlass_base::observers;
 use windlass_base::thread;
 
 use super::communicator::LazyCommunicator;
@@ -126,6 +127,9 @@ impl LazyCommunicator {
         let (ranks, rank) = (self.peer_group.negotiated().members.len() as u32, self.peer_group.rank());
         let configuration = self.peer_group.lineage().configuration();
         let before = free_bytes(self.device);
+        if observers::are_on() {
+            observers::profiler::expect(&id, rank as i32, self.handle() as usize);
+        }
         let result = on_device(self.device, || init::build(&self.written, ranks, &id, rank, configuration));
         if result == ncclSuccess {
             before.into_iter().for_each(|before| self.usage.measured(self.device, before));
@@ -164,6 +168,9 @@ impl LazyCommunicator {
         if self.aborted.load(Ordering::Acquire) {
             self.undo(stage, written);
             return ncclInternalError;
+        }
+        if observers::are_on() {
+            observers::profiler::materialized(written as usize, self.handle() as usize);
         }
         *stage = Stage::Materialized;
         self.real.store(written, Ordering::Release);

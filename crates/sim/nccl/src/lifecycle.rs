@@ -62,7 +62,7 @@ unsafe fn hold_init(
         made.is_being_made.store(true, SeqCst);
         let joined = rendezvous::join(token, &member, &made.leave).map(|segment| {
             made.set_segment(segment);
-            profiler::init(&made, nccl_sys::profiler::hash(&member.ids[0]));
+            profiler::init(&made, nccl_sys::profiler::hash(&member.ids[0].internal.map(|byte| byte as u8)));
         });
         made.is_being_made.store(false, SeqCst);
         if matches!(joined, Err(code) if code != rendezvous::LOST) && config.blocking {
