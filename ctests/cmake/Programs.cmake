@@ -40,6 +40,13 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.environments PROPERTIES LABELS sim TIMEOUT 600 PROCESSORS 2)
 endif()
 
+# Profiler plugins, one of each version of the interface.
+foreach(version RANGE 4 7)
+  add_library(nccl-profiler-ctests${version} SHARED support/profiler_plugin.c)
+  target_compile_definitions(nccl-profiler-ctests${version} PRIVATE VERSION=${version} PROFILER_SYMBOL=ncclProfiler_v${version})
+  target_link_libraries(nccl-profiler-ctests${version} PRIVATE Threads::Threads)
+endforeach()
+
 # Processes that lack descriptors, memory or threads: one call of Windlass's after the other fails.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
   add_executable(scarce programs/scarce.c)

@@ -26,7 +26,7 @@ use crate::call::{FUNCTIONS, Function};
 use crate::config::nccl;
 
 pub(super) use calls::{after, before};
-pub use calls::{ended, expect, made, materialized};
+pub use calls::{ended, expect, made};
 pub use plugins::Begun;
 use plugins::Opened;
 

@@ -127,8 +127,9 @@ impl LazyCommunicator {
         let (ranks, rank) = (self.peer_group.negotiated().members.len() as u32, self.peer_group.rank());
         let configuration = self.peer_group.lineage().configuration();
         let before = free_bytes(self.device);
-        if observers::are_on() {
-            observers::profiler::expect(&id, rank as i32, self.handle() as usize);
+        // A plugin's context ends with the program's communicator, and so must NCCL's, which tells of it.
+        if observers::are_on() && observers::profiler::expect(&id, rank as i32, self.handle() as usize) {
+            self.mark(Unfit::Here);
         }
         let result = on_device(self.device, || init::build(&self.written, ranks, &id, rank, configuration));
         if result == ncclSuccess {
@@ -168,9 +169,6 @@ impl LazyCommunicator {
         if self.aborted.load(Ordering::Acquire) {
             self.undo(stage, written);
             return ncclInternalError;
-        }
-        if observers::are_on() {
-            observers::profiler::materialized(written as usize, self.handle() as usize);
         }
         *stage = Stage::Materialized;
         self.real.store(written, Ordering::Release);

@@ -13,7 +13,7 @@ use nccl_sys::profiler::{Coll, CollApi, Details, Event, GROUP_STATES, GroupApi, 
 
 use super::super::{Observed, function_name, type_name};
 use super::plugins::Begun;
-use super::{Context, Known, record_state, stop, with_known};
+use super::{Context, Known, all, record_state, stop, with_known};
 use crate::call::{Call, Function};
 use crate::gpu::{StreamHandle, driver};
 
@@ -37,18 +37,10 @@ pub fn made(communicator: &Observed) {
     with_known(|known| drop(context(known, communicator)));
 }
 
-/// NCCL is about to build a lazy communicator by an id of its own.
-pub fn expect(id: &[u8; NCCL_UNIQUE_ID_BYTES], rank: i32, handle: usize) {
+/// NCCL is about to build a lazy communicator by an id of its own. Whether there are plugins that hear of it.
+pub fn expect(id: &[u8; NCCL_UNIQUE_ID_BYTES], rank: i32, handle: usize) -> bool {
     with_known(|known| known.expected.insert((hash(id), rank), handle));
-}
-
-/// A lazy communicator has one of NCCL, which may have been another one's before.
-pub fn materialized(nccls: usize, handle: usize) {
-    let before = with_known(|known| {
-        let ours = known.ours.get(&handle).cloned();
-        place_of(known, nccls).map(|index| std::mem::replace(&mut known.nccls[index].context, ours))
-    });
-    drop(before);
+    !all().is_empty()
 }
 
 /// A communicator has ended.

@@ -1,0 +1,153 @@
+/* Holds that profiler plugins are told of every call, whoever runs it: collectives and messages, alone and in groups, of communicators by
+ * id, lazy ones, which NCCL builds later or never, and children. Each communicator and rank is begun once, under one id, and ended. After
+ * the last one there are new ones. CTESTS_PLUGINS names the plugins' files, separated by commas; what they check themselves is in
+ * support/profiler_plugin.c. What they were told is part of the digest, so that it is the same on NCCL alone. */
+#define _GNU_SOURCE
+#include "../support/profiler_plugin.h"
+#include "../support/team.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PLUGINS_MAX = 4 };
+static const char* const FUNCTIONS[] = {"AllReduce", "Broadcast", "AllGather", "ReduceScatter", "Reduce", "Send", "Recv"};
+enum { NAMES = sizeof FUNCTIONS / sizeof *FUNCTIONS };
+
+static struct plugin {
+  int (*begun)(void), (*living)(void), (*faults)(void), (*told)(const char*);
+  uint64_t (*id)(int);
+} plugins[PLUGINS_MAX];
+static int plugin_count;
+
+/* The plugins, once NCCL's first communicator has opened them. */
+static void find_plugins(void) {
+  char names[4096];
+  snprintf(names, sizeof names, "%s", getenv("CTESTS_PLUGINS") ? getenv("CTESTS_PLUGINS") : "");
+  plugin_count = 0;
+  for (char *rest = names, *name; (name = strsep(&rest, ",")) && *name;) {
+    void* library = dlopen(name, RTLD_NOW);
+    if (!CHECK(library)) return;
+    struct plugin* plugin = &plugins[plugin_count++];
+    *(void**)&plugin->begun = dlsym(library, "profiler_begun");
+    *(void**)&plugin->living = dlsym(library, "profiler_living");
+    *(void**)&plugin->faults = dlsym(library, "profiler_faults");
+    *(void**)&plugin->told = dlsym(library, "profiler_told");
+    *(void**)&plugin->id = dlsym(library, "profiler_id");
+  }
+  CHECK(plugin_count > 0);
+}
+
+/* Adds what the plugins were told to the digest: of a process with one rank, else at the end only. */
+static void record_told(struct rank* self) {
+  for (int i = 0; i < plugin_count; i++) {
+    int numbers[NAMES + 1] = {plugins[i].begun()};
+    for (int name = 0; name < NAMES; name++) numbers[name + 1] = plugins[i].told(FUNCTIONS[name]);
+    record(self, numbers, sizeof numbers);
+    EQUAL(plugins[i].faults(), 0);
+  }
+}
+
+static size_t large(void) { return (size_t)(on_gpus() ? 64 : 5) << 20; }
+
+static void run(struct rank* self, const struct team* team, enum collective which, size_t count, uint64_t key) {
+  team_runs(self, team, (struct transfer){.which = which, .type = ncclFloat, .op = ncclSum, .count = count, .root = 1, .key = key});
+}
+
+static void each_kind(struct rank* self, const struct team* team, uint64_t key) {
+  static const enum collective kinds[] = {ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, REDUCE};
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    run(self, team, kinds[i], 1000, key + i);
+    run(self, team, ALL_REDUCE, 100, key + 20 + i);
+  }
+}
+
+/* What NCCL calls the communicator of an id, from 2.26 on. */
+static uint64_t hash(const ncclUniqueId* id) {
+  uint64_t low = 1 ^ sizeof *id, high = 1, word;
+  for (size_t at = 0; at < sizeof *id; at += sizeof word) {
+    low += high, high ^= low, low ^= low >> 31, low *= 0x9de62bbc8cef3ce3, high ^= high >> 32, high *= 0x485cd6311b599e79;
+    memcpy(&word, (const char*)id + at, sizeof word);
+    low += word;
+  }
+  low ^= low >> 31, low *= 0xbac3bd562846de6b, low += high, low ^= low >> 32;
+  return low * 0x995a187a14e7b445;
+}
+
+/* A communicator of the whole section, or of pairs, which are lazy unless NCCL is alone: small calls, messages, then one that NCCL runs. */
+static void by_id(struct rank* self, int ranks) {
+  struct team team = {.rank = self->rank % ranks, .ranks = ranks};
+  ncclUniqueId id = team_id(self, ranks);
+  NCCL(ncclCommInitRank(&team.communicator, ranks, id, team.rank));
+  if (!plugin_count) find_plugins();
+  /* Threads share the plugins: another pair's ranks may be the newer ones. */
+  if (self->kind == PROCESSES) {
+    for (int i = 0; i < plugin_count; i++) CHECK(plugins[i].id(team.rank) == hash(&id));
+  }
+  each_kind(self, &team, 100);
+  team_passes(self, &team, 5000, 150);
+  run(self, &team, ALL_REDUCE, large() / sizeof(float), 160);
+  each_kind(self, &team, 170);
+  team_passes(self, &team, 5001, 200);
+  if (self->kind == PROCESSES) {
+    for (int i = 0; i < plugin_count; i++) CHECK(plugins[i].id(team.rank) == hash(&id));
+  }
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+static void pairs(struct rank* self) { by_id(self, 2); }
+static void whole(struct rank* self) { by_id(self, self->ranks); }
+
+/* Collectives and messages of one group, and two groups within each other. */
+static void grouped(struct rank* self) {
+  struct team team = team_made(self, self->ranks, EITHER);
+  float* buffer = device_alloc(4096);
+  device_fill(buffer, 0, 4096);
+  cudaStream_t stream = as_cuda(self->stream);
+  together(self);
+  NCCL(ncclGroupStart());
+  NCCL(ncclAllReduce(buffer, buffer, 10, ncclFloat, ncclSum, team.communicator, stream));
+  NCCL(ncclGroupStart());
+  NCCL(ncclSend(buffer + 100, 10, ncclFloat, team_next(&team), team.communicator, stream));
+  NCCL(ncclRecv(buffer + 200, 10, ncclFloat, team_before(&team), team.communicator, stream));
+  NCCL(ncclGroupEnd());
+  NCCL(ncclBroadcast(buffer + 300, buffer + 300, 10, ncclFloat, 0, team.communicator, stream));
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  together(self);
+  device_free(buffer);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+static void children(struct rank* self) {
+  struct team team = team_made(self, self->ranks, EITHER), child = {.rank = self->rank / 2, .ranks = self->ranks / 2};
+  run(self, &team, ALL_REDUCE, 100, 300);
+  NCCL(ncclCommSplit(team.communicator, self->rank % 2, self->rank, &child.communicator, NULL));
+  each_kind(self, &child, 310);
+  run(self, &child, ALL_REDUCE, large() / sizeof(float), 340);
+  run(self, &team, ALL_REDUCE, 100, 350);
+  NCCL(ncclCommDestroy(child.communicator));
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+static void body(struct rank* self) {
+  RUN_PART(whole, self);
+  RUN_PART(pairs, self);
+  RUN_PART(grouped, self);
+  RUN_PART(children, self);
+  RUN_PART(pairs, self);
+  meet(self);
+  record_told(self);
+  for (int i = 0; i < plugin_count; i++) EQUAL(plugins[i].living(), 0);
+  meet(self);
+}
+
+int main(int count, char** arguments) {
+  begin("profiled", 120);
+  choose(count, arguments);
+  int ranks = rank_count(4);
+  if (ranks % 2) skip("the number of ranks is odd");
+  run_ranks("processes", PROCESSES, ranks, body, NULL);
+  run_ranks("threads", THREADS, ranks, body, NULL);
+  return finish();
+}
