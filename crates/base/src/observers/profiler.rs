@@ -15,6 +15,7 @@ mod handles;
 
 mod plugins;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,6 +62,19 @@ struct Known {
 
 /// Held for a few stores, and while plugins begin a communicator.
 static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+
+thread_local! {
+    /// Whether NCCL's events of this thread are of calls that the program has not made.
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs calls of NCCL that the program has not made: no plugin hears of them.
+pub fn quietly<T>(run: impl FnOnce() -> T) -> T {
+    IS_QUIET.set(true);
+    let result = run();
+    IS_QUIET.set(false);
+    result
+}
 
 fn known() -> MutexGuard<'static, Option<Known>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -189,6 +203,11 @@ pub unsafe fn start_event(
     handle: *mut *mut c_void,
     event: *mut Event,
 ) -> c_int {
+    if IS_QUIET.get() {
+        // SAFETY: NCCL's place.
+        unsafe { *handle = std::ptr::null_mut() };
+        return 0;
+    }
     share_masks();
     let context = with_known(|known| {
         let index = (context as usize).wrapping_sub(token(0));

@@ -15,6 +15,7 @@ use nccl_sys::{
 use crate::forward::init::{self, Handle};
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Address, StreamHandle};
+use windlass_base::observers;
 use windlass_base::stats::count::Identity;
 
 /// How often a launch of NCCL's is looked at that goes on behind a call.
@@ -147,19 +148,22 @@ pub fn order(
 ) -> ncclResult_t {
     let stream = stream.0 as cudaStream_t;
     let rank = rank as c_int;
-    let mut result = init::in_group(|| {
-        // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the bytes are ours.
-        unsafe {
-            let sent = real::ncclSend(from as *const c_void, 1, ncclUint8, rank, communicator, stream);
-            sent.and(real::ncclRecv(to as *mut c_void, 1, ncclUint8, rank, communicator, stream))
+    // The program has made no such call.
+    observers::profiler::quietly(|| {
+        let mut result = init::in_group(|| {
+            // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the bytes are ours.
+            unsafe {
+                let sent = real::ncclSend(from as *const c_void, 1, ncclUint8, rank, communicator, stream);
+                sent.and(real::ncclRecv(to as *mut c_void, 1, ncclUint8, rank, communicator, stream))
+            }
+        });
+        // Of a communicator with `blocking = 0`: NCCL launches it on a thread of its own.
+        while result == ncclInProgress {
+            std::thread::sleep(LOOK_EVERY);
+            result = state(communicator);
         }
-    });
-    // Of a communicator with `blocking = 0`: NCCL launches it on a thread of its own.
-    while result == ncclInProgress {
-        std::thread::sleep(LOOK_EVERY);
-        result = state(communicator);
-    }
-    result
+        result
+    })
 }
 
 /// Opens a group.
