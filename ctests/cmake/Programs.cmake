@@ -47,6 +47,10 @@ foreach(version RANGE 4 7)
   target_link_libraries(nccl-profiler-ctests${version} PRIVATE Threads::Threads)
 endforeach()
 
+# A tool's library for NVTX.
+add_library(nvtx-ctests SHARED support/nvtx_injection.c)
+target_link_libraries(nvtx-ctests PRIVATE Threads::Threads)
+
 # Processes that lack descriptors, memory or threads: one call of Windlass's after the other fails.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
   add_executable(scarce programs/scarce.c)

@@ -3,6 +3,8 @@
 
 pub mod profiler;
 
+mod nvtx;
+
 use std::ffi::{CString, c_char};
 use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +20,8 @@ static ON: AtomicBool = AtomicBool::new(false);
 
 /// Finds who listens, at the first communicator, before NCCL looks.
 pub fn start() {
-    ON.store(profiler::start(), Ordering::Release);
+    // Both, whatever the first one finds.
+    ON.store(profiler::start() | nvtx::start(), Ordering::Release);
 }
 
 /// Whether anybody listens.
@@ -48,12 +51,14 @@ pub fn before(call: &Call, path: Path, communicator: &Observed, depth: i32) {
     profiler::share_masks();
     if matches!(path, Path::P2p | Path::Native) {
         profiler::before(call, communicator, depth);
+        nvtx::push(call, communicator);
     }
 }
 
 /// Tells that what this thread has called was issued. `depth`: of the thread's groups that are still open.
 #[cold]
 pub fn after(depth: i32) {
+    nvtx::pop();
     profiler::after(depth);
 }
 

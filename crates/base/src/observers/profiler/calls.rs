@@ -34,7 +34,9 @@ thread_local! {
 
 /// A lazy communicator is made: NCCL begins none.
 pub fn made(communicator: &Observed) {
-    with_known(|known| drop(context(known, communicator)));
+    if !all().is_empty() {
+        with_known(|known| drop(context(known, communicator)));
+    }
 }
 
 /// NCCL is about to build a lazy communicator by an id of its own. Whether there are plugins that hear of it.
@@ -72,6 +74,9 @@ fn context(known: &mut Known, communicator: &Observed) -> Arc<Context> {
 
 /// Begins the events of a call.
 pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
+    if all().is_empty() {
+        return;
+    }
     let context = with_known(|known| context(known, communicator));
     let start = |kind: u64, of: Details, [parent, group]: [usize; 2]| {
         let mut event = Event { kind, parent: null_mut(), rank: communicator.rank, of };
