@@ -36,6 +36,7 @@ const LAYERS: &[(&str, &[Layer])] = &[
         "base",
         &[
             (Together::No, &["process"]),
+            (Together::No, &["observers"]),
             (Together::No, &["gpu", "range", "shared_page", "stats"]),
             (Together::No, &["log"]),
             (Together::No, &["config", "error", "guard", "descriptor", "gate", "thread"]),
@@ -385,13 +386,21 @@ fn crates_point_down() {
 }
 
 /// The product reads the environment only in its table of options and its list of NCCL's variables. It opens no library but the
-/// driver, NVML and, to see whether it exists, NCCL's plugin of variables, each in one file, and exports nothing.
+/// driver, NVML, what profilers bring and, to see whether it exists, NCCL's plugin of variables, each in one file, and exports nothing.
 #[test]
 fn what_stays_in_one_module() {
     let rules = [
         ("std::env::", &["base/config.rs", "base/config/nccl.rs", "base/config/nccl/files.rs"][..]),
         ("no_mangle", &[]),
-        ("dlopen", &["base/gpu/library.rs", "base/config/nccl/plugin.rs"]),
+        (
+            "dlopen",
+            &[
+                "base/gpu/library.rs",
+                "base/config/nccl/plugin.rs",
+                "base/observers/nvtx.rs",
+                "base/observers/profiler/plugins.rs",
+            ],
+        ),
         ("libloading", &["base/gpu/library.rs", "base/gpu/nvlink.rs"]),
         // A thread that took the program's signals would run its handlers.
         ("thread::Builder", &["base/thread.rs"]),
@@ -420,6 +429,10 @@ fn unsafe_stays_at_the_border() {
         "base/config/nccl/plugin.rs",
         "base/descriptor.rs",
         "base/log.rs",
+        "base/observers/nvtx.rs",
+        "base/observers/profiler.rs",
+        "base/observers/profiler/calls.rs",
+        "base/observers/profiler/plugins.rs",
         "base/process.rs",
         "base/shared_page.rs",
         "base/stats/segment.rs",

@@ -5,14 +5,12 @@ pub mod profiler;
 
 mod nvtx;
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
-use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use nccl_sys::{CODES, ncclDataType_t};
-use once_cell::sync::OnceCell;
-
-use crate::call::{Call, Function};
+use crate::call::Call;
 use crate::path::Path;
 
 /// Whether anybody listens.
@@ -62,17 +60,9 @@ pub fn after(depth: i32) {
     profiler::after(depth);
 }
 
-/// The name of the function that the program called, for ever.
-fn function_name(function: Function) -> *const c_char {
-    static NAMES: OnceCell<Vec<CString>> = OnceCell::new();
-    let name = |function: Function| CString::new(function.entry().description().name).unwrap_or_default();
-    NAMES.get_or_init(|| Function::ALL.map(name).into())[function as usize].as_ptr()
-}
-
-/// NCCL's name of a type, for ever.
-fn type_name(datatype: ncclDataType_t) -> *const c_char {
-    static NAMES: OnceCell<Vec<(i32, CString)>> = OnceCell::new();
-    let name = |&(name, value): &(&str, i32)| (value, CString::new(name).unwrap_or_default());
-    let names = NAMES.get_or_init(|| CODES[2].values.iter().map(name).collect());
-    names.iter().find(|(value, _)| *value == datatype.0).map_or(null(), |(_, name)| name.as_ptr())
+/// A name as C's text, for ever.
+fn text(name: &'static str) -> *const c_char {
+    static TEXTS: Mutex<BTreeMap<&str, CString>> = Mutex::new(BTreeMap::new());
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    texts.entry(name).or_insert_with(|| CString::new(name).unwrap_or_default()).as_ptr()
 }

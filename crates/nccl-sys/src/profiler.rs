@@ -217,13 +217,9 @@ unsafe impl<Init> Sync for Plugin<Init> {}
 
 /// The newest version of the interface that a release of NCCL knows, by its version code.
 pub fn newest_version(nccl: c_int) -> u32 {
-    match nccl {
-        ..22700 => 3,
-        ..22800 => 4,
-        ..22902 => 5,
-        ..23100 => 6,
-        _ => 7,
-    }
+    // The releases with which versions 4 to 7 came.
+    let since = [22700, 22800, 22902, 23100];
+    3 + since.iter().filter(|since| nccl >= **since).count() as u32
 }
 
 /// What NCCL calls the communicator of an id, from release 2.26 on.

@@ -4,8 +4,7 @@
 //! A plugin has one context for each communicator and rank, whoever begins it: NCCL, or Windlass where NCCL has no communicator. NCCL names a
 //! lazy communicator by an id of its own when NCCL builds it later; the context is the same. Collectives have one numbering.
 //!
-//! NCCL's context is a token, never an address: a proxy of another process may bring one of there. One plugin's handles are NCCL's. Of
-//! several plugins an event's handle is a number in [`handles`].
+//! NCCL's context is a token, never an address: a proxy of another process may bring one of there.
 
 #![allow(unsafe_code)]
 
@@ -16,9 +15,10 @@ mod handles;
 mod plugins;
 
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::profiler::{Event, Logger, Record, Stop, kind, newest_version};
@@ -29,43 +29,56 @@ use crate::config::nccl;
 pub(super) use calls::{after, before};
 pub use calls::{ended, expect, made};
 pub use plugins::Begun;
-use plugins::Opened;
+use plugins::LoadedPlugin;
 
-/// What the plugins have of a communicator and rank; they are told of its end when nobody has it any more.
+/// What the plugins have of a communicator and rank. They are told of its end when nobody has it any more.
 #[derive(Debug)]
-struct Context {
+struct Profiled {
+    /// Each plugin's own context, unless the plugin has refused the communicator.
     contexts: Vec<Option<usize>>,
     /// How many collectives there were of a function.
     numbers: [AtomicU64; FUNCTIONS],
 }
 
-/// A context that NCCL was given.
-#[derive(Debug)]
-struct Given {
-    /// Where NCCL keeps it; 0 once NCCL has ended it.
-    place: usize,
-    context: Option<Arc<Context>>,
-}
-
-#[derive(Default)]
 struct Known {
     /// By the program's handle.
-    ours: HashMap<usize, Arc<Context>>,
-    /// By the token, a number of this process.
-    nccls: Vec<Given>,
+    ours: BTreeMap<usize, Arc<Profiled>>,
+    /// By the token, with NCCL's place of the token.
+    nccls: BTreeMap<usize, (usize, Arc<Profiled>)>,
     /// By NCCL's name and rank: communicators that NCCL is about to build, with the program's handles.
-    expected: HashMap<(u64, i32), usize>,
-    /// Where NCCL reads which events to tell.
-    mask: usize,
+    expected: BTreeMap<(u64, i32), usize>,
     logger: Option<Logger>,
 }
 
 /// Held for a few stores, and while plugins begin a communicator.
-static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+static KNOWN: Mutex<Known> = Mutex::new(Known {
+    ours: BTreeMap::new(),
+    nccls: BTreeMap::new(),
+    expected: BTreeMap::new(),
+    logger: None,
+});
+/// Where NCCL reads which events to tell.
+static MASK: AtomicPtr<AtomicI32> = AtomicPtr::new(null_mut());
 
 thread_local! {
     /// Whether NCCL's events of this thread are of calls that the program has not made.
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+fn known() -> MutexGuard<'static, Known> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn all() -> &'static [LoadedPlugin] {
+    plugins::all(newest_version(nccl::version()))
+}
+
+/// Opens the plugins, and has NCCL open this library in their place. Whether there are any.
+pub(super) fn start() -> bool {
+    if all().iter().any(|plugin| plugin.version <= newest_version(nccl::version())) {
+        plugins::take_place();
+    }
+    !all().is_empty()
 }
 
 /// Runs calls of NCCL that the program has not made: no plugin hears of them.
@@ -76,79 +89,43 @@ pub fn quietly<T>(run: impl FnOnce() -> T) -> T {
     result
 }
 
-fn known() -> MutexGuard<'static, Option<Known>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn with_known<T>(look: impl FnOnce(&mut Known) -> T) -> T {
-    look(known().get_or_insert_default())
-}
-
-fn all() -> &'static [Opened] {
-    plugins::all(newest_version(nccl::version()))
-}
-
-/// Opens the plugins, and has NCCL open this library in their place. Whether there are any.
-pub(super) fn start() -> bool {
-    if all().iter().any(|plugin| plugin.hears_nccl) {
-        plugins::take_place();
-    }
-    !all().is_empty()
-}
-
-impl Context {
-    /// Begins a communicator.
-    fn begin(begun: Begun) -> Arc<Context> {
+impl Profiled {
+    fn begin(begun: Begun) -> Arc<Profiled> {
         let contexts = all().iter().map(|plugin| plugin.begin(begun)).collect();
-        Arc::new(Context { contexts, numbers: [const { AtomicU64::new(0) }; FUNCTIONS] })
+        Arc::new(Profiled { contexts, numbers: [const { AtomicU64::new(0) }; FUNCTIONS] })
     }
 
-    /// Begins an event for all plugins that `hear` of it, and gives its handle.
-    ///
-    /// # Safety
-    /// As [`Opened::start`] says.
-    unsafe fn start(
-        context: Option<&Context>,
-        event: *mut Event,
-        kind: u64,
-        [parent, group]: [usize; 2],
-        hears: impl Fn(&Opened) -> bool,
-    ) -> usize {
-        let started = all().iter().enumerate().map(|(index, plugin)| {
-            let own = context.map_or(Some(0), |context| context.contexts[index]);
-            match own.filter(|_| hears(plugin)) {
-                // SAFETY: by contract.
-                Some(own) => unsafe {
-                    plugin.start(own, event, kind, [parent, group].map(|handle| handle_of(handle, index)))
-                },
-                None => 0,
-            }
-        });
-        handles::join(all().len(), started)
+    /// The number of a new collective.
+    fn number(&self, function: Function) -> u64 {
+        self.numbers[function as usize].fetch_add(1, Ordering::Relaxed)
     }
 }
 
-impl Context {
-    /// The number of a new collective, by NCCL's name of its function.
-    ///
-    /// # Safety
-    /// The name is a text.
-    unsafe fn number(&self, function: *const c_char) -> u64 {
-        // SAFETY: by contract.
-        let name = unsafe { CStr::from_ptr(function) };
-        let is_named = |known: &Function| {
-            known.entry().description().name.as_bytes().strip_prefix(b"nccl") == Some(name.to_bytes())
-        };
-        let known = Function::ALL.into_iter().find(is_named).unwrap_or(Function::Send);
-        self.numbers[known as usize].fetch_add(1, Ordering::Relaxed)
-    }
-}
-
-impl Drop for Context {
+impl Drop for Profiled {
     fn drop(&mut self) {
         let each = all().iter().zip(&self.contexts);
         each.for_each(|(plugin, context)| context.iter().for_each(|context| plugin.finalize(*context)));
     }
+}
+
+/// Begins an event of a version for the plugins, and gives its handle. An event of another process has no context here.
+///
+/// # Safety
+/// The event has all fields of its kind in its version.
+unsafe fn start_each(
+    profiled: Option<&Profiled>,
+    version: u32,
+    event: *mut Event,
+    kind: u64,
+    parents: [usize; 2],
+) -> usize {
+    let started = all().iter().enumerate().map(|(index, plugin)| {
+        let context = profiled.map_or(Some(0), |profiled| profiled.contexts[index]);
+        let parents = parents.map(|handle| handles::of(all().len(), handle, index));
+        // SAFETY: by contract.
+        context.map_or(0, |context| unsafe { plugin.start(context, version, event, kind, parents) })
+    });
+    handles::join(all().len(), started)
 }
 
 /// NCCL begins a communicator. The result is NCCL's code: an error where there is no plugin.
@@ -156,41 +133,28 @@ pub fn begin(version: u32, context: *mut *mut c_void, mask: *mut c_int, begun: B
     if plugins::all(version).is_empty() {
         return 1;
     }
-    let token = with_known(|known| {
-        let expected = known.expected.remove(&(begun.id, begun.sizes[2]));
-        let ours = expected.and_then(|handle| known.ours.get(&handle).cloned());
-        let given =
-            Given { place: context as usize, context: Some(ours.unwrap_or_else(|| Context::begin(begun))) };
-        known.logger = begun.logger;
-        known.mask = mask as usize;
-        let free = known.nccls.iter().position(|given| given.place == 0);
-        let index = free.unwrap_or(known.nccls.len());
-        match free {
-            Some(index) => known.nccls[index] = given,
-            None => known.nccls.push(given),
-        }
-        token(index)
-    });
+    let mut known = known();
+    let expected = known.expected.remove(&(begun.id, begun.sizes[2]));
+    let ours = expected.and_then(|handle| known.ours.get(&handle).cloned());
+    let profiled = ours.unwrap_or_else(|| Profiled::begin(begun));
+    // Other processes begin elsewhere.
+    let token = known.nccls.keys().next_back().map_or((std::process::id() as usize) << 32, |last| last + 1);
+    known.nccls.insert(token, (context as usize, profiled));
+    known.logger = begun.logger;
+    MASK.store(mask.cast(), Ordering::Release);
+    share_masks();
     // SAFETY: NCCL's place.
     unsafe { *context = token as *mut c_void };
-    share_masks();
     0
-}
-
-/// The context of a number. Contexts of another process have other tokens.
-fn token(index: usize) -> usize {
-    (std::process::id() as usize) << 32 | (index + 1)
 }
 
 /// Has NCCL tell all that any plugin asks for. Plugins may change what they ask for at any time.
 pub(super) fn share_masks() {
-    let mask = all().iter().filter(|plugin| plugin.hears_nccl).fold(0, |mask, plugin| mask | plugin.mask());
-    with_known(|known| {
-        if known.mask != 0 {
-            // SAFETY: a word of NCCL's, which stays while NCCL is loaded, and which NCCL's plugins write at any time.
-            unsafe { (known.mask as *mut c_int).write_volatile(mask as c_int) };
-        }
-    });
+    // SAFETY: a word of NCCL's, which stays while NCCL is loaded, and which plugins write at any time.
+    if let Some(shared) = unsafe { MASK.load(Ordering::Acquire).as_ref() } {
+        let mask = all().iter().fold(0, |mask, plugin| mask | plugin.mask());
+        shared.store(mask as i32, Ordering::Relaxed);
+    }
 }
 
 /// NCCL begins an event.
@@ -203,16 +167,8 @@ pub unsafe fn start_event(
     handle: *mut *mut c_void,
     event: *mut Event,
 ) -> c_int {
-    if IS_QUIET.get() {
-        // SAFETY: NCCL's place.
-        unsafe { *handle = std::ptr::null_mut() };
-        return 0;
-    }
     share_masks();
-    let context = with_known(|known| {
-        let index = (context as usize).wrapping_sub(token(0));
-        known.nccls.get(index).and_then(|given| given.context.clone())
-    });
+    let profiled = known().nccls.get(&(context as usize)).map(|(_, profiled)| profiled.clone());
     // SAFETY: NCCL's place and event; fields by the event's kind and version.
     unsafe {
         let kind = if version == 4 { (*event).kind & 0xff } else { (*event).kind };
@@ -224,47 +180,43 @@ pub unsafe fn start_event(
             kind::P2P if version > 4 => (*event).of.p2p.group as usize,
             _ => parent,
         };
-        if let Some(context) = context.as_ref().filter(|_| kind == kind::COLL) {
-            (*event).of.coll.number = context.number((*event).of.coll.function);
+        if let Some(profiled) = profiled.as_ref().filter(|_| kind == kind::COLL) {
+            let name = CStr::from_ptr((*event).of.coll.function).to_bytes();
+            let is_named = |function: &Function| function.entry().description().name.as_bytes()[4..] == *name;
+            let function = Function::ALL.into_iter().find(is_named).unwrap_or(Function::Send);
+            (*event).of.coll.number = profiled.number(function);
         }
-        // Without a context here the event is of another process, or of a communicator that has ended.
-        let is_lost = context.is_none() && parent == 0 && !is_foreign;
-        let started = match is_lost {
-            true => 0,
-            false => {
-                Context::start(context.as_deref(), event, kind, [parent, group], |plugin| plugin.hears_nccl)
-            }
-        };
+        // Else the event's communicator has ended, or the program knows nothing of the event.
+        let is_told = (profiled.is_some() || parent != 0 || is_foreign) && !IS_QUIET.get();
+        let started =
+            if is_told { start_each(profiled.as_deref(), version, event, kind, [parent, group]) } else { 0 };
         *handle = started as *mut c_void;
     }
     0
 }
 
-/// NCCL ends an event.
+/// An event ends.
 pub fn stop_event(handle: *mut c_void) -> c_int {
-    stop(handle as usize);
-    0
+    // SAFETY: the plugin's own handle.
+    each_own(handle, |plugin, own| unsafe { (plugin.table.stop)(own) })
 }
 
-/// NCCL tells an event's state.
+/// An event gets a state.
 pub fn record_state(handle: *mut c_void, state: c_int, arguments: *mut c_void) -> c_int {
-    for (index, plugin) in all().iter().enumerate() {
-        let own = handle_of(handle as usize, index);
-        if own != 0 {
-            // SAFETY: the plugin's own handle, and NCCL's arguments.
-            unsafe { (plugin.record)(own as *mut c_void, state, arguments) };
-        }
-    }
-    0
+    // SAFETY: the plugin's own handle, and the state's arguments.
+    each_own(handle, |plugin, own| unsafe { (plugin.table.record)(own, state, arguments) })
+}
+
+fn each_own(handle: *mut c_void, tell: impl Fn(&LoadedPlugin, *mut c_void) -> c_int) -> c_int {
+    let own = |index| handles::of(all().len(), handle as usize, index) as *mut c_void;
+    let each = all().iter().enumerate().map(|(index, plugin)| (plugin, own(index)));
+    each.filter(|(_, own)| !own.is_null()).fold(0, |code, (plugin, own)| code | tell(plugin, own))
 }
 
 /// NCCL ends a communicator.
 pub fn end(context: *mut c_void) -> c_int {
-    let ended = with_known(|known| {
-        let given = known.nccls.get_mut((context as usize).wrapping_sub(token(0)))?;
-        given.place = 0;
-        given.context.take()
-    });
+    let ended = known().nccls.remove(&(context as usize));
+    // Plugins may take long.
     drop(ended);
     0
 }
@@ -272,22 +224,7 @@ pub fn end(context: *mut c_void) -> c_int {
 /// The one plugin's functions, which NCCL may call without Windlass in between.
 pub fn only() -> Option<(Stop, Record)> {
     match all() {
-        [only] => Some((only.stop, only.record)),
+        [only] => Some((only.table.stop, only.table.record)),
         _ => None,
-    }
-}
-
-/// One plugin's own handle of an event.
-fn handle_of(handle: usize, index: usize) -> usize {
-    handles::of(all().len(), handle, index)
-}
-
-fn stop(handle: usize) {
-    for (index, plugin) in all().iter().enumerate() {
-        let own = handle_of(handle, index);
-        if own != 0 {
-            // SAFETY: the plugin's own handle.
-            unsafe { (plugin.stop)(own as *mut c_void) };
-        }
     }
 }

@@ -4,72 +4,58 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::ffi::c_int;
+use std::ffi::c_void;
+use std::mem::take;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use nccl_sys::NCCL_UNIQUE_ID_BYTES;
 use nccl_sys::profiler::{Coll, CollApi, Details, Event, GROUP_STATES, GroupApi, P2p, P2pApi, hash, kind};
+use nccl_sys::{CODES, NCCL_UNIQUE_ID_BYTES};
 
-use super::super::{Observed, function_name, type_name};
+use super::super::{Observed, text};
 use super::plugins::Begun;
-use super::{Context, Known, all, record_state, stop, with_known};
+use super::{Known, Profiled, all, known, record_state, start_each, stop_event};
 use crate::call::{Call, Function};
 use crate::gpu::{StreamHandle, driver};
 
 /// NCCL's record of a communicator is smaller than this. The place of its context lies in the record, behind the handle.
 const RECORD_MAX: usize = 4 << 20;
 
-/// The events of this thread's calls that have not been issued.
-#[derive(Default)]
-struct Open {
-    group_api: usize,
-    group: usize,
-    calls: Vec<usize>,
-}
-
 thread_local! {
-    static OPEN: RefCell<Open> = RefCell::default();
+    /// Events of this thread: its outermost group's, as versions from 5 on and as version 4 have it, and those of calls that are not issued.
+    static OPEN: RefCell<([usize; 2], Vec<usize>)> = const { RefCell::new(([0; 2], Vec::new())) };
 }
 
 /// A lazy communicator is made: NCCL begins none.
 pub fn made(communicator: &Observed) {
-    if !all().is_empty() {
-        with_known(|known| drop(context(known, communicator)));
-    }
+    drop((!all().is_empty()).then(|| profiled(&mut known(), communicator)));
 }
 
 /// NCCL is about to build a lazy communicator by an id of its own. Whether there are plugins that hear of it.
 pub fn expect(id: &[u8; NCCL_UNIQUE_ID_BYTES], rank: i32, handle: usize) -> bool {
-    with_known(|known| known.expected.insert((hash(id), rank), handle));
+    known().expected.insert((hash(id), rank), handle);
     !all().is_empty()
 }
 
 /// A communicator has ended.
 pub fn ended(handle: usize) {
-    drop(with_known(|known| known.ours.remove(&handle)));
+    let mut known = known();
+    known.expected.retain(|_, expecting| *expecting != handle);
+    let ended = known.ours.remove(&handle);
+    // Plugins may take long.
+    drop(known);
+    drop(ended);
 }
 
-/// The context that NCCL keeps in the record of its communicator: its place is the first one behind the handle.
-fn place_of(known: &Known, nccls: usize) -> Option<usize> {
-    let behind = |place: usize| place.checked_sub(nccls).filter(|distance| *distance < RECORD_MAX);
-    let places =
-        known.nccls.iter().enumerate().filter_map(|(index, given)| Some((behind(given.place)?, index)));
-    places.min().map(|(_, index)| index)
-}
-
-fn context(known: &mut Known, communicator: &Observed) -> Arc<Context> {
+/// What plugins have of a communicator. NCCL's context of it has the first place behind its handle.
+fn profiled(known: &mut Known, communicator: &Observed) -> Arc<Profiled> {
     let Observed { handle, is_lazy, name, rank, ranks } = *communicator;
-    if let Some(context) = known.ours.get(&handle) {
-        return context.clone();
-    }
-    let nccls = if is_lazy { None } else { place_of(known, handle) };
-    let nccls = nccls.and_then(|index| known.nccls[index].context.clone());
-    let begin =
-        || Context::begin(Begun { id: name, name: null(), sizes: [1, ranks, rank], logger: known.logger });
-    let context = nccls.unwrap_or_else(begin);
-    known.ours.insert(handle, context.clone());
-    context
+    let behind =
+        |place: usize| place.checked_sub(handle).filter(|distance| !is_lazy && *distance < RECORD_MAX);
+    let nccls = known.nccls.values().filter_map(|(place, profiled)| Some((behind(*place)?, profiled)));
+    let nccls = nccls.min_by_key(|(distance, _)| *distance).map(|(_, profiled)| profiled.clone());
+    let begun = Begun { id: name, name: null(), sizes: [1, ranks, rank], logger: known.logger };
+    known.ours.entry(handle).or_insert_with(|| nccls.unwrap_or_else(|| Profiled::begin(begun))).clone()
 }
 
 /// Begins the events of a call.
@@ -77,74 +63,72 @@ pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
     if all().is_empty() {
         return;
     }
-    let context = with_known(|known| context(known, communicator));
-    let start = |kind: u64, of: Details, [parent, group]: [usize; 2]| {
+    let profiled = profiled(&mut known(), communicator);
+    let start = |kind: u64, of: Details, parents: [usize; 2]| {
         let mut event = Event { kind, parent: null_mut(), rank: communicator.rank, of };
         // SAFETY: the event is larger than any version's, and has the fields of its kind.
-        unsafe { Context::start(Some(&context), &mut event, kind, [parent, group], |_| true) }
+        unsafe { start_each(Some(&profiled), u32::MAX, &mut event, kind, parents) }
     };
     let (shared, local) = (&call.shared, &call.local);
-    let stream = local.stream.cast();
-    let captured = driver().and_then(|driver| driver.capture_of(StreamHandle(local.stream as usize)));
+    let stream: *mut c_void = local.stream.cast();
+    let captured = driver().and_then(|driver| driver.capture_of(StreamHandle(stream as usize)));
     let is_captured = captured.is_ok_and(|captured| captured.is_some());
-    OPEN.with_borrow_mut(|open| {
-        if open.group_api == 0 && open.group == 0 {
-            let group_api = GroupApi { is_captured, depth: depth as c_int };
-            open.group_api = start(kind::GROUP_API, Details { group_api }, [0; 2]);
-            open.group = start(kind::GROUP, Details { nothing: [0; 24] }, [open.group_api, 0]);
-            for state in GROUP_STATES {
-                record_state(open.group_api as *mut _, state, null_mut());
-            }
+    let named = match shared.function.plain() {
+        Function::Bcast => Function::Broadcast,
+        plain => plain,
+    };
+    let function = text(&named.entry().description().name["nccl".len()..]);
+    let datatype = CODES[2].values.iter().find(|(_, value)| *value == shared.datatype.0);
+    let datatype = text(datatype.map_or("unknown", |(name, _)| name));
+    let (count, root, none) = (shared.count, shared.root.unwrap_or(0), null_mut());
+    let (channels, group, nothing) = (0, none, Details { nothing: [0; 24] });
+    OPEN.with_borrow_mut(|(groups, open)| {
+        if *groups == [0; 2] {
+            groups[0] =
+                start(kind::GROUP_API, Details { group_api: GroupApi { is_captured, depth } }, [0; 2]);
+            groups[1] = start(kind::GROUP, nothing, [groups[0], 0]);
+            let _ = GROUP_STATES.map(|state| record_state(groups[0] as *mut c_void, state, none));
         }
-        let function = match shared.function.plain() {
-            Function::Bcast => Function::Broadcast,
-            plain => plain,
-        };
-        // Behind NCCL's prefix.
-        let name = function_name(function).wrapping_add("nccl".len());
-        let (count, datatype, root) = (shared.count, type_name(shared.datatype), shared.root.unwrap_or(0));
-        let (api, kind, of) = match local.peer {
+        let (api_kind, api, kind, of) = match local.peer {
             None => {
-                let coll_api = CollApi { function: name, count, datatype, root, stream, is_captured };
-                let api = start(kind::COLL_API, Details { coll_api }, [open.group_api, 0]);
+                let coll_api = CollApi { function, count, datatype, root, stream, is_captured };
+                let (send, receive, number) = (local.send, local.receive, profiled.number(named));
+                let [algorithm, protocol] = [c"WINDLASS".as_ptr(); 2];
+                let warps = 0;
                 let coll = Coll {
-                    number: context.numbers[function as usize]
-                        .fetch_add(1, std::sync::atomic::Ordering::Relaxed),
-                    function: name,
-                    send: local.send,
-                    receive: local.receive,
+                    number,
+                    function,
+                    send,
+                    receive,
                     count,
                     root,
                     datatype,
-                    channels: 0,
-                    warps: 0,
-                    algorithm: c"WINDLASS".as_ptr(),
-                    protocol: c"WINDLASS".as_ptr(),
-                    group: null_mut(),
+                    channels,
+                    warps,
+                    algorithm,
+                    protocol,
+                    group,
                 };
-                (api, kind::COLL, Details { coll })
+                (kind::COLL_API, Details { coll_api }, kind::COLL, Details { coll })
             }
             Some(peer) => {
-                let p2p_api = P2pApi { function: name, count, datatype, stream, is_captured };
-                let api = start(kind::P2P_API, Details { p2p_api }, [open.group_api, 0]);
+                let p2p_api = P2pApi { function, count, datatype, stream, is_captured };
                 let buffer = if local.send.is_null() { local.receive } else { local.send.cast_mut() };
-                let p2p =
-                    P2p { function: name, buffer, datatype, count, peer, channels: 0, group: null_mut() };
-                (api, kind::P2P, Details { p2p })
+                let p2p = P2p { function, buffer, datatype, count, peer, channels, group };
+                (kind::P2P_API, Details { p2p_api }, kind::P2P, Details { p2p })
             }
         };
-        stop(api);
-        open.calls.push(start(kind, of, [api, open.group]));
+        let api = start(api_kind, api, [groups[0], 0]);
+        stop_event(api as *mut c_void);
+        open.push(start(kind, of, [api, groups[1]]));
     });
 }
 
 /// Ends the events of this thread's calls, and of its outermost group if that has ended.
 pub(crate) fn after(depth: i32) {
-    OPEN.with_borrow_mut(|open| {
-        open.calls.drain(..).for_each(stop);
-        if depth == 0 {
-            let Open { group, group_api, .. } = std::mem::take(open);
-            [group, group_api].into_iter().for_each(stop);
-        }
+    OPEN.with_borrow_mut(|(groups, open)| {
+        let groups = if depth == 0 { take(groups) } else { [0; 2] };
+        let all = open.drain(..).chain([groups[1], groups[0]]);
+        let _ = all.fold(0, |code, event| code | stop_event(event as *mut c_void));
     });
 }

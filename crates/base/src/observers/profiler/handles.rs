@@ -12,12 +12,8 @@ const EVENTS_MAX: usize = 1 << 16;
 
 type Joined = (usize, [usize; PLUGINS_MAX]);
 
-struct Table {
-    last: usize,
-    places: Vec<Joined>,
-}
-
-static TABLE: Mutex<Table> = Mutex::new(Table { last: 0, places: Vec::new() });
+/// The last event's number, and the latest events.
+static EVENTS: Mutex<(usize, Vec<Joined>)> = Mutex::new((0, Vec::new()));
 
 /// The handle of an event for which each plugin gave its own, or zero.
 pub(super) fn join(plugins: usize, each: impl Iterator<Item = usize>) -> usize {
@@ -26,16 +22,13 @@ pub(super) fn join(plugins: usize, each: impl Iterator<Item = usize>) -> usize {
     if plugins == 1 || own == [0; PLUGINS_MAX] {
         return own[0];
     }
-    let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
-    if table.last == 0 {
-        // Other processes begin elsewhere.
-        table.last = (std::process::id() as usize) << 32;
-        table.places = vec![(0, own); EVENTS_MAX];
-    }
-    table.last += 1;
-    let last = table.last;
-    table.places[last % EVENTS_MAX] = (last, own);
-    last
+    let mut events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    // Other processes begin elsewhere.
+    let number = 1 + events.0.max((std::process::id() as usize) << 32);
+    events.0 = number;
+    events.1.resize(EVENTS_MAX, (0, own));
+    events.1[number % EVENTS_MAX] = (number, own);
+    number
 }
 
 /// One plugin's own handle of an event; zero if there is none.
@@ -43,12 +36,8 @@ pub(super) fn of(plugins: usize, handle: usize, index: usize) -> usize {
     if plugins == 1 || handle == 0 {
         return handle;
     }
-    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
-    table
-        .places
-        .get(handle % EVENTS_MAX)
-        .filter(|(number, _)| *number == handle)
-        .map_or(0, |(_, own)| own[index])
+    let events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    events.1.get(handle % EVENTS_MAX).filter(|(number, _)| *number == handle).map_or(0, |(_, own)| own[index])
 }
 
 #[cfg(test)]

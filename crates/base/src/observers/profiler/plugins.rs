@@ -3,12 +3,12 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::transmute;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use nccl_sys::profiler::{Event, Init4, Init5, Logger, Plugin, Record, Start, Stop, kind};
+use nccl_sys::profiler::{Event, Init4, Init5, Logger, Plugin, kind};
 use once_cell::sync::OnceCell;
 
 use crate::config::nccl;
@@ -23,24 +23,13 @@ const DEFAULT: &str = "libnccl-profiler.so";
 pub(super) const PLUGINS_MAX: usize = 4;
 
 /// A plugin that is open, until the process ends.
-#[derive(Debug)]
-pub(super) struct Opened {
-    version: u32,
-    /// Whether NCCL's own events reach it: this NCCL knows its version.
-    pub(super) hears_nccl: bool,
-    init: *const c_void,
-    start: Start,
-    pub(super) stop: Stop,
-    pub(super) record: Record,
-    finalize: Stop,
+pub(super) struct LoadedPlugin {
+    /// NCCL's own events reach it if NCCL knows this version.
+    pub(super) version: u32,
+    pub(super) table: &'static Plugin<*const c_void>,
     /// The kinds of events that it asks for. It may write them at any time.
     mask: AtomicI32,
 }
-
-// SAFETY: functions that any thread may call, as NCCL's threads do.
-unsafe impl Send for Opened {}
-// SAFETY: as above.
-unsafe impl Sync for Opened {}
 
 /// What NCCL tells a plugin of a communicator.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +37,7 @@ pub struct Begun {
     /// What NCCL calls it.
     pub id: u64,
     /// The program's name for it, or null.
-    pub name: *const std::ffi::c_char,
+    pub name: *const c_char,
     /// Hosts, ranks, this rank.
     pub sizes: [c_int; 3],
     /// Where a plugin's log lines go.
@@ -56,29 +45,27 @@ pub struct Begun {
 }
 
 /// The plugins. `newest`: the newest version that NCCL knows.
-pub(super) fn all(newest: u32) -> &'static [Opened] {
-    static ALL: OnceCell<Vec<Opened>> = OnceCell::new();
+pub(super) fn all(newest: u32) -> &'static [LoadedPlugin] {
+    static ALL: OnceCell<Vec<LoadedPlugin>> = OnceCell::new();
     ALL.get_or_init(|| {
         let names = names();
         let named = names.split(',').filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("none"));
-        named.filter_map(|name| Opened::open(name, newest)).take(PLUGINS_MAX).collect()
+        named.filter_map(|name| LoadedPlugin::open(name, newest)).take(PLUGINS_MAX).collect()
     })
 }
 
 /// What the program names, or the default.
 fn names() -> String {
     let read = |name: &CStr| nccl::value(&name.to_string_lossy());
-    let (own, named) = (file_of(take_place as *const c_void), read(VARIABLE));
-    match named {
-        Some(named) if own.is_some_and(|own| own.to_bytes() == named.as_bytes()) => read(KEPT),
-        named => named,
-    }
-    .unwrap_or(DEFAULT.into())
+    let named = read(VARIABLE);
+    // A parent has put this library there.
+    let is_own = named.is_some() && named == own_file().map(|own| own.to_string_lossy().into_owned());
+    if is_own { read(KEPT) } else { named }.unwrap_or(DEFAULT.into())
 }
 
 /// Has NCCL open this library as its plugin. NCCL reads the variable at its first communicator, and again after its last one.
 pub(super) fn take_place() {
-    let Some(own) = file_of(take_place as *const c_void) else { return };
+    let Some(own) = own_file() else { return };
     let names = CString::new(names()).unwrap_or_default();
     // SAFETY: texts. NCCL sets variables at the same moment, in its first init.
     unsafe {
@@ -87,68 +74,56 @@ pub(super) fn take_place() {
     }
 }
 
+fn own_file() -> Option<&'static CStr> {
+    file_of(take_place as *const c_void)
+}
+
 /// The file of the library that has an address.
 fn file_of(address: *const c_void) -> Option<&'static CStr> {
     // SAFETY: plain data, which `dladdr` fills; a library's name stays as long as the library.
     unsafe {
         let mut found: libc::Dl_info = std::mem::zeroed();
-        let is_found = libc::dladdr(address, &mut found) != 0;
-        (is_found && !found.dli_fname.is_null()).then(|| CStr::from_ptr(found.dli_fname))
+        libc::dladdr(address, &mut found);
+        (!found.dli_fname.is_null()).then(|| CStr::from_ptr(found.dli_fname))
     }
 }
 
-impl Opened {
-    fn open(name: &str, newest: u32) -> Option<Opened> {
+/// Opens the library of a name. Null if there is none.
+fn open(name: &str) -> *mut c_void {
+    let file = CString::new(name).unwrap_or_default();
+    let file = if name.eq_ignore_ascii_case("STATIC_PLUGIN") { null() } else { file.as_ptr() };
+    // SAFETY: NCCL would open this very library, with whatever its constructors do.
+    unsafe { libc::dlopen(file, libc::RTLD_NOW | libc::RTLD_LOCAL) }
+}
+
+impl LoadedPlugin {
+    fn open(name: &str, newest: u32) -> Option<LoadedPlugin> {
         let is_whole = name.contains('/') || name.starts_with("lib") && name.ends_with(".so");
-        let other = (!is_whole).then(|| format!("libnccl-profiler-{name}.so"));
-        let library = [Some(name.to_owned()), other].into_iter().flatten().find_map(|file| {
-            // NCCL takes a part of the word, too.
-            let is_program = file.eq_ignore_ascii_case("STATIC_PLUGIN");
-            let file = CString::new(file).ok()?;
-            let file = if is_program { std::ptr::null() } else { file.as_ptr() };
-            // SAFETY: NCCL would open this very library, with whatever its constructors do.
-            let library = unsafe { libc::dlopen(file, libc::RTLD_NOW | libc::RTLD_LOCAL) };
-            (!library.is_null()).then_some(library)
-        });
-        let Some(library) = library else {
-            if name != DEFAULT {
-                log::warn!(
-                    "NCCL_PROFILER_PLUGIN: no library {name} can be opened; expected a name or path of one"
-                );
-            }
-            return None;
-        };
+        let names = [name.to_owned(), format!("libnccl-profiler-{name}.so")];
+        let mut libraries = names[..if is_whole { 1 } else { 2 }].iter().map(|name| open(name));
+        let library = libraries.find(|library| !library.is_null());
         // As NCCL, the newest that both know; else calls of Windlass can still be told.
         let versions = (4..=newest).rev().chain(newest.max(3) + 1..=7);
-        let found = versions.into_iter().find_map(|version| {
-            let symbol = CString::new(format!("ncclProfiler_v{version}")).ok()?;
-            // SAFETY: the library stays open.
-            let plugin = unsafe { libc::dlsym(library, symbol.as_ptr()) }.cast::<Plugin<*const c_void>>();
-            // SAFETY: what a library exports by this name is a plugin.
-            let Plugin { init, start, stop, record, finalize, .. } = unsafe { plugin.as_ref() }?;
-            let is_own = file_of(plugin.cast()) == file_of(take_place as *const c_void);
-            let mask = AtomicI32::new(0);
-            let hears_nccl = version <= newest;
-            (!is_own).then_some(Opened {
-                version,
-                hears_nccl,
-                init: *init,
-                start: *start,
-                stop: *stop,
-                record: *record,
-                finalize: *finalize,
-                mask,
+        let found = library.zip(Some(versions)).and_then(|(library, mut versions)| {
+            versions.find_map(|version| {
+                let symbol = CString::new(format!("ncclProfiler_v{version}")).ok()?;
+                // SAFETY: the library stays open, and what it exports by this name is a plugin.
+                let table: &Plugin<_> =
+                    unsafe { libc::dlsym(library, symbol.as_ptr()).cast::<Plugin<_>>().as_ref() }?;
+                let is_own = file_of((&raw const *table).cast()) == own_file();
+                (!is_own).then_some(LoadedPlugin { version, table, mask: AtomicI32::new(0) })
             })
         });
         match &found {
-            Some(Opened { version, hears_nccl: true, .. }) => {
-                log::info!("profiler plugin {name}, version {version}")
+            Some(LoadedPlugin { version, .. }) if *version <= newest => {
+                log::info!("profiler plugin {name}, version {version}");
             }
-            Some(Opened { version, .. }) => log::info!(
+            Some(LoadedPlugin { version, .. }) => log::info!(
                 "profiler plugin {name} hears only calls that Windlass runs: it has version {version}, this NCCL knows {newest}"
             ),
-            None => log::info!(
-                "profiler plugin {name} hears nothing from Windlass: it has no version from 4 to 7"
+            None if library.is_none() && name == DEFAULT => {}
+            None => log::warn!(
+                "profiler plugin {name} hears nothing: it cannot be opened, or has no version from 4 to 7"
             ),
         }
         found
@@ -159,18 +134,13 @@ impl Opened {
         &self,
         Begun { id, name, sizes: [hosts, ranks, rank], logger }: Begun,
     ) -> Option<usize> {
-        let (mut context, mask) = (null_mut(), self.mask.as_ptr());
+        let (mut context, mask, init) = (null_mut(), self.mask.as_ptr(), self.table.init);
         // SAFETY: by the version; the mask lives as long as the process.
         let code = unsafe {
-            match self.version {
-                4 => {
-                    let init: Init4 = transmute(self.init);
-                    init(&mut context, mask, name, id, hosts, ranks, rank, logger)
-                }
-                _ => {
-                    let init: Init5 = transmute(self.init);
-                    init(&mut context, id, mask, name, hosts, ranks, rank, logger)
-                }
+            if self.version == 4 {
+                transmute::<_, Init4>(init)(&mut context, mask, name, id, hosts, ranks, rank, logger)
+            } else {
+                transmute::<_, Init5>(init)(&mut context, id, mask, name, hosts, ranks, rank, logger)
             }
         };
         (code == 0).then_some(context as usize)
@@ -179,39 +149,41 @@ impl Opened {
     /// Ends a communicator.
     pub(super) fn finalize(&self, context: usize) {
         // SAFETY: the plugin's own context, for the last time.
-        unsafe { (self.finalize)(context as *mut c_void) };
+        unsafe { (self.table.finalize)(context as *mut c_void) };
     }
 
     /// The kinds of events that it asks for, as far as its version knows them.
     pub(super) fn mask(&self) -> u64 {
-        self.mask.load(Ordering::Relaxed) as u32 as u64 & kind::known(self.version)
+        u64::from(self.mask.load(Ordering::Relaxed) as u32) & kind::known(self.version)
     }
 
-    /// Begins an event. `parent` and `group` are the plugin's own handles. Zero if the plugin has no use for the event.
+    /// Begins an event of a version. `parent` and `group` are the plugin's own handles. Zero if the plugin has no use for the event.
     ///
     /// # Safety
-    /// The event has all fields of its kind in the plugin's version.
+    /// The event has all fields of its kind in its version.
     pub(super) unsafe fn start(
         &self,
         context: usize,
+        version: u32,
         event: *mut Event,
         kind: u64,
         [parent, group]: [usize; 2],
     ) -> usize {
-        if kind & kind::known(self.version) == 0 || self.mask() & kind::asked_by(kind) == 0 {
+        let is_known = self.version <= version && kind & kind::known(self.version) != 0;
+        if !is_known || self.mask() & kind::asked_by(kind) == 0 {
             return 0;
         }
-        let mut handle = null_mut();
+        let (group, mut handle) = (group as *mut c_void, null_mut());
         // SAFETY: by contract, and the context is the plugin's own. The group is a field from version 5 on.
         unsafe {
             (*event).parent = parent as *mut c_void;
             match kind {
-                kind::COLL | kind::P2P if self.version == 4 => (*event).parent = group as *mut c_void,
-                kind::COLL => (*event).of.coll.group = group as *mut c_void,
-                kind::P2P => (*event).of.p2p.group = group as *mut c_void,
+                kind::COLL | kind::P2P if self.version == 4 => (*event).parent = group,
+                kind::COLL => (*event).of.coll.group = group,
+                kind::P2P => (*event).of.p2p.group = group,
                 _ => {}
             }
-            (self.start)(context as *mut c_void, &mut handle, event);
+            (self.table.start)(context as *mut c_void, &mut handle, event);
         }
         handle as usize
     }
