@@ -15,7 +15,7 @@ const REMOVED: &[(&str, &str)] = &[
     ("WINDLASS_WINDOWS", "windows are kept; WINDLASS_POOL=off keeps none"),
     ("WINDLASS_CALIBRATE", "use `windlass run --no-calibrate`, or WINDLASS_CACHE=off"),
     ("WINDLASS_LIBRARY", "the command uses the libwindlass.so of its own installation; unset it"),
-    ("WINDLASS_NVTX", "Windlass has no NVTX ranges; unset it"),
+    ("WINDLASS_NVTX", "ranges need no option; unset it"),
 ];
 
 /// What to do about a name that is no longer read. None for every other name.

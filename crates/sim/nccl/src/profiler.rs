@@ -157,9 +157,10 @@ fn begin(communicator: &Communicator, kind: u64, parent: usize, of: Details) -> 
         // Behind the one byte of the kind lies anything.
         event.kind |= 0xabcd << 8;
         // SAFETY: plain data, by the event's kind.
+        let (coll, p2p) = unsafe { (of.coll.group, of.p2p.group) };
         match kind {
-            kind::COLL => event.parent = unsafe { of.coll.group },
-            kind::P2P => event.parent = unsafe { of.p2p.group },
+            kind::COLL => event.parent = coll,
+            kind::P2P => event.parent = p2p,
             _ => {}
         }
     }

@@ -138,9 +138,11 @@ impl LoadedPlugin {
         // SAFETY: by the version; the mask lives as long as the process.
         let code = unsafe {
             if self.version == 4 {
-                transmute::<_, Init4>(init)(&mut context, mask, name, id, hosts, ranks, rank, logger)
+                let init: Init4 = transmute(init);
+                init(&mut context, mask, name, id, hosts, ranks, rank, logger)
             } else {
-                transmute::<_, Init5>(init)(&mut context, id, mask, name, hosts, ranks, rank, logger)
+                let init: Init5 = transmute(init);
+                init(&mut context, id, mask, name, hosts, ranks, rank, logger)
             }
         };
         (code == 0).then_some(context as usize)
