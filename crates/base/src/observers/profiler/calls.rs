@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::mem::take;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use nccl_sys::{CODES, NCCL_UNIQUE_ID_BYTES};
 use super::super::{Observed, text};
 use super::plugins::Begun;
 use super::{Known, Profiled, all, known, record_state, start_each, stop_event};
-use crate::call::{Call, Function};
+use crate::call::{Call, Function, Shared};
 use crate::gpu::{StreamHandle, driver};
 
 /// NCCL's record of a communicator is smaller than this. The place of its context lies in the record, behind the handle.
@@ -73,13 +73,7 @@ pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
     let stream: *mut c_void = local.stream.cast();
     let captured = driver().and_then(|driver| driver.capture_of(StreamHandle(stream as usize)));
     let is_captured = captured.is_ok_and(|captured| captured.is_some());
-    let named = match shared.function.plain() {
-        Function::Bcast => Function::Broadcast,
-        plain => plain,
-    };
-    let function = text(&named.entry().description().name["nccl".len()..]);
-    let datatype = CODES[2].values.iter().find(|(_, value)| *value == shared.datatype.0);
-    let datatype = text(datatype.map_or("unknown", |(name, _)| name));
+    let (named, function, datatype) = names(shared);
     let (count, root, none) = (shared.count, shared.root.unwrap_or(0), null_mut());
     let (channels, group, nothing) = (0, none, Details { nothing: [0; 24] });
     OPEN.with_borrow_mut(|(groups, open)| {
@@ -122,6 +116,17 @@ pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
         stop_event(api as *mut c_void);
         open.push(start(kind, of, [api, groups[1]]));
     });
+}
+
+/// The function under which NCCL would count a call, with NCCL's names of it and of the type.
+fn names(shared: &Shared) -> (Function, *const c_char, *const c_char) {
+    let function = match shared.function.plain() {
+        Function::Bcast => Function::Broadcast,
+        plain => plain,
+    };
+    let datatype = CODES[2].values.iter().find(|(_, value)| *value == shared.datatype.0);
+    let name = &function.entry().description().name["nccl".len()..];
+    (function, text(name), text(datatype.map_or("unknown", |(name, _)| name)))
 }
 
 /// Ends the events of this thread's calls, and of its outermost group if that has ended.

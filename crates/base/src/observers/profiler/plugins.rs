@@ -88,43 +88,50 @@ fn file_of(address: *const c_void) -> Option<&'static CStr> {
     }
 }
 
-/// Opens the library of a name. Null if there is none.
-fn open(name: &str) -> *mut c_void {
+/// Opens the library of a name, or says why not.
+fn open(name: &str) -> Result<*mut c_void, String> {
     let file = CString::new(name).unwrap_or_default();
     let file = if name.eq_ignore_ascii_case("STATIC_PLUGIN") { null() } else { file.as_ptr() };
-    // SAFETY: NCCL would open this very library, with whatever its constructors do.
-    unsafe { libc::dlopen(file, libc::RTLD_NOW | libc::RTLD_LOCAL) }
+    // SAFETY: NCCL would open this very library, with whatever its constructors do. After a failure there is a text.
+    unsafe {
+        let library = libc::dlopen(file, libc::RTLD_NOW | libc::RTLD_LOCAL);
+        let why = || CStr::from_ptr(libc::dlerror()).to_string_lossy().into_owned();
+        if library.is_null() { Err(why()) } else { Ok(library) }
+    }
 }
 
 impl LoadedPlugin {
     fn open(name: &str, newest: u32) -> Option<LoadedPlugin> {
         let is_whole = name.contains('/') || name.starts_with("lib") && name.ends_with(".so");
-        let names = [name.to_owned(), format!("libnccl-profiler-{name}.so")];
-        let mut libraries = names[..if is_whole { 1 } else { 2 }].iter().map(|name| open(name));
-        let library = libraries.find(|library| !library.is_null());
+        let prefixed = |why| match is_whole {
+            true => Err(why),
+            false => open(&format!("libnccl-profiler-{name}.so")).map_err(|other| format!("{why}; {other}")),
+        };
+        let library = open(name).or_else(prefixed);
         // As NCCL, the newest that both know; else calls of Windlass can still be told.
-        let versions = (4..=newest).rev().chain(newest.max(3) + 1..=7);
-        let found = library.zip(Some(versions)).and_then(|(library, mut versions)| {
+        let mut versions = (4..=newest).rev().chain(newest.max(3) + 1..=7);
+        let found = library.as_ref().ok().and_then(|library| {
             versions.find_map(|version| {
                 let symbol = CString::new(format!("ncclProfiler_v{version}")).ok()?;
                 // SAFETY: the library stays open, and what it exports by this name is a plugin.
                 let table: &Plugin<_> =
-                    unsafe { libc::dlsym(library, symbol.as_ptr()).cast::<Plugin<_>>().as_ref() }?;
+                    unsafe { libc::dlsym(*library, symbol.as_ptr()).cast::<Plugin<_>>().as_ref() }?;
                 let is_own = file_of((&raw const *table).cast()) == own_file();
                 (!is_own).then_some(LoadedPlugin { version, table, mask: AtomicI32::new(0) })
             })
         });
-        match &found {
-            Some(LoadedPlugin { version, .. }) if *version <= newest => {
+        match (&found, library) {
+            (Some(LoadedPlugin { version, .. }), _) if *version <= newest => {
                 log::info!("profiler plugin {name}, version {version}");
             }
-            Some(LoadedPlugin { version, .. }) => log::info!(
+            (Some(LoadedPlugin { version, .. }), _) => log::info!(
                 "profiler plugin {name} hears only calls that Windlass runs: it has version {version}, this NCCL knows {newest}"
             ),
-            None if library.is_none() && name == DEFAULT => {}
-            None => log::warn!(
-                "profiler plugin {name} hears nothing: it cannot be opened, or has no version from 4 to 7"
-            ),
+            (None, Err(_)) if name == DEFAULT => {}
+            (None, Err(why)) => log::warn!("profiler plugin {name} cannot be opened: {why}"),
+            (None, Ok(_)) => {
+                log::warn!("profiler plugin {name} hears nothing: it has no version from 4 to 7")
+            }
         }
         found
     }
