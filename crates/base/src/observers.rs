@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::call::Call;
+use crate::guard;
 use crate::path::Path;
 
 /// Whether anybody listens.
@@ -46,18 +47,25 @@ pub struct Observed {
 /// Tells of a call that is about to run, on its path. `depth`: of the thread's groups, with the call's own.
 #[cold]
 pub fn before(call: &Call, path: Path, communicator: &Observed, depth: i32) {
-    profiler::share_masks();
-    if matches!(path, Path::P2p | Path::Native) {
-        profiler::before(call, communicator, depth);
-        nvtx::push(call, communicator);
-    }
+    // A call never fails because of what is told of it.
+    guard::or_else(
+        || (),
+        || {
+            profiler::share_masks();
+            // One of too many communicators has no known rank.
+            if matches!(path, Path::P2p | Path::Native) && communicator.ranks > 0 {
+                profiler::before(call, communicator, depth);
+                nvtx::push(call, communicator);
+            }
+        },
+    )
 }
 
 /// Tells that what this thread has called was issued. `depth`: of the thread's groups that are still open.
 #[cold]
 pub fn after(depth: i32) {
     nvtx::pop();
-    profiler::after(depth);
+    guard::or_else(|| (), || profiler::after(depth));
 }
 
 /// A name as C's text, for ever.

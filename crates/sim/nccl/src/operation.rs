@@ -207,8 +207,10 @@ fn check(communicator: &Arc<Communicator>, call: Call) -> Outcome<Option<Queued>
         true => Some(operators::recipe(communicator, call.operator, call.datatype)?),
         false => None,
     };
-    let is_captured = driver()?.is_capturing(call.stream)?;
-    let api = profiler::called(communicator, &call, group::depth(), is_captured);
+    let api = match profiler::is_off() {
+        true => 0,
+        false => profiler::called(communicator, &call, group::depth(), driver()?.is_capturing(call.stream)?),
+    };
     Ok(Some(Queued { communicator: communicator.clone(), call, recipe, api }))
 }
 

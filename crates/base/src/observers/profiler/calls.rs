@@ -28,7 +28,8 @@ thread_local! {
 
 /// A lazy communicator is made: NCCL begins none.
 pub fn made(communicator: &Observed) {
-    drop((!all().is_empty()).then(|| profiled(&mut known(), communicator)));
+    let is_told = !all().is_empty() && communicator.ranks > 0;
+    drop(is_told.then(|| profiled(&mut known(), communicator)));
 }
 
 /// NCCL is about to build a lazy communicator by an id of its own. Whether there are plugins that hear of it.
@@ -76,7 +77,9 @@ pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
     let (named, function, datatype) = names(shared);
     let (count, root, none) = (shared.count, shared.root.unwrap_or(0), null_mut());
     let (channels, group, nothing) = (0, none, Details { nothing: [0; 24] });
-    OPEN.with_borrow_mut(|(groups, open)| {
+    // An ending thread may have none.
+    let _ = OPEN.try_with(|here| {
+        let (groups, open) = &mut *here.borrow_mut();
         if *groups == [0; 2] {
             groups[0] =
                 start(kind::GROUP_API, Details { group_api: GroupApi { is_captured, depth } }, [0; 2]);
@@ -131,7 +134,8 @@ fn names(shared: &Shared) -> (Function, *const c_char, *const c_char) {
 
 /// Ends the events of this thread's calls, and of its outermost group if that has ended.
 pub(crate) fn after(depth: i32) {
-    OPEN.with_borrow_mut(|(groups, open)| {
+    let _ = OPEN.try_with(|here| {
+        let (groups, open) = &mut *here.borrow_mut();
         let groups = if depth == 0 { take(groups) } else { [0; 2] };
         let all = open.drain(..).chain([groups[1], groups[0]]);
         let _ = all.fold(0, |code, event| code | stop_event(event as *mut c_void));

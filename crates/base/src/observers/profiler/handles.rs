@@ -49,7 +49,7 @@ mod tests {
     fn events_are_forgotten_late() {
         let first = join(2, [7, 0].into_iter());
         assert_eq!((of(2, first, 0), of(2, first, 1), of(2, first + 1, 0), of(2, 0, 0)), (7, 0, 0, 0));
-        (0..EVENTS_MAX - 1).for_each(|_| drop(join(2, [1, 1].into_iter())));
+        let _ = (0..EVENTS_MAX - 1).fold(0, |_, _| join(2, [1, 1].into_iter()));
         assert_eq!(of(2, first, 0), 7);
         join(2, [1, 1].into_iter());
         assert_eq!(of(2, first, 0), 0);
