@@ -13,7 +13,7 @@ use windlass_base::observers::profiler::{self, Begun};
 /// A plugin, as NCCL takes it. NCCL reads the functions that are pointers here after `init`.
 #[repr(C)]
 pub struct Facade<Init> {
-    name: Name,
+    name: AtomicPtr<c_char>,
     init: Init,
     start: Start,
     stop: AtomicPtr<c_void>,
@@ -21,17 +21,11 @@ pub struct Facade<Init> {
     finalize: Stop,
 }
 
-#[repr(transparent)]
-struct Name(*const c_char);
-
-// SAFETY: a literal.
-unsafe impl Sync for Name {}
-
 impl<Init> Facade<Init> {
     const fn new(init: Init, start: Start) -> Facade<Init> {
         let (stop, record): (Stop, Record) = (self::stop, self::record);
         Facade {
-            name: Name(c"Windlass".as_ptr()),
+            name: AtomicPtr::new(c"Windlass".as_ptr().cast_mut()),
             init,
             start,
             stop: AtomicPtr::new(stop as *mut c_void),

@@ -83,11 +83,14 @@ static void write_trace(void) {
   fclose(file);
 }
 
-static int begin(void** context, int* mask, uint64_t id, int ranks, int rank) {
+typedef void (*logger)(int level, unsigned long subsystems, const char* file, int line, const char* format, ...);
+
+static int begin(void** context, int* mask, uint64_t id, int ranks, int rank, logger log) {
   pthread_mutex_lock(&lock);
   for (int i = 0; i < begun; i++)
     holds(!contexts[i].lives || contexts[i].id != id || contexts[i].rank != rank, "a communicator and rank is begun twice");
   holds(rank >= 0 && rank < ranks, "a rank is none");
+  if (holds(log != NULL, "there is no logger")) log(3, ~0ul, __FILE__, __LINE__, "rank %d of %d begins", rank, ranks);
   if (begun == CONTEXTS_MAX) abort();
   contexts[begun] = (struct context){.magic = MAGIC, .rank = rank, .ranks = ranks, .id = id, .lives = true};
   *context = &contexts[begun++];
@@ -97,13 +100,13 @@ static int begin(void** context, int* mask, uint64_t id, int ranks, int rank) {
 }
 
 #if VERSION == 4
-static int init(void** context, int* mask, const char* name, uint64_t id, int hosts, int ranks, int rank, void* logger) {
+static int init(void** context, int* mask, const char* name, uint64_t id, int hosts, int ranks, int rank, logger log) {
 #else
-static int init(void** context, uint64_t id, int* mask, const char* name, int hosts, int ranks, int rank, void* logger) {
+static int init(void** context, uint64_t id, int* mask, const char* name, int hosts, int ranks, int rank, logger log) {
 #endif
-  (void)name, (void)logger;
+  (void)name;
   holds(hosts == 1, "there is another host");
-  return begin(context, mask, id, ranks, rank);
+  return begin(context, mask, id, ranks, rank, log);
 }
 
 static bool is_event(const struct event* event, uint64_t kinds) {

@@ -46,6 +46,7 @@ pub struct Observed {
 
 /// Tells of a call that is about to run, on its path. `depth`: of the thread's groups, with the call's own.
 #[cold]
+#[inline(never)]
 pub fn before(call: &Call, path: Path, communicator: &Observed, depth: i32) {
     // A call never fails because of what is told of it.
     guard::or_else(
@@ -63,6 +64,7 @@ pub fn before(call: &Call, path: Path, communicator: &Observed, depth: i32) {
 
 /// Tells that what this thread has called was issued. `depth`: of the thread's groups that are still open.
 #[cold]
+#[inline(never)]
 pub fn after(depth: i32) {
     nvtx::pop();
     guard::or_else(|| (), || profiler::after(depth));

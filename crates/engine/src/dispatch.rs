@@ -100,9 +100,15 @@ fn find(call: &Call) -> Standing {
 fn count(call: &Call, communicator: &Communicator, path: Path) {
     count::call(communicator.counters(), call, path, communicator.ranks());
     if observers::are_on() {
-        let depth = 1 + i32::from(group::is_open());
-        observers::before(call, path, &communicator.observed(), depth);
+        tell(call, communicator, path);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn tell(call: &Call, communicator: &Communicator, path: Path) {
+    let depth = 1 + i32::from(group::is_open());
+    observers::before(call, path, &communicator.observed(), depth);
 }
 
 /// After NCCL has judged a call on an unknown handle. If NCCL took the call, the communicator is real and gets an entry.

@@ -21,12 +21,17 @@ use crate::config::nccl;
 type Slot = AtomicPtr<c_void>;
 type SlotTable = [&'static Slot; 16];
 
-/// NVTX's number of the module of functions with a domain, and of these functions.
+/// NVTX's number of the module of functions with a domain.
 const DOMAINS: c_uint = 5;
-const PUSH: usize = 4;
-const POP: usize = 5;
-const REGISTER: usize = 10;
-const CREATE: usize = 12;
+
+/// NVTX's numbers of these functions.
+enum InDomain {
+    Push = 4,
+    Pop = 5,
+    Register = 10,
+    Create = 12,
+}
+
 /// The functions of that module. The first slot is nobody's: functions that are not called here go there.
 static SLOTS: [Slot; 16] = [const { Slot::new(null_mut()) }; 16];
 /// Functions of payloads. The first one registers a schema.
@@ -62,12 +67,13 @@ pub(super) fn start() -> bool {
         }
         let _ = extend.map(|extend| extend(module()));
     }
-    let domain = call(&SLOTS[CREATE], [c"NCCL".as_ptr() as usize, 0]);
+    let domain = call(&SLOTS[InDomain::Create as usize], [c"NCCL".as_ptr() as usize, 0]);
     // Other functions have the schemas of these.
     let own = |function: &Function| *function == function.plain() && *function != Function::Bcast;
     Function::ALL.into_iter().filter(own).for_each(|function| register(domain, function));
     let name = |function: Function| text(function.entry().description().name) as usize;
-    let names = Function::ALL.map(|function| call(&SLOTS[REGISTER], [domain, name(function)]));
+    let names =
+        Function::ALL.map(|function| call(&SLOTS[InDomain::Register as usize], [domain, name(function)]));
     DOMAIN.set((domain, names)).is_ok()
 }
 
@@ -170,13 +176,13 @@ pub(super) fn push(what: &Call, communicator: &Observed) {
     // Version and size; one payload of the extension's kind; a registered name.
     let attributes =
         [3 | 48 << 16, 0, 0xdfbd_0009 | 1 << 32, payload.as_ptr() as usize, 3, names[called as usize]];
-    call(&SLOTS[PUSH], [*domain, attributes.as_ptr() as usize]);
+    call(&SLOTS[InDomain::Push as usize], [*domain, attributes.as_ptr() as usize]);
     IS_OPEN.set(true);
 }
 
 /// Ends this thread's range, if there is one.
 pub(super) fn pop() {
     if let Some((domain, _)) = DOMAIN.get().filter(|_| IS_OPEN.take()) {
-        call(&SLOTS[POP], [*domain, 0]);
+        call(&SLOTS[InDomain::Pop as usize], [*domain, 0]);
     }
 }

@@ -17,7 +17,7 @@ mod plugins;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -84,6 +84,9 @@ pub(super) fn start() -> bool {
 
 /// Runs calls of NCCL that the program has not made: no plugin hears of them.
 pub fn quietly<T>(run: impl FnOnce() -> T) -> T {
+    if !super::are_on() {
+        return run();
+    }
     IS_QUIET.set(true);
     let result = run();
     IS_QUIET.set(false);
@@ -212,6 +215,18 @@ fn each_own(handle: *mut c_void, tell: impl Fn(&LoadedPlugin, *mut c_void) -> c_
     let own = |index| handles::of(all().len(), handle as usize, index) as *mut c_void;
     let each = all().iter().enumerate().map(|(index, plugin)| (plugin, own(index)));
     each.filter(|(_, own)| !own.is_null()).fold(0, |code, (plugin, own)| code | tell(plugin, own))
+}
+
+/// A plugin's log line, where NCCL has given no logger yet. What the format stands for is unknown here.
+extern "C" fn log(
+    _level: c_int,
+    _subsystems: u64,
+    _file: *const c_char,
+    _line: c_int,
+    format: *const c_char,
+) {
+    // SAFETY: the plugin's own text.
+    ::log::debug!("profiler plugin: {}", unsafe { CStr::from_ptr(format) }.to_string_lossy());
 }
 
 /// NCCL ends a communicator.

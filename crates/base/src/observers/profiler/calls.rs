@@ -14,7 +14,7 @@ use nccl_sys::{CODES, NCCL_UNIQUE_ID_BYTES};
 
 use super::super::{Observed, text};
 use super::plugins::Begun;
-use super::{Known, Profiled, all, known, record_state, start_each, stop_event};
+use super::{Known, Profiled, all, known, log, record_state, start_each, stop_event};
 use crate::call::{Call, Function, Shared};
 use crate::gpu::{StreamHandle, driver};
 
@@ -55,7 +55,7 @@ fn profiled(known: &mut Known, communicator: &Observed) -> Arc<Profiled> {
         |place: usize| place.checked_sub(handle).filter(|distance| !is_lazy && *distance < RECORD_MAX);
     let nccls = known.nccls.values().filter_map(|(place, profiled)| Some((behind(*place)?, profiled)));
     let nccls = nccls.min_by_key(|(distance, _)| *distance).map(|(_, profiled)| profiled.clone());
-    let begun = Begun { id: name, name: null(), sizes: [1, ranks, rank], logger: known.logger };
+    let begun = Begun { id: name, name: null(), sizes: [1, ranks, rank], logger: known.logger.or(Some(log)) };
     known.ours.entry(handle).or_insert_with(|| nccls.unwrap_or_else(|| Profiled::begin(begun))).clone()
 }
 
