@@ -15,6 +15,8 @@ pub mod kind {
     pub const P2P: u64 = 1 << 2;
     /// An operation of a proxy.
     pub const PROXY_OP: u64 = 1 << 3;
+    /// A proxy operation's steps, and what a network plugin tells of them.
+    pub const OF_PROXY_OP: u64 = 1 << 4 | 1 << 7;
     /// A channel of a kernel.
     pub const KERNEL_CH: u64 = 1 << 6;
     /// The outermost group of a thread.
@@ -39,7 +41,7 @@ pub mod kind {
     /// The kinds because of which NCCL starts events of a kind: itself and those below it.
     pub const fn asked_by(kind: u64) -> u64 {
         const COLLS: u64 = COLL | BELOW | 7 << 12;
-        const BELOW: u64 = PROXY_OP | 1 << 4 | KERNEL_CH | 1 << 7 | 1 << 15;
+        const BELOW: u64 = PROXY_OP | OF_PROXY_OP | KERNEL_CH | 1 << 15;
         match kind {
             GROUP => GROUP | P2P | COLLS,
             COLL => COLLS,

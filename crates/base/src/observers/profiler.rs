@@ -22,6 +22,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nccl_sys::open;
 use nccl_sys::profiler::{Event, Logger, Record, Stop, kind, newest_version};
 
 use crate::call::{FUNCTIONS, Function};
@@ -137,6 +138,8 @@ pub fn begin(version: u32, context: *mut *mut c_void, mask: *mut c_int, begun: B
     if plugins::all(version).is_empty() {
         return 1;
     }
+    // NCCL closes its plugin after its last communicator, and threads may have come by here.
+    open::stay_mapped();
     let mut known = known();
     let expected = known.expected.remove(&(begun.id, begun.sizes[2]));
     let ours = expected.and_then(|handle| known.ours.get(&handle).cloned());
@@ -190,8 +193,9 @@ pub unsafe fn start_event(
             let function = Function::ALL.into_iter().find(is_named).unwrap_or(Function::Send);
             (*event).of.coll.number = profiled.number(function);
         }
-        // Else the event's communicator has ended, or the program knows nothing of the event.
-        let is_told = (profiled.is_some() || parent != 0 || is_foreign) && !IS_QUIET.get();
+        // A proxy's steps follow its operation, which may be of another process. Else the event's communicator has ended.
+        let is_of_proxy = is_foreign || parent != 0 && kind & kind::OF_PROXY_OP != 0;
+        let is_told = (profiled.is_some() || is_of_proxy) && !IS_QUIET.get();
         let started =
             if is_told { start_each(profiled.as_deref(), version, event, kind, [parent, group]) } else { 0 };
         *handle = started as *mut c_void;
