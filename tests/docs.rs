@@ -32,6 +32,8 @@ fn files() -> Vec<String> {
             }
         }
     }
+    let stray = |file: &&String| file.ends_with(".orig") || file.ends_with(".rej");
+    assert_eq!(files.iter().find(stray), None, "what a merge leaves");
     assert!(files.len() > 300, "only {} files: this test no longer sees the tree", files.len());
     files
 }
