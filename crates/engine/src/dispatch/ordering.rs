@@ -93,20 +93,27 @@ pub(crate) fn before_forward(
 /// calls are followed: later kernels and graphs wait for them.
 pub(crate) fn after_forward(forwarded: Option<InOrder>, result: ncclResult_t) {
     let Some(InOrder { communicator, peer_group, stream, afterwards }) = forwarded else { return };
-    if result != ncclSuccess && result != ncclInProgress {
-        return peer_group.nccl_refused();
+    let followed = |peer_group| Followed { communicator, peer_group, stream, afterwards };
+    if result != ncclSuccess {
+        return not_over(followed(peer_group), result);
     }
     match afterwards {
         Afterwards::Nothing => {}
-        _ if group::is_open() => {
-            group::follow(Followed { communicator, peer_group, stream, afterwards });
-        }
-        _ if result == ncclInProgress => {
-            let followed = Followed { communicator, peer_group, stream, afterwards };
-            behind_nccl(vec![followed], Vec::new(), Joints::default());
-        }
+        _ if group::is_open() => group::follow(followed(peer_group)),
         // Where the driver failed, a message of NCCL's orders the next kernel.
         _ => drop(peer_group.after_nccl(stream, afterwards == Afterwards::Follow)),
+    }
+}
+
+/// The call goes on behind its answer, or NCCL has refused it.
+#[cold]
+#[inline(never)]
+fn not_over(followed: Followed, result: ncclResult_t) {
+    match followed.afterwards {
+        _ if result != ncclInProgress => followed.peer_group.nccl_refused(),
+        Afterwards::Nothing => {}
+        _ if group::is_open() => group::follow(followed),
+        _ => behind_nccl(vec![followed], Vec::new(), Joints::default()),
     }
 }
 
