@@ -80,8 +80,7 @@ fn find(call: &Call) -> Standing {
     if !communicator.is_known()
         && let Err(code) = learn(call, communicator)
     {
-        count(call, communicator, Path::Forward);
-        return Standing::Refused(group::fail(code));
+        return Standing::Refused(code);
     }
     if communicator.has_peer_group() {
         return Standing::InPeerGroup(communicator);
@@ -133,9 +132,13 @@ fn first_sight(call: &Call, result: ncclResult_t) {
 /// Asks NCCL for rank, ranks and device of a communicator that was not ready when it got its entry. Inside a group it may
 /// still not be ready; the next call asks again. Fails where NCCL would refuse the call as the one before is in progress.
 #[cold]
+#[inline(never)]
 fn learn(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
     if communicator.is_nonblocking() {
-        return communicator.check_ready(call.local.communicator);
+        return communicator.check_ready(call.local.communicator).map_err(|code| {
+            count(call, communicator, Path::Forward);
+            group::fail(code)
+        });
     }
     if group::is_open() {
         return Ok(());
