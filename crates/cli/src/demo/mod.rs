@@ -18,9 +18,10 @@ use anyhow::{Context, Result};
 use clap::Args;
 use counters::Counters;
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use windlass_base::config::{Switch, parse};
+use windlass_base::path::Path;
 use windlass_base::stats::closing;
 use windlass_base::stats::features::Feature;
 
@@ -64,6 +65,9 @@ pub fn run(options: &Options) -> Result<bool> {
     let ranks = machine.ranks(options.ranks, 1, 4)?;
     eprintln!("demo: {ranks} ranks {}", machine.describe());
     eprintln!("demo: Windlass {}", windlass.display());
+    if std::env::var_os("WINDLASS_REPORT").is_some() {
+        eprintln!("demo: WINDLASS_REPORT is ignored: each rank's report goes into the table below");
+    }
 
     let is_off = parse(std::env::vars_os()).startup.windlass == Switch::Off;
     let reports =
@@ -126,13 +130,20 @@ pub fn run(options: &Options) -> Result<bool> {
     eprintln!("demo: {:.1} s", started.elapsed().as_secs_f64());
     text::print(format!("demo: {passed} checks passed, {} failed\n", failures.len()))?;
     if failures.is_empty() && !is_off {
-        eprintln!("demo: next: windlass run -- your program");
+        let ours = [Path::Native.name(), Path::P2p.name()];
+        let has_run = all.iter().any(|one| one.paths().keys().any(|path| ours.contains(path)));
+        let next = if has_run {
+            "windlass run -- your program"
+        } else {
+            "windlass doctor says what stands in the way"
+        };
+        eprintln!("demo: next: {next}");
     }
     Ok(failures.is_empty())
 }
 
 /// The value of `WINDLASS_REPORT` for a report in `file`.
-fn json_report(file: &Path) -> std::ffi::OsString {
+fn json_report(file: &std::path::Path) -> std::ffi::OsString {
     let mut value = std::ffi::OsString::from("json:");
     value.push(file);
     value

@@ -57,6 +57,11 @@ pub fn verdict(facts: &Facts, findings: &[Finding]) -> Verdict {
     };
     let devices = facts.gpus.as_ref().map_or(0, |gpus| gpus.devices.len());
     match findings.iter().map(|finding| finding.level).max() {
+        Some(Level::Broken)
+            if facts.nccl.is_none() || facts.windlass.is_none() || !facts.refusals.is_empty() =>
+        {
+            of(1, "Windlass would not take effect: windlass run refuses", "mend what BROKEN names above")
+        }
         Some(Level::Broken) => {
             of(1, "Windlass does nothing here: NCCL would run every call", "mend what BROKEN names above")
         }
@@ -64,7 +69,7 @@ pub fn verdict(facts: &Facts, findings: &[Finding]) -> Verdict {
             of(2, "this machine has no two GPUs to communicate between", "windlass demo --sim")
         }
         Some(Level::Limited) => {
-            of(2, "Windlass helps here, but not with all that it can do", "mend what LIMITED names above")
+            of(2, "Windlass works here, but not with all that it can do", "mend what LIMITED names above")
         }
         _ if facts.unmeasured.is_some() => of(
             0,
@@ -547,6 +552,7 @@ mod tests {
             ),
             (Facts { table_problems: vec!["x".into()], ..measured.clone() }, 2, "but not with all"),
             (Facts { gpus: None, ..measured.clone() }, 2, "no two GPUs"),
+            (Facts { nccl: None, ..measured.clone() }, 1, "windlass run refuses"),
             (Facts { off: vec![PEER_GROUPS_OFF], ..measured }, 1, "does nothing here"),
         ] {
             let (exit_code, verdict, next) = of(&facts);

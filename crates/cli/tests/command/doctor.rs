@@ -131,7 +131,7 @@ fn text() {
         ("NCCL_P2P_DISABLE", "1", 1, "Windlass does nothing here: NCCL would run every call"),
         ("WINDLASS", "0", 1, "Windlass does nothing here: NCCL would run every call"),
         ("WINDLASS_PEER_GROUPS", "off", 1, "Windlass does nothing here: NCCL would run every call"),
-        ("WINDLASS_TUNING", "/nowhere", 2, "Windlass helps here, but not with all that it can do"),
+        ("WINDLASS_TUNING", "/nowhere", 2, "Windlass works here, but not with all that it can do"),
     ] {
         let mut command = windlass(&["doctor", "--sim"]);
         command.env(name, value);
