@@ -332,6 +332,11 @@ impl Communicator {
         state.ok()
     }
 
+    /// Whether NCCL is at work behind a call that does not wait.
+    pub fn is_in_nccl(&self, handle: ncclComm_t) -> bool {
+        self.ongoing(handle).is_some_and(|ongoing| ongoing.is_in_nccl())
+    }
+
     /// Comes before its end: waits until nothing goes on behind its calls. An abort stops that.
     pub fn leave_ongoing(&self, handle: ncclComm_t, aborts: bool) {
         let Some(ongoing) = self.ongoing(handle) else { return };

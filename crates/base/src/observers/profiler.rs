@@ -52,7 +52,7 @@ struct Known {
     logger: Option<Logger>,
 }
 
-/// Held for a few stores, and while plugins begin a communicator.
+/// Held for a few stores.
 static KNOWN: Mutex<Known> = Mutex::new(Known {
     ours: BTreeMap::new(),
     nccls: BTreeMap::new(),
@@ -88,9 +88,9 @@ pub fn quietly<T>(run: impl FnOnce() -> T) -> T {
     if !super::are_on() {
         return run();
     }
-    IS_QUIET.set(true);
+    let before = IS_QUIET.replace(true);
     let result = run();
-    IS_QUIET.set(false);
+    IS_QUIET.set(before);
     result
 }
 
@@ -140,10 +140,13 @@ pub fn begin(version: u32, context: *mut *mut c_void, mask: *mut c_int, begun: B
     }
     // NCCL closes its plugin after its last communicator, and threads may have come by here.
     open::stay_mapped();
-    let mut known = known();
-    let expected = known.expected.remove(&(begun.id, begun.sizes[2]));
-    let ours = expected.and_then(|handle| known.ours.get(&handle).cloned());
+    let mut before = known();
+    let expected = before.expected.remove(&(begun.id, begun.sizes[2]));
+    let ours = expected.and_then(|handle| before.ours.get(&handle).cloned());
+    // A plugin may take long, and wait for other ranks of this process.
+    drop(before);
     let profiled = ours.unwrap_or_else(|| Profiled::begin(begun));
+    let mut known = known();
     // Other processes begin elsewhere.
     let token = known.nccls.keys().next_back().map_or((std::process::id() as usize) << 32, |last| last + 1);
     known.nccls.insert(token, (context as usize, profiled));

@@ -5,7 +5,8 @@ use std::ffi::c_int;
 
 use nccl_sys::missing::is_missing;
 use nccl_sys::{
-    Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess, ncclUniqueId,
+    Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess,
+    ncclUniqueId,
 };
 
 use crate::communicator::{self, Communicator};
@@ -148,6 +149,13 @@ fn end_now(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
 /// while NCCL is at work, or after a failure: the communicator lives on.
 fn leave_ongoing(how: End, handle: ncclComm_t) -> Result<(), ncclResult_t> {
     let Some(known) = nonblocking(handle) else { return Ok(()) };
+    if how != End::Abort && known.is_in_nccl(handle) {
+        // NCCL refuses it, and the ranks go on to meet.
+        let why = format_args!(
+            "communicator {handle:p} is in use: end it when ncclCommGetAsyncError no longer answers ncclInProgress"
+        );
+        return Err(refuse(ncclInvalidArgument, why));
+    }
     if how != End::Finalize {
         known.leave_ongoing(handle, how == End::Abort);
     }

@@ -67,8 +67,9 @@ fn meet(handle: ncclComm_t, call: ChildCall) -> ncclResult_t {
             (true, refuse(failure.code(), format_args!("no communicator: {failure}")))
         }
     };
-    identity.into_iter().for_each(|identity| communicator.identify_nonblocking(has_peer_group, identity));
     settle(handle, communicator, outcome, None);
     guard_first_launch(handle);
+    // Last: without a peer group an end no longer waits for this thread.
+    identity.into_iter().for_each(|identity| communicator.identify_nonblocking(has_peer_group, identity));
     code
 }

@@ -16,6 +16,8 @@ use crate::peers::Lineage;
 use windlass_base::{gpu, guard};
 
 const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// How long an abort waits for work to leave NCCL.
+const ABORT_WITHIN: Duration = Duration::from_secs(3);
 
 /// Work that goes on behind one or more communicators.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub(crate) struct Ongoing {
     state: Mutex<ncclResult_t>,
     changed: Condvar,
     is_cancelled: AtomicBool,
+    /// Whether NCCL's part is over.
+    is_nccl_over: AtomicBool,
     /// Of an init: its end ends the waits for other ranks.
     roster: Option<Arc<Lineage>>,
 }
@@ -33,9 +37,9 @@ struct EndsOngoing(Arc<Ongoing>);
 
 impl Ongoing {
     pub(super) fn new(roster: Option<Arc<Lineage>>) -> Arc<Ongoing> {
-        let (state, changed, is_cancelled) =
-            (Mutex::new(ncclInProgress), Condvar::new(), AtomicBool::new(false));
-        Arc::new(Ongoing { state, changed, is_cancelled, roster })
+        let (state, changed) = (Mutex::new(ncclInProgress), Condvar::new());
+        let (is_cancelled, is_nccl_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Ongoing { state, changed, is_cancelled, is_nccl_over, roster })
     }
 
     fn lock(&self) -> MutexGuard<'_, ncclResult_t> {
@@ -45,6 +49,11 @@ impl Ongoing {
     /// `ncclInProgress`, or the result.
     pub(super) fn state(&self) -> ncclResult_t {
         *self.lock()
+    }
+
+    /// Whether NCCL is at work: it refuses all but an abort then.
+    pub(super) fn is_in_nccl(&self) -> bool {
+        self.state() == ncclInProgress && !self.is_nccl_over.load(Ordering::Acquire)
     }
 
     fn end(&self, code: ncclResult_t) {
@@ -61,7 +70,9 @@ impl Ongoing {
             self.is_cancelled.store(true, Ordering::Relaxed);
             self.roster.iter().for_each(|roster| roster.end());
         }
-        drop(self.changed.wait_while(self.lock(), |state| *state == ncclInProgress));
+        // Only NCCL's abort frees a thread that waits in a launch behind a kernel of NCCL's that hangs.
+        let within = if aborts { ABORT_WITHIN } else { Duration::MAX };
+        drop(self.changed.wait_timeout_while(self.lock(), within, |state| *state == ncclInProgress));
     }
 
     /// Does the work once NCCL's part of these communicators is over. The work is told whether NCCL has succeeded.
@@ -82,6 +93,7 @@ impl Ongoing {
             if states().any(|state| state == ncclInProgress) {
                 return true;
             }
+            ongoing.is_nccl_over.store(true, Ordering::Release);
             let has_run = states().all(|state| state == ncclSuccess);
             context.iter().for_each(|(driver, context)| driver.stay_current(*context));
             let work = work.take().map(Carried::take);

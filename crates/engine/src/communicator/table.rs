@@ -96,12 +96,14 @@ pub(crate) fn remove(handle: ncclComm_t) -> Option<Kept> {
     place.handle.store(REMOVED, Ordering::Release);
     let communicator = reference(place.communicator.load(Ordering::Relaxed));
     count::end(communicator.counters());
-    if observers::are_on() {
-        observers::profiler::ended(handle as usize);
-    }
     recycling::look_after_kept();
     let kept = communicator.end();
     spare.records.push(communicator);
+    drop(spare);
+    // Plugins may take long, and wait for threads that begin or end communicators.
+    if observers::are_on() {
+        observers::profiler::ended(handle as usize);
+    }
     kept
 }
 

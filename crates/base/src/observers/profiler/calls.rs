@@ -14,7 +14,7 @@ use nccl_sys::{CODES, NCCL_UNIQUE_ID_BYTES};
 
 use super::super::{Observed, text};
 use super::plugins::Begun;
-use super::{Known, Profiled, all, known, log, record_state, start_each, stop_event};
+use super::{Profiled, all, known, log, record_state, start_each, stop_event};
 use crate::call::{Call, Function, Shared};
 use crate::gpu::{StreamHandle, driver};
 
@@ -29,7 +29,7 @@ thread_local! {
 /// A lazy communicator is made: NCCL begins none.
 pub fn made(communicator: &Observed) {
     let is_told = !all().is_empty() && communicator.ranks > 0;
-    drop(is_told.then(|| profiled(&mut known(), communicator)));
+    drop(is_told.then(|| profiled(communicator)));
 }
 
 /// NCCL is about to build a lazy communicator by an id of its own. Whether there are plugins that hear of it.
@@ -49,14 +49,23 @@ pub fn ended(handle: usize) {
 }
 
 /// What plugins have of a communicator. NCCL's context of it has the first place behind its handle.
-fn profiled(known: &mut Known, communicator: &Observed) -> Arc<Profiled> {
+fn profiled(communicator: &Observed) -> Arc<Profiled> {
     let Observed { handle, is_lazy, name, rank, ranks } = *communicator;
+    let before = known();
+    if let Some(ours) = before.ours.get(&handle) {
+        return ours.clone();
+    }
     let behind =
         |place: usize| place.checked_sub(handle).filter(|distance| !is_lazy && *distance < RECORD_MAX);
-    let nccls = known.nccls.values().filter_map(|(place, profiled)| Some((behind(*place)?, profiled)));
+    let nccls = before.nccls.values().filter_map(|(place, profiled)| Some((behind(*place)?, profiled)));
     let nccls = nccls.min_by_key(|(distance, _)| *distance).map(|(_, profiled)| profiled.clone());
-    let begun = Begun { id: name, name: null(), sizes: [1, ranks, rank], logger: known.logger.or(Some(log)) };
-    known.ours.entry(handle).or_insert_with(|| nccls.unwrap_or_else(|| Profiled::begin(begun))).clone()
+    let begun =
+        Begun { id: name, name: null(), sizes: [1, ranks, rank], logger: before.logger.or(Some(log)) };
+    // A plugin may take long, and wait for other ranks of this process.
+    drop(before);
+    let new = nccls.unwrap_or_else(|| Profiled::begin(begun));
+    // Another thread may have been faster: then this one ends after the lock.
+    known().ours.entry(handle).or_insert_with(|| new.clone()).clone()
 }
 
 /// Begins the events of a call.
@@ -64,7 +73,7 @@ pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
     if all().is_empty() {
         return;
     }
-    let profiled = profiled(&mut known(), communicator);
+    let profiled = profiled(communicator);
     let start = |kind: u64, of: Details, parents: [usize; 2]| {
         let mut event = Event { kind, parent: null_mut(), rank: communicator.rank, of };
         // SAFETY: the event is larger than any version's, and has the fields of its kind.

@@ -101,7 +101,9 @@ impl ChildCall {
         let is_readable = !matches!(request.configuration, configuration::Kept::Unknown);
         // In a group one thread may have several ranks, and waits for none of them.
         let own = members.get(lineage.rank as usize).map(|member| member.process);
-        let is_near = |rank: &u32| *rank != lineage.rank && Some(members[*rank as usize].process) == own;
+        let is_near = |rank: &u32| {
+            *rank != lineage.rank && members.get(*rank as usize).map(|member| member.process) == own
+        };
         let waits_for_itself = is_in_group && parent == Parent::Unbuildable && ranks.iter().any(is_near);
         let facts = CallFacts {
             message: SplitMessage { color, key, vote, parent },
