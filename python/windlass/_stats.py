@@ -12,8 +12,8 @@ from ._files import command
 from ._loaded import loaded
 
 
-class Calls(TypedDict):
-    """Calls of one function on one path."""
+class _Counted(TypedDict):
+    """What every row of calls has."""
 
     #: NCCL's name of the function.
     function: str
@@ -22,7 +22,12 @@ class Calls(TypedDict):
     calls: int
     #: Bytes of the larger buffer of each call, as nccl-tests counts.
     bytes: int
-    #: On the path ``forward``: native collectives take this function's calls below this many bytes.
+
+
+class Calls(_Counted, total=False):
+    """Calls of one function on one path."""
+
+    #: On the path ``forward``: native collectives take this function's calls below this many bytes; absent if they take none.
     native_below: int
 
 
