@@ -111,7 +111,8 @@ impl Machine {
     pub fn ranks(&self, asked: Option<usize>, least: usize, usual: usize) -> Result<usize> {
         let devices = self.gpus.devices.len();
         match asked {
-            None => Ok(usual.min(devices)),
+            None if devices >= least => Ok(usual.min(devices)),
+            None => bail!("expected {least} GPUs or more, this machine has {devices}"),
             Some(ranks) if (least..=devices).contains(&ranks) => Ok(ranks),
             Some(ranks) => {
                 let owner = if self.is_simulated() { "the simulator" } else { "this machine" };

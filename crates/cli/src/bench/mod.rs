@@ -204,16 +204,15 @@ pub fn run(options: &Options) -> Result<()> {
     interruption::check()
 }
 
-/// Whether both buffers of the largest call fit into each GPU.
+/// Whether the larger buffer of the largest call fits into each GPU; the other one may be smaller.
 fn fits(options: &Options, machine: &Machine, ranks: usize) -> Result<()> {
     let largest = options.sizes.0.iter().copied().max().unwrap_or_default();
     for (ordinal, device) in machine.gpus.devices.iter().enumerate().take(ranks) {
-        if largest.saturating_mul(2) > device.memory_bytes {
+        if largest > device.memory_bytes {
             bail!(BadOption(format!(
-                "--sizes: two buffers of {} do not fit on GPU {ordinal}, which has {} MiB; expected at most {} MiB",
+                "--sizes: a buffer of {} does not fit on GPU {ordinal}: expected at most {} MiB",
                 text::size(largest),
-                device.memory_bytes >> 20,
-                device.memory_bytes >> 21
+                device.memory_bytes >> 20
             )));
         }
     }

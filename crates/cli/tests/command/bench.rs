@@ -308,7 +308,7 @@ fn refusals() {
         (&["--symmetric-memory", "2Q"], 2, "is no size"),
         (&["--symmetric-memory", "--cycles", "1"], 2, "1 is not in 2..=100000"),
         (&["--cycles", "10"], 2, "--symmetric-memory"),
-        (&["--sizes", "10G"], 2, "--sizes: two buffers of 10G do not fit on GPU 0, which has "),
+        (&["--sizes", "10G"], 2, "--sizes: a buffer of 10G does not fit on GPU 0: expected at most "),
         (&["--plot", "/proc/self/curves"], 1, "cannot make /proc/self/curves"),
         (&["--json", "/no/such/folder/lines"], 1, "cannot write /no/such/folder/lines"),
     ] {
