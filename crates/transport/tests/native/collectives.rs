@@ -124,3 +124,52 @@ fn graphs_among_eager() {
     }
     end(ranks);
 }
+
+/// A captured kernel begins early behind a kernel of ours or one that began after all before it, not behind other work. Captures in turn do not
+/// forget each other's kernels.
+#[test]
+fn captured_kernels_begin_early() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    all(&devices, &ranks, |device, rank| {
+        let streams = [device.stream(), device.stream()];
+        let part = Part::of(Kind::AllReduce, 300, rank.rank, 2);
+        let room = Numbers::new(vec![0; 4]);
+        let driver = windlass_base::gpu::driver().unwrap();
+        let last = |stream: usize| {
+            let nodes = driver.last_nodes(streams[stream].handle()).unwrap();
+            assert_eq!(nodes.len(), 1);
+            nodes[0]
+        };
+        let begins_early = |stream: usize| {
+            rank.native.run(&part.task, streams[stream].handle()).unwrap();
+            !driver.is_kernel_after_all(last(stream))
+        };
+        let mut inner = Default::default();
+        let outer = captured(&streams[0], || {
+            // Behind the wait for what ran before the graph.
+            assert!(!begins_early(0));
+            assert!(begins_early(0));
+            assert!(begins_early(0));
+            driver.copy(room.address, room.address + 8, 8, streams[0].handle()).unwrap();
+            assert!(!begins_early(0));
+            assert!(begins_early(0));
+            inner = captured(&streams[1], || {
+                assert!(!begins_early(1));
+                assert!(begins_early(1));
+                assert!(begins_early(0));
+                assert!(begins_early(1));
+            });
+        });
+        for (graph, stream) in [outer, inner].into_iter().zip(&streams) {
+            ok(cuGraphLaunch(graph, stream.0));
+            stream.synchronize();
+            part.check();
+            ok(cuGraphExecDestroy(graph));
+        }
+    });
+    for rank in &ranks {
+        eventually("graphs let go", || rank.holds.are_none());
+    }
+    end(ranks);
+}

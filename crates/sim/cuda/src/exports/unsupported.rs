@@ -89,7 +89,6 @@ unsupported! {
     cuGraphKernelNodeCopyAttributes
     cuGraphKernelNodeGetAttribute
     cuGraphKernelNodeGetParams
-    cuGraphKernelNodeGetParams_v2
     cuGraphKernelNodeSetAttribute
     cuGraphKernelNodeSetParams
     cuGraphMemAllocNodeGetParams
