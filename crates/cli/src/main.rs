@@ -36,6 +36,7 @@ mod text;
 mod tune;
 
 use anyhow::Result;
+use clap::error::ContextKind;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use windlass_base::config;
@@ -97,7 +98,12 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    match act(Command::parse().action) {
+    let command = Command::try_parse().unwrap_or_else(|mut error| {
+        // Clap's advice is `-- --option`, with which an unknown option would be the name of a program.
+        error.remove(ContextKind::Suggested);
+        error.exit()
+    });
+    match act(command.action) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("windlass: {error:#}");
