@@ -332,9 +332,9 @@ impl Communicator {
         state.ok()
     }
 
-    /// Whether NCCL is at work behind a call that does not wait.
-    pub fn is_in_nccl(&self, handle: ncclComm_t) -> bool {
-        self.ongoing(handle).is_some_and(|ongoing| ongoing.is_in_nccl())
+    /// Whether what goes on behind a call forbids all ends but an abort.
+    pub fn refuses_ends(&self, handle: ncclComm_t) -> bool {
+        self.ongoing(handle).is_some_and(|ongoing| ongoing.refuses_ends())
     }
 
     /// Comes before its end: waits until nothing goes on behind its calls. An abort stops that.

@@ -146,11 +146,11 @@ fn end_now(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
 }
 
 /// For calls that do not wait: the end waits for what Windlass does behind them. Like NCCL it refuses all but an abort
-/// while NCCL is at work, or after a failure: the communicator lives on.
+/// during an init, while NCCL is at work, or after a failure: the communicator lives on.
 fn leave_ongoing(how: End, handle: ncclComm_t) -> Result<(), ncclResult_t> {
     let Some(known) = nonblocking(handle) else { return Ok(()) };
-    if how != End::Abort && known.is_in_nccl(handle) {
-        // NCCL refuses it, and the ranks go on to meet.
+    if how != End::Abort && known.refuses_ends(handle) {
+        // As NCCL does. The ranks go on to meet.
         let why = format_args!(
             "communicator {handle:p} is in use: end it when ncclCommGetAsyncError no longer answers ncclInProgress"
         );

@@ -51,9 +51,10 @@ impl Ongoing {
         *self.lock()
     }
 
-    /// Whether NCCL is at work: it refuses all but an abort then.
-    pub(super) fn is_in_nccl(&self) -> bool {
-        self.state() == ncclInProgress && !self.is_nccl_over.load(Ordering::Acquire)
+    /// Whether NCCL is at work, or an init: all but an abort is refused then, as NCCL refuses it.
+    pub(super) fn refuses_ends(&self) -> bool {
+        self.state() == ncclInProgress
+            && (self.roster.is_some() || !self.is_nccl_over.load(Ordering::Acquire))
     }
 
     fn end(&self, code: ncclResult_t) {
@@ -64,9 +65,9 @@ impl Ongoing {
         self.changed.notify_all();
     }
 
-    /// Waits until the work is over, since the communicator ends. Cancels an init, and before an abort all work.
+    /// Waits until the work is over, since the communicator ends. An abort cancels it.
     pub(super) fn leave(&self, aborts: bool) {
-        if aborts || self.roster.is_some() {
+        if aborts {
             self.is_cancelled.store(true, Ordering::Relaxed);
             self.roster.iter().for_each(|roster| roster.end());
         }
@@ -105,8 +106,8 @@ impl Ongoing {
 
 impl Drop for EndsOngoing {
     fn drop(&mut self) {
-        // Without a meeting the communicator is NCCL's.
-        self.0.end(if self.0.roster.is_some() { ncclSuccess } else { ncclSystemError });
+        // Also of an init: other ranks wait for this one to meet, so it cannot go on with NCCL alone.
+        self.0.end(ncclSystemError);
     }
 }
 
