@@ -36,8 +36,8 @@ mod text;
 mod tune;
 
 use anyhow::Result;
-use clap::error::ContextKind;
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 use windlass_base::config;
 
@@ -98,11 +98,10 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    let command = Command::try_parse().unwrap_or_else(|mut error| {
-        // Clap's advice is `-- --option`, with which an unknown option would be the name of a program.
-        error.remove(ContextKind::Suggested);
-        error.exit()
-    });
+    let command = match Command::try_parse() {
+        Ok(command) => command,
+        Err(error) => return refuse(error),
+    };
     match act(command.action) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -110,6 +109,40 @@ fn main() -> ExitCode {
             let code = if error.is::<BadOption>() { 2 } else { 1 };
             ExitCode::from(interruption::look().map_or(code, interruption::exit_code))
         }
+    }
+}
+
+/// Prints what is wrong with the command line, or the help that it asks for; gives the exit code.
+fn refuse(mut error: clap::Error) -> ExitCode {
+    // Clap's advice is `-- --option`, with which an unknown option would be the name of a program.
+    error.remove(ContextKind::Suggested);
+    let is_unknown = error.kind() == ErrorKind::UnknownArgument;
+    if error.kind() == ErrorKind::ValueValidation {
+        eprint!(
+            "{}",
+            error.render().to_string().replace("invalid digit found in string", "expected a whole number")
+        );
+    } else if error.print().is_err() {
+        return ExitCode::FAILURE;
+    }
+    let name = std::env::args().nth(1).unwrap_or_default();
+    if let (true, Some(command)) = (is_unknown, Command::command().find_subcommand(&name)) {
+        let options: Vec<String> = command
+            .get_arguments()
+            .filter_map(|one| one.get_long().map(|long| format!("--{long}")))
+            .collect();
+        eprintln!("windlass {name} has the options {}", options.join(", "));
+        if name == "run" {
+            eprintln!(
+                "windlass run starts one command. A launcher's options come behind it: windlass run -- torchrun --nproc-per-node 4 train.py"
+            );
+        }
+    }
+    match error.exit_code() {
+        0 => ExitCode::SUCCESS,
+        // The codes below 125 are the command's own.
+        _ if name == "run" => ExitCode::from(run::REFUSED),
+        code => ExitCode::from(code as u8),
     }
 }
 
@@ -173,7 +206,6 @@ fn act(action: Action) -> Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     /// The longest sentence of a help text, in words, as on the pages.
     const SENTENCE_WORDS_MAX: usize = 35;

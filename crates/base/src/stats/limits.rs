@@ -37,7 +37,9 @@ impl Source {
     /// How much a limit of this source is worth, after "up to".
     pub fn worth(self) -> &'static str {
         match self {
-            Source::Unmeasured => "16 KiB, because nobody measured such GPUs",
+            Source::Unmeasured => {
+                "16 KiB, because nobody measured GPUs of this capability and this number of multiprocessors"
+            }
             Source::Model => "a model's limits, because nobody timed so many ranks",
             Source::BuiltIn => "built-in limits, timed on such GPUs",
             Source::Cache => "limits measured on this machine",

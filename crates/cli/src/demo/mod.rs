@@ -132,12 +132,12 @@ pub fn run(options: &Options) -> Result<bool> {
     if failures.is_empty() && !is_off {
         let ours = [Path::Native.name(), Path::P2p.name()];
         let has_run = all.iter().any(|one| one.paths().keys().any(|path| ours.contains(path)));
-        let next = if has_run {
-            "windlass run -- your program"
-        } else {
-            "windlass doctor says what stands in the way"
-        };
-        eprintln!("demo: next: {next}");
+        let sim = if machine.is_simulated() { " --sim" } else { "" };
+        if has_run {
+            eprintln!("demo: next: windlass run{sim} -- your program");
+        } else if ranks > 1 {
+            eprintln!("demo: next: windlass doctor{sim} says what stands in the way");
+        }
     }
     Ok(failures.is_empty())
 }

@@ -38,6 +38,10 @@ pub struct Facts {
     /// Every file that was looked at for the real library.
     pub search: Vec<Looked>,
     pub nccl: Option<NcclFacts>,
+    /// Whether the simulator was looked at, not this machine.
+    pub is_simulated: bool,
+    /// What the server that the command starts lacks to leave its all-reduces to NCCL.
+    pub framework: Option<String>,
     /// Why the command that was named would not run over Windlass.
     pub refusals: Vec<String>,
     pub warnings: Vec<String>,
@@ -127,7 +131,8 @@ pub struct SharedMemory {
 
 /// Looks at everything. What can hang or crash is asked in child processes, with this `LD_LIBRARY_PATH` if there is one.
 pub fn gather(named: Option<&Path>, library_path: Option<&OsStr>, command: &[OsString]) -> Facts {
-    let mut facts = Facts::default();
+    let framework = run::hint(command, |name| std::env::var(name).ok());
+    let mut facts = Facts { is_simulated: library_path.is_some(), framework, ..Facts::default() };
     let program = (!command.is_empty()).then(|| program::look_up(command));
     let looked_up = program.as_ref().and_then(|program| program.as_ref().ok());
     let search = search(&Request { named, program: looked_up });

@@ -60,16 +60,23 @@ pub fn verdict(facts: &Facts, findings: &[Finding]) -> Verdict {
         Some(Level::Broken)
             if facts.nccl.is_none() || facts.windlass.is_none() || !facts.refusals.is_empty() =>
         {
-            of(1, "Windlass would not take effect: windlass run refuses", "mend what BROKEN names above")
+            of(1, "Windlass would not take effect: windlass run refuses", "mend every finding that is BROKEN")
         }
-        Some(Level::Broken) => {
-            of(1, "Windlass does nothing here: NCCL would run every call", "mend what BROKEN names above")
-        }
+        Some(Level::Broken) => of(
+            1,
+            "Windlass does nothing here: NCCL would run every call",
+            "mend every finding that is BROKEN",
+        ),
         Some(Level::Limited) if devices < 2 => {
-            of(2, "this machine has no two GPUs to communicate between", "windlass demo --sim")
+            of(3, "this machine has no two GPUs to communicate between", "windlass demo --sim")
         }
-        Some(Level::Limited) => {
-            of(2, "Windlass works here, but not with all that it can do", "mend what LIMITED names above")
+        Some(Level::Limited) => of(
+            3,
+            "Windlass works here, but lacks what is LIMITED",
+            "mend every finding that is LIMITED, or accept it",
+        ),
+        _ if facts.is_simulated => {
+            of(0, "Windlass works on the simulator", "windlass run --sim -- your program")
         }
         _ if facts.unmeasured.is_some() => of(
             0,
@@ -105,12 +112,15 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
             problem.as_deref().unwrap_or("not asked")
         )),
     }
+    surroundings(facts, &mut findings);
     if let Some(gpus) = &facts.gpus {
         room(gpus.devices.len(), facts.heap_bytes_max, &mut findings);
     }
-    limits(facts, &mut findings);
+    // Where NCCL runs every call, limits hold for none.
+    if findings.0.iter().all(|finding| finding.level < Level::Broken) {
+        limits(facts, &mut findings);
+    }
     in_order(facts, &mut findings);
-    surroundings(facts, &mut findings);
     facts.processes.iter().for_each(|running| second_nccl(running, &mut findings));
     facts.processes.iter().for_each(|running| order_of(running, &mut findings));
     findings.0
@@ -163,10 +173,16 @@ fn room(ranks: usize, heap_bytes_max: u64, findings: &mut Findings) {
     if !(2..=PEER_GROUP_RANKS_MAX).contains(&ranks) {
         return;
     }
-    let each = windlass_engine::peers::communicator_bytes(ranks as u32);
+    let bytes = |ranks| windlass_engine::peers::communicator_bytes(ranks as u32);
+    let (each, most) = (bytes(ranks), crate::text::size(heap_bytes_max));
+    if heap_bytes_max < bytes(2) {
+        return findings.broken(format!(
+            "WINDLASS_HEAP_MAX={most}: a communicator takes {} MiB or more, so NCCL runs every call",
+            bytes(2).div_ceil(1 << 20)
+        ));
+    }
     let what = format!(
-        "WINDLASS_HEAP_MAX ({} a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
-        crate::text::size(heap_bytes_max),
+        "WINDLASS_HEAP_MAX ({most} a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
         heap_bytes_max / each,
         each.div_ceil(1 << 20)
     );
@@ -310,9 +326,7 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
 }
 
 fn surroundings(facts: &Facts, findings: &mut Findings) {
-    if let Some(preloads) = &facts.preloads {
-        findings.note(preloads);
-    }
+    facts.preloads.iter().chain(&facts.framework).for_each(|note| findings.note(note));
     match facts.shared_memory {
         Some(room) if room.total_bytes < SHARED_MEMORY_MIN => findings.limited(format!(
             "/dev/shm has {} MiB: NCCL and Windlass's counters need shared memory; give a container --shm-size=1g or --ipc=host",
@@ -326,7 +340,7 @@ fn surroundings(facts: &Facts, findings: &mut Findings) {
     for NcclVariable { name, value, effect, loses, all } in &facts.nccl_variables {
         let what = format!("{name}={value}: {effect}");
         if *all {
-            findings.broken(what);
+            findings.broken(format!("{what}, so NCCL runs every call (unset {name})"));
         } else if *loses {
             findings.limited(what)
         } else {
@@ -510,7 +524,6 @@ mod tests {
                 },
                 "order: fixed; 2 of 3 reductions that round were not in fixed order",
             ),
-            (Facts { heap_bytes_max: 16 << 20, ..good() }, "room for 0 communicators of 2 ranks"),
             (
                 Facts { processes: vec![running(&["/a/libnccl.so.2", "/b/libnccl.so.2"])], ..good() },
                 "process 7 (python3 train.py) has a second NCCL mapped: /b/libnccl.so.2 beside /a/libnccl.so.2",
@@ -550,9 +563,11 @@ mod tests {
                 0,
                 "not measured on this machine",
             ),
-            (Facts { table_problems: vec!["x".into()], ..measured.clone() }, 2, "but not with all"),
-            (Facts { gpus: None, ..measured.clone() }, 2, "no two GPUs"),
+            (Facts { is_simulated: true, ..measured.clone() }, 0, "on the simulator"),
+            (Facts { table_problems: vec!["x".into()], ..measured.clone() }, 3, "lacks what is LIMITED"),
+            (Facts { gpus: None, ..measured.clone() }, 3, "no two GPUs"),
             (Facts { nccl: None, ..measured.clone() }, 1, "windlass run refuses"),
+            (Facts { heap_bytes_max: 16 << 20, ..measured.clone() }, 1, "does nothing here"),
             (Facts { off: vec![PEER_GROUPS_OFF], ..measured }, 1, "does nothing here"),
         ] {
             let (exit_code, verdict, next) = of(&facts);

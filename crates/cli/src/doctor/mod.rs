@@ -16,7 +16,7 @@ use std::path::PathBuf;
 /// Options of `windlass doctor`.
 #[derive(Args)]
 #[command(
-    after_help = "Exit code: 0: Windlass works. 1: Windlass would not take effect, or NCCL would run every call. 2: Windlass works, but is limited."
+    after_help = "Exit code: 0: Windlass works. 1: Windlass would not take effect, or NCCL would run every call. 2: unknown options. 3: Windlass works, but is limited."
 )]
 pub struct Options {
     /// Facts and findings are printed as one JSON object

@@ -7,6 +7,8 @@ use std::path::Path;
 /// A framework's servers, and what switches its own all-reduces off.
 struct Framework {
     name: &'static str,
+    /// The variable of Windlass's plugin, which leaves all-reduces to Windlass in its own way.
+    plugin: &'static str,
     /// The command, of which `serve` is the first word, and the package of `python -m`.
     command: &'static str,
     /// Each with the part of a word by which a command shows that it has said so.
@@ -19,6 +21,7 @@ struct Framework {
 const FRAMEWORKS: [Framework; 2] = [
     Framework {
         name: "vLLM",
+        plugin: "WINDLASS_VLLM",
         command: "vllm",
         arguments: &[
             ("--disable-custom-all-reduce", "--disable-custom-all-reduce"),
@@ -31,6 +34,7 @@ const FRAMEWORKS: [Framework; 2] = [
     },
     Framework {
         name: "SGLang",
+        plugin: "WINDLASS_SGLANG",
         command: "sglang",
         arguments: &[
             ("--disable-custom-all-reduce", "--disable-custom-all-reduce"),
@@ -47,6 +51,9 @@ const FRAMEWORKS: [Framework; 2] = [
 pub fn hint(command: &[OsString], variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let words: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let framework = FRAMEWORKS.iter().find(|framework| framework.is_started_by(&words))?;
+    if variable(framework.plugin).is_some_and(|value| value != "off") {
+        return None;
+    }
     // Both take a flag with underscores, too.
     let says = |part: &str| words.iter().any(|word| word.replace('_', "-").contains(part));
     let unset = framework.variables.iter().filter(|name| variable(name).as_deref() != Some("0"));
@@ -124,6 +131,7 @@ mod tests {
             ["vllm", "serve", "m", "--disable_custom_all_reduce", "-cc.pass_config.fuse_allreduce_rms=False"];
         let both = ["VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"];
         assert_eq!(second(&all, &both), None);
+        assert_eq!(hint_of(&["vllm", "serve", "m"], &["WINDLASS_VLLM"]), None);
         assert_eq!(
             second(&["sglang", "serve", "--disable-custom-all-reduce"], &[]).unwrap(),
             "windlass run -- sglang serve --disable-custom-all-reduce --enforce-disable-flashinfer-allreduce-fusion"

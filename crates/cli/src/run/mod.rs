@@ -23,9 +23,10 @@ use windlass_base::config::{RUN, Switch, UNMEASURED, parse};
 use windlass_base::stats::run::Run;
 
 pub use decision::{Decision, Library, environment_warnings};
+pub use frameworks::hint;
 
 /// The exit code of a refusal, as of `env` and `timeout`. The command itself does not use it.
-const REFUSED: u8 = 125;
+pub const REFUSED: u8 = 125;
 
 /// Options of `windlass run`.
 #[derive(Args)]
@@ -42,7 +43,7 @@ faster than NCCL. The limits are kept in ~/.cache/windlass; `windlass tune --sho
 
 With WINDLASS=off, in any of the words off, 0, no and false, the command runs as without Windlass.
 
-Exit code: the command's own. 125: Windlass would not take effect, and the command was not run. 126: the command cannot be run. \
+Exit code: the command's own. 125: Windlass would not take effect, or an option is unknown, and the command was not run. 126: the command cannot be run. \
 127: the command was not found.")]
 pub struct Options {
     /// The real NCCL library, as a file or its folder [default: searched, as `windlass doctor` shows]
@@ -80,7 +81,7 @@ pub fn run(options: &Options) -> Result<u8> {
     let mut set = decision.set;
     set.extend(simulator.map(|simulator| ("LD_LIBRARY_PATH", simulator.library_path())));
     if !options.quiet {
-        frameworks::hint(&options.command, |name| std::env::var(name).ok())
+        hint(&options.command, |name| std::env::var(name).ok())
             .into_iter()
             .for_each(|hint| text::tell(format_args!("windlass: {hint}\n")));
     }

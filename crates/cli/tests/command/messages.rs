@@ -5,14 +5,17 @@ use crate::{outcome, windlass};
 /// Options before the command that are not known are refused, not taken for the command.
 #[test]
 fn unknown_options() {
-    for (arguments, tip) in [
-        (&["doctor", "--format", "json"][..], "unexpected argument '--format' found"),
-        (&["run", "--nocalibrate", "true"], "a similar argument exists: '--no-calibrate'"),
-        (&["run", "-n", "4", "true"], "unexpected argument '-n' found"),
-        (&["compare", "--run", "4", "true"], "a similar argument exists: '--runs'"),
+    for (arguments, refused, tip) in [
+        (&["doctor", "--format", "json"][..], 2, "windlass doctor has the options --json, --nccl, --sim"),
+        (&["doctor", "--format", "json"], 2, "unexpected argument '--format' found"),
+        (&["run", "--nocalibrate", "true"], 125, "a similar argument exists: '--no-calibrate'"),
+        (&["run", "-n", "4", "true"], 125, "A launcher's options come behind it"),
+        (&["run"], 125, "<COMMAND>"),
+        (&["compare", "--run", "4", "true"], 2, "a similar argument exists: '--runs'"),
+        (&["demo", "--ranks", "x"], 2, "expected a whole number"),
     ] {
         let (code, _, told) = outcome(windlass(arguments));
-        assert_eq!(code, Some(2), "{arguments:?}: {told}");
+        assert_eq!(code, Some(refused), "{arguments:?}: {told}");
         assert!(told.contains(tip) && !told.contains("'-- "), "{arguments:?}: {told}");
     }
     // The command's own options are its own.
