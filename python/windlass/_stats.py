@@ -94,7 +94,6 @@ class Stats(TypedDict, total=False):
     registrations: Dict[str, int]
     pool: Dict[str, int]
     windows: Dict[str, int]
-    check: Dict[str, int]
     #: Calls by function, only of those called.
     functions: Dict[str, int]
     communicators: List[Communicator]

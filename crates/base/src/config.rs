@@ -222,8 +222,8 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
             ));
         }
     }
-    // Checks tell their findings by warnings, and fixed order warns where a call is not in it.
-    if (config.check == Switch::On || config.order != Order::Auto) && !says_log {
+    // Fixed order warns where a call is not in it.
+    if config.order != Order::Auto && !says_log {
         startup.log = ::log::LevelFilter::Warn;
     }
     Parsed { startup, config, complaints, removed }
@@ -308,18 +308,16 @@ mod tests {
         );
     }
 
-    /// With checks or fixed order on, warnings are logged, unless `WINDLASS_LOG` is set.
+    /// With an order of sums warnings are logged, unless `WINDLASS_LOG` is set.
     #[test]
-    fn checks_are_heard() {
+    fn orders_are_heard() {
         let heard = |pairs: &[(&str, &str)]| read(pairs).startup.log;
-        let (check, off) = (("WINDLASS_CHECK", "on"), ("WINDLASS_LOG", "off"));
-        assert_eq!(heard(&[check]), ::log::LevelFilter::Warn);
-        for order in [("WINDLASS_ORDER", "fixed"), ("WINDLASS_ORDER", "strict")] {
-            assert_eq!(heard(&[order]), ::log::LevelFilter::Warn);
-        }
-        assert_eq!(heard(&[check, off]), ::log::LevelFilter::Off);
-        assert_eq!(heard(&[off, check]), ::log::LevelFilter::Off);
-        assert_eq!(heard(&[("WINDLASS_CHECK", "0")]), Startup::default().log);
+        let (fixed, off) = (("WINDLASS_ORDER", "fixed"), ("WINDLASS_LOG", "off"));
+        assert_eq!(heard(&[fixed]), ::log::LevelFilter::Warn);
+        assert_eq!(heard(&[("WINDLASS_ORDER", "strict")]), ::log::LevelFilter::Warn);
+        assert_eq!(heard(&[fixed, off]), ::log::LevelFilter::Off);
+        assert_eq!(heard(&[off, fixed]), ::log::LevelFilter::Off);
+        assert_eq!(heard(&[("WINDLASS_ORDER", "auto")]), Startup::default().log);
     }
 
     /// Numbers are read as C reads them, for NCCL's switches.
@@ -359,7 +357,6 @@ mod tests {
             ("WINDLASS_HEAP_MAX", "96m"),
             ("WINDLASS_POOL", "3M"),
             ("WINDLASS_REGISTER", "on"),
-            ("WINDLASS_CHECK", "1"),
             ("WINDLASS_COLLECTIVES", "off"),
             ("WINDLASS_ORDER", "strict"),
             ("WINDLASS_TUNING", "/tmp/t"),
@@ -385,7 +382,6 @@ mod tests {
             order: Order::Strict,
             tuning: Some("/tmp/t".into()),
             cache: Cache::Folder("/tmp/c".into()),
-            check: Switch::On,
             hang_timeout: Duration::from_secs(3),
         };
         assert_eq!(parsed, Parsed { startup, config, complaints: vec![], removed: vec![] });

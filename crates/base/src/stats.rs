@@ -2,7 +2,6 @@
 //! reader sees, [`report`] its text, [`calls`] the last calls, and [`closing`] a run's last line.
 
 pub mod calls;
-pub mod check;
 pub mod closing;
 pub mod count;
 pub mod features;

@@ -99,8 +99,6 @@ pub struct Member {
     pub process_listener: Token,
     /// The limits of native collectives that this rank brings, at most [`CELLS_BYTES_MAX`].
     pub cells: Vec<u8>,
-    /// Whether this rank wants to tell the others what it calls (`WINDLASS_CHECK`).
-    pub checks: bool,
     /// What other parts of Windlass announce to the peers, at most [`ATTACHMENT_BYTES_MAX`] bytes.
     pub attachment: Vec<u8>,
 }
@@ -115,7 +113,6 @@ impl Member {
             .token(self.descriptor_socket)
             .token(self.process_listener)
             .counted(&self.cells, CELLS_BYTES_MAX)
-            .u8(self.checks.into())
             .counted(&self.attachment, ATTACHMENT_BYTES_MAX);
     }
 
@@ -133,11 +130,6 @@ impl Member {
             descriptor_socket: reader.token()?,
             process_listener: reader.token()?,
             cells: reader.counted(CELLS_BYTES_MAX)?.to_vec(),
-            checks: match reader.u8()? {
-                0 => false,
-                1 => true,
-                _ => return None,
-            },
             attachment: reader.counted(ATTACHMENT_BYTES_MAX)?.to_vec(),
         })
     }
@@ -208,7 +200,7 @@ pub mod capability {
 }
 
 /// The version of the layout of negotiated configs and of reports. The id tag contains it, too.
-pub const LAYOUT: u16 = 14;
+pub const LAYOUT: u16 = 15;
 
 impl NegotiatedConfig {
     /// The bytes that every rank receives.
@@ -307,11 +299,6 @@ impl NegotiatedConfig {
         let both = capability::WINDOWS | capability::UNBOUND;
         self.capabilities & both == both
     }
-
-    /// Whether ranks tell each other what they call: only if all want it.
-    pub fn checks(&self) -> bool {
-        !self.members.is_empty() && self.members.iter().all(|member| member.checks)
-    }
 }
 
 #[cfg(test)]
@@ -333,7 +320,6 @@ mod tests {
             descriptor_socket: token,
             process_listener: token,
             cells: Vec::new(),
-            checks: false,
             attachment: Vec::new(),
         };
         let members = (0..).zip(devices).map(member).collect();

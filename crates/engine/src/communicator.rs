@@ -85,8 +85,6 @@ pub struct Communicator {
     gate: Gate,
     /// Whether it has or had a kept window.
     has_windows: AtomicBool,
-    /// Whether its calls are told to other ranks (`WINDLASS_CHECK`).
-    is_checked: AtomicBool,
     /// Whether its calls do not wait (`blocking = 0`), and it may have a peer group. Then it counts as unknown, so that each call looks at it.
     is_nonblocking: AtomicBool,
     /// What goes on behind its calls. Locked for a few stores.
@@ -134,7 +132,6 @@ impl Communicator {
             has_gate: AtomicBool::new(false),
             gate: Gate::new(),
             has_windows: AtomicBool::new(false),
-            is_checked: AtomicBool::new(false),
             is_nonblocking: AtomicBool::new(false),
             ongoing: Mutex::new(None),
             kept: Mutex::new(None),
@@ -146,7 +143,6 @@ impl Communicator {
         self.handle.store(0, Ordering::Relaxed);
         self.has_peer_group.store(false, Ordering::Relaxed);
         self.is_lazy.store(false, Ordering::Relaxed);
-        self.is_checked.store(false, Ordering::Relaxed);
         self.has_gate.store(false, Ordering::Relaxed);
         self.is_nonblocking.store(false, Ordering::Relaxed);
         self.ongoing.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -175,8 +171,6 @@ impl Communicator {
         let windows = kept.peer_group().and_then(|peer_group| peer_group.windows());
         self.has_gate.store(registering.is_some() || windows.is_some(), Ordering::Relaxed);
         self.has_windows.store(false, Ordering::Relaxed);
-        let checking = kept.peer_group().and_then(|peer_group| peer_group.checking());
-        self.is_checked.store(checking.is_some(), Ordering::Relaxed);
         registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));
         windows.into_iter().for_each(|windows| windows.guarded_by(&self.gate));
         self.has_peer_group.store(kept.peer_group().is_some(), Ordering::Release);
@@ -225,12 +219,6 @@ impl Communicator {
     /// From now on NCCL may have a kept window.
     pub fn gets_windows(&self) {
         self.has_windows.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether its calls are told to other ranks.
-    #[inline]
-    pub fn is_checked(&self) -> bool {
-        self.is_checked.load(Ordering::Relaxed)
     }
 
     /// Whether its handle is one of Windlass, which NCCL must not get.

@@ -26,8 +26,6 @@ pub mod registration;
 
 mod window_guard;
 
-mod check;
-
 mod fixed_order;
 
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};

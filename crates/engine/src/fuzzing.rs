@@ -36,7 +36,6 @@ pub const TARGETS: &[Target] = &[
     target("descriptors", bootstrap::descriptors, seeds::descriptors),
     target("requests", bootstrap::requests, seeds::requests),
     target("windows", shared::windows, seeds::words),
-    target("checking", shared::checking, seeds::words),
     target("agreed", shared::agreed, seeds::words),
     target("segments", shared::segments, seeds::words),
     target("tuning", text::tuning, seeds::tuning),

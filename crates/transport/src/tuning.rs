@@ -261,7 +261,6 @@ mod tests {
             descriptor_socket: token,
             process_listener: token,
             cells: Vec::new(),
-            checks: false,
             attachment: Vec::new(),
         };
         NegotiatedConfig {

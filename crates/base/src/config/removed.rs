@@ -15,6 +15,7 @@ const REMOVED: &[(&str, &str)] = &[
     ("WINDLASS_WINDOWS", "windows are kept; WINDLASS_POOL=off keeps none"),
     ("WINDLASS_CALIBRATE", "use `windlass run --no-calibrate`, or WINDLASS_CACHE=off"),
     ("WINDLASS_LIBRARY", "the command uses the libwindlass.so of its own installation; unset it"),
+    ("WINDLASS_CHECK", "calls are kept without it: `windlass hang --after 0` compares those of all ranks"),
     ("WINDLASS_NVTX", "ranges need no option; unset it"),
 ];
 

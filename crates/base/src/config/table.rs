@@ -133,10 +133,6 @@ options! {
         "absolute path, off", "windlass in $XDG_CACHE_HOME or ~/.cache",
         "The folder of limits that `windlass run` and `windlass tune` measured on this machine. Processes read it at init. The file's name is a digest of GPU, driver, NCCL and NCCL's variables. Limits of other circumstances never count. off: none are kept or read.";
 
-        "WINDLASS_CHECK" => check: Switch = Switch::Off, by switch;
-        "on, off", "off",
-        "The ranks of a peer group compare their calls. A warning names the rank whose collective or window registration differs, or that is missing for 10 seconds. Use it to find faults, as calls take longer. All ranks must set it, or no calls are compared. It raises WINDLASS_LOG to warn, unless that is set.";
-
         "WINDLASS_HANG_TIMEOUT" => hang_timeout: Duration = Duration::from_secs(60), by seconds;
         "whole seconds, as 60", "60",
         "The seconds that an operation waits, without progress, for a rank whose process is dead. This holds for sends, receives and collectives that Windlass runs, and for window registrations. A communicator then gets an asynchronous error, and a registration returns ncclRemoteError.";

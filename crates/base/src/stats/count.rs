@@ -8,7 +8,6 @@ use nccl_sys::Entry;
 
 use crate::call::{Call, Function};
 use crate::path::Path;
-use crate::stats::check::Checked;
 use crate::stats::features::{Feature, Lacks};
 use crate::stats::order;
 use crate::stats::peer_group;
@@ -303,11 +302,6 @@ pub fn pooled_highest(bytes: u64) {
 /// Adds to a count of kept windows.
 pub fn windows(what: Kept, more: u64) {
     segment::current().windows[what as usize].fetch_add(more, Ordering::Relaxed);
-}
-
-/// Adds to a count of calls that ranks compare.
-pub fn checked(what: Checked, more: u64) {
-    segment::current().checked[what as usize].fetch_add(more, Ordering::Relaxed);
 }
 
 /// Notes that a communicator has ended; its counts stay to be read.

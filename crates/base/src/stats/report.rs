@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::stats::snapshot::{CallCounts, CommunicatorCounts, Snapshot};
-use crate::stats::{check, closing, features, order, pool, registration, why, windows};
+use crate::stats::{closing, features, order, pool, registration, why, windows};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
@@ -45,7 +45,6 @@ pub fn text(snapshot: &Snapshot) -> String {
         registration::text(&snapshot.registrations, size),
         pool::text(&snapshot.pool, size),
         windows::text(&snapshot.windows),
-        check::text(&snapshot.check),
     ];
     for line in lines.into_iter().flatten() {
         let _ = writeln!(out, "{line}");
@@ -200,7 +199,6 @@ mod tests {
             registrations: [("registered".to_owned(), 12)].into(),
             pool: [("hits".to_owned(), 3)].into(),
             windows: [("made".to_owned(), 2)].into(),
-            check: [("compared".to_owned(), 5)].into(),
             functions: [("ncclAllReduce".to_owned(), 3), ("ncclCommInitRank".to_owned(), 1)].into(),
             communicators: vec![CommunicatorCounts {
                 serial: 1,
@@ -237,13 +235,7 @@ mod tests {
         );
         assert_eq!(table.lines().nth(2), Some("cached: 2 communicators of NCCL's, 3.0 MiB"));
         assert_eq!(table.lines().nth(3), Some("fused: 8 grouped collectives in 2 kernels"));
-        let lines = [
-            "order: fixed; 4 of 10 reductions that round",
-            "registration: ",
-            "pool: ",
-            "windows: ",
-            "check: compared 5 calls, ",
-        ];
+        let lines = ["order: fixed; 4 of 10 reductions that round", "registration: ", "pool: ", "windows: "];
         for (line, begin) in table.lines().skip(4).zip(lines) {
             assert!(line.starts_with(begin), "{line}");
         }

@@ -23,7 +23,7 @@ use crate::path::PATHS;
 use crate::stats::calls::CallRing;
 use crate::stats::files::{self, Held};
 use crate::stats::run::Run;
-use crate::stats::{check, pool, registration, windows};
+use crate::stats::{pool, registration, windows};
 
 /// How many entry points fit. There is room for more than the list has, so that the layout changes seldom.
 pub const ENTRIES_MAX: usize = 128;
@@ -49,10 +49,6 @@ const _: () = assert!(pool::COUNTS <= POOL_MAX);
 /// How many counts of windows fit.
 pub const WINDOWS_MAX: usize = 16;
 const _: () = assert!(windows::COUNTS <= WINDOWS_MAX);
-
-/// How many counts of compared calls fit.
-pub const CHECKED_MAX: usize = 8;
-const _: () = assert!(check::COUNTS <= CHECKED_MAX);
 
 /// The first word of a segment.
 pub const MAGIC: u64 = 0x5753_4e41_4c44_4e57;
@@ -100,8 +96,6 @@ pub struct Segment {
     pub pool: [AtomicU64; POOL_MAX],
     /// Counts of kept windows, by [`crate::stats::windows`].
     pub windows: [AtomicU64; WINDOWS_MAX],
-    /// Counts of calls that ranks compare, by [`crate::stats::check`].
-    pub checked: [AtomicU64; CHECKED_MAX],
     /// Calls that the ABI layer passed on without Rust code, by entry point.
     pub passed: [AtomicU64; ENTRIES_MAX],
     /// Calls without a communicator, by entry point, in sets among which threads are spread.

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::Function;
 use crate::path::Path;
-use crate::stats::check::Checked;
 use crate::stats::count::UNKNOWN;
 use crate::stats::features::Lacks;
 use crate::stats::files;
@@ -66,9 +65,6 @@ pub struct Snapshot {
     /// Counts of kept windows by the names of [`crate::stats::windows`], without those that are 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub windows: BTreeMap<String, u64>,
-    /// Counts of calls that ranks compare by the names of [`crate::stats::check`], without those that are 0.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub check: BTreeMap<String, u64>,
     /// Calls by function, without functions that were not called. A `pnccl` name counts as its `nccl` name.
     pub functions: BTreeMap<String, u64>,
     /// Communicators in the order of init. Serial 0 stands for unknown handles, and for ended ones whose place was
@@ -181,7 +177,6 @@ impl Snapshot {
             registrations: named(&Registered::NAMES, &segment.registrations),
             pool: named(&Pooled::NAMES, &segment.pool),
             windows: named(&Kept::NAMES, &segment.windows),
-            check: named(&Checked::NAMES, &segment.checked),
             functions: functions(segment, &communicators),
             communicators,
         }

@@ -33,7 +33,6 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
             descriptor_socket: Token([0; 16]),
             process_listener: Token([0; 16]),
             cells: Vec::new(),
-            checks: false,
             attachment: Vec::new(),
         },
     }

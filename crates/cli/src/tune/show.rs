@@ -174,7 +174,6 @@ impl View<'_> {
             descriptor_socket: token,
             process_listener: token,
             cells: cells.clone(),
-            checks: false,
             attachment: Vec::new(),
         };
         NegotiatedConfig {

@@ -195,7 +195,6 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
 
 fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
     let peer_group = communicator::find(handle).and_then(|known| known.peer_group(handle));
-    peer_group.iter().for_each(|peer_group| peer_group.end_checking());
     let windows =
         peer_group.as_ref().map_or(registering::End::Clean, |peer_group| peer_group.end_windows(aborts));
     if aborts {

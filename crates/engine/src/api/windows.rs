@@ -10,12 +10,11 @@ use nccl_sys::{
 };
 
 use crate::communicator;
-use crate::features::check::Checking;
 use crate::features::memory::pool;
 use crate::features::registration::registering::Registering;
 use crate::features::windows::Windows;
 use crate::features::windows::list::Ended;
-use crate::features::windows::{Course, Making, WindowRequest, is_refused_alone};
+use crate::features::windows::{Course, Making, WindowRequest};
 use crate::forward::known::put;
 use crate::forward::queries;
 use crate::group;
@@ -50,37 +49,7 @@ pub fn register(
     flags: c_int,
 ) -> ncclResult_t {
     group::restore_device();
-    let asked = Asked { handle, address, bytes, place, flags };
-    // For no memory NCCL makes no window, and does not involve other ranks.
-    let is_asked = !(address.is_null() || bytes == 0 || place.is_null());
-    match checking(handle).filter(|_| is_asked) {
-        Some(checking) => told(&asked, &checking),
-        None => register_one(asked),
-    }
-}
-
-/// Registers a window and tells the other ranks (`WINDLASS_CHECK`).
-fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
-    let WindowRequest { range, flags } = asked.request();
-    // A call that only this rank has refused is not told: the other ranks' call pairs with this rank's next one.
-    let tell = || {
-        if !is_refused_alone(range) {
-            checking.tell_window(range, flags);
-        }
-    };
-    guard::or_else(|| (), tell);
-    let is_grouped = group::is_open();
-    // A local place, as NCCL may leave the application's place unchanged; in a group NCCL writes it later.
-    let mut window = null_mut();
-    let code = register_one(Asked { place: if is_grouped { asked.place } else { &mut window }, ..*asked });
-    if !is_grouped && (!window.is_null() || says_none()) {
-        put(asked.place, window, "ncclCommWindowRegister: win");
-    }
-    if code == ncclSuccess && (is_grouped || !window.is_null()) {
-        let handle = (!is_grouped).then_some(window as usize);
-        guard::or_else(|| (), || checking.window_is_made(range, flags, handle));
-    }
-    code
+    register_one(Asked { handle, address, bytes, place, flags })
 }
 
 /// Whether NCCL writes a null window where it makes none. Older releases leave the place unchanged.
@@ -103,12 +72,6 @@ fn register_one(asked: Asked) -> ncclResult_t {
     registering_of(handle, Registering::veto);
     let is_grouped = group::is_open();
     need(Entry::ncclCommWindowRegister, handle, move |real| asked.make(real, is_grouped))
-}
-
-/// The state of `WINDLASS_CHECK`, of a communicator that has it.
-fn checking(handle: ncclComm_t) -> Option<Arc<Checking>> {
-    let is_checked = communicator::find(handle).is_some_and(|known| known.is_checked());
-    if is_checked { in_peer_group(handle, |peer_group| peer_group.checking().cloned()) } else { None }
 }
 
 /// What `look` finds in the kept windows of a communicator that has them.
@@ -187,13 +150,7 @@ impl Asked {
 /// Deregisters a window, or keeps it. A lazy communicator that is not materialized has none.
 pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
     group::restore_device();
-    let code = end_one(handle, window);
-    if code == ncclSuccess
-        && let Some(checking) = checking(handle).filter(|_| !window.is_null())
-    {
-        guard::or_else(|| (), || checking.window_ends(window as usize));
-    }
-    code
+    end_one(handle, window)
 }
 
 fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {

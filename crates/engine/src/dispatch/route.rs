@@ -20,7 +20,7 @@ use windlass_base::path::Path;
 use super::collectives::{self, Served};
 use super::ordering::{InOrder, Lane};
 use super::registration::{self, Taken};
-use super::{check, count, fixed_order, lazy_calls, messages, ordering, window_guard};
+use super::{count, fixed_order, lazy_calls, messages, ordering, window_guard};
 
 /// The decision on a call before it runs.
 struct Decided {
@@ -108,7 +108,6 @@ pub(super) fn forward_held(call: &Call) -> ncclResult_t {
 
 fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let inside = group::enter(|| communicator.pass());
-    check::tell(call, communicator);
     let terms = communicator.terms();
     let path = plan(&call.shared, Standing::PeerGroup(&terms));
     let course = match path {

@@ -1,42 +1,32 @@
-//! The layout of the shared page of a peer group, in which ranks agree on registrations and windows, tell each other
-//! their calls, and say that they have closed. Rank 0 makes the page, and sends its descriptor together with its region.
+//! The layout of the shared page of a peer group, in which ranks agree on registrations and windows,
+//! and say that they have closed. Rank 0 makes the page, and sends its descriptor together with its region.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use crate::features::registration::agreed;
-use crate::features::{check, windows};
+use crate::features::windows;
 use windlass_base::descriptor::Ours;
 use windlass_base::shared_page::{self, SharedPage};
-use windlass_bootstrap::negotiated::NegotiatedConfig;
 
 /// Where the words of windows begin: after those of registration, on a line of their own.
 pub(crate) const WINDOWS_AT: usize = agreed::WORDS.next_multiple_of(8);
 /// The word in which each rank sets its bit when it has closed: after the words of windows, on a line of its own.
 pub(crate) const CLOSED_AT: usize = (WINDOWS_AT + windows::WORDS).next_multiple_of(8);
 const _: () = assert!(CLOSED_AT < shared_page::WORDS);
-/// Where the rings of told calls begin: after the first page. They exist only if calls are compared.
-pub(crate) const CHECKING_AT: usize = shared_page::WORDS;
-
-/// The size of the shared page in bytes.
-pub(crate) fn bytes(negotiated: &NegotiatedConfig) -> usize {
-    let told = if negotiated.checks() { check::words_of(negotiated.members.len()) } else { 0 };
-    (8 * (CHECKING_AT + told)).next_multiple_of(shared_page::BYTES)
-}
-
 /// The rank that makes the shared page.
 pub(crate) const PAGE_MAKER: u32 = 0;
 
 /// Makes the shared page, and the descriptor by which others open it.
-pub(crate) fn make(negotiated: &NegotiatedConfig) -> Result<(Arc<SharedPage>, Ours), String> {
-    let made = SharedPage::create(bytes(negotiated)).map_err(|error| format!("no memory to share: {error}"));
+pub(crate) fn make() -> Result<(Arc<SharedPage>, Ours), String> {
+    let made = SharedPage::create(shared_page::BYTES).map_err(|error| format!("no memory to share: {error}"));
     made.map(|(page, file)| (Arc::new(page), file))
 }
 
 /// Opens the shared page by the descriptor that its maker sent.
-pub(crate) fn open(bytes: usize, file: Option<Ours>) -> Result<SharedPage, String> {
+pub(crate) fn open(file: Option<Ours>) -> Result<SharedPage, String> {
     let file = file.ok_or_else(|| format!("rank {PAGE_MAKER} brought no shared page"))?;
-    SharedPage::open(file.as_fd(), bytes)
+    SharedPage::open(file.as_fd(), shared_page::BYTES)
         .map_err(|error| format!("rank {PAGE_MAKER}'s shared page cannot be mapped: {error}"))
 }
 
@@ -48,8 +38,8 @@ mod tests {
     #[test]
     fn pages() {
         let (_page, file) = SharedPage::create(shared_page::BYTES).unwrap();
-        assert!(open(shared_page::BYTES, Some(file)).is_ok());
-        let words = |file| open(shared_page::BYTES, file).unwrap_err();
+        assert!(open(Some(file)).is_ok());
+        let words = |file| open(file).unwrap_err();
         assert_eq!(words(None), "rank 0 brought no shared page");
         let null = Ours::new(std::fs::File::open("/dev/null").unwrap().into()).unwrap();
         assert!(words(Some(null)).starts_with("rank 0's shared page cannot be mapped: "));

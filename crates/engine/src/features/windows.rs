@@ -13,8 +13,7 @@ pub(crate) mod list;
 pub(crate) mod said;
 pub(crate) mod slot;
 
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use decide::Rules;
-pub(crate) use kept::{
-    Course, Health, Making, WindowRequest, Windows, free_leaving, free_left, is_refused_alone, look,
-};
+pub(crate) use kept::{Course, Health, Making, WindowRequest, Windows, free_leaving, free_left, look};
 pub(crate) use said::WORDS;

@@ -107,4 +107,4 @@ macro_rules! replays {
     };
 }
 
-replays! { greetings tags host participant rounds rosters descriptors requests windows checking agreed segments tuning options }
+replays! { greetings tags host participant rounds rosters descriptors requests windows agreed segments tuning options }

@@ -29,7 +29,6 @@ fn member(rank: u32) -> Member {
         descriptor_socket: Token([1 + rank as u8; 16]),
         process_listener: TOKEN,
         cells: Vec::new(),
-        checks: false,
         attachment: [TOKEN.0, [9; 16]].concat(),
     }
 }

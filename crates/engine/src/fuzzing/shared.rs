@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::features::registration::agreed;
-use crate::features::{check, windows};
+use crate::features::windows;
 use windlass_base::stats::segment::{self, Clock};
 use windlass_base::stats::snapshot::Snapshot;
 use windlass_base::stats::{calls, report};
@@ -73,66 +73,6 @@ pub(super) fn windows(input: &[u8]) {
             }
             _ => scribble(&shared, &mut choices),
         }
-    }
-}
-
-/// What ranks call, told over a shared page in which a peer writes anything.
-pub(super) fn checking(input: &[u8]) {
-    let mut choices = Choices(input);
-    let ranks = u32::from(choices.byte() % 2) + 2;
-    let shared = words(check::words_of(ranks as usize));
-    let Some(slot) = check::slot::CheckSlot::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks)
-    else {
-        return;
-    };
-    let rules = check::compare::Rules { takes_unlike: ranks % 2 == 0, copies: choices.byte() & 1 != 0 };
-    let mut next = 1;
-    for _ in 0..STEPS_MAX {
-        if choices.is_over() {
-            return;
-        }
-        match choices.byte() % 6 {
-            0 => {
-                let bytes = choices.byte().into();
-                slot.post(&check::entry::Entry::Window(check::entry::Window {
-                    bytes,
-                    flags: 1,
-                    allocation: bytes,
-                    offset: 0,
-                }));
-            }
-            1 => slot.leave(),
-            2 => next = slot.first_left(),
-            3 => next = slot.latest(choices.byte() as usize % ranks as usize),
-            4 => {
-                let found = slot.look(next);
-                let here: Vec<check::entry::Entry> = found.iter().filter_map(entry).collect();
-                if let Some(divergence) = check::compare::compare(&here, rules) {
-                    assert!(!check::text::divergence(next, &here, divergence).is_empty());
-                }
-                let there: Vec<_> = here.into_iter().enumerate().collect();
-                assert!(!check::text::absent(next, &[0], &there, 1).is_empty());
-                next = next.wrapping_add(1);
-            }
-            _ => match choices.byte() % 3 {
-                0 => scribble(&shared, &mut choices),
-                // A whole entry of a peer's, where the next look finds it.
-                _ => {
-                    let (ring, rank) = (check::words_of(1), usize::from(choices.byte()) % ranks as usize);
-                    let line = 1 + (next % (ring as u64 / 8 - 1)) as usize;
-                    let line = &shared[rank * ring + 8 * line..][..8];
-                    line[1..].iter().for_each(|word| word.store(choices.word(), Ordering::Relaxed));
-                    line[0].store(next.wrapping_mul(2), Ordering::Relaxed);
-                }
-            },
-        }
-    }
-}
-
-fn entry(found: &check::slot::Found) -> Option<check::entry::Entry> {
-    match found {
-        check::slot::Found::Here(entry) => Some(*entry),
-        _ => None,
     }
 }
 

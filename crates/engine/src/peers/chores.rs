@@ -7,7 +7,6 @@ use windlass_bootstrap::request_socket::Answer;
 
 use crate::features::memory::pool;
 
-use super::group::PeerGroup;
 use super::registry;
 use super::requests::{Matter, Request};
 use crate::background::worker;
@@ -29,11 +28,6 @@ fn all() -> Vec<Box<dyn Chore>> {
         Box::new(Plain {
             due: || registering::alive().any(|one| one.has_entries()).then_some(SOON_TICK),
             turn: || registering::alive().for_each(|one| one.look()),
-        }),
-        // Compares the calls that the ranks have told each other (`WINDLASS_CHECK`).
-        Box::new(Plain {
-            due: || registry::alive().any(|peer_group| peer_group.checking().is_some()).then_some(SOON_TICK),
-            turn: || registry::alive().for_each(|peer_group| compare(&peer_group)),
         }),
         Box::new(Growth),
         Box::<HangDetectors>::default(),
@@ -61,10 +55,6 @@ impl Chore for Plain {
     fn turn(&mut self) {
         (self.turn)();
     }
-}
-
-fn compare(peer_group: &PeerGroup) {
-    peer_group.checking().into_iter().for_each(|one| one.look(|| peer_group.ranks().gone()));
 }
 
 /// Grows the rings whose senders lack room.

@@ -24,8 +24,6 @@ use super::ids::Ids;
 use super::requests::{Matter, Others};
 use super::scalars::Scalars;
 use crate::background::{own_thread, process_exit, worker};
-use crate::features::check;
-use crate::features::check::Checking;
 use crate::features::registration::registering::{End, Registering};
 use crate::features::windows::{self, Windows};
 use crate::peers::health::error_propagation::{self, Went};
@@ -64,8 +62,6 @@ struct Features {
     registering: Option<Arc<Registering>>,
     /// Where the negotiated config keeps windows.
     windows: Option<Arc<Windows>>,
-    /// Where the negotiated config compares calls.
-    checking: Option<Arc<Checking>>,
 }
 
 impl Features {
@@ -77,11 +73,9 @@ impl Features {
         has_wires: bool,
     ) -> Features {
         let ranks = negotiated.members.len() as u32;
-        check::say_who_does_not(negotiated, rank);
-        let checking = Checking::new(negotiated, page, rank);
         if !has_wires {
             let (registering, windows) = (None, None);
-            return Features { limits: Limits::NONE, limits_from: 0, registering, windows, checking };
+            return Features { limits: Limits::NONE, limits_from: 0, registering, windows };
         }
         let decided = agreed::decide(negotiated);
         tuned::say(&decided);
@@ -92,7 +86,6 @@ impl Features {
             limits_from: decided.source_bits(),
             registering: registers.and_then(|page| Registering::new(page, rank, ranks, device)),
             windows: Windows::new(negotiated, page, rank, device),
-            checking,
         }
     }
 }
@@ -176,16 +169,6 @@ impl PeerGroup {
     /// The kept windows of this rank, if windows are kept.
     pub fn windows(&self) -> Option<&Arc<Windows>> {
         self.features.windows.as_ref()
-    }
-
-    /// The comparison of calls between ranks, if `WINDLASS_CHECK` asks for it.
-    pub fn checking(&self) -> Option<&Arc<Checking>> {
-        self.features.checking.as_ref()
-    }
-
-    /// Stops telling calls to other ranks.
-    pub fn end_checking(&self) {
-        self.features.checking.iter().for_each(|checking| checking.end(|| self.ranks.gone()));
     }
 
     /// For the end of the communicator: ends the kept windows that the program has deregistered. After an abort or a failure all stay in NCCL.

@@ -25,8 +25,3 @@ pub(super) fn alive() -> impl Iterator<Item = Arc<PeerGroup>> {
 pub(super) fn find(comm: Token, rank: u32) -> Option<Arc<PeerGroup>> {
     alive().find(|peer_group| peer_group.negotiated().comm == comm && peer_group.rank() == rank)
 }
-
-/// Stops telling calls of this process to other ranks, on all communicators.
-pub(super) fn end_checking() {
-    alive().for_each(|peer_group| peer_group.end_checking());
-}

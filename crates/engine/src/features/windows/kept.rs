@@ -37,7 +37,7 @@ use crate::background::weak_list::WeakList;
 use crate::features::page_layout::WINDOWS_AT;
 use crate::features::registration::registering::End;
 
-pub(crate) use agreeing::{Course, Health, Making, WindowRequest, is_refused_alone};
+pub(crate) use agreeing::{Course, Health, Making, WindowRequest};
 pub(crate) use leaving::free_left;
 pub(crate) use leaving::{free_leaving, look};
 

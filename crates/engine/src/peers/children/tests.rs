@@ -27,7 +27,6 @@ fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Lineage>> {
         descriptor_socket: NOBODY,
         process_listener,
         cells: Vec::new(),
-        checks: false,
         attachment: Vec::new(),
     };
     let negotiated = NegotiatedConfig {

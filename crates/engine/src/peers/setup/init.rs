@@ -15,7 +15,6 @@ use windlass_bootstrap::outcome::{Failure, FallbackReason};
 use windlass_bootstrap::{self, LocalEntry, Outcome, Preparation, decision, place};
 
 use crate::background::own_thread;
-use crate::features::check;
 use crate::peers::group::PeerGroup;
 use crate::peers::registry;
 use crate::peers::setup::asked::{Asked, cannot_reach};
@@ -209,7 +208,6 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
                 let text = "no NVLink joins the GPUs of a communicator of 2 ranks: NCCL runs its calls";
                 tell_user(&refused, format_args!("{text}"));
             }
-            peers.checking().into_iter().for_each(|checking| checking.is_known_as(serial));
             if log::log_enabled!(log::Level::Info) {
                 let (rank, ranks, hash) =
                     (peers.rank(), peers.negotiated().members.len(), peers.negotiated().hash());
@@ -225,7 +223,6 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
                 change => format!(" ({change})"),
             };
             log::info!("communicator {serial} is on NCCL: {reason}{change}");
-            check::say_why_not(serial, reason);
             let of_one_rank = reason.of_one_rank();
             let (of, words) = of_one_rank.unwrap_or_default();
             count::reason(counters, of, words);

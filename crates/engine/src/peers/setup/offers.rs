@@ -49,7 +49,6 @@ mod tests {
                 descriptor_socket: Token([0; 16]),
                 process_listener: Token([0; 16]),
                 cells: Vec::new(),
-                checks: false,
                 attachment,
             }
         };

@@ -292,7 +292,7 @@ fn exchange(
             (announcement.place, Some((announcement.descriptor, ends)))
         }
     };
-    let made = (lent.rank == PAGE_MAKER).then(|| page_layout::make(lent.negotiated)).transpose()?;
+    let made = (lent.rank == PAGE_MAKER).then(page_layout::make).transpose()?;
     let (page, file) = made.unzip();
     known.page = page;
     let far = far.iter().flat_map(|(memory, ends)| {
@@ -344,8 +344,7 @@ fn exchange(
         known.peers[rank as usize] = region;
         heard |= 1 << rank;
         if rank == PAGE_MAKER {
-            known.page =
-                Some(Arc::new(page_layout::open(page_layout::bytes(lent.negotiated), descriptors.next())?));
+            known.page = Some(Arc::new(page_layout::open(descriptors.next())?));
         }
     }
     let missing = (0..known.peers.len()).find(|rank| heard & (1 << rank) == 0);
@@ -379,8 +378,7 @@ pub(in crate::peers) fn in_one_hand(
     let mut peers: Vec<Vec<Option<PeerRegion>>> =
         lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
     let mut failed = reach_all(&lent, &mut peers).err();
-    let made =
-        page_layout::make(negotiated).map_err(|words| failed = failed.take().or(Some((PAGE_MAKER, words))));
+    let made = page_layout::make().map_err(|words| failed = failed.take().or(Some((PAGE_MAKER, words))));
     // All ranks are in this process, so none opens the file again.
     let page = made.ok().map(|(page, _)| page);
     let mut prepared = Vec::new();

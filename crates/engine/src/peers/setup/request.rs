@@ -7,7 +7,7 @@ use windlass_kernels::launch::Geometry;
 use crate::background::life;
 use crate::forward::init::{Ctas, Launches};
 use windlass_base::config::nccl::{self, Effect};
-use windlass_base::config::{Lazy, Switch, config};
+use windlass_base::config::{Lazy, config};
 use windlass_base::gpu::{self, Ordinal, device};
 use windlass_base::stats::features::{Feature, Lack};
 use windlass_base::stats::peer_group;
@@ -239,7 +239,6 @@ pub(in crate::peers) fn on(
             descriptor_socket: Token([0; 16]),
             process_listener: bootstrap().map_or(NOBODY, |bootstrap| bootstrap.process_listener()),
             cells,
-            checks: config().check == Switch::On,
             attachment: chores::request_socket().map_err(no_identity)?.0.to_vec(),
         },
     };

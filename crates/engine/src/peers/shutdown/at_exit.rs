@@ -1,7 +1,6 @@
 //! What happens to the peer groups of this process when it ends, and what starts again if the process uses them after that.
 
 use crate::background::{process_exit, side_thread, worker};
-use crate::peers::registry;
 use crate::peers::setup::transports;
 use crate::peers::shutdown::{closing, draining};
 
@@ -12,7 +11,6 @@ pub(in crate::peers) fn at_exit_too() {
 
 fn give_back() {
     // Ended before the report at exit is written.
-    registry::end_checking();
     worker::end();
     side_thread::end();
     draining::look();

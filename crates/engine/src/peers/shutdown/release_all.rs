@@ -36,7 +36,6 @@ fn release_windows() -> Result<(), StillRegistered> {
 /// Gates are closed only while no thread is inside, and only while deregistering: those calls may wait for a later one.
 pub fn register_nothing() -> Result<(), StillRegistered> {
     release_windows()?;
-    registry::end_checking();
     let mut rest: Vec<Arc<Registering>> =
         registry::alive().filter_map(|one| one.registering().cloned()).collect();
     let (mut kept, mut in_use_since) = (0, None);

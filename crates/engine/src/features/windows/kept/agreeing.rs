@@ -261,12 +261,6 @@ impl Windows {
     }
 }
 
-/// Whether NCCL refuses a registration by its arguments, without the other ranks.
-pub(crate) fn is_refused_alone(range: Range) -> bool {
-    let block = pool::block_of(range.base).filter(|block| holds(block, range));
-    unfit(range, block.as_ref()).is_some()
-}
-
 /// NCCL's answer and its cause, if NCCL refuses a window over this range by itself.
 fn unfit(range: Range, block: Option<&Block>) -> Option<(ncclResult_t, &'static str)> {
     let misaligned = (ncclInvalidArgument, "the address is misaligned");
