@@ -152,17 +152,14 @@ impl Native {
         if shape.kernel.runs_several() != matches!(parameter, Parameter::Several(_)) {
             return Err(TransportError::NoKernel { name: shape.kernel.name() });
         }
-        // Where a kernel lets the next begin, that one is resident beside it, and takes room that kernels of others may need. In a graph no kernel
-        // does: so the next one begins when all blocks have ended, ahead of what the graph does between two kernels.
-        let lets_next = shape.early && self.kernels.may_be_early && turn.is_alone();
-        let captured = turn.begin()?;
-        let early = captured.map_or(lets_next, |capture| {
-            self.kernels.may_be_early_in_graphs && turn.may_begin_early(capture)
-        });
+        let captured = turn.begin()?.is_some();
+        // Not in a graph, where the edge would say that nothing before it need be done. A kernel that begins early is resident beside the one
+        // before it, and takes room that kernels of others may need.
+        let early = shape.early && !captured && self.kernels.may_be_early && turn.is_alone();
         let launch = parameter.launch();
         launch.control = turn.control();
         launch.report = turn.report();
-        if early && captured.is_none() {
+        if early {
             launch.flags |= COLLECTIVE_EARLY_NEXT;
         }
         let function = self.kernels.function(shape.kernel)?;
@@ -175,9 +172,6 @@ impl Native {
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };
         calls::launch(turn.driver(), function, turn.stream(), &shape, parameter)?;
-        if let Some(capture) = captured.filter(|_| early) {
-            turn.begins_early(capture);
-        }
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::gpu::failure::{Failure, SUCCESS};
+use crate::gpu::failure::Failure;
 use crate::gpu::library::Driver;
 
 const NO_DESTRUCTOR_SYNC: u32 = 1;
@@ -41,49 +41,6 @@ impl Driver {
             self.note("cuUserObjectRelease", code, detail);
         }
         moved
-    }
-}
-
-/// `CU_GRAPH_NODE_TYPE_KERNEL`.
-const KERNEL: u32 = 0;
-/// The first driver of which it was tried that forked streams that only an early start joins count as joined (12.3 has early starts in graphs).
-const EARLY_IN_GRAPHS_SINCE: i32 = 13000;
-/// `CUDA_KERNEL_NODE_PARAMS_v2`: words, and which one is the context.
-const KERNEL_PARAMETERS: usize = 9;
-const KERNEL_CONTEXT: usize = 8;
-
-impl Driver {
-    /// Whether a captured kernel may be launched to begin early.
-    pub fn has_early_in_graphs(&self) -> bool {
-        let mut version = 0;
-        // SAFETY: the output is a local.
-        let code = unsafe { (self.calls.cuDriverGetVersion)(&mut version) };
-        code == SUCCESS && version >= EARLY_IN_GRAPHS_SINCE
-    }
-
-    /// Whether a node is a kernel of the current context that begins after the ends of all nodes before it, so that its own end says that these
-    /// have ended. A kernel that may begin early need not wait for them.
-    pub fn is_kernel_after_all(&self, node: usize) -> bool {
-        let mut before = [0; 64];
-        let mut count = before.len();
-        // SAFETY: the node is of a graph that lives, and the outputs are locals. This form fails if an edge is of another kind than usual.
-        let code = unsafe { (self.calls.cuGraphNodeGetDependencies)(node, before.as_mut_ptr(), &mut count) };
-        code == SUCCESS
-            && count < before.len()
-            && self.type_of(node).is_ok_and(|kind| kind == KERNEL)
-            && self.is_of_current_context(node)
-    }
-
-    fn is_of_current_context(&self, kernel: usize) -> bool {
-        let (mut parameters, mut current) = ([0; KERNEL_PARAMETERS], 0);
-        // SAFETY: the node is a kernel of a graph that lives, and the outputs are locals of the driver's size.
-        let codes = unsafe {
-            [
-                (self.calls.cuGraphKernelNodeGetParams_v2)(kernel, parameters.as_mut_ptr()),
-                (self.calls.cuCtxGetCurrent)(&mut current),
-            ]
-        };
-        codes == [SUCCESS; 2] && parameters[KERNEL_CONTEXT] == current
     }
 }
 

@@ -48,7 +48,6 @@ macro_rules! calls {
 
 calls! {
     fn cuInit(c_uint);
-    fn cuDriverGetVersion(*mut c_int);
     fn cuGetErrorName(Code, *mut *const c_char);
     fn cuDeviceGet(*mut c_int, c_int);
     fn cuDeviceGetCount(*mut c_int);
@@ -112,8 +111,6 @@ calls! {
     fn cuGraphRetainUserObject(usize, usize, c_uint, c_uint);
     fn cuGraphGetNodes(usize, *mut usize, *mut usize);
     fn cuGraphNodeGetType(usize, *mut c_uint);
-    fn cuGraphNodeGetDependencies(usize, *mut usize, *mut usize);
-    fn cuGraphKernelNodeGetParams_v2(usize, *mut usize);
     fn cuGraphChildGraphNodeGetGraph(usize, *mut usize);
     fn cuGraphAddEventRecordNode(*mut usize, usize, *const usize, usize, usize);
     fn cuGraphEventRecordNodeGetEvent(usize, *mut usize);

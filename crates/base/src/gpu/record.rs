@@ -167,7 +167,7 @@ impl Driver {
         Ok(nodes)
     }
 
-    pub(super) fn type_of(&self, node: usize) -> Result<u32, Failure> {
+    fn type_of(&self, node: usize) -> Result<u32, Failure> {
         let mut kind = 0;
         // SAFETY: the node is of a graph that lives; the output is a local.
         let code = unsafe { (self.calls.cuGraphNodeGetType)(node, &mut kind) };

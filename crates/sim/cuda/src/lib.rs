@@ -30,7 +30,6 @@
 //!     uint32_t grid[3], block[3], shared_bytes, cooperative, cluster[3];
 //!     int32_t device;
 //!     uint64_t stream_id;
-//!     uint32_t programmatic;
 //! };
 //! void name(const struct SimLaunch *launch, void **params);  /* params[i] points to a copy of parameter i */
 //! const struct { uint32_t count, bytes[N]; } name_params;    /* sizes of the parameters, copied at launch */

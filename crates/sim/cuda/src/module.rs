@@ -36,8 +36,6 @@ pub struct SimLaunch {
     pub cluster: [u32; 3],
     pub device: i32,
     pub stream_id: u64,
-    /// 1 for a launch by programmatic stream serialization. It begins no earlier here.
-    pub programmatic: u32,
 }
 
 /// [`SimLaunch::cluster`] of a launch without a cluster size.

@@ -22,8 +22,6 @@ pub struct NativeDeviceResources {
     sequencer: Arc<sequencer::DeviceResources>,
     /// See [`Kernels::may_be_early`].
     may_be_early: bool,
-    /// See [`Kernels::may_be_early_in_graphs`].
-    may_be_early_in_graphs: bool,
 }
 
 /// The kernels for communicators of some number of ranks.
@@ -33,8 +31,6 @@ pub struct Kernels {
     /// Whether a kernel may be set up while the one before it runs, and lets the next one be. The next kernel, whoever launches it, must then
     /// wait for the end of this one, as ours do.
     pub(super) may_be_early: bool,
-    /// Whether a captured kernel may be set up once all blocks of the one before it have ended.
-    pub(super) may_be_early_in_graphs: bool,
 }
 
 impl NativeDeviceResources {
@@ -65,15 +61,12 @@ impl NativeDeviceResources {
         drop(entered);
         ::log::debug!("device {}: kernels of collectives {}", home.device, image.name);
         // Code for older devices has no instruction by which to wait for the kernel before.
-        let waits = sequencer.is_since_hopper() && image.has_bulk_copies;
-        let may_be_early = others_wait && waits;
-        let may_be_early_in_graphs = waits && home.driver.has_early_in_graphs();
+        let may_be_early = others_wait && sequencer.is_since_hopper() && image.has_bulk_copies;
         Ok(Arc::new(NativeDeviceResources {
             module: Some(module),
             found: Mutex::default(),
             sequencer,
             may_be_early,
-            may_be_early_in_graphs,
         }))
     }
 
@@ -90,8 +83,7 @@ impl NativeDeviceResources {
             let function = self.module.as_ref().map(|module| module.function(&name, 0)).transpose()?;
             by_index[kernel.index()] = function;
         }
-        let NativeDeviceResources { may_be_early, may_be_early_in_graphs, .. } = *self;
-        let kernels = Arc::new(Kernels { by_index, may_be_early, may_be_early_in_graphs });
+        let kernels = Arc::new(Kernels { by_index, may_be_early: self.may_be_early });
         found.insert(ranks, kernels.clone());
         Ok(kernels)
     }

@@ -21,8 +21,6 @@ pub(super) struct Captures {
     /// Those used last, the latest first.
     known: Vec<Known>,
     looked: Option<Looked>,
-    /// Of the captures used last: its id, and the node of the last kernel that was launched to begin early.
-    early: Vec<(u64, Vec<usize>)>,
 }
 
 /// A capture that has taken operations.
@@ -115,26 +113,6 @@ impl Captures {
             driver.redirect(&looked.found, &resources.passed);
         }
         Ok(record)
-    }
-
-    /// Whether a kernel that waits for the one before it by itself may take the place behind what `stream` holds, and begin early. All that is there
-    /// must be kernels whose end says that all before them has ended: kernels that began after it, or Windlass's own, which wait for it.
-    pub(super) fn may_begin_early(
-        &self,
-        driver: &Driver,
-        (stream, capture): (StreamHandle, Capture),
-    ) -> bool {
-        let is_ours =
-            |node: &usize| self.early.iter().any(|(id, nodes)| *id == capture.id && nodes.contains(node));
-        let nodes = driver.last_nodes(stream).unwrap_or_default();
-        !nodes.is_empty() && nodes.iter().all(|node| is_ours(node) || driver.is_kernel_after_all(*node))
-    }
-
-    /// Notes that the last work of `stream` is a kernel that was launched to begin early. Without a note the next kernel does not.
-    pub(super) fn begins_early(&mut self, driver: &Driver, (stream, capture): (StreamHandle, Capture)) {
-        self.early.retain(|(id, _)| *id != capture.id);
-        self.early.truncate(CAPTURES - 1);
-        self.early.insert(0, (capture.id, driver.last_nodes(stream).unwrap_or_default()));
     }
 
     /// Finds the record nodes that a capture's graph already has. They are of a capture that was forgotten ([`CAPTURES`]), or of a graph that

@@ -97,17 +97,6 @@ impl<'sequencer> Turn<'sequencer> {
         Ok(capture)
     }
 
-    /// Whether the turn's kernel may begin early in the graph that it is captured into, if the kernel itself waits for those before it.
-    pub fn may_begin_early(&self, capture: Capture) -> bool {
-        self.issued.captures.may_begin_early(self.driver(), (self.stream, capture))
-    }
-
-    /// Notes that the turn's kernel was captured so.
-    pub fn begins_early(&mut self, capture: Capture) {
-        let driver = self.driver();
-        self.issued.captures.begins_early(driver, (self.stream, capture));
-    }
-
     /// Enters the issued work as the last in the order.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         let (true, driver, Some((lane, _))) = (self.begun, self.driver(), &self.placed) else {

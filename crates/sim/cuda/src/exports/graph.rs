@@ -1,9 +1,7 @@
 //! Exports for graphs as a whole: making, inspecting, instantiating, launching.
 
 use crate::capture;
-use crate::code::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LOSSY_QUERY, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, Code,
-};
+use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, Code};
 use crate::executable::{self, Mismatch};
 use crate::exports::stream::EdgeData;
 use crate::ffi::{In, Out};
@@ -12,7 +10,6 @@ use crate::simulator::simulator;
 use crate::stream;
 use crate::sync::lock;
 use crate::table::Handle;
-use crate::work::Work;
 use std::ffi::c_char;
 use std::sync::Arc;
 
@@ -64,13 +61,6 @@ exports! {
         kind.set(graph::find_node(node)?.content().node_type())
     }
 
-    // Of the parameters only the context is answered, the last of nine words.
-    fn cuGraphKernelNodeGetParams_v2(node: Handle, parameters: Out<[usize; 9]>) {
-        let node = graph::find_node(node)?;
-        let Content::Work(Work::Kernel(launch)) = node.content() else { return Err(CUDA_ERROR_INVALID_VALUE) };
-        parameters.set([0, 0, 0, 0, 0, 0, 0, 0, launch.function.module.context])
-    }
-
     fn cuGraphGetNodes(handle: Handle, nodes: Out<Handle>, count: Out<usize>) {
         list(&handles(&graph::find(handle)?.nodes()), &nodes, &count)
     }
@@ -96,9 +86,6 @@ exports! {
     }
 
     fn cuGraphNodeGetDependencies(node: Handle, nodes: Out<Handle>, count: Out<usize>) {
-        if !nodes.is_null() && is_programmatic(node)? {
-            return Err(CUDA_ERROR_LOSSY_QUERY);
-        }
         list(&graph::find_node(node)?.dependencies(), &nodes, &count)
     }
 
@@ -252,16 +239,6 @@ fn list(found: &[Handle], nodes: &Out<Handle>, count: &Out<usize>) -> Result<(),
     count.set(room.min(found.len()))
 }
 
-/// Whether a captured kernel has edges by which it may begin early: those from kernels.
-fn is_programmatic(node: Handle) -> Result<bool, Code> {
-    let node = graph::find_node(node)?;
-    let Content::Work(Work::Kernel(launch)) = node.content() else { return Ok(false) };
-    let kinds =
-        node.dependencies().into_iter().map(|before| Ok(graph::find_node(before)?.content().node_type()));
-    let kinds = kinds.collect::<Result<Vec<u32>, Code>>()?;
-    Ok(launch.shape.programmatic == 1 && kinds.contains(&0))
-}
-
 /// Writes the edge data of an array of `*count` elements: zeros, as all edges are ordinary ones.
 fn plain_edges(data: &Out<EdgeData>, count: &Out<usize>) {
     if let (false, Ok(room)) = (data.is_null(), count.get()) {
@@ -277,13 +254,6 @@ fn edges(
     count: &Out<usize>,
 ) -> Result<(), Code> {
     let nodes = graph::find(handle)?.nodes();
-    if !from.is_null() && data.is_null() {
-        for node in &nodes {
-            if is_programmatic(node.handle)? {
-                return Err(CUDA_ERROR_LOSSY_QUERY);
-            }
-        }
-    }
     let of_node = |node: &Arc<Node>| -> Vec<_> {
         node.dependencies().into_iter().map(|dependency| (dependency, node.handle)).collect()
     };

@@ -36,7 +36,6 @@ const ATTRIBUTE_END: u32 = 16;
 /// `CUlaunchAttributeID`.
 const LAUNCH_COOPERATIVE: u32 = 2;
 const LAUNCH_CLUSTER: u32 = 4;
-const LAUNCH_PROGRAMMATIC: u32 = 6;
 
 /// `CUlaunchAttribute`; the value is a union of 64 bytes.
 #[repr(C)]
@@ -368,7 +367,6 @@ impl LaunchConfiguration {
             match attribute.id {
                 LAUNCH_COOPERATIVE => shape.cooperative = u32::from(x != 0),
                 LAUNCH_CLUSTER => shape.cluster = [x, y, z],
-                LAUNCH_PROGRAMMATIC => shape.programmatic = x,
                 // Hints on priority, caches and overlap have no effect on results.
                 _ => {}
             }

@@ -89,6 +89,7 @@ unsupported! {
     cuGraphKernelNodeCopyAttributes
     cuGraphKernelNodeGetAttribute
     cuGraphKernelNodeGetParams
+    cuGraphKernelNodeGetParams_v2
     cuGraphKernelNodeSetAttribute
     cuGraphKernelNodeSetParams
     cuGraphMemAllocNodeGetParams
