@@ -106,8 +106,9 @@ impl Ongoing {
 
 impl Drop for EndsOngoing {
     fn drop(&mut self) {
-        // Also of an init: other ranks wait for this one to meet, so it cannot go on with NCCL alone.
-        self.0.end(ncclSystemError);
+        // An init that was cancelled ends as NCCL's does. One that lost its thread fails: other ranks wait for this one to meet.
+        let is_cancelled = self.0.roster.is_some() && self.0.is_cancelled.load(Ordering::Relaxed);
+        self.0.end(if is_cancelled { ncclSuccess } else { ncclSystemError });
     }
 }
 
