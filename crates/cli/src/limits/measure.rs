@@ -22,7 +22,8 @@ use windlass_transport::tuning::file::Key;
 fn is_left_out(name: &str) -> bool {
     let is_option =
         name.starts_with("WINDLASS") && !name.starts_with("WINDLASS_SIM_") && name != "WINDLASS_NCCL";
-    let is_tool = name.contains("_INJECTION") || name.starts_with("NSYS_");
+    let is_tool =
+        name.contains("_INJECTION") || name.starts_with("NSYS_") || name.starts_with("NCCL_PROFILE");
     let is_debug = name.starts_with("NCCL_DEBUG") || ["CUDA_LAUNCH_BLOCKING", "LD_PRELOAD"].contains(&name);
     is_option || is_tool || is_debug || name == "NCCL_COMM_ID"
 }

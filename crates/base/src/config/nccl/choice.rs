@@ -19,8 +19,10 @@ const WITHOUT_EFFECT: &[&str] = &[
     "NCCL_HOSTID",
     "NCCL_IB_*",
     "NCCL_INCLUDE*",
+    "NCCL_INSPECTOR_*",
     "NCCL_LIB*",
     "NCCL_OOB_*",
+    "NCCL_PROFILE*",
     "NCCL_RAS_*",
     "NCCL_ROOT*",
     "NCCL_SET_THREAD_NAME",
@@ -57,7 +59,7 @@ mod tests {
     #[test]
     fn counts() {
         let environment =
-            [("NCCL_DEBUG", "INFO"), ("NCCL_ALGO", "Ring"), ("HOME", "/root"), ("NCCL_IB_HCA", "x")];
+            [("NCCL_DEBUG", "INFO"), ("NCCL_ALGO", "Ring"), ("HOME", "/root"), ("NCCL_PROFILER_PLUGIN", "x")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let files =
             [("NCCL_ALGO", "Tree"), ("NCCL_NEW", "1"), ("NCCL_NEW", "2"), ("NCCL_SOCKET_IFNAME", "a")];
