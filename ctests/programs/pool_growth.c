@@ -1,5 +1,5 @@
 /* Holds that a thousand cycles of ncclMemAlloc and ncclMemFree of 2, 64 and 1,024 MiB leak neither device memory nor mappings of
- * the process. `windlass bench --symmetric-memory` measures what they cost.
+ * the process. `scripts/measure/windows.py` measures what they cost.
  *
  * Ranks are processes, one for each device that `rank_count` takes; on simulators sizes are smaller. */
 #include "../support/memory.h"

@@ -1,6 +1,6 @@
 //! The child's side of [`asking`](crate::asking): loads the library in question and prints one line.
 
-use crate::asking::{Answer, Device, Gpus, Load, Pair};
+use crate::asking::{Device, Gpus, Load, Pair};
 use crate::bench::adaptive::Place;
 use crate::nccl::Nccl;
 use crate::nvml::Nvml;
@@ -41,11 +41,7 @@ pub fn answer(question: Question) -> Result<()> {
 }
 
 fn print<T: Serialize>(outcome: Result<T>) -> Result<()> {
-    let answer = match outcome {
-        Ok(value) => Answer::Answered(value),
-        Err(error) => Answer::Failed(format!("{error:#}")),
-    };
-    println!("{}", serde_json::to_string(&answer)?);
+    println!("{}", serde_json::to_string(&outcome.map_err(|error| format!("{error:#}")))?);
     Ok(())
 }
 
@@ -86,26 +82,20 @@ fn gpus() -> Result<Gpus> {
     let nvml = Nvml::open();
     let devices =
         handles.iter().map(|device| describe(*device, nvml.as_ref())).collect::<Result<Vec<_>>>()?;
-    let mut pairs = Vec::new();
-    for (from, first) in handles.iter().enumerate() {
-        for (to, second) in handles.iter().enumerate().filter(|(to, _)| *to != from) {
-            pairs.push(Pair {
-                from,
-                to,
-                peer_access: pair_attribute(
-                    PairAttribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED,
-                    *first,
-                    *second,
-                ),
-                native_atomics: pair_attribute(
-                    PairAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
-                    *first,
-                    *second,
-                ),
-                nvlink: nvml.as_ref().and_then(|nvml| nvml.nvlink(&bus_id(*first)?, &bus_id(*second)?)),
-            });
-        }
-    }
+    let pair = |(from, first): (usize, sys::CUdevice), (to, second): (usize, sys::CUdevice)| Pair {
+        from,
+        to,
+        peer_access: pair_attribute(PairAttribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, first, second),
+        native_atomics: pair_attribute(
+            PairAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+            first,
+            second,
+        ),
+        nvlink: nvml.as_ref().and_then(|nvml| nvml.nvlink(&bus_id(first)?, &bus_id(second)?)),
+    };
+    let all = || handles.iter().copied().enumerate();
+    let pairs_of = |from| all().filter(move |to| *to != from).map(move |to| pair(from, to));
+    let pairs = all().flat_map(pairs_of).collect();
     Ok(Gpus { cuda_version, driver: nvml.as_ref().and_then(|nvml| nvml.driver()), devices, pairs })
 }
 

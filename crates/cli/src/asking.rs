@@ -3,7 +3,7 @@
 
 use crate::bench::adaptive::Place;
 use crate::interruption::{self, end_with_this_process};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
@@ -11,11 +11,14 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use windlass_base::thread;
 
 /// The hidden subcommand that answers.
 pub const SUBCOMMAND: &str = "ask";
 
+/// The time between two looks for an answer.
+const PAUSE: Duration = Duration::from_millis(5);
 /// For answers that somebody waits for.
 pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 
@@ -105,13 +108,6 @@ pub fn build(path: &Path) -> Result<String> {
     ask(&[OsString::from("build"), path.as_os_str().to_owned()], None)
 }
 
-/// An answer, as the child prints it.
-#[derive(Serialize, Deserialize)]
-pub enum Answer<T> {
-    Answered(T),
-    Failed(String),
-}
-
 fn ask<T: for<'de> Deserialize<'de>>(question: &[OsString], variable: Option<(&str, &OsStr)>) -> Result<T> {
     ask_within(question, variable, TIME_LIMIT)
 }
@@ -129,9 +125,8 @@ fn ask_within<T: for<'de> Deserialize<'de>>(
     let printed = output_within(command, limit)?;
     // Libraries may print before the answer; the answer is the last line.
     let line = printed.lines().last().unwrap_or_default();
-    match serde_json::from_str(line) {
-        Ok(Answer::Answered(answer)) => Ok(answer),
-        Ok(Answer::Failed(reason)) => bail!("{reason}"),
+    match serde_json::from_str::<Result<T, String>>(line) {
+        Ok(answer) => answer.map_err(|reason: String| anyhow!(reason)),
         Err(_) => bail!("no answer, but {line:?}"),
     }
 }
@@ -143,18 +138,14 @@ pub fn output_within(mut command: Command, limit: Duration) -> Result<String> {
     let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     let printed = drain(child.stdout.take());
     let complained = drain(child.stderr.take());
-    let deadline = Instant::now() + limit;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() > deadline || interruption::look().is_some() {
-            // Not waited for: what hangs in the driver cannot be killed.
-            child.kill()?;
-            interruption::check()?;
-            bail!("no answer within {} s", limit.as_secs());
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    thread::wait_while(limit, PAUSE, || {
+        matches!(child.try_wait(), Ok(None)) && interruption::look().is_none()
+    });
+    let Some(status) = child.try_wait()? else {
+        // Not waited for: what hangs in the driver cannot be killed.
+        child.kill()?;
+        interruption::check()?;
+        bail!("no answer within {} s", limit.as_secs());
     };
     let complaint = complained.join().unwrap_or_default();
     if !status.success() {

@@ -2,8 +2,16 @@
 
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::Path;
 use windlass_base::stats::snapshot::Snapshot;
+
+/// The value of `WINDLASS_REPORT` for a report in a file.
+pub fn report_to(file: &Path) -> OsString {
+    let mut variable = OsString::from("json:");
+    variable.push(file);
+    variable
+}
 
 /// Reads a report of `WINDLASS_REPORT=json:FILE` or `windlassDump`.
 pub fn read(file: &Path) -> Result<Snapshot> {

@@ -2,7 +2,7 @@
 
 use crate::machine::{Machine, MachineRequest};
 use crate::tune::held;
-use crate::{BadOption, asking, interruption, search, stats, text};
+use crate::{BadOption, asking, interruption, stats, text};
 use anyhow::{Result, bail};
 use clap::Args;
 use std::path::PathBuf;
@@ -54,16 +54,14 @@ fn of_process(snapshot: &Snapshot) -> String {
             let CallCounts { function, path, calls: count, bytes, .. } = calls;
             vec![function.clone(), path.clone(), count.to_string(), size(*bytes), why(calls, one)]
         };
-        text += &text::table(&one.calls.iter().map(row).collect::<Vec<_>>(), &[2, 3]);
+        text += &text::table(&[], one.calls.iter().map(row), &[2, 3]);
     }
     text
 }
 
 fn of_call(options: &Options, op: &str, bytes: u64, ranks: usize) -> Result<String> {
     interruption::note()?;
-    let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
-        search::for_tools(options.nccl.as_deref())
-    })?;
+    let machine = Machine::for_tools(options.request, options.nccl.as_deref())?;
     machine.ranks(Some(ranks), 2, 2)?;
     let call = format!("{op} of {} over {ranks} ranks", text::size(bytes));
     let version = asking::nccl_version(&machine.nccl)?;

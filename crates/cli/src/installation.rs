@@ -13,14 +13,11 @@ pub fn windlass_library() -> Result<PathBuf> {
 
 /// Folders in which the files of an installation may be, best first.
 fn folders(executable: &Path) -> Vec<PathBuf> {
-    let Some(beside) = executable.parent() else { return Vec::new() };
-    let mut folders = vec![beside.to_owned()];
-    if let Some(prefix) = beside.parent() {
-        folders.extend(
-            ["lib/windlass", "lib", "lib64", "lib/x86_64-linux-gnu"].map(|folder| prefix.join(folder)),
-        );
-    }
-    folders
+    let beside = executable.parent();
+    let prefix = beside.and_then(Path::parent);
+    let libraries = ["lib/windlass", "lib", "lib64", "lib/x86_64-linux-gnu"];
+    let libraries = libraries.into_iter().filter_map(|folder| Some(prefix?.join(folder)));
+    beside.map(Path::to_owned).into_iter().chain(libraries).collect()
 }
 
 fn find(name: &str, otherwise: &str) -> Result<PathBuf> {

@@ -3,6 +3,7 @@
 use crate::BadOption;
 use crate::asking::{self, Gpus};
 use crate::installation::SimulatorLibraries;
+use crate::search;
 use anyhow::{Result, bail};
 use clap::Args;
 use std::ffi::OsString;
@@ -93,6 +94,11 @@ impl Machine {
                 Ok(Self { gpus, nccl: simulator.nccl(), why, simulator: Some(simulator) })
             }
         }
+    }
+
+    /// For `demo`, `bench` and `tune`, which search for the real library if none was named.
+    pub fn for_tools(request: MachineRequest, named: Option<&Path>) -> Result<Self> {
+        Self::prepare(request, named, || search::for_tools(named))
     }
 
     pub fn is_simulated(&self) -> bool {

@@ -156,8 +156,6 @@ impl std::fmt::Display for BadOption {
     }
 }
 
-impl std::error::Error for BadOption {}
-
 /// What is told of `WINDLASS=off`, in whatever words it is said.
 const WINDLASS_OFF: &str = "WINDLASS=off: every call goes straight to the real NCCL";
 

@@ -69,7 +69,7 @@ impl Nccl {
         // SAFETY: the constructors of a library that speaks NCCL do nothing that this process does not expect.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .with_context(|| format!("cannot open {}", path.display()))?;
-        let mut nccl = Self {
+        let nccl = Self {
             functions: Functions::load(&library),
             path: path.to_owned(),
             version: 0,
@@ -77,8 +77,7 @@ impl Nccl {
         };
         let mut version = 0;
         nccl_call!(&nccl, ncclGetVersion(&mut version))?;
-        nccl.version = version;
-        Ok(nccl)
+        Ok(Self { version, ..nccl })
     }
 
     /// The version code that the library reports: 22809 is 2.28.9.
@@ -136,16 +135,6 @@ impl Nccl {
         Some(self.checked("windlassDump", unsafe { function(path.as_ptr()) }))
     }
 
-    /// Lets Windlass give back what it keeps of freed memory; an error if this library is not Windlass.
-    pub fn trim(&self) -> Result<()> {
-        type Trim = unsafe extern "C" fn() -> ncclResult_t;
-        // SAFETY: the signature is windlass.h's.
-        let function = unsafe { self.library.get::<Trim>(c"windlassTrim".to_bytes_with_nul()) }
-            .map_err(|_| self.missing("windlassTrim"))?;
-        // SAFETY: any thread may call it.
-        self.checked("windlassTrim", unsafe { function() })
-    }
-
     pub(crate) fn missing(&self, name: &str) -> anyhow::Error {
         anyhow::anyhow!("{} ({}) has no {name}", self.path.display(), version_text(self.version))
     }
@@ -155,15 +144,12 @@ impl Nccl {
             return Ok(());
         }
         let code = result.name().map_or_else(|| result.0.to_string(), str::to_owned);
-        let explained = self.functions.ncclGetLastError.map(|function| {
+        let explained = self.functions.ncclGetLastError.and_then(|function| {
             // SAFETY: a null communicator asks for the last error of this thread; the text is static or
             // thread-local and is copied at once.
             let text: *const c_char = unsafe { function(std::ptr::null_mut()) };
-            if text.is_null() {
-                return String::new();
-            }
             // SAFETY: NCCL answers a NUL-terminated text.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
+            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())
         });
         match explained.filter(|text| !text.is_empty()) {
             Some(text) => bail!("{name} answered {code}: {text} (library {})", self.path.display()),
@@ -187,14 +173,10 @@ pub fn id_bytes(id: &ncclUniqueId) -> Vec<u8> {
 
 /// The id of the bytes of [`id_bytes`].
 pub fn id_from_bytes(bytes: &[u8]) -> Result<ncclUniqueId> {
-    if bytes.len() != NCCL_UNIQUE_ID_BYTES {
-        bail!("a unique id has {NCCL_UNIQUE_ID_BYTES} bytes, got {}", bytes.len());
-    }
-    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    for (to, from) in id.internal.iter_mut().zip(bytes) {
-        *to = *from as c_char;
-    }
-    Ok(id)
+    let internal: [u8; NCCL_UNIQUE_ID_BYTES] = bytes
+        .try_into()
+        .with_context(|| format!("a unique id has {NCCL_UNIQUE_ID_BYTES} bytes, got {}", bytes.len()))?;
+    Ok(ncclUniqueId { internal: internal.map(|byte| byte as c_char) })
 }
 
 #[cfg(test)]

@@ -25,10 +25,12 @@ pub fn run(Options { name }: &Options) -> Result<()> {
             option.name, option.values, option.default, option.about
         ));
     }
-    let mut lines = vec![["variable", "here", "default", "values"].map(str::to_owned).to_vec()];
-    for option in options() {
+    let rows = options().map(|option| {
         let now = value(option.name).unwrap_or_else(|| "-".into());
-        lines.push(vec![option.name.into(), now, option.default.into(), option.values.into()]);
-    }
-    text::print(text::table(&lines, &[]) + "\n`windlass options NAME` tells what one does.\n")
+        vec![option.name.into(), now, option.default.into(), option.values.into()]
+    });
+    text::print(
+        text::table(&["variable", "here", "default", "values"], rows, &[])
+            + "\n`windlass options NAME` tells what one does.\n",
+    )
 }

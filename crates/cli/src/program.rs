@@ -112,9 +112,7 @@ fn is_executable(file: &Path) -> bool {
 fn is_python(file: &Path) -> bool {
     let name = file.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
     let rest = name.strip_prefix("python").or_else(|| name.strip_prefix("pypy"));
-    rest.is_some_and(|rest| {
-        rest.chars().all(|letter| letter.is_ascii_digit() || letter == '.' || letter == 't')
-    })
+    rest.is_some_and(|rest| rest.chars().all(|letter| "0123456789.t".contains(letter)))
 }
 
 /// The loader ignores LD_PRELOAD (but for libraries in its own folders) where the program gains rights.

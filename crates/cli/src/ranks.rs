@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use windlass_base::thread;
@@ -24,7 +24,7 @@ use windlass_base::thread;
 enum FromRank {
     /// Among so many ranks from 0 on; none: all.
     Exchange(Value, Option<usize>),
-    Progress(String),
+    Progress(Value),
     Finished(Value),
     Failed(String),
 }
@@ -53,35 +53,29 @@ pub struct Launch {
     pub deadline: Option<Instant>,
 }
 
-/// Runs the ranks to their end; `jobs` holds one job a rank. Returns their results in rank order.
+/// Runs the ranks to their end, each with its job. Returns their results in rank order.
 ///
-/// `own` gives variables for one rank alone; `progress` is called with each progress line. A rank that fails ends all others.
-pub fn run(
+/// `own` gives variables for one rank alone; `progress` is called with what ranks tell meanwhile. A rank that fails ends all others.
+pub fn run<Job: Serialize, Told: DeserializeOwned, Outcome: DeserializeOwned>(
     launch: &Launch,
-    jobs: &[Value],
-    own: &dyn Fn(usize) -> Vec<Variable>,
-    progress: &mut dyn FnMut(usize, &str),
-) -> Result<Vec<Value>> {
-    assert_eq!(jobs.len(), launch.ranks);
+    job: impl Fn(usize) -> Job,
+    own: impl Fn(usize) -> Vec<Variable>,
+    progress: impl FnMut(usize, Told),
+) -> Result<Vec<Outcome>> {
     let (sender, events) = mpsc::channel();
-    let mut ranks = Ranks { running: Vec::new() };
-    for (rank, job) in jobs.iter().enumerate() {
-        ranks.running.push(start(launch, rank, &own(rank), job, sender.clone())?);
+    let mut ranks = Ranks(Vec::new());
+    for rank in 0..launch.ranks {
+        ranks.0.push(start(launch, rank, &own(rank), &job(rank), sender.clone())?);
     }
     drop(sender);
-    let outcome = converse(launch, &mut ranks, &events, progress);
-    match outcome {
-        Ok(results) => {
-            ranks.wait_for_exit(launch)?;
-            Ok(results)
-        }
-        Err(error) if launch.deadline.is_some() || interruption::look().is_some() => Err(error),
-        Err(error) => {
-            // The others often say why, a moment later: a simulator's report of a mismatch, NCCL's warning.
+    let results = converse(launch, &mut ranks, &events, progress).inspect_err(|_| {
+        // The others often say why, a moment later: a simulator's report of a mismatch, NCCL's warning.
+        if launch.deadline.is_none() && interruption::look().is_none() {
             std::thread::sleep(Duration::from_millis(300));
-            Err(error)
         }
-    }
+    })?;
+    ranks.wait_for_exit(launch)?;
+    results.into_iter().map(|value| serde_json::from_value(value).context("a rank's result")).collect()
 }
 
 impl Launch {
@@ -95,50 +89,21 @@ impl Launch {
     }
 }
 
-/// What a wait for the next event came to.
-enum Waited {
-    Event(Event),
-    Silent,
-    Left,
-}
-
-/// Waits in short turns, since somebody may end the run meanwhile.
-fn wait(launch: &Launch, events: &mpsc::Receiver<Event>) -> Result<Waited> {
-    let silent_at = Instant::now() + launch.silence;
-    loop {
-        launch.go_on()?;
-        match events.recv_timeout(LOOK) {
-            Ok(event) => return Ok(Waited::Event(event)),
-            Err(RecvTimeoutError::Disconnected) => return Ok(Waited::Left),
-            Err(RecvTimeoutError::Timeout) if Instant::now() > silent_at => return Ok(Waited::Silent),
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-    }
-}
-
 struct Rank {
     process: Child,
     channel: UnixStream,
 }
 
 /// All rank processes; those that still run when this is dropped are killed.
-struct Ranks {
-    running: Vec<Rank>,
-}
+struct Ranks(Vec<Rank>);
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        for rank in &mut self.running {
+        for rank in &mut self.0 {
             let _ = rank.process.kill();
         }
-        thread::wait_while(GONE, LOOK_AGAIN, || self.running.iter_mut().any(|rank| runs(&mut rank.process)));
+        thread::wait_while(GONE, LOOK_AGAIN, || self.0.iter_mut().any(|rank| runs(&mut rank.process)));
     }
-}
-
-/// The end of a process that is about to end.
-fn gone(process: &mut Child) -> Option<ExitStatus> {
-    thread::wait_while(GONE, LOOK_AGAIN, || runs(process));
-    process.try_wait().ok().flatten()
 }
 
 fn runs(process: &mut Child) -> bool {
@@ -148,21 +113,20 @@ fn runs(process: &mut Child) -> bool {
 impl Ranks {
     /// Waits until every rank has left with success.
     fn wait_for_exit(&mut self, launch: &Launch) -> Result<()> {
-        let limit = launch.silence;
-        let deadline = Instant::now() + limit;
-        for (rank, running) in self.running.iter_mut().enumerate() {
-            let status = loop {
-                if let Some(status) = running.process.try_wait()? {
-                    break status;
-                }
-                launch.go_on()?;
-                if Instant::now() > deadline {
-                    bail!("rank {rank} gave its result but did not exit within {} s", limit.as_secs());
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            };
-            if !status.success() {
-                bail!("rank {rank} gave its result, then ended with {status}");
+        for (rank, Rank { process, .. }) in self.0.iter_mut().enumerate() {
+            let mut is_over = Ok(());
+            thread::wait_while(launch.silence, LOOK_AGAIN, || {
+                is_over = launch.go_on();
+                is_over.is_ok() && runs(process)
+            });
+            is_over?;
+            match process.try_wait()? {
+                Some(status) if status.success() => {}
+                Some(status) => bail!("rank {rank} gave its result, then ended with {status}"),
+                None => bail!(
+                    "rank {rank} gave its result but did not exit within {} s",
+                    launch.silence.as_secs()
+                ),
             }
         }
         Ok(())
@@ -175,10 +139,10 @@ fn start(
     launch: &Launch,
     rank: usize,
     own: &[Variable],
-    job: &Value,
+    job: &impl Serialize,
     events: mpsc::Sender<Event>,
 ) -> Result<Rank> {
-    let (ours, theirs) = UnixStream::pair().context("socketpair")?;
+    let (mut channel, theirs) = UnixStream::pair().context("socketpair")?;
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let mut command = Command::new(&executable);
     for (name, _) in std::env::vars_os().filter(|(name, _)| (launch.without)(&name.to_string_lossy())) {
@@ -192,46 +156,47 @@ fn start(
         .stdout(Stdio::from(std::io::stderr()))
         .spawn()
         .with_context(|| format!("cannot start rank {rank} ({})", executable.display()))?;
-    let reader = BufReader::new(ours.try_clone()?);
+    let reader = BufReader::new(channel.try_clone()?);
     std::thread::spawn(move || {
-        for line in reader.lines() {
-            let Ok(line) = line else { break };
+        for line in reader.lines().map_while(Result::ok) {
             let message = serde_json::from_str(&line)
                 .unwrap_or_else(|error| FromRank::Failed(format!("unreadable message {line:?}: {error}")));
-            if events.send((rank, Some(message))).is_err() {
-                return;
-            }
+            // Nobody listens any more where another rank has failed.
+            let _ = events.send((rank, Some(message)));
         }
         let _ = events.send((rank, None));
     });
-    let mut channel = ours;
     send(&mut channel, job)?;
     Ok(Rank { process, channel })
 }
 
 /// Serves the ranks until all have finished.
-fn converse(
+fn converse<Told: DeserializeOwned>(
     launch: &Launch,
     ranks: &mut Ranks,
     events: &mpsc::Receiver<Event>,
-    progress: &mut dyn FnMut(usize, &str),
+    mut progress: impl FnMut(usize, Told),
 ) -> Result<Vec<Value>> {
     let mut exchange: Vec<Option<(Value, usize)>> = vec![None; launch.ranks];
     let mut results: Vec<Option<Value>> = vec![None; launch.ranks];
+    let mut silent_at = Instant::now() + launch.silence;
     while results.iter().any(Option::is_none) {
-        let (rank, message) = match wait(launch, events)? {
-            Waited::Event(event) => event,
-            Waited::Silent => {
-                bail!(
-                    "no rank said anything for {} s: they are stuck (ranks that wait: {:?})",
-                    launch.silence.as_secs(),
-                    waiting(&results)
-                )
-            }
-            Waited::Left => bail!("all ranks left without a result"),
+        launch.go_on()?;
+        let (rank, message) = match events.recv_timeout(LOOK) {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Disconnected) => bail!("all ranks left without a result"),
+            Err(RecvTimeoutError::Timeout) if Instant::now() > silent_at => bail!(
+                "no rank said anything for {} s: they are stuck (ranks that wait: {:?})",
+                launch.silence.as_secs(),
+                (0..launch.ranks).filter(|rank| results[*rank].is_none()).collect::<Vec<_>>()
+            ),
+            Err(RecvTimeoutError::Timeout) => continue,
         };
+        silent_at = Instant::now() + launch.silence;
         match message {
-            Some(FromRank::Progress(text)) => progress(rank, &text),
+            Some(FromRank::Progress(told)) => {
+                progress(rank, serde_json::from_value(told).context("unreadable progress of a rank")?);
+            }
             Some(FromRank::Finished(value)) => results[rank] = Some(value),
             Some(FromRank::Failed(reason)) => bail!("rank {rank}: {reason}"),
             Some(FromRank::Exchange(value, among)) => {
@@ -242,7 +207,7 @@ fn converse(
                 if exchange[..members].iter().all(asked) {
                     let asked = exchange[..members].iter_mut().filter_map(Option::take);
                     let all: Vec<Value> = asked.map(|(value, _)| value).collect();
-                    for (rank, running) in ranks.running[..members].iter_mut().enumerate() {
+                    for (rank, running) in ranks.0[..members].iter_mut().enumerate() {
                         send(&mut running.channel, &all)
                             .with_context(|| format!("rank {rank} does not listen"))?;
                     }
@@ -251,7 +216,9 @@ fn converse(
             None if results[rank].is_some() => {}
             None => {
                 // It has closed its channel, but a driver may keep what is left of it for ever.
-                match gone(&mut ranks.running[rank].process) {
+                let process = &mut ranks.0[rank].process;
+                thread::wait_while(GONE, LOOK_AGAIN, || runs(process));
+                match process.try_wait().ok().flatten() {
                     Some(status) => bail!("rank {rank} ended with {status} before it had finished"),
                     None => bail!("rank {rank} left before it had finished"),
                 }
@@ -261,21 +228,14 @@ fn converse(
     Ok(results.into_iter().flatten().collect())
 }
 
-fn waiting(results: &[Option<Value>]) -> Vec<usize> {
-    results.iter().enumerate().filter(|(_, result)| result.is_none()).map(|(rank, _)| rank).collect()
-}
-
 fn send(channel: &mut UnixStream, value: &impl Serialize) -> Result<()> {
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    channel.write_all(&line)?;
-    Ok(())
+    let line = serde_json::to_string(value)? + "\n";
+    Ok(channel.write_all(line.as_bytes())?)
 }
 
 /// A rank's side of the conversation.
 pub struct Channel {
-    reader: BufReader<UnixStream>,
-    writer: UnixStream,
+    socket: BufReader<UnixStream>,
     members: Option<usize>,
 }
 
@@ -297,10 +257,8 @@ pub fn work<Job: DeserializeOwned, Outcome: Serialize>(
 
 impl Channel {
     fn open() -> Result<Self> {
-        let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-        let writer = UnixStream::from(socket);
-        let reader = BufReader::new(writer.try_clone()?);
-        Ok(Self { reader, writer, members: None })
+        let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+        Ok(Self { socket: BufReader::new(socket), members: None })
     }
 
     /// From now on exchanges are among so many ranks from 0 on, which all must say; none: among all.
@@ -319,18 +277,18 @@ impl Channel {
         self.exchange(value)?.into_iter().next().ok_or_else(|| anyhow!("an exchange without ranks"))
     }
 
-    /// Shows a line to whoever started the run.
-    pub fn progress(&mut self, text: impl Into<String>) -> Result<()> {
-        self.tell(&FromRank::Progress(text.into()))
+    /// Tells something to whoever started the run.
+    pub fn progress(&mut self, told: &impl Serialize) -> Result<()> {
+        self.tell(&FromRank::Progress(serde_json::to_value(told)?))
     }
 
     fn tell(&mut self, message: &FromRank) -> Result<()> {
-        send(&mut self.writer, message).context("the parent process is gone")
+        send(self.socket.get_mut(), message).context("the parent process is gone")
     }
 
     fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
-        if self.reader.read_line(&mut line).context("cannot read from the parent process")? == 0 {
+        if self.socket.read_line(&mut line).context("cannot read from the parent process")? == 0 {
             bail!(
                 "the parent process is gone (a rank is started by `windlass demo` or `windlass bench`, not by hand)"
             );

@@ -1,6 +1,5 @@
 //! What a command says about the program that it starts: the first lines of a script, and the words after `env`.
 
-use object::read::{ReadCache, ReadRef};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
@@ -12,16 +11,18 @@ const BEGINNING_MAX: u64 = 2048;
 
 /// The interpreter of a script: the program and its argument.
 pub fn interpreter(path: &Path) -> Option<(PathBuf, Option<String>)> {
-    let data = ReadCache::new(File::open(path).ok()?);
-    let length = (&data).len().ok()?.min(BEGINNING_MAX);
-    interpreter_of((&data).read_bytes_at(0, length).ok()?)
+    interpreter_of(&beginning(path)?)
 }
 
 /// Whether a file is no program of the kernel's, but text.
 pub fn is_text(path: &Path) -> bool {
+    beginning(path).is_some_and(|beginning| !beginning.contains(&0))
+}
+
+fn beginning(path: &Path) -> Option<Vec<u8>> {
     let mut beginning = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(BEGINNING_MAX).read_to_end(&mut beginning));
-    read.is_ok() && !beginning.contains(&0)
+    File::open(path).ok()?.take(BEGINNING_MAX).read_to_end(&mut beginning).ok()?;
+    Some(beginning)
 }
 
 fn interpreter_of(beginning: &[u8]) -> Option<(PathBuf, Option<String>)> {
@@ -75,41 +76,31 @@ pub fn env(arguments: &[OsString]) -> Env<'_> {
     while let Some(word) = arguments.get(place) {
         let text = word.to_string_lossy();
         let is_option = !options_end && text.starts_with('-');
-        let steps = match &*text {
+        let (steps, clears) = match &*text {
             "--" if !options_end => {
                 options_end = true;
-                1
+                (1, None)
             }
-            "-" | "-i" | "--ignore-environment" if is_option => {
-                found.clears = Some(text.into_owned());
-                1
-            }
-            "-0" | "--null" | "-v" | "--debug" if is_option => 1,
+            "-" | "-i" | "--ignore-environment" if is_option => (1, Some(text.to_string())),
+            "-0" | "--null" | "-v" | "--debug" if is_option => (1, None),
             "-u" | "--unset" if is_option => {
-                if arguments.get(place + 1).is_some_and(|name| name == "LD_PRELOAD") {
-                    found.clears = Some(format!("{text} LD_PRELOAD"));
-                }
-                2
+                let name = arguments.get(place + 1).filter(|name| *name == "LD_PRELOAD");
+                (2, name.map(|_| format!("{text} LD_PRELOAD")))
             }
-            "-C" | "--chdir" if is_option => 2,
+            "-C" | "--chdir" if is_option => (2, None),
             unset if is_option && unset.starts_with("--unset=") => {
-                if unset == "--unset=LD_PRELOAD" {
-                    found.clears = Some(unset.to_owned());
-                }
-                1
+                (1, (unset == "--unset=LD_PRELOAD").then(|| unset.to_owned()))
             }
             // Its own way to split words, and whatever newer versions have.
             _ if is_option => return found,
             assignment if assignment.contains('=') => {
                 options_end = true;
-                if assignment.starts_with("LD_PRELOAD=") {
-                    found.clears = Some(assignment.to_owned());
-                }
                 changes_path |= assignment.starts_with("PATH=");
-                1
+                (1, assignment.starts_with("LD_PRELOAD=").then(|| assignment.to_owned()))
             }
             _ => break,
         };
+        found.clears = clears.or(found.clears);
         place += steps;
     }
     let command = arguments.get(place..).unwrap_or_default();

@@ -36,30 +36,20 @@ pub struct Search {
     pub chosen: Option<(PathBuf, Elf)>,
 }
 
-/// Whose NCCL is looked for.
-#[derive(Default)]
-pub struct Request<'a> {
-    /// `--nccl`.
-    pub named: Option<&'a Path>,
-    pub program: Option<&'a Program>,
-}
-
-/// Looks for the library, best place first, and stops at the first good one.
-pub fn search(request: &Request) -> Search {
+/// Looks for the library that was named (`--nccl`), else for the program's, best place first. Stops at the first good one.
+pub fn search(named: Option<&Path>, program: Option<&Program>) -> Search {
     let mut search = Search::default();
-    if let Some(path) = request.named {
-        search.look(with_file_name(path), "--nccl");
+    let of_variable = || Some((PathBuf::from(variable("WINDLASS_NCCL")?), "WINDLASS_NCCL"));
+    if let Some((path, because)) = named.map(|path| (path.to_owned(), "--nccl")).or_else(of_variable) {
+        // A folder that a user names means the library in it.
+        search.look(if path.is_dir() { path.join(LIBRARY) } else { path }, because);
         return search;
     }
-    if let Some(path) = variable("WINDLASS_NCCL") {
-        search.look(with_file_name(Path::new(&path)), "WINDLASS_NCCL");
-        return search;
-    }
-    let python = request.program.and_then(|program| program.python.clone());
+    let python = program.and_then(|program| program.python.clone());
     if let Some(python) = &python {
         search.look_in(&python_folders(python), &format!("packages of {}", python.display()));
     }
-    if let Some(program) = request.program.filter(|_| search.chosen.is_none()) {
+    if let Some(program) = program.filter(|_| search.chosen.is_none()) {
         for (file, needs) in needed_through(program) {
             search.look(file, &format!("needed by {}", needs.display()));
         }
@@ -80,7 +70,7 @@ pub fn search(request: &Request) -> Search {
 
 /// The library for `demo` and `bench` on GPUs, or an error with the search.
 pub fn for_tools(named: Option<&Path>) -> Result<PathBuf> {
-    let search = search(&Request { named, program: None });
+    let search = search(named, None);
     match search.chosen {
         Some((path, _)) => Ok(path),
         None => bail!("no {LIBRARY} found; name one with --nccl PATH. Looked at:\n{}", search.describe()),
@@ -139,11 +129,6 @@ fn judge(elf: &Elf) -> Result<(), String> {
         return Err("it exports no ncclGetVersion: not NCCL".into());
     }
     Ok(())
-}
-
-/// A folder that a user names means the library in it.
-fn with_file_name(path: &Path) -> PathBuf {
-    if path.is_dir() { path.join(LIBRARY) } else { path.to_owned() }
 }
 
 fn variable(name: &str) -> Option<OsString> {
@@ -237,7 +222,7 @@ mod tests {
     /// What a user names is the only candidate, and the refusal says why.
     #[test]
     fn named_alone() {
-        let search = search(&Request { named: Some(Path::new("/no/such/libnccl.so.2")), program: None });
+        let search = search(Some(Path::new("/no/such/libnccl.so.2")), None);
         assert!(search.chosen.is_none());
         assert_eq!(search.looked.len(), 1);
         assert_eq!(search.describe(), "  /no/such/libnccl.so.2 (--nccl): no such file");

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use windlass_base::stats::calls::{ProcessCalls, processes};
+use windlass_base::stats::calls::{CallMade, ProcessCalls, processes};
 use windlass_base::stats::closing::{self, many};
 use windlass_base::stats::segment::Clock;
 use windlass_base::stats::snapshot::{self, Snapshot};
@@ -116,21 +116,21 @@ fn calls_text(process: &ProcessCalls) -> String {
         );
         let head =
             ["number", "collective", "function", "bytes", "type", "peer, root", "stream", "path", "s ago"];
-        let rows = one.calls.iter().map(|call| {
-            let or_dash =
-                |number: Option<u64>| number.map_or_else(|| "-".into(), |number| number.to_string());
-            let words = [&call.datatype, &or_dash(call.other.map(u64::from)), &call.stream, &call.path]
-                .map(Clone::clone);
-            let first = [
+        let or_dash = |number: Option<u64>| number.map_or_else(|| "-".into(), |number| number.to_string());
+        let row = |call: &CallMade| {
+            vec![
                 call.number.to_string(),
                 or_dash(call.collective),
                 call.function.clone(),
                 report::size(call.bytes),
-            ];
-            first.into_iter().chain(words).chain([format!("{:.6}", call.seconds_ago)]).collect()
-        });
-        let lines: Vec<Vec<String>> = std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect();
-        text += &text::table(&lines, &[0, 1, 3, 5, 8]);
+                call.datatype.clone(),
+                or_dash(call.other.map(u64::from)),
+                call.stream.clone(),
+                call.path.clone(),
+                format!("{:.6}", call.seconds_ago),
+            ]
+        };
+        text += &text::table(&head, one.calls.iter().map(row), &[0, 1, 3, 5, 8]);
     }
     text
 }
@@ -182,11 +182,7 @@ pub fn of_process(process: u32) -> Result<Vec<Snapshot>> {
 fn snapshots(wanted: Option<u32>) -> Result<Vec<(Snapshot, bool)>> {
     let mut seen = Vec::new();
     let mut unreadable = None;
-    for path in files::list(Path::new(files::FOLDER)) {
-        let Some(process) = files::owner(&path).map(|owner| owner.process) else { continue };
-        if wanted.is_some_and(|wanted| wanted != process) {
-            continue;
-        }
+    for path in segments(wanted) {
         match Snapshot::of_file(&path) {
             Ok(snapshot) => seen.push((snapshot, !files::has_ended(&path))),
             Err(error) => unreadable = Some((path, error)),
@@ -200,6 +196,14 @@ fn snapshots(wanted: Option<u32>) -> Result<Vec<(Snapshot, bool)>> {
         bail!("{}", no_counters(process));
     }
     Ok(seen)
+}
+
+/// The files of the counters of all processes or of one.
+fn segments(wanted: Option<u32>) -> impl Iterator<Item = PathBuf> {
+    let is_wanted = move |path: &PathBuf| {
+        files::owner(path).is_some_and(|owner| wanted.is_none_or(|wanted| wanted == owner.process))
+    };
+    files::list(Path::new(files::FOLDER)).into_iter().filter(is_wanted)
 }
 
 /// What became of the last run, from what its processes have left.
@@ -226,11 +230,7 @@ fn last(folder: &Path) -> Result<String> {
 /// Removes the counters of this user's processes that are gone. A killed process leaves some, and below `windlass run` each until the run's end.
 fn clean(wanted: Option<u32>) -> Result<()> {
     let mut failed = Vec::new();
-    for path in files::list(Path::new(files::FOLDER)) {
-        let Some(owner) = files::owner(&path) else { continue };
-        if wanted.is_some_and(|wanted| wanted != owner.process) {
-            continue;
-        }
+    for path in segments(wanted) {
         match files::remove_if_ended(&path) {
             Ok(true) => text::print(format!("removed {}\n", path.display()))?,
             Ok(false) => {}
@@ -244,8 +244,7 @@ fn clean(wanted: Option<u32>) -> Result<()> {
 /// One line a process.
 fn overview(seen: &[(Snapshot, bool)]) -> String {
     let head = ["process", "program", "NCCL", "communicators", "cached", "calls", "bytes", "paths"];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
-    for (snapshot, alive) in seen {
+    let row = |(snapshot, alive): &(Snapshot, bool)| {
         let paths = snapshot.paths();
         let (calls, bytes) = paths
             .values()
@@ -253,7 +252,7 @@ fn overview(seen: &[(Snapshot, bool)]) -> String {
         let live = snapshot.communicators.iter().filter(|communicator| communicator.state == "live").count();
         let by_path: Vec<String> = paths.iter().map(|(path, sum)| format!("{path} {}", sum.0)).collect();
         let ended = if *alive { "" } else { " (ended)" };
-        lines.push(vec![
+        vec![
             snapshot.process.to_string(),
             format!("{}{ended}", snapshot.program),
             report::version(snapshot.nccl_version),
@@ -265,10 +264,10 @@ fn overview(seen: &[(Snapshot, bool)]) -> String {
             calls.to_string(),
             report::size(bytes),
             by_path.join(" "),
-        ]);
-    }
+        ]
+    };
     let on_nccl = seen.iter().flat_map(|(snapshot, _)| on_nccl(snapshot));
-    text::table(&lines, &[0, 5, 6]) + &on_nccl.collect::<String>()
+    text::table(&head, seen.iter().map(row), &[0, 5, 6]) + &on_nccl.collect::<String>()
 }
 
 /// A line for each reason why NCCL runs communicators of a process.

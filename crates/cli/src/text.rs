@@ -18,26 +18,22 @@ pub fn tell(text: std::fmt::Arguments<'_>) {
     let _ = std::io::stderr().write_fmt(text);
 }
 
-/// Lines of cells as aligned text, two spaces between columns; the columns in `right` are aligned to the right.
-pub fn table(lines: &[Vec<String>], right: &[usize]) -> String {
-    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
+/// Rows of cells below their head as aligned text, two spaces between columns; the columns in `right` are aligned to the right. Without a
+/// head the rows stand alone.
+pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>, right: &[usize]) -> String {
+    let mut lines = vec![head.iter().map(|cell| (*cell).to_owned()).collect()];
+    lines.extend(rows);
     let width = |column: usize| {
-        lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max()
     };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let widths: Vec<usize> = (0..).map_while(width).collect();
     let mut text = String::new();
-    for line in lines {
-        let mut row = String::new();
-        for (column, cell) in line.iter().enumerate() {
-            let gap = if column == 0 { "" } else { "  " };
+    for line in lines.iter().filter(|line| !line.is_empty()) {
+        let cell = |(column, cell): (usize, &String)| {
             let width = widths[column];
-            if right.contains(&column) {
-                row += &format!("{gap}{cell:>width$}");
-            } else {
-                row += &format!("{gap}{cell:<width$}");
-            }
-        }
-        text += row.trim_end();
+            if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        };
+        text += line.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ").trim_end();
         text.push('\n');
     }
     text
@@ -71,8 +67,9 @@ mod tests {
     /// Columns are as wide as their widest cell; short lines are allowed; nothing trails.
     #[test]
     fn aligns() {
-        let lines = [vec!["a".into(), "long".into()], vec!["wider".into(), "1".into()], vec!["x".into()]];
-        assert_eq!(table(&lines, &[1]), "a      long\nwider     1\nx\n");
+        let rows = || [vec!["wider".into(), "1".into()], vec!["x".into()]];
+        assert_eq!(table(&["a", "long"], rows(), &[1]), "a      long\nwider     1\nx\n");
+        assert_eq!(table(&[], rows(), &[1]), "wider  1\nx\n");
     }
 
     /// The rest is as long as what was done, in whole units.

@@ -234,7 +234,6 @@ impl Shared<'_> {
             batch_us: effort.batch_us,
             again: 0,
             inits: 0,
-            symmetric: None,
             simulated: *simulated,
             product: None,
         }
@@ -258,7 +257,7 @@ impl Shared<'_> {
     }
 
     fn tell(&self, channel: &mut Channel, told: &Told) -> Result<()> {
-        if self.job.rank == 0 { channel.progress(serde_json::to_string(told)?) } else { Ok(()) }
+        if self.job.rank == 0 { channel.progress(told) } else { Ok(()) }
     }
 
     /// Measures until all limits of these tasks are found or the time is over.

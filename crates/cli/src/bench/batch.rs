@@ -5,7 +5,7 @@ use super::companions::Companions;
 use super::operation::{Issue, Operation};
 use super::product::Product;
 use crate::element::{Element, Reduction, SUM, element};
-use crate::gpu::{Buffer, Event, Gpu, Graph, Stream};
+use crate::gpu::{self, Buffer, Event, Gpu, Graph, Stream};
 use crate::nccl::{Nccl, nccl_call};
 use anyhow::Result;
 use nccl_sys::types::{ncclComm_t, ncclFloat32};
@@ -106,12 +106,13 @@ impl Side {
 
     pub fn synchronize(&self) -> Result<()> {
         self.other_stream.synchronize()?;
-        self.stream.synchronize()
+        Ok(self.stream.synchronize()?)
     }
 
     /// Makes all ranks' devices wait for each other, so that a late rank does not add to the times.
     fn line_up(&self) -> Result<()> {
-        let (at, kind, stream) = (self.scratch.at(0), element(ncclFloat32).code, self.stream.as_nccl());
+        let (at, kind, stream) =
+            (self.scratch.at(0), element(ncclFloat32).code, self.stream.cu_stream().cast());
         nccl_call!(&self.nccl, ncclAllReduce(at, at, 1, kind, SUM.code, self.communicator, stream))
     }
 
@@ -119,9 +120,9 @@ impl Side {
         let issue = Issue {
             nccl: &self.nccl,
             communicator: self.communicator,
-            stream: self.stream.as_nccl(),
+            stream: self.stream.cu_stream().cast(),
             other_communicator: self.other,
-            other_stream: self.other_stream.as_nccl(),
+            other_stream: self.other_stream.cu_stream().cast(),
             product: work.product,
             send: work.send.at(0),
             receive: work.receive.at(0),
@@ -165,11 +166,7 @@ impl<'a> Batch<'a> {
     pub fn new(side: &'a Side, work: Work<'a>, calls: usize) -> Result<Self> {
         let mut batch = Self { side, work, calls, graph: None };
         if work.mode == Mode::Graph {
-            side.stream.begin_capture()?;
-            let issued = batch.issue_all(|| side.issue(&work));
-            let graph = side.stream.end_capture();
-            issued?;
-            batch.graph = Some(graph?);
+            batch.graph = Some(gpu::capture(&side.stream, || batch.issue_all(|| side.issue(&work)))?);
         }
         Ok(batch)
     }
@@ -185,7 +182,7 @@ impl<'a> Batch<'a> {
         }
         start.record(stream)?;
         match &self.graph {
-            Some(graph) => graph.launch(stream)?,
+            Some(graph) => graph.launch()?,
             None if self.work.mode == Mode::Host => self.issue_all(|| {
                 let began = Instant::now();
                 self.side.issue(&self.work)?;
@@ -196,7 +193,7 @@ impl<'a> Batch<'a> {
         }
         end.record(stream)?;
         stream.synchronize()?;
-        let device_us = end.us_since(start)?;
+        let device_us = f64::from(start.elapsed_ms(end)?) * 1e3;
         // Waits before the other side begins: each side's batches run beside their own busy communicators only.
         let busy_us = companions.end(start)?;
         let total_us = match self.work.mode {

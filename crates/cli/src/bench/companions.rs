@@ -12,7 +12,7 @@
 use super::company::Company;
 use super::worker::{Job, communicator};
 use crate::element::{SUM, element};
-use crate::gpu::{Buffer, Event, Gpu, Graph, Stream};
+use crate::gpu::{self, Buffer, Event, Gpu, Graph, Stream};
 use crate::nccl::{Nccl, nccl_call};
 use crate::ranks::Channel;
 use anyhow::{Context, Result};
@@ -71,9 +71,9 @@ impl Companions {
     /// Launches `bursts` bursts on each busy communicator's stream, in turn. All ranks pass the same number.
     pub fn begin(&self, bursts: usize) -> Result<()> {
         for _ in 0..bursts {
-            self.busy.iter().try_for_each(|busy| busy.burst.launch(&busy.stream))?;
+            self.busy.iter().try_for_each(|busy| busy.burst.launch())?;
         }
-        self.busy.iter().try_for_each(|busy| busy.over.record(&busy.stream))
+        Ok(self.busy.iter().try_for_each(|busy| busy.over.record(&busy.stream))?)
     }
 
     /// Waits until all bursts are over. Returns after how many microseconds from `start` the first stream ran out of work; none without
@@ -82,7 +82,7 @@ impl Companions {
         let mut lasted_us: Option<f64> = None;
         for busy in &self.busy {
             busy.stream.synchronize()?;
-            let us = busy.over.us_since(start)?;
+            let us = f64::from(start.elapsed_ms(&busy.over)?) * 1e3;
             lasted_us = Some(lasted_us.map_or(us, |least| least.min(us)));
         }
         Ok(lasted_us)
@@ -101,17 +101,14 @@ impl Companions {
 impl Busy {
     fn new(gpu: &Gpu, nccl: &Nccl, communicator: ncclComm_t, calls: usize) -> Result<Self> {
         let (stream, over, buffer) = (gpu.stream()?, gpu.event()?, gpu.buffer(BUSY_BYTES)?);
-        buffer.upload(&stream, &[0; BUSY_BYTES])?;
+        buffer.upload(&stream, 0, &[0; BUSY_BYTES])?;
         // One call runs alone first: loading or connecting at a first call must not meet calls that wait for peers.
         all_reduce(nccl, communicator, &buffer, &stream)?;
         stream.synchronize()?;
-        stream.begin_capture()?;
-        let issued = (0..calls).try_for_each(|_| all_reduce(nccl, communicator, &buffer, &stream));
-        let burst = stream.end_capture();
-        issued?;
-        let burst = burst?;
+        let issue = || (0..calls).try_for_each(|_| all_reduce(nccl, communicator, &buffer, &stream));
+        let burst = gpu::capture(&stream, issue)?;
         // The first launch uploads the graph.
-        burst.launch(&stream)?;
+        burst.launch()?;
         stream.synchronize()?;
         Ok(Self { burst, communicator, stream, over, _buffer: buffer })
     }
@@ -120,5 +117,5 @@ impl Busy {
 /// An all-reduce in place, of all floats of a buffer.
 fn all_reduce(nccl: &Nccl, communicator: ncclComm_t, buffer: &Buffer, stream: &Stream) -> Result<()> {
     let (at, count, kind) = (buffer.at(0), buffer.bytes() / size_of::<f32>(), element(ncclFloat32).code);
-    nccl_call!(nccl, ncclAllReduce(at, at, count, kind, SUM.code, communicator, stream.as_nccl()))
+    nccl_call!(nccl, ncclAllReduce(at, at, count, kind, SUM.code, communicator, stream.cu_stream().cast()))
 }

@@ -117,29 +117,29 @@ impl Exchange<'_> {
         let Self { nccl, communicator, stream, job, .. } = *self;
         let to = ((job.rank + distance) % job.ranks) as c_int;
         let from = ((job.rank + job.ranks - distance % job.ranks) % job.ranks) as c_int;
-        let cuda = stream.as_nccl();
+        let cuda = stream.cu_stream().cast();
         nccl_call!(nccl, ncclGroupStart())?;
         nccl_call!(nccl, ncclSend(self.send.at(0), BYTES, ncclUint8, to, communicator, cuda))?;
         nccl_call!(nccl, ncclRecv(self.receive.at(0), BYTES, ncclUint8, from, communicator, cuda))?;
         nccl_call!(nccl, ncclGroupEnd())?;
-        stream.synchronize()
+        Ok(stream.synchronize()?)
     }
 }
 
 /// A table of the first communicator's numbers and the last one's.
 pub fn table(measured: &[FirstUse]) -> String {
     let head = ["first use", "NCCL, first", "windlass, first", "NCCL, last", "windlass, last"];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = Vec::new();
     for (what, words) in ALL {
         let of = |init: usize| measured.iter().find(|one| one.what == what && one.init == init);
         let last = measured.iter().map(|one| one.init).max().unwrap_or(0);
         let (Some(first), Some(last)) = (of(0), of(last)) else { continue };
         let numbers = [first.plain, first.windlass, last.plain, last.windlass];
-        lines.push(
+        rows.push(
             std::iter::once(words.to_owned()).chain(numbers.map(|number| format!("{number:.2}"))).collect(),
         );
     }
-    text::table(&lines, &[1, 2, 3, 4])
+    text::table(&head, rows, &[1, 2, 3, 4])
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use super::Cell;
 use super::company::Company;
 use super::first_use::FirstUse;
 use super::memory::Memory;
-use super::symmetric::{Symmetric, Wanted};
 use super::worker::{CellDone, Job, Outcome};
 use crate::BENCH_RANK;
 use crate::element::Reduction;
@@ -32,8 +31,6 @@ pub struct Plan<'a> {
     pub again: usize,
     /// Communicators that are made to measure first messages; 0: none.
     pub inits: usize,
-    /// What to measure of symmetric memory.
-    pub symmetric: Option<Wanted>,
     /// Elements on each side of a product's matrices; none: the rank chooses.
     pub product: Option<usize>,
     /// Variables for every rank, besides the inherited ones and the machine's.
@@ -46,7 +43,6 @@ pub struct Results {
     pub cells: Vec<CellDone>,
     pub nccl_version: i32,
     pub first_uses: Vec<FirstUse>,
-    pub symmetric: Symmetric,
 }
 
 /// Runs the ranks. Calls `done` for each finished cell, and again for each repetition.
@@ -59,16 +55,13 @@ pub fn measure(
     let mut environment = machine.environment();
     environment.extend(plan.environment);
     environment.extend(queues(plan.company));
-    // A cycle reports nothing until its turn is over; one takes some hundredths of a second at most.
-    let cycles = plan.symmetric.as_ref().map_or(0, |wanted| wanted.cycles);
     let launch = Launch {
         subcommand: BENCH_RANK,
         ranks: plan.ranks,
         environment,
-        without: |_| false,
-        silence: Duration::from_secs_f64(
-            120.0 + 4.0 * f64::from(1 + plan.company.busy) * plan.seconds + 0.1 * cycles as f64,
-        ),
+        // Calls that do not wait are none of what runs here.
+        without: |name| name == "NCCL_COMM_BLOCKING",
+        silence: Duration::from_secs_f64(120.0 + 4.0 * f64::from(1 + plan.company.busy) * plan.seconds),
         deadline: None,
     };
     let job = |rank| Job {
@@ -84,39 +77,31 @@ pub fn measure(
         batch_us: plan.seconds * 1e6 / (2 * plan.repeat) as f64,
         again: plan.again,
         inits: plan.inits,
-        symmetric: plan.symmetric.clone(),
         simulated: machine.is_simulated(),
         product: plan.product,
     };
-    let jobs = (0..plan.ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
     let mut cells: BTreeMap<usize, CellDone> = BTreeMap::new();
     let mut version = 0;
-    let mut unreadable = None;
-    let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<(
-        i32,
-        CellDone,
-    )>(text)
-    {
-        Ok((nccl_version, cell)) => {
+    let outcomes = ranks::run(
+        &launch,
+        job,
+        |_| Vec::new(),
+        |_, (nccl_version, cell): (i32, CellDone)| {
             done(&cell);
             version = nccl_version;
             cells.insert(cell.position, cell);
-        }
-        Err(error) => unreadable = Some(error),
-    });
-    if let Some(error) = unreadable {
-        return Err(error).context("unreadable progress of a rank");
-    }
+        },
+    );
     let first = match outcomes {
         // What was measured until then is told.
         Err(_) if interruption::look().is_some() && !cells.is_empty() => {
-            Outcome { nccl_version: version, first_uses: Vec::new(), symmetric: Symmetric::default() }
+            Outcome { nccl_version: version, first_uses: Vec::new() }
         }
-        outcomes => serde_json::from_value(outcomes?.into_iter().next().context("no ranks")?)?,
+        outcomes => outcomes?.into_iter().next().context("no ranks")?,
     };
     let cells = cells.into_values().collect();
-    let Outcome { nccl_version, first_uses, symmetric } = first;
-    Ok(Results { cells, nccl_version, first_uses, symmetric })
+    let Outcome { nccl_version, first_uses } = first;
+    Ok(Results { cells, nccl_version, first_uses })
 }
 
 /// More hardware queues for busy communicators. Streams of a process share 8 queues by default: a batch would wait for the

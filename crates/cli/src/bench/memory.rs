@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::c_int;
 
 /// nccl.h's value: with both buffers of a collective in such windows, NCCL may use its symmetric kernels.
-pub(super) const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
+const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 /// Bytes of the memory that is a window beside the measured buffers.
 const BESIDE_BYTES: usize = 2 << 20;
 

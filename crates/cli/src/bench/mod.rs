@@ -17,7 +17,6 @@ mod product;
 pub mod record;
 pub mod sizes;
 pub mod statistics;
-mod symmetric;
 mod worker;
 
 pub use memory::Memory;
@@ -28,7 +27,7 @@ pub use worker::{CellDone, work};
 use crate::element::{Element, Reduction, SUM};
 use crate::machine::{Machine, MachineRequest};
 use crate::nccl::version_text;
-use crate::{BadOption, installation, interruption, search, text};
+use crate::{BadOption, installation, interruption, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use company::Company;
@@ -41,7 +40,6 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use symmetric::Wanted;
 
 /// Options of `windlass bench`.
 #[derive(Args)]
@@ -87,12 +85,6 @@ pub struct Options {
     /// The init of a communicator and its first message to a peer are measured, too
     #[arg(long)]
     first_use: bool,
-    /// ncclMemAlloc, windows and whole cycles of both are measured, too, over blocks of these sizes in bytes [default: 2M,64M,1G; 2M,8M on the simulator]
-    #[arg(long, value_name = "SIZES", num_args = 0..=1)]
-    symmetric_memory: Option<Option<Sizes>>,
-    /// The number of cycles of each side, 2 to 100000. A cycle allocates, registers, gathers, waits, deregisters and frees; what all cycles add to memory and addresses is told
-    #[arg(long, requires = "symmetric_memory", default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..=100_000))]
-    cycles: u32,
     /// The file to which each measurement is appended, as one line of JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -147,13 +139,11 @@ pub fn run(options: &Options) -> Result<()> {
     }
     interruption::note()?;
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
-        search::for_tools(options.nccl.as_deref())
-    })?;
+    let machine = Machine::for_tools(options.request, options.nccl.as_deref())?;
     let ranks = machine.ranks(options.ranks, 2, if machine.is_simulated() { 2 } else { 8 })?;
     fits(options, &machine, ranks)?;
     let cells = cells(options);
-    let plan = plan(options, &machine, ranks, &cells)?;
+    let plan = plan(options, &machine, ranks, &cells);
     eprintln!("bench: {ranks} ranks {}, {} measurements", machine.describe(), cells.len());
     if machine.is_simulated() {
         eprintln!("bench: times on the simulator say nothing about GPUs; only that everything runs");
@@ -180,20 +170,15 @@ pub fn run(options: &Options) -> Result<()> {
     if options.first_use {
         text::print(first_use::table(&results.first_uses))?;
     }
-    if options.symmetric_memory.is_some() {
-        text::print(symmetric::table::table(&results.symmetric))?;
-    }
     if let Some(mut out) = json {
         for record in &records {
             writeln!(out, "{}", serde_json::to_string(record)?)?;
         }
-        let others = [
-            lines(&machine, ranks, &results, &results.first_uses)?,
-            lines(&machine, ranks, &results, &results.symmetric.costs)?,
-            lines(&machine, ranks, &results, &results.symmetric.growths)?,
-        ];
-        for line in others.concat() {
-            writeln!(out, "{line}")?;
+        let (date, machine, versions) = circumstances(&machine, results.nccl_version);
+        for measured in &results.first_uses {
+            let (date, machine, versions) = (&date, &machine, &versions);
+            let line = record::FirstUseLine { date, machine, versions, ranks, measured };
+            writeln!(out, "{}", serde_json::to_string(&line)?)?;
         }
     }
     if let Some(folder) = &options.plot {
@@ -241,9 +226,8 @@ fn cells(options: &Options) -> Vec<Cell> {
     cells
 }
 
-fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell]) -> Result<Plan<'a>> {
-    let symmetric = wanted(options, machine.is_simulated())?;
-    Ok(Plan {
+fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell]) -> Plan<'a> {
+    Plan {
         ranks,
         cells,
         reduction: options.reduction,
@@ -254,24 +238,12 @@ fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell
         again: options.again.unwrap_or(if machine.is_simulated() { 0 } else { 3 }) as usize,
         inits: if options.first_use { first_use::INITS } else { 0 },
         product: options.product,
-        symmetric,
         environment: Vec::new(),
-    })
-}
-
-/// What to measure of symmetric memory; none if not asked for.
-fn wanted(options: &Options, is_simulated: bool) -> Result<Option<Wanted>> {
-    let Some(given) = &options.symmetric_memory else { return Ok(None) };
-    let usual: &[u64] = if is_simulated { &[2 << 20, 8 << 20] } else { &[2 << 20, 64 << 20, 1 << 30] };
-    let sizes = given.as_ref().map_or(usual, |sizes| &sizes.0).to_vec();
-    if let Some(size) = sizes.iter().find(|size| **size == 0 || !size.is_multiple_of(symmetric::STEP)) {
-        bail!(BadOption(format!("--symmetric-memory {size}: expected multiples of {}", symmetric::STEP)));
     }
-    Ok(Some(Wanted { sizes, cycles: options.cycles as usize }))
 }
 
 /// The date, the machine and the versions.
-fn circumstances(machine: &Machine, nccl_version: i32) -> (String, MachineFacts, Versions) {
+pub fn circumstances(machine: &Machine, nccl_version: i32) -> (String, MachineFacts, Versions) {
     let date = record::date(std::time::SystemTime::now());
     let facts = MachineFacts {
         gpu: machine.device_name().to_owned(),
@@ -282,21 +254,6 @@ fn circumstances(machine: &Machine, nccl_version: i32) -> (String, MachineFacts,
     };
     let versions = Versions { nccl: version_text(nccl_version), windlass: env!("CARGO_PKG_VERSION").into() };
     (date, facts, versions)
-}
-
-/// JSON lines of measurements that are not operations.
-fn lines<T: Serialize>(
-    machine: &Machine,
-    ranks: usize,
-    results: &Results,
-    found: &[T],
-) -> Result<Vec<String>> {
-    let (date, machine, versions) = circumstances(machine, results.nccl_version);
-    let line = |measured: &T| {
-        let (date, machine, versions) = (date.clone(), machine.clone(), versions.clone());
-        Ok(serde_json::to_string(&record::Line { date, machine, versions, ranks, measured })?)
-    };
-    found.iter().map(line).collect()
 }
 
 /// The facts that all records of a run share.

@@ -22,9 +22,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Makes the folder of curves, and tries to write in it.
 pub fn make_folder(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    tempfile::tempfile_in(folder).with_context(|| format!("cannot write in {}", folder.display()))?;
-    Ok(())
+    let made = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+    let expected =
+        || format!("--plot {}: expected a folder to write in, which is made if need be", folder.display());
+    made.map(drop).with_context(expected)
 }
 
 /// Draws one file for each operation, type and mode; returns their paths.

@@ -44,7 +44,7 @@ impl Product {
         let stream = gpu.stream()?;
         let matrix = || -> Result<Buffer> {
             let buffer = gpu.buffer(bytes)?;
-            buffer.upload(&stream, &vec![0; bytes])?;
+            buffer.upload(&stream, 0, &vec![0; bytes])?;
             Ok(buffer)
         };
         Ok(Self { size, left: matrix()?, right: matrix()?, result: matrix()?, by })

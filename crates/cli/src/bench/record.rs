@@ -2,6 +2,7 @@
 
 use super::Mode;
 use super::company::Company;
+use super::first_use::FirstUse;
 use super::memory::Memory;
 use super::operation::Operation;
 use super::statistics::{HostTimes, geometric_mean};
@@ -60,15 +61,15 @@ pub struct Record {
     pub path: String,
 }
 
-/// A JSON line of a measurement that is not an operation.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Line<Measured> {
-    pub date: String,
-    pub machine: MachineFacts,
-    pub versions: Versions,
+/// The JSON line of a first use.
+#[derive(Serialize)]
+pub struct FirstUseLine<'a> {
+    pub date: &'a str,
+    pub machine: &'a MachineFacts,
+    pub versions: &'a Versions,
     pub ranks: usize,
     #[serde(flatten)]
-    pub measured: Measured,
+    pub measured: &'a FirstUse,
 }
 
 /// The machine of the measurement.
@@ -128,11 +129,11 @@ pub fn table(records: &[Record]) -> String {
         "busbw",
         "path",
     ];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = Vec::new();
     for record in records {
         let bandwidths = record.bandwidths(record.windlass_us);
         let bandwidth = |gb: Option<f64>| gb.map_or_else(|| "-".to_owned(), time);
-        lines.push(vec![
+        rows.push(vec![
             record.op.clone(),
             record.element.clone(),
             text::size(record.bytes),
@@ -147,25 +148,25 @@ pub fn table(records: &[Record]) -> String {
             record.path.clone(),
         ]);
     }
-    text::table(&lines, &[2, 4, 5, 6, 7, 8, 9, 10])
+    text::table(&head, rows, &[2, 4, 5, 6, 7, 8, 9, 10])
 }
 
 /// A table of the host's times of single calls; empty if the host was not timed.
 pub fn host_table(records: &[Record]) -> String {
     let head = ["host, ns a call", "type", "bytes", "NCCL", "99 of 100", "windlass", "99 of 100", "path"];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = Vec::new();
     for record in records {
         let (Some(plain), Some(windlass)) = (record.plain_host_ns, record.windlass_host_ns) else { continue };
         let names = [record.op.clone(), record.element.clone(), text::size(record.bytes)];
         let numbers = [plain.median, plain.p99, windlass.median, windlass.p99];
         let numbers = numbers.map(|ns| format!("{ns:.0}"));
-        lines.push([&names[..], &numbers, std::slice::from_ref(&record.path)].concat());
+        rows.push([&names[..], &numbers, std::slice::from_ref(&record.path)].concat());
     }
-    if lines.len() == 1 { String::new() } else { text::table(&lines, &[2, 3, 4, 5, 6]) }
+    if rows.is_empty() { String::new() } else { text::table(&head, rows, &[2, 3, 4, 5, 6]) }
 }
 
 /// Microseconds, or GB/s, with about three significant digits, also below one.
-pub fn time(us: f64) -> String {
+fn time(us: f64) -> String {
     match us {
         us if us >= 1000.0 => format!("{us:.0}"),
         us if us >= 100.0 => format!("{us:.1}"),

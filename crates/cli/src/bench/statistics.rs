@@ -21,23 +21,6 @@ pub fn spread(ranks: &[Vec<f64>]) -> Spread {
     }
 }
 
-/// The first time of a series, and the median and worst of the others; each time is the slowest rank's.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Steady {
-    pub first: f64,
-    pub median: f64,
-    pub worst: f64,
-}
-
-/// Takes one list of times for each rank, in the order of measuring.
-pub fn steady(ranks: &[Vec<f64>]) -> Steady {
-    let mut times = slowest(ranks).into_iter();
-    let first = times.next().unwrap_or(0.0);
-    let mut others: Vec<f64> = times.collect();
-    others.sort_by(f64::total_cmp);
-    Steady { first, median: median(&others), worst: others.last().copied().unwrap_or(0.0) }
-}
-
 /// The second side's time divided by the first's, for each repetition by the slowest rank of each side.
 pub fn ratios(sides: [&[Vec<f64>]; 2]) -> Vec<f64> {
     let [first, second] = sides.map(slowest);
@@ -90,14 +73,6 @@ mod tests {
     fn slowest_then_median() {
         let spread = spread(&[vec![1.0, 9.0, 3.0], vec![2.0, 1.0, 4.0]]);
         assert_eq!(spread, Spread { median: 4.0, min: 2.0, max: 9.0 });
-    }
-
-    /// The first time stands apart from the others.
-    #[test]
-    fn first_then_steady() {
-        let found = steady(&[vec![90.0, 9.0, 3.0, 1.0], vec![2.0, 1.0, 4.0, 2.0]]);
-        assert_eq!(found, Steady { first: 90.0, median: 4.0, worst: 9.0 });
-        assert_eq!(steady(&[vec![7.0]]), Steady { first: 7.0, median: 0.0, worst: 0.0 });
     }
 
     /// An even number of values, and no values.

@@ -9,7 +9,6 @@ use super::first_use::{self, FirstUse};
 use super::memory::Memory;
 use super::product::Product;
 use super::statistics::{HostTimes, Spread, host_times, ratios, spread};
-use super::symmetric::{self, Symmetric, Wanted};
 use crate::counts;
 use crate::element::Reduction;
 use crate::gpu::{Buffer, Gpu};
@@ -47,8 +46,6 @@ pub struct Job {
     pub again: usize,
     /// Communicators that are made to measure first messages; 0: none.
     pub inits: usize,
-    /// What to measure of symmetric memory.
-    pub symmetric: Option<Wanted>,
     /// Whether this is the simulator, where a matrix product is small.
     pub simulated: bool,
     /// Elements on each side of a product's matrices.
@@ -87,7 +84,6 @@ pub struct Outcome {
     pub nccl_version: i32,
     /// In the order in which they were made.
     pub first_uses: Vec<FirstUse>,
-    pub symmetric: Symmetric,
 }
 
 impl CellDone {
@@ -124,7 +120,6 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
     job.memory.check([&plain, &windlass])?;
     let first_uses = first_use::measure(channel, &gpu, [&plain, &windlass], &job)?;
-    let symmetric = symmetric::measure(channel, &gpu, [&plain, &windlass], &job)?;
     let nccl_version = plain.version();
     let plain = join(channel, &gpu, plain, "NCCL", &job)?;
     let windlass = join(channel, &gpu, windlass, "Windlass", &job)?;
@@ -171,12 +166,12 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     drop(windows);
     windlass.destroy()?;
     plain.destroy()?;
-    Ok(Outcome { nccl_version, first_uses, symmetric })
+    Ok(Outcome { nccl_version, first_uses })
 }
 
 /// Rank 0 reports a measurement to the parent process; all ranks have the same.
 fn tell(channel: &mut Channel, job: &Job, nccl_version: i32, done: &CellDone) -> Result<()> {
-    if job.rank == 0 { channel.progress(serde_json::to_string(&(nccl_version, done))?) } else { Ok(()) }
+    if job.rank == 0 { channel.progress(&(nccl_version, done)) } else { Ok(()) }
 }
 
 /// One side's results: each rank's times, the hosts' times of calls, the least busy part.

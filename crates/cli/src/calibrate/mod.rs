@@ -15,7 +15,7 @@ use crate::limits::measure::{OfRanks, measure};
 use crate::limits::store::{Folder, Kept};
 use crate::limits::written;
 use crate::machine::{Machine, MachineRequest};
-use anyhow::{Context, Result};
+use anyhow::Context;
 use stamp::Stamp;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -70,29 +70,24 @@ pub fn before_command(nccl: &Path, windlass: &Path) -> Result<String, u8> {
         return Ok(String::new());
     }
     let request = MachineRequest::within(ANSWER_MAX, installation::is_simulator(nccl));
-    let told = Session { nccl, windlass, folder: &folder, request }.run();
+    let told = measure_once(nccl, windlass, &folder, request);
     if let Some(signal) = interruption::look() {
         return Err(interruption::exit_code(signal));
     }
-    let (Told::Once(line) | Told::Later(_, line)) = &told;
-    let why = why_not(line).to_owned();
-    match told {
-        Told::Once(line) => {
-            if let Err(error) = folder.write(&stamp.name, &stamp.text(&line)) {
-                say(&format!("{line}; each run will measure again: {error:#}"));
-            } else {
-                say(&line);
-            }
-        }
-        Told::Later(by, line) => {
-            // If the delay cannot be noted, the next run tries again.
-            let _ = stamp.put_off(&folder, by, &line);
-            say(&line);
-        }
+    let noted = match &told {
+        Told::Once(line) => folder.write(&stamp.name, &stamp.text(line)),
+        // If the delay cannot be noted, the next run tries again.
+        Told::Later(by, line) => stamp.put_off(&folder, *by, line).or(Ok(())),
+    };
+    let (Told::Once(line) | Told::Later(_, line)) = told;
+    match noted {
+        Ok(()) => say(&line),
+        Err(error) => say(&format!("{line}; each run will measure again: {error:#}")),
     }
     drop(lock);
     // A signal up to here was meant for this process.
-    interruption::look().map_or(Ok(why), |signal| Err(interruption::exit_code(signal)))
+    interruption::look()
+        .map_or_else(|| Ok(why_not(&line).to_owned()), |signal| Err(interruption::exit_code(signal)))
 }
 
 /// Where to keep what a run would measure now; or why it would not, as far as that is known without a GPU, empty if all is measured. `tell`
@@ -139,69 +134,50 @@ enum Told {
     Later(Duration, String),
 }
 
-struct Session<'a> {
-    nccl: &'a Path,
-    windlass: &'a Path,
-    folder: &'a Folder,
-    request: MachineRequest,
-}
-
-impl Session<'_> {
-    fn run(&self) -> Told {
-        let began = Instant::now();
-        let failed = |error: anyhow::Error| {
-            Told::Later(
-                AFTER_FAILURE,
-                format!(
-                    "limits of this machine could not be measured: {error:#}; {OTHERS_HOLD}, and runs try again in a day (`windlass tune` at once)"
-                ),
-            )
-        };
-        let machine = match self.machine() {
-            Ok(machine) => machine,
-            Err(error) => return failed(error),
-        };
-        match idle::judge(&machine.gpus.devices, machine.is_simulated()) {
-            idle::Judgement::Idle => {}
-            idle::Judgement::InUse(why) => {
-                let line = format!("limits of this machine are not measured: {why}; {OTHERS_HOLD}");
-                return Told::Later(WHILE_IN_USE, line);
-            }
-            idle::Judgement::Unknown => {
-                return Told::Once(format!(
-                    "limits of this machine are not measured, because NVML does not say whether its GPUs are idle; {OTHERS_HOLD} (`windlass tune` measures)"
-                ));
-            }
-        }
-        let effort = Effort::quick(machine.gpus.devices.len(), &machine).after(began.elapsed());
-        if effort.numbers.is_empty() {
-            return Told::Once(format!("limits of this machine are not measured: {}", whether::ONE_GPU));
-        }
-        say("measuring up to which sizes Windlass is faster here: once, about 5 s (--no-calibrate: never)");
-        let found = measure(&machine, self.windlass, &effort, Some(began + TIME_MAX), |_, _| {});
-        if let Some(why) = self.disturbance(&machine) {
-            let line =
-                format!("what was measured of this machine is left out: {why} meanwhile; {OTHERS_HOLD}");
+fn measure_once(nccl: &Path, windlass: &Path, folder: &Folder, request: MachineRequest) -> Told {
+    let began = Instant::now();
+    let failed = |error: anyhow::Error| {
+        Told::Later(
+            AFTER_FAILURE,
+            format!(
+                "limits of this machine could not be measured: {error:#}; {OTHERS_HOLD}, and runs try again in a day (`windlass tune` at once)"
+            ),
+        )
+    };
+    let machine = match Machine::prepare(request, None, || Ok(nccl.to_owned())) {
+        Ok(machine) => machine,
+        Err(error) => return failed(error),
+    };
+    let devices = &machine.gpus.devices;
+    match idle::judge(devices, machine.is_simulated()) {
+        idle::Judgement::Idle => {}
+        idle::Judgement::InUse(why) => {
+            let line = format!("limits of this machine are not measured: {why}; {OTHERS_HOLD}");
             return Told::Later(WHILE_IN_USE, line);
         }
-        match found.and_then(|found| self.keep(&found).map(|()| found)) {
-            Ok(found) => Told::Once(closing(&found, began.elapsed(), self.folder.path())),
-            Err(error) => failed(error),
+        idle::Judgement::Unknown => {
+            return Told::Once(format!(
+                "limits of this machine are not measured, because NVML does not say whether its GPUs are idle; {OTHERS_HOLD} (`windlass tune` measures)"
+            ));
         }
     }
-
-    /// Names a device that another process uses by now; this command's own processes have ended.
-    fn disturbance(&self, measured: &Machine) -> Option<String> {
-        idle::processes(&asking::loads(&measured.gpus.devices, ANSWER_MAX).ok()?)
+    let effort = Effort::quick(devices.len(), &machine).after(began.elapsed());
+    if effort.numbers.is_empty() {
+        return Told::Once(format!("limits of this machine are not measured: {}", whether::ONE_GPU));
     }
-
-    fn machine(&self) -> Result<Machine> {
-        Machine::prepare(self.request, None, || Ok(self.nccl.to_owned()))
+    say("measuring up to which sizes Windlass is faster here: once, about 5 s (--no-calibrate: never)");
+    let found = measure(&machine, windlass, &effort, Some(began + TIME_MAX), |_, _| {});
+    // This command's own processes have ended.
+    let loads = asking::loads(devices, ANSWER_MAX).unwrap_or_default();
+    if let Some(why) = idle::processes(&loads) {
+        let line = format!("what was measured of this machine is left out: {why} meanwhile; {OTHERS_HOLD}");
+        return Told::Later(WHILE_IN_USE, line);
     }
-
-    fn keep(&self, found: &[OfRanks]) -> Result<()> {
-        // Limits that `windlass tune` has measured under the same circumstances took longer to measure, and stay.
-        found.iter().try_for_each(|found| self.folder.keep(found, HOW, Kept::Stays))
+    // Limits that `windlass tune` has measured under the same circumstances took longer to measure, and stay.
+    let keep = |found: &Vec<OfRanks>| found.iter().try_for_each(|found| folder.keep(found, HOW, Kept::Stays));
+    match found.and_then(|found| keep(&found).map(|()| found)) {
+        Ok(found) => Told::Once(closing(&found, began.elapsed(), folder.path())),
+        Err(error) => failed(error),
     }
 }
 

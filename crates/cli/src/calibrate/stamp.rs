@@ -7,7 +7,7 @@ use crate::bench::record::date;
 use crate::built;
 use crate::limits::store::Folder;
 use anyhow::Result;
-use std::fmt::Write;
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,22 +27,25 @@ pub struct Stamp {
 impl Stamp {
     /// The stamp of the libraries with which a command would run.
     pub fn of(nccl: &Path, windlass: &Path, is_simulator: bool) -> Stamp {
-        let mut facts = format!("{}\n", built::line());
-        facts += &file(nccl);
-        facts += &file(windlass);
-        facts += &std::fs::read_to_string(DRIVER).unwrap_or_default();
-        facts += &format!("{} GPUs\n", gpus_most());
-        facts += &gpus();
-        facts += &nccl::of_choice().join("\n");
         let visible =
             |name: &str| name == "CUDA_VISIBLE_DEVICES" || is_simulator && name.starts_with("WINDLASS_SIM_");
-        let mut set: Vec<String> = std::env::vars_os()
+        let set: BTreeSet<String> = std::env::vars_os()
             .filter(|(name, _)| visible(&name.to_string_lossy()))
             .map(|(name, value)| format!("\n{}={}", name.to_string_lossy(), value.to_string_lossy()))
             .collect();
-        set.sort();
-        facts += &set.concat();
-        Stamp::of_facts(facts)
+        Stamp::of_facts(
+            [
+                format!("{}\n", built::line()),
+                file(nccl),
+                file(windlass),
+                std::fs::read_to_string(DRIVER).unwrap_or_default(),
+                format!("{} GPUs\n", gpus_most()),
+                gpus(),
+                nccl::of_choice().join("\n"),
+                set.into_iter().collect(),
+            ]
+            .concat(),
+        )
     }
 
     fn of_facts(facts: String) -> Stamp {
@@ -93,22 +96,16 @@ pub fn gpus_most() -> usize {
     listed.max(entries(Path::new("/dev")).iter().filter(is_gpu).count())
 }
 
-fn entries(folder: &Path) -> Vec<String> {
+fn entries(folder: &Path) -> BTreeSet<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// The model and UUID of each GPU.
 fn gpus() -> String {
-    let of = |name: &String| {
-        let text =
-            std::fs::read_to_string(Path::new(GPUS).join(name).join("information")).unwrap_or_default();
-        identity(&text)
-    };
-    entries(Path::new(GPUS)).iter().map(of).collect()
+    let files =
+        entries(Path::new(GPUS)).into_iter().map(|name| Path::new(GPUS).join(name).join("information"));
+    files.map(|file| identity(&std::fs::read_to_string(file).unwrap_or_default())).collect()
 }
 
 fn identity(information: &str) -> String {
@@ -117,12 +114,10 @@ fn identity(information: &str) -> String {
 }
 
 fn file(path: &Path) -> String {
-    let mut text = path.display().to_string();
-    if let Ok(metadata) = std::fs::metadata(path) {
-        // Writing to a string does not fail.
-        let _ = write!(text, " {} {}.{:09}", metadata.len(), metadata.mtime(), metadata.mtime_nsec());
-    }
-    text + "\n"
+    let path_text = path.display();
+    std::fs::metadata(path).map_or(format!("{path_text}\n"), |facts| {
+        format!("{path_text} {} {}.{:09}\n", facts.len(), facts.mtime(), facts.mtime_nsec())
+    })
 }
 
 #[cfg(test)]

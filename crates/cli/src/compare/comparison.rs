@@ -1,4 +1,4 @@
-//! Reduces all runs to the results: plain data, for the table, the page and the JSON file.
+//! Reduces all runs to the results: plain data, for the table and the JSON file.
 
 use super::counting::Counters;
 use super::memory::{Peaks, Source, source};
@@ -117,38 +117,27 @@ fn median(values: &[f64]) -> f64 {
 }
 
 fn notes(request: &Request, runs: &[Run], memory_of: Option<Source>, counters: &Counters) -> Vec<String> {
-    let mut notes = Vec::new();
-    if request.simulated {
-        notes.push("Both sides ran on the simulator: its times say nothing about GPUs.".to_owned());
-    }
-    if counters.processes == 0 {
-        notes.push(
-            "Windlass counted no communicator in the last run with it: this comparison says nothing about Windlass. The command's \
-             processes made none, or reached NCCL in another way (windlass doctor)."
-                .to_owned(),
-        );
-    }
-    notes.extend(other_nccl(runs));
-    match (memory_of, request.has_nvml) {
-        (_, false) => notes.push("No GPU memory is told: libnvidia-ml.so.1 is not there, or has no GPU.".to_owned()),
-        (None, true) => notes.push("No GPU memory is told: no GPU's memory grew while the command ran.".to_owned()),
-        (Some(Source::Devices), true) => notes.push(
+    let simulated = "Both sides ran on the simulator: its times say nothing about GPUs.";
+    let uncounted = "Windlass counted no communicator in the last run with it: this comparison says nothing about Windlass. The command's \
+                     processes made none, or reached NCCL in another way (windlass doctor).";
+    let missed = "GPU memory is looked at about ten times a second: shorter peaks are missed.";
+    let memory = match (memory_of, request.has_nvml) {
+        (_, false) => Some("No GPU memory is told: libnvidia-ml.so.1 is not there, or has no GPU."),
+        (None, true) => Some("No GPU memory is told: no GPU's memory grew while the command ran."),
+        (Some(Source::Devices), true) => Some(
             "GPU memory is the growth of the whole GPU during a run, by whichever program: the driver does not name the command's \
-             processes."
-                .to_owned(),
+             processes.",
         ),
-        (Some(Source::Processes), true) => {}
-    }
-    if memory_of.is_some() {
-        notes.push("GPU memory is looked at about ten times a second: shorter peaks are missed.".to_owned());
-    }
-    for run in runs.iter().filter(|run| run.left_behind > 0) {
-        notes.push(format!(
-            "Run {} left {} processes behind, which were ended.",
-            run.turn.number, run.left_behind
-        ));
-    }
-    notes
+        (Some(Source::Processes), true) => None,
+    };
+    let left_behind = |run: &Run| {
+        let (number, left) = (run.turn.number, run.left_behind);
+        (left > 0).then(|| format!("Run {number} left {left} processes behind, which were ended."))
+    };
+    let of_runs = [request.simulated.then_some(simulated), (counters.processes == 0).then_some(uncounted)];
+    let of_memory = [memory, memory_of.map(|_| missed)].into_iter().flatten().map(str::to_owned);
+    let of_runs = of_runs.into_iter().flatten().map(str::to_owned).chain(other_nccl(runs));
+    of_runs.chain(of_memory).chain(runs.iter().filter_map(left_behind)).collect()
 }
 
 /// A note if both sides ran over different NCCLs. If a side's was not seen, there is none.

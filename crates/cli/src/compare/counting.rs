@@ -2,6 +2,7 @@
 //! are killed.
 
 use crate::counts;
+use anyhow::{Context, Result};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -37,19 +38,16 @@ pub struct Count {
 
 impl Counting {
     /// Begins with an empty folder for reports.
-    pub fn begin(reports: PathBuf) -> std::io::Result<Counting> {
-        std::fs::create_dir_all(&reports)?;
-        for old in std::fs::read_dir(&reports)?.flatten() {
-            std::fs::remove_file(old.path())?;
-        }
+    pub fn begin(reports: PathBuf) -> Result<Counting> {
+        let old = std::fs::create_dir_all(&reports).and_then(|()| std::fs::read_dir(&reports));
+        old.and_then(|old| old.flatten().try_for_each(|old| std::fs::remove_file(old.path())))
+            .with_context(|| format!("cannot make {}", reports.display()))?;
         Ok(Counting { reports, segments: BTreeMap::new() })
     }
 
     /// The value of `WINDLASS_REPORT` for the run.
     pub fn variable(&self) -> OsString {
-        let mut value = OsString::from("json:");
-        value.push(self.reports.join("%h-%p.json"));
-        value
+        counts::report_to(&self.reports.join("%h-%p.json"))
     }
 
     /// Opens the segments of processes that have begun to count.

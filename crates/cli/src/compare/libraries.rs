@@ -12,32 +12,27 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// What is known of the mappings of a run's processes.
 #[derive(Default)]
 pub struct Libraries {
-    found: BTreeSet<PathBuf>,
-    asked: BTreeMap<u32, Asked>,
+    /// The real NCCLs that were found.
+    pub found: BTreeSet<PathBuf>,
+    /// When a process was read that had none; none for processes that have one.
+    asked: BTreeMap<u32, Option<Instant>>,
     judged: BTreeMap<PathBuf, bool>,
-}
-
-enum Asked {
-    Without(Instant),
-    With,
 }
 
 impl Libraries {
     /// Reads the mappings of each process that is not known to have an NCCL.
     pub fn look(&mut self, family: &BTreeSet<u32>) {
         for process in family {
-            match self.asked.get(process) {
-                Some(Asked::With) => continue,
-                Some(Asked::Without(when)) if when.elapsed() < AGAIN => continue,
-                _ => {}
+            let asked = self.asked.get(process);
+            if asked.is_some_and(|when| when.is_none_or(|when| when.elapsed() < AGAIN)) {
+                continue;
             }
             let maps = std::fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
             let real: Vec<PathBuf> = named(&String::from_utf8_lossy(&maps))
                 .into_iter()
                 .filter(|path| self.is_real(path))
                 .collect();
-            let asked = if real.is_empty() { Asked::Without(Instant::now()) } else { Asked::With };
-            self.asked.insert(*process, asked);
+            self.asked.insert(*process, real.is_empty().then(Instant::now));
             self.found.extend(real);
         }
     }
@@ -46,11 +41,6 @@ impl Libraries {
     fn is_real(&mut self, path: &Path) -> bool {
         let judge = || elf::exports(path).is_ok_and(|exports| exports == Exports::Nccl);
         *self.judged.entry(path.to_owned()).or_insert_with(judge)
-    }
-
-    /// The real NCCLs that were found.
-    pub fn end(self) -> BTreeSet<PathBuf> {
-        self.found
     }
 }
 
@@ -82,6 +72,6 @@ mod tests {
         let family = BTreeSet::from([std::process::id()]);
         libraries.look(&family);
         libraries.look(&family);
-        assert!(libraries.end().is_empty());
+        assert!(libraries.found.is_empty());
     }
 }

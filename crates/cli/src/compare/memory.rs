@@ -34,7 +34,7 @@ pub enum Source {
 #[derive(Debug, Default)]
 pub struct Watch {
     before: BTreeMap<usize, u64>,
-    peaks: Peaks,
+    pub peaks: Peaks,
 }
 
 impl Meter {
@@ -85,10 +85,6 @@ impl Watch {
             }
         }
     }
-
-    pub fn end(self) -> Peaks {
-        self.peaks
-    }
 }
 
 /// The source that all runs have: processes if the driver named them in each run, else devices. In containers the driver often names
@@ -134,7 +130,7 @@ mod tests {
             let used = BTreeMap::from([(0, mib << 20), (1, 110 << 20), (2, 900 << 20)]);
             watch.note(BTreeMap::from([(0, (mib - 110) << 20)]), used);
         }
-        let peaks = watch.end();
+        let peaks = watch.peaks;
         assert_eq!(peaks.processes, BTreeMap::from([(0, 290 << 20)]));
         assert_eq!(peaks.devices, BTreeMap::from([(0, 300 << 20)]));
     }

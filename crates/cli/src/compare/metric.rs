@@ -39,17 +39,16 @@ impl Metric {
     /// Searches each line of an output. A line also ends at a carriage return, as progress bars print.
     pub fn find(&self, output: &str, skipped: usize) -> Found {
         let mut found = Found::default();
-        for line in output.split(['\n', '\r']) {
-            for groups in self.pattern.captures_iter(line) {
-                let Some(text) = groups.get(1).map(|group| group.as_str()) else { continue };
-                let Some(value) = number(text) else {
-                    found.unreadable.get_or_insert_with(|| text.to_owned());
-                    continue;
-                };
-                found.matches += 1;
-                if found.matches > skipped {
-                    found.values.push(value);
-                }
+        let lines = output.split(['\n', '\r']);
+        for groups in lines.flat_map(|line| self.pattern.captures_iter(line)) {
+            let Some(text) = groups.get(1).map(|group| group.as_str()) else { continue };
+            let Some(value) = number(text) else {
+                found.unreadable.get_or_insert_with(|| text.to_owned());
+                continue;
+            };
+            found.matches += 1;
+            if found.matches > skipped {
+                found.values.push(value);
             }
         }
         found

@@ -1,15 +1,12 @@
 //! `windlass compare`: runs a command in turns with Windlass and without, and says what differs and what is noise.
 
 mod comparison;
-mod counters_table;
 mod counting;
 mod family;
 mod libraries;
 mod memory;
 mod metric;
 mod noise;
-mod page;
-mod plot;
 mod process;
 mod row;
 mod schedule;
@@ -60,9 +57,6 @@ pub struct Options {
     /// The file for the comparison and the figures of all runs, as one JSON object
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// The file for the comparison as one HTML page with plots, which needs no other file
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
     /// The folder for the output and the counters of each run [default: a new folder in /tmp, which is kept]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
@@ -88,10 +82,9 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     // Opened before the runs, so that a wrong name fails at once.
     let json = options.json.as_deref().map(create).transpose()?;
-    let html = options.html.as_deref().map(create).transpose()?;
     match session::make_runs(options)? {
         session::Made::Finished(None) => {}
-        session::Made::Finished(Some(comparison)) => tell(&comparison, options, json, html)?,
+        session::Made::Finished(Some(comparison)) => tell(&comparison, options, json)?,
         session::Made::Refused(code) => return Ok(code),
     }
     let Some(signal) = interruption::look() else { return Ok(0) };
@@ -102,17 +95,13 @@ pub fn run(options: &Options) -> Result<u8> {
     Ok(interruption::exit_code(signal))
 }
 
-/// Prints the comparison and writes the files that were asked for.
-fn tell(comparison: &Comparison, options: &Options, json: Option<File>, html: Option<File>) -> Result<()> {
+/// Prints the comparison and writes the file that was asked for.
+fn tell(comparison: &Comparison, options: &Options, json: Option<File>) -> Result<()> {
     text::print(told(comparison))?;
-    for (file, name, content) in [
-        (json, &options.json, serde_json::to_string_pretty(comparison)? + "\n"),
-        (html, &options.html, page::page(comparison)?),
-    ] {
-        if let (Some(mut file), Some(name)) = (file, name) {
-            file.write_all(content.as_bytes()).with_context(|| format!("cannot write {}", name.display()))?;
-            eprintln!("compare: wrote {}", name.display());
-        }
+    if let (Some(mut file), Some(name)) = (json, &options.json) {
+        let content = serde_json::to_string_pretty(comparison)? + "\n";
+        file.write_all(content.as_bytes()).with_context(|| format!("cannot write {}", name.display()))?;
+        eprintln!("compare: wrote {}", name.display());
     }
     Ok(())
 }
@@ -132,10 +121,5 @@ fn told(comparison: &Comparison) -> String {
     for note in &comparison.notes {
         out += &format!("Note: {note}\n");
     }
-    let lines = counters_table::lines(&comparison.counters);
-    if !lines.is_empty() {
-        out +=
-            &format!("\n{}\n{}", counters_table::heading(&comparison.counters), text::table(&lines, &[2, 3]));
-    }
-    out
+    out + &table::counters(&comparison.counters)
 }

@@ -5,7 +5,7 @@ use crate::interruption::{self, end_with_this_process};
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -32,15 +32,6 @@ const UNTIL_LEFT: Duration = Duration::from_secs(5);
 const TAIL_BYTES: usize = 16 << 10;
 const TAIL_LINES: usize = 20;
 
-/// What to start, with which variables.
-pub struct Launch<'a> {
-    pub command: &'a [OsString],
-    pub set: Vec<(OsString, OsString)>,
-    pub unset: Vec<OsString>,
-    /// The file for both outputs of the command.
-    pub log: &'a Path,
-}
-
 /// How a run ended.
 pub enum Outcome {
     Ended {
@@ -54,16 +45,24 @@ pub enum Outcome {
     Interrupted,
 }
 
-/// Runs the command to its end. Calls `look` with its processes repeatedly.
-pub fn run(launch: &Launch, look: &mut dyn FnMut(&BTreeSet<u32>)) -> Result<Outcome> {
-    let log = File::create(launch.log).with_context(|| format!("cannot write {}", launch.log.display()))?;
-    let (name, arguments) = launch.command.split_first().context("no command")?;
+/// Runs the command to its end, with variables set or unset, and a file for both of its outputs. Calls `look` with its processes repeatedly.
+pub fn run(
+    command: &[OsString],
+    variables: Vec<(OsString, Option<OsString>)>,
+    log: &Path,
+    mut look: impl FnMut(&BTreeSet<u32>),
+) -> Result<Outcome> {
+    let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let (name, arguments) = command.split_first().context("no command")?;
     let mut command = Command::new(name);
     command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-    for name in launch.unset.iter().map(OsString::as_os_str).chain([OsStr::new(RUN)]) {
-        command.env_remove(name);
+    command.env_remove(RUN);
+    for (name, value) in variables {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
     }
-    command.envs(launch.set.iter().map(|(name, value)| (name, value)));
     // Launchers end their own processes at SIGTERM.
     end_with_this_process(&mut command, Signal::TERM);
     let began = Instant::now();

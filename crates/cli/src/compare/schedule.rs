@@ -58,15 +58,13 @@ impl Turn {
 /// All runs, in pairs of one run of each side. Every other pair begins with the other side, so a machine that gets slower from run to
 /// run slows down both sides.
 pub fn turns(pairs: usize, warmup_pairs: usize) -> Vec<Turn> {
-    let mut turns = Vec::new();
-    for pair in 0..warmup_pairs + pairs {
-        let sides = if pair % 2 == 0 { [Side::Without, Side::With] } else { [Side::With, Side::Without] };
+    let pair = |pair: usize| {
+        let sides = [[Side::Without, Side::With], [Side::With, Side::Without]][pair % 2];
         let purpose = if pair < warmup_pairs { Purpose::Warmup } else { Purpose::Measured };
-        for side in sides {
-            turns.push(Turn { number: turns.len() + 1, side, purpose });
-        }
-    }
-    turns
+        sides.map(|side| (side, purpose))
+    };
+    let all = (0..warmup_pairs + pairs).flat_map(pair).zip(1..);
+    all.map(|((side, purpose), number)| Turn { number, side, purpose }).collect()
 }
 
 #[cfg(test)]

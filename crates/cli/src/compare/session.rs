@@ -5,9 +5,9 @@ use super::comparison::{Comparison, Request, Run};
 use super::counting::Counting;
 use super::family;
 use super::libraries::Libraries;
-use super::memory::{Meter, Peaks};
+use super::memory::Meter;
 use super::metric::Metric;
-use super::process::{self, Launch, Outcome, tail};
+use super::process::{self, Outcome, tail};
 use super::schedule::{Side, Turn, turns};
 use crate::bench::record::date;
 use crate::built;
@@ -122,19 +122,12 @@ impl Session<'_> {
         let log = self.folder.join(format!("{}.log", turn.name()));
         let mut counting = match turn.side {
             Side::Without => None,
-            Side::With => {
-                let folder = self.folder.join(format!("{}.counters", turn.name()));
-                Some(
-                    Counting::begin(folder.clone())
-                        .with_context(|| format!("cannot make {}", folder.display()))?,
-                )
-            }
+            Side::With => Some(Counting::begin(self.folder.join(format!("{}.counters", turn.name())))?),
         };
         let mut libraries = Libraries::default();
         let mut memory = self.meter.as_ref().map(Meter::watch);
-        let (set, unset) = self.variables(counting.as_ref());
-        let launch = Launch { command: &self.options.command, set, unset, log: &log };
-        let outcome = process::run(&launch, &mut |family| {
+        let variables = self.variables(counting.as_ref());
+        let outcome = process::run(&self.options.command, variables, &log, |family| {
             libraries.look(family);
             if let Some(counting) = &mut counting {
                 counting.look(family);
@@ -156,52 +149,41 @@ impl Session<'_> {
             turn,
             seconds,
             metrics: self.figures(&which, &log)?,
-            memory: memory.map_or_else(Peaks::default, |watch| watch.end()),
+            memory: memory.unwrap_or_default().peaks,
             counters: counting.map(Counting::end),
-            nccl: libraries.end(),
+            nccl: libraries.found,
             left_behind,
             log,
         }))
     }
 
-    /// The variables of a side: those to set, and those to unset.
-    fn variables(&self, counting: Option<&Counting>) -> (Vec<(OsString, OsString)>, Vec<OsString>) {
-        let mut set: Vec<(OsString, OsString)> = Vec::new();
-        let mut unset = Vec::new();
-        if let Some(simulator) = &self.simulator {
-            set.push(("LD_LIBRARY_PATH".into(), simulator.library_path()));
-        }
-        match counting {
+    /// The variables of a side; those without a value are unset.
+    fn variables(&self, counting: Option<&Counting>) -> Vec<(OsString, Option<OsString>)> {
+        let simulator = self.simulator.as_ref();
+        let simulator = simulator.map(|simulator| ("LD_LIBRARY_PATH".into(), Some(simulator.library_path())));
+        let of_side = match counting {
             Some(counting) => {
-                set.extend(self.decision.set.iter().map(|(name, value)| ((*name).into(), value.clone())));
-                set.push(("WINDLASS_REPORT".into(), counting.variable()));
+                let set = self.decision.set.iter().map(|(name, value)| ((*name).into(), Some(value.clone())));
+                set.chain([("WINDLASS_REPORT".into(), Some(counting.variable()))]).collect()
             }
-            None => {
-                match &self.decision.preload_without {
-                    Some(others) => set.push(("LD_PRELOAD".into(), others.clone())),
-                    None => unset.push("LD_PRELOAD".into()),
-                }
+            None => vec![
+                ("LD_PRELOAD".into(), self.decision.preload_without.clone()),
                 // For a Windlass that is loaded otherwise than by a preload.
-                set.push(("WINDLASS".into(), "off".into()));
-                unset.push("WINDLASS_REPORT".into());
-            }
-        }
-        (set, unset)
+                ("WINDLASS".into(), Some("off".into())),
+                ("WINDLASS_REPORT".into(), None),
+            ],
+        };
+        simulator.into_iter().chain(of_side).collect()
     }
 
     /// The command's figures for each metric. A pattern without a match ends the comparison, since it would match nothing in other
     /// runs.
     fn figures(&self, which: &str, log: &Path) -> Result<BTreeMap<String, Vec<f64>>> {
-        let metrics = &self.options.metrics;
-        if metrics.is_empty() {
-            return Ok(BTreeMap::new());
-        }
         let output = std::fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
         let output = String::from_utf8_lossy(&output);
-        metrics
-            .iter()
-            .map(|metric| Ok((metric.name.clone(), self.figures_of(metric, &output, which, log)?)))
-            .collect()
+        let figures =
+            |metric: &Metric| Ok((metric.name.clone(), self.figures_of(metric, &output, which, log)?));
+        self.options.metrics.iter().map(figures).collect()
     }
 
     fn figures_of(&self, metric: &Metric, output: &str, which: &str, log: &Path) -> Result<Vec<f64>> {

@@ -1,20 +1,20 @@
 //! Writes the comparison as a table for people.
 
+use super::counting::{Count, Counters};
 use super::noise::{CHANCE_MAX, RUNS_MIN};
 use super::row::Row;
 use crate::bench::statistics::Spread;
 use crate::text;
+use windlass_base::stats::report::size;
 
 /// One line for each quantity.
 pub fn table(rows: &[Row]) -> String {
     let head = ["", "without", "with", "ratio of pairs", "with Windlass"];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
-    lines.extend(rows.iter().map(|row| cells(row).to_vec()));
-    text::table(&lines, &[])
+    text::table(&head, rows.iter().map(|row| cells(row).to_vec()), &[])
 }
 
 /// The cells of a quantity.
-pub fn cells(row: &Row) -> [String; 5] {
+fn cells(row: &Row) -> [String; 5] {
     // Times of less than 10 ms would have many zeros.
     let is_short = row.unit == "s" && row.without.median.max(row.with.median) < 0.01;
     let (unit, times) = if is_short { ("ms", 1e3) } else { (&*row.unit, 1.0) };
@@ -22,6 +22,22 @@ pub fn cells(row: &Row) -> [String; 5] {
     let name = if row.unit.is_empty() { row.name.clone() } else { format!("{}, {unit}", row.name) };
     let ratio = row.ratio.map_or_else(|| "-".into(), |ratio| spread(&ratio, |value| format!("{value:.3}")));
     [name, spread(&row.without, figure), spread(&row.with, figure), ratio, row.difference.words().into()]
+}
+
+/// Windlass's counters of a run, with a line for each function and path; empty if nothing was counted.
+pub fn counters(counters: &Counters) -> String {
+    let Counters { processes, communicators, calls } = counters;
+    if calls.is_empty() {
+        return String::new();
+    }
+    let row = |count: &Count| {
+        vec![count.function.clone(), count.path.clone(), count.calls.to_string(), size(count.bytes)]
+    };
+    format!(
+        "\nWindlass's counters of the last run with it, of all ranks together (processes: {processes}, communicators: {communicators}). \
+         Windlass counts calls and bytes, not the time inside calls.\n{}",
+        text::table(&["function", "path", "calls", "bytes"], calls.iter().map(row), &[2, 3])
+    )
 }
 
 /// The rule that distinguishes differences from noise.
@@ -48,7 +64,7 @@ fn spread(spread: &Spread, figure: impl Fn(f64) -> String) -> String {
 }
 
 /// A figure with four digits, or with all digits before the point.
-pub fn figure(value: f64) -> String {
+fn figure(value: f64) -> String {
     let size = value.abs();
     match size {
         _ if value == 0.0 => "0".into(),

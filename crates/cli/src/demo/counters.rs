@@ -1,16 +1,14 @@
-//! The calls that a rank made, and whether Windlass counted the same.
+//! The calls that ranks made, whether Windlass counted the same, and the table of what it counted: function, calls, bytes, paths.
 
 use crate::collective::Kind;
 use crate::counts;
+use crate::text;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use windlass_base::stats::snapshot::Snapshot;
 
 /// What a rank did, by function.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Counters {
-    pub functions: BTreeMap<String, Counted>,
-}
+pub type Made = BTreeMap<String, Counted>;
 
 /// The calls of one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,31 +18,19 @@ pub struct Counted {
     pub bytes: u64,
 }
 
-impl Counters {
-    pub fn add(&mut self, function: &str, bytes: u64) {
-        let counted = self.functions.entry(function.to_owned()).or_default();
-        counted.calls += 1;
-        counted.bytes += bytes;
-    }
-}
-
 /// One line for each comparison: calls of every function, then calls and bytes by path of those that move data.
-pub fn compare(made: &Counters, report: &Snapshot) -> Vec<Result<String, String>> {
+pub fn compare(made: &Made, report: &Snapshot) -> Vec<Result<String, String>> {
+    let by_path = counts::by_path(report);
     let mut lines = Vec::new();
-    let uncalled = report.functions.keys().filter(|function| !made.functions.contains_key(*function));
-    for function in made.functions.keys().chain(uncalled) {
-        let calls = made.functions.get(function).map_or(0, |counted| counted.calls);
+    for function in made.keys().chain(report.functions.keys()).collect::<BTreeSet<_>>() {
+        let Counted { calls, bytes } = made.get(function).copied().unwrap_or_default();
         lines.push(agree(function, "calls", calls, report.functions.get(function).copied().unwrap_or(0)));
-    }
-    let mut by_function: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-    for ((function, _), (calls, bytes)) in counts::by_path(report) {
-        let sum = by_function.entry(function).or_default();
-        *sum = (sum.0 + calls, sum.1 + bytes);
-    }
-    for (function, counted) in made.functions.iter().filter(|(function, _)| moves_data(function)) {
-        let (calls, bytes) = by_function.get(function.as_str()).copied().unwrap_or_default();
-        lines.push(agree(function, "calls by path", counted.calls, calls));
-        lines.push(agree(function, "bytes by path", counted.bytes, bytes));
+        if calls > 0 && moves_data(function) {
+            let sums = by_path.iter().filter(|((name, _), _)| name == function).map(|(_, sums)| sums);
+            let by_path = sums.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+            lines.push(agree(function, "calls by path", calls, by_path.0));
+            lines.push(agree(function, "bytes by path", bytes, by_path.1));
+        }
     }
     lines
 }
@@ -62,35 +48,72 @@ fn moves_data(function: &str) -> bool {
     Kind::ALL.iter().any(|kind| kind.function() == function) || matches!(function, "ncclSend" | "ncclRecv")
 }
 
+/// What all ranks counted of one function.
+#[derive(Default)]
+struct Row<'a> {
+    calls: u64,
+    bytes: u64,
+    /// Every path that a call took; none for functions that have none.
+    paths: BTreeSet<&'a str>,
+}
+
+/// Every function that Windlass counted on any rank, summed over ranks.
+pub fn table(ranks: &[Snapshot]) -> String {
+    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+    for report in ranks {
+        for (function, calls) in report.functions.iter().filter(|(_, calls)| **calls > 0) {
+            rows.entry(function).or_default().calls += calls;
+        }
+        for ((function, path), (_, bytes)) in counts::by_path(report) {
+            if let Some(row) = rows.get_mut(function) {
+                row.bytes += bytes;
+                row.paths.insert(path);
+            }
+        }
+    }
+    let row = |(function, Row { calls, bytes, paths }): (&str, Row)| {
+        let paths = Vec::from_iter(paths).join(" ");
+        vec![function.to_owned(), calls.to_string(), bytes.to_string(), paths]
+    };
+    text::table(&["function", "calls", "bytes", "path"], rows.into_iter().map(row), &[1, 2])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::counts::tests::snapshot;
 
-    fn failed(made: &Counters, report: &Snapshot) -> usize {
+    fn failed(made: &Made, report: &Snapshot) -> usize {
         compare(made, report).iter().filter(|line| line.is_err()).count()
     }
 
     /// Equal counters agree; a call or a byte too few, or a function never called, does not.
     #[test]
     fn compares() {
-        let mut made = Counters::default();
-        made.add("ncclAllReduce", 64);
-        made.add("ncclAllReduce", 0);
+        let made = Made::from([("ncclAllReduce".into(), Counted { calls: 2, bytes: 64 })]);
         let report = |calls, bytes| snapshot(&[("ncclAllReduce", "forward", calls, bytes)]);
         assert_eq!(compare(&made, &report(2, 64)).len(), 3);
         assert_eq!(failed(&made, &report(2, 64)), 0);
         assert_eq!(failed(&made, &report(2, 63)), 1);
         assert_eq!(failed(&made, &report(1, 64)), 2);
-        assert_eq!(failed(&Counters::default(), &report(1, 64)), 1);
+        assert_eq!(failed(&Made::new(), &report(1, 64)), 1);
         assert_eq!(failed(&made, &snapshot(&[])), 3);
     }
 
     /// Functions without data are compared by calls alone.
     #[test]
     fn plain_functions() {
-        let mut made = Counters::default();
-        made.add("ncclGroupStart", 0);
+        let made = Made::from([("ncclGroupStart".into(), Counted { calls: 1, bytes: 0 })]);
         assert_eq!(compare(&made, &snapshot(&[("ncclGroupStart", "", 1, 0)])).len(), 1);
+    }
+
+    /// Calls and bytes are summed over ranks, and paths collected.
+    #[test]
+    fn sums_over_ranks() {
+        let rank = |path: &str| snapshot(&[("ncclAllReduce", path, 1, 8), ("ncclGroupStart", "", 0, 0)]);
+        assert_eq!(
+            table(&[rank("forward"), rank("native")]),
+            "function       calls  bytes  path\nncclAllReduce      2     16  forward native\n"
+        );
     }
 }

@@ -16,6 +16,11 @@ pub fn value(reduction: Reduction, round: usize, rank: usize, index: usize) -> f
     }
 }
 
+/// The first values of a rank's send buffer.
+pub fn values(reduction: Reduction, round: usize, rank: usize, count: usize) -> Vec<f64> {
+    (0..count).map(|index| value(reduction, round, rank, index)).collect()
+}
+
 /// How far a result may be from the exact one, as a share of it. Averages alone are rounded: NCCL multiplies every
 /// rank's value by a rounded 1/ranks and rounds each partial sum.
 pub fn tolerance(element: Element, reduction: Reduction, ranks: usize) -> f64 {

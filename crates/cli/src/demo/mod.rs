@@ -5,7 +5,6 @@ mod counters;
 mod data;
 mod session;
 mod steps;
-mod table;
 mod worker;
 
 pub use worker::work;
@@ -13,10 +12,10 @@ pub use worker::work;
 use crate::counts;
 use crate::machine::{Machine, MachineRequest};
 use crate::ranks::{self, Launch};
-use crate::{installation, interruption, search, text};
+use crate::{installation, interruption, text};
 use anyhow::{Context, Result};
 use clap::Args;
-use counters::Counters;
+use counters::Made;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -51,7 +50,7 @@ struct Job {
 struct Outcome {
     passed: usize,
     failures: Vec<String>,
-    counters: Counters,
+    made: Made,
 }
 
 /// Runs the demo; the answer is whether all checks passed.
@@ -59,9 +58,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let started = Instant::now();
     interruption::note()?;
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
-        search::for_tools(options.nccl.as_deref())
-    })?;
+    let machine = Machine::for_tools(options.request, options.nccl.as_deref())?;
     let ranks = machine.ranks(options.ranks, 1, 4)?;
     eprintln!("demo: {ranks} ranks {}", machine.describe());
     eprintln!("demo: Windlass {}", windlass.display());
@@ -77,15 +74,14 @@ pub fn run(options: &Options) -> Result<bool> {
         subcommand: super::DEMO_RANK,
         ranks,
         environment: machine.environment(),
-        without: |_| false,
+        // Calls that do not wait are none of what runs here.
+        without: |name| name == "NCCL_COMM_BLOCKING",
         silence: Duration::from_secs(120),
         deadline: None,
     };
-    let jobs = (0..ranks)
-        .map(|rank| serde_json::to_value(Job { rank, ranks, windlass: windlass.clone() }))
-        .collect::<Result<Vec<_>, _>>()?;
-    let own = |rank: usize| vec![("WINDLASS_REPORT".into(), json_report(&report(rank)))];
-    let outcomes = ranks::run(&launch, &jobs, &own, &mut |rank, text| {
+    let job = |rank| Job { rank, ranks, windlass: windlass.clone() };
+    let own = |rank| vec![("WINDLASS_REPORT".into(), counts::report_to(&report(rank)))];
+    let outcomes: Vec<Outcome> = ranks::run(&launch, job, own, |rank, text: String| {
         if rank == 0 {
             eprintln!("demo: {text}");
         }
@@ -95,28 +91,21 @@ pub fn run(options: &Options) -> Result<bool> {
     let mut failures = Vec::new();
     let mut all = Vec::new();
     for (rank, outcome) in outcomes.into_iter().enumerate() {
-        let outcome: Outcome = serde_json::from_value(outcome).context("a rank's result")?;
-        passed += outcome.passed;
-        failures.extend(outcome.failures.iter().map(|failure| format!("rank {rank}: {failure}")));
-        if is_off {
-            continue;
-        }
-        match counts::read(&report(rank)) {
-            Ok(report) => {
-                let compared = counters::compare(&outcome.counters, &report);
-                passed += compared.iter().filter(|line| line.is_ok()).count();
-                failures.extend(
-                    compared.into_iter().filter_map(Result::err).map(|line| format!("rank {rank}: {line}")),
-                );
-                all.push(report);
-            }
-            Err(error) => failures.push(format!("rank {rank}: {error:#}")),
-        }
+        let report = (!is_off).then(|| counts::read(&report(rank)));
+        let compared = match &report {
+            None => Vec::new(),
+            Some(Ok(report)) => counters::compare(&outcome.made, report),
+            Some(Err(error)) => vec![Err(format!("{error:#}"))],
+        };
+        passed += outcome.passed + compared.iter().filter(|line| line.is_ok()).count();
+        let failed = outcome.failures.into_iter().chain(compared.into_iter().filter_map(Result::err));
+        failures.extend(failed.map(|failure| format!("rank {rank}: {failure}")));
+        all.extend(report.and_then(Result::ok));
     }
     if is_off {
         text::print("demo: WINDLASS=off is set: NCCL ran all calls, and none is counted\n")?;
     } else {
-        text::print(table::table(&all))?;
+        text::print(counters::table(&all))?;
     }
     let lacks =
         all.iter().flat_map(|one| &one.communicators).find_map(|one| one.lacks.get(Feature::Native.name()));
@@ -140,11 +129,4 @@ pub fn run(options: &Options) -> Result<bool> {
         }
     }
     Ok(failures.is_empty())
-}
-
-/// The value of `WINDLASS_REPORT` for a report in `file`.
-fn json_report(file: &std::path::Path) -> std::ffi::OsString {
-    let mut value = std::ffi::OsString::from("json:");
-    value.push(file);
-    value
 }

@@ -1,13 +1,13 @@
 //! A rank at work: issues calls, counts them, checks what came out.
 
-use super::counters::Counters;
+use super::counters::Made;
 use super::data;
 use crate::collective::{Collective, Kind};
 use crate::element::{Element, Reduction, SUM};
-use crate::gpu::{Buffer, Gpu, Graph, Stream};
+use crate::gpu::{self, Buffer, Gpu, Graph, Stream};
 use crate::nccl::{Nccl, id_bytes, id_from_bytes, nccl_call};
 use crate::ranks::Channel;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use nccl_sys::types::*;
 use std::ffi::{c_int, c_void};
 
@@ -20,7 +20,7 @@ pub struct Session<'a> {
     pub nccl: &'a Nccl,
     pub stream: Stream,
     pub channel: &'a mut Channel,
-    pub counters: Counters,
+    pub made: Made,
     pub passed: usize,
     pub failures: Vec<String>,
 }
@@ -35,10 +35,31 @@ pub struct Member {
 
 impl<'a> Session<'a> {
     pub fn new(gpu: &'a Gpu, nccl: &'a Nccl, channel: &'a mut Channel) -> Result<Self> {
-        let mut counters = Counters::default();
+        let mut session = Self {
+            gpu,
+            nccl,
+            stream: gpu.stream()?,
+            channel,
+            made: Made::new(),
+            passed: 0,
+            failures: Vec::new(),
+        };
         // What opening the library called.
-        counters.add("ncclGetVersion", 0);
-        Ok(Self { gpu, nccl, stream: gpu.stream()?, channel, counters, passed: 0, failures: Vec::new() })
+        session.count("ncclGetVersion", 0);
+        Ok(session)
+    }
+
+    /// Counts a call that moves so many bytes.
+    pub fn count(&mut self, function: &str, bytes: u64) {
+        let counted = self.made.entry(function.to_owned()).or_default();
+        counted.calls += 1;
+        counted.bytes += bytes;
+    }
+
+    /// Counts a call that moves no data, and gives its result.
+    pub fn counted(&mut self, function: &str, result: Result<()>) -> Result<()> {
+        self.count(function, 0);
+        result
     }
 
     pub fn check(&mut self, passed: bool, failure: impl FnOnce() -> String) {
@@ -49,28 +70,33 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Checks the beginning of a buffer against values, exactly.
-    pub fn check_data(
+    /// Checks that a buffer begins with what `from` sent: its values of `round`.
+    pub fn check_message(
         &mut self,
         what: &str,
         buffer: &Buffer,
-        element: Element,
-        expected: &[f64],
+        (count, element): (usize, Element),
+        (round, from): (usize, usize),
     ) -> Result<()> {
-        self.check_within(0.0, what, buffer, element, expected)
+        let found = element.decode(&buffer.download(&self.stream, count * element.bytes())?);
+        self.compare(0.0, what, &found, &data::values(SUM, round, from, count));
+        Ok(())
     }
 
-    /// Checks the beginning of a buffer against values; `tolerance` is relative.
-    pub fn check_within(
+    /// Checks that a buffer begins with the result of a collective over the ranks' values of `round`.
+    pub fn check_result(
         &mut self,
-        tolerance: f64,
         what: &str,
         buffer: &Buffer,
-        element: Element,
-        expected: &[f64],
+        call: &Collective,
+        round: usize,
+        member: Member,
     ) -> Result<()> {
-        let bytes = buffer.download(&self.stream, expected.len() * element.bytes())?;
-        self.compare(tolerance, what, &element.decode(&bytes), expected);
+        let value = |rank, index| data::value(call.reduction, round, rank, index);
+        let expected = call.expected(member.rank, member.ranks, value).unwrap_or_default();
+        let found = buffer.download(&self.stream, expected.len() * call.element.bytes())?;
+        let tolerance = data::tolerance(call.element, call.reduction, member.ranks);
+        self.compare(tolerance, what, &call.element.decode(&found), &expected);
         Ok(())
     }
 
@@ -83,29 +109,23 @@ impl<'a> Session<'a> {
     }
 
     /// A buffer with this rank's values of `round` in its first `count` elements.
-    pub fn filled(&self, count: usize, element: Element, round: usize, rank: usize) -> Result<Buffer> {
-        self.filled_for(SUM, count, element, round, rank)
-    }
-
-    pub fn filled_for(
+    pub fn filled(
         &self,
         reduction: Reduction,
-        count: usize,
-        element: Element,
+        (count, element): (usize, Element),
         round: usize,
         rank: usize,
     ) -> Result<Buffer> {
-        let values: Vec<f64> = (0..count).map(|index| data::value(reduction, round, rank, index)).collect();
         let buffer = self.gpu.buffer(count * element.bytes())?;
-        buffer.upload(&self.stream, &element.encode(&values))?;
+        buffer.upload(&self.stream, 0, &element.encode(&data::values(reduction, round, rank, count)))?;
         Ok(buffer)
     }
 
     /// A buffer of `count` elements that nobody has written yet.
-    pub fn untouched(&self, count: usize, element: Element) -> Result<Buffer> {
+    pub fn untouched(&self, (count, element): (usize, Element)) -> Result<Buffer> {
         let bytes = count * element.bytes();
         let buffer = self.gpu.buffer(bytes)?;
-        buffer.upload(&self.stream, &vec![UNTOUCHED; bytes])?;
+        buffer.upload(&self.stream, 0, &vec![UNTOUCHED; bytes])?;
         Ok(buffer)
     }
 
@@ -117,61 +137,34 @@ impl<'a> Session<'a> {
         receive: *mut c_void,
         member: Member,
     ) -> Result<()> {
-        self.counters.add(call.kind.function(), call.bytes(member.ranks));
-        call.issue(self.nccl, send, receive, member.handle, self.stream.as_nccl())
+        self.count(call.kind.function(), call.bytes(member.ranks));
+        call.issue(self.nccl, send, receive, member.handle, self.stream.cu_stream().cast())
     }
 
     /// One collective in buffers of its own, checked.
     pub fn collective(&mut self, call: Collective, place: Place, member: Member) -> Result<()> {
         let layout = Layout::of(&call, place, member);
-        let values: Vec<f64> = (0..call.elements_in(member.ranks))
-            .map(|index| data::value(call.reduction, 0, member.rank, index))
-            .collect();
         let bytes = call.element.bytes();
-        let receive = self.untouched(layout.elements, call.element)?;
-        let send = self.gpu.buffer(values.len() * bytes)?;
-        let send_at = if layout.shared {
-            let mut whole = vec![UNTOUCHED; layout.elements * bytes];
-            whole[layout.send_at * bytes..][..values.len() * bytes]
-                .copy_from_slice(&call.element.encode(&values));
-            receive.upload(&self.stream, &whole)?;
-            receive.at(layout.send_at * bytes)
-        } else {
-            send.upload(&self.stream, &call.element.encode(&values))?;
-            send.at(0)
-        };
-        let receive_at = receive.at(layout.receive_at * bytes);
+        let values = data::values(call.reduction, 0, member.rank, call.elements_in(member.ranks));
+        let receive = self.untouched((layout.elements, call.element))?;
+        let apart = if layout.shared { None } else { Some(self.gpu.buffer(values.len() * bytes)?) };
+        let send = apart.as_ref().unwrap_or(&receive);
+        send.upload(&self.stream, layout.send_at * bytes, &call.element.encode(&values))?;
+        let (send_at, receive_at) = (send.at(layout.send_at * bytes), receive.at(layout.receive_at * bytes));
         self.run(|session| session.issue(&call, send_at, receive_at, member))?;
-        self.check_collective(&call, &layout, &receive, member)
-    }
-
-    fn check_collective(
-        &mut self,
-        call: &Collective,
-        layout: &Layout,
-        receive: &Buffer,
-        member: Member,
-    ) -> Result<()> {
-        let Member { rank, ranks, .. } = member;
-        let what = describe(call, layout);
-        let bytes = receive.download(&self.stream, layout.elements * call.element.bytes())?;
-        match call.expected(rank, ranks, |rank, index| data::value(call.reduction, 0, rank, index)) {
+        let found = receive.download(&self.stream, layout.elements * bytes)?;
+        let what = describe(&call, &layout);
+        let value = |rank, index| data::value(call.reduction, 0, rank, index);
+        match call.expected(member.rank, member.ranks, value) {
             Some(expected) => {
-                let received = &call.element.decode(&bytes)[layout.receive_at..][..expected.len()];
-                let tolerance = if call.kind.reduces() {
-                    data::tolerance(call.element, call.reduction, ranks)
-                } else {
-                    0.0
-                };
+                let received = &call.element.decode(&found)[layout.receive_at..][..expected.len()];
+                let tolerance = data::tolerance(call.element, call.reduction, member.ranks);
                 self.compare(tolerance, &what, received, &expected);
             }
             None if layout.shared => {}
-            None => {
-                let untouched = bytes.iter().all(|byte| *byte == UNTOUCHED);
-                self.check(untouched, || {
-                    format!("{what}: wrote into the receive buffer of a rank that is not the root")
-                });
-            }
+            None => self.check(found.iter().all(|byte| *byte == UNTOUCHED), || {
+                format!("{what}: wrote into the receive buffer of a rank that is not the root")
+            }),
         }
         Ok(())
     }
@@ -179,58 +172,51 @@ impl<'a> Session<'a> {
     pub fn send(
         &mut self,
         buffer: *const c_void,
-        count: usize,
-        element: Element,
+        (count, element): (usize, Element),
         peer: usize,
         to: Member,
     ) -> Result<()> {
-        self.counters.add("ncclSend", (count * element.bytes()) as u64);
-        let stream = self.stream.as_nccl();
+        self.count("ncclSend", (count * element.bytes()) as u64);
+        let stream = self.stream.cu_stream().cast();
         nccl_call!(self.nccl, ncclSend(buffer, count, element.code, peer as c_int, to.handle, stream))
     }
 
     pub fn receive(
         &mut self,
         buffer: *mut c_void,
-        count: usize,
-        element: Element,
+        (count, element): (usize, Element),
         peer: usize,
         from: Member,
     ) -> Result<()> {
-        self.counters.add("ncclRecv", (count * element.bytes()) as u64);
-        let stream = self.stream.as_nccl();
+        self.count("ncclRecv", (count * element.bytes()) as u64);
+        let stream = self.stream.cu_stream().cast();
         nccl_call!(self.nccl, ncclRecv(buffer, count, element.code, peer as c_int, from.handle, stream))
     }
 
     /// Runs `body` between `ncclGroupStart` and `ncclGroupEnd`.
     pub fn group(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        self.counters.add("ncclGroupStart", 0);
-        nccl_call!(self.nccl, ncclGroupStart())?;
+        self.counted("ncclGroupStart", nccl_call!(self.nccl, ncclGroupStart()))?;
         let outcome = body(self);
-        self.counters.add("ncclGroupEnd", 0);
-        let ended = nccl_call!(self.nccl, ncclGroupEnd());
-        outcome.and(ended)
+        outcome.and(self.counted("ncclGroupEnd", nccl_call!(self.nccl, ncclGroupEnd())))
     }
 
     /// What `body` issues, as a graph.
     pub fn capture(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<Graph> {
-        self.stream.begin_capture()?;
-        let outcome = body(self);
-        let graph = self.stream.end_capture();
-        outcome.and(graph)
+        let stream = self.stream.clone();
+        gpu::capture(&stream, || body(self))
     }
 
     /// Runs `body` and waits for the stream.
     pub fn run(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         body(self)?;
-        self.stream.synchronize()
+        self.stream.synchronize().context("cuStreamSynchronize")
     }
 
     /// A new id, made by rank 0; all ranks must call.
     pub fn shared_id(&mut self, rank: usize) -> Result<ncclUniqueId> {
         let mut own = Vec::new();
         if rank == 0 {
-            self.counters.add("ncclGetUniqueId", 0);
+            self.count("ncclGetUniqueId", 0);
             own = id_bytes(&self.nccl.unique_id()?);
         }
         id_from_bytes(&self.channel.share_first(&own)?)
@@ -238,35 +224,29 @@ impl<'a> Session<'a> {
 
     /// Joins a new communicator of `ranks` ranks under an id that rank 0 of this run handed out.
     pub fn join(&mut self, id: ncclUniqueId, rank: usize, ranks: usize) -> Result<Member> {
-        self.counters.add("ncclCommInitRank", 0);
-        let handle = self.nccl.communicator(ranks, id, rank)?;
-        Ok(Member { handle, rank, ranks })
+        self.count("ncclCommInitRank", 0);
+        Ok(Member { handle: self.nccl.communicator(ranks, id, rank)?, rank, ranks })
     }
 
     /// This rank's place in the part of `parent` with its color; `None` for no color. Ranks keep their order.
     pub fn split(&mut self, parent: Member, color: Option<usize>) -> Result<Option<Member>> {
-        self.counters.add("ncclCommSplit", 0);
         let mut handle = std::ptr::null_mut();
         let code = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as c_int);
-        let key = parent.rank as c_int;
-        let none = std::ptr::null_mut();
-        nccl_call!(self.nccl, ncclCommSplit(parent.handle, code, key, &mut handle, none))?;
+        let (key, none) = (parent.rank as c_int, std::ptr::null_mut());
+        let split = nccl_call!(self.nccl, ncclCommSplit(parent.handle, code, key, &mut handle, none));
+        self.counted("ncclCommSplit", split)?;
         if color.is_none() {
             self.check(handle.is_null(), || "ncclCommSplit without a color made a communicator".into());
             return Ok(None);
         }
         let (mut rank, mut ranks) = (-1, -1);
-        self.counters.add("ncclCommUserRank", 0);
-        self.counters.add("ncclCommCount", 0);
-        nccl_call!(self.nccl, ncclCommUserRank(handle, &mut rank))?;
-        nccl_call!(self.nccl, ncclCommCount(handle, &mut ranks))?;
+        self.counted("ncclCommUserRank", nccl_call!(self.nccl, ncclCommUserRank(handle, &mut rank)))?;
+        self.counted("ncclCommCount", nccl_call!(self.nccl, ncclCommCount(handle, &mut ranks)))?;
         Ok(Some(Member { handle, rank: rank as usize, ranks: ranks as usize }))
     }
 
     pub fn destroy(&mut self, member: Member) -> Result<()> {
-        self.counters.add("ncclCommDestroy", 0);
-        nccl_call!(self.nccl, ncclCommDestroy(member.handle))?;
-        Ok(())
+        self.counted("ncclCommDestroy", nccl_call!(self.nccl, ncclCommDestroy(member.handle)))
     }
 }
 

@@ -4,8 +4,9 @@ use super::data;
 use super::session::{Member, Place, Session};
 use crate::collective::{Collective, Kind};
 use crate::element::{ELEMENTS, Element, REDUCTIONS, SUM, element};
+use crate::gpu::Buffer;
 use crate::nccl::nccl_call;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use nccl_sys::types::*;
 use std::ffi::c_void;
 
@@ -27,7 +28,7 @@ pub fn all(session: &mut Session, world: Member) -> Result<()> {
         ("a CUDA graph, replayed", graph),
     ];
     for (name, step) in steps {
-        session.channel.progress(name)?;
+        session.channel.progress(&name)?;
         step(session, world)?;
     }
     Ok(())
@@ -38,37 +39,30 @@ fn call(kind: Kind, count: usize, code: ncclDataType_t) -> Collective {
 }
 
 fn questions(session: &mut Session, world: Member) -> Result<()> {
-    for function in ["ncclCommCount", "ncclCommUserRank", "ncclCommCuDevice", "ncclCommGetAsyncError"] {
-        session.counters.add(function, 0);
+    let (nccl, handle) = (session.nccl, world.handle);
+    let (mut ranks, mut rank, mut device, mut state) = (-1, -1, -1, ncclInternalError);
+    session.counted("ncclCommCount", nccl_call!(nccl, ncclCommCount(handle, &mut ranks)))?;
+    session.counted("ncclCommUserRank", nccl_call!(nccl, ncclCommUserRank(handle, &mut rank)))?;
+    session.counted("ncclCommCuDevice", nccl_call!(nccl, ncclCommCuDevice(handle, &mut device)))?;
+    session.counted("ncclCommGetAsyncError", nccl_call!(nccl, ncclCommGetAsyncError(handle, &mut state)))?;
+    for (function, found, expected) in [
+        ("ncclCommCount", ranks, world.ranks),
+        ("ncclCommUserRank", rank, world.rank),
+        ("ncclCommCuDevice", device, world.rank),
+    ] {
+        session
+            .check(found as usize == expected, || format!("{function} gives {found}, expected {expected}"));
     }
-    let (mut ranks, mut rank, mut device) = (-1, -1, -1);
-    nccl_call!(session.nccl, ncclCommCount(world.handle, &mut ranks))?;
-    nccl_call!(session.nccl, ncclCommUserRank(world.handle, &mut rank))?;
-    nccl_call!(session.nccl, ncclCommCuDevice(world.handle, &mut device))?;
-    let mut state = ncclInternalError;
-    nccl_call!(session.nccl, ncclCommGetAsyncError(world.handle, &mut state))?;
-    session.check(ranks as usize == world.ranks, || {
-        format!("ncclCommCount gives {ranks}, expected {}", world.ranks)
-    });
-    session.check(rank as usize == world.rank, || {
-        format!("ncclCommUserRank gives {rank}, expected {}", world.rank)
-    });
-    session.check(device as usize == world.rank, || {
-        format!("ncclCommCuDevice gives {device}, expected {}", world.rank)
-    });
     session.check(state == ncclSuccess, || format!("ncclCommGetAsyncError gives {}", state.0));
     Ok(())
 }
 
 fn collectives(session: &mut Session, world: Member) -> Result<()> {
-    let kinds = Kind::ALL.into_iter().filter(|kind| kind.exists_in(session.nccl)).collect::<Vec<_>>();
-    for kind in kinds {
+    let nccl = session.nccl;
+    for kind in Kind::ALL.into_iter().filter(|kind| kind.exists_in(nccl)) {
         for element in ELEMENTS {
-            session.collective(
-                Collective { element: *element, ..call(kind, 1023, ncclInt8) },
-                Place::Apart,
-                world,
-            )?;
+            let call = Collective { element: *element, ..call(kind, 1023, ncclInt8) };
+            session.collective(call, Place::Apart, world)?;
         }
         for count in [0, 1, 17, 4099, 1 << 18] {
             session.collective(call(kind, count, ncclFloat32), Place::Apart, world)?;
@@ -84,14 +78,10 @@ fn collectives(session: &mut Session, world: Member) -> Result<()> {
 
 fn reductions(session: &mut Session, world: Member) -> Result<()> {
     for kind in [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter] {
-        for reduction in REDUCTIONS {
+        for reduction in REDUCTIONS.iter().copied() {
             for code in [ncclFloat32, ncclBfloat16, ncclFloat16, ncclInt32, ncclUint8, ncclFloat64] {
-                let reduction = *reduction;
-                session.collective(
-                    Collective { reduction, ..call(kind, 1000, code) },
-                    Place::Apart,
-                    world,
-                )?;
+                let call = Collective { reduction, ..call(kind, 1000, code) };
+                session.collective(call, Place::Apart, world)?;
             }
         }
     }
@@ -116,39 +106,33 @@ fn training(session: &mut Session, world: Member) -> Result<()> {
     let scatter = call(Kind::ReduceScatter, SHARD, ncclFloat32);
     let loss = Collective { reduction: REDUCTIONS[4], ..call(Kind::AllReduce, 1, ncclFloat32) };
     let seed = call(Kind::Broadcast, 2, ncclInt64);
-    let mut layers = Vec::new();
-    for layer in 0..LAYERS {
-        layers.push((
-            session.filled(SHARD, gather.element, layer, rank)?,
-            session.untouched(SHARD * ranks, gather.element)?,
-            session.filled(SHARD * ranks, scatter.element, layer, rank)?,
-            session.untouched(SHARD, scatter.element)?,
-        ));
-    }
-    let losses = session.filled_for(loss.reduction, 1, loss.element, 0, rank)?;
-    let seeds = session.filled(2, seed.element, 0, rank)?;
+    let layer = |layer: usize| -> Result<[Buffer; 4]> {
+        Ok([
+            session.filled(SUM, (SHARD, gather.element), layer, rank)?,
+            session.untouched((SHARD * ranks, gather.element))?,
+            session.filled(SUM, (SHARD * ranks, scatter.element), layer, rank)?,
+            session.untouched((SHARD, scatter.element))?,
+        ])
+    };
+    let layers = (0..LAYERS).map(layer).collect::<Result<Vec<_>>>()?;
+    let losses = session.filled(loss.reduction, (1, loss.element), 0, rank)?;
+    let seeds = session.filled(SUM, (2, seed.element), 0, rank)?;
     session.run(|session| {
         session.issue(&seed, seeds.at(0), seeds.at(0), world)?;
-        for (shard, whole, _, _) in &layers {
+        for [shard, whole, _, _] in &layers {
             session.issue(&gather, shard.at(0), whole.at(0), world)?;
         }
-        for (_, _, gradient, part) in layers.iter().rev() {
+        for [_, _, gradient, part] in layers.iter().rev() {
             session.issue(&scatter, gradient.at(0), part.at(0), world)?;
         }
         session.issue(&loss, losses.at(0), losses.at(0), world)
     })?;
-    for (layer, (_, whole, _, part)) in layers.iter().enumerate() {
-        let value = |rank, index| data::value(SUM, layer, rank, index);
-        let expected = gather.expected(rank, ranks, value).unwrap_or_default();
-        session.check_data(&format!("parameters of layer {layer}"), whole, gather.element, &expected)?;
-        let expected = scatter.expected(rank, ranks, value).unwrap_or_default();
-        session.check_data(&format!("gradients of layer {layer}"), part, scatter.element, &expected)?;
+    for (layer, [_, whole, _, part]) in layers.iter().enumerate() {
+        session.check_result(&format!("parameters of layer {layer}"), whole, &gather, layer, world)?;
+        session.check_result(&format!("gradients of layer {layer}"), part, &scatter, layer, world)?;
     }
-    let expected = loss.expected(rank, ranks, |rank, index| data::value(loss.reduction, 0, rank, index));
-    let tolerance = data::tolerance(loss.element, loss.reduction, ranks);
-    session.check_within(tolerance, "the loss", &losses, loss.element, &expected.unwrap_or_default())?;
-    let expected = seed.expected(rank, ranks, |rank, index| data::value(SUM, 0, rank, index));
-    session.check_data("the seed", &seeds, seed.element, &expected.unwrap_or_default())
+    session.check_result("the loss", &losses, &loss, 0, world)?;
+    session.check_result("the seed", &seeds, &seed, 0, world)
 }
 
 /// To the next rank and from the previous one, in a group; a ring of one rank sends to itself.
@@ -156,79 +140,68 @@ fn ring(
     session: &mut Session,
     from: *const c_void,
     to: *mut c_void,
-    count: usize,
-    element: Element,
+    what: (usize, Element),
     world: Member,
 ) -> Result<()> {
-    let (next, previous) = ((world.rank + 1) % world.ranks, (world.rank + world.ranks - 1) % world.ranks);
     session.group(|session| {
-        session.send(from, count, element, next, world)?;
-        session.receive(to, count, element, previous, world)
+        session.send(from, what, (world.rank + 1) % world.ranks, world)?;
+        session.receive(to, what, previous(world), world)
     })
 }
 
+fn previous(world: Member) -> usize {
+    (world.rank + world.ranks - 1) % world.ranks
+}
+
 fn rings(session: &mut Session, world: Member) -> Result<()> {
-    let previous = (world.rank + world.ranks - 1) % world.ranks;
     for (count, code) in [(0, ncclFloat32), (1, ncclUint8), (4099, ncclBfloat16), (1 << 19, ncclFloat32)] {
-        let element = element(code);
-        let sent = session.filled(count, element, 0, world.rank)?;
-        let received = session.untouched(count, element)?;
-        session.run(|session| ring(session, sent.at(0), received.at(0), count, element, world))?;
-        let expected: Vec<f64> = (0..count).map(|index| data::value(SUM, 0, previous, index)).collect();
-        session.check_data(&format!("ring of {count} {element}"), &received, element, &expected)?;
+        let what = (count, element(code));
+        let sent = session.filled(SUM, what, 0, world.rank)?;
+        let received = session.untouched(what)?;
+        session.run(|session| ring(session, sent.at(0), received.at(0), what, world))?;
+        let words = format!("ring of {count} {}", what.1);
+        session.check_message(&words, &received, what, (0, previous(world)))?;
     }
     Ok(())
 }
 
-/// Elements that `from` sends to `to`: some parts are empty.
-fn part(from: usize, to: usize) -> usize {
-    (from * 3 + to * 5) % 7 * 1001
+/// What `from` sends to `to`: some parts are empty.
+fn part(from: usize, to: usize) -> (usize, Element) {
+    ((from * 3 + to * 5) % 7 * 1001, element(ncclFloat16))
 }
 
 fn uneven_all_to_all(session: &mut Session, world: Member) -> Result<()> {
-    let element = element(ncclFloat16);
     let Member { rank, ranks, .. } = world;
-    let mut sent = Vec::new();
-    let mut received = Vec::new();
-    for peer in 0..ranks {
-        sent.push(session.filled(part(rank, peer), element, peer, rank)?);
-        received.push(session.untouched(part(peer, rank), element)?);
-    }
+    let filled = |peer| session.filled(SUM, part(rank, peer), peer, rank);
+    let sent = (0..ranks).map(filled).collect::<Result<Vec<_>>>()?;
+    let received = (0..ranks).map(|peer| session.untouched(part(peer, rank))).collect::<Result<Vec<_>>>()?;
     session.run(|session| {
         session.group(|session| {
-            for peer in 0..ranks {
-                session.send(sent[peer].at(0), part(rank, peer), element, peer, world)?;
-                session.receive(received[peer].at(0), part(peer, rank), element, peer, world)?;
-            }
-            Ok(())
+            (0..ranks).try_for_each(|peer| {
+                session.send(sent[peer].at(0), part(rank, peer), peer, world)?;
+                session.receive(received[peer].at(0), part(peer, rank), peer, world)
+            })
         })
     })?;
     for (peer, received) in received.iter().enumerate() {
-        let expected: Vec<f64> =
-            (0..part(peer, rank)).map(|index| data::value(SUM, rank, peer, index)).collect();
-        session.check_data(&format!("part of rank {peer}"), received, element, &expected)?;
+        session.check_message(&format!("part of rank {peer}"), received, part(peer, rank), (rank, peer))?;
     }
     Ok(())
 }
 
 fn nested_groups(session: &mut Session, world: Member) -> Result<()> {
-    let Member { rank, ranks, .. } = world;
     let sum = call(Kind::AllReduce, 3001, ncclFloat32);
     let max = Collective { reduction: REDUCTIONS[2], ..call(Kind::AllReduce, 77, ncclInt64) };
-    let sums = session.filled(sum.count, sum.element, 0, rank)?;
-    let maxima = session.filled(max.count, max.element, 1, rank)?;
+    let sums = session.filled(SUM, (sum.count, sum.element), 0, world.rank)?;
+    let maxima = session.filled(max.reduction, (max.count, max.element), 1, world.rank)?;
     session.run(|session| {
         session.group(|session| {
             session.issue(&sum, sums.at(0), sums.at(0), world)?;
             session.group(|session| session.issue(&max, maxima.at(0), maxima.at(0), world))
         })
     })?;
-    let expected =
-        sum.expected(rank, ranks, |rank, index| data::value(SUM, 0, rank, index)).unwrap_or_default();
-    session.check_data("sum in a group", &sums, sum.element, &expected)?;
-    let expected =
-        max.expected(rank, ranks, |rank, index| data::value(SUM, 1, rank, index)).unwrap_or_default();
-    session.check_data("maximum in an inner group", &maxima, max.element, &expected)
+    session.check_result("sum in a group", &sums, &sum, 0, world)?;
+    session.check_result("maximum in an inner group", &maxima, &max, 1, world)
 }
 
 /// The ranks by parity, then again without the last one.
@@ -255,54 +228,45 @@ fn sub_communicators(session: &mut Session, world: Member) -> Result<()> {
 fn pair(session: &mut Session, world: Member) -> Result<()> {
     let id = session.shared_id(world.rank)?;
     let place = match world.rank {
+        _ if world.ranks < 2 => return Ok(()),
         0 => 0,
         rank if rank == world.ranks - 1 => 1,
         _ => return Ok(()),
     };
-    if world.ranks < 2 {
-        return Ok(());
-    }
     let pair = session.join(id, place, 2)?;
-    let peer = 1 - place;
-    let (count, element) = (200_003, element(ncclBfloat16));
-    let sent = session.filled(count, element, 0, place)?;
-    let received = session.untouched(count, element)?;
+    let (peer, what) = (1 - place, (200_003, element(ncclBfloat16)));
+    let sent = session.filled(SUM, what, 0, place)?;
+    let received = session.untouched(what)?;
     session.run(|session| {
         if place == 0 {
-            session.send(sent.at(0), count, element, peer, pair)?;
-            session.receive(received.at(0), count, element, peer, pair)
+            session.send(sent.at(0), what, peer, pair)?;
+            session.receive(received.at(0), what, peer, pair)
         } else {
-            session.receive(received.at(0), count, element, peer, pair)?;
-            session.send(sent.at(0), count, element, peer, pair)
+            session.receive(received.at(0), what, peer, pair)?;
+            session.send(sent.at(0), what, peer, pair)
         }
     })?;
-    let expected: Vec<f64> = (0..count).map(|index| data::value(SUM, 0, peer, index)).collect();
-    session.check_data("message of the pair", &received, element, &expected)?;
+    session.check_message("message of the pair", &received, what, (0, peer))?;
     session.destroy(pair)
 }
 
 /// An all-reduce and a ring captured once and run with new data each time.
 fn graph(session: &mut Session, world: Member) -> Result<()> {
     const REPLAYS: usize = 4;
-    let Member { rank, ranks, .. } = world;
     let sum = call(Kind::AllReduce, 6007, ncclFloat32);
-    let (count, float) = (sum.count, sum.element);
-    let input = session.gpu.buffer(count * float.bytes())?;
-    let total = session.untouched(count, float)?;
-    let received = session.untouched(count, float)?;
+    let what = (sum.count, sum.element);
+    let [input, total, received] =
+        [session.untouched(what)?, session.untouched(what)?, session.untouched(what)?];
     let graph = session.capture(|session| {
         session.issue(&sum, input.at(0), total.at(0), world)?;
-        ring(session, input.at(0), received.at(0), count, float, world)
+        ring(session, input.at(0), received.at(0), what, world)
     })?;
     for round in 0..REPLAYS {
-        let values: Vec<f64> = (0..count).map(|index| data::value(SUM, round, rank, index)).collect();
-        input.upload(&session.stream, &float.encode(&values))?;
-        session.run(|session| graph.launch(&session.stream))?;
-        let expected = sum.expected(rank, ranks, |rank, index| data::value(SUM, round, rank, index));
-        session.check_data("sum of a graph", &total, float, &expected.unwrap_or_default())?;
-        let previous = (rank + ranks - 1) % ranks;
-        let expected: Vec<f64> = (0..count).map(|index| data::value(SUM, round, previous, index)).collect();
-        session.check_data("ring of a graph", &received, float, &expected)?;
+        let values = data::values(SUM, round, world.rank, sum.count);
+        input.upload(&session.stream, 0, &sum.element.encode(&values))?;
+        session.run(|_| graph.launch().context("cuGraphLaunch"))?;
+        session.check_result("sum of a graph", &total, &sum, round, world)?;
+        session.check_message("ring of a graph", &received, what, (round, previous(world)))?;
     }
     Ok(())
 }

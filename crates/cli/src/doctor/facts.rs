@@ -3,11 +3,10 @@
 use super::running::{self, Running};
 use crate::asking::{self, Gpus};
 use crate::calibrate;
-use crate::elf;
-use crate::installation;
+use crate::elf::Elf;
 use crate::program;
 use crate::run;
-use crate::search::{Looked, Request, search};
+use crate::search::{Looked, search};
 use crate::tune::{Limit, file_of, held};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -91,19 +90,6 @@ pub struct NcclVariable {
     pub all: bool,
 }
 
-impl From<Found> for NcclVariable {
-    fn from(found: Found) -> NcclVariable {
-        let (loses, all) = (found.effect.loses(), found.effect.leaves_all_to_nccl());
-        NcclVariable {
-            name: found.variable.name,
-            value: found.value,
-            effect: found.effect.to_string(),
-            loses,
-            all,
-        }
-    }
-}
-
 /// The real library.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct NcclFacts {
@@ -131,87 +117,117 @@ pub struct SharedMemory {
 
 /// Looks at everything. What can hang or crash is asked in child processes, with this `LD_LIBRARY_PATH` if there is one.
 pub fn gather(named: Option<&Path>, library_path: Option<&OsStr>, command: &[OsString]) -> Facts {
-    let framework = run::hint(command, |name| std::env::var(name).ok());
-    let mut facts = Facts { is_simulated: library_path.is_some(), framework, ..Facts::default() };
     let program = (!command.is_empty()).then(|| program::look_up(command));
-    let looked_up = program.as_ref().and_then(|program| program.as_ref().ok());
-    let search = search(&Request { named, program: looked_up });
-    let windlass =
-        installation::windlass_library().and_then(|path| Ok(run::Library { elf: elf::read(&path)?, path }));
-    if let Some((path, elf)) = &search.chosen {
-        let mut nccl =
-            NcclFacts { path: path.clone(), functions: elf.functions.len(), ..NcclFacts::default() };
-        (nccl.version, nccl.load_problem) = split(asking::nccl_version(path));
-        if let Ok(windlass) = &windlass {
-            nccl.lacking_in_windlass = elf.functions_missing_in(&windlass.elf);
-            nccl.lacking_in_nccl = windlass.elf.functions_missing_in(elf).len();
-            (nccl.version_through_windlass, nccl.through_problem) =
-                split(asking::version_through(&windlass.path, path));
-        }
-        facts.nccl = Some(nccl);
-    }
-    facts.search = search.looked;
+    let search = search(named, program.as_ref().and_then(|program| program.as_ref().ok()));
+    let windlass = run::Library::installed();
+    let library = windlass.as_ref().ok();
+    let nccl = search.chosen.as_ref().map(|(path, elf)| nccl_facts(path, elf, library));
+    let refusal = match &program {
+        Some(Ok(program)) => run::refuse(program, library),
+        Some(Err(error)) => Some(format!("{error:#}")),
+        None => None,
+    };
+    let (gpus, gpus_problem) = split(asking::gpus(library_path, asking::TIME_LIMIT));
     let environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    if let Ok(windlass) = &windlass {
-        facts.warnings = run::environment_warnings(&environment, &windlass.path);
-        facts.preloads = run::preloads(&environment, windlass);
+    let version = nccl.as_ref().and_then(|nccl| nccl.version).unwrap_or_default();
+    nccl::note_version(version);
+    let parsed = windlass_base::config::parse(environment.clone().into_iter());
+    let devices = gpus.as_ref().map(|gpus| gpus.devices.len());
+    let limits = limits(nccl.as_ref(), library, devices, library_path, &parsed.config);
+    let (limits, unmeasured, table_problems) =
+        limits.unwrap_or_else(|| (Vec::new(), None, file_of(&parsed.config).1.into_iter().collect()));
+    let off = off(&parsed);
+    let order = Some(order::name(order::number(parsed.config.order))).filter(|name| !name.is_empty());
+    let nccl_variables: Vec<_> =
+        nccl::found(version).into_iter().map(|found| nccl_variable(found, order.is_some())).collect();
+    Facts {
+        is_simulated: library_path.is_some(),
+        framework: run::hint(command, |name| std::env::var(name).ok()),
+        build: library.and_then(|library| asking::build(&library.path).ok()),
+        warnings: library
+            .map_or_else(Vec::new, |library| run::environment_warnings(&environment, &library.path)),
+        preloads: library.and_then(|library| run::preloads(&environment, library)),
+        windlass: library.map(|library| library.path.clone()),
+        windlass_problem: windlass.as_ref().err().map(|error| format!("{error:#}")),
+        search: search.looked,
+        nccl,
+        refusals: refusal.into_iter().collect(),
+        gpus,
+        gpus_problem,
+        shared_memory: rustix::fs::statvfs("/dev/shm").ok().map(|room| SharedMemory {
+            total_bytes: room.f_blocks * room.f_frsize,
+            free_bytes: room.f_bavail * room.f_frsize,
+        }),
+        variables: told_variables(&environment),
+        against_order: against_order(&off, &nccl_variables),
+        nccl_variables,
+        passing_cache: passing_cache(&parsed.config),
+        heap_bytes_max: parsed.config.heap_bytes_max,
+        option_complaints: parsed.complaints,
+        removed_options: parsed.removed,
+        limits,
+        unmeasured,
+        table_problems,
+        off,
+        order,
+        processes: running::look(),
     }
-    match &program {
-        Some(Ok(program)) => facts.refusals.extend(run::refuse(program, windlass.as_ref().ok())),
-        Some(Err(error)) => facts.refusals.push(format!("{error:#}")),
-        None => {}
+}
+
+fn nccl_facts(path: &Path, elf: &Elf, windlass: Option<&run::Library>) -> NcclFacts {
+    let (version, load_problem) = split(asking::nccl_version(path));
+    let through = windlass.map(|windlass| split(asking::version_through(&windlass.path, path)));
+    let (version_through_windlass, through_problem) = through.unwrap_or_default();
+    NcclFacts {
+        path: path.to_owned(),
+        version,
+        load_problem,
+        version_through_windlass,
+        through_problem,
+        functions: elf.functions.len(),
+        lacking_in_windlass: windlass.map_or_else(Vec::new, |own| elf.functions_missing_in(&own.elf)),
+        lacking_in_nccl: windlass.map_or(0, |own| own.elf.functions_missing_in(elf).len()),
     }
-    facts.build = windlass.as_ref().ok().and_then(|windlass| asking::build(&windlass.path).ok());
-    let (windlass, problem) = split(windlass.map(|windlass| windlass.path));
-    (facts.windlass, facts.windlass_problem) = (windlass, problem);
-    (facts.gpus, facts.gpus_problem) = split(asking::gpus(library_path, asking::TIME_LIMIT));
-    facts.shared_memory = rustix::fs::statvfs("/dev/shm").ok().map(|room| SharedMemory {
-        total_bytes: room.f_blocks * room.f_frsize,
-        free_bytes: room.f_bavail * room.f_frsize,
-    });
+}
+
+/// What was chosen for the order of NCCL's sums concerns native collectives no more where Windlass's order is fixed.
+pub fn nccl_variable(Found { variable, value, effect }: Found, is_ordered: bool) -> NcclVariable {
+    let is_moot = is_ordered && effect == Effect::Algorithms;
+    NcclVariable {
+        name: variable.name,
+        value,
+        effect: if is_moot { Effect::NoWindows } else { effect }.to_string(),
+        loses: effect.loses(),
+        all: effect.leaves_all_to_nccl(),
+    }
+}
+
+fn told_variables(environment: &BTreeMap<OsString, OsString>) -> BTreeMap<String, String> {
     let text =
         |(name, value): (&OsString, &OsString)| (name.display().to_string(), value.display().to_string());
     let is_told = |name: &String| {
         OF_LOADERS.contains(&name.as_str()) || name.starts_with("WINDLASS") || name.starts_with("NCCL_")
     };
-    facts.variables = environment.iter().map(text).filter(|(name, _)| is_told(name)).collect();
-    let version = facts.nccl.as_ref().and_then(|nccl| nccl.version).unwrap_or_default();
-    nccl::note_version(version);
-    let found = nccl::found(version);
-    let parsed = windlass_base::config::parse(environment.into_iter());
-    if limits(&mut facts, library_path, &parsed.config).is_none() {
-        facts.table_problems.extend(file_of(&parsed.config).1);
-    }
-    facts.off = off(&parsed);
-    facts.passing_cache = passing_cache(&parsed.config);
-    facts.order = Some(order::name(order::number(parsed.config.order))).filter(|name| !name.is_empty());
-    (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
-    facts.nccl_variables = found.into_iter().map(NcclVariable::from).collect();
-    facts.against_order = against_order(&facts.off, &facts.nccl_variables);
-    if facts.order.is_some() {
-        // What was chosen for the order of NCCL's sums concerns native collectives no more.
-        let chosen = facts.nccl_variables.iter_mut();
-        let chosen = chosen.filter(|variable| variable.effect == Effect::Algorithms.to_string());
-        chosen.for_each(|variable| variable.effect = Effect::NoWindows.to_string());
-    }
-    facts.removed_options = parsed.removed;
-    facts.processes = running::look();
-    facts
+    environment.iter().map(text).filter(|(name, _)| is_told(name)).collect()
 }
 
-/// The limits of communicators of these GPUs, and if some are guesses, why.
-fn limits(facts: &mut Facts, library_path: Option<&OsStr>, config: &Config) -> Option<()> {
-    let (nccl, windlass) = (facts.nccl.as_ref()?, facts.windlass.as_ref()?);
-    let numbers: Vec<usize> = (2..=facts.gpus.as_ref()?.devices.len().min(native::RANKS_MAX)).collect();
+/// The limits of communicators of these GPUs; if some are guesses, why; and why tables do not count.
+fn limits(
+    nccl: Option<&NcclFacts>,
+    windlass: Option<&run::Library>,
+    devices: Option<usize>,
+    library_path: Option<&OsStr>,
+    config: &Config,
+) -> Option<(Vec<Limit>, Option<String>, Vec<String>)> {
+    let (nccl, windlass) = (nccl?, windlass?);
+    let numbers: Vec<usize> = (2..=devices?.min(native::RANKS_MAX)).collect();
     let held = held(&nccl.path, nccl.version?, config, &numbers, library_path).ok()?;
-    let why = calibrate::due(&nccl.path, windlass, |_| ()).err();
+    let why = calibrate::due(&nccl.path, &windlass.path, |_| ()).err();
     let why = why.as_deref().unwrap_or("`windlass run` did not run yet");
-    facts.limits =
-        held.limits.into_iter().filter(|limit| limit.collective == Collective::AllReduce.name()).collect();
-    let is_guess = facts.limits.iter().any(|limit| limit.source < Source::BuiltIn);
-    facts.unmeasured = is_guess.then(|| not_measured_because(why));
-    facts.table_problems = held.problems;
-    Some(())
+    let is_told = |limit: &Limit| limit.collective == Collective::AllReduce.name();
+    let limits: Vec<Limit> = held.limits.into_iter().filter(is_told).collect();
+    let is_guess = limits.iter().any(|limit| limit.source < Source::BuiltIn);
+    Some((limits, is_guess.then(|| not_measured_because(why)), held.problems))
 }
 
 /// The folder of limits, if it is on the own layer of a container.
@@ -235,11 +251,9 @@ fn off(Parsed { startup, config, .. }: &Parsed) -> Vec<&'static str> {
 
 /// What is set that leaves no communicator to native collectives.
 fn against_order(off: &[&str], variables: &[NcclVariable]) -> Option<String> {
-    let variable = || {
-        let found = variables.iter().find(|found| found.all)?;
-        Some(format!("{}={}", found.name, found.value))
-    };
-    off.first().map(|option| (*option).to_owned()).or_else(variable)
+    let variable = variables.iter().find(|found| found.all);
+    let variable = variable.map(|found| format!("{}={}", found.name, found.value));
+    off.first().map(|option| (*option).to_owned()).or(variable)
 }
 
 fn split<T>(result: anyhow::Result<T>) -> (Option<T>, Option<String>) {

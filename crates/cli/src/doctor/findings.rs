@@ -91,26 +91,28 @@ pub fn verdict(facts: &Facts, findings: &[Finding]) -> Verdict {
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
     libraries(facts, &mut findings);
-    for refusal in &facts.refusals {
-        findings.broken(refusal);
-    }
-    facts.warnings.iter().for_each(|warning| findings.limited(warning));
-    facts.option_complaints.iter().for_each(|complaint| findings.limited(complaint));
-    facts.removed_options.iter().for_each(|removed| findings.limited(removed));
+    facts.refusals.iter().for_each(|refusal| findings.add(Level::Broken, refusal));
+    let complaints = facts.warnings.iter().chain(&facts.option_complaints).chain(&facts.removed_options);
+    complaints.for_each(|complaint| findings.add(Level::Limited, complaint));
     for off in &facts.off {
         match *off {
-            PEER_GROUPS_OFF => findings.broken(format!("{off}: NCCL runs every call")),
-            "WINDLASS_COLLECTIVES=off" => findings.limited(format!("{off}: NCCL runs every collective")),
-            _ => findings.broken(WINDLASS_OFF),
+            PEER_GROUPS_OFF => findings.add(Level::Broken, format!("{off}: NCCL runs every call")),
+            "WINDLASS_COLLECTIVES=off" => {
+                findings.add(Level::Limited, format!("{off}: NCCL runs every collective"))
+            }
+            _ => findings.add(Level::Broken, WINDLASS_OFF),
         }
     }
-    facts.table_problems.iter().for_each(|problem| findings.limited(problem));
+    facts.table_problems.iter().for_each(|problem| findings.add(Level::Limited, problem));
     match (&facts.gpus, &facts.gpus_problem) {
         (Some(gpus), _) => judge_gpus(gpus, &mut findings),
-        (None, problem) => findings.limited(format!(
-            "no GPUs: {}; `windlass demo --sim` runs on the simulator",
-            problem.as_deref().unwrap_or("not asked")
-        )),
+        (None, problem) => findings.add(
+            Level::Limited,
+            format!(
+                "no GPUs: {}; `windlass demo --sim` runs on the simulator",
+                problem.as_deref().unwrap_or("not asked")
+            ),
+        ),
     }
     surroundings(facts, &mut findings);
     if let Some(gpus) = &facts.gpus {
@@ -136,11 +138,15 @@ fn limits(facts: &Facts, findings: &mut Findings) {
         let (first, last) = (ranks[0], ranks[ranks.len() - 1]);
         let ranks = if first == last { first.to_string() } else { format!("{first} to {last}") };
         let what = format!("all-reduces of {ranks} ranks run in Windlass's kernels up to {}", source.worth());
-        if source < Source::BuiltIn { findings.note(what) } else { findings.good(what) }
+        if source < Source::BuiltIn {
+            findings.add(Level::Note, what)
+        } else {
+            findings.add(Level::Good, what)
+        }
     }
-    facts.unmeasured.iter().for_each(|why| findings.note(why));
+    facts.unmeasured.iter().for_each(|why| findings.add(Level::Note, why));
     if let Some(folder) = &facts.passing_cache {
-        findings.note(format!(
+        findings.add(Level::Note, format!(
             "limits that are measured here end with this container: mount a folder at {}, or each start measures anew",
             folder.display()
         ));
@@ -152,8 +158,8 @@ fn in_order(facts: &Facts, findings: &mut Findings) {
     let Some(order) = facts.order else { return };
     let lost = if order == "strict" { "refused" } else { "left to NCCL" };
     match &facts.against_order {
-        Some(cause) => findings.limited(format!("WINDLASS_ORDER={order}, but {cause}: every reduction that rounds is {lost}")),
-        None => findings.good(format!(
+        Some(cause) => findings.add(Level::Limited, format!("WINDLASS_ORDER={order}, but {cause}: every reduction that rounds is {lost}")),
+        None => findings.add(Level::Good, format!(
             "WINDLASS_ORDER={order}: reductions that round run in fixed order, in communicators of at most {} ranks with a peer group; others are {lost}",
             windlass_transport::native::RANKS_MAX
         )),
@@ -165,7 +171,7 @@ fn order_of(running: &Running, findings: &mut Findings) {
     let Running { process, command, order, ordered, .. } = running;
     let Some(line) = order::text(order, *ordered) else { return };
     let what = format!("process {process} ({command}): {line}");
-    if ordered.1 > 0 { findings.limited(what) } else { findings.good(what) }
+    findings.add(if ordered.1 > 0 { Level::Limited } else { Level::Good }, what);
 }
 
 /// How many communicators of all GPUs may have a peer group at once.
@@ -176,17 +182,18 @@ fn room(ranks: usize, heap_bytes_max: u64, findings: &mut Findings) {
     let bytes = |ranks| windlass_engine::peers::communicator_bytes(ranks as u32);
     let (each, most) = (bytes(ranks), crate::text::size(heap_bytes_max));
     if heap_bytes_max < bytes(2) {
-        return findings.broken(format!(
-            "WINDLASS_HEAP_MAX={most}: a communicator takes {} MiB or more, so NCCL runs every call",
-            bytes(2).div_ceil(1 << 20)
-        ));
+        let least = bytes(2).div_ceil(1 << 20);
+        let what = format!(
+            "WINDLASS_HEAP_MAX={most}: a communicator takes {least} MiB or more, so NCCL runs every call"
+        );
+        return findings.add(Level::Broken, what);
     }
     let what = format!(
         "WINDLASS_HEAP_MAX ({most} a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
         heap_bytes_max / each,
         each.div_ceil(1 << 20)
     );
-    if heap_bytes_max < each { findings.limited(what) } else { findings.good(what) }
+    findings.add(if heap_bytes_max < each { Level::Limited } else { Level::Good }, what);
 }
 
 struct Findings(Vec<Finding>);
@@ -195,38 +202,27 @@ impl Findings {
     fn add(&mut self, level: Level, what: impl Display) {
         self.0.push(Finding { level, what: what.to_string() });
     }
-    fn good(&mut self, what: impl Display) {
-        self.add(Level::Good, what);
-    }
-    fn note(&mut self, what: impl Display) {
-        self.add(Level::Note, what);
-    }
-    fn limited(&mut self, what: impl Display) {
-        self.add(Level::Limited, what);
-    }
-    fn broken(&mut self, what: impl Display) {
-        self.add(Level::Broken, what);
-    }
 }
 
 fn libraries(facts: &Facts, findings: &mut Findings) {
-    if let Some(problem) = &facts.windlass_problem {
-        findings.broken(problem);
-    }
+    facts.windlass_problem.iter().for_each(|problem| findings.add(Level::Broken, problem));
     let Some(nccl) = &facts.nccl else {
-        return findings.broken(
+        return findings.add(Level::Broken,
             "found no real NCCL: install one (pip install nvidia-nccl-cu12) or name an existing one with --nccl PATH",
         );
     };
     match (nccl.version, &nccl.load_problem) {
-        (Some(version), _) if version < peer_group::NCCL_SINCE => findings.broken(format!(
-            "NCCL {} is older than 2.26: NCCL runs every call; use NCCL 2.26.2 or later",
-            version_text(version)
-        )),
-        (Some(version), _) => findings.good(format!("NCCL {} loads", version_text(version))),
+        (Some(version), _) if version < peer_group::NCCL_SINCE => findings.add(
+            Level::Broken,
+            format!(
+                "NCCL {} is older than 2.26: NCCL runs every call; use NCCL 2.26.2 or later",
+                version_text(version)
+            ),
+        ),
+        (Some(version), _) => findings.add(Level::Good, format!("NCCL {} loads", version_text(version))),
         (None, problem) => {
             let problem = problem.as_deref().unwrap_or("not asked");
-            return findings.broken(format!("{} does not load: {problem}", nccl.path.display()));
+            return findings.add(Level::Broken, format!("{} does not load: {problem}", nccl.path.display()));
         }
     }
     if facts.windlass.is_some() {
@@ -237,47 +233,58 @@ fn libraries(facts: &Facts, findings: &mut Findings) {
 fn through_windlass(nccl: &NcclFacts, findings: &mut Findings) {
     match (nccl.version_through_windlass, &nccl.through_problem) {
         (through, _) if through.is_some() && through == nccl.version => {
-            findings.good("Windlass loads and reaches it")
+            findings.add(Level::Good, "Windlass loads and reaches it")
         }
-        (Some(through), _) => findings.broken(format!(
-            "Windlass reaches another NCCL: it reports {}, expected {}",
-            version_text(through),
-            version_text(nccl.version.unwrap_or(0))
-        )),
-        (None, problem) => findings
-            .broken(format!("Windlass does not reach NCCL: {}", problem.as_deref().unwrap_or("not asked"))),
+        (Some(through), _) => findings.add(
+            Level::Broken,
+            format!(
+                "Windlass reaches another NCCL: it reports {}, expected {}",
+                version_text(through),
+                version_text(nccl.version.unwrap_or(0))
+            ),
+        ),
+        (None, problem) => findings.add(
+            Level::Broken,
+            format!("Windlass does not reach NCCL: {}", problem.as_deref().unwrap_or("not asked")),
+        ),
     }
     match &nccl.lacking_in_windlass[..] {
-        [] => findings.good(format!("Windlass has all {} functions of this NCCL", nccl.functions)),
-        missing => findings.broken(format!(
+        [] => findings.add(Level::Good, format!("Windlass has all {} functions of this NCCL", nccl.functions)),
+        missing => findings.add(Level::Broken, format!(
             "this NCCL exports {} functions that Windlass lacks ({}): take a newer Windlass or an older NCCL",
             missing.len(),
             missing.join(", ")
         )),
     }
     if nccl.lacking_in_nccl > 0 {
-        findings.note(format!(
-            "{} functions of later NCCL versions answer ncclInvalidUsage, because this NCCL lacks them",
-            nccl.lacking_in_nccl
-        ));
+        findings.add(
+            Level::Note,
+            format!(
+                "{} functions of later NCCL versions answer ncclInvalidUsage, because this NCCL lacks them",
+                nccl.lacking_in_nccl
+            ),
+        );
     }
 }
 
 fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
     if gpus.cuda_version < CUDA_MIN {
-        findings.broken(format!(
-            "driver {} is older than {DRIVER_MIN}: NCCL runs every call",
-            gpus.driver.as_deref().unwrap_or("of this machine")
-        ));
+        findings.add(
+            Level::Broken,
+            format!(
+                "driver {} is older than {DRIVER_MIN}: NCCL runs every call",
+                gpus.driver.as_deref().unwrap_or("of this machine")
+            ),
+        );
     }
     match gpus.devices.len() {
-        0 => return findings.limited("the driver has no GPU (CUDA_VISIBLE_DEVICES?)"),
+        0 => return findings.add(Level::Limited, "the driver has no GPU (CUDA_VISIBLE_DEVICES?)"),
         1 => {
-            return findings.limited(
+            return findings.add(Level::Limited,
                 "one GPU: nobody to communicate with on this machine (Slurm: --gpu-bind=none shows a task all)",
             );
         }
-        count => findings.good(format!("{count} GPUs")),
+        count => findings.add(Level::Good, format!("{count} GPUs")),
     }
     let without = |has: fn(&crate::asking::Device) -> bool| {
         let lacking = gpus.devices.iter().enumerate().filter(|(_, device)| !has(device));
@@ -296,9 +303,9 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
         ),
     ] {
         if lacking.is_empty() {
-            findings.good(format!("{what} on every GPU"));
+            findings.add(Level::Good, format!("{what} on every GPU"));
         } else {
-            findings.limited(format!("no {what} on GPU {lacking}: {loss}"));
+            findings.add(Level::Limited, format!("no {what} on GPU {lacking}: {loss}"));
         }
     }
     let pairs = |lacking: fn(&Pair) -> bool| {
@@ -308,43 +315,44 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
     let without_access = pairs(|pair| !pair.peer_access);
     let without_link = pairs(|pair| pair.nvlink == Some(false));
     let has_link = |pair: &Pair| pair.peer_access && pair.nvlink != Some(false);
-    if !gpus.pairs.iter().any(has_link) {
-        findings.broken("no two GPUs have NVLink and peer access: NCCL runs every call");
+    let (level, what) = if !gpus.pairs.iter().any(has_link) {
+        (Level::Broken, "no two GPUs have NVLink and peer access: NCCL runs every call".to_owned())
     } else if !without_access.is_empty() {
-        findings.limited(format!(
-            "no peer access {without_access}: communicators with these pairs are forwarded"
-        ));
+        (
+            Level::Limited,
+            format!("no peer access {without_access}: communicators with these pairs are forwarded"),
+        )
     } else if !without_link.is_empty() {
-        findings.limited(format!("no NVLink {without_link}: communicators with these pairs are forwarded"));
+        (Level::Limited, format!("no NVLink {without_link}: communicators with these pairs are forwarded"))
     } else if gpus.pairs.iter().any(|pair| pair.nvlink.is_none()) {
-        findings.note("peer access between all pairs; NVML did not say whether by NVLink");
+        (Level::Note, "peer access between all pairs; NVML did not say whether by NVLink".to_owned())
     } else {
-        findings.good(
-            "NVLink and peer access between all pairs: communicators of these GPUs can have a peer group",
-        );
-    }
+        let what =
+            "NVLink and peer access between all pairs: communicators of these GPUs can have a peer group";
+        (Level::Good, what.to_owned())
+    };
+    findings.add(level, what);
 }
 
 fn surroundings(facts: &Facts, findings: &mut Findings) {
-    facts.preloads.iter().chain(&facts.framework).for_each(|note| findings.note(note));
+    facts.preloads.iter().chain(&facts.framework).for_each(|note| findings.add(Level::Note, note));
     match facts.shared_memory {
-        Some(room) if room.total_bytes < SHARED_MEMORY_MIN => findings.limited(format!(
+        Some(room) if room.total_bytes < SHARED_MEMORY_MIN => findings.add(Level::Limited, format!(
             "/dev/shm has {} MiB: NCCL and Windlass's counters need shared memory; give a container --shm-size=1g or --ipc=host",
             room.total_bytes >> 20
         )),
-        Some(room) if room.free_bytes < SHARED_MEMORY_MIN => findings
-            .limited(format!("/dev/shm has {} MiB free of {}", room.free_bytes >> 20, room.total_bytes >> 20)),
+        Some(room) if room.free_bytes < SHARED_MEMORY_MIN => findings.add(Level::Limited, format!("/dev/shm has {} MiB free of {}", room.free_bytes >> 20, room.total_bytes >> 20)),
         Some(_) => {}
-        None => findings.limited("no /dev/shm: no counters for `windlass stats`"),
+        None => findings.add(Level::Limited, "no /dev/shm: no counters for `windlass stats`"),
     }
     for NcclVariable { name, value, effect, loses, all } in &facts.nccl_variables {
         let what = format!("{name}={value}: {effect}");
-        if *all {
-            findings.broken(format!("{what}, so NCCL runs every call (unset {name})"));
-        } else if *loses {
-            findings.limited(what)
-        } else {
-            findings.note(what)
+        match (all, loses) {
+            (true, _) => {
+                findings.add(Level::Broken, format!("{what}, so NCCL runs every call (unset {name})"))
+            }
+            (false, true) => findings.add(Level::Limited, what),
+            (false, false) => findings.add(Level::Note, what),
         }
     }
 }
@@ -357,7 +365,7 @@ fn second_nccl(running: &Running, findings: &mut Findings) {
         return;
     }
     let others: Vec<String> = others.iter().map(|path| path.display().to_string()).collect();
-    findings.limited(format!(
+    findings.add(Level::Limited, format!(
         "process {process} ({command}) has a second NCCL mapped: {} beside {}; calls into it bypass Windlass, and it \
          refuses lazy communicators (WINDLASS_LAZY=off makes none)",
         others.join(", "),
@@ -369,7 +377,7 @@ fn second_nccl(running: &Running, findings: &mut Findings) {
 mod tests {
     use super::*;
     use crate::asking::Device;
-    use crate::doctor::facts::SharedMemory;
+    use crate::doctor::facts::{SharedMemory, nccl_variable};
     use crate::tune::Limit;
     use windlass_base::config::nccl::VARIABLES;
 
@@ -407,7 +415,7 @@ mod tests {
     fn set(name: &str, value: &str) -> Facts {
         let variable = VARIABLES.iter().find(|variable| variable.name == name).unwrap();
         let found = variable.found(value.into(), 22809).unwrap();
-        Facts { nccl_variables: vec![found.into()], ..good() }
+        Facts { nccl_variables: vec![nccl_variable(found, false)], ..good() }
     }
 
     fn running(nccl: &[&str]) -> Running {

@@ -45,7 +45,7 @@ pub fn run(options: &Options) -> Result<u8> {
         let object = serde_json::json!({"facts": facts, "findings": findings, "verdict": verdict});
         text::print(serde_json::to_string_pretty(&object)? + "\n")?;
     } else {
-        text::print(print::text(&facts, &findings, &verdict))?;
+        text::print(print::text(&facts, &findings, &verdict)?)?;
     }
     Ok(verdict.exit_code)
 }

@@ -2,50 +2,44 @@
 
 use super::facts::Facts;
 use super::findings::{Finding, Level, Verdict};
-use crate::asking::Gpus;
+use crate::asking::{Device, Gpus};
 use crate::nccl::version_text;
 use crate::text;
 use anstyle::{AnsiColor, Style};
 use std::fmt::Write;
 
 /// The whole answer.
-pub fn text(facts: &Facts, findings: &[Finding], verdict: &Verdict) -> String {
+pub fn text(facts: &Facts, findings: &[Finding], verdict: &Verdict) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
-    // Writing to a string cannot fail.
-    let _ = write_all(&mut out, facts, findings, verdict);
-    out
-}
-
-fn write_all(out: &mut String, facts: &Facts, findings: &[Finding], verdict: &Verdict) -> std::fmt::Result {
     match (&facts.windlass, &facts.windlass_problem) {
         (Some(path), _) => {
             let build = facts.build.as_deref().unwrap_or("of an unknown build");
-            writeln!(out, "Windlass {}\n  {build}", path.display())?;
+            writeln!(&mut out, "Windlass {}\n  {build}", path.display())?;
         }
-        (None, problem) => writeln!(out, "Windlass: {}", problem.as_deref().unwrap_or("not found"))?,
+        (None, problem) => writeln!(&mut out, "Windlass: {}", problem.as_deref().unwrap_or("not found"))?,
     }
-    writeln!(out, "\nthe real NCCL, in the order of the search:")?;
+    writeln!(&mut out, "\nthe real NCCL, in the order of the search:")?;
     for looked in &facts.search {
         let result = looked.refused.as_deref().unwrap_or("TAKEN");
-        writeln!(out, "  {} ({}): {result}", looked.path.display(), looked.because)?;
+        writeln!(&mut out, "  {} ({}): {result}", looked.path.display(), looked.because)?;
     }
     if let Some(version) = facts.nccl.as_ref().and_then(|nccl| nccl.version) {
-        writeln!(out, "  version {}", version_text(version))?;
+        writeln!(&mut out, "  version {}", version_text(version))?;
     }
     match (&facts.gpus, &facts.gpus_problem) {
-        (Some(gpus), _) => write_gpus(out, gpus)?,
-        (None, problem) => writeln!(out, "\nGPUs: {}", problem.as_deref().unwrap_or("not asked"))?,
+        (Some(gpus), _) => write_gpus(&mut out, gpus)?,
+        (None, problem) => writeln!(&mut out, "\nGPUs: {}", problem.as_deref().unwrap_or("not asked"))?,
     }
     if let Some(room) = facts.shared_memory {
-        writeln!(out, "\n/dev/shm: {} MiB, {} MiB free", room.total_bytes >> 20, room.free_bytes >> 20)?;
+        writeln!(&mut out, "\n/dev/shm: {} MiB, {} MiB free", room.total_bytes >> 20, room.free_bytes >> 20)?;
     }
     if !facts.variables.is_empty() {
-        writeln!(out, "\nenvironment:")?;
+        writeln!(&mut out, "\nenvironment:")?;
         for (name, value) in &facts.variables {
-            writeln!(out, "  {name}={value}")?;
+            writeln!(&mut out, "  {name}={value}")?;
         }
     }
-    writeln!(out, "\nfindings:")?;
+    writeln!(&mut out, "\nfindings:")?;
     for finding in findings {
         let (level, style) = match finding.level {
             Level::Good => ("good   ", AnsiColor::Green.on_default()),
@@ -53,10 +47,11 @@ fn write_all(out: &mut String, facts: &Facts, findings: &[Finding], verdict: &Ve
             Level::Limited => ("LIMITED", AnsiColor::Yellow.on_default()),
             Level::Broken => ("BROKEN ", AnsiColor::Red.on_default()),
         };
-        writeln!(out, "  {style}{level}{style:#} {}", finding.what)?;
+        writeln!(&mut out, "  {style}{level}{style:#} {}", finding.what)?;
     }
     let bold = Style::new().bold();
-    writeln!(out, "\n{bold}verdict: {}{bold:#}\nnext: {}", verdict.verdict, verdict.next)
+    writeln!(&mut out, "\n{bold}verdict: {}{bold:#}\nnext: {}", verdict.verdict, verdict.next)?;
+    Ok(out)
 }
 
 fn write_gpus(out: &mut String, gpus: &Gpus) -> std::fmt::Result {
@@ -73,20 +68,20 @@ fn write_gpus(out: &mut String, gpus: &Gpus) -> std::fmt::Result {
         "CUDA fabric handles",
         "multicast",
     ];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
-    for (ordinal, device) in gpus.devices.iter().enumerate() {
+    let row = |(ordinal, device): (usize, &Device)| {
         let (major, minor) = device.compute_capability;
-        let flags = [device.virtual_memory, device.posix_handles, device.fabric_handles, device.multicast];
-        let mut line = vec![
+        vec![
             ordinal.to_string(),
             device.name.clone(),
             format!("{} MiB", device.memory_bytes >> 20),
             format!("{major}.{minor}"),
-        ];
-        line.extend(flags.map(yes_or_no));
-        lines.push(line);
-    }
-    out.push_str(&text::table(&lines, &[0, 2]));
+            yes_or_no(device.virtual_memory),
+            yes_or_no(device.posix_handles),
+            yes_or_no(device.fabric_handles),
+            yes_or_no(device.multicast),
+        ]
+    };
+    out.push_str(&text::table(&head, gpus.devices.iter().enumerate().map(row), &[0, 2]));
     if gpus.devices.len() < 2 {
         return Ok(());
     }
@@ -94,14 +89,14 @@ fn write_gpus(out: &mut String, gpus: &Gpus) -> std::fmt::Result {
         out,
         "\nfrom row to column: L NVLink, P peer access only, ? peer access by unknown link, - none"
     )?;
-    let mut lines = vec![(0..gpus.devices.len()).map(|to| to.to_string()).collect::<Vec<_>>()];
-    lines[0].insert(0, String::new());
-    for from in 0..gpus.devices.len() {
-        let mut line = vec![from.to_string()];
-        line.extend((0..gpus.devices.len()).map(|to| link(gpus, from, to).to_owned()));
-        lines.push(line);
-    }
-    out.push_str(&text::table(&lines, &[0]));
+    let all = 0..gpus.devices.len();
+    let head = std::iter::once(String::new()).chain(all.clone().map(|to| to.to_string())).collect();
+    let row = |from: usize| {
+        std::iter::once(from.to_string())
+            .chain(all.clone().map(|to| link(gpus, from, to).to_owned()))
+            .collect()
+    };
+    out.push_str(&text::table(&[], std::iter::once(head).chain(all.clone().map(row)), &[0]));
     Ok(())
 }
 

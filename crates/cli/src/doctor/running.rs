@@ -5,6 +5,7 @@
 
 use crate::elf;
 use nccl_sys::exported::Exports;
+use regex::bytes::{Captures, Regex};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -111,35 +112,23 @@ impl Mapping {
     }
 }
 
+/// Lines `start-end permissions offset device inode path`; mappings of no file have no path. The folder `map_files` names addresses without
+/// leading zeros.
 fn parse(maps: &[u8]) -> Vec<Mapping> {
-    maps.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+    let line = r"(?m-u)^0*([0-9a-f]+)-0*([0-9a-f]+) (\S+) \S+ (\S+) ([0-9]+) +(/.*?)( \(deleted\))?$";
+    Regex::new(line).map_or_else(|_| Vec::new(), |line| line.captures_iter(maps).map(mapping).collect())
 }
 
-/// `start-end permissions offset device inode path`, of which mappings of no file have no path.
-fn parse_line(line: &[u8]) -> Option<Mapping> {
-    let mut rest = line;
-    let mut words = [""; 5];
-    for word in &mut words {
-        let end = rest.iter().position(|byte| *byte == b' ')?;
-        *word = std::str::from_utf8(&rest[..end]).ok()?;
-        rest = rest[end..].trim_ascii_start();
+fn mapping(line: Captures<'_>) -> Mapping {
+    let text = |group: usize| String::from_utf8_lossy(&line[group]).into_owned();
+    Mapping {
+        range: (text(1), text(2)),
+        is_code: line[3].contains(&b'x'),
+        device: text(4),
+        inode: text(5).parse().unwrap_or(0),
+        path: OsStr::from_bytes(&line[6]).into(),
+        is_deleted: line.get(7).is_some(),
     }
-    let [range, permissions, _, device, inode] = words;
-    let (path, is_deleted) = match rest.strip_suffix(b" (deleted)") {
-        Some(path) => (path, true),
-        None => (rest, false),
-    };
-    // The folder `map_files` names them without leading zeros.
-    let (start, end) = range.split_once('-')?;
-    let digits = |text: &str| text.trim_start_matches('0').to_owned();
-    path.starts_with(b"/").then(|| Mapping {
-        range: (digits(start), digits(end)),
-        is_code: permissions.contains('x'),
-        device: device.to_owned(),
-        inode: inode.parse().unwrap_or(0),
-        path: PathBuf::from(OsStr::from_bytes(path)),
-        is_deleted,
-    })
 }
 
 /// The files from which code is mapped, each once: by device and inode, as a path may have been replaced.

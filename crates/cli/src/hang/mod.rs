@@ -2,7 +2,6 @@
 
 mod compare;
 mod sized;
-mod who;
 
 use crate::text;
 use anyhow::{Context, Result};

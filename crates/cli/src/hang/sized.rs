@@ -1,6 +1,6 @@
 //! Calls that ranks made alike in number, but not in what they asked for.
 
-use super::compare::{Late, Member, Trouble, late};
+use super::compare::{Late, Member, Trouble, late, ranks_text};
 use std::collections::BTreeMap;
 use windlass_base::stats::calls::CallMade;
 use windlass_base::stats::report;
@@ -59,7 +59,7 @@ pub fn collectives<'a>(members: &'a [Member<'a>]) -> Option<Late> {
         .map(|kind| {
             let call = all[members.iter().position(|member| member.of.rank == kind[0].of.rank).unwrap_or(0)]
                 [&number];
-            format!("{}: {}", super::who::ranks_text(kind), describe(call))
+            format!("{}: {}", ranks_text(kind), describe(call))
         })
         .collect();
     let text = format!("ranks differ in collective {number}; {}", texts.join("; "));

@@ -90,25 +90,19 @@ pub fn measure(
     let ranks = effort.numbers.iter().copied().max().unwrap_or(0);
     let first = devices.first().context("no device")?;
     let (major, minor) = first.compute_capability;
-    let key = |ranks: usize, collective| -> Result<Key> {
-        Ok(Key {
-            collective,
-            ranks,
-            capability: u16::try_from(major * 10 + minor)?,
-            multiprocessors: u16::try_from(first.multiprocessors)?,
-            multicast: windlass_transport::tuning::file::Multicast::No,
-        })
+    let (capability, multiprocessors) =
+        (u16::try_from(major * 10 + minor)?, u16::try_from(first.multiprocessors)?);
+    let key = |ranks: &usize, collective| {
+        let multicast = windlass_transport::tuning::file::Multicast::No;
+        Key { collective, ranks: *ranks, capability, multiprocessors, multicast }
     };
-    let all =
-        effort.numbers.iter().flat_map(|ranks| Collective::ALL.map(|collective| key(*ranks, collective)));
-    let keys = all.collect::<Result<Vec<Key>>>()?;
+    let numbers = effort.numbers.iter();
+    let keys = numbers.clone().flat_map(|ranks| Collective::ALL.map(|collective| key(ranks, collective)));
     let others = match effort.what {
         What::Native => Vec::new(),
-        What::Registered => {
-            effort.numbers.iter().map(|ranks| key(*ranks, Collective::AllGather)).collect::<Result<_>>()?
-        }
+        What::Registered => numbers.map(|ranks| key(ranks, Collective::AllGather)).collect(),
     };
-    forced.write_all(written::forced(&keys, &others).as_bytes())?;
+    forced.write_all(written::forced(&keys.collect::<Vec<_>>(), &others).as_bytes())?;
     let launch = Launch {
         subcommand: LIMITS_RANK,
         ranks,
@@ -125,21 +119,16 @@ pub fn measure(
         effort: effort.clone(),
         simulated: machine.is_simulated(),
     };
-    let jobs = (0..ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
     let mut groups: Vec<Group> = Vec::new();
     let mut measured: BTreeMap<usize, Vec<CellDone>> = BTreeMap::new();
-    let mut unreadable = None;
-    ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str(text) {
-        Ok(Told::Group(group)) => groups.push(group),
-        Ok(Told::Measured(ranks, done)) => {
+    let told = |_, told| match told {
+        Told::Group(group) => groups.push(group),
+        Told::Measured(ranks, done) => {
             progress(ranks, &done);
             measured.entry(ranks).or_default().push(*done);
         }
-        Err(error) => unreadable = Some(error),
-    })?;
-    if let Some(error) = unreadable {
-        return Err(error).context("unreadable progress of a rank");
-    }
+    };
+    ranks::run::<_, _, ()>(&launch, job, |_| Vec::new(), told)?;
     Ok(groups
         .into_iter()
         .map(|group| {

@@ -143,57 +143,49 @@ impl Grid {
     /// The limit of a task, by measurements in the order in which they were made. It is the second look's if that was completed, else the
     /// first look's.
     pub fn limit(&self, task: &Task, measured: &[CellDone]) -> Option<Option<u64>> {
-        let found = |grid: &Grid, measured: &[CellDone]| match grid.next(task, measured) {
-            Step::Found(limit) => Some(limit),
-            Step::Measure(_) | Step::NotOurs => None,
-        };
-        let first = || (0..=measured.len()).find_map(|count| found(self, &measured[..count]));
-        found(&self.second_look(), measured).or_else(first)
+        let first = || (0..=measured.len()).find_map(|count| self.found(task, &measured[..count]).ok());
+        self.second_look().found(task, measured).ok().or_else(first)
     }
 
     /// The next step of a task, by the measurements of all tasks.
     pub fn next(&self, task: &Task, measured: &[CellDone]) -> Step {
+        self.found(task, measured).map_or_else(|step| step, Step::Found)
+    }
+
+    /// The limit of a task, or the step before it is known.
+    fn found(&self, task: &Task, measured: &[CellDone]) -> Result<Option<u64>, Step> {
         let sizes = self.sizes_of(task);
-        let Some(last) = sizes.len().checked_sub(1) else { return Step::Found(None) };
-        let stride = self.stride.max(1);
-        let mut coarse: Vec<usize> = (0..last).step_by(stride).collect();
-        coarse.push(last);
-        let standing = |index: usize| self.standing(task, sizes[index], measured);
+        let Some(last) = sizes.len().checked_sub(1) else { return Ok(None) };
+        let wins = |index: usize| match self.standing(task, sizes[index], measured) {
+            Standing::Unknown(cell) => Err(Step::Measure(cell)),
+            Standing::NotOurs if index == 0 => Err(Step::NotOurs),
+            Standing::Won => Ok(true),
+            Standing::Lost | Standing::NotOurs => Ok(false),
+        };
         let mut won: Option<usize> = None;
         let mut lost = sizes.len();
-        for index in coarse {
-            match standing(index) {
-                Standing::Unknown(cell) => return Step::Measure(cell),
-                Standing::NotOurs if index == 0 => return Step::NotOurs,
-                Standing::Won => won = Some(index),
-                Standing::Lost | Standing::NotOurs => {
-                    lost = index;
-                    break;
-                }
+        for index in (0..last).step_by(self.stride.max(1)).chain([last]) {
+            if !wins(index)? {
+                lost = index;
+                break;
             }
+            won = Some(index);
         }
-        let Some(mut won) = won else { return Step::Found(None) };
+        let Some(mut won) = won else { return Ok(None) };
         for index in won + 1..lost {
-            match standing(index) {
-                Standing::Unknown(cell) => return Step::Measure(cell),
-                Standing::Won => won = index,
-                Standing::Lost | Standing::NotOurs => break,
+            if !wins(index)? {
+                break;
             }
+            won = index;
         }
         // If two neighbours lose, no size between them counts.
-        while won > 0 {
-            match standing(won - 1) {
-                Standing::Unknown(cell) => return Step::Measure(cell),
-                Standing::Won => break,
-                Standing::Lost | Standing::NotOurs => match won.checked_sub(2) {
-                    Some(below) => won = below,
-                    None => return Step::Found(None),
-                },
-            }
+        while won > 0 && !wins(won - 1)? {
+            let Some(below) = won.checked_sub(2) else { return Ok(None) };
+            won = below;
         }
         // If the largest size still wins, the limit is open: the cost of registering does not grow with the size.
         let is_endless = task.is_registered() && won == last;
-        Step::Found(Some(if is_endless { NATIVE_BYTES_MAX } else { sizes[won] }))
+        Ok(Some(if is_endless { NATIVE_BYTES_MAX } else { sizes[won] }))
     }
 
     /// The sizes at which a task can be measured.

@@ -29,9 +29,6 @@ pub enum Kept {
     IsReplaced,
 }
 
-/// No other process measures while this value lives.
-pub struct Lock(#[expect(dead_code)] File);
-
 impl Folder {
     /// The folder by the options; none if they switch the cache off.
     pub fn of(config: &Config) -> Result<Option<Folder>> {
@@ -54,15 +51,15 @@ impl Folder {
         room.with_context(|| format!("cannot write in {}", self.0.display()))
     }
 
-    /// Locks the folder. None while another process has the lock.
-    pub fn lock(&self) -> Result<Option<Lock>> {
+    /// Locks the folder: no other process measures while the file is open. None while another process has the lock.
+    pub fn lock(&self) -> Result<Option<File>> {
         let path = self.0.join(LOCK);
         // Root may have the home of a user, who could have a link there.
         let flags = OFlags::NOFOLLOW.bits() as i32;
         let file = File::options().create(true).append(true).custom_flags(flags).open(&path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Lock(file))),
+            Ok(()) => Ok(Some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => {
                 Err(error).with_context(|| format!("cannot lock {}", path.display()))

@@ -3,25 +3,12 @@
 use super::measure::OfRanks;
 use super::rule::{Finding, finding};
 use super::search::Task;
-use crate::bench::record::date;
+use crate::bench::record::{MachineFacts, Versions, date};
 use crate::bench::{CellDone, Mode};
 use crate::built;
-use crate::machine::Machine;
-use crate::nccl::version_text;
 use crate::text;
 use std::time::SystemTime;
 use windlass_transport::tuning::file::{Cell, HEAD, Key, Multicast, NATIVE_BYTES_MAX};
-
-/// When and where the limits were measured.
-pub struct Circumstances {
-    pub date: String,
-    pub gpu: String,
-    pub driver: String,
-    pub nccl: String,
-    pub simulated: bool,
-    /// Idle communicators on each side.
-    pub beside: u32,
-}
 
 /// A cell, and the measurements from which it follows.
 pub struct Tuned {
@@ -29,19 +16,6 @@ pub struct Tuned {
     /// The task of the cell.
     task: Task,
     measured: Vec<CellDone>,
-}
-
-impl Circumstances {
-    pub fn of(machine: &Machine, nccl_version: i32, beside: u32) -> Circumstances {
-        Circumstances {
-            date: date(SystemTime::now()),
-            gpu: machine.device_name().to_owned(),
-            driver: machine.gpus.driver.clone().unwrap_or_else(|| "unknown".into()),
-            nccl: version_text(nccl_version),
-            simulated: machine.is_simulated(),
-            beside,
-        }
-    }
 }
 
 impl Tuned {
@@ -77,14 +51,18 @@ pub fn block(tuned: &Tuned, how: &str) -> String {
     format!("{}{} # {date}, {how} of {}\n", figures_of(tuned), tuned.cell, built::VERSION)
 }
 
-/// The text of a whole file.
-pub fn table(circumstances: &Circumstances, all: &[OfRanks]) -> String {
-    let Circumstances { date, gpu, driver, nccl, simulated, beside } = circumstances;
+/// The text of a whole file: limits measured at a date on a machine, beside so many idle communicators of each side.
+pub fn table(
+    (date, machine, versions): &(String, MachineFacts, Versions),
+    beside: u32,
+    all: &[OfRanks],
+) -> String {
+    let driver = machine.driver.as_deref().unwrap_or("unknown");
     let mut text = format!(
-        "{HEAD}\n# windlass tune {}, {date}, {gpu}, driver {driver}, NCCL {nccl}\n",
-        env!("CARGO_PKG_VERSION")
+        "{HEAD}\n# windlass tune {}, {date}, {}, driver {driver}, NCCL {}\n",
+        versions.windlass, machine.gpu, versions.nccl
     );
-    if *simulated {
+    if machine.simulated {
         text += "# On the simulator: the figures say nothing.\n";
     }
     text += &format!("# Beside {beside} idle communicators of each side. ");
@@ -113,12 +91,11 @@ fn figures(done: &CellDone, task: &Task) -> String {
 
 /// A table of the limits for the user.
 pub fn summary(all: &[OfRanks]) -> String {
-    let mut lines = vec![["ranks", "collective", "up to"].map(str::to_owned).to_vec()];
-    lines.extend(all.iter().flat_map(|found| &found.tuned).map(|Tuned { cell, .. }| {
+    let rows = all.iter().flat_map(|found| &found.tuned).map(|Tuned { cell, .. }| {
         let most = cell.native_bytes_max.map_or_else(|| "none".to_owned(), text::size);
         vec![cell.key.ranks.to_string(), cell.key.collective.name().to_owned(), most]
-    }));
-    text::table(&lines, &[0, 2])
+    });
+    text::table(&["ranks", "collective", "up to"], rows, &[0, 2])
 }
 
 /// The limits in one line, of the usual collectives only: `2 ranks: all_reduce up to 1M, …; 4 ranks: …`.
@@ -171,15 +148,15 @@ mod tests {
     /// Written limits are read back, with their figures as comments.
     #[test]
     fn read_again() {
-        let circumstances = Circumstances {
-            date: "2026-01-31T12:00:00Z".into(),
+        let machine = MachineFacts {
             gpu: "NVIDIA H200".into(),
-            driver: "570".into(),
-            nccl: "2.28.9".into(),
+            driver: Some("570".into()),
+            cuda: 12080,
             simulated: false,
-            beside: 3,
+            variables: Default::default(),
         };
-        let text = table(&circumstances, &found());
+        let versions = Versions { nccl: "2.28.9".into(), windlass: "0.3.0".into() };
+        let text = table(&("2026-01-31T12:00:00Z".into(), machine, versions), 3, &found());
         assert_eq!(Table::parse(&text).unwrap().get(&KEY), Some(Some(1024)));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].contains("2026-01-31T12:00:00Z, NVIDIA H200, driver 570, NCCL 2.28.9"), "{text}");

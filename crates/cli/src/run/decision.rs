@@ -5,7 +5,8 @@ use super::preloads::{self, Preload};
 use super::shared_memory::{self, Room};
 use crate::elf::{self, Bits, Elf};
 use crate::program::Program;
-use crate::text;
+use crate::{installation, text};
+use anyhow::Result;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -34,6 +35,14 @@ pub struct Library {
     pub elf: Elf,
 }
 
+impl Library {
+    /// The Windlass of this installation.
+    pub fn installed() -> Result<Library> {
+        let path = installation::windlass_library()?;
+        Ok(Library { elf: elf::read(&path)?, path })
+    }
+}
+
 /// Whether to run the command, and with which variables.
 #[derive(Debug, Default, PartialEq)]
 pub struct Decision {
@@ -51,15 +60,9 @@ pub struct Decision {
 impl Decision {
     /// Prints what is told of a run. Returns whether there are refusals.
     pub fn tell(&self) -> bool {
-        if let Some(preloads) = &self.preloads {
-            text::tell(format_args!("windlass: {preloads}\n"));
-        }
-        for warning in &self.warnings {
-            text::tell(format_args!("windlass: warning: {warning}\n"));
-        }
-        for refusal in &self.refusals {
-            text::tell(format_args!("windlass: {refusal}\n"));
-        }
+        let warnings = self.warnings.iter().map(|warning| format!("warning: {warning}"));
+        let told = self.preloads.iter().cloned().chain(warnings).chain(self.refusals.iter().cloned());
+        told.for_each(|line| text::tell(format_args!("windlass: {line}\n")));
         if !self.refusals.is_empty() {
             text::tell(format_args!("windlass: not run, because Windlass would not take effect\n"));
         }
@@ -165,10 +168,13 @@ fn refuse_libraries(windlass: &Library, real: &Library) -> Option<String> {
             windlass.path.display()
         ));
     }
-    gap(&real.elf, &windlass.elf).map(|gap| {
+    let missing = real.elf.functions_missing_in(&windlass.elf);
+    (!missing.is_empty()).then(|| {
         format!(
-            "{} {gap}: calls of them would bypass Windlass; take a newer Windlass or an older NCCL",
-            real.path.display()
+            "{} exports {} functions that Windlass lacks ({}): calls of them would bypass Windlass; take a newer Windlass or an older NCCL",
+            real.path.display(),
+            missing.len(),
+            missing.join(", ")
         )
     })
 }
@@ -177,29 +183,19 @@ fn not_windlass(library: &Library) -> String {
     format!("{} is not Windlass: it exports no {}", library.path.display(), elf::WINDLASS_MARK)
 }
 
-/// The functions that the real library has and Windlass lacks, in words.
-fn gap(real: &Elf, windlass: &Elf) -> Option<String> {
-    let missing = real.functions_missing_in(windlass);
-    (!missing.is_empty())
-        .then(|| format!("exports {} functions that Windlass lacks ({})", missing.len(), missing.join(", ")))
-}
-
 /// Warnings about variables that keep Windlass from taking effect.
 pub fn environment_warnings(environment: &BTreeMap<OsString, OsString>, windlass: &Path) -> Vec<String> {
-    let mut warnings = Vec::new();
-    for name in LIBRARY_VARIABLES {
-        let Some(value) = environment.get(OsStr::new(name)).filter(|value| !value.is_empty()) else {
-            continue;
-        };
-        if value.as_bytes().contains(&b'/') && Path::new(value) != windlass {
-            warnings.push(format!(
+    let warning = |name: &str| {
+        let value = environment.get(OsStr::new(name)).filter(|value| value.as_bytes().contains(&b'/'))?;
+        (Path::new(value) != windlass).then(|| {
+            format!(
                 "{name} is {}: a library opened by its path escapes LD_PRELOAD; unset it, or set {name}={}",
                 value.display(),
                 windlass.display()
-            ));
-        }
-    }
-    warnings
+            )
+        })
+    };
+    LIBRARY_VARIABLES.into_iter().filter_map(warning).collect()
 }
 
 #[cfg(test)]

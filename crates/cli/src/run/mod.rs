@@ -8,8 +8,8 @@ mod shared_memory;
 
 use crate::installation::{self, SimulatorLibraries};
 use crate::program::{self, Program};
-use crate::search::{Request, search};
-use crate::{calibrate, elf, text};
+use crate::search::search;
+use crate::{calibrate, text};
 use anyhow::{Context, Result};
 use clap::Args;
 use decision::Situation;
@@ -167,12 +167,8 @@ pub fn decide(command: &[OsString], nccl: Option<&Path>) -> Result<Decision, u8>
 
 fn situation(command: &[OsString], name: &OsString, nccl: Option<&Path>) -> Situation {
     let program = program::look_up(command).map_err(|error| format!("{error:#}"));
-    let search = search(&Request { named: nccl, program: program.as_ref().ok() });
-    let windlass = installation::windlass_library().and_then(|path| {
-        let elf = elf::read(&path)?;
-        Ok(Library { path, elf })
-    });
-    let windlass = windlass.map_err(|error| format!("{error:#}"));
+    let search = search(nccl, program.as_ref().ok());
+    let windlass = Library::installed().map_err(|error| format!("{error:#}"));
     let environment = std::env::vars_os().collect();
     let preloads =
         windlass.as_ref().map(|windlass| preloads::look(&environment, windlass)).unwrap_or_default();

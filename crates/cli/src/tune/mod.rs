@@ -11,17 +11,19 @@ pub use show::{Limit, file_of, held};
 use crate::bench::adaptive::{Effort, Group, What};
 use crate::bench::company::{self, Company};
 use crate::bench::sizes::Sizes;
-use crate::bench::{CellDone, Common, plot};
+use crate::bench::{Common, circumstances, plot};
 use crate::calibrate::stamp::Stamp;
 use crate::element::SUM;
 use crate::limits::measure::{OfRanks, measure, usual_sizes};
 use crate::limits::search::{Grid, REGISTERED};
-use crate::limits::store::{Folder, Kept, Lock};
-use crate::limits::written::{self, Circumstances};
+use crate::limits::store::{Folder, Kept};
+use crate::limits::written;
 use crate::machine::{Machine, MachineRequest};
-use crate::{BadOption, installation, interruption, search, text};
+use crate::{BadOption, installation, interruption, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -82,9 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     interruption::note()?;
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
-        search::for_tools(options.nccl.as_deref())
-    })?;
+    let machine = Machine::for_tools(options.request, options.nccl.as_deref())?;
     let numbers = numbers(options, &machine)?;
     let config = config::parse(std::env::vars_os()).config;
     if options.show {
@@ -106,7 +106,8 @@ pub fn run(options: &Options) -> Result<()> {
     for effort in &efforts {
         let found = measure(&machine, &windlass, effort, None, |ranks, done| {
             seen += 1;
-            eprintln!("{}{}", progress(ranks, done), text::left(began, seen, expected));
+            let left = text::left(began, seen, expected);
+            eprintln!("tune: {ranks} ranks, {}. {}{left}", done.position + 1, done.describe());
         });
         let found = match found {
             // What was measured before is kept and told.
@@ -137,7 +138,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if let (Some(file), Some(name)) = (file, &options.out) {
         let version = all.first().map_or(0, |found| found.group.nccl_version);
-        write_table(file, name, &written::table(&Circumstances::of(&machine, version, beside), &all))?;
+        write_table(file, name, &written::table(&circumstances(&machine, version), beside, &all))?;
     }
     Ok(())
 }
@@ -160,15 +161,13 @@ fn write_table(mut file: tempfile::NamedTempFile, out: &Path, table: &str) -> Re
 }
 
 /// The folder for the limits, locked; none if they are not kept, which makes sense only with a file.
-fn keeping(options: &Options, machine: &Machine, config: &Config) -> Result<Option<(Folder, Lock)>> {
+fn keeping(options: &Options, machine: &Machine, config: &Config) -> Result<Option<(Folder, File)>> {
     // Limits of the simulator would hold for all programs that run on it.
     if machine.is_simulated() && !matches!(config.cache, Cache::Folder(_)) {
         return Ok(None);
     }
     let prepared = Folder::of(config).and_then(|folder| {
-        if let Some(folder) = &folder {
-            folder.prepare()?;
-        }
+        folder.iter().try_for_each(Folder::prepare)?;
         Ok(folder)
     });
     match prepared {
@@ -226,10 +225,6 @@ fn expected(effort: &Effort) -> usize {
     effort.numbers.len() * sizes.sum::<usize>()
 }
 
-fn progress(ranks: usize, done: &CellDone) -> String {
-    format!("tune: {ranks} ranks, {}. {}", done.position + 1, done.describe())
-}
-
 /// The numbers of ranks, each once. All must be possible for native collectives, and this machine must have enough
 /// devices.
 fn numbers(options: &Options, machine: &Machine) -> Result<Vec<usize>> {
@@ -240,16 +235,14 @@ fn numbers(options: &Options, machine: &Machine) -> Result<Vec<usize>> {
             _ => bail!("two GPUs are needed to communicate, this machine has {most}"),
         };
     }
-    let mut numbers = options.ranks.clone();
-    numbers.sort();
-    numbers.dedup();
+    let numbers = BTreeSet::from_iter(options.ranks.iter().copied());
     for ranks in &numbers {
         machine.ranks(Some(*ranks), 2, 2)?;
         if *ranks > RANKS_MAX {
             bail!(BadOption(format!("--ranks {ranks}: expected 2 to {RANKS_MAX}")));
         }
     }
-    Ok(numbers)
+    Ok(numbers.into_iter().collect())
 }
 
 /// The runs of ranks: with `--quick` one for all numbers, else one for each.
@@ -259,10 +252,8 @@ fn efforts(options: &Options, machine: &Machine, numbers: Vec<usize>) -> Vec<Eff
         let numbers = if options.ranks.is_empty() { quick.numbers } else { numbers };
         return vec![Effort { numbers, ..quick }];
     }
-    let mut sizes = options.sizes.clone().map_or_else(|| usual_sizes(machine), |sizes| sizes.0);
-    sizes.sort();
-    sizes.dedup();
-    let grid = Grid::new(sizes, 1, AGAIN_MOST);
+    let sizes = options.sizes.clone().map_or_else(|| usual_sizes(machine), |sizes| sizes.0);
+    let grid = Grid::new(BTreeSet::from_iter(sizes).into_iter().collect(), 1, AGAIN_MOST);
     let effort = |ranks: usize, what: What| Effort {
         numbers: vec![ranks],
         grid: grid.clone(),

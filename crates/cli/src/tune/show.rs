@@ -9,6 +9,7 @@ use crate::nccl::version_text;
 use crate::text;
 use anyhow::{Context, Result};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use windlass_base::config::Config;
@@ -18,7 +19,6 @@ use windlass_bootstrap::negotiated::{
     Device, GRID_MAX, Member, NegotiatedConfig, Token, Version, capability,
 };
 use windlass_transport::tuning::agreed::{Brought, decide};
-use windlass_transport::tuning::cache::Circumstances;
 use windlass_transport::tuning::file::{Cell, Key, Multicast, Table};
 use windlass_transport::tuning::{Collective, RINGS_IN_FOURS};
 
@@ -72,22 +72,20 @@ pub fn run(machine: &Machine, config: &Config, numbers: &[usize], json: bool) ->
 }
 
 fn table(numbers: &[usize], limits: &[Limit]) -> String {
-    let head = numbers.iter().map(|ranks| format!("{ranks} ranks"));
-    let mut lines = vec![std::iter::once("collective".to_owned()).chain(head).collect::<Vec<_>>()];
-    for collective in Collective::ALL {
+    let head: Vec<String> = numbers.iter().map(|ranks| format!("{ranks} ranks")).collect();
+    let head: Vec<&str> = std::iter::once("collective").chain(head.iter().map(String::as_str)).collect();
+    let row = |collective: Collective| {
         let row = limits.iter().filter(|limit| limit.collective == collective.name());
         let cell = |limit: &Limit| {
             let size = limit.bytes_max.map_or_else(|| "none".to_owned(), text::size);
             format!("{size} {}", limit.source.name())
         };
-        lines.push(std::iter::once(collective.name().to_owned()).chain(row.map(cell)).collect());
-    }
-    let mut measured: Vec<&str> =
+        std::iter::once(collective.name().to_owned()).chain(row.map(cell)).collect()
+    };
+    let measured: BTreeSet<&str> =
         limits.iter().map(|limit| &*limit.measured).filter(|when| !when.is_empty()).collect();
-    measured.sort();
-    measured.dedup();
     let when = measured.iter().map(|when| format!("cache: measured here {when}\n"));
-    text::table(&lines, &[]) + &when.collect::<String>()
+    text::table(&head, Collective::ALL.into_iter().map(row), &[]) + &when.collect::<String>()
 }
 
 /// The limits of communicators of equal ranks on this machine.
@@ -113,8 +111,7 @@ pub fn held(
             }
             kept => kept.and_then(|kept| kept.ok().flatten()),
         };
-        let view = View { ranks: *ranks, place, version, file: &file, kept: kept.as_deref() };
-        held.limits.extend(view.limits());
+        held.limits.extend(limits_of(*ranks, place, version, &file, kept.as_deref()));
     }
     held.cache = folder.map(|folder| folder.path().to_owned());
     Ok(held)
@@ -136,90 +133,58 @@ pub fn file_of(config: &Config) -> (Table, Option<String>) {
     }
 }
 
-/// A communicator of `ranks` equal ranks on this machine.
-struct View<'a> {
-    ranks: usize,
-    place: &'a Place,
-    version: i32,
-    file: &'a Table,
-    /// The text of the table in the cache.
-    kept: Option<&'a str>,
+/// The limits of a communicator of `ranks` equal ranks on this machine; `kept` is the text of the table in the cache.
+fn limits_of(ranks: usize, place: &Place, version: i32, file: &Table, kept: Option<&str>) -> Vec<Limit> {
+    let Place { capability, multiprocessors, .. } = *place;
+    let (multicast, circumstances) = (place.multicast(), place.circumstances());
+    let device = Device { uuid: [0; 16], pci: (0, 0, 0), capability, multiprocessors };
+    let table = kept.and_then(|text| Table::parse(text).ok()).unwrap_or_default();
+    let cells = Brought::of(ranks, &device, multicast, file, Some((&circumstances, &table))).encode();
+    let token = Token([0; 16]);
+    let member = |rank: usize| Member {
+        rank: rank as u32,
+        process: token,
+        process_id: 0,
+        device,
+        descriptor_socket: token,
+        process_listener: token,
+        cells: cells.clone(),
+        attachment: Vec::new(),
+    };
+    let bits = [
+        (true, capability::NATIVE | capability::UNBOUND),
+        (multicast == Multicast::Yes, capability::MULTICAST),
+        (RINGS_IN_FOURS.contains(&version), capability::RINGS_IN_FOURS),
+    ];
+    let ctas_max = nccl::settings().ctas_max();
+    let decided = decide(&NegotiatedConfig {
+        comm: token,
+        version: Version::THIS,
+        host: token,
+        capabilities: bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit),
+        options: 0,
+        ctas_max: if ctas_max > 0 { ctas_max.min(GRID_MAX) } else { GRID_MAX },
+        members: (0..ranks).map(member).collect(),
+    });
+    let limit = |collective: Collective| {
+        let source = decided.sources[collective as usize];
+        let key = Key { collective, ranks, capability, multiprocessors, multicast };
+        Limit {
+            ranks,
+            collective: collective.name(),
+            bytes_max: decided.limits.0[collective as usize].checked_sub(1),
+            source,
+            measured: if source == Source::Cache { measured(kept, key) } else { String::new() },
+        }
+    };
+    Collective::ALL.map(limit).to_vec()
 }
 
-impl View<'_> {
-    fn device(&self) -> Device {
-        let Place { capability, multiprocessors, .. } = *self.place;
-        Device { uuid: [0; 16], pci: (0, 0, 0), capability, multiprocessors }
-    }
-
-    fn negotiated(&self) -> NegotiatedConfig {
-        let settings = nccl::settings();
-        let multicast = self.place.multicast();
-        let bits = [
-            (true, capability::NATIVE | capability::UNBOUND),
-            (multicast == Multicast::Yes, capability::MULTICAST),
-            (RINGS_IN_FOURS.contains(&self.version), capability::RINGS_IN_FOURS),
-        ];
-        let device = self.device();
-        let circumstances = self.place.circumstances();
-        let table = self.table();
-        let cache: Option<(&Circumstances, &Table)> = Some((&circumstances, &table));
-        let cells = Brought::of(self.ranks, &device, multicast, self.file, cache).encode();
-        let token = Token([0; 16]);
-        let member = |rank: usize| Member {
-            rank: rank as u32,
-            process: token,
-            process_id: 0,
-            device,
-            descriptor_socket: token,
-            process_listener: token,
-            cells: cells.clone(),
-            attachment: Vec::new(),
-        };
-        NegotiatedConfig {
-            comm: token,
-            version: Version::THIS,
-            host: token,
-            capabilities: bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit),
-            options: 0,
-            ctas_max: if settings.ctas_max() > 0 { settings.ctas_max().min(GRID_MAX) } else { GRID_MAX },
-            members: (0..self.ranks).map(member).collect(),
-        }
-    }
-
-    fn table(&self) -> Table {
-        self.kept.and_then(|text| Table::parse(text).ok()).unwrap_or_default()
-    }
-
-    fn limits(&self) -> Vec<Limit> {
-        let decided = decide(&self.negotiated());
-        let limit = |collective: Collective| {
-            let source = decided.sources[collective as usize];
-            Limit {
-                ranks: self.ranks,
-                collective: collective.name(),
-                bytes_max: decided.limits.0[collective as usize].checked_sub(1),
-                source,
-                measured: if source == Source::Cache { self.measured(collective) } else { String::new() },
-            }
-        };
-        Collective::ALL.map(limit).to_vec()
-    }
-
-    /// The date and kind of the measurement in the cache.
-    fn measured(&self, collective: Collective) -> String {
-        let Place { capability, multiprocessors, .. } = *self.place;
-        let key = Key {
-            collective,
-            ranks: self.ranks,
-            capability,
-            multiprocessors,
-            multicast: self.place.multicast(),
-        };
-        let is_cell = |line: &&str| Cell::parse(line).is_ok_and(|cell| cell.key == key);
-        let line = self.kept.and_then(|text| text.lines().find(is_cell)).unwrap_or_default();
-        line.split_once('#').map_or_else(String::new, |(_, when)| when.trim().to_owned())
-    }
+/// The date and kind of a cell's measurement in the cache.
+fn measured(kept: Option<&str>, key: Key) -> String {
+    let is_cell = |line: &&str| Cell::parse(line).is_ok_and(|cell| cell.key == key);
+    let line = kept.and_then(|text| text.lines().find(is_cell)).unwrap_or_default();
+    line.split_once('#').map_or_else(String::new, |(_, when)| when.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -243,8 +208,7 @@ mod tests {
             date(std::time::UNIX_EPOCH)
         );
         let file = Table::parse(&format!("windlass-tuning 1\n{}\n", line("reduce", "none"))).unwrap();
-        let view = View { ranks: 2, place: &place, version: 22809, file: &file, kept: Some(&kept) };
-        let limits = view.limits();
+        let limits = limits_of(2, &place, 22809, &file, Some(&kept));
         let of =
             |at: usize, limits: &[Limit]| (limits[at].collective, limits[at].bytes_max, limits[at].source);
         assert_eq!(of(0, &limits), ("all_reduce", Some(1 << 20), Source::Cache));
@@ -258,8 +222,8 @@ mod tests {
             "{told}"
         );
         assert!(told.ends_with("\ncache: measured here 1970-01-01T00:00:00Z, tune of 0.2.0\n"), "{told}");
-        let without = View { kept: None, ..view };
-        assert_eq!(of(0, &without.limits()), ("all_reduce", Some(256 << 20), Source::BuiltIn));
+        let without = limits_of(2, &place, 22809, &file, None);
+        assert_eq!(of(0, &without), ("all_reduce", Some(256 << 20), Source::BuiltIn));
     }
 
     /// What is no table is named, with what was expected and what holds.

@@ -220,73 +220,21 @@ fn company_that_does_not_come() {
     }
 }
 
-/// Blocks, windows and cycles of both sides: NCCL makes each anew, Windlass reuses them, and nothing grows.
+/// The script that times symmetric memory, on the simulator: NCCL makes each window anew, Windlass finds the first again, and nothing grows.
 #[test]
 fn symmetric_memory() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/measure/windows.py");
     let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("lines.json");
-    let mut command =
-        windlass(&["bench", "--sim", "--ranks", "2", "--symmetric-memory", "2M,4M", "--cycles", "7"]);
-    command.args([
-        "--op",
-        "all_reduce",
-        "--sizes",
-        "1K",
-        "--mode",
-        "eager",
-        "--repeat",
-        "1",
-        "--seconds",
-        "0.01",
-    ]);
-    command.arg("--json").arg(&json).env("WINDLASS_PEER_GROUPS", "on").env("NCCL_NVLS_ENABLE", "0");
-    command.env("WINDLASS_SIM_NCCL_LOG", "1");
-    let (code, printed, told) = outcome(command);
-    assert_eq!(code, Some(0), "{printed}{told}");
-    let text = std::fs::read_to_string(&json).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |what: &str, bytes: u64| {
-        let is = |line: &&Value| line["bytes"] == bytes && (line["what"] == what || line["grown"] == what);
-        lines.iter().find(is).unwrap_or_else(|| panic!("{what} {bytes}: {text}"))
+    let windows_made = |switch: &str| {
+        let mut command = windlass(&["run", "--sim", "--no-calibrate", "--", "python3", "-B", script]);
+        command.args(["--sizes", "2M", "--cycles", "3"]).env("WINDLASS_CACHE", folder.path());
+        command.env("WINDLASS", switch).env("NCCL_NVLS_ENABLE", "0").env("WINDLASS_SIM_NCCL_LOG", "1");
+        let (code, printed, told) = outcome(command);
+        assert_eq!((code, printed.lines().count()), (Some(0), 9), "{printed}{told}");
+        assert!(printed.contains("3 cycles of 2048 KiB added: 0 bytes of device memory"), "{printed}");
+        told.lines().filter(|line| line.contains("ncclCommWindowRegister")).count()
     };
-    for bytes in [2 << 20, 4 << 20] {
-        for (what, repetitions) in [
-            ("alloc", 52),
-            ("free", 52),
-            ("alloc_and_free", 52),
-            ("register", 52),
-            ("deregister", 52),
-            ("cycle", 9),
-        ] {
-            let line = of(what, bytes);
-            assert_eq!(line["repetitions"], repetitions, "{line}");
-            for side in ["plain_us", "windlass_us"] {
-                let time = |name: &str| line[side][name].as_f64().unwrap();
-                assert!(
-                    time("first") > 0.0 && 0.0 < time("median") && time("median") <= time("worst"),
-                    "{line}"
-                );
-            }
-            // One block is made in the first cycle and reused in all others.
-            let pool = &line["windlass_pool"];
-            assert_eq!((&pool["hits"], &pool["misses"]), (&(repetitions - 1).into(), &1.into()), "{line}");
-        }
-        for what in ["memory_bytes", "map_lines", "map_bytes"] {
-            let line = of(what, bytes);
-            assert_eq!(line["cycles"], 7, "{line}");
-            assert!(line["plain"]["before"].as_i64().unwrap() > 0, "{line}");
-        }
-        let grown = of("memory_bytes", bytes);
-        assert_eq!(
-            (&grown["plain"]["added"], &grown["windlass"]["added"]),
-            (&0.into(), &0.into()),
-            "{grown}"
-        );
-    }
-    // Two ranks for each size: NCCL alone makes a window each time, through Windlass one a series.
-    let made = told.lines().filter(|line| line.contains("ncclCommWindowRegister")).count();
-    assert_eq!(made, 2 * 2 * (52 + 9 + 2), "{told}");
-    assert!(printed.contains("whole cycle") && printed.contains("device memory, MiB"), "{printed}");
+    assert_eq!((windows_made("off"), windows_made("on")), (2 * (51 + 4), 2));
 }
 
 /// Errors name the wrong argument.
@@ -303,13 +251,8 @@ fn refusals() {
         (&["--beside", "65"], 2, "65 is not in 0..=64"),
         (&["--beside", "few"], 2, "invalid value 'few' for '--beside <N>'"),
         (&["--product", "100"], 2, "--product 100: expected a multiple of 64"),
-        (&["--symmetric-memory", "5000"], 2, "--symmetric-memory 5000: expected multiples of 4096"),
-        (&["--symmetric-memory", "0"], 2, "--symmetric-memory 0: expected"),
-        (&["--symmetric-memory", "2Q"], 2, "is no size"),
-        (&["--symmetric-memory", "--cycles", "1"], 2, "1 is not in 2..=100000"),
-        (&["--cycles", "10"], 2, "--symmetric-memory"),
         (&["--sizes", "10G"], 2, "--sizes: a buffer of 10G does not fit on GPU 0: expected at most "),
-        (&["--plot", "/proc/self/curves"], 1, "cannot make /proc/self/curves"),
+        (&["--plot", "/proc/self/curves"], 1, "--plot /proc/self/curves: expected a folder"),
         (&["--json", "/no/such/folder/lines"], 1, "cannot write /no/such/folder/lines"),
     ] {
         let mut command = windlass(&["bench", "--sim"]);
