@@ -11,7 +11,7 @@ use std::ptr::{null, null_mut};
 
 use nccl_sys::*;
 use windlass_base::call::{Call, Function, Local, Shared};
-use windlass_engine::api::{communicators, groups, memory, queries, windows};
+use windlass_engine::api::{communicators, groups, memory, queries, sleep, windows};
 use windlass_engine::dispatch;
 use windlass_engine::forward::init::{InitCall, InitFunction};
 use windlass_engine::forward::known::End;
@@ -293,10 +293,10 @@ asked! {
     ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t = queries::device(comm, device);
     ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t = queries::rank(comm, rank);
     ncclGetLastError(comm: ncclComm_t) -> *const c_char = queries::last_error(comm);
-    ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t = queries::suspend(comm, flags);
-    ncclCommResume(comm: ncclComm_t) -> ncclResult_t = queries::resume(comm);
+    ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t = sleep::suspend(comm, flags);
+    ncclCommResume(comm: ncclComm_t) -> ncclResult_t = sleep::resume(comm);
     ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t
-        = queries::memory(comm, stat, value);
+        = sleep::memory(comm, stat, value);
     ncclCommGetUniqueId(comm: ncclComm_t, id: *mut ncclUniqueId) -> ncclResult_t = queries::unique_id(comm, id);
     ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t
         = queries::register(comm, buff, size, handle);

@@ -1,7 +1,7 @@
 /* Functions of NCCL 2.29 to 2.31 that the simulator lacks, over the simulator, and one of a CUDA runtime that NCCL shares with the
  * program. One is a collective with a configuration of its
- * own, which must arrive as the program gave it. The other is a put of bytes without a signal, whose window is an address of the
- * caller's own device. */
+ * own, which must arrive as the program gave it. Another is a put of bytes without a signal, whose window is an address of the
+ * caller's own device. A suspend only notes that it was called: it fails where the communicator sleeps, and a resume where it does not. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <nccl.h>
@@ -35,4 +35,38 @@ ncclResult_t ncclPutSignal(const void* from, size_t count, ncclDataType_t type, 
   *(void**)&copy = dlsym(RTLD_DEFAULT, "cuMemcpyAsync");
   if (!copy || !communicator || type != ncclUint8) return ncclInvalidArgument;
   return copy((uintptr_t)window + offset, (uintptr_t)from, count, stream) ? ncclUnhandledCudaError : ncclSuccess;
+}
+
+/* The communicators that were suspended, which of them sleep, and how often each did. */
+static struct { ncclComm_t communicator; int sleeps, times; } suspended[64];
+
+static int place_of(ncclComm_t communicator) {
+  int place = 0;
+  while (suspended[place].communicator && suspended[place].communicator != communicator) place++;
+  suspended[place].communicator = communicator;
+  return place;
+}
+
+ncclResult_t ncclCommSuspend(ncclComm_t communicator, int flags) {
+  int place = place_of(communicator);
+  if (!(flags & NCCL_SUSPEND_MEM)) return ncclSuccess;
+  if (suspended[place].sleeps) return ncclInvalidUsage;
+  suspended[place].sleeps = 1;
+  suspended[place].times++;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommResume(ncclComm_t communicator) {
+  int place = place_of(communicator);
+  if (!suspended[place].sleeps) return ncclInvalidUsage;
+  suspended[place].sleeps = 0;
+  return ncclSuccess;
+}
+
+/* Its persistent bytes say how often it was suspended, and one more while it sleeps. */
+ncclResult_t ncclCommMemStats(ncclComm_t communicator, ncclCommMemStat_t stat, uint64_t* value) {
+  int place = place_of(communicator);
+  if (!value) return ncclInvalidArgument;
+  *value = stat == ncclStatGpuMemPersist ? 10 * (uint64_t)suspended[place].times + (uint64_t)suspended[place].sleeps : 0;
+  return ncclSuccess;
 }

@@ -62,6 +62,9 @@ class Communicator(TypedDict, total=False):
     change: str
     #: Calls that a graph capture recorded, as far as known.
     recorded: int
+    #: Bytes of the device's memory that Windlass takes for it, and whether it has given them back (``ncclCommSuspend``).
+    memory_bytes: int
+    sleeps: bool
     calls: List[Calls]
 
 

@@ -67,10 +67,10 @@ const SEEN: &[(&str, &str)] = &[
     ("ncclCommUserRank", "NCCL answers, or Windlass for a lazy communicator."),
     (
         "ncclCommSuspend",
-        "NCCL gives back its memory, and Windlass its kept windows. The memory of the peer group stays.",
+        "The communicator gives back Windlass's memory and its kept windows, with any NCCL; NCCL its own from 2.29.7 on. See [sleep](sleep.md).",
     ),
-    ("ncclCommResume", "NCCL resumes."),
-    ("ncclCommMemStats", "NCCL answers, without the memory of Windlass. A lazy communicator has 0."),
+    ("ncclCommResume", "Both take their memory again, Windlass at the same addresses: graphs stay valid."),
+    ("ncclCommMemStats", "Bytes of NCCL and of Windlass. A lazy communicator has Windlass's alone."),
     ("ncclMemAlloc", "A kept block of the same size, or a new one of NCCL's."),
     ("ncclMemFree", "The block is kept for a while, or NCCL frees it."),
     ("ncclCommRegister", "NCCL registers. Windlass then registers nothing by itself on this communicator."),

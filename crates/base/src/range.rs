@@ -70,13 +70,6 @@ impl<T> Ranges<T> {
         (address < range.end()).then_some((range, value))
     }
 
-    /// As [`Ranges::find`], to change the value.
-    pub fn find_mut(&mut self, address: u64) -> Option<(Range, &mut T)> {
-        let (base, (bytes, value)) = self.by_base.range_mut(..=address).next_back()?;
-        let range = Range { base: *base, bytes: *bytes };
-        (address < range.end()).then_some((range, value))
-    }
-
     /// All ranges that share an address with `range`, in order.
     pub fn overlapping(&self, range: Range) -> impl Iterator<Item = (Range, &T)> {
         let first = self.find(range.base).map_or(range.base, |(found, _)| found.base);
@@ -103,11 +96,6 @@ impl<T> Ranges<T> {
     /// All ranges, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Range, &T)> {
         self.by_base.iter().map(|(base, (bytes, value))| (Range { base: *base, bytes: *bytes }, value))
-    }
-
-    /// All ranges, in order, to change their values.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Range, &mut T)> {
-        self.by_base.iter_mut().map(|(base, (bytes, value))| (Range { base: *base, bytes: *bytes }, value))
     }
 
     /// The number of ranges.

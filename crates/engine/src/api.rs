@@ -10,5 +10,6 @@ mod init_ends;
 pub mod memory;
 pub mod queries;
 mod session;
+pub mod sleep;
 pub mod uneven;
 pub mod windows;

@@ -10,7 +10,9 @@ mod table;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nccl_sys::{ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSuccess};
+use nccl_sys::{
+    ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+};
 
 use crate::forward::known;
 use crate::lazy::LazyCommunicator;
@@ -87,6 +89,10 @@ pub struct Communicator {
     has_windows: AtomicBool,
     /// Whether its calls do not wait (`blocking = 0`), and it may have a peer group. Then it counts as unknown, so that each call looks at it.
     is_nonblocking: AtomicBool,
+    /// Whether it sleeps once the calls so far have run. Then it counts as unknown, too.
+    sleeps: AtomicBool,
+    /// Whether it was known before it slept.
+    knew: AtomicBool,
     /// What goes on behind its calls. Locked for a few stores.
     ongoing: Mutex<Option<Arc<Ongoing>>>,
     /// What its init left. Lock order: after the table's lock. Held for a few stores.
@@ -133,6 +139,8 @@ impl Communicator {
             gate: Gate::new(),
             has_windows: AtomicBool::new(false),
             is_nonblocking: AtomicBool::new(false),
+            sleeps: AtomicBool::new(false),
+            knew: AtomicBool::new(false),
             ongoing: Mutex::new(None),
             kept: Mutex::new(None),
         }
@@ -145,6 +153,8 @@ impl Communicator {
         self.is_lazy.store(false, Ordering::Relaxed);
         self.has_gate.store(false, Ordering::Relaxed);
         self.is_nonblocking.store(false, Ordering::Relaxed);
+        self.sleeps.store(false, Ordering::Relaxed);
+        count::memory(self.counters(), 0, false);
         self.ongoing.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -173,6 +183,9 @@ impl Communicator {
         self.has_windows.store(false, Ordering::Relaxed);
         registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));
         windows.into_iter().for_each(|windows| windows.guarded_by(&self.gate));
+        kept.peer_group()
+            .into_iter()
+            .for_each(|one| count::memory(self.counters(), one.memory_bytes(), false));
         self.has_peer_group.store(kept.peer_group().is_some(), Ordering::Release);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
     }
@@ -318,6 +331,31 @@ impl Communicator {
             return Err(refuse(ncclInvalidArgument, format_args!("communicator {handle:p} {why}")));
         }
         state.ok()
+    }
+
+    /// Whether it sleeps once the calls so far have run.
+    pub fn sleeps(&self) -> bool {
+        self.sleeps.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether it sleeps once the calls so far have run.
+    pub fn set_sleeps(&self, sleeps: bool) {
+        if self.sleeps.swap(sleeps, Ordering::Relaxed) != sleeps {
+            let was_known = self.known.swap(!sleeps && self.knew.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.knew.store(was_known, Ordering::Relaxed);
+        }
+    }
+
+    /// Fails if it sleeps: its kernels would find no memory.
+    // Divergence: NCCL does not look, and its kernels fail.
+    pub fn check_awake(&self, handle: ncclComm_t) -> Result<(), ncclResult_t> {
+        match self.sleeps() {
+            true => {
+                let why = format_args!("communicator {handle:p} sleeps: call ncclCommResume first");
+                Err(refuse(ncclInvalidUsage, why))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Whether what goes on behind a call forbids all ends but an abort.

@@ -128,15 +128,19 @@ fn first_sight(call: &Call, result: ncclResult_t) {
 }
 
 /// Asks NCCL for rank, ranks and device of a communicator that was not ready when it got its entry. Inside a group it may
-/// still not be ready; the next call asks again. Fails where NCCL would refuse the call as the one before is in progress.
+/// still not be ready; the next call asks again. Fails where NCCL would refuse the call as the one before is in progress, and while the
+/// communicator sleeps.
 #[cold]
 #[inline(never)]
 fn learn(call: &Call, communicator: &Communicator) -> Result<(), ncclResult_t> {
-    if communicator.is_nonblocking() {
-        return communicator.check_ready(call.local.communicator).map_err(|code| {
-            count(call, communicator, Path::Forward);
-            group::fail(code)
-        });
+    let handle = call.local.communicator;
+    if communicator.is_nonblocking() || communicator.sleeps() {
+        return communicator.check_awake(handle).and_then(|()| communicator.check_ready(handle)).map_err(
+            |code| {
+                count(call, communicator, Path::Forward);
+                group::fail(code)
+            },
+        );
     }
     if group::is_open() {
         return Ok(());

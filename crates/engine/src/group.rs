@@ -52,6 +52,7 @@ thread_local! {
             inside: Vec::new(),
             followed: Vec::new(),
             joints: Joints::NONE,
+            sleeps: Vec::new(),
         }))
     };
     static LEFT: Left = const { Left };
@@ -88,6 +89,18 @@ pub(crate) struct Ended {
     pub followed: Vec<Followed>,
     /// The streams of communicators of which Windlass may run a part, or with several streams.
     pub(crate) joints: Joints,
+    /// Suspends and resumes, in call order.
+    pub(crate) sleeps: Vec<SleepWork>,
+}
+
+/// A suspend or resume of a communicator with a peer group.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub(crate) struct SleepWork {
+    pub communicator: ncclComm_t,
+    pub resumes: bool,
+    /// Whether NCCL has its part of the call yet.
+    pub nccl_has: bool,
 }
 
 /// A call that NCCL runs when its group ends, and that later kernels of Windlass must wait for.
@@ -111,6 +124,7 @@ impl Ended {
             && self.inside.is_empty()
             && self.followed.is_empty()
             && self.joints.is_empty()
+            && self.sleeps.is_empty()
     }
 }
 
@@ -378,6 +392,12 @@ pub(crate) fn hold(what: Held) {
 /// Adds work on a lazy communicator, which goes to NCCL at the end of the open group.
 pub(crate) fn hold_lazy_work(what: LazyWork) {
     with_ended(|ended| ended.lazy_work.push(what));
+    one_more();
+}
+
+/// Adds a suspend or resume, which runs at the end of the open group.
+pub(crate) fn hold_sleep(what: SleepWork) {
+    with_ended(|ended| ended.sleeps.push(what));
     one_more();
 }
 

@@ -19,6 +19,7 @@ mod requests;
 mod scalars;
 mod setup;
 mod shutdown;
+mod sleep;
 
 pub use children::{ChildCall, ChildRequest, Lineage, lineage_of, roster_of};
 #[cfg(any(test, feature = "fuzzing"))]

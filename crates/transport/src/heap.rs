@@ -2,9 +2,8 @@
 //! processes by descriptor, and mapped once per peer process.
 //!
 //! A region's life: [`Heap::lend`] places and zeroes it. Once it [holds zeros](Region::wait_zeroed) it is [announced](Region::announce) to the
-//! other ranks. They [map](PeerHeap::map) its chunk and find the region at the same offset of their mapping; ranks of the same process [reach]
-//! it at its own address. Dropping the [`Region`] closes it on this rank, and events tell when the others have closed it. Then [`settle`]
-//! takes it back, unmaps empty chunks, and drops symmetric heaps and mappings that nobody uses. After a death the region's chunk lends no more.
+//! other ranks. They [map](PeerHeap::map) it at the same offset of their mapping; ranks of the same process [reach] it at its own address. Dropping the [`Region`] closes it on this rank, and events tell when the others have closed it. Then [`settle`]
+//! unmaps it, and drops symmetric heaps and mappings that nobody uses.
 //!
 //! Growing, mapping and unmapping are virtual memory calls alone. Zeroing runs on a stream of Windlass that waits for no other. So all of it
 //! may happen beside kernels that wait for a peer, and while the calling thread captures. The virtual memory calls may also run beside kernels
@@ -158,7 +157,7 @@ impl Heap {
         }
     }
 
-    /// Takes back the regions whose leases are over, and unmaps empty chunks. For the background worker.
+    /// Takes back the regions whose leases are over, and unmaps them. For the background worker.
     pub fn settle(&self) -> Result<(), HeapError> {
         self.refuse_child()?;
         // Without its context nothing runs on the device. Memory does not belong to the context and is still unmapped.
@@ -174,26 +173,24 @@ impl Heap {
         if self.is_in_forked_child() {
             return Counters::default();
         }
+        // What sleeps is placed, and not mapped.
+        let mapped_bytes = lock(&self.chunks).values().map(|mapping| mapping.physical().bytes).sum();
         let ledger = lock(&self.ledger);
         Counters {
             device: self.home.device,
             mapped_bytes_limit: ledger.space.mapped_bytes_max(),
-            mapped_bytes: ledger.space.mapped_bytes(),
+            mapped_bytes,
             mapped_bytes_highest: ledger.seen.mapped_bytes_highest,
-            lent_bytes: ledger.space.lent_bytes(),
-            lent_bytes_highest: ledger.seen.lent_bytes_highest,
             waiting_bytes: ledger.quarantine.waiting_bytes(),
             regions: ledger.quarantine.len() as u64,
-            chunks: ledger.space.chunk_count() as u64,
             grown: ledger.seen.grown,
             refused: ledger.seen.refused,
         }
     }
 
-    /// Whether nothing is lent and nothing mapped.
+    /// Whether nothing is lent, and so nothing mapped.
     fn is_idle(&self) -> bool {
-        let ledger = lock(&self.ledger);
-        ledger.quarantine.is_empty() && ledger.space.chunk_count() == 0
+        lock(&self.ledger).quarantine.is_empty()
     }
 
     fn lend_now(
@@ -219,15 +216,16 @@ impl Heap {
                 Ok(Region::new(self.clone(), lease, placement))
             }
             Err(failure) => {
+                drop(chunks.remove(&placement.chunk));
                 lock(&self.ledger).space.give_back(placement);
                 Err(failure.into())
             }
         }
     }
 
-    /// Places a region, on memory that may have to be mapped first. If there is no room, takes back leases that are over and tries again.
+    /// Maps a region. If there is no room, takes back leases that are over and tries again.
     fn place(&self, chunks: &mut BTreeMap<Serial, Mapping>, bytes: u64) -> Result<Placement, HeapError> {
-        let first = self.place_or_grow(chunks, bytes);
+        let first = self.map(chunks, bytes);
         let worth_settling = match &first {
             Err(HeapError::Full { .. }) => true,
             Err(HeapError::Cuda(failure)) => failure.is_out_of_memory(),
@@ -237,51 +235,75 @@ impl Heap {
             return first;
         }
         self.settle_within(chunks)?;
-        self.place_or_grow(chunks, bytes)
+        self.map(chunks, bytes)
     }
 
-    fn place_or_grow(
-        &self,
-        chunks: &mut BTreeMap<Serial, Mapping>,
-        bytes: u64,
-    ) -> Result<Placement, HeapError> {
-        let full = |ledger: &HeapLedger| HeapError::Full {
-            device: self.home.device,
-            asked_bytes: bytes,
-            lent_bytes: ledger.space.lent_bytes(),
-            mapped_bytes: ledger.space.mapped_bytes(),
-            mapped_bytes_limit: ledger.space.mapped_bytes_max(),
-        };
-        let growth = {
+    /// Maps a region, by virtual memory calls only.
+    fn map(&self, chunks: &mut BTreeMap<Serial, Mapping>, bytes: u64) -> Result<Placement, HeapError> {
+        let placement = {
             let mut ledger = lock(&self.ledger);
-            match ledger.space.lend(bytes) {
-                Ok(placement) => return Ok(ledger.lent(placement)),
-                Err(space::Obstacle::Full) => return Err(full(&ledger)),
-                Err(space::Obstacle::Grow(growth)) => growth,
-            }
+            ledger.space.lend(never_again(), bytes).ok_or_else(|| HeapError::Full {
+                device: self.home.device,
+                asked_bytes: bytes,
+                mapped_bytes: ledger.space.mapped_bytes(),
+                mapped_bytes_limit: ledger.space.mapped_bytes_max(),
+            })?
         };
-        let mapping = self.map_chunk(growth)?;
+        let mapping = self.map_chunk(placement);
         let mut ledger = lock(&self.ledger);
-        let serial = never_again();
-        if !ledger.space.grown(serial, growth.offset, mapping.physical().bytes) {
-            return Err(full(&ledger));
+        match mapping {
+            Ok(mapping) => {
+                chunks.insert(placement.chunk, mapping);
+                let mapped_bytes = ledger.space.mapped_bytes();
+                ledger.seen.mapped_bytes_highest = ledger.seen.mapped_bytes_highest.max(mapped_bytes);
+                ledger.seen.grown += 1;
+                Ok(placement)
+            }
+            Err(failure) => {
+                ledger.space.give_back(placement);
+                Err(failure.into())
+            }
         }
-        chunks.insert(serial, mapping);
-        ledger.seen.grown += 1;
-        let placement = ledger.space.lend(bytes).map_err(|_| full(&ledger))?;
-        Ok(ledger.lent(placement))
     }
 
-    /// Maps a chunk, by virtual memory calls only. If the device is short of memory, the chunk has only the bytes that are needed.
-    fn map_chunk(&self, growth: space::Growth) -> Result<Mapping, Failure> {
+    fn map_chunk(&self, placement: Placement) -> Result<Mapping, Failure> {
         let (driver, device) = (self.home.driver, self.home.device);
-        let physical = match Physical::create(driver, device, growth.bytes) {
-            Err(failure) if failure.is_out_of_memory() && growth.bytes_min < growth.bytes => {
-                Physical::create(driver, device, growth.bytes_min)
-            }
-            created => created,
-        }?;
-        Mapping::new(&self.reservation, growth.offset, physical, device)
+        let physical = Physical::create(driver, device, placement.bytes)?;
+        Mapping::new(&self.reservation, placement.offset, physical, device)
+    }
+
+    /// Unmaps a region and releases its memory. It stays lent, and its addresses stay its own.
+    fn let_go(&self, placement: Placement) -> Result<(), HeapError> {
+        self.refuse_child()?;
+        let _entered = self.home.enter()?;
+        drop(lock(&self.chunks).remove(&placement.chunk));
+        Ok(())
+    }
+
+    /// Maps new memory where a region has been let go of, and begins to fill it with zeros: it may hold what the region held before.
+    fn take_again(&self, lease: LeaseId, placement: Placement) -> Result<(), HeapError> {
+        self.refuse_child()?;
+        let _entered = self.home.enter()?;
+        let mut chunks = lock(&self.chunks);
+        if self.map_chunk(placement).map(|mapping| chunks.insert(placement.chunk, mapping)).is_err() {
+            self.settle_within(&mut chunks)?;
+            chunks.insert(placement.chunk, self.map_chunk(placement)?);
+        }
+        let done = self.zero(placement)?;
+        let mut zeroing = lock(&self.zeroing);
+        lock(&self.ledger).quarantine.unready(lease);
+        zeroing.insert(lease, done);
+        Ok(())
+    }
+
+    /// Ends a lease at once: no rank and no graph has the region's addresses.
+    fn end(&self, lease: LeaseId, placement: Placement) -> Result<(), HeapError> {
+        let mut ledger = lock(&self.ledger);
+        if ledger.quarantine.end(lease) {
+            ledger.space.give_back(placement);
+        }
+        drop(ledger);
+        self.let_go(placement)
     }
 
     /// Begins zeroing, and returns the event that tells its end. The stream orders zeroing against zeroing alone. That is enough, because a
@@ -319,18 +341,16 @@ impl Heap {
 
     fn settle_within(&self, chunks: &mut BTreeMap<Serial, Mapping>) -> Result<(), Failure> {
         self.observe_zeroing(None)?;
-        let empty = {
+        let over = {
             let mut ledger = lock(&self.ledger);
-            for over in ledger.quarantine.take_over() {
-                if over.is_tainted {
-                    ledger.space.retire(over.placement);
-                }
-                ledger.space.give_back(over.placement);
+            let over = ledger.quarantine.take_over();
+            for placement in &over {
+                ledger.space.give_back(*placement);
             }
-            ledger.space.take_empty()
+            over
         };
         // Dropping a mapping unmaps and releases the chunk.
-        empty.iter().for_each(|serial| drop(chunks.remove(serial)));
+        over.iter().for_each(|placement| drop(chunks.remove(&placement.chunk)));
         Ok(())
     }
 
@@ -344,13 +364,6 @@ impl Heap {
 
     fn refuse_child(&self) -> Result<(), HeapError> {
         if self.is_in_forked_child() { Err(HeapError::ForkedChild) } else { Ok(()) }
-    }
-}
-
-impl HeapLedger {
-    fn lent(&mut self, placement: Placement) -> Placement {
-        self.seen.look(self.space.mapped_bytes(), self.space.lent_bytes());
-        placement
     }
 }
 

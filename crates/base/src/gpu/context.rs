@@ -163,6 +163,13 @@ impl Driver {
         Ok(Context { handle, id })
     }
 
+    /// Waits until all work of the current context is done, on all its streams.
+    pub fn synchronize(&self) -> Result<(), Failure> {
+        // SAFETY: no arguments.
+        let code = unsafe { (self.calls.cuCtxSynchronize)() };
+        self.check("cuCtxSynchronize", code, String::new)
+    }
+
     /// The device that is current on this thread, if there is one.
     pub fn current_device(&self) -> Result<Option<Ordinal>, Failure> {
         let mut context = 0;

@@ -63,6 +63,7 @@ calls! {
     fn cuCtxPushCurrent_v2(usize);
     fn cuCtxPopCurrent_v2(*mut usize);
     fn cuCtxGetId(usize, *mut u64);
+    fn cuCtxSynchronize();
     fn cuThreadExchangeStreamCaptureMode(*mut c_uint);
     fn cuStreamCreate(*mut usize, c_uint);
     fn cuStreamDestroy_v2(usize);
@@ -208,7 +209,7 @@ mod tests {
     /// The newest function decides what driver is needed.
     #[test]
     fn oldest_driver() {
-        assert_eq!(NAMES.len(), 68, "a new function: which release of CUDA has it first?");
+        assert_eq!(NAMES.len(), 69, "a new function: which release of CUDA has it first?");
         assert!(NEWER.iter().all(|(name, _)| NAMES.contains(name)));
         assert_eq!(NEWER.map(|(_, since)| since).into_iter().max(), Some(CUDA_MIN));
         let said = format!("driver {DRIVER_MIN} (CUDA {}.{})", CUDA_MIN / 1000, CUDA_MIN / 10 % 100);

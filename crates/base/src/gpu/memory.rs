@@ -6,8 +6,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use once_cell::sync::OnceCell;
-
 use crate::descriptor::Ours;
 use crate::descriptor::fork_lock::without_forks;
 use crate::gpu::Address;
@@ -118,8 +116,6 @@ pub struct Physical {
     handle: u64,
     /// Size in bytes. For memory of another process, or behind another's mapping, as the caller of [`Physical`] gave it.
     pub bytes: u64,
-    /// Kept from the first export: that takes the driver 1.5 ms, a copy of the descriptor takes no time.
-    exported: OnceCell<Ours>,
 }
 
 impl Physical {
@@ -129,7 +125,7 @@ impl Physical {
         // SAFETY: the output and the properties are locals.
         let code = unsafe { (driver.calls.cuMemCreate)(&mut handle, bytes as usize, &shareable(device), 0) };
         driver.check("cuMemCreate", code, || format!("bytes {bytes}, device {device}"))?;
-        Ok(Physical { driver, handle, bytes, exported: OnceCell::new() })
+        Ok(Physical { driver, handle, bytes })
     }
 
     /// Memory of another process, from its descriptor. The caller keeps the descriptor.
@@ -151,7 +147,7 @@ impl Physical {
         driver.check("cuMemImportFromShareableHandle", code, || {
             format!("descriptor {number}, bytes {bytes}")
         })?;
-        Ok(Physical { driver, handle, bytes, exported: OnceCell::new() })
+        Ok(Physical { driver, handle, bytes })
     }
 
     /// The memory mapped at an address by anybody. It begins at the first byte of that memory, so `address` must be the mapping's first; `bytes`
@@ -166,23 +162,16 @@ impl Physical {
         let code = unsafe { (driver.calls.cuMemRetainAllocationHandle)(&mut handle, address as *mut c_void) };
         let detail = || format!("address {address:#x}, bytes {bytes}");
         driver.check("cuMemRetainAllocationHandle", code, detail)?;
-        Ok(Physical { driver, handle, bytes, exported: OnceCell::new() })
+        Ok(Physical { driver, handle, bytes })
     }
 
     /// A descriptor of the memory for other processes. The memory stays while a descriptor is open anywhere.
     pub fn export(&self) -> Result<Ours, Failure> {
-        let first = self.exported.get_or_try_init(|| {
-            without_forks(|| Ours::new(self.export_now()?).map_err(|cause| self.no_descriptor(cause)))
-        })?;
-        Ours::open(|| rustix::io::fcntl_dupfd_cloexec(first, 0)).map_err(|cause| self.no_descriptor(cause))
-    }
-
-    fn no_descriptor(&self, cause: rustix::io::Errno) -> Failure {
-        Failure::without_code(
-            "a descriptor",
-            "an error",
-            format!("{cause}, for memory of {} bytes", self.bytes),
-        )
+        let lacks = |cause| {
+            let detail = format!("{cause}, for memory of {} bytes", self.bytes);
+            Failure::without_code("a descriptor", "an error", detail)
+        };
+        without_forks(|| Ours::new(self.export_now()?).map_err(lacks))
     }
 
     fn export_now(&self) -> Result<OwnedFd, Failure> {

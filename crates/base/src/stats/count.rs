@@ -99,6 +99,7 @@ pub fn begin(identity: Identity) -> usize {
     place.lacks.store(0, Ordering::Relaxed);
     place.limits_from.store(0, Ordering::Relaxed);
     place.name.store(0, Ordering::Relaxed);
+    memory(index, 0, false);
     place.native_below.iter().for_each(|limit| limit.store(0, Ordering::Relaxed));
     reason(index, None, "");
     identify(index, identity);
@@ -143,6 +144,15 @@ pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
     place.lacks.store(lacks.0, Ordering::Relaxed);
     place.peer_group.store(number, Ordering::Relaxed);
     place.serial.load(Ordering::Relaxed)
+}
+
+/// Notes how much device memory of this process Windlass takes for a communicator, and whether it has given that back.
+pub fn memory(counters: usize, bytes: u64, sleeps: bool) {
+    if counters != UNKNOWN {
+        let place = &segment::current().communicators[counters];
+        place.memory_bytes.store(bytes, Ordering::Relaxed);
+        place.sleeps.store(sleeps.into(), Ordering::Relaxed);
+    }
 }
 
 /// Notes what all ranks of a communicator call it, unless it has a name.

@@ -111,9 +111,13 @@ fn body(counts: &CommunicatorCounts) -> String {
         format!("not in fixed order: {lost} {reductions}{without}")
     });
     let recorded = (counts.recorded > 0).then(|| format!("recorded in graphs: {} calls", counts.recorded));
+    let is_awake = if counts.sleeps { ", given back: it sleeps" } else { "" };
+    let memory =
+        (counts.memory_bytes > 0).then(|| format!("memory: {}{is_awake}", size(counts.memory_bytes)));
     let guesses =
         Some(counts.reason.clone()).filter(|_| counts.peer_group == "yes" && !counts.reason.is_empty());
-    for line in [standing(counts), guesses, nccl(&counts.nccl), order, recorded].into_iter().flatten() {
+    for line in [standing(counts), guesses, nccl(&counts.nccl), memory, order, recorded].into_iter().flatten()
+    {
         let _ = writeln!(out, "  {line}");
     }
     for row in &counts.calls {
@@ -215,6 +219,8 @@ mod tests {
                 reason: String::new(),
                 reason_rank: None,
                 recorded: 0,
+                memory_bytes: 0,
+                sleeps: false,
                 change: String::new(),
                 calls: vec![calls],
             }],
@@ -247,6 +253,17 @@ mod tests {
         // The number of calls stands in one column in both tables.
         assert_eq!(ends(calls), ends(last) - ends("      3.0 MiB"));
         assert!(table.contains("\ncommunicator 1: rank 0 of 4, device ?, live\n"), "{table}");
+    }
+
+    /// What Windlass takes of the device for a communicator, or has given back.
+    #[test]
+    fn memory() {
+        let mut counts = example().communicators.remove(0);
+        assert!(!body(&counts).contains("memory"));
+        counts.memory_bytes = 18 << 20;
+        assert!(body(&counts).contains("  memory: 18.0 MiB\n"));
+        counts.sleeps = true;
+        assert!(body(&counts).contains("  memory: 18.0 MiB, given back: it sleeps\n"));
     }
 
     /// A communicator's line has its features, or why it is on NCCL and what would change that.

@@ -138,6 +138,10 @@ pub struct Communicator {
     pub not_in_fixed_order: AtomicU64,
     /// Calls that a graph capture recorded, as far as is known: see [`crate::stats::count::recorded`].
     pub recorded: AtomicU64,
+    /// Bytes of this process's device memory that Windlass takes for it, or took before it went to sleep.
+    pub memory_bytes: AtomicU64,
+    /// Whether it sleeps.
+    pub sleeps: AtomicU32,
     /// What all its ranks call it; 0 where they have no common name.
     pub name: AtomicU64,
     /// The number of its ring, from 1; 0 if it has none.

@@ -112,6 +112,12 @@ pub struct CommunicatorCounts {
     /// Calls that a graph capture recorded, as far as is known: see [`crate::stats::count::recorded`].
     #[serde(default, skip_serializing_if = "is_zero")]
     pub recorded: u64,
+    /// Bytes of the device's memory that Windlass takes for it, as it was made, slept or woke last.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub memory_bytes: u64,
+    /// Whether it has given that memory back (`ncclCommSuspend`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sleeps: bool,
     /// What would give the communicator a peer group; empty where nothing is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub change: String,
@@ -258,6 +264,8 @@ impl CommunicatorCounts {
                 .flatten(),
             reason,
             recorded: counters.recorded.load(Ordering::Relaxed),
+            memory_bytes: counters.memory_bytes.load(Ordering::Relaxed),
+            sleeps: counters.sleeps.load(Ordering::Relaxed) != 0,
             change: peer_group::change(number).into(),
             calls,
         })

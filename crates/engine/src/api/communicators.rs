@@ -27,7 +27,7 @@ use windlass_base::process;
 use windlass_base::stats::count;
 use windlass_base::thread;
 
-use super::handles::{ended, enter_by, is_taken, note, share};
+use super::handles::{check_awake, ended, enter_by, is_taken, note, share};
 use super::{queries, session};
 
 /// Makes an id. With peer groups, this process hosts the session of its ranks.
@@ -61,7 +61,10 @@ pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
 
 fn make(entry: Entry, init: &InitCall) -> ncclResult_t {
     if peers::is_on() {
-        let before = || Ok(init.parent.and_then(|parent| before_init(init, parent)));
+        let before = || {
+            init.parent.map_or(Ok(()), check_awake).inspect_err(|_| count::function(entry))?;
+            Ok(init.parent.and_then(|parent| before_init(init, parent)))
+        };
         return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
             Ok(_inside) => session::init_with_session(entry, init),
             Err(code) => group::fail(code),

@@ -8,7 +8,7 @@ use nccl_sys::{Entry, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess};
 use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
 use crate::forward::init;
 use crate::forward::known;
-use crate::group::{self, Awaited, Ended, Waiting};
+use crate::group::{self, Awaited, Ended, SleepWork, Waiting};
 use crate::peers::{self, InitOutcome};
 use windlass_base::error::panicked;
 use windlass_base::guard;
@@ -16,7 +16,7 @@ use windlass_base::observers;
 use windlass_base::stats::count;
 
 use super::handles::{UNKNOWN, is_taken, note};
-use super::{children, init_ends, session};
+use super::{children, init_ends, session, sleep};
 
 /// Opens a group.
 pub fn start() -> ncclResult_t {
@@ -52,7 +52,13 @@ fn end_of_much() -> ncclResult_t {
         || (RefCell::new(parts), RefCell::new(closing(Entry::ncclGroupEnd))),
         |(parts, ended)| {
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
-            let ready = guard::call(|| ready(&ended.borrow(), &candidates));
+            let sleeps = std::mem::take(&mut ended.borrow_mut().sleeps);
+            let (resumes, suspends): (Vec<_>, _) = sleeps.iter().partition(|work| work.resumes);
+            let ready = guard::call(|| ready(&ended.borrow(), &candidates, resumes));
+            // A resume that goes on behind its call.
+            let (ready, wakes) =
+                if ready == ncclInProgress { (ncclSuccess, ready) } else { (ready, ncclSuccess) };
+            ours.set(ours.get().and(wakes));
             let Closed { nccls, result } = match ready == ncclSuccess {
                 true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
                 // The driver has failed, or the streams of a communicator's ranks are unlike: NCCL must run nothing of the group.
@@ -69,12 +75,17 @@ fn end_of_much() -> ncclResult_t {
             if result == ncclInProgress {
                 let joints = std::mem::take(&mut ended.borrow_mut().joints);
                 guard::or_else(|| (), || ordering::behind_nccl(followed, parts, joints));
-                return result;
+                return guard::call(|| sleep::run(suspends)).and(result);
             }
             guard::or_else(|| (), || ordering::after_group(followed, result == ncclSuccess));
             if result == ncclSuccess && !parts.is_empty() {
                 let ran = ordering::run_held(&parts, &ended.borrow().joints);
                 ours.set(ours.get().and(ran));
+            }
+            if result == ncclSuccess && !suspends.is_empty() {
+                ours.set(ours.get().and(guard::call(|| sleep::run(suspends))));
+            } else if !sleeps.is_empty() {
+                guard::or_else(|| (), || sleep::forget(&sleeps));
             }
             if observers::are_on() {
                 observers::after(group::is_open().into());
@@ -88,12 +99,19 @@ fn end_of_much() -> ncclResult_t {
 }
 
 /// What comes before NCCL's part. Nothing in a group that fails: NCCL runs nothing of it.
-fn ready(ended: &Ended, candidates: &[Waiting]) -> ncclResult_t {
+fn ready(ended: &Ended, candidates: &[Waiting], resumes: Vec<SleepWork>) -> ncclResult_t {
     if matches!(ended.awaited.first(), Some(Awaited::Failed(_))) {
         return ncclSuccess;
     }
+    let woken = sleep::run(resumes);
+    if !is_taken(woken) {
+        return woken;
+    }
     let joined = ordering::before_nccl(ended);
-    if joined == ncclSuccess { registration::before_group(candidates, &ended.joints) } else { joined }
+    if joined != ncclSuccess {
+        return joined;
+    }
+    registration::before_group(candidates, &ended.joints).and(woken)
 }
 
 /// The results of a group.
@@ -123,6 +141,7 @@ pub fn simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
             let Closed { result, .. } = close(&mut ended.borrow_mut(), Simulated::Yes, end);
             let forget = || {
                 registration::forget(&ended.borrow().candidates);
+                sleep::forget(&ended.borrow().sleeps);
                 result
             };
             guard::or_else(|| panicked("the numbers of registered calls"), forget)

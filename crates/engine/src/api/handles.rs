@@ -21,6 +21,12 @@ pub(super) fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
     group::enter(|| communicator.pass())
 }
 
+/// Fails for a communicator that sleeps, and has the open group fail.
+pub(super) fn check_awake(handle: ncclComm_t) -> Result<(), ncclResult_t> {
+    let known = guard::or_else(|| None, || communicator::find(handle));
+    known.map_or(Ok(()), |known| known.check_awake(handle)).map_err(group::fail)
+}
+
 /// What `look` finds in a communicator's peer group. None without one, or after a panic.
 pub(super) fn in_peer_group<T>(
     handle: ncclComm_t,

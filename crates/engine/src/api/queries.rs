@@ -26,7 +26,7 @@ use windlass_base::guard;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
 
-use super::handles::{ended, enter_by, in_peer_group, share};
+use super::handles::{check_awake, ended, enter_by, in_peer_group, share};
 use super::windows;
 
 /// The lazy communicator with this handle.
@@ -41,7 +41,7 @@ pub(super) fn keep_apart(handle: ncclComm_t, unfit: Unfit) {
 }
 
 /// The same, on this rank, if it is already materialized: before that, the call does not reach NCCL.
-fn keep_built_apart(handle: ncclComm_t) {
+pub(super) fn keep_built_apart(handle: ncclComm_t) {
     let is_built = |lazy: &Arc<LazyCommunicator>| lazy.real().is_some();
     let mark = || lazy_of(handle).filter(is_built).into_iter().for_each(|lazy| lazy.mark(Unfit::Here));
     guard::or_else(|| (), mark);
@@ -57,8 +57,8 @@ pub(super) fn ask(
     let before = || {
         count::function(entry);
         // NCCL allows these queries at any time, so they need not pass the gate.
-        use Entry::{ncclCommCount, ncclCommCuDevice, ncclCommMemStats, ncclCommUserRank};
-        let is_free = matches!(entry, ncclCommCount | ncclCommCuDevice | ncclCommMemStats | ncclCommUserRank);
+        use Entry::{ncclCommCount, ncclCommCuDevice, ncclCommUserRank};
+        let is_free = matches!(entry, ncclCommCount | ncclCommCuDevice | ncclCommUserRank);
         let inside = if is_free { None } else { enter_by(handle) };
         // A function that the real library lacks fails for lazy communicators, too, whatever the handle.
         (lazy_of(handle).filter(|_| !is_missing(entry)), inside)
@@ -79,6 +79,10 @@ pub(super) fn need(
     handle: ncclComm_t,
     real: impl FnOnce(ncclComm_t) -> ncclResult_t + 'static,
 ) -> ncclResult_t {
+    if let Err(code) = check_awake(handle) {
+        count::function(entry);
+        return code;
+    }
     let before = || {
         count::function(entry);
         (lazy_of(handle).filter(|_| !is_missing(entry)), enter_by(handle))
@@ -138,25 +142,6 @@ pub fn last_error(handle: ncclComm_t) -> *const c_char {
     queries::last_error(real)
 }
 
-/// Has NCCL free memory of an idle communicator. A lazy communicator that is not materialized has none.
-pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
-    keep_built_apart(handle);
-    windows::end_cached(handle);
-    registering_of(handle, Registering::veto);
-    ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| queries::suspend(real, flags))
-}
-
-/// Has NCCL allocate that memory again.
-pub fn resume(handle: ncclComm_t) -> ncclResult_t {
-    ask(Entry::ncclCommResume, handle, |_| ncclSuccess, queries::resume)
-}
-
-/// Bytes of device memory that NCCL's communicator holds.
-pub fn memory(handle: ncclComm_t, which: nccl_sys::ncclCommMemStat_t, place: *mut u64) -> ncclResult_t {
-    let here = |_: &Arc<LazyCommunicator>| put(place, 0, "ncclCommMemStats: value");
-    ask(Entry::ncclCommMemStats, handle, here, |real| queries::memory(real, which, place))
-}
-
 /// An id for ranks that join by `ncclCommGrow`.
 pub fn unique_id(handle: ncclComm_t, place: *mut nccl_sys::ncclUniqueId) -> ncclResult_t {
     keep_apart(handle, Unfit::Here);
@@ -180,6 +165,10 @@ pub fn register(
             "ncclCommRegister: handle",
         )
     };
+    if let Err(code) = check_awake(handle) {
+        count::function(Entry::ncclCommRegister);
+        return code;
+    }
     keep_built_apart(handle);
     // NCCL would return the registration of a kept window.
     windows::meet(handle, address, bytes);
@@ -337,7 +326,10 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     let lane = Lane { communicator: handle, stream: call.stream(), is_empty: false };
     let find = || communicator::find(handle).filter(|known| known.has_peer_group() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
-    let before = || communicator.map_or(Ok(None), |known| ordering::before_forward(lane, known));
+    let before = || {
+        check_awake(handle)?;
+        communicator.map_or(Ok(None), |known| ordering::before_forward(lane, known))
+    };
     let forwarded = match guard::or_else(|| Ok(None), before) {
         Ok(forwarded) => forwarded,
         Err(code) => {

@@ -23,8 +23,9 @@ use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::range::Range;
+use windlass_base::stats::count;
 
-use super::handles::{enter_by, in_peer_group};
+use super::handles::{check_awake, enter_by, in_peer_group};
 use super::queries::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
 
 /// The version code of the first release that writes a null window where it makes none.
@@ -49,6 +50,10 @@ pub fn register(
     flags: c_int,
 ) -> ncclResult_t {
     group::restore_device();
+    if let Err(code) = check_awake(handle) {
+        count::function(Entry::ncclCommWindowRegister);
+        return code;
+    }
     register_one(Asked { handle, address, bytes, place, flags })
 }
 

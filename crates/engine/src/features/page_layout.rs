@@ -1,4 +1,4 @@
-//! The layout of the shared page of a peer group, in which ranks agree on registrations and windows,
+//! The layout of the shared page of a peer group, in which ranks agree on registrations and windows, agree to sleep and to wake,
 //! and say that they have closed. Rank 0 makes the page, and sends its descriptor together with its region.
 
 use std::os::fd::AsFd;
@@ -13,7 +13,9 @@ use windlass_base::shared_page::{self, SharedPage};
 pub(crate) const WINDOWS_AT: usize = agreed::WORDS.next_multiple_of(8);
 /// The word in which each rank sets its bit when it has closed: after the words of windows, on a line of its own.
 pub(crate) const CLOSED_AT: usize = (WINDOWS_AT + windows::WORDS).next_multiple_of(8);
-const _: () = assert!(CLOSED_AT < shared_page::WORDS);
+/// The word in which ranks agree on suspends and resumes: on a line of its own.
+pub(crate) const SLEEP_AT: usize = CLOSED_AT + 8;
+const _: () = assert!(SLEEP_AT < shared_page::WORDS);
 /// The rank that makes the shared page.
 pub(crate) const PAGE_MAKER: u32 = 0;
 

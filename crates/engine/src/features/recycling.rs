@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::features::memory::pool;
 use windlass_base::gpu::{self, Ordinal};
-use windlass_transport::heap::{Heap, HeapError, Region};
+use windlass_transport::heap::{Heap, HeapError};
 
 use crate::background::{side_thread, worker};
 use crate::features::registration::freeing::{Busy, Freeing, free, home_of, is_short_on, let_go};
@@ -71,11 +71,11 @@ pub(crate) fn make_room(device: Option<Ordinal>) {
 
 /// Lends a region by `lend`. If there is no room, calls `make_room` and lends again whenever ended communicators may have released some.
 /// `make_room` asks its argument whether there is enough.
-pub(crate) fn lend(
+pub(crate) fn lend<T>(
     heap: &Heap,
     make_room: impl FnOnce(&mut dyn FnMut() -> bool),
-    lend: impl Fn() -> Result<Region, HeapError>,
-) -> Result<Region, HeapError> {
+    lend: impl Fn() -> Result<T, HeapError>,
+) -> Result<T, HeapError> {
     let held = || {
         let now = heap.counters();
         (now.regions, now.mapped_bytes)
@@ -179,13 +179,7 @@ mod tests {
     /// the counters have changed.
     #[test]
     fn asks_again_for_want_of_room() {
-        let full = HeapError::Full {
-            device: 0,
-            asked_bytes: 2,
-            lent_bytes: 3,
-            mapped_bytes: 4,
-            mapped_bytes_limit: 4,
-        };
+        let full = HeapError::Full { device: 0, asked_bytes: 2, mapped_bytes: 4, mapped_bytes_limit: 4 };
         let cuda = |code| {
             let (name, detail) = Default::default();
             Failure { call: "cuMemCreate", code: Some(code), name, detail }

@@ -183,7 +183,8 @@ impl LazyCommunicator {
         if !self.ends.enter() {
             return Waited::Aborted;
         }
-        if !self.usage.has_run() {
+        // Before a communicator sleeps all its work is done.
+        if !self.usage.has_run() || self.peer_group.sleeps() {
             return Waited::Over(ncclSuccess);
         }
         let Some([from, to]) = self.peer_group.scratch() else { return Waited::Over(ncclInternalError) };

@@ -69,11 +69,12 @@ impl Chore for Growth {
         for peer_group in registry::alive() {
             let Some(transports) = peer_group.transports() else { continue };
             let (comm, from) = (peer_group.negotiated().comm, peer_group.rank());
+            let asked_at = peer_group.growing().forgotten();
             for (to, wire) in peer_group.growing().wanted(&transports.p2p) {
                 peer_group.others().ask(to, Matter::Ring(wire), move |answer| {
                     let Some(peer_group) = registry::find(comm, from) else { return };
                     let Some((p2p, heap)) = peer_group.p2p_and_heap() else { return };
-                    peer_group.growing().answered((to, wire), answer.ok(), p2p, heap);
+                    peer_group.growing().answered((to, wire), asked_at, answer.ok(), p2p, heap);
                 });
             }
         }
@@ -94,6 +95,7 @@ impl Chore for Answers {
                 let (p2p, heap) = peer_group.p2p_and_heap()?;
                 peer_group.growing().grant(from, wire, p2p, heap)
             }
+            Matter::Region => peer_group.others().announced(peer_group.region()?, from).ok(),
             Matter::LostAttempt(attempt) => {
                 log::debug!(
                     "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a lazy communicator failed"

@@ -23,6 +23,7 @@ use super::growing::Growing;
 use super::ids::Ids;
 use super::requests::{Matter, Others};
 use super::scalars::Scalars;
+use super::sleep::Sleep;
 use crate::background::{own_thread, process_exit, worker};
 use crate::features::registration::registering::{End, Registering};
 use crate::features::windows::{self, Windows};
@@ -49,6 +50,7 @@ pub struct PeerGroup {
     ids: Ids,
     attempts: Attempts,
     scalars: Scalars,
+    sleep: Sleep,
 }
 
 /// The features of a peer group beside moving bytes.
@@ -121,6 +123,7 @@ impl PeerGroup {
             features,
             lineage,
             scalars: Scalars::default(),
+            sleep: Sleep::default(),
         }))
     }
 
@@ -210,8 +213,18 @@ impl PeerGroup {
         self.transports().map(|transports| &transports.sequencer)
     }
 
-    fn region(&self) -> Option<&Region> {
+    pub(super) fn region(&self) -> Option<&Region> {
         self.mapped.as_ref().map(|mapped| &mapped.region)
+    }
+
+    /// The memory of all ranks. None while the peer group is being dropped.
+    pub(super) fn mapped(&self) -> Option<&Mapped> {
+        self.mapped.as_ref()
+    }
+
+    /// What suspends and resumes have done.
+    pub(super) fn sleep(&self) -> &Sleep {
+        &self.sleep
     }
 
     /// What growing a ring needs. None while the peer group is being dropped.
@@ -367,9 +380,9 @@ impl PeerGroup {
         self.region().map(Region::device)
     }
 
-    /// Two addresses in this rank's device memory, each of a byte that nothing else uses.
+    /// Two addresses in this rank's device memory, each of a byte that nothing else uses. None while it sleeps.
     pub fn scratch(&self) -> Option<[Address; 2]> {
-        self.region().map(preparing::scratch)
+        self.region().filter(|_| !self.sleeps()).map(preparing::scratch)
     }
 }
 

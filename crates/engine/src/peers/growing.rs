@@ -2,6 +2,8 @@
 //! answers with that memory. The sender maps it and tells its kernels. All of this runs on the background workers of both, while calls and
 //! kernels go on. Each ring grows once. A receiver that gives none may still be in its init, or lack memory: it is asked again, ever more
 //! seldom. Its answer may also have been lost, so it gives the same ring again. Where the memory cannot be mapped, the ring stays as it is.
+//!
+//! A communicator that goes to sleep forgets all larger rings. After that tags begin again, so its rings grow into zeros.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,10 +12,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use windlass_base::thread;
 use windlass_bootstrap::request_socket::Answer;
-use windlass_transport::heap::{
-    self, Heap, Holds, LeaseId, Member, Peer, PeerHeap, PeerRegion, Place, Region,
-};
+use windlass_transport::heap::{self, Heap, Holds, LeaseId, Peer, PeerHeap, PeerRegion, Place, Region};
 use windlass_transport::p2p::{Direction, P2p, Wire};
 
 use super::requests::Others;
@@ -26,6 +27,8 @@ const AGAIN_AFTER_MOST: Duration = Duration::from_secs(60);
 const STALLED_EVERY: Duration = Duration::from_millis(250);
 const STALLED_EVERY_LATER: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 5;
+/// How long the worker waits for zeros. A device fills a ring in a tenth of a millisecond, unless it is full of waiting kernels.
+const ZEROED_SOON: Duration = Duration::from_millis(2);
 
 /// The growth of a rank's rings. A large message asks for its ring at once. A sender without room says so in memory that the worker reads.
 #[derive(Debug)]
@@ -59,6 +62,9 @@ struct Asked {
 pub(super) struct Grown {
     regions: BTreeMap<Ring, Region>,
     peers: Vec<PeerRegion>,
+    sleeps: bool,
+    /// How often all rings were forgotten. Answers to questions from before are void.
+    forgotten: u64,
 }
 
 fn index(wire: Wire) -> usize {
@@ -133,6 +139,32 @@ impl Growing {
         self.grown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Forgets all larger rings, and gives none while the communicator sleeps. No kernel runs on any rank. Graphs have no address of a ring.
+    pub(super) fn sleep(&self, p2p: &P2p) {
+        let mut grown = self.lock();
+        (grown.sleeps, grown.forgotten) = (true, grown.forgotten + 1);
+        self.asked.lock().clear();
+        p2p.forget_growth();
+        grown.peers.drain(..).for_each(PeerRegion::end);
+        // A failure was logged; the driver keeps the memory then.
+        std::mem::take(&mut grown.regions).into_values().for_each(|region| drop(region.end()));
+    }
+
+    /// Lets rings grow again.
+    pub(super) fn wake(&self) {
+        self.lock().sleeps = false;
+    }
+
+    /// How often all rings were forgotten.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.lock().forgotten
+    }
+
+    /// Bytes of the rings that this rank has lent.
+    pub(super) fn lent_bytes(&self) -> u64 {
+        self.lock().regions.values().map(Region::bytes).sum()
+    }
+
     /// Looks for rings that should grow and are to be asked for now; marks them as asked. Calls no driver.
     pub(super) fn wanted(&self, p2p: &P2p) -> Vec<(u32, Wire)> {
         let _ = self
@@ -148,49 +180,56 @@ impl Growing {
         of_ll128.chain(of(Wire::Bulk, stalled.bulk | early.bulk)).collect()
     }
 
-    /// On the receiver: lends the larger ring, tells this rank's kernels, and returns what the sender needs to map it. The ring is not cleared
-    /// (`growth` of the kernels crate says why), so nothing has to run on the device, which may be full of waiting kernels. Nothing is freed for
-    /// a ring: without it messages go on.
+    /// On the receiver: lends the larger ring, tells this rank's kernels, and returns what the sender needs to map it. Before the first sleep the
+    /// ring is not cleared (`growth` of the kernels crate says why), so nothing has to run on the device, which may be full of waiting kernels.
+    /// Later it is given once it holds zeros, which the sender asks for again. Nothing is freed for a ring: without it messages go on.
     pub(super) fn grant(&self, from: u32, wire: Wire, p2p: &P2p, heap: &Arc<Heap>) -> Option<Answer> {
         self.lend(from, wire, p2p, heap)
             .inspect_err(|words| log::warn!("no larger ring for messages of rank {from}: {words}"))
-            .ok()
+            .ok()?
     }
 
-    fn lend(&self, from: u32, wire: Wire, p2p: &P2p, heap: &Arc<Heap>) -> Result<Answer, String> {
-        let sender = self.others.member(from)?;
-        let regions = &mut self.lock().regions;
+    fn lend(&self, from: u32, wire: Wire, p2p: &P2p, heap: &Arc<Heap>) -> Result<Option<Answer>, String> {
+        let Grown { regions, sleeps, forgotten, .. } = &mut *self.lock();
+        if *sleeps {
+            return Ok(None);
+        }
         let region = match regions.entry((index(wire), from)) {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(place) => {
-                place.insert(heap.lend_as_it_is(p2p.growth_bytes(wire), &self.holds).map_err(words)?)
+                let bytes = p2p.growth_bytes(wire);
+                let lent = match *forgotten {
+                    0 => heap.lend_as_it_is(bytes, &self.holds),
+                    _ => heap.lend(bytes, &self.holds),
+                };
+                place.insert(lent.map_err(words)?)
             }
         };
-        let member = Member { rank: from, process: sender.process.number() };
-        let (place, descriptor) = if self.others.is_near(from) {
-            (region.announce_here(&[member]).map_err(words)?, None)
-        } else {
-            let announcement = region.announce(&[member]).map_err(words)?;
-            (announcement.place, Some(announcement.descriptor))
-        };
+        let is_late = || region.is_zeroed().is_ok_and(|is_zeroed| !is_zeroed);
+        if !thread::wait_while(ZEROED_SOON, ZEROED_SOON / 40, is_late) {
+            return Ok(None);
+        }
+        let answer = self.others.announced(region, from)?;
         if !p2p.has_grown(Direction::Receive, from, wire) {
             p2p.grow(Direction::Receive, from, wire, region.address(), p2p.growth_slots(wire))
                 .map_err(words)?;
         }
         log::debug!("a larger ring for messages of rank {from}: {} bytes", p2p.growth_bytes(wire));
-        Ok(Answer { words: place.to_wire().to_vec(), descriptor })
+        Ok(Some(answer))
     }
 
-    /// On the sender: maps the larger ring and tells this rank's kernels.
+    /// On the sender: maps the larger ring and tells this rank's kernels. `asked_at` is how often rings had been forgotten when it asked.
     pub(super) fn answered(
         &self,
         (to, wire): (u32, Wire),
+        asked_at: u64,
         answer: Option<Answer>,
         p2p: &P2p,
         heap: &Arc<Heap>,
     ) {
-        let taken = match answer {
-            Some(answer) => self.map((to, wire), &answer, p2p, heap),
+        let mut grown = self.lock();
+        let taken = match answer.filter(|_| grown.forgotten == asked_at) {
+            Some(answer) => self.map((to, wire), &answer, (p2p, heap), &mut grown),
             None => {
                 log::debug!("no larger ring for messages to rank {to} yet: its process gives none");
                 self.asked.deny((index(wire), to), Instant::now());
@@ -206,8 +245,8 @@ impl Growing {
         &self,
         (to, wire): (u32, Wire),
         answer: &Answer,
-        p2p: &P2p,
-        heap: &Arc<Heap>,
+        (p2p, heap): (&P2p, &Arc<Heap>),
+        grown: &mut Grown,
     ) -> Result<(), String> {
         let receiver = self.others.member(to)?;
         let place = Place::from_wire(answer.words[..].try_into().map_err(|_| "an answer that says nothing")?);
@@ -221,7 +260,7 @@ impl Growing {
             None => heap::reach(place, heap).map_err(words)?,
         };
         let (address, bytes) = (region.address(), region.bytes());
-        self.lock().peers.push(region);
+        grown.peers.push(region);
         let expected = p2p.growth_bytes(wire);
         if bytes < expected {
             return Err(format!("it lends {bytes} bytes, expected {expected}"));

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_bootstrap::negotiated::{Member, NegotiatedConfig, RANKS_MAX, Token};
-use windlass_bootstrap::request_socket::Answered;
+use windlass_bootstrap::request_socket::{Answer, Answered};
+use windlass_transport::heap::{self, Region};
 use windlass_transport::p2p::Wire;
 
 use crate::background::worker;
@@ -36,6 +37,8 @@ pub(super) enum Matter {
     Id(u64),
     /// The rank wants a larger ring for its messages.
     Ring(Wire),
+    /// The rank wants to map the other's region again.
+    Region,
 }
 
 const MAGIC: &[u8; 8] = b"windlass";
@@ -48,6 +51,7 @@ impl Request {
             Matter::Id(number) => (2, number),
             Matter::Ring(Wire::Ll128) => (3, 0),
             Matter::Ring(Wire::Bulk) => (4, 0),
+            Matter::Region => (5, 0),
         };
         let Request { comm, from, to, .. } = self;
         Writer::default().raw(MAGIC).token(comm).u32(from).u32(to).u8(kind).u64(value).finish()
@@ -64,6 +68,7 @@ impl Request {
             (2, number) => Matter::Id(number),
             (3, 0) => Matter::Ring(Wire::Ll128),
             (4, 0) => Matter::Ring(Wire::Bulk),
+            (5, 0) => Matter::Region,
             _ => return None,
         };
         Some(Request { comm, from, to, matter })
@@ -108,6 +113,19 @@ impl Others {
     pub(super) fn is_near(&self, rank: u32) -> bool {
         let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
         process(rank) == process(self.rank)
+    }
+
+    /// Announces a region of this rank to another, as the answer to its request.
+    pub(super) fn announced(&self, region: &Region, to: u32) -> Result<Answer, String> {
+        let there = [heap::Member { rank: to, process: self.member(to)?.process.number() }];
+        let (place, descriptor) = match self.is_near(to) {
+            true => (region.announce_here(&there).map_err(|error| error.to_string())?, None),
+            false => {
+                let announcement = region.announce(&there).map_err(|error| error.to_string())?;
+                (announcement.place, Some(announcement.descriptor))
+            }
+        };
+        Ok(Answer { words: place.to_wire().to_vec(), descriptor })
     }
 
     /// The ranks whose bit is set.
@@ -166,6 +184,7 @@ mod tests {
             Matter::Id(u64::MAX),
             Matter::Ring(Wire::Ll128),
             Matter::Ring(Wire::Bulk),
+            Matter::Region,
         ];
         for matter in matters {
             let request = Request { comm: Token([7; 16]), from: 3, to: 1, matter };
@@ -175,7 +194,7 @@ mod tests {
             assert_eq!(Request::decode(&Request { from: 16, ..request }.encode()), None);
         }
         let mut bytes = Request { comm: Token([7; 16]), from: 3, to: 1, matter: Matter::Failed }.encode();
-        bytes[32] = 5;
+        bytes[32] = 6;
         assert_eq!(Request::decode(&bytes), None);
         assert_eq!(Request::decode(&[]), None);
     }

@@ -38,7 +38,7 @@ fn the_same_ring_again() {
     assert!(of_ll128.is_ok() && of_chunks.is_ok() && of_ll128 != of_chunks);
     assert_eq!(lent(), before + 2);
     assert_eq!((ask(1), ask(0), lent()), (of_chunks, of_ll128, before + 2));
-    assert!(ask(2).is_err(), "there is no such wire");
+    assert!(ask(3).is_err(), "nobody asks for that");
     drop(pair);
     nothing_is_left();
 }

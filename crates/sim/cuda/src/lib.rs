@@ -18,6 +18,8 @@
 //! - `WINDLASS_SIM_QUEUE`: operations that a stream queues before the next submission waits, as in a real driver at about 1024; no limit.
 //! - `WINDLASS_SIM_DESTRUCTOR_LAG`: milliseconds from a user object's last release to the call of its destructor, 0. Destructors of a driver
 //!   under load lag, too.
+//! - `WINDLASS_SIM_FORMER=1`: half of the pages of `cuMemCreate`, at random, hold what memory of its size and device held that this process released
+//!   last. The others, and all unless set, hold zeros. A driver promises nothing.
 //! - `WINDLASS_SIM_CLOCK`: events measure modelled times, see below; without it they measure real times.
 //! - `WINDLASS_SIM_STRICT=1`: objects that were never released are listed at exit as `sim-cuda: leak: COUNT KIND`, and the
 //!   exit status becomes 86.
@@ -79,6 +81,7 @@ mod device;
 mod event;
 mod executable;
 mod ffi;
+mod former;
 mod graph;
 mod grids;
 mod guard;

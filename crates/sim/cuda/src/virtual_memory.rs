@@ -2,10 +2,11 @@
 //! so that a descriptor of it means the same memory in every process.
 
 use crate::code::{
-    CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_OPERATING_SYSTEM, Code,
+    CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_DEVICE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM, Code,
 };
 use crate::device::{Charge, Ordinal};
+use crate::former;
 use crate::holders;
 use crate::mapping::{Reservation, anonymous_file, identity};
 use crate::memory::{Address, Kind, Range};
@@ -99,6 +100,9 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
+        if self.charge.is_some() {
+            former::keep(&self.file, self.properties.location.id, self.bytes);
+        }
         holders::leave(&self.file);
         if let Some(charge) = self.charge.take()
             && holders::exist(&self.file)
@@ -167,6 +171,7 @@ pub fn create(bytes: usize, properties: AllocationProperties) -> Result<Handle, 
         (None, -1)
     };
     let file = anonymous_file(&format!("{NAME}{device}"), bytes)?;
+    former::fill(&file, device, bytes)?;
     Ok(add(properties, bytes, file, charge)?.handle)
 }
 
@@ -297,6 +302,17 @@ pub fn access(address: Address, location: Location) -> Result<u64, Code> {
     let Kind::Virtual(mapped) = &range.kind else { return Err(CUDA_ERROR_INVALID_VALUE) };
     let key = if location.kind == LOCATION_DEVICE { location.id } else { -1 };
     Ok(u64::from(lock(&mapped.access).get(&key).copied().unwrap_or(0)))
+}
+
+/// Refuses what the current context's device reads of a mapping that it may not access.
+pub fn check_read(address: Address) -> Result<(), Code> {
+    let device = crate::context::current()?.device;
+    match crate::memory::find(address).as_ref().map(|range| &range.kind) {
+        Ok(Kind::Virtual(mapped)) if lock(&mapped.access).get(&device).is_none_or(|flags| *flags == 0) => {
+            Err(CUDA_ERROR_ILLEGAL_ADDRESS)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Makes a new descriptor of the memory, which the caller owns.

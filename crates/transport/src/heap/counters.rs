@@ -13,17 +13,11 @@ pub struct Counters {
     pub mapped_bytes: u64,
     /// The most that was ever mapped.
     pub mapped_bytes_highest: u64,
-    /// Bytes of all regions.
-    pub lent_bytes: u64,
-    /// The most bytes that regions ever had.
-    pub lent_bytes_highest: u64,
     /// Bytes of regions that this rank has closed and that wait for other ranks, or for graphs.
     pub waiting_bytes: u64,
     /// How many regions there are, waiting ones too.
     pub regions: u64,
-    /// How many chunks there are.
-    pub chunks: u64,
-    /// How often it grew.
+    /// How often it lent.
     pub grown: u64,
     /// How often it refused to lend.
     pub refused: u64,
@@ -45,14 +39,6 @@ pub struct PeerCounters {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub mapped_bytes_highest: u64,
-    pub lent_bytes_highest: u64,
     pub grown: u64,
     pub refused: u64,
-}
-
-impl Seen {
-    pub(super) fn look(&mut self, mapped_bytes: u64, lent_bytes: u64) {
-        self.mapped_bytes_highest = self.mapped_bytes_highest.max(mapped_bytes);
-        self.lent_bytes_highest = self.lent_bytes_highest.max(lent_bytes);
-    }
 }

@@ -11,9 +11,9 @@ use windlass_base::gpu::{Address, Failure};
 /// What failed, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeapError {
-    /// The limit does not allow it, or the holes between chunks are too small.
+    /// The limit does not allow it, or the holes between regions are too small.
     #[allow(missing_docs)]
-    Full { device: i32, asked_bytes: u64, lent_bytes: u64, mapped_bytes: u64, mapped_bytes_limit: u64 },
+    Full { device: i32, asked_bytes: u64, mapped_bytes: u64, mapped_bytes_limit: u64 },
     /// A call of the driver failed.
     Cuda(Failure),
     /// The region does not hold zeros yet, so no rank may be told of it.
@@ -64,9 +64,9 @@ impl From<Failure> for HeapError {
 impl fmt::Display for HeapError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            HeapError::Full { device, asked_bytes, lent_bytes, mapped_bytes, mapped_bytes_limit } => write!(
+            HeapError::Full { device, asked_bytes, mapped_bytes, mapped_bytes_limit } => write!(
                 out,
-                "the symmetric heap of device {device} cannot lend {asked_bytes} bytes: lent {lent_bytes}, mapped \
+                "the symmetric heap of device {device} cannot lend {asked_bytes} bytes: mapped \
                  {mapped_bytes}, WINDLASS_HEAP_MAX {mapped_bytes_limit}"
             ),
             HeapError::Cuda(failure) => failure.fmt(out),

@@ -25,14 +25,9 @@ impl Heap {
         let _entered = self.home.enter()?;
         let chunks = lock(&self.chunks);
         let mapping = chunks.get(&place.chunk).ok_or(HeapError::Gone)?;
-        let first = mapping.address - self.reservation.base;
-        let inside = place.offset >= first
-            && place.bytes > 0
-            && (place.offset - first)
-                .checked_add(place.bytes)
-                .is_some_and(|end| end <= mapping.physical().bytes);
-        if !inside {
-            return Err(HeapError::Strange { place, why: "the chunk does not hold it" });
+        let there = (mapping.address - self.reservation.base, mapping.physical().bytes);
+        if there != (place.offset, place.bytes) {
+            return Err(HeapError::Strange { place, why: "the chunk lies elsewhere" });
         }
         mapping.allow(device)?;
         Ok(PeerRegion::here(self.reservation.base + place.offset, place.bytes))

@@ -113,9 +113,7 @@ impl PeerHeap {
         place.check(granularity(self.driver, home.device)?)?;
         let mut mapped = lock(&self.mapped);
         let made = self.map_chunk(&mut mapped, place, descriptor, home.device);
-        if mapped.chunks.is_empty() {
-            mapped.reservation = None;
-        }
+        self.forget_unused(&mut mapped);
         let base = made?;
         lock(&self.uses).entry(place.chunk).or_default().open += 1;
         let mapped = Use { heap: self.clone(), chunk: place.chunk, holds: holds.clone() };
@@ -141,7 +139,7 @@ impl PeerHeap {
             }
         };
         if let Some(chunk) = mapped.chunks.get(&place.chunk) {
-            if (chunk.offset, chunk.mapping.physical().bytes) != (place.chunk_offset, place.chunk_bytes) {
+            if (chunk.offset, chunk.mapping.physical().bytes) != (place.offset, place.bytes) {
                 return strange("the chunk lay elsewhere before");
             }
             chunk.mapping.allow(device)?;
@@ -149,16 +147,16 @@ impl PeerHeap {
         }
         // The peer uses these addresses again, so its former chunk there is over, and must be unmapped here.
         self.unmap_unused(mapped);
-        let end = place.chunk_offset + place.chunk_bytes;
+        let end = place.offset + place.bytes;
         let overlaps = |chunk: &PeerChunk| {
-            chunk.offset < end && place.chunk_offset < chunk.offset + chunk.mapping.physical().bytes
+            chunk.offset < end && place.offset < chunk.offset + chunk.mapping.physical().bytes
         };
         if mapped.chunks.values().any(overlaps) {
             return strange("another chunk is in use there");
         }
-        let physical = Physical::import(self.driver, descriptor, place.chunk_bytes)?;
-        let mapping = Mapping::new(&reservation, place.chunk_offset, physical, device)?;
-        mapped.chunks.insert(place.chunk, PeerChunk { mapping, offset: place.chunk_offset });
+        let physical = Physical::import(self.driver, descriptor, place.bytes)?;
+        let mapping = Mapping::new(&reservation, place.offset, physical, device)?;
+        mapped.chunks.insert(place.chunk, PeerChunk { mapping, offset: place.offset });
         mapped.reservation = Some(reservation.clone());
         Ok(reservation.base)
     }
@@ -170,7 +168,12 @@ impl PeerHeap {
         }
         let mut mapped = lock(&self.mapped);
         self.unmap_unused(&mut mapped);
-        if mapped.chunks.is_empty() {
+        self.forget_unused(&mut mapped);
+    }
+
+    /// Gives the addresses back if there is no chunk, not even one whose memory was let go of.
+    fn forget_unused(&self, mapped: &mut Mapped) {
+        if mapped.chunks.is_empty() && lock(&self.uses).is_empty() {
             mapped.reservation = None;
         }
     }
@@ -184,6 +187,19 @@ impl PeerHeap {
             over
         };
         over.iter().for_each(|serial| drop(mapped.chunks.remove(serial)));
+    }
+
+    /// Maps a chunk again that was let go of, for the device of `local`. Returns where offset 0 of the peer's symmetric heap lies.
+    fn map_again(
+        &self,
+        place: Place,
+        descriptor: BorrowedFd<'_>,
+        local: &Heap,
+    ) -> Result<Address, HeapError> {
+        let home = local.home();
+        let _entered = home.enter()?;
+        place.check(granularity(self.driver, home.device)?)?;
+        self.map_chunk(&mut lock(&self.mapped), place, descriptor, home.device)
     }
 
     /// How many chunks are mapped, and their bytes.
@@ -202,6 +218,32 @@ impl PeerRegion {
     /// A region of this process. Its owner's quarantine keeps the region until this rank has closed.
     pub(super) fn here(address: Address, bytes: u64) -> PeerRegion {
         PeerRegion { address, bytes, _mapped: None }
+    }
+
+    /// Unmaps the region, for all devices of this process, and keeps its addresses. No kernel may run that touches it.
+    pub fn let_go(&self) {
+        if let Some(Use { heap, chunk, .. }) = &self._mapped {
+            drop(lock(&heap.mapped).chunks.remove(chunk));
+        }
+    }
+
+    /// Maps the region again, for the device of `local`: its owner has announced it again. One of this process is
+    /// [reached](super::reach) again instead.
+    pub fn map_again(&self, place: Place, descriptor: BorrowedFd<'_>, local: &Heap) -> Result<(), HeapError> {
+        let used = self._mapped.as_ref().ok_or(HeapError::Gone)?;
+        let base = used.heap.map_again(place, descriptor, local)?;
+        match (base + place.offset, place.bytes) == (self.address, self.bytes) {
+            true => Ok(()),
+            false => Err(HeapError::Strange { place, why: "the region lay elsewhere before" }.told()),
+        }
+    }
+
+    /// Ends the use at once: no graph holds the region's address, and no other device of this process uses it.
+    pub fn end(self) {
+        self.let_go();
+        if let Some(Use { heap, chunk, .. }) = &self._mapped {
+            lock(&heap.uses).remove(chunk);
+        }
     }
 
     /// Where the region begins, for the devices that it was mapped for.

@@ -1,8 +1,8 @@
 //! Decides when a region may be lent again: after every member of its communicator has closed, no graph can run its kernels any more, and our
 //! own zeroing of it is done. Pure: fed by events.
 //!
-//! A dead process ends its waits, too, but nobody knows when its kernels do: what it could still touch is never lent again. Nothing else
-//! ends a wait: a member that is only slow keeps its regions, and the counters show it.
+//! A dead process ends its waits, too, but nobody knows when its kernels do: they keep the memory, which is never lent again, only
+//! unmapped here. Nothing else ends a wait: a member that is only slow keeps its regions, and the counters show it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -48,17 +48,6 @@ struct Lease {
     content: Content,
     /// Members that may still touch it.
     open: BTreeSet<Member>,
-    /// Whether a member died with the region open.
-    is_tainted: bool,
-}
-
-/// A lease that is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Over {
-    /// The region.
-    pub placement: Placement,
-    /// Whether kernels of a dead process may still touch the region. Its memory is not lent again.
-    pub is_tainted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +74,7 @@ pub struct Quarantine {
 impl Quarantine {
     /// Enters a lease. If the region is to hold zeros, its zeroing has been issued.
     pub fn lend(&mut self, id: LeaseId, placement: Placement, holds: Arc<Holds>, content: Content) {
-        let (here, open, is_tainted) = (Here::Open, BTreeSet::new(), false);
-        let lease = Lease { placement, holds, here, content, open, is_tainted };
+        let lease = Lease { placement, holds, here: Here::Open, content, open: BTreeSet::new() };
         self.leases.insert(id, lease);
     }
 
@@ -113,8 +101,7 @@ impl Quarantine {
             }
             Event::Died(process) => {
                 for lease in self.leases.values_mut() {
-                    let dead = lease.open.extract_if(.., |member| member.process == process);
-                    lease.is_tainted |= dead.count() > 0;
+                    lease.open.retain(|member| member.process != process);
                 }
             }
         }
@@ -126,10 +113,20 @@ impl Quarantine {
         }
     }
 
+    /// The memory of a lease is another, and its zeroing is about to be issued.
+    pub fn unready(&mut self, id: LeaseId) {
+        self.change(id, |lease| lease.content = Content::BeingZeroed);
+    }
+
+    /// Removes a lease. False if it is gone.
+    pub fn end(&mut self, id: LeaseId) -> bool {
+        self.leases.remove(&id).is_some()
+    }
+
     /// Removes the leases that are over, and returns them.
-    pub fn take_over(&mut self) -> Vec<Over> {
+    pub fn take_over(&mut self) -> Vec<Placement> {
         let over = self.leases.extract_if(.., |_, lease| lease.is_over());
-        over.map(|(_, Lease { placement, is_tainted, .. })| Over { placement, is_tainted }).collect()
+        over.map(|(_, lease)| lease.placement).collect()
     }
 
     /// Whether the memory holds zeros; a lease that is gone does.
@@ -214,26 +211,9 @@ mod tests {
                     break;
                 }
             }
-            let over = [Over { placement: PLACEMENT, is_tainted: true }];
-            assert_eq!(quarantine.take_over(), over, "{order:?}");
+            assert_eq!(quarantine.take_over(), [PLACEMENT], "{order:?}");
             assert!(quarantine.is_empty());
         }
-    }
-
-    /// Only a member that dies with the region open taints it: not one that closed before, nor a death without a lease.
-    #[test]
-    fn tainted_by_the_open() {
-        let mut quarantine = Quarantine::default();
-        let ids = [LeaseId(1), LeaseId(2), LeaseId(3)];
-        for id in ids {
-            quarantine.lend(id, PLACEMENT, Holds::new(), Content::Ready);
-        }
-        assert!(quarantine.announce(ids[0], &members(1)) && quarantine.announce(ids[1], &members(1)));
-        quarantine.note(Event::Closed(ids[0], 1));
-        quarantine.note(Event::Died(100));
-        ids.into_iter().for_each(|id| quarantine.note(Event::ClosedHere(id)));
-        let tainted: Vec<bool> = quarantine.take_over().iter().map(|over| over.is_tainted).collect();
-        assert_eq!(tainted, [false, true, false]);
     }
 
     /// Not announced before it holds zeros, nor after it closed; not over while it is being zeroed.

@@ -101,13 +101,10 @@ impl Region {
             let _entered = self.heap.home.enter()?;
             self.heap.observe_zeroing(Some(self.lease))?;
             let chunks = lock(&self.heap.chunks);
-            // A chunk with a lease in it is mapped.
             let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;
             let place = Place {
                 span_bytes: self.heap.reservation.bytes,
                 chunk: self.placement.chunk,
-                chunk_offset: mapping.address - self.heap.reservation.base,
-                chunk_bytes: mapping.physical().bytes,
                 offset: self.placement.offset,
                 bytes: self.placement.bytes,
             };
@@ -118,6 +115,22 @@ impl Region {
             Ok(given)
         };
         announced().map_err(HeapError::told)
+    }
+
+    /// Gives the region's memory back, and keeps its addresses. No kernel may run that touches it. Peers' mappings keep the memory while there
+    /// are any.
+    pub fn let_go(&self) -> Result<(), HeapError> {
+        self.heap.let_go(self.placement).map_err(HeapError::told)
+    }
+
+    /// Takes memory again at the same address, which begins to be filled with zeros. To be announced again.
+    pub fn take_again(&self) -> Result<(), HeapError> {
+        self.heap.take_again(self.lease, self.placement)
+    }
+
+    /// Ends the lease at once. No rank may touch the region any more, and no graph may hold its address.
+    pub fn end(self) -> Result<(), HeapError> {
+        self.heap.end(self.lease, self.placement).map_err(HeapError::told)
     }
 
     /// Lets another device of this process read and write the region, at the same address. It holds for the whole chunk, until the chunk is

@@ -85,11 +85,16 @@ impl<'resources> Words<'resources> {
         self.base.as_ptr() as Address + HEAD_BYTES as Address
     }
 
-    /// Clears all requests and all larger rings.
-    pub(super) fn reset(&self) {
+    /// Clears all requests and all larger rings, while no kernel runs.
+    pub(super) fn forget_growth(&self) {
         let head = self.head();
         head.growth_requests.iter().flatten().for_each(|byte| byte.store(0, Ordering::Relaxed));
-        head.growth.iter().flatten().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
+        head.growth.iter().flatten().flatten().for_each(|word| word.store(0, Ordering::Release));
+    }
+
+    /// The same for the next communicator.
+    pub(super) fn reset(&self) {
+        self.forget_growth();
         // This store has release order, for whoever runs kernels afterwards.
         self.resources.host.reset();
     }

@@ -91,6 +91,12 @@ impl P2p {
             .map_err(|_| refused("it has grown before"))
     }
 
+    /// Forgets all larger rings, while no kernel runs on any rank. Then all rings are as at init.
+    pub fn forget_growth(&self) {
+        self.words().into_iter().for_each(|words| words.forget_growth());
+        self.sent_chunks.store(0, Ordering::Relaxed);
+    }
+
     /// Whether this side's kernels were told of a larger ring.
     pub fn has_grown(&self, direction: Direction, peer: u32, wire: Wire) -> bool {
         let words = self.words();

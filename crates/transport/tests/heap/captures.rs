@@ -82,10 +82,10 @@ fn graphs_hold_regions() {
         (heap.counters().mapped_bytes, peer.mapped().1)
     };
     ok(cuGraphDestroy(graph));
-    assert_eq!(settle(), (4 * MIB, 4 * MIB));
-    assert_eq!(heap.counters().waiting_bytes, MIB);
+    assert_eq!(settle(), (2 * MIB, 2 * MIB));
+    assert_eq!(heap.counters().waiting_bytes, 2 * MIB);
     ok(cuGraphExecDestroy(executable));
-    assert_eq!(settle(), (4 * MIB, 4 * MIB), "the second graph");
+    assert_eq!(settle(), (2 * MIB, 2 * MIB), "the second graph");
     ok(cuGraphDestroy(second));
     eventually("the destructors ran", || holds.are_none());
     assert_eq!(settle(), (0, 0));

@@ -87,7 +87,7 @@ fn a_context_that_was_reset() {
     fill(&lend(&next, MIB), 7);
     drop((region, being_zeroed, next));
     settle();
-    assert_eq!((heap.counters().lent_bytes, heap.counters().mapped_bytes), (0, 0));
+    assert_eq!((heap.counters().regions, heap.counters().mapped_bytes), (0, 0));
     drop(heap);
     settle();
     assert_eq!(after.free_bytes(), free_bytes);

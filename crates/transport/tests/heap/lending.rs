@@ -29,7 +29,7 @@ fn random_sizes() {
                 match heap.lend(bytes, &Holds::new()) {
                     Ok(region) => {
                         region.wait_zeroed(soon()).unwrap();
-                        assert!(region.bytes() >= bytes && region.address().is_multiple_of(64 << 10));
+                        assert!(region.bytes() >= bytes && region.address().is_multiple_of(2 * MIB));
                         assert!(holds(&region, 0), "step {step}: not zeros");
                         fill(&region, step as u8 | 1);
                         lent.push((region, step as u8 | 1));
@@ -45,15 +45,15 @@ fn random_sizes() {
             _ => heap.settle().unwrap(),
         }
         let counters = heap.counters();
-        assert!(counters.mapped_bytes <= 64 * MIB && counters.lent_bytes <= counters.mapped_bytes);
-        assert!(counters.lent_bytes >= lent.iter().map(|(region, _)| region.bytes()).sum());
+        assert!(counters.mapped_bytes <= 64 * MIB);
+        assert!(counters.mapped_bytes >= lent.iter().map(|(region, _)| region.bytes()).sum());
     }
     assert!(refused > 0 && heap.counters().refused == refused, "the limit was reached, and counted");
     drop(lent);
     heap.settle().unwrap();
     let counters = heap.counters();
-    assert_eq!((counters.mapped_bytes, counters.lent_bytes, counters.regions, counters.chunks), (0, 0, 0, 0));
-    assert!(counters.mapped_bytes_highest > 32 * MIB && counters.lent_bytes_highest > 16 * MIB);
+    assert_eq!((counters.mapped_bytes, counters.regions), (0, 0));
+    assert!(counters.mapped_bytes_highest > 32 * MIB);
 }
 
 /// The driver's fill, which waits behind a closed gate.
@@ -77,23 +77,22 @@ mod slow_fill {
     }
 }
 
-/// A region lent without zeroing is ready at once, with the bytes of its last user.
+/// A region lent without zeroing is ready at once, while fills wait.
 #[test]
 fn as_it_is() {
-    let application = Application::on(0);
-    let heap = application.heap(64 * MIB);
+    let _application = Application::on(0);
+    let driver = with_calls(|calls| calls.cuMemsetD8Async = slow_fill::fill);
+    let heap = windlass_transport::heap::Heap::open(driver, 0, 64 * MIB).unwrap();
+    let (gate, data) = Gate::closed();
+    slow_fill::GATE.store(data, Ordering::Release);
     let kept = heap.lend(4096, &Holds::new()).unwrap();
-    let first = heap.lend(MIB, &Holds::new()).unwrap();
-    first.wait_zeroed(soon()).unwrap();
-    fill(&first, 7);
-    let address = first.address();
-    drop(first);
-    heap.settle().unwrap();
+    gate.wait_until_reached();
     let second = heap.lend_as_it_is(MIB, &Holds::new()).unwrap();
-    assert_eq!((second.address(), second.is_zeroed()), (address, Ok(true)));
-    assert!(holds(&second, 7));
+    assert_eq!((kept.is_zeroed(), second.is_zeroed()), (Ok(false), Ok(true)));
     assert!(second.announce(&[Member { rank: 1, process: 2 }]).is_ok());
     heap.note(Event::Closed(second.lease(), 1));
+    gate.open();
+    kept.wait_zeroed(soon()).unwrap();
     drop((kept, second));
     heap.settle().unwrap();
     assert_eq!(heap.counters().regions, 0);
@@ -129,7 +128,7 @@ fn zeros_come_before_the_announcement() {
     gate.open();
     region.wait_zeroed(soon()).unwrap();
     assert!(holds(&region, 0));
-    assert_eq!(region.announce(&member).unwrap().place.bytes, MIB);
+    assert_eq!(region.announce(&member).unwrap().place.bytes, 2 * MIB);
     heap.note(Event::Closed(region.lease(), 1));
     drop(region);
     eventually("all came back", || {
@@ -155,7 +154,7 @@ fn grows_beside_spinning_kernels() {
     ok(cuMemsetD32Async(first.address(), 7, 1, legacy.0));
     assert!(legacy.is_busy(), "the legacy stream waits for the blocking one");
     let grown = lend(&heap, 100 * MIB);
-    assert_eq!(heap.counters().chunks, 2);
+    assert_eq!(heap.counters().regions, 2);
     assert!(holds(&grown, 0));
     let announcement = grown.announce(&[Member { rank: 1, process: 1 }]).unwrap();
     assert_eq!(announcement.place.bytes, 100 * MIB);
@@ -163,7 +162,7 @@ fn grows_beside_spinning_kernels() {
     heap.note(Event::Died(1));
     drop(grown);
     heap.settle().unwrap();
-    assert_eq!(heap.counters().chunks, 1);
+    assert_eq!(heap.counters().regions, 1);
     assert!(free.is_busy() && blocking.is_busy() && legacy.is_busy(), "still waiting");
     gate.open();
     legacy.synchronize();
@@ -180,11 +179,11 @@ fn the_limit() {
     let refusal = heap.lend(MIB, &Holds::new()).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "the symmetric heap of device 0 cannot lend 1048576 bytes: lent 16777216, mapped 16777216, WINDLASS_HEAP_MAX 16777216"
+        "the symmetric heap of device 0 cannot lend 1048576 bytes: mapped 16777216, WINDLASS_HEAP_MAX 16777216"
     );
     assert_eq!(refusal.result(), nccl_sys::ncclUnhandledCudaError);
     drop(regions);
-    // Two chunks of 8 MiB are too small: they are freed, and one of 16 MiB is made.
+    // Two regions of 8 MiB are freed, and one of 16 MiB is made.
     drop(lend(&heap, 16 * MIB));
     heap.settle().unwrap();
     assert_eq!(heap.counters().mapped_bytes, 0);
@@ -215,8 +214,7 @@ fn quarantine() {
     });
 }
 
-/// What a dead process had mapped is never lent again, as its kernels may still write there. Its chunk is unmapped with the last region,
-/// and other chunks lend meanwhile.
+/// What a dead process had mapped is never lent again, as its kernels may still write there.
 #[test]
 fn not_lent_after_a_death() {
     let application = Application::on(0);

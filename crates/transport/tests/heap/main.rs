@@ -14,3 +14,4 @@ mod lending;
 mod peers;
 mod processes;
 mod seam;
+mod sleep;

@@ -8,8 +8,7 @@ use crate::application::*;
 
 const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
 
-/// All regions of a chunk share one mapping, whatever the communicator and the device. Later chunks are mapped behind it, and are
-/// unmapped when all their regions are over.
+/// A region is mapped once, whatever the device. Later ones are mapped behind it, and each is unmapped when it is over.
 #[test]
 fn mapped_once() {
     let application = Application::on(0);
@@ -23,7 +22,7 @@ fn mapped_once() {
         peer.map(place, descriptor.as_fd(), local, &Holds::new()).unwrap()
     };
     let mut mapped = vec![map(&regions[0], &near)];
-    assert_eq!(peer.mapped(), (1, 4 * MIB));
+    assert_eq!(peer.mapped(), (1, 2 * MIB));
     mapped.push(map(&regions[1], &near));
     // A third device, if there is one, never has access.
     let third = application.driver.device_count().unwrap() > 2;
@@ -31,9 +30,9 @@ fn mapped_once() {
     assert_eq!(who(mapped[0].address()), [true, false, false]);
     mapped.push(map(&regions[0], &far));
     assert_eq!(who(mapped[0].address()), [true, true, false]);
-    assert_eq!(peer.mapped(), (1, 4 * MIB));
+    assert_eq!(peer.mapped(), (2, 4 * MIB));
     mapped.push(map(&regions[2], &far));
-    assert_eq!(peer.mapped(), (2, 24 * MIB));
+    assert_eq!(peer.mapped(), (3, 24 * MIB));
     assert_eq!(mapped[1].address() - mapped[0].address(), regions[1].address() - regions[0].address());
     assert_eq!(mapped[3].address() - mapped[0].address(), regions[2].address() - regions[0].address());
     assert_eq!(mapped[2].address(), mapped[0].address());
@@ -46,10 +45,10 @@ fn mapped_once() {
         Err(HeapError::Deaf { loaded: 77, .. })
     ));
     peer.settle();
-    assert_eq!(peer.mapped().0, 2);
+    assert_eq!(peer.mapped().0, 3);
     drop(mapped.pop());
     peer.settle();
-    assert_eq!(peer.mapped(), (1, 4 * MIB));
+    assert_eq!(peer.mapped(), (2, 4 * MIB));
     drop(mapped);
     peer.settle();
     assert_eq!(peer.mapped(), (0, 0));
@@ -113,7 +112,7 @@ fn a_later_heap_is_another() {
         (place, lease)
     };
     let ((first, old), (second, new)) = (once(1), once(2));
-    assert_eq!((first.offset, first.chunk_bytes), (second.offset, second.chunk_bytes));
+    assert_eq!((first.offset, first.bytes), (second.offset, second.bytes));
     assert!(first.chunk != second.chunk && old != new);
     peer.settle();
 }
@@ -141,7 +140,7 @@ fn two_devices_of_one_process() {
 }
 
 /// A region of another rank of this process is used at its own address. No descriptor and no mapping is made, and the region stays
-/// until that rank has closed. A range outside of its chunk is refused.
+/// until that rank has closed. Another range is refused.
 #[test]
 fn reached_in_its_own_process() {
     let application = Application::on(0);
@@ -159,8 +158,8 @@ fn reached_in_its_own_process() {
     near.probe(reached.address(), 7, reached.address() + 4, 8).unwrap();
     assert_eq!(owner.load(region.address() + 4).unwrap(), 8);
     for strange in [
-        Place { offset: place.chunk_offset + place.chunk_bytes, ..place },
-        Place { bytes: place.chunk_bytes + 1, ..place },
+        Place { offset: place.offset + place.bytes, ..place },
+        Place { bytes: place.bytes + 1, ..place },
         Place { bytes: u64::MAX, ..place },
         Place { bytes: 0, ..place },
     ] {
@@ -195,7 +194,7 @@ fn one_of_each_in_a_process() {
     let Announcement { place, descriptor } = region.announce(&THERE).unwrap();
     let mapped = peer.map(place, descriptor.as_fd(), &heap, &Holds::new()).unwrap();
     let (heaps, peers) = windlass_transport::heap::counters();
-    assert_eq!((heaps.len(), heaps[0].regions, peers.peers, peers.mapped_bytes), (1, 1, 1, 4 * MIB));
+    assert_eq!((heaps.len(), heaps[0].regions, peers.peers, peers.mapped_bytes), (1, 1, 1, 2 * MIB));
     heap.note(Event::Died(9));
     drop((region, mapped, peer, descriptor));
     // This test still holds the symmetric heap.

@@ -32,7 +32,7 @@ pub(in crate::peers) fn is_lost(error: &TransportError, went: Went) -> bool {
 }
 
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` … `_WRONG_THREAD`: the stream belongs to a capture that is already broken.
-fn is_of_capture(failure: &Failure) -> bool {
+pub(in crate::peers) fn is_of_capture(failure: &Failure) -> bool {
     failure.code.is_some_and(|code| (900..=908).contains(&code.0))
 }
 

@@ -31,7 +31,7 @@ pub(in crate::peers) fn scratch(region: &Region) -> [u64; 2] {
 }
 
 /// Zeroing some MiB takes microseconds. A device that has not done it after this time never will.
-const ZEROED_WITHIN: Duration = Duration::from_secs(300);
+pub(in crate::peers) const ZEROED_WITHIN: Duration = Duration::from_secs(300);
 
 /// What a rank has prepared.
 #[derive(Debug)]
@@ -92,8 +92,7 @@ impl<'a> Lent<'a> {
         let region = recycling::lend(heap, make_room, lend).map_err(words)?;
         region.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
         let lent = Lent { negotiated, rank, heap, holds, region, rings };
-        heap.store(lent.word_at(lent.region.address(), lent.region.bytes(), rank), lent.word(rank))
-            .map_err(words)?;
+        mark(negotiated, rank, &lent.region)?;
         Ok(lent)
     }
 
@@ -162,8 +161,7 @@ impl<'a> Lent<'a> {
     fn tested(&self, rank: u32, region: PeerRegion) -> Result<PeerRegion, String> {
         self.check_link(rank)?;
         self.check_size(rank, region.bytes())?;
-        let at = |rank| self.word_at(region.address(), region.bytes(), rank);
-        self.heap.probe(at(rank), self.word(rank), at(self.rank), self.word(self.rank)).map_err(words)?;
+        probe(self.negotiated, (self.rank, rank), self.heap, &region)?;
         Ok(region)
     }
 
@@ -177,16 +175,37 @@ impl<'a> Lent<'a> {
         let regions = (0..).zip(peers).map(address).collect();
         share.transports(&self.rings, regions, &self.holds).map_err(words)
     }
+}
 
-    fn word_at(&self, address: u64, bytes: u64, rank: u32) -> u64 {
-        address + bytes - WORDS_BYTES + 4 * u64::from(rank)
-    }
+/// Stores this rank's word in its region, for the other ranks' tests.
+pub(in crate::peers) fn mark(
+    negotiated: &NegotiatedConfig,
+    rank: u32,
+    region: &Region,
+) -> Result<(), String> {
+    let at = word_at(region.address(), region.bytes(), rank);
+    region.heap().store(at, word(negotiated, rank)).map_err(words)
+}
 
-    /// The test word of one rank in this init. Never what zeroed memory holds.
-    fn word(&self, rank: u32) -> u32 {
-        let comm = self.negotiated.comm.0;
-        (u32::from_le_bytes([comm[0], comm[1], comm[2], comm[3]]) << 8) | (rank + 1)
-    }
+/// Loads the word of another rank from its region and stores this rank's word beside it.
+pub(in crate::peers) fn probe(
+    negotiated: &NegotiatedConfig,
+    (own, rank): (u32, u32),
+    heap: &Heap,
+    region: &PeerRegion,
+) -> Result<(), String> {
+    let at = |rank| word_at(region.address(), region.bytes(), rank);
+    heap.probe(at(rank), word(negotiated, rank), at(own), word(negotiated, own)).map_err(words)
+}
+
+fn word_at(address: u64, bytes: u64, rank: u32) -> u64 {
+    address + bytes - WORDS_BYTES + 4 * u64::from(rank)
+}
+
+/// The test word of one rank of a communicator. Never what zeroed memory holds.
+fn word(negotiated: &NegotiatedConfig, rank: u32) -> u32 {
+    let comm = negotiated.comm.0;
+    (u32::from_le_bytes([comm[0], comm[1], comm[2], comm[3]]) << 8) | (rank + 1)
 }
 
 fn words(error: impl std::fmt::Display) -> String {

@@ -144,13 +144,13 @@ impl Rings {
         let ranks = negotiated.members.len() as u32;
         let tag = |number: u64| number >> 2 | 1;
         let measured = Geometry::recommended(blocks, rank);
-        let (ll128_slots, bulk_slots) = match wires {
-            Wires::NvLink => (measured.ll128_slots, measured.bulk_slots),
+        let measured = match wires {
+            Wires::NvLink => measured,
             // Messages of a rank to itself need no rings.
-            Wires::None => (1, 1),
+            Wires::None => Geometry { ll128_slots: 1, bulk_slots: 1, bulk_chunk_bytes: 128, ..measured },
         };
         let (first_tag, bulk_from_bytes) = (tag(negotiated.comm.number()), bulk_from_bytes(ranks));
-        let p2p = Geometry { first_tag, bulk_from_bytes, ll128_slots, bulk_slots, ..measured };
+        let p2p = Geometry { first_tag, bulk_from_bytes, ..measured };
         let native_at = Layout::of(ranks, &p2p).bytes;
         let native = (wires == Wires::NvLink && tuning::serves(negotiated)).then(|| {
             native::Geometry::recommended(

@@ -102,7 +102,7 @@ impl Closing {
         }
     }
 
-    #[cfg(feature = "test-support")]
+    /// The shared page of a peer group.
     pub(in crate::peers) fn page(&self) -> Option<&Arc<SharedPage>> {
         self.signal.page.as_ref()
     }

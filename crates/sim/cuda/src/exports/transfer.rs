@@ -7,6 +7,7 @@ use crate::ffi::In;
 use crate::memory::{self, Address};
 use crate::stream;
 use crate::table::Handle;
+use crate::virtual_memory;
 use crate::work::{Copy, Fill, Work};
 
 /// `CUDA_MEMCPY2D`.
@@ -118,6 +119,7 @@ exports! {
         stream: Handle,
     ) {
         memory::check(source, bytes)?;
+        virtual_memory::check_read(source)?;
         copy_in_order(destination, source, bytes, stream)
     }
 
