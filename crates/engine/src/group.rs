@@ -395,6 +395,13 @@ pub(crate) fn hold_lazy_work(what: LazyWork) {
     one_more();
 }
 
+/// Whether the open group has a suspend or resume of a communicator.
+pub(crate) fn holds_sleep(communicator: ncclComm_t) -> bool {
+    let mut holds = false;
+    with_ended(|ended| holds = ended.sleeps.iter().any(|work| work.communicator == communicator));
+    holds
+}
+
 /// Adds a suspend or resume, which runs at the end of the open group.
 pub(crate) fn hold_sleep(what: SleepWork) {
     with_ended(|ended| ended.sleeps.push(what));

@@ -298,12 +298,13 @@ impl Heap {
 
     /// Ends a lease at once: no rank and no graph has the region's addresses.
     fn end(&self, lease: LeaseId, placement: Placement) -> Result<(), HeapError> {
+        // Unmapped before another thread can get the place.
+        self.let_go(placement)?;
         let mut ledger = lock(&self.ledger);
         if ledger.quarantine.end(lease) {
             ledger.space.give_back(placement);
         }
-        drop(ledger);
-        self.let_go(placement)
+        Ok(())
     }
 
     /// Begins zeroing, and returns the event that tells its end. The stream orders zeroing against zeroing alone. That is enough, because a

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use nccl_sys::{Entry, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess};
+use nccl_sys::{Entry, ncclInProgress, ncclInvalidUsage, ncclResult_t, ncclSimInfo_t, ncclSuccess};
 
 use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
 use crate::forward::init;
@@ -11,6 +11,7 @@ use crate::forward::known;
 use crate::group::{self, Awaited, Ended, SleepWork, Waiting};
 use crate::peers::{self, InitOutcome};
 use windlass_base::error::panicked;
+use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::observers;
 use windlass_base::stats::count;
@@ -75,7 +76,9 @@ fn end_of_much() -> ncclResult_t {
             if result == ncclInProgress {
                 let joints = std::mem::take(&mut ended.borrow_mut().joints);
                 guard::or_else(|| (), || ordering::behind_nccl(followed, parts, joints));
-                return guard::call(|| sleep::run(suspends)).and(result);
+                // Its kernels are launched by another thread, behind this call.
+                let refused = if suspends.is_empty() { ncclSuccess } else { refuse_suspends(&suspends) };
+                return refused.and(result);
             }
             guard::or_else(|| (), || ordering::after_group(followed, result == ncclSuccess));
             if result == ncclSuccess && !parts.is_empty() {
@@ -96,6 +99,13 @@ fn end_of_much() -> ncclResult_t {
         |(_, ended), result| after_group(ended.into_inner(), result, &met),
     );
     ours.get().and(result).and(met.get())
+}
+
+fn refuse_suspends(suspends: &[SleepWork]) -> ncclResult_t {
+    guard::or_else(|| (), || sleep::forget(suspends));
+    let why =
+        format_args!("ncclCommSuspend: the group has communicators whose calls do not wait (blocking = 0)");
+    refuse(ncclInvalidUsage, why)
 }
 
 /// What comes before NCCL's part. Nothing in a group that fails: NCCL runs nothing of it.

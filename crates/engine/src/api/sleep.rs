@@ -23,7 +23,7 @@ use windlass_base::error::refuse;
 use windlass_base::stats::count;
 use windlass_base::{guard, thread};
 
-use super::handles::is_taken;
+use super::handles::{enter_by, is_taken};
 use super::queries::{ask, keep_built_apart, registering_of};
 use super::windows;
 
@@ -54,27 +54,53 @@ impl Sleeper {
         real.filter(|_| !is_missing(entry))
     }
 
-    /// NCCL's part of a suspend or resume.
+    /// NCCL's part of a suspend or resume. What Windlass has registered with NCCL goes before, and may come back after.
     fn change_nccl(&self, resumes: bool) -> ncclResult_t {
         let entry = if resumes { Entry::ncclCommResume } else { Entry::ncclCommSuspend };
         // Divergence: an NCCL that lacks the function would answer ncclInvalidUsage. Its part stays as it is.
-        match self.nccl(entry) {
-            Some(real) if resumes => queries::resume(real),
-            Some(real) => queries::suspend(real, MEMORY),
-            None => ncclSuccess,
+        let Some(real) = self.nccl(entry).filter(|_| self.peer_group.nccl_sleeps() == resumes) else {
+            return ncclSuccess;
+        };
+        if !resumes {
+            registering_of(self.handle, Registering::veto);
         }
+        let inside = enter_by(self.handle);
+        let result = if resumes { queries::resume(real) } else { queries::suspend(real, MEMORY) };
+        drop(inside);
+        if is_taken(result) {
+            self.peer_group.set_nccl_sleeps(!resumes);
+        }
+        if is_taken(result) == resumes {
+            registering_of(self.handle, Registering::allow);
+        }
+        result
     }
 
-    /// This communicator's part. A suspend that fails takes NCCL's back.
+    /// Both parts: Windlass's first, in which the ranks agree. If NCCL then refuses, its part stays as it is on this rank, and the next resume
+    /// does what is missing.
     fn change(&self, resumes: bool) -> ncclResult_t {
-        let result = guard::call(|| self.peer_group.suspend_or_resume(resumes));
-        if !self.peer_group.sleeps() && !resumes {
-            self.change_nccl(true);
+        let mut result = ncclSuccess;
+        if self.peer_group.sleeps() == resumes {
+            result = guard::call(|| self.peer_group.suspend_or_resume(resumes));
         }
-        let sleeps = self.peer_group.sleeps();
-        self.communicator.set_sleeps(sleeps);
-        count::memory(self.communicator.counters(), self.peer_group.memory_bytes(), sleeps);
+        // An abort may have ended the communicator meanwhile.
+        let is_still = |known: &Communicator| {
+            known.peer_group(self.handle).is_some_and(|one| Arc::ptr_eq(&one, &self.peer_group))
+        };
+        if !communicator::find(self.handle).is_some_and(is_still) {
+            return result;
+        }
+        if result == ncclSuccess {
+            result = self.change_nccl(resumes);
+        }
+        self.note();
+        count::memory(self.communicator.counters(), self.peer_group.memory_bytes(), self.peer_group.sleeps());
         result
+    }
+
+    /// Has calls be refused while a part sleeps.
+    fn note(&self) {
+        self.communicator.set_sleeps(self.peer_group.sleeps() || self.peer_group.nccl_sleeps());
     }
 }
 
@@ -85,13 +111,13 @@ pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     }
     keep_built_apart(handle);
     windows::end_cached(handle);
-    registering_of(handle, Registering::veto);
     match guard::or_else(|| None, || Sleeper::of(handle)) {
         Some(ours) if flags & MEMORY != 0 => begin(&ours, false),
         Some(ours) if ours.nccl(Entry::ncclCommSuspend).is_none() => {
             count::function(Entry::ncclCommSuspend);
             ncclSuccess
         }
+        None if stays(Entry::ncclCommSuspend, handle) => ncclSuccess,
         _ => ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| queries::suspend(real, flags)),
     }
 }
@@ -103,8 +129,19 @@ pub fn resume(handle: ncclComm_t) -> ncclResult_t {
     }
     match guard::or_else(|| None, || Sleeper::of(handle)) {
         Some(ours) => begin(&ours, true),
+        None if stays(Entry::ncclCommResume, handle) => ncclSuccess,
         None => ask(Entry::ncclCommResume, handle, |_| ncclSuccess, queries::resume),
     }
+}
+
+/// Whether a communicator is NCCL's alone, and NCCL lacks the function.
+// Divergence: ncclSuccess, not ncclInvalidUsage, as programs that find the function suspend all their communicators alike. It keeps its memory.
+fn stays(entry: Entry, handle: ncclComm_t) -> bool {
+    let stays = is_missing(entry) && communicator::find(handle).is_some();
+    if stays {
+        count::function(entry);
+    }
+    stays
 }
 
 /// As NCCL answers, also where NCCL lacks the function.
@@ -130,19 +167,27 @@ fn begin(ours: &Sleeper, resumes: bool) -> ncclResult_t {
             format_args!("{entry:?}: communicator {handle:p} {state}"),
         ));
     }
-    // Within a group NCCL only takes the call, and runs it at the group's end.
-    let nccl_has = !resumes || group::is_open();
-    let first = if nccl_has { ours.change_nccl(resumes) } else { ncclSuccess };
-    if !is_taken(first) {
-        return first;
-    }
-    communicator.set_sleeps(!resumes);
-    let work = SleepWork { communicator: handle, resumes, nccl_has };
     if group::is_open() {
-        group::hold_sleep(work);
+        if communicator.is_nonblocking() || group::holds_sleep(handle) {
+            let why =
+                "in a group expected at most one suspend or resume, of a communicator with blocking = 1";
+            return group::fail(refuse(
+                ncclInvalidUsage,
+                format_args!("{entry:?}: communicator {handle:p}: {why}"),
+            ));
+        }
+        // NCCL takes a resume now, and runs it at the group's end, before the group's calls. Its suspend would come before them, too.
+        let nccl_has = resumes && ours.peer_group.nccl_sleeps();
+        let first = if nccl_has { ours.change_nccl(true) } else { ncclSuccess };
+        if !is_taken(first) {
+            return first;
+        }
+        communicator.set_sleeps(!resumes);
+        group::hold_sleep(SleepWork { communicator: handle, resumes, nccl_has });
         return ncclSuccess;
     }
-    run(vec![work])
+    communicator.set_sleeps(!resumes);
+    run(vec![SleepWork { communicator: handle, resumes, nccl_has: false }])
 }
 
 /// Runs suspends and resumes, all at once: a thread may have several ranks of one communicator in its group. Those of communicators whose calls
@@ -177,25 +222,31 @@ pub(super) fn run(all: Vec<SleepWork>) -> ncclResult_t {
     result.and(in_progress)
 }
 
-fn run_one(SleepWork { communicator, resumes, nccl_has }: SleepWork) -> ncclResult_t {
+fn run_one(SleepWork { communicator, resumes, .. }: SleepWork) -> ncclResult_t {
     match guard::or_else(|| None, || Sleeper::of(communicator)) {
-        Some(ours) => match ours.change(resumes) {
-            result if result == ncclSuccess && !nccl_has => ours.change_nccl(true),
-            result => result,
-        },
+        Some(ours) => ours.change(resumes),
         None => refuse(ncclInvalidArgument, format_args!("communicator {communicator:p} has been destroyed")),
     }
 }
 
 /// Forgets suspends and resumes of a group that NCCL does not run.
 pub(super) fn forget(all: &[SleepWork]) {
-    let ours = all.iter().filter_map(|work| Sleeper::of(work.communicator));
-    ours.for_each(|ours| ours.communicator.set_sleeps(ours.peer_group.sleeps()));
+    for work in all {
+        if let Some(ours) = Sleeper::of(work.communicator) {
+            if work.nccl_has {
+                ours.peer_group.set_nccl_sleeps(true);
+            }
+            ours.note();
+        }
+    }
 }
 
 /// Bytes of device memory that a communicator takes, with Windlass's; whether it sleeps.
 pub fn memory(handle: ncclComm_t, which: ncclCommMemStat_t, place: *mut u64) -> ncclResult_t {
     let Some(ours) = guard::or_else(|| None, || Sleeper::of(handle)) else {
+        if !place.is_null() && stays(Entry::ncclCommMemStats, handle) {
+            return put(place, 0, "ncclCommMemStats: value");
+        }
         return ask(
             Entry::ncclCommMemStats,
             handle,
@@ -217,7 +268,7 @@ pub fn memory(handle: ncclComm_t, which: ncclCommMemStat_t, place: *mut u64) -> 
     }
     let own = ours.peer_group.memory_bytes();
     let value = if which == ncclStatGpuMemSuspended {
-        u64::from(ours.peer_group.sleeps())
+        u64::from(ours.communicator.sleeps())
     } else {
         nccls + if which == ncclStatGpuMemPersist { 0 } else { own }
     };

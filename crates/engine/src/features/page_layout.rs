@@ -15,7 +15,9 @@ pub(crate) const WINDOWS_AT: usize = agreed::WORDS.next_multiple_of(8);
 pub(crate) const CLOSED_AT: usize = (WINDOWS_AT + windows::WORDS).next_multiple_of(8);
 /// The word in which ranks agree on suspends and resumes: on a line of its own.
 pub(crate) const SLEEP_AT: usize = CLOSED_AT + 8;
-const _: () = assert!(SLEEP_AT < shared_page::WORDS);
+/// The word in which each rank sets its bit when it has ended or aborted the communicator, whatever graphs still hold.
+pub(crate) const LEFT_AT: usize = SLEEP_AT + 1;
+const _: () = assert!(LEFT_AT < shared_page::WORDS);
 /// The rank that makes the shared page.
 pub(crate) const PAGE_MAKER: u32 = 0;
 

@@ -95,6 +95,7 @@ impl Chore for Answers {
                 let (p2p, heap) = peer_group.p2p_and_heap()?;
                 peer_group.growing().grant(from, wire, p2p, heap)
             }
+            Matter::Region if !peer_group.wakes() => None,
             Matter::Region => peer_group.others().announced(peer_group.region()?, from).ok(),
             Matter::LostAttempt(attempt) => {
                 log::debug!(

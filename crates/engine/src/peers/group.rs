@@ -360,6 +360,7 @@ impl PeerGroup {
 
     /// Has this rank's kernels leave the GPU at once, and refuses more. Callable on any thread.
     pub fn abort(&self) {
+        self.mapped().into_iter().for_each(|mapped| mapped.closing.leave());
         self.sequencer().into_iter().for_each(|sequencer| sequencer.abort());
     }
 
@@ -399,6 +400,7 @@ impl Drop for PeerGroup {
         self.lineage.end();
         own_thread::run(|| {
             if let Some(mapped) = self.mapped.take() {
+                mapped.closing.leave();
                 Draining { mapped, grown: self.growing.take() }.begin();
             }
         });

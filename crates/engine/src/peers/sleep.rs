@@ -21,7 +21,7 @@ use nccl_sys::{
 use super::group::PeerGroup;
 use super::requests::Matter;
 use crate::background::{own_thread, process_exit, side_thread};
-use crate::features::page_layout::{CLOSED_AT, SLEEP_AT};
+use crate::features::page_layout::{CLOSED_AT, LEFT_AT, SLEEP_AT};
 use crate::features::recycling;
 use crate::peers::health::error_propagation::is_of_capture;
 use crate::peers::setup::preparing::{self, ZEROED_WITHIN};
@@ -48,6 +48,10 @@ pub(super) struct Sleep {
     /// Suspends and resumes in which the ranks met; equal on all.
     calls: AtomicU32,
     sleeps: AtomicBool,
+    /// While this rank's memory may be asked for.
+    wakes: AtomicBool,
+    /// Whether NCCL's part sleeps.
+    nccl_sleeps: AtomicBool,
 }
 
 /// A suspend or resume on this rank.
@@ -64,6 +68,21 @@ impl PeerGroup {
         self.sleep().sleeps.load(Ordering::Acquire)
     }
 
+    /// Whether NCCL's part has been given back.
+    pub fn nccl_sleeps(&self) -> bool {
+        self.sleep().nccl_sleeps.load(Ordering::Acquire)
+    }
+
+    /// Notes whether NCCL's part has been given back.
+    pub fn set_nccl_sleeps(&self, sleeps: bool) {
+        self.sleep().nccl_sleeps.store(sleeps, Ordering::Release);
+    }
+
+    /// Whether it takes its memory again now, so that other ranks ask for it.
+    pub(super) fn wakes(&self) -> bool {
+        self.sleep().wakes.load(Ordering::Acquire)
+    }
+
     /// Bytes of this rank's device memory that it takes, or took before it went to sleep.
     pub fn memory_bytes(&self) -> u64 {
         self.region().map_or(0, |region| region.bytes()) + self.growing().lent_bytes()
@@ -72,6 +91,9 @@ impl PeerGroup {
     /// Gives the memory back, or takes it again, together with all ranks. Waits for work of this rank and for the other ranks.
     pub fn suspend_or_resume(&self, resumes: bool) -> ncclResult_t {
         process_exit::go_on();
+        if self.sleeps() != resumes {
+            return refuse(ncclInvalidUsage, format_args!("the communicator is in that state already"));
+        }
         if self.error() != ncclSuccess {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
@@ -107,7 +129,8 @@ impl PeerGroup {
 
 impl SleepCall<'_> {
     fn run(&self, resumes: bool) -> Result<(), (u32, Objection)> {
-        let Sleep { calls, sleeps } = self.peer_group.sleep();
+        let Sleep { calls, sleeps, wakes, .. } = self.peer_group.sleep();
+        wakes.store(resumes, Ordering::Release);
         let call = calls.fetch_add(1, Ordering::Relaxed) + 1;
         let mut step = SleepStep::first(resumes);
         loop {
@@ -119,8 +142,9 @@ impl SleepCall<'_> {
             match step.then(agreed) {
                 SleepPlan::Go(next) => step = next,
                 SleepPlan::End { sleeps: stays, result } => {
+                    wakes.store(false, Ordering::Release);
                     if stays && resumes {
-                        self.let_go();
+                        let _ = self.let_go();
                     } else if !stays {
                         self.peer_group.growing().wake();
                     }
@@ -134,10 +158,7 @@ impl SleepCall<'_> {
     fn act(&self, step: SleepStep, number: u32) -> Result<(), Objection> {
         match step {
             SleepStep::Quiet => self.quiet(),
-            SleepStep::LetGo => {
-                self.let_go();
-                Ok(())
-            }
+            SleepStep::LetGo => self.let_go(),
             SleepStep::Make => self.make(),
             SleepStep::Map => self.map(number),
         }
@@ -163,11 +184,11 @@ impl SleepCall<'_> {
         })
     }
 
-    /// Gives back what this rank has mapped, then its own memory. No kernel runs on any rank. A failure was logged: the driver keeps that memory.
-    fn let_go(&self) {
+    /// Gives back what this rank has mapped, then its own memory. No kernel runs on any rank.
+    fn let_go(&self) -> Result<(), Objection> {
         self.peer_group.growing().sleep(&self.mapped.transports.p2p);
         self.mapped.peers.iter().flatten().for_each(|peer| peer.let_go());
-        drop(self.mapped.region.let_go());
+        self.mapped.region.let_go().map_err(|_| Objection::Failed)
     }
 
     /// Takes memory again, filled with zeros. That which ended communicators hold makes room, as at an init.
@@ -284,9 +305,9 @@ impl SleepCall<'_> {
             return Some((self.peer_group.rank(), Objection::Aborted));
         }
         let page = self.mapped.closing.page().map(|page| (**page).as_ref());
-        let closed =
-            page.and_then(|words| words.get(CLOSED_AT)).map_or(0, |word| word.load(Ordering::Acquire));
-        let gone = self.peer_group.ranks().gone() | closed;
+        let bits =
+            |at: usize| page.and_then(|words| words.get(at)).map_or(0, |word| word.load(Ordering::Acquire));
+        let gone = self.peer_group.ranks().gone() | bits(CLOSED_AT) | bits(LEFT_AT);
         (gone != 0).then(|| (gone.trailing_zeros(), Objection::Gone))
     }
 

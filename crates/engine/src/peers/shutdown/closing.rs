@@ -14,7 +14,7 @@ use windlass_transport::heap::{self, Event, Heap, Holds, LeaseId, Region};
 
 use crate::background::life::Life;
 use crate::background::{process_exit, worker};
-use crate::features::page_layout::CLOSED_AT;
+use crate::features::page_layout::{CLOSED_AT, LEFT_AT};
 use crate::peers::setup::release_socket::ReleaseSocket;
 use crate::peers::setup::transports;
 
@@ -105,6 +105,13 @@ impl Closing {
     /// The shared page of a peer group.
     pub(in crate::peers) fn page(&self) -> Option<&Arc<SharedPage>> {
         self.signal.page.as_ref()
+    }
+
+    /// Says that this rank has ended or aborted the communicator.
+    pub(in crate::peers) fn leave(&self) {
+        let ClosedSignal { page, rank, .. } = &self.signal;
+        let word = page.as_ref().and_then(|page| (**page).as_ref().get(LEFT_AT));
+        word.map(|word| word.fetch_or(1 << rank, Ordering::AcqRel));
     }
 
     /// Adds leases that were lent to the others after init.
