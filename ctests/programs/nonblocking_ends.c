@@ -199,6 +199,8 @@ static void unlike(struct rank* self) {
     configuration.blocking = 1;
     count_calls("ncclCommSplit", 1);
     EQUAL(settled(communicator, ncclCommSplit(communicator, 0, self->rank, &child, &configuration)), ncclSuccess);
+    /* NCCL has the child in progress, too. */
+    settle(child);
     sums(self, child, self->rank, self->ranks, 6);
     device_free(buffer);
     destroy_each((ncclComm_t[]){child, communicator}, 2);
