@@ -61,7 +61,7 @@ static void record_told(struct rank* self) {
 static size_t large(void) { return (size_t)(on_gpus() ? 64 : 5) << 20; }
 
 static void run(struct rank* self, const struct team* team, enum collective which, size_t count, uint64_t key) {
-  team_runs(self, team, (struct transfer){.which = which, .type = ncclFloat, .op = ncclSum, .count = count, .root = team.ranks > 1, .key = key});
+  team_runs(self, team, (struct transfer){.which = which, .type = ncclFloat, .op = ncclSum, .count = count, .root = team->ranks > 1, .key = key});
 }
 
 static void each_kind(struct rank* self, const struct team* team, uint64_t key) {
