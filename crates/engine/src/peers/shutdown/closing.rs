@@ -107,8 +107,11 @@ impl Closing {
         self.signal.page.as_ref()
     }
 
-    /// Says that this rank has ended or aborted the communicator.
+    /// Says that this rank has ended or aborted the communicator. A forked child says nothing of its parent's.
     pub(in crate::peers) fn leave(&self) {
+        if windlass_bootstrap::is_in_child() {
+            return;
+        }
         let ClosedSignal { page, rank, .. } = &self.signal;
         let word = page.as_ref().and_then(|page| (**page).as_ref().get(LEFT_AT));
         word.map(|word| word.fetch_or(1 << rank, Ordering::AcqRel));
