@@ -348,9 +348,7 @@ fn surroundings(facts: &Facts, findings: &mut Findings) {
     for NcclVariable { name, value, effect, loses, all } in &facts.nccl_variables {
         let what = format!("{name}={value}: {effect}");
         match (all, loses) {
-            (true, _) => {
-                findings.add(Level::Broken, format!("{what}, so NCCL runs every call (unset {name})"))
-            }
+            (true, _) => findings.add(Level::Broken, format!("{what} (unset {name})")),
             (false, true) => findings.add(Level::Limited, what),
             (false, false) => findings.add(Level::Note, what),
         }

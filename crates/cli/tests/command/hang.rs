@@ -1,5 +1,7 @@
 //! Holds that `windlass hang` names the rank that the others wait for, and none where all is well.
 
+use windlass_base::stats::run::Run;
+
 use crate::{built, outcome, simulated_nccl, windlass};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -41,6 +43,8 @@ impl Ranks {
             command
                 .env("LD_LIBRARY_PATH", folder)
                 .env("WINDLASS_NCCL", &nccl)
+                // Else another test's program, as it starts, removes what a killed rank has left.
+                .env("WINDLASS_RUN", Run::of_this_process().unwrap().to_string())
                 .env("WINDLASS_SIM_STRICT", "0");
             command.current_dir(folder).args(["-c", PROGRAM, &rank.to_string(), &RANKS.to_string()]);
             command.args(calls.split_whitespace());
