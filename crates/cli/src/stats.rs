@@ -138,7 +138,7 @@ fn calls_text(process: &ProcessCalls) -> String {
 fn no_counters(process: u32) -> String {
     if !Path::new(&format!("/proc/{process}")).exists() {
         return format!(
-            "there is no process {process}, and none of that number has left counters in {}",
+            "there is no process {process}, and none of that number has left counters in {}: `windlass stats` lists those that there are",
             files::FOLDER
         );
     }

@@ -23,8 +23,12 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// Makes the folder of curves, and tries to write in it.
 pub fn make_folder(folder: &Path) -> Result<()> {
     let made = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
-    let expected =
-        || format!("--plot {}: expected a folder to write in, which is made if need be", folder.display());
+    let expected = || {
+        format!(
+            "--plot {}: expected a folder that can be made or written in; nothing was measured",
+            folder.display()
+        )
+    };
     made.map(drop).with_context(expected)
 }
 
