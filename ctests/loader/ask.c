@@ -9,6 +9,7 @@
  *   destroy        ncclCommDestroy of the one rank
  *   bcast broadcast reduce allgather    one call each on that communicator
  *   suspend        ncclCommSuspend, which older libraries lack
+ *   revoke         ncclCommRevoke, likewise
  *   world          ncclTeamWorld's first word, which older libraries lack and which returns a structure
  *   race           ncclGetVersion from 64 threads at once
  *   rank           ncclCommInitRank with an id of known bytes, passed by value
@@ -136,9 +137,10 @@ static void obey(char* word) {
     printf("reduce %d\n", (int)ncclReduce(NULL, NULL, 0, ncclInt8, ncclSum, 0, communicator, NULL));
   else if (!strcmp(word, "allgather"))
     printf("allgather %d\n", (int)ncclAllGather(NULL, NULL, 0, ncclInt8, communicator, NULL));
-  else if (!strcmp(word, "suspend") || !strcmp(word, "world")) {
+  else if (!strcmp(word, "suspend") || !strcmp(word, "revoke") || !strcmp(word, "world")) {
     /* Looked up, not linked, as this program also runs with libraries that lack them. */
-    void* address = dlsym(RTLD_DEFAULT, word[0] == 's' ? "ncclCommSuspend" : "ncclTeamWorld");
+    const char* name = word[0] == 's' ? "ncclCommSuspend" : word[0] == 'r' ? "ncclCommRevoke" : "ncclTeamWorld";
+    void* address = dlsym(RTLD_DEFAULT, name);
     ncclResult_t (*function)(ncclComm_t, int);
     memcpy(&function, &address, sizeof function);
     if (function) printf("%s %d\n", word, (int)function(communicator, 1));
