@@ -93,7 +93,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.sleep.nccls_part COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
            "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.sleep.nccls_part"
            --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --peers yes --set CTESTS_NCCL_SUSPENDS=1
-           -- "${CMAKE_CURRENT_BINARY_DIR}/sleep" processes codes graphs_stay_valid)
+           -- "${CMAKE_CURRENT_BINARY_DIR}/sleep" processes codes graphs_stay_valid groups)
   set_tests_properties(sim.sleep.nccls_part PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 

@@ -85,7 +85,7 @@ fn end_of_much() -> ncclResult_t {
                 let ran = ordering::run_held(&parts, &ended.borrow().joints);
                 ours.set(ours.get().and(ran));
             }
-            if result == ncclSuccess && !suspends.is_empty() {
+            if result == ncclSuccess {
                 ours.set(ours.get().and(guard::call(|| sleep::run(suspends))));
             } else if !sleeps.is_empty() {
                 guard::or_else(|| (), || sleep::forget(&sleeps));

@@ -5,6 +5,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nccl_sys::missing::is_missing;
 use nccl_sys::{
@@ -15,7 +16,7 @@ use nccl_sys::{
 
 use crate::communicator::{self, Communicator};
 use crate::features::registration::registering::Registering;
-use crate::forward::known::put;
+use crate::forward::known::{self, put};
 use crate::forward::{Carried, queries};
 use crate::group::{self, SleepWork};
 use crate::peers::PeerGroup;
@@ -29,6 +30,7 @@ use super::windows;
 
 /// `NCCL_SUSPEND_MEM`.
 const MEMORY: c_int = 1;
+const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// A communicator with a peer group.
 struct Sleeper {
@@ -65,8 +67,13 @@ impl Sleeper {
             registering_of(self.handle, Registering::veto);
         }
         let inside = enter_by(self.handle);
-        let result = if resumes { queries::resume(real) } else { queries::suspend(real, MEMORY) };
+        let mut result = if resumes { queries::resume(real) } else { queries::suspend(real, MEMORY) };
         drop(inside);
+        // With blocking = 0 this thread is behind the call, which is over when NCCL's part is.
+        while result == ncclInProgress && self.is_still() {
+            std::thread::sleep(LOOK_EVERY);
+            result = known::state(real);
+        }
         if is_taken(result) {
             self.peer_group.set_nccl_sleeps(!resumes);
         }
@@ -83,11 +90,7 @@ impl Sleeper {
         if self.peer_group.sleeps() == resumes {
             result = guard::call(|| self.peer_group.suspend_or_resume(resumes));
         }
-        // An abort may have ended the communicator meanwhile.
-        let is_still = |known: &Communicator| {
-            known.peer_group(self.handle).is_some_and(|one| Arc::ptr_eq(&one, &self.peer_group))
-        };
-        if !communicator::find(self.handle).is_some_and(is_still) {
+        if !self.is_still() {
             return result;
         }
         if result == ncclSuccess {
@@ -96,6 +99,12 @@ impl Sleeper {
         self.note();
         count::memory(self.communicator.counters(), self.peer_group.memory_bytes(), self.peer_group.sleeps());
         result
+    }
+
+    /// Whether the communicator is there still: an abort may have ended it meanwhile.
+    fn is_still(&self) -> bool {
+        let found = communicator::find(self.handle).and_then(|known| known.peer_group(self.handle));
+        found.is_some_and(|one| Arc::ptr_eq(&one, &self.peer_group))
     }
 
     /// Has calls be refused while a part sleeps.
@@ -235,6 +244,7 @@ pub(super) fn forget(all: &[SleepWork]) {
         if let Some(ours) = Sleeper::of(work.communicator) {
             if work.nccl_has {
                 ours.peer_group.set_nccl_sleeps(true);
+                registering_of(work.communicator, Registering::veto);
             }
             ours.note();
         }

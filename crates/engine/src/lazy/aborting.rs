@@ -74,7 +74,7 @@ impl LazyCommunicator {
     }
 
     /// Prevents that it is materialized from now on. Returns whether a thread is materializing it: that thread then ends what NCCL has built.
-    pub(super) fn is_never_built(&self) -> bool {
+    pub(super) fn prevent_building(&self) -> bool {
         let stage = self.stage();
         self.aborted.store(true, Ordering::SeqCst);
         *stage == Stage::Materializing

@@ -100,7 +100,7 @@ impl LazyCommunicator {
 
     fn end_alone(&self) -> ncclResult_t {
         // A group may have failed, or still hold calls of it: the thread that materializes it then ends what NCCL builds.
-        if self.is_never_built() {
+        if self.prevent_building() {
             return ncclSuccess;
         }
         let built = self.built().take();
