@@ -239,7 +239,7 @@ class Bench:
                 for _ in range(CALLS):
                     backend(tensor)
 
-            step = self.together(f"{name} {mode} {tensor.nbytes}", lambda: self.captured(backend, calls) if mode == "graph" else calls)
+            step = self.together(f"{name} {mode} {tensor.nbytes}", lambda: self.captured(backend, calls) if mode == "graph" else self.tried(calls))
             if step:
                 self.row(**where, mode=mode, us=self.timed(step, CALLS))
 
@@ -273,6 +273,12 @@ class Bench:
             with self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 step()
         return graph.replay
+
+    def tried(self, step):
+        """A step that has run once: a backend may refuse a size."""
+        step()
+        self.torch.cuda.synchronize()
+        return step
 
     def timed(self, step, calls):
         begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
