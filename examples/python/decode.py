@@ -29,6 +29,7 @@ except ImportError:
     torch = None  # read_options says so
 
 TIMED = 50  # steps between two synchronizations
+SETTLED_S = 5  # of replays before a median
 
 
 def main():
@@ -104,10 +105,12 @@ def sleep_and_wake(cycles, graph, state, device, unused):
             raise RuntimeError(f"{function} answered {code}")
 
     def median_ms():
-        # The GPU's clocks fall while it sleeps.
-        for _ in range(200):
-            graph.replay()
-        torch.cuda.synchronize()
+        # The GPU's clocks and its memory's temperature settle.
+        began = time.perf_counter()
+        while time.perf_counter() - began < SETTLED_S:
+            for _ in range(TIMED):
+                graph.replay()
+            torch.cuda.synchronize()
         times = []
         for _ in range(200):
             began = time.perf_counter()
@@ -116,21 +119,28 @@ def sleep_and_wake(cycles, graph, state, device, unused):
             times.append((time.perf_counter() - began) * 1e3)
         return statistics.median(times)
 
-    before, wanted, awake = median_ms(), state.clone(), used_mib()
-    equal = True
-    for _ in range(cycles):
+    def cycle(sleeps):
         torch.cuda.synchronize()
-        call("ncclCommSuspend", 1)
+        if sleeps:
+            call("ncclCommSuspend", 1)
         asleep = used_mib()
-        call("ncclCommResume")
+        if sleeps:
+            call("ncclCommResume")
         state.zero_()
         graph.replay()
         torch.cuda.synchronize()
-        equal = equal and torch.equal(state, wanted)
+        return asleep, torch.equal(state, wanted)
+
+    before, wanted, awake = median_ms(), state.clone(), used_mib()
+    # The same without sleeps: what the rest of a cycle does to the time.
+    waking = [cycle(sleeps=False) for _ in range(cycles)]
+    control = median_ms()
+    asleep = [cycle(sleeps=True) for _ in range(cycles)]
     after = median_ms()
+    equal = all(equal for _, equal in waking + asleep)
     if dist.get_rank() == 0:
-        print(f"memory of the GPU beside tensors: {unused:.0f} MiB before NCCL, {awake:.0f} awake, {asleep:.0f} asleep")
-        print(f"median of 200 steps: {before:.3f} ms before, {after:.3f} ms after {cycles} sleeps, same bits: {equal}")
+        print(f"memory of the GPU beside tensors: {unused:.0f} MiB before NCCL, {awake:.0f} awake, {asleep[-1][0]:.0f} asleep")
+        print(f"median of 200 steps: {before:.3f} ms, {control:.3f} ms after {cycles} cycles without sleeps, {after:.3f} ms after {cycles} with, same bits: {equal}")
     return equal
 
 

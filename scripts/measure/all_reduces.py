@@ -6,7 +6,8 @@
 
 Each row is a JSON line: backend, mode (graph, eager, layers), tokens, hidden, bytes, us of one all-reduce (of one layer), rank 0's median of
 rounds. `layers` has a product, the all-reduce, residual and norm, and a product. A first line for each backend has the time and the memory of
-its first call. What is not installed, or fails, is one line `skipped`. NVLink multicast stays off. --verdict FILE... compares runs.
+its first call. What is not installed, or fails, is one line `skipped`. NVLink multicast stays off. --verdict FILE... compares runs, --table
+FILE... prints the least and the greatest time of each cell.
 """
 
 import argparse
@@ -34,6 +35,7 @@ def options():
     parser.add_argument("--name", default="nccl", help="what the library is called in rows: nccl or windlass")
     parser.add_argument("--out", type=Path, help="file of the rows; standard output unless said")
     parser.add_argument("--verdict", nargs="+", type=Path, metavar="FILE", help="intervals in which Windlass is ahead in all runs of FILE...")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="the rows of FILE... as tables")
     return parser.parse_args()
 
 
@@ -322,6 +324,32 @@ def verdict(files):
                     print(f"{mode}, hidden {hidden}, against {other}: ahead at {ahead or 'no size'} of {timed} bytes")
 
 
+def tables(files):
+    """A table for each mode and number of columns; `layers` has each backend's fastest norm, named by its first letter."""
+    cells, firsts = {}, {}
+    for row in (json.loads(line) for file in files for line in file.read_text().splitlines()):
+        if "us" in row:
+            cells.setdefault((row["mode"], row["hidden"]), {}).setdefault(row["bytes"], {}).setdefault(row["backend"], {}).setdefault(
+                row.get("norm", ""), []).append(row["us"])
+        else:
+            firsts.setdefault(row["backend"], []).append(f"{row['ms']:.0f} ms, {row['mib']:.0f} MiB")
+    for name, first in firsts.items():
+        print(f"first call of {name}: {'; '.join(first)}")
+    for (mode, hidden), by in sorted(cells.items()):
+        names = sorted({name for backends in by.values() for name in backends})
+        print(f"\n{mode}, hidden {hidden}\n" + " | ".join([f"{'KiB':>6}", *(f"{name:>17}" for name in names)]))
+        for size, backends in sorted(by.items()):
+            print(" | ".join([f"{size >> 10:6}", *(f"{cell(backends.get(name)):>17}" for name in names)]))
+
+
+def cell(norms):
+    times = {norm: us for norm, us in (norms or {}).items() if norm != "products"}
+    if not times:
+        return ""
+    norm = min(times, key=lambda norm: min(times[norm]))
+    return f"{min(times[norm]):.2f} {max(times[norm]):.2f} {norm.removeprefix('norm ')[:1]}".strip()
+
+
 def best(norms):
     """The framework would take its fastest norm."""
     times = [us for norm, us in (norms or {}).items() if norm != "products"]
@@ -332,6 +360,8 @@ def main():
     chosen = options()
     if chosen.verdict:
         return verdict(chosen.verdict)
+    if chosen.table:
+        return tables(chosen.table)
     for name, expected in MULTICAST_OFF.items():
         if os.environ.setdefault(name, expected) != expected:
             sys.exit(f"{name} is {os.environ[name]!r}, expected {expected!r}: NVLink multicast must stay off here")
