@@ -95,7 +95,7 @@ impl Folder {
         });
         let told = |why| {
             format!(
-                "{}: expected limits measured here, and it is left out: {why}; other limits hold (remove it)",
+                "{}: expected limits measured here, and it is left out: {why}; the built-in limits hold (remove it)",
                 path.display()
             )
         };
@@ -189,7 +189,7 @@ mod tests {
         for broken in [&text[..text.len() / 2], "windlass-cache 9\n", "", "\0\u{7f}"] {
             folder.write(&here.file_name(), broken).unwrap();
             let told = folder.read(&here).unwrap_err();
-            assert!(told.contains(&here.file_name()) && told.contains("other limits hold"), "{told}");
+            assert!(told.contains(&here.file_name()) && told.contains("the built-in limits hold"), "{told}");
         }
     }
 }

@@ -126,7 +126,7 @@ pub fn file_of(config: &Config) -> (Table, Option<String>) {
         Err(why) => {
             let path = path.display();
             let problem = format!(
-                "WINDLASS_TUNING={path}: expected a table of `windlass tune --out`, and it is left out: {why}; other limits hold"
+                "WINDLASS_TUNING={path}: expected a table of `windlass tune --out`, and it is left out: {why}; limits measured on this machine hold, else the built-in ones"
             );
             (Table::default(), Some(problem))
         }
@@ -235,7 +235,8 @@ mod tests {
             let (table, problem) = of(path);
             let problem = problem.unwrap();
             assert_eq!(table, Table::default());
-            for part in [&format!("WINDLASS_TUNING={path}: expected a table"), why, "other limits hold"] {
+            for part in [&format!("WINDLASS_TUNING={path}: expected a table"), why, "else the built-in ones"]
+            {
                 assert!(problem.contains(part), "{part}: {problem}");
             }
         }
