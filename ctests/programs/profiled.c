@@ -1,6 +1,7 @@
 /* Holds that profiler plugins are told of every call, whoever runs it: collectives and messages, alone and in groups, of communicators by
  * id, lazy ones, which NCCL builds later or never, and children. Each communicator and rank is begun once, under one id, and ended. After
- * the last one there are new ones. CTESTS_PLUGINS names the plugins' files, separated by commas; what they check themselves is in
+ * the last one there are new ones. A call that Windlass runs comes with the device's times before its communicator has ended, unless it is
+ * captured or aborted. CTESTS_PLUGINS names the plugins' files, separated by commas; what they check themselves is in
  * support/profiler_plugin.c. What they were told is part of the digest, so that it is the same on NCCL alone. */
 #define _GNU_SOURCE
 #include "../support/profiler_plugin.h"
@@ -8,6 +9,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,10 +18,12 @@ static const char* const FUNCTIONS[] = {"AllReduce", "Broadcast", "AllGather", "
 enum { NAMES = sizeof FUNCTIONS / sizeof *FUNCTIONS };
 
 static struct plugin {
-  int (*begun)(void), (*living)(void), (*faults)(void), (*told)(const char*);
+  int (*begun)(void), (*living)(void), (*faults)(void), (*told)(const char*), (*untimed)(bool);
   uint64_t (*id)(int);
 } plugins[PLUGINS_MAX];
 static int plugin_count;
+/* Calls of this process that were aborted. */
+static atomic_int aborted_calls;
 /* Ranks are threads, too. */
 static pthread_once_t found = PTHREAD_ONCE_INIT;
 
@@ -36,6 +40,7 @@ static void find_plugins(void) {
     *(void**)&plugin->living = dlsym(library, "profiler_living");
     *(void**)&plugin->faults = dlsym(library, "profiler_faults");
     *(void**)&plugin->told = dlsym(library, "profiler_told");
+    *(void**)&plugin->untimed = dlsym(library, "profiler_untimed");
     *(void**)&plugin->id = dlsym(library, "profiler_id");
   }
   CHECK(plugin_count > 0);
@@ -44,15 +49,17 @@ static void find_plugins(void) {
 /* Adds what the plugins were told to the digest; all were told the same. */
 static void record_told(struct rank* self) {
   int first[NAMES + 1], faults = 0, living = 0;
-  bool is_same = true;
+  bool is_same = true, is_timed = true;
   for (int i = 0; i < plugin_count; i++) {
     int numbers[NAMES + 1] = {plugins[i].begun()};
     for (int name = 0; name < NAMES; name++) numbers[name + 1] = plugins[i].told(FUNCTIONS[name]);
     if (!i) memcpy(first, numbers, sizeof first);
     is_same &= !memcmp(numbers, first, sizeof first);
     faults += plugins[i].faults(), living += plugins[i].living();
+    is_timed &= plugins[i].untimed(!on_gpus()) <= aborted_calls;
   }
   CHECK(is_same);
+  CHECK(is_timed);
   EQUAL(faults, 0);
   EQUAL(living, 0);
   record(self, first, sizeof first);
@@ -142,12 +149,77 @@ static void children(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
+/* A communicator ends right behind its calls. */
+static void ended_at_once(struct rank* self) {
+  struct team team = team_made(self, self->ranks, EITHER);
+  float* buffer = device_alloc(4096);
+  device_fill(buffer, 0, 4096);
+  together(self);
+  for (int i = 0; i < 50; i++) NCCL(ncclAllReduce(buffer, buffer, 1000, ncclFloat, ncclSum, team.communicator, as_cuda(self->stream)));
+  NCCL(ncclCommDestroy(team.communicator));
+  wait_for(self->stream);
+  together(self);
+  device_free(buffer);
+}
+
+/* A captured call has no times, however often its graph runs, and eager calls around it have theirs. */
+static void captured(struct rank* self) {
+  struct team team = team_made(self, self->ranks, EITHER);
+  float* buffer = device_alloc(4096);
+  device_fill(buffer, 0, 4096);
+  together(self);
+  CUgraph graph;
+  CUgraphExec executable;
+  CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  NCCL(ncclAllReduce(buffer, buffer, 1000, ncclFloat, ncclSum, team.communicator, as_cuda(self->stream)));
+  CUDA(cuStreamEndCapture(self->stream, &graph));
+  CUDA(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  for (int i = 0; i < 3; i++) {
+    CUDA(cuGraphLaunch(executable, self->stream));
+    NCCL(ncclAllReduce(buffer, buffer, 1000, ncclFloat, ncclSum, team.communicator, as_cuda(self->stream)));
+  }
+  wait_for(self->stream);
+  together(self);
+  CUDA(cuGraphExecDestroy(executable));
+  CUDA(cuGraphDestroy(graph));
+  device_free(buffer);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+/* A call for which the other ranks never come, so that its times are never known, and a communicator after that. */
+static void aborted(struct rank* self) {
+  struct team team = team_made(self, self->ranks, EITHER);
+  float* buffer = device_alloc(4096);
+  run(self, &team, ALL_REDUCE, 100, 400);
+  together(self);
+  if (!self->rank) {
+    NCCL(ncclAllReduce(buffer, buffer, 1000, ncclFloat, ncclSum, team.communicator, as_cuda(self->stream)));
+    aborted_calls++;
+  }
+  NCCL(ncclCommAbort(team.communicator));
+  wait_for(self->stream);
+  together(self);
+  device_free(buffer);
+  pairs(self);
+}
+
 static void body(struct rank* self) {
   RUN_PART(whole, self);
   RUN_PART(pairs, self);
   RUN_PART(grouped, self);
   RUN_PART(children, self);
+  RUN_PART(ended_at_once, self);
   RUN_PART(pairs, self);
+  meet(self);
+  record_told(self);
+  meet(self);
+}
+
+/* What NCCL alone may tell otherwise. */
+static void faults(struct rank* self) {
+  RUN_PART(pairs, self);
+  RUN_PART(captured, self);
+  RUN_PART(aborted, self);
   meet(self);
   record_told(self);
   meet(self);
@@ -158,7 +230,8 @@ int main(int count, char** arguments) {
   choose(count, arguments);
   int ranks = rank_count(4);
   if (ranks % 2) skip("the number of ranks is odd");
-  run_ranks("processes", PROCESSES, ranks, body, NULL);
-  run_ranks("threads", THREADS, ranks, body, NULL);
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, body, NULL);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, body, NULL);
+  if (is_section_chosen("faults")) run_ranks("faults", PROCESSES, ranks, faults, NULL);
   return finish();
 }

@@ -1,6 +1,6 @@
 /* A profiler plugin of interface VERSION, 4 to 7, written from what NCCL's documentation says of it. It checks what it is told and complains
  * on standard error: one communicator and rank is begun once and ended once, parents are events of the right kind, collectives are numbered
- * without gaps, channels come with their collective, every event ends once. CTESTS_TRACE names a file for a trace in Chrome's format, with
+ * without gaps, channels come with their collective, and as many as it has announced, every event ends once. CTESTS_TRACE names a file for a trace in Chrome's format, with
  * %d for the process. What programs ask it is in profiler_plugin.h. */
 #define _GNU_SOURCE
 #include "profiler_plugin.h"
@@ -33,8 +33,8 @@ struct descriptor {
 };
 
 struct context { int magic, rank, ranks; uint64_t id; bool lives; int open; uint64_t numbers[FUNCTIONS_MAX]; };
-struct event { int magic; uint64_t kind; struct context* context; struct event* parent; bool has_ended; double begun, ended; int channels;
-               size_t count; const char* name; long thread; };
+struct event { int magic; uint64_t kind; struct context* context; struct event* parent; bool has_ended, is_captured, is_windlass; double begun, ended;
+               int channels; uint64_t times[2]; size_t count; const char* name; long thread; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct context contexts[CONTEXTS_MAX];
@@ -126,6 +126,9 @@ static int start(void* own, void** handle, struct descriptor* of) {
   switch (kind) {
     case COLL: {
       int function = number_of(of->coll.function);
+      event.is_windlass = !strcmp(of->coll.algorithm, "WINDLASS");
+      /* Version 4 does not say what is captured. */
+      if (event.is_windlass && VERSION > 4 && parent) holds(of->coll.channels == !parent->is_captured, "a collective announces other channels");
       event.name = functions[function], event.channels = of->coll.channels, event.count = of->coll.count;
       holds(of->coll.number == context->numbers[function]++, "a collective's number is not the next one");
       holds(of->coll.type && !strncmp(of->coll.type, "nccl", 4), "a type has no name");
@@ -147,6 +150,7 @@ static int start(void* own, void** handle, struct descriptor* of) {
     }
     case COLL_API:
       event.name = functions[number_of(of->coll_api.function)], event.count = of->coll_api.count;
+      event.is_captured = of->coll_api.is_captured;
       holds(parent && is_event(parent, GROUP_API), "a call is in no group");
       break;
     case P2P_API:
@@ -154,7 +158,7 @@ static int start(void* own, void** handle, struct descriptor* of) {
       holds(parent && is_event(parent, GROUP_API), "a call is in no group");
       break;
     case KERNEL_CH:
-      event.name = "channel";
+      event.name = "channel", event.times[0] = of->kernel_ch.time;
       holds(parent && is_event(parent, COLL | P2P), "a channel has another parent");
       holds(parent && parent->channels-- > 0, "a channel was not announced");
       break;
@@ -180,6 +184,7 @@ static int stop(void* handle) {
   if (holds(event && is_event(event, ~0ull), "what ends is no event")) {
     holds(!event->has_ended, "an event ends twice");
     event->has_ended = true;
+    holds(event->kind != KERNEL_CH || event->times[1], "a channel ends without a time");
     event->ended = now();
     event->context->open--;
   }
@@ -191,7 +196,11 @@ static int record(void* handle, int state, void* arguments) {
   pthread_mutex_lock(&lock);
   holds(handle && is_event(handle, state == 22 ? KERNEL_CH : GROUP_API), "a state is of another event");
   holds(state == 22 || state == 23 || state == 24, "a state is none");
-  holds(state != 22 || *(uint64_t*)arguments > 0, "a channel has no time");
+  if (state == 22) {
+    struct event* channel = handle;
+    channel->times[1] = *(uint64_t*)arguments;
+    holds(channel->times[0] > 0 && channel->times[1] >= channel->times[0], "a channel stops before it starts");
+  }
   pthread_mutex_unlock(&lock);
   return 0;
 }
@@ -214,6 +223,11 @@ struct { const char* name; void *init, *start, *stop, *record, *finalize; } PROF
 int profiler_begun(void) { return begun; }
 int profiler_living(void) { return begun - ended; }
 int profiler_faults(void) { return faults; }
+int profiler_untimed(bool messages_too) {
+  int untimed = 0;
+  for (int i = 0; i < told; i++) untimed += events[i].channels > 0 && (events[i].is_windlass || (messages_too && events[i].kind == P2P));
+  return untimed;
+}
 int profiler_told(const char* function) { return counts[number_of(function)]; }
 uint64_t profiler_id(int rank) {
   for (int i = begun - 1; i >= 0; i--)

@@ -55,7 +55,7 @@ pub fn before(call: &Call, path: Path, communicator: &Observed, depth: i32) {
             profiler::share_masks();
             // One of too many communicators has no known rank.
             if matches!(path, Path::P2p | Path::Native) && communicator.ranks > 0 {
-                profiler::before(call, communicator, depth);
+                profiler::before(call, path, communicator, depth);
                 nvtx::push(call, communicator);
             }
         },

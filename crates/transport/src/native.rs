@@ -33,6 +33,7 @@ use windlass_base::gpu::Address;
 #[cfg(any(test, feature = "test-support"))]
 use windlass_base::gpu::StreamHandle;
 use windlass_base::gpu::module::{Shape, Start};
+use windlass_base::observers::profiler::times::Launched;
 use windlass_base::stats::count;
 
 /// The most ranks of a communicator with native collectives.
@@ -121,7 +122,7 @@ impl Native {
             let mut batch = BatchLaunch::default();
             let shape = arrange_batch(collectives, geometry, layout, regions, tuning, limits, &mut batch);
             let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
-            self.start(turn, &shape, Parameter::Several(&mut batch))?;
+            self.start(turn, &shape, Parameter::Several(&mut batch), collectives.len())?;
             count::fused(collectives.len() as u64);
             return Ok(());
         }
@@ -136,9 +137,13 @@ impl Native {
             Task::Batch(_) => Ok(None),
         };
         let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
-        self.start(turn, &shape, Parameter::One(&mut launch))?;
-        if let Task::Fused(uneven) = task {
-            count::fused(uneven.parts.iter().filter(|part| part.bytes > 0).count() as u64);
+        let calls = match task {
+            Task::Fused(uneven) => uneven.parts.iter().filter(|part| part.bytes > 0).count(),
+            Task::One(_) | Task::Batch(_) => 1,
+        };
+        self.start(turn, &shape, Parameter::One(&mut launch), calls)?;
+        if let Task::Fused(_) = task {
+            count::fused(calls as u64);
         }
         Ok(())
     }
@@ -148,6 +153,7 @@ impl Native {
         turn: &mut Turn<'_>,
         shape: &kernels::Shape,
         mut parameter: Parameter<'_>,
+        calls: usize,
     ) -> Result<(), TransportError> {
         if shape.kernel.runs_several() != matches!(parameter, Parameter::Several(_)) {
             return Err(TransportError::NoKernel { name: shape.kernel.name() });
@@ -171,8 +177,9 @@ impl Native {
             domain: turn.domain(),
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };
-        calls::launch(turn.driver(), function, turn.stream(), &shape, parameter)?;
-        Ok(())
+        let (driver, stream) = (turn.driver(), turn.stream());
+        let launch = || calls::launch(driver, function, stream, &shape, parameter);
+        Ok(turn.launch(Launched::Collectives(calls), launch)?)
     }
 
     /// How many packets this rank has received on all channels since init, for the hang detector. Kernels write these counts, those of LL128 and

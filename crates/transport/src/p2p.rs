@@ -54,6 +54,7 @@ use windlass_base::gpu::capture::Relaxed;
 use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::gpu::stream::{Capture, Ordering::Inside};
+use windlass_base::observers::profiler::times::Launched;
 
 /// What a p2p transport is made from.
 pub struct P2pParts {
@@ -214,7 +215,8 @@ impl P2p {
             domain: turn.domain(),
             start: Start::AfterStream,
         };
-        calls::launch(driver, self.device_resources.function, stream, &shape, &mut work.launch)?;
+        let (function, parameter) = (self.device_resources.function, &mut work.launch);
+        turn.launch(Launched::Messages, || calls::launch(driver, function, stream, &shape, parameter))?;
         Ok(asks_early)
     }
 

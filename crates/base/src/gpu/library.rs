@@ -78,6 +78,7 @@ calls! {
     fn cuEventDestroy_v2(usize);
     fn cuEventRecordWithFlags(usize, usize, c_uint);
     fn cuEventQuery(usize);
+    fn cuEventElapsedTime(*mut f32, usize, usize);
     fn cuMemsetD8Async(Address, u8, usize, usize);
     fn cuMemsetD32Async(Address, c_uint, usize, usize);
     fn cuMemcpyAsync(Address, Address, usize, usize);
@@ -209,7 +210,7 @@ mod tests {
     /// The newest function decides what driver is needed.
     #[test]
     fn oldest_driver() {
-        assert_eq!(NAMES.len(), 69, "a new function: which release of CUDA has it first?");
+        assert_eq!(NAMES.len(), 70, "a new function: which release of CUDA has it first?");
         assert!(NEWER.iter().all(|(name, _)| NAMES.contains(name)));
         assert_eq!(NEWER.map(|(_, since)| since).into_iter().max(), Some(CUDA_MIN));
         let said = format!("driver {DRIVER_MIN} (CUDA {}.{})", CUDA_MIN / 1000, CUDA_MIN / 10 % 100);

@@ -195,7 +195,7 @@ impl Drop for Stream {
     }
 }
 
-/// An event without a time. Dropping it destroys it, unless it has gone with its context.
+/// An event. Dropping it destroys it, unless it has gone with its context.
 #[derive(Debug)]
 pub struct Event {
     driver: &'static Driver,
@@ -204,13 +204,32 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event in the current context.
+    /// Makes an event without a time in the current context.
     pub fn new(driver: &'static Driver) -> Result<Event, Failure> {
+        Event::with(driver, DISABLE_TIMING)
+    }
+
+    /// Makes an event with a time in the current context.
+    pub fn timed(driver: &'static Driver) -> Result<Event, Failure> {
+        Event::with(driver, 0)
+    }
+
+    fn with(driver: &'static Driver, flags: u32) -> Result<Event, Failure> {
         let (context, mut handle) = (driver.current_context()?, 0);
         // SAFETY: the output is a local.
-        let code = unsafe { (driver.calls.cuEventCreate)(&mut handle, DISABLE_TIMING) };
-        driver.check("cuEventCreate", code, || "flags no timing".into())?;
+        let code = unsafe { (driver.calls.cuEventCreate)(&mut handle, flags) };
+        driver.check("cuEventCreate", code, || format!("flags {flags}"))?;
         Ok(Event { driver, context, handle })
+    }
+
+    /// The time from another event to this one, in nanoseconds. Both have a time, and are done.
+    pub fn since(&self, earlier: &Event) -> Result<i64, Failure> {
+        let mut milliseconds = 0.0;
+        // SAFETY: the events are alive; the output is a local.
+        let code =
+            unsafe { (self.driver.calls.cuEventElapsedTime)(&mut milliseconds, earlier.handle, self.handle) };
+        self.driver.check("cuEventElapsedTime", code, String::new)?;
+        Ok((f64::from(milliseconds) * 1e6) as i64)
     }
 
     /// Marks what a stream holds now.

@@ -15,6 +15,8 @@ mod handles;
 
 mod plugins;
 
+pub mod times;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -76,6 +76,9 @@ fn end_of_much() -> ncclResult_t {
             if result == ncclInProgress {
                 let joints = std::mem::take(&mut ended.borrow_mut().joints);
                 guard::or_else(|| (), || ordering::behind_nccl(followed, parts, joints));
+                if observers::are_on() {
+                    observers::after(group::is_open().into());
+                }
                 // Its kernels are launched by another thread, behind this call.
                 let refused = if suspends.is_empty() { ncclSuccess } else { refuse_suspends(&suspends) };
                 return refused.and(result);

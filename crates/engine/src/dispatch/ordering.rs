@@ -27,6 +27,7 @@ use windlass_base::error::refuse;
 use windlass_base::gpu::capture::Relaxed;
 use windlass_base::gpu::{self, StreamHandle};
 use windlass_base::guard;
+use windlass_base::observers::{self, profiler::times};
 use windlass_base::stats::count;
 use windlass_transport::native::Task;
 use windlass_transport::p2p::Operation;
@@ -142,10 +143,11 @@ pub(crate) fn behind_nccl(followed: Vec<Followed>, parts: Vec<Part>, joints: Joi
     }
     let mut handles: Vec<ncclComm_t> = joints.all().map(|joint| joint.communicator).collect();
     handles.extend(followed.iter().map(|followed| followed.communicator));
+    let told = times::hand_over();
     communicator::go_on_behind(handles, None, move |has_run| {
         after_group(followed, has_run);
         // What NCCL says of its failure comes first.
-        if has_run { run_held(&parts, &joints) } else { ncclSuccess }
+        if has_run { told.run(|| run_held(&parts, &joints)) } else { ncclSuccess }
     });
 }
 
@@ -293,6 +295,9 @@ fn launch(
         if ordered != ncclSuccess {
             return refuse(ordered, format_args!("NCCL did not order its work before ours"));
         }
+    }
+    if observers::are_on() {
+        times::launches(handle as usize);
     }
     peer_group.device().into_iter().for_each(group::set_device);
     match peer_group.run(tasks, operations, stream, others) {

@@ -6,6 +6,7 @@ use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::request_socket::Answer;
 
 use crate::features::memory::pool;
+use windlass_base::observers::profiler::times;
 
 use super::registry;
 use super::requests::{Matter, Request};
@@ -19,6 +20,7 @@ use crate::peers::shutdown::{closing, draining};
 
 /// The request socket of this process, where other ranks send requests. The first call starts the worker.
 pub(super) fn request_socket() -> std::io::Result<Token> {
+    times::settle_by(worker::wake);
     worker::request_socket(all)
 }
 
@@ -36,6 +38,7 @@ fn all() -> Vec<Box<dyn Chore>> {
         Box::new(Plain { due: || pool::is_any_leaving().then_some(SOON_TICK), turn: windows::look }),
         Box::new(KeptMemory::new()),
         Box::<Drained>::default(),
+        Box::new(Plain { due: || times::is_any_pending().then_some(BUSY_TICK), turn: times::settle }),
         // Frees the memory of peer groups that this rank has closed, once the other ranks have closed them, too.
         Box::new(Plain { due: || closing::waits().then_some(IDLE_TICK), turn: closing::settle }),
     ]

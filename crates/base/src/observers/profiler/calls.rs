@@ -1,5 +1,5 @@
 //! Events of calls that Windlass runs, and the contexts of communicators whose calls these are. Times are the host's: what a call takes until
-//! it is issued. Kernels tell no times, so calls announce no channels.
+//! it is issued. Where a plugin asks for channels, a call that is not captured announces one, which comes with the [device's times](super::times).
 
 #![allow(unsafe_code)]
 
@@ -9,14 +9,18 @@ use std::mem::take;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use nccl_sys::profiler::{Coll, CollApi, Details, Event, GROUP_STATES, GroupApi, P2p, P2pApi, hash, kind};
+use nccl_sys::profiler::{
+    Coll, CollApi, Details, Event, GROUP_STATES, GroupApi, KERNEL_CH_STOP, KernelCh, P2p, P2pApi, hash, kind,
+};
 use nccl_sys::{CODES, NCCL_UNIQUE_ID_BYTES};
 
 use super::super::{Observed, text};
-use super::plugins::Begun;
+use super::plugins::{Begun, LoadedPlugin};
+use super::times::{self, Awaited};
 use super::{Profiled, all, known, log, record_state, start_each, stop_event};
 use crate::call::{Call, Function, Shared};
 use crate::gpu::{StreamHandle, driver};
+use crate::path::Path;
 
 /// NCCL's record of a communicator is smaller than this. The place of its context lies in the record, behind the handle.
 const RECORD_MAX: usize = 4 << 20;
@@ -43,8 +47,11 @@ pub fn ended(handle: usize) {
     let mut known = known();
     known.expected.retain(|_, expecting| *expecting != handle);
     let ended = known.ours.remove(&handle);
+    let is_last = known.ours.is_empty();
     // Plugins may take long.
     drop(known);
+    // Channels come before the end of their context.
+    ended.iter().for_each(|ended| times::ended(ended, is_last));
     drop(ended);
 }
 
@@ -69,7 +76,7 @@ fn profiled(communicator: &Observed) -> Arc<Profiled> {
 }
 
 /// Begins the events of a call.
-pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
+pub(crate) fn before(call: &Call, path: Path, communicator: &Observed, depth: i32) {
     if all().is_empty() {
         return;
     }
@@ -85,7 +92,10 @@ pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
     let is_captured = captured.is_ok_and(|captured| captured.is_some());
     let (named, function, datatype) = names(shared);
     let (count, root, none) = (shared.count, shared.root.unwrap_or(0), null_mut());
-    let (channels, group, nothing) = (0, none, Details { nothing: [0; 24] });
+    let (group, nothing) = (none, Details { nothing: [0; 24] });
+    let asks = |plugin: &LoadedPlugin| plugin.mask() & kind::KERNEL_CH != 0;
+    let is_timed = !is_captured && count > 0 && all().iter().any(asks) && times::has_room();
+    let channels = is_timed.into();
     // An ending thread may have none.
     let _ = OPEN.try_with(|here| {
         let (groups, open) = &mut *here.borrow_mut();
@@ -126,8 +136,26 @@ pub(crate) fn before(call: &Call, communicator: &Observed, depth: i32) {
         };
         let api = start(api_kind, api, [groups[0], 0]);
         stop_event(api as *mut c_void);
-        open.push(start(kind, of, [api, groups[1]]));
+        let event = start(kind, of, [api, groups[1]]);
+        open.push(event);
+        if is_timed {
+            let (handle, rank, is_message) = (communicator.handle, communicator.rank, path == Path::P2p);
+            times::await_launch(Awaited { profiled: profiled.clone(), handle, rank, event, is_message });
+        }
     });
+}
+
+/// Tells of the channel of a call's event, which ran from one time to another, in nanoseconds.
+pub(super) fn channel(Awaited { profiled, rank, event, .. }: &Awaited, times: [u64; 2]) {
+    let kernel_ch = KernelCh { channel: 0, time: times[0] };
+    let of = Details { kernel_ch };
+    let mut channel = Event { kind: kind::KERNEL_CH, parent: null_mut(), rank: *rank, of };
+    // SAFETY: as above.
+    let channel = unsafe { start_each(Some(profiled), u32::MAX, &mut channel, kind::KERNEL_CH, [*event, 0]) };
+    // Larger than any version's arguments of a state.
+    let mut arguments = [times[1], 0, 0, 0];
+    record_state(channel as *mut c_void, KERNEL_CH_STOP, arguments.as_mut_ptr().cast());
+    stop_event(channel as *mut c_void);
 }
 
 /// The function under which NCCL would count a call, with NCCL's names of it and of the type.
@@ -145,6 +173,9 @@ fn names(shared: &Shared) -> (Function, *const c_char, *const c_char) {
 pub(crate) fn after(depth: i32) {
     let _ = OPEN.try_with(|here| {
         let (groups, open) = &mut *here.borrow_mut();
+        if depth == 0 {
+            times::forget_launches();
+        }
         let groups = if depth == 0 { take(groups) } else { [0; 2] };
         let all = open.drain(..).chain([groups[1], groups[0]]);
         let _ = all.fold(0, |code, event| code | stop_event(event as *mut c_void));

@@ -3,6 +3,7 @@
 use crate::background::{process_exit, side_thread, worker};
 use crate::peers::setup::transports;
 use crate::peers::shutdown::{closing, draining};
+use windlass_base::observers::profiler::times;
 
 /// Installs the exit handler. At exit the memory of closed peer groups is freed even if other ranks have it mapped: their mappings keep it.
 pub(in crate::peers) fn at_exit_too() {
@@ -16,6 +17,7 @@ fn give_back() {
     draining::look();
     draining::forget();
     closing::end();
+    times::end();
     transports::give_back();
 }
 
