@@ -128,7 +128,7 @@ static int start(void* own, void** handle, struct descriptor* of) {
       int function = number_of(of->coll.function);
       event.is_windlass = !strcmp(of->coll.algorithm, "WINDLASS");
       /* Version 4 does not say what is captured. */
-      if (event.is_windlass && VERSION > 4 && parent) holds(of->coll.channels == !parent->is_captured, "a collective announces other channels");
+      if (event.is_windlass && VERSION > 4 && parent) holds(of->coll.channels == (!parent->is_captured && of->coll.count), "a collective announces other channels");
       event.name = functions[function], event.channels = of->coll.channels, event.count = of->coll.count;
       holds(of->coll.number == context->numbers[function]++, "a collective's number is not the next one");
       holds(of->coll.type && !strncmp(of->coll.type, "nccl", 4), "a type has no name");

@@ -33,7 +33,6 @@ use windlass_base::gpu::Address;
 #[cfg(any(test, feature = "test-support"))]
 use windlass_base::gpu::StreamHandle;
 use windlass_base::gpu::module::{Shape, Start};
-use windlass_base::observers::profiler::times::Launched;
 use windlass_base::stats::count;
 
 /// The most ranks of a communicator with native collectives.
@@ -179,7 +178,7 @@ impl Native {
         };
         let (driver, stream) = (turn.driver(), turn.stream());
         let launch = || calls::launch(driver, function, stream, &shape, parameter);
-        Ok(turn.launch(Launched::Collectives(calls), launch)?)
+        Ok(turn.launch(Some(calls), launch)?)
     }
 
     /// How many packets this rank has received on all channels since init, for the hang detector. Kernels write these counts, those of LL128 and

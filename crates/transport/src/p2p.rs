@@ -54,7 +54,6 @@ use windlass_base::gpu::capture::Relaxed;
 use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::gpu::stream::{Capture, Ordering::Inside};
-use windlass_base::observers::profiler::times::Launched;
 
 /// What a p2p transport is made from.
 pub struct P2pParts {
@@ -216,7 +215,7 @@ impl P2p {
             start: Start::AfterStream,
         };
         let (function, parameter) = (self.device_resources.function, &mut work.launch);
-        turn.launch(Launched::Messages, || calls::launch(driver, function, stream, &shape, parameter))?;
+        turn.launch(None, || calls::launch(driver, function, stream, &shape, parameter))?;
         Ok(asks_early)
     }
 

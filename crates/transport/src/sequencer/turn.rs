@@ -9,7 +9,7 @@ use windlass_base::gpu::context::Current;
 use windlass_base::gpu::module::MemoryDomain;
 use windlass_base::gpu::stream::{Capture, Ordering::Inside};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
-use windlass_base::observers::profiler::times::{self, Launched};
+use windlass_base::observers::profiler::times;
 
 /// One turn: an operation's place in the order, and what its kernel needs.
 pub struct Turn<'sequencer> {
@@ -98,14 +98,14 @@ impl<'sequencer> Turn<'sequencer> {
         Ok(capture)
     }
 
-    /// Launches the kernel of these calls in the turn, which has begun. Profilers hear how long it runs.
+    /// Launches the kernel of so many collectives, or of messages, in the turn, which has begun. Profilers hear how long it runs.
     pub fn launch(
         &self,
-        what: Launched,
+        collectives: Option<usize>,
         launch: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let home = self.sequencer.device_resources.home();
-        times::timed(home, self.stream, self.capture().is_some(), what, launch)
+        times::timed(home, self.stream, self.capture().is_some(), collectives, launch)
     }
 
     /// Enters the issued work as the last in the order.

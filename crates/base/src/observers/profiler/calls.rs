@@ -16,7 +16,7 @@ use nccl_sys::{CODES, NCCL_UNIQUE_ID_BYTES};
 
 use super::super::{Observed, text};
 use super::plugins::{Begun, LoadedPlugin};
-use super::times::{self, Awaited};
+use super::times::{self, ToldCall};
 use super::{Profiled, all, known, log, record_state, start_each, stop_event};
 use crate::call::{Call, Function, Shared};
 use crate::gpu::{StreamHandle, driver};
@@ -108,23 +108,7 @@ pub(crate) fn before(call: &Call, path: Path, communicator: &Observed, depth: i3
         let (api_kind, api, kind, of) = match local.peer {
             None => {
                 let coll_api = CollApi { function, count, datatype, root, stream, is_captured };
-                let (send, receive, number) = (local.send, local.receive, profiled.number(named));
-                let [algorithm, protocol] = [c"WINDLASS".as_ptr(); 2];
-                let warps = 0;
-                let coll = Coll {
-                    number,
-                    function,
-                    send,
-                    receive,
-                    count,
-                    root,
-                    datatype,
-                    channels,
-                    warps,
-                    algorithm,
-                    protocol,
-                    group,
-                };
+                let coll = coll(call, [function, datatype], profiled.number(named), channels);
                 (kind::COLL_API, Details { coll_api }, kind::COLL, Details { coll })
             }
             Some(peer) => {
@@ -140,13 +124,13 @@ pub(crate) fn before(call: &Call, path: Path, communicator: &Observed, depth: i3
         open.push(event);
         if is_timed {
             let (handle, rank, is_message) = (communicator.handle, communicator.rank, path == Path::P2p);
-            times::await_launch(Awaited { profiled: profiled.clone(), handle, rank, event, is_message });
+            times::await_launch(ToldCall { profiled: profiled.clone(), handle, rank, event, is_message });
         }
     });
 }
 
 /// Tells of the channel of a call's event, which ran from one time to another, in nanoseconds.
-pub(super) fn channel(Awaited { profiled, rank, event, .. }: &Awaited, times: [u64; 2]) {
+pub(super) fn channel(ToldCall { profiled, rank, event, .. }: &ToldCall, times: [u64; 2]) {
     let kernel_ch = KernelCh { channel: 0, time: times[0] };
     let of = Details { kernel_ch };
     let mut channel = Event { kind: kind::KERNEL_CH, parent: null_mut(), rank: *rank, of };
@@ -156,6 +140,26 @@ pub(super) fn channel(Awaited { profiled, rank, event, .. }: &Awaited, times: [u
     let mut arguments = [times[1], 0, 0, 0];
     record_state(channel as *mut c_void, KERNEL_CH_STOP, arguments.as_mut_ptr().cast());
     stop_event(channel as *mut c_void);
+}
+
+fn coll(call: &Call, [function, datatype]: [*const c_char; 2], number: u64, channels: u8) -> Coll {
+    let (send, receive, count) = (call.local.send, call.local.receive, call.shared.count);
+    let (root, warps, group) = (call.shared.root.unwrap_or(0), 0, null_mut());
+    let [algorithm, protocol] = [c"WINDLASS".as_ptr(); 2];
+    Coll {
+        number,
+        function,
+        send,
+        receive,
+        count,
+        root,
+        datatype,
+        channels,
+        warps,
+        algorithm,
+        protocol,
+        group,
+    }
 }
 
 /// The function under which NCCL would count a call, with NCCL's names of it and of the type.

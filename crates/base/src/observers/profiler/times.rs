@@ -22,7 +22,7 @@ const PENDING_MAX: usize = 1 << 12;
 const NEAR_NS: i64 = 1_000_000_000;
 
 /// A call that was told of, with a channel, and is not launched yet.
-pub(super) struct Awaited {
+pub(super) struct ToldCall {
     pub(super) profiled: Arc<Profiled>,
     /// The communicator's handle.
     pub(super) handle: usize,
@@ -32,24 +32,15 @@ pub(super) struct Awaited {
     pub(super) is_message: bool,
 }
 
-/// The calls that a launch runs.
-#[derive(Clone, Copy, Debug)]
-pub enum Launched {
-    /// So many collectives, in the order in which they were told of.
-    Collectives(usize),
-    /// All messages.
-    Messages,
-}
-
 /// A launch, which may not be done.
-struct Pending {
+struct TimedLaunch {
     home: Home,
     events: [Event; 2],
-    calls: Vec<Awaited>,
+    calls: Vec<ToldCall>,
 }
 
 /// What gives the times of a device's context.
-struct Clock {
+struct DeviceClock {
     home: Home,
     /// Times count from here.
     base: Event,
@@ -62,19 +53,19 @@ struct Clock {
 /// Held while plugins are told. The other locks come after it.
 static TELLING: Mutex<()> = Mutex::new(());
 /// Launches in their order. Held for a few stores.
-static PENDING: Mutex<VecDeque<Pending>> = Mutex::new(VecDeque::new());
+static PENDING: Mutex<VecDeque<TimedLaunch>> = Mutex::new(VecDeque::new());
 /// Held across calls of the driver that do not wait.
-static CLOCKS: Mutex<Vec<Clock>> = Mutex::new(Vec::new());
+static CLOCKS: Mutex<Vec<DeviceClock>> = Mutex::new(Vec::new());
 /// Wakes what calls [`settle`].
 static WAKE: OnceCell<fn()> = OnceCell::new();
 
 thread_local! {
     /// The communicator whose kernels this thread launches, and the calls that it has told of and not launched.
-    static HERE: RefCell<(usize, Vec<Awaited>)> = const { RefCell::new((0, Vec::new())) };
+    static HERE: RefCell<(usize, Vec<ToldCall>)> = const { RefCell::new((0, Vec::new())) };
 }
 
 /// An ending thread may have none.
-fn here<T: Default>(with: impl FnOnce(&mut (usize, Vec<Awaited>)) -> T) -> T {
+fn here<T: Default>(with: impl FnOnce(&mut (usize, Vec<ToldCall>)) -> T) -> T {
     HERE.try_with(|here| with(&mut here.borrow_mut())).unwrap_or_default()
 }
 
@@ -96,7 +87,7 @@ pub(super) fn has_room() -> bool {
     lock(&PENDING).len() < PENDING_MAX
 }
 
-pub(super) fn await_launch(call: Awaited) {
+pub(super) fn await_launch(call: ToldCall) {
     here(|(_, awaited)| awaited.push(call));
 }
 
@@ -111,7 +102,7 @@ pub fn launches(handle: usize) {
 }
 
 /// Calls that another thread launches than the one that has told of them.
-pub struct HandedOver(Vec<Awaited>);
+pub struct HandedOver(Vec<ToldCall>);
 
 /// Takes what this thread has told of and not launched.
 pub fn hand_over() -> HandedOver {
@@ -128,76 +119,80 @@ impl HandedOver {
     }
 }
 
-/// Launches a kernel on a stream that is not captured, or is: then nothing is timed. The context is current.
+/// Launches a kernel on a stream, in its context. It runs so many collectives, in the order in which they were told of, or else all messages.
+/// Nothing that is captured has times.
 #[inline]
 pub fn timed(
     home: &Home,
     stream: StreamHandle,
     is_captured: bool,
-    what: Launched,
+    collectives: Option<usize>,
     launch: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     if !crate::observers::are_on() {
         return launch();
     }
-    let begun = begin(home, stream, is_captured, what);
+    let begun = begin(home, stream, is_captured, collectives);
     launch()?;
     begun.into_iter().for_each(|begun| begun.end(stream));
     Ok(())
 }
 
 #[cold]
-fn begin(home: &Home, stream: StreamHandle, is_captured: bool, what: Launched) -> Option<Pending> {
-    let calls = taken(what);
+fn begin(
+    home: &Home,
+    stream: StreamHandle,
+    is_captured: bool,
+    collectives: Option<usize>,
+) -> Option<TimedLaunch> {
+    let calls = taken(collectives);
     if is_captured || calls.is_empty() {
         return None;
     }
-    let begin = || -> Result<Pending, Failure> {
+    let begin = || -> Result<TimedLaunch, Failure> {
         let events = pair(home)?;
         events[0].record(stream, Inside)?;
-        Ok(Pending { home: *home, events, calls })
+        Ok(TimedLaunch { home: *home, events, calls })
     };
     begin().inspect_err(|failure| log::debug!("no device time of a call: {failure}")).ok()
 }
 
 /// The calls of a launch that plugins hear of.
-fn taken(what: Launched) -> Vec<Awaited> {
-    let (is_message, mut left) = match what {
-        Launched::Collectives(count) => (false, count),
-        Launched::Messages => (true, usize::MAX),
-    };
-    here(|(of, awaited)| {
-        let is_next = |call: &mut Awaited| {
-            let is_next = left > 0 && call.handle == *of && call.is_message == is_message;
+fn taken(collectives: Option<usize>) -> Vec<ToldCall> {
+    let mut left = collectives.unwrap_or(usize::MAX);
+    here(|(of, told)| {
+        let is_next = |call: &mut ToldCall| {
+            let is_next = left > 0 && call.handle == *of && call.is_message == collectives.is_none();
             left -= usize::from(is_next);
             is_next
         };
-        awaited.extract_if(.., is_next).filter(|call| call.event != 0).collect()
+        told.extract_if(.., is_next).filter(|call| call.event != 0).collect()
     })
+}
+
+fn clock_of<'clocks>(clocks: &'clocks mut [DeviceClock], home: &Home) -> Option<&'clocks mut DeviceClock> {
+    clocks.iter_mut().find(|clock| clock.home.context() == home.context())
 }
 
 /// Two events of a context.
 fn pair(home: &Home) -> Result<[Event; 2], Failure> {
     let mut clocks = lock(&CLOCKS);
-    if let Some(clock) = clocks.iter_mut().find(|clock| clock.home.context() == home.context()) {
-        return clock.spare.pop().map_or_else(|| new_pair(home), Ok);
+    if let Some(spare) = clock_of(&mut clocks, home).and_then(|clock| clock.spare.pop()) {
+        return Ok(spare);
     }
     let _relaxed = Relaxed::enter(home.driver)?;
-    let (stream, base) = (Stream::new(home.driver)?, Event::timed(home.driver)?);
-    let base_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as i64);
-    base.record(stream.handle, Inside)?;
-    let pair = new_pair(home)?;
-    // A context that was reset has taken its events with it.
-    clocks.retain(|clock| clock.home.is_there());
-    clocks.push(Clock { home: *home, base, base_ns, spare: Vec::new() });
-    Ok(pair)
-}
-
-fn new_pair(home: &Home) -> Result<[Event; 2], Failure> {
+    if clock_of(&mut clocks, home).is_none() {
+        let (stream, base) = (Stream::new(home.driver)?, Event::timed(home.driver)?);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        base.record(stream.handle, Inside)?;
+        // A context that was reset has taken its events with it.
+        clocks.retain(|clock| clock.home.is_there());
+        clocks.push(DeviceClock { home: *home, base, base_ns: now.as_nanos() as i64, spare: Vec::new() });
+    }
     Ok([Event::timed(home.driver)?, Event::timed(home.driver)?])
 }
 
-impl Pending {
+impl TimedLaunch {
     fn end(self, stream: StreamHandle) {
         if self.events[1].record(stream, Inside).is_err() {
             return;
@@ -215,9 +210,8 @@ impl Pending {
     fn times(&mut self) -> Result<Option<[u64; 2]>, Failure> {
         let _entered = self.home.enter()?;
         let mut clocks = lock(&CLOCKS);
-        let own = clocks.iter_mut().find(|clock| clock.home.context() == self.home.context());
         let none = || Failure::without_code("cuEventElapsedTime", "an event to count from", String::new());
-        let clock = own.ok_or_else(none)?;
+        let clock = clock_of(&mut clocks, &self.home).ok_or_else(none)?;
         if !self.events[1].is_done()? || !clock.base.is_done()? {
             return Ok(None);
         }
@@ -233,7 +227,7 @@ impl Pending {
 
     fn give_back(self) {
         let mut clocks = lock(&CLOCKS);
-        if let Some(clock) = clocks.iter_mut().find(|clock| clock.home.context() == self.home.context()) {
+        if let Some(clock) = clock_of(&mut clocks, &self.home) {
             clock.spare.push(self.events);
         }
     }
@@ -242,30 +236,7 @@ impl Pending {
 /// Tells plugins of the launches that are done.
 pub fn settle() {
     let _telling = lock(&TELLING);
-    settle_now();
-}
-
-fn settle_now() {
-    let pending = take(&mut *lock(&PENDING));
-    let (mut remaining, mut behind) = (VecDeque::new(), BTreeSet::new());
-    for mut one in pending {
-        // A communicator's launches run one after the other.
-        let profiled = Arc::as_ptr(&one.calls[0].profiled);
-        match if behind.contains(&profiled) { Ok(None) } else { one.times() } {
-            Ok(Some(times)) => {
-                one.calls.iter().for_each(|call| calls::channel(call, times));
-                one.give_back();
-            }
-            Ok(None) => {
-                behind.insert(profiled);
-                remaining.push_back(one);
-            }
-            Err(failure) => log::debug!("no device time of a call: {failure}"),
-        }
-    }
-    let mut pending = lock(&PENDING);
-    remaining.append(&mut pending);
-    *pending = remaining;
+    settle_all(None);
 }
 
 /// A communicator ends: its launches are done, or were aborted. Plugins hear nothing of those. `is_last`: there is no other.
@@ -274,24 +245,40 @@ pub(super) fn ended(profiled: &Arc<Profiled>, is_last: bool) {
         return;
     }
     let _telling = lock(&TELLING);
-    settle_now();
-    let is_aborted = |one: &Pending| Arc::ptr_eq(&one.calls[0].profiled, profiled);
-    let mut pending = lock(&PENDING);
-    let (aborted, others): (VecDeque<_>, _) = take(&mut *pending).into_iter().partition(is_aborted);
-    *pending = others;
-    drop(pending);
-    aborted.into_iter().for_each(Pending::give_back);
+    settle_all(Some(profiled));
     if is_last {
-        free();
+        end();
     }
 }
 
-fn free() {
-    take(&mut *lock(&CLOCKS)).into_iter().for_each(|clock| drop({ clock.home }.give_back(clock)));
+fn settle_all(ending: Option<&Arc<Profiled>>) {
+    let pending = take(&mut *lock(&PENDING));
+    let (mut remaining, mut behind) = (VecDeque::new(), BTreeSet::new());
+    for mut one in pending {
+        let profiled = Arc::as_ptr(&one.calls[0].profiled);
+        // A communicator's launches run one after the other.
+        match if behind.contains(&profiled) { Ok(None) } else { one.times() } {
+            Ok(None) if ending.is_none_or(|ending| Arc::as_ptr(ending) != profiled) => {
+                behind.insert(profiled);
+                remaining.push_back(one);
+            }
+            Ok(times) => {
+                times.iter().for_each(|times| one.calls.iter().for_each(|call| calls::channel(call, *times)));
+                one.give_back();
+            }
+            Err(failure) => {
+                log::debug!("no device time of a call: {failure}");
+                drop({ one.home }.give_back(one));
+            }
+        }
+    }
+    let mut pending = lock(&PENDING);
+    remaining.append(&mut pending);
+    *pending = remaining;
 }
 
-/// The process ends: plugins may be gone.
+/// Frees all events, when nobody is left who would be told.
 pub fn end() {
     take(&mut *lock(&PENDING)).into_iter().for_each(|one| drop({ one.home }.give_back(one)));
-    free();
+    take(&mut *lock(&CLOCKS)).into_iter().for_each(|clock| drop({ clock.home }.give_back(clock)));
 }
