@@ -26,6 +26,7 @@ pub fn answer(name: &str, body: impl FnOnce() -> Result<(), Code>) -> Code {
         ));
         return CUDA_ERROR_NOT_PERMITTED;
     }
+    crate::hold::pass(name);
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => CUDA_SUCCESS,
         Ok(Err(code)) => code,

@@ -50,6 +50,9 @@
 //! - `simNeedStack(bytes)` acts as the launch of a kernel that needs so many bytes of stack a thread, in the current context.
 //! - `simBeforeLeaks(function)` registers a function that is called at exit before leaks are counted.
 //! - `simKeepEvent(event)` makes an event never count as a leak.
+//! - `simHold(name, state)` holds the next call of the function `name`, of whatever thread: `*state` becomes 1, and the call goes on when it is
+//!   anything else.
+//! - `simInitJoined()` does nothing. The simulated NCCL calls it when the ranks of an init have come, so that a test can hold it there.
 //! - `simTakeGrids(prefix, blocks, room, &count)` gives and forgets the blocks of each launch on the current device of kernels whose names
 //!   begin with `prefix`, oldest first. Launches are recorded from its first call on.
 //!
@@ -85,6 +88,7 @@ mod former;
 mod graph;
 mod grids;
 mod guard;
+mod hold;
 mod holders;
 mod ipc;
 mod lane;

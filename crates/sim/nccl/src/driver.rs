@@ -57,6 +57,7 @@ driver_calls! {
     stream_wait = b"cuStreamWaitEvent\0": fn(Stream, usize, c_uint);
     launch_kernel = b"simLaunch\0": fn(Stream, extern "C" fn(*mut c_void), *mut c_void, *const SimWork);
     need_stack = b"simNeedStack\0": fn(usize);
+    init_joined = b"simInitJoined\0": fn();
     before_leaks = b"simBeforeLeaks\0": fn(extern "C" fn());
     keep_event = b"simKeepEvent\0": fn(usize);
     event_create = b"cuEventCreate\0": fn(*mut usize, c_uint);
@@ -314,6 +315,12 @@ impl Driver {
     pub fn need_stack(&self, bytes: usize) -> Outcome {
         // SAFETY: no pointers.
         check(unsafe { (self.need_stack)(bytes) }, "simNeedStack")
+    }
+
+    /// Where a test may hold an init whose ranks have come.
+    pub fn init_joined(&self) -> Outcome {
+        // SAFETY: no pointers.
+        check(unsafe { (self.init_joined)() }, "simInitJoined")
     }
 
     /// Has `act` called at the process's end, before the simulated driver counts leaks.

@@ -64,6 +64,7 @@ unsafe fn hold_init(
             made.set_segment(segment);
             profiler::init(&made, nccl_sys::profiler::hash(&member.ids[0].internal.map(|byte| byte as u8)));
         });
+        let joined = joined.and_then(|()| driver.init_joined());
         made.is_being_made.store(false, SeqCst);
         if matches!(joined, Err(code) if code != rendezvous::LOST) && config.blocking {
             let place = place as *mut ncclComm_t;

@@ -7,6 +7,7 @@ use crate::code::{
 use crate::context;
 use crate::ffi::{In, Out, Text};
 use crate::grids;
+use crate::hold;
 use crate::module::{self, Function, Launch, SimLaunch, UNSAID};
 use crate::stack;
 use crate::stream;
@@ -15,6 +16,7 @@ use crate::table::Handle;
 use crate::work::Work;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 const THREADS_PER_BLOCK_MAX: u32 = 1024;
 const THREADS_PER_MULTIPROCESSOR: i32 = 2048;
@@ -194,6 +196,17 @@ exports! {
 
     fn simNeedStack(bytes: usize) {
         stack::need(context::current()?.as_ref(), bytes);
+        Ok(())
+    }
+
+    fn simHold(name: Text, state: *const AtomicU32) {
+        // SAFETY: the caller keeps it until the process ends.
+        let state = unsafe { state.as_ref() }.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        hold::set(name.get()?, state);
+        Ok(())
+    }
+
+    fn simInitJoined() {
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use libloading::Library;
 use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 pub type Handle = usize;
@@ -62,6 +63,8 @@ macro_rules! driver {
 }
 
 driver! {
+    fn simHold(name: *const c_char, state: &'static AtomicU32);
+    fn simInitJoined();
     fn simTakeGrids(prefix: *const c_char, blocks: *mut u32, room: usize, count: &mut usize);
     fn cuInit(flags: u32);
     fn cuDriverGetVersion(version: &mut i32);

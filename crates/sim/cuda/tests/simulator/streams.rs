@@ -1,4 +1,5 @@
 use crate::driver::*;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -138,4 +139,20 @@ fn a_stream_waits_for_a_word_that_another_stream_writes() {
     assert_eq!(cuStreamWaitValue32_v2(waiter, 0x10, 1, 0), 1);
     ok(cuMemFree_v2(word));
     [waiter, writer].into_iter().for_each(|stream| ok(cuStreamDestroy_v2(stream)));
+}
+
+/// `simHold` holds one call of a function, until the test lets it go on.
+#[test]
+fn a_named_call_is_held_once() {
+    static STATE: AtomicU32 = AtomicU32::new(0);
+    start();
+    ok(simHold(c"simInitJoined".as_ptr(), &STATE));
+    let held = std::thread::spawn(|| ok(simInitJoined()));
+    while STATE.load(Ordering::SeqCst) != 1 {
+        std::thread::yield_now();
+    }
+    ok(simInitJoined());
+    assert!(!held.is_finished());
+    STATE.store(2, Ordering::SeqCst);
+    held.join().unwrap();
 }
