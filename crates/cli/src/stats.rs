@@ -155,7 +155,9 @@ fn look(options: &Options) -> Result<String> {
     }
     let seen = snapshots(options.process)?;
     if options.openmetrics {
-        let snapshots: Vec<Snapshot> = seen.into_iter().map(|(snapshot, _)| snapshot).collect();
+        // What ended processes have left would stay in sums until others end.
+        let snapshots: Vec<Snapshot> =
+            seen.into_iter().filter_map(|(snapshot, is_alive)| is_alive.then_some(snapshot)).collect();
         return Ok(openmetrics::text(&snapshots));
     }
     if options.json {
@@ -210,8 +212,7 @@ fn segments(wanted: Option<u32>) -> impl Iterator<Item = PathBuf> {
 fn last(folder: &Path) -> Result<String> {
     let run = files::newest_run(folder).with_context(|| {
         format!(
-            "no run that called NCCL has left counters in {}: a run whose command exits prints this line and leaves none, and the next program \
-             that calls NCCL through Windlass removes what a signal left",
+            "no run that called NCCL has left counters in {}: a run whose command exits prints this line and leaves none",
             folder.display()
         )
     })?;

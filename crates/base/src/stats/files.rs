@@ -12,8 +12,9 @@
 //!
 //! Names are `windlass-USER-PROCESS-TIME-held`. Earlier versions held no lock and wrote no `-held`: there the process number
 //! tells. Below `windlass run` a name goes on with `-RUN`. While the [run](Run) lives, the files of its ended processes stay, to be
-//! summed at its end.
+//! summed at its end. Of other ended processes [the newest](remove_ended) stay, too: somebody may look for a killed rank's calls.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -36,12 +37,14 @@ const HELD: &str = "held";
 /// How often a new file is tried again because another process had its name or its lock.
 const TRIES: usize = 8;
 /// The most names of the folder that are read at a start, and the most files whose locks are tried. Where there are more,
-/// the next start begins at another file.
+/// half are the newest, and the next start begins at another file after these.
 const NAMES_MAX: usize = 4096;
 const LOOKED_AT_MAX: usize = 64;
 
 /// The most files of a run that stay until its end.
 pub const FILES_OF_RUN_MAX: usize = 64;
+/// The most files of ended processes that stay beside those of runs, for who looks for a killed rank's calls.
+const ENDED_MAX: usize = 16;
 
 /// This process's locked file: other processes see by the lock that this one lives.
 #[derive(Debug)]
@@ -132,6 +135,8 @@ pub struct Owner {
     pub user: u32,
     /// The process's number in its own container; the process may have ended.
     pub process: u32,
+    /// When it made the file, in nanoseconds since 1970.
+    pub made_ns: u64,
     /// How other processes can tell whether it lives.
     pub life: Life,
     /// The run to which it belongs.
@@ -152,14 +157,20 @@ pub fn owner(path: &Path) -> Option<Owner> {
     let mut parts = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('-');
     let (user, process) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     // Every part is a number, so a name can be shown on a terminal.
-    u64::from_str_radix(parts.next()?, 16).ok()?;
+    let made_ns = u64::from_str_radix(parts.next()?, 16).ok()?;
     let life = match parts.next() {
         None => Life::Number,
         Some(HELD) => Life::Lock,
         Some(_) => return None,
     };
     let run = parts.next().map(Run::read);
-    (parts.next().is_none() && run != Some(None)).then_some(Owner { user, process, life, run: run.flatten() })
+    (parts.next().is_none() && run != Some(None)).then_some(Owner {
+        user,
+        process,
+        made_ns,
+        life,
+        run: run.flatten(),
+    })
 }
 
 /// Whether a file is one of this user's, and no link.
@@ -233,8 +244,8 @@ fn free(path: &Path, how: FlockOperation) -> io::Result<Option<File>> {
 }
 
 /// Removes what ended processes of this user have left in a folder, and returns how many; of very many files only a
-/// part. Files of a run that lives stay, up to [`FILES_OF_RUN_MAX`]. So do files of versions without locks, since their process numbers may be
-/// another container's.
+/// part. The newest [`ENDED_MAX`] stay, and files of a run that lives, up to [`FILES_OF_RUN_MAX`]. So do files of versions without locks, since
+/// their process numbers may be another container's.
 pub fn remove_ended(folder: &Path) -> usize {
     let user = rustix::process::getuid().as_raw();
     let ours =
@@ -248,12 +259,20 @@ pub fn remove_ended(folder: &Path) -> usize {
         *left = left.saturating_sub(1);
         !stays
     });
-    if paths.len() > LOOKED_AT_MAX {
+    paths.sort_by_key(|path| Reverse(owner(path).map(|owner| owner.made_ns)));
+    if let Some(older) = paths.get_mut(LOOKED_AT_MAX / 2..).filter(|older| older.len() > LOOKED_AT_MAX / 2) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let begin = now.subsec_nanos() as usize % paths.len();
-        paths.rotate_left(begin);
+        older.rotate_left(now.subsec_nanos() as usize % older.len());
     }
-    paths.iter().take(LOOKED_AT_MAX).filter(|path| remove_if_ended(path).unwrap_or(false)).count()
+    let mut left = 0;
+    let goes = |path: &&PathBuf| {
+        // A file without contents lost its maker in a race for its lock.
+        let has_calls = || std::fs::metadata(path).is_ok_and(|facts| facts.len() > 0);
+        let stays = left < ENDED_MAX && is_own(path) && has_calls() && has_ended(path);
+        left += usize::from(stays);
+        !stays && remove_if_ended(path).unwrap_or(false)
+    };
+    paths.iter().take(LOOKED_AT_MAX).filter(goes).count()
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ fn part() {
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
 }
 
-/// Of thirty processes, killed one after the other, the last one's file is left. A living process's file stays, and is found.
+/// Of thirty processes, killed one after the other, the files of the last ones are left. A living process's file stays, and is found.
 #[test]
 fn killed_processes() {
     let folder = folder();
@@ -79,14 +79,35 @@ fn killed_processes() {
         kill(start("share", folder.path()));
     }
     let left = list(folder.path());
-    assert_eq!(left.len(), 2, "{left:?}");
+    assert_eq!(left.len(), 2 + ENDED_MAX, "{left:?}");
     for path in &left {
         let lives = owner(path).unwrap().process == living.id();
         assert_eq!(has_ended(path), !lives);
         assert_eq!(Opened::open(path).unwrap().read().unwrap().magic.load(Ordering::Relaxed), segment::MAGIC);
     }
     kill(living);
-    assert_eq!(remove_ended(folder.path()), 2);
+    assert_eq!((remove_ended(folder.path()), remove_ended(folder.path())), (2, 0));
+}
+
+/// Of the files of ended processes the newest stay, whatever their names' order, where other files are newer, and if there are very many.
+#[test]
+fn newest_stay() {
+    let folder = folder();
+    let user = rustix::process::getuid().as_raw();
+    let write = |number: usize, text: &str| {
+        // Larger numbers of processes began earlier.
+        let name = format!("windlass-{user}-{number}-{:x}-held", 1_000_000 - number);
+        std::fs::write(folder.path().join(name), text).unwrap();
+    };
+    (0..5).for_each(|number| write(number, ""));
+    (5..LOOKED_AT_MAX + 60).for_each(|number| write(number, "calls"));
+    let living = Held::make(folder.path(), None).unwrap();
+    while remove_ended(folder.path()) > 0 {}
+    let mut left: Vec<u32> =
+        list(folder.path()).iter().filter_map(|path| Some(owner(path)?.process)).collect();
+    left.sort();
+    assert_eq!(left, (5..).take(ENDED_MAX).chain([std::process::id()]).collect::<Vec<u32>>());
+    drop(living);
 }
 
 /// A forked child that lives on does not keep its killed parent's file.
@@ -232,7 +253,7 @@ fn hostile_files() {
 #[test]
 fn names_of_segments() {
     let owner = |name: &str| owner(&Path::new(FOLDER).join(name));
-    let owned = |life, run| Some(Owner { user: 1000, process: 4711, life, run });
+    let owned = |life, run| Some(Owner { user: 1000, process: 4711, made_ns: 0x18b3, life, run });
     let run = Run { began: 9, process: 7 };
     assert_eq!(owner("windlass-1000-4711-18b3-held"), owned(Life::Lock, None));
     assert_eq!(owner("windlass-1000-4711-18b3-held-7.9"), owned(Life::Lock, Some(run)));
