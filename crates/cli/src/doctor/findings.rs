@@ -116,7 +116,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     }
     surroundings(facts, &mut findings);
     if let Some(gpus) = &facts.gpus {
-        room(gpus.devices.len(), facts.heap_bytes_max, &mut findings);
+        room(gpus, facts.heap_bytes_max, &mut findings);
     }
     // Where NCCL runs every call, limits hold for none.
     if findings.0.iter().all(|finding| finding.level < Level::Broken) {
@@ -174,26 +174,34 @@ fn order_of(running: &Running, findings: &mut Findings) {
     findings.add(if ordered.1 > 0 { Level::Limited } else { Level::Good }, what);
 }
 
-/// How many communicators of all GPUs may have a peer group at once.
-fn room(ranks: usize, heap_bytes_max: u64, findings: &mut Findings) {
+/// How many communicators of all GPUs may have a peer group at once: what the option allows, and the smallest GPU has.
+fn room(gpus: &Gpus, heap_bytes_max: u64, findings: &mut Findings) {
+    let ranks = gpus.devices.len();
     if !(2..=PEER_GROUP_RANKS_MAX).contains(&ranks) {
         return;
     }
     let bytes = |ranks| windlass_engine::peers::communicator_bytes(ranks as u32);
-    let (each, most) = (bytes(ranks), crate::text::size(heap_bytes_max));
+    let (each, size) = (bytes(ranks), crate::text::size);
     if heap_bytes_max < bytes(2) {
         let least = bytes(2).div_ceil(1 << 20);
         let what = format!(
-            "WINDLASS_HEAP_MAX={most}: a communicator takes {least} MiB or more, so NCCL runs every call"
+            "WINDLASS_HEAP_MAX={}: a communicator takes {least} MiB or more, so NCCL runs every call",
+            size(heap_bytes_max)
         );
         return findings.add(Level::Broken, what);
     }
+    let memory = gpus.devices.iter().map(|device| device.memory_bytes).min().unwrap_or_default();
+    let (bytes, of) = [(heap_bytes_max, "WINDLASS_HEAP_MAX"), (memory, "the smallest GPU's memory")]
+        .into_iter()
+        .min()
+        .unwrap_or_default();
     let what = format!(
-        "WINDLASS_HEAP_MAX ({most} a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
-        heap_bytes_max / each,
+        "{of} ({}) has room for {} communicators of {ranks} ranks at once, {} MiB each on every GPU; further ones are left to NCCL",
+        size(bytes),
+        bytes / each,
         each.div_ceil(1 << 20)
     );
-    findings.add(if heap_bytes_max < each { Level::Limited } else { Level::Good }, what);
+    findings.add(if bytes < each { Level::Limited } else { Level::Good }, what);
 }
 
 struct Findings(Vec<Finding>);
@@ -380,8 +388,13 @@ mod tests {
     use windlass_base::config::nccl::VARIABLES;
 
     fn good() -> Facts {
-        let device =
-            Device { name: "H200".into(), virtual_memory: true, posix_handles: true, ..Device::default() };
+        let device = Device {
+            name: "H200".into(),
+            memory_bytes: 141 << 30,
+            virtual_memory: true,
+            posix_handles: true,
+            ..Device::default()
+        };
         let pair = |from, to| Pair { from, to, peer_access: true, native_atomics: true, nvlink: Some(true) };
         Facts {
             windlass: Some("/w/libwindlass.so".into()),
@@ -408,6 +421,19 @@ mod tests {
         let findings = judge(facts);
         let worst = findings.iter().max_by_key(|finding| finding.level).unwrap();
         (worst.level, worst.what.clone())
+    }
+
+    /// What bounds the number of communicators is named: the option, or the memory of a small GPU.
+    #[test]
+    fn rooms() {
+        let mut small = good();
+        small.gpus.as_mut().unwrap().devices[1].memory_bytes = 1 << 30;
+        for (facts, words) in [(good(), "WINDLASS_HEAP_MAX (8G)"), (small, "the smallest GPU's memory (1G)")]
+        {
+            let found = judge(&facts);
+            let room = found.iter().find(|finding| finding.what.contains(" has room for ")).unwrap();
+            assert!(room.what.starts_with(words), "{room:?}");
+        }
     }
 
     fn set(name: &str, value: &str) -> Facts {
