@@ -267,8 +267,10 @@ pub fn remove_ended(folder: &Path) -> usize {
     let mut left = 0;
     let goes = |path: &&PathBuf| {
         // A file without contents lost its maker in a race for its lock.
-        let has_calls = || std::fs::metadata(path).is_ok_and(|facts| facts.len() > 0);
-        let stays = left < ENDED_MAX && is_own(path) && has_calls() && has_ended(path);
+        let stays = left < ENDED_MAX
+            && is_own(path)
+            && std::fs::metadata(path).is_ok_and(|facts| facts.len() > 0)
+            && has_ended(path);
         left += usize::from(stays);
         !stays && remove_if_ended(path).unwrap_or(false)
     };

@@ -183,25 +183,22 @@ fn room(gpus: &Gpus, heap_bytes_max: u64, findings: &mut Findings) {
     let bytes = |ranks| windlass_engine::peers::communicator_bytes(ranks as u32);
     let (each, size) = (bytes(ranks), crate::text::size);
     if heap_bytes_max < bytes(2) {
-        let least = bytes(2).div_ceil(1 << 20);
         let what = format!(
-            "WINDLASS_HEAP_MAX={}: a communicator takes {least} MiB or more, so NCCL runs every call",
-            size(heap_bytes_max)
+            "WINDLASS_HEAP_MAX={}: a communicator takes {} MiB or more, so NCCL runs every call",
+            size(heap_bytes_max),
+            bytes(2).div_ceil(1 << 20)
         );
         return findings.add(Level::Broken, what);
     }
     let memory = gpus.devices.iter().map(|device| device.memory_bytes).min().unwrap_or_default();
-    let (bytes, of) = [(heap_bytes_max, "WINDLASS_HEAP_MAX"), (memory, "the smallest GPU's memory")]
-        .into_iter()
-        .min()
-        .unwrap_or_default();
-    let what = format!(
+    let bounds = [(heap_bytes_max, "WINDLASS_HEAP_MAX"), (memory, "the smallest GPU's memory")];
+    let (most, of) = bounds.into_iter().min().unwrap_or_default();
+    findings.add(if most < each { Level::Limited } else { Level::Good }, format!(
         "{of} ({}) has room for {} communicators of {ranks} ranks at once, {} MiB each on every GPU; further ones are left to NCCL",
-        size(bytes),
-        bytes / each,
+        size(most),
+        most / each,
         each.div_ceil(1 << 20)
-    );
-    findings.add(if bytes < each { Level::Limited } else { Level::Good }, what);
+    ));
 }
 
 struct Findings(Vec<Finding>);
