@@ -286,8 +286,8 @@ fn stays(file: &Held) -> bool {
     run.is_some_and(|run| files::of_run(Path::new(FOLDER), run).len() <= FILES_OF_RUN_MAX)
 }
 
-/// In the process that `windlass run` became, tells what became of the run, and removes its files. A child that was forked from this process
-/// has another number.
+/// In the process that `windlass run` became, tells what became of the run, and removes its files. Those of earlier runs go, too, if this one
+/// called NCCL: they would be taken for the last run's. A child that was forked from this process has another number.
 fn close_run(run: Run, is_ours: bool) {
     if Run::of_this_process() != Some(run) {
         return;
@@ -299,7 +299,8 @@ fn close_run(run: Run, is_ours: bool) {
         processes.push(Snapshot::of(segment::current()));
     }
     log::tell(format_args!("{}", closing::line(&processes)));
-    for path in files::of_run(folder, run) {
+    let paths = if processes.is_empty() { files::of_run } else { files::of_run_and_ended };
+    for path in paths(folder, run) {
         let is_own = SEGMENT_FILE.get().is_some_and(|file| file.path() == path);
         let _ = if is_own { std::fs::remove_file(&path) } else { files::remove_if_ended(&path).map(drop) };
     }

@@ -184,6 +184,12 @@ pub fn of_run(folder: &Path, run: Run) -> Vec<PathBuf> {
     list(folder).into_iter().filter(|path| own_run(path) == Some(run)).collect()
 }
 
+/// The files of a run of this user, and of its runs that have ended.
+pub fn of_run_and_ended(folder: &Path, run: Run) -> Vec<PathBuf> {
+    let is_over = |of: Run| of == run || !of.is_alive();
+    list(folder).into_iter().filter(|path| own_run(path).is_some_and(is_over)).collect()
+}
+
 /// The run of a file of this user.
 fn own_run(path: &Path) -> Option<Run> {
     let user = rustix::process::getuid().as_raw();

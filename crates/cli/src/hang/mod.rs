@@ -34,7 +34,8 @@ pub fn run(options: &Options) -> Result<u8> {
             text::print(serde_json::to_string(one).context("cannot write a finding as JSON")? + "\n")?;
         }
     } else if found.is_empty() {
-        text::print(format!("no rank is late, of {} processes with communicators\n", seen.len()))?;
+        let alive = seen.iter().filter(|process| process.is_alive).count();
+        text::print(format!("no rank is late, of {alive} processes with communicators\n"))?;
     } else {
         found
             .iter()

@@ -290,6 +290,8 @@ fn runs() {
     (0..FILES_OF_RUN_MAX).for_each(|number| write(number, living));
     write(1, ended);
     assert_eq!((newest_run(folder.path()), of_run(folder.path(), ended).len()), (Some(living), 1));
+    assert_eq!(of_run_and_ended(folder.path(), living).len(), FILES_OF_RUN_MAX + 1);
+    assert_eq!(of_run_and_ended(folder.path(), ended).len(), 1);
     assert_eq!((remove_ended(folder.path()), of_run(folder.path(), living).len()), (1, FILES_OF_RUN_MAX));
     write(FILES_OF_RUN_MAX, living);
     assert_eq!((remove_ended(folder.path()), remove_ended(folder.path())), (1, 0));
