@@ -3,6 +3,9 @@
 // Patterns name NCCL's own constants.
 #![allow(non_upper_case_globals)]
 
+#[macro_use]
+mod text;
+
 mod answering;
 mod asking;
 mod bench;
@@ -32,7 +35,6 @@ mod run;
 mod script;
 mod search;
 mod stats;
-mod text;
 mod tune;
 
 use anyhow::Result;
@@ -105,7 +107,7 @@ fn main() -> ExitCode {
     match act(command.action) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("windlass: {error:#}");
+            say!("windlass: {error:#}");
             let code = if error.is::<BadOption>() { 2 } else { 1 };
             ExitCode::from(interruption::look().map_or(code, interruption::exit_code))
         }
@@ -118,10 +120,11 @@ fn refuse(mut error: clap::Error) -> ExitCode {
     error.remove(ContextKind::Suggested);
     let is_unknown = error.kind() == ErrorKind::UnknownArgument;
     if error.kind() == ErrorKind::ValueValidation {
-        eprint!(
+        let said = error.render().to_string();
+        text::tell(format_args!(
             "{}",
-            error.render().to_string().replace("invalid digit found in string", "expected a whole number")
-        );
+            said.replace("invalid digit found in string", "expected a whole number")
+        ));
     } else if error.print().is_err() {
         return ExitCode::FAILURE;
     }
@@ -131,12 +134,15 @@ fn refuse(mut error: clap::Error) -> ExitCode {
             .get_arguments()
             .filter_map(|one| one.get_long().map(|long| format!("--{long}")))
             .collect();
-        eprintln!("windlass {name} has the options {}", options.join(", "));
+        say!("windlass {name} has the options {}", options.join(", "));
         if name == "run" {
-            eprintln!(
+            say!(
                 "windlass run starts one command. A launcher's options come behind it: windlass run -- torchrun --nproc-per-node 4 train.py"
             );
         }
+    }
+    if error.use_stderr() {
+        say!("windlass: nothing was started");
     }
     match error.exit_code() {
         0 => ExitCode::SUCCESS,

@@ -18,6 +18,13 @@ pub fn tell(text: std::fmt::Arguments<'_>) {
     let _ = std::io::stderr().write_fmt(text);
 }
 
+/// Writes a line to standard error. A reader that has closed it (`2>&1 | head`) does no harm, unlike with `eprintln!`.
+macro_rules! say {
+    ($($words:tt)*) => {
+        $crate::text::tell(format_args!("{}\n", format_args!($($words)*)))
+    };
+}
+
 /// Rows of cells below their head as aligned text, two spaces between columns; the columns in `right` are aligned to the right. Without a
 /// head the rows stand alone.
 pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>, right: &[usize]) -> String {

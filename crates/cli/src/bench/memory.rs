@@ -99,7 +99,7 @@ impl Drop for Window<'_> {
     fn drop(&mut self) {
         let Self { side, handle, .. } = self;
         if let Err(error) = nccl_call!(&side.nccl, ncclCommWindowDeregister(side.communicator, *handle)) {
-            eprintln!("bench: {error:#}");
+            say!("bench: {error:#}");
         }
     }
 }

@@ -144,9 +144,9 @@ pub fn run(options: &Options) -> Result<()> {
     fits(options, &machine, ranks)?;
     let cells = cells(options);
     let plan = plan(options, &machine, ranks, &cells);
-    eprintln!("bench: {ranks} ranks {}, {} measurements", machine.describe(), cells.len());
+    say!("bench: {ranks} ranks {}, {} measurements", machine.describe(), cells.len());
     if machine.is_simulated() {
-        eprintln!("bench: times on the simulator say nothing about GPUs; only that everything runs");
+        say!("bench: times on the simulator say nothing about GPUs; only that everything runs");
     }
     // Opened before the measurements, so that a wrong name fails at once.
     let json = options.json.as_deref().map(open_to_append).transpose()?;
@@ -156,7 +156,7 @@ pub fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
     let results = measure(&machine, &windlass, plan, |done| {
         let (at, left) = (done.position + 1, text::left(began, done.position + 1, cells.len()));
-        eprintln!("bench: {at}/{} {}{left}", cells.len(), done.describe());
+        say!("bench: {at}/{} {}{left}", cells.len(), done.describe());
     })?;
     let records = records(options, &machine, ranks, &results);
     text::print(record::heading(ranks, options.memory, options.company) + "\n")?;
@@ -183,7 +183,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if let Some(folder) = &options.plot {
         for file in plot::draw(folder, &records)? {
-            eprintln!("bench: wrote {}", file.display());
+            say!("bench: wrote {}", file.display());
         }
     }
     interruption::check()

@@ -126,7 +126,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let wants_product = job.cells.iter().any(|cell| cell.operation.has_product());
     let product = wants_product.then(|| Product::new(&gpu, job.simulated, job.product)).transpose()?;
     if let Some(product) = product.as_ref().filter(|_| job.rank == 0) {
-        eprintln!("bench: the product is {}", product.describe());
+        say!("bench: the product is {}", product.describe());
     }
     let rank_bytes = |cell: &Cell| cell.bytes as usize + job.ranks * cell.element.bytes();
     let largest = job.cells.iter().map(rank_bytes).max().unwrap_or(0);

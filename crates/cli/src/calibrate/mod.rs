@@ -123,7 +123,7 @@ fn why_not(line: &str) -> &str {
 }
 
 fn say(line: &str) {
-    eprintln!("windlass: {line}");
+    say!("windlass: {line}");
 }
 
 /// What to report at the end.

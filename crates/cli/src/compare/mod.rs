@@ -89,8 +89,8 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     let Some(signal) = interruption::look() else { return Ok(0) };
     match family::look().len() {
-        0 => eprintln!("compare: interrupted; all that the command has started is ended"),
-        left => eprintln!("compare: interrupted; {left} processes of the command do not end"),
+        0 => say!("compare: interrupted; all that the command has started is ended"),
+        left => say!("compare: interrupted; {left} processes of the command do not end"),
     }
     Ok(interruption::exit_code(signal))
 }
@@ -101,7 +101,7 @@ fn tell(comparison: &Comparison, options: &Options, json: Option<File>) -> Resul
     if let (Some(mut file), Some(name)) = (json, &options.json) {
         let content = serde_json::to_string_pretty(comparison)? + "\n";
         file.write_all(content.as_bytes()).with_context(|| format!("cannot write {}", name.display()))?;
-        eprintln!("compare: wrote {}", name.display());
+        say!("compare: wrote {}", name.display());
     }
     Ok(())
 }

@@ -55,7 +55,7 @@ pub fn make_runs(options: &Options) -> Result<Made> {
         return Ok(Made::Finished(None));
     }
     if std::env::var_os("WINDLASS_REPORT").is_some() {
-        eprintln!(
+        say!(
             "windlass: warning: WINDLASS_REPORT is ignored: the counters of each run go into the folder of the logs"
         );
     }
@@ -69,7 +69,7 @@ pub fn make_runs(options: &Options) -> Result<Made> {
         folder: folder(options.logs.as_deref())?,
     };
     let turns = turns(options.pairs as usize, usize::from(options.warmup));
-    eprintln!(
+    say!(
         "compare: {} runs in turns, with Windlass and without: output in {}",
         turns.len(),
         session.folder.display()
@@ -81,7 +81,7 @@ pub fn make_runs(options: &Options) -> Result<Made> {
         let (of, seconds) = (format!("{} of {}", turn.number, turns.len()), run.seconds);
         runs.push(run);
         let left = text::left(began, runs.len(), turns.len());
-        eprintln!("compare: run {of}, {}: {seconds:.3} s{left}", turn.side.words());
+        say!("compare: run {of}, {}: {seconds:.3} s{left}", turn.side.words());
     }
     // The first run of a pair alone says nothing.
     let finished = runs.len() / 2;

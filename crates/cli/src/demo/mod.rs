@@ -60,10 +60,10 @@ pub fn run(options: &Options) -> Result<bool> {
     let windlass = installation::windlass_library()?;
     let machine = Machine::for_tools(options.request, options.nccl.as_deref())?;
     let ranks = machine.ranks(options.ranks, 1, 4)?;
-    eprintln!("demo: {ranks} ranks {}", machine.describe());
-    eprintln!("demo: Windlass {}", windlass.display());
+    say!("demo: {ranks} ranks {}", machine.describe());
+    say!("demo: Windlass {}", windlass.display());
     if std::env::var_os("WINDLASS_REPORT").is_some() {
-        eprintln!("demo: WINDLASS_REPORT is ignored: each rank's report goes into the table below");
+        say!("demo: WINDLASS_REPORT is ignored: each rank's report goes into the table below");
     }
 
     let is_off = parse(std::env::vars_os()).startup.windlass == Switch::Off;
@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let own = |rank| vec![("WINDLASS_REPORT".into(), counts::report_to(&report(rank)))];
     let outcomes: Vec<Outcome> = ranks::run(&launch, job, own, |rank, text: String| {
         if rank == 0 {
-            eprintln!("demo: {text}");
+            say!("demo: {text}");
         }
     })?;
 
@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Result<bool> {
         all.extend(report.and_then(Result::ok));
     }
     if is_off {
-        text::print("demo: WINDLASS=off is set: NCCL ran all calls, and none is counted\n")?;
+        text::print("demo: WINDLASS=off is set: NCCL ran all calls, and none is counted (unset WINDLASS)\n")?;
     } else {
         text::print(counters::table(&all))?;
     }
@@ -116,16 +116,16 @@ pub fn run(options: &Options) -> Result<bool> {
     for failure in &failures {
         text::print(format!("FAILED {failure}\n"))?;
     }
-    eprintln!("demo: {:.1} s", started.elapsed().as_secs_f64());
+    say!("demo: {:.1} s", started.elapsed().as_secs_f64());
     text::print(format!("demo: {passed} checks passed, {} failed\n", failures.len()))?;
     if failures.is_empty() && !is_off {
         let ours = [Path::Native.name(), Path::P2p.name()];
         let has_run = all.iter().any(|one| one.paths().keys().any(|path| ours.contains(path)));
         let sim = if machine.is_simulated() { " --sim" } else { "" };
         if has_run {
-            eprintln!("demo: next: windlass run{sim} -- your program");
+            say!("demo: next: windlass run{sim} -- your program");
         } else if ranks > 1 {
-            eprintln!("demo: next: windlass doctor{sim} says what stands in the way");
+            say!("demo: next: windlass doctor{sim} says what stands in the way");
         }
     }
     Ok(failures.is_empty())

@@ -93,9 +93,9 @@ pub fn run(options: &Options) -> Result<()> {
     let efforts = efforts(options, &machine, numbers.clone());
     let beside = if options.quick { 0 } else { options.beside };
     let company = Company { beside, busy: 0 }.words();
-    eprintln!("tune: ranks {numbers:?} {}{company}", machine.describe());
+    say!("tune: ranks {numbers:?} {}{company}", machine.describe());
     if machine.is_simulated() {
-        eprintln!("tune: times on the simulator say nothing about GPUs; only that everything runs");
+        say!("tune: times on the simulator say nothing about GPUs; only that everything runs");
     }
     // Opened before the measurements, so that a wrong name fails at once.
     let file = options.out.as_deref().map(beside_of).transpose()?;
@@ -107,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
         let found = measure(&machine, &windlass, effort, None, |ranks, done| {
             seen += 1;
             let left = text::left(began, seen, expected);
-            eprintln!("tune: {ranks} ranks, {}. {}{left}", done.position + 1, done.describe());
+            say!("tune: {ranks} ranks, {}. {}{left}", done.position + 1, done.describe());
         });
         let found = match found {
             // What was measured before is kept and told.
@@ -180,7 +180,7 @@ fn keeping(options: &Options, machine: &Machine, config: &Config) -> Result<Opti
             Ok(Some((folder, lock)))
         }
         Err(error) if options.out.is_some() => {
-            eprintln!("tune: the limits cannot be kept, only written to the file: {error:#}");
+            say!("tune: the limits cannot be kept, only written to the file: {error:#}");
             Ok(None)
         }
         Err(error) => Err(error.context("the limits cannot be kept")),
@@ -202,7 +202,7 @@ fn draw(folder: &Path, machine: &Machine, effort: &Effort, found: &OfRanks) -> R
         What::Registered => format!("ranks-{ranks}-registered"),
     };
     for file in plot::draw(&folder.join(name), &records)? {
-        eprintln!("tune: wrote {}", file.display());
+        say!("tune: wrote {}", file.display());
     }
     Ok(())
 }

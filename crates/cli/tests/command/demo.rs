@@ -45,6 +45,16 @@ fn three_ranks() {
     assert!(last_line(&printed).ends_with(", 0 failed"), "{printed}");
 }
 
+/// A reader of standard error who has enough (`2>&1 | head`) does not end the demo.
+#[test]
+fn nobody_reads() {
+    let mut command = windlass(&["demo", "--sim", "--ranks", "2"]);
+    let mut demo =
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    drop(demo.stderr.take());
+    assert_eq!(demo.wait().unwrap().code(), Some(0));
+}
+
 /// With Windlass off data alone are checked, and a line says that nothing is counted.
 #[test]
 fn without_windlass() {

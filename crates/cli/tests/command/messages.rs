@@ -17,6 +17,7 @@ fn unknown_options() {
         let (code, _, told) = outcome(windlass(arguments));
         assert_eq!(code, Some(refused), "{arguments:?}: {told}");
         assert!(told.contains(tip) && !told.contains("'-- "), "{arguments:?}: {told}");
+        assert!(told.contains("nothing was started"), "{arguments:?}: {told}");
     }
     // The command's own options are its own.
     let mut command = windlass(&["run", "--check", "--sim", "--", "ls", "-l", "--nocalibrate"]);
