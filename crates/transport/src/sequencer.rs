@@ -365,7 +365,7 @@ impl Sequencer {
         let home = self.device_resources.home();
         let read = || -> Result<Stuck, Failure> {
             let _entered = home.enter()?;
-            let report = host::report(home.driver, self.report, &self.device_resources.stream)?;
+            let report = host::report(self.report, &self.device_resources.stream)?;
             Ok(Stuck::of(&report, self.rank))
         };
         read().map_err(|failure| TransportError::from(failure).told())
@@ -375,7 +375,7 @@ impl Sequencer {
     pub fn read(&self, at: Address, words: &mut [u64]) -> Result<(), Failure> {
         let home = self.device_resources.home();
         let _entered = home.enter()?;
-        host::words(home.driver, at, words, &self.device_resources.stream)
+        host::words(at, words, &self.device_resources.stream)
     }
 
     /// Never fails: the launch resources are there until [`Lent`] is dropped.

@@ -1,14 +1,11 @@
 //! Chooses the context in which our own work of a device runs, and makes it current for a while.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::gpu::capture::Relaxed;
-use crate::gpu::device::Ordinal;
-use crate::gpu::failure::{Failure, SUCCESS};
-use crate::gpu::library::{Driver, driver};
+use crate::gpu::{Driver, Failure, Ordinal, driver};
 
 /// A context: streams, events and modules live in it and end with it. Handles come again: a primary context that was reset
 /// (`cudaDeviceReset`) has the same handle in its next life, so the id tells which context it is.
@@ -56,14 +53,8 @@ impl Home {
     /// Chooses the context of a device.
     pub fn of(driver: &'static Driver, device: Ordinal) -> Result<Home, Failure> {
         let _relaxed = Relaxed::enter(driver)?;
-        let (mut flags, mut active) = (0, 0);
-        // SAFETY: the outputs are locals.
-        let code = unsafe { (driver.calls.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) };
-        driver.check("cuDevicePrimaryCtxGetState", code, || format!("device {device}"))?;
-        if active == 0
-            && let Some(context) = driver.current_context_of(device)?
-        {
-            return Ok(Home { driver, device, context: driver.context(context)? });
+        if !driver.is_primary_active(device)? && driver.current_device()? == Some(device) {
+            return Ok(Home { driver, device, context: driver.current_context()? });
         }
         Ok(Home { driver, device, context: driver.primary_context(device)? })
     }
@@ -113,11 +104,7 @@ impl Home {
 
     /// Makes the context current. Enough for calls that may be part of a capture, or that cannot break one.
     pub fn be_current(&self) -> Result<Current<'_>, Failure> {
-        let mut current = 0;
-        // SAFETY: the output is a local.
-        let code = unsafe { (self.driver.calls.cuCtxGetCurrent)(&mut current) };
-        self.driver.check("cuCtxGetCurrent", code, String::new)?;
-        if current == self.context.handle {
+        if self.driver.current_handle()? == self.context.handle {
             return Ok(Current { pushed_by: None });
         }
         // SAFETY: the context is alive: retained, or guaranteed by `of`.
@@ -135,10 +122,12 @@ pub fn on(device: Ordinal) -> Context {
 impl Driver {
     /// The context that is current on this thread.
     pub fn current_context(&self) -> Result<Context, Failure> {
-        let mut handle = 0;
+        self.context(self.current_handle()?)
+    }
+
+    fn current_handle(&self) -> Result<usize, Failure> {
         // SAFETY: the output is a local.
-        self.check("cuCtxGetCurrent", unsafe { (self.calls.cuCtxGetCurrent)(&mut handle) }, String::new)?;
-        self.context(handle)
+        self.output("cuCtxGetCurrent", |handle| unsafe { (self.calls.cuCtxGetCurrent)(handle) }, String::new)
     }
 
     /// Makes a context current on this thread for good, if it is one.
@@ -156,10 +145,9 @@ impl Driver {
     }
 
     fn context(&self, handle: usize) -> Result<Context, Failure> {
-        let mut id = 0;
         // SAFETY: the output is a local. The driver knows handles of contexts that are gone.
-        let code = unsafe { (self.calls.cuCtxGetId)(handle, &mut id) };
-        self.check("cuCtxGetId", code, || format!("context {handle:#x}"))?;
+        let ask = |id: &mut u64| unsafe { (self.calls.cuCtxGetId)(handle, id) };
+        let id = self.output("cuCtxGetId", ask, || format!("context {handle:#x}"))?;
         Ok(Context { handle, id })
     }
 
@@ -172,24 +160,25 @@ impl Driver {
 
     /// The device that is current on this thread, if there is one.
     pub fn current_device(&self) -> Result<Option<Ordinal>, Failure> {
-        let mut context = 0;
-        // SAFETY: the output is a local.
-        self.check("cuCtxGetCurrent", unsafe { (self.calls.cuCtxGetCurrent)(&mut context) }, String::new)?;
-        if context == 0 {
+        if self.current_handle()? == 0 {
             return Ok(None);
         }
-        let mut device: c_int = 0;
         // SAFETY: the output is a local.
-        self.check("cuCtxGetDevice", unsafe { (self.calls.cuCtxGetDevice)(&mut device) }, String::new)?;
-        Ok(Some(device))
+        let ask = |device: &mut Ordinal| unsafe { (self.calls.cuCtxGetDevice)(device) };
+        self.output("cuCtxGetDevice", ask, String::new).map(Some)
     }
 
     /// Whether a device's primary context exists. Retaining one that does not exist would make it.
     pub fn has_primary_context(&self, device: Ordinal) -> bool {
+        self.is_primary_active(device).unwrap_or(false)
+    }
+
+    fn is_primary_active(&self, device: Ordinal) -> Result<bool, Failure> {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: the outputs are locals.
         let code = unsafe { (self.calls.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) };
-        code == SUCCESS && active != 0
+        self.check("cuDevicePrimaryCtxGetState", code, || format!("device {device}"))?;
+        Ok(active != 0)
     }
 
     /// The device's primary context, made if there is none. It is retained once and never released, as CUDA's runtime does below NCCL. The
@@ -198,10 +187,9 @@ impl Driver {
         if let Some(context) = self.retained_context(device) {
             return Ok(context);
         }
-        let mut handle = 0;
         // SAFETY: the output is a local.
-        let code = unsafe { (self.calls.cuDevicePrimaryCtxRetain)(&mut handle, device) };
-        self.check("cuDevicePrimaryCtxRetain", code, || format!("device {device}"))?;
+        let retain = |handle: &mut usize| unsafe { (self.calls.cuDevicePrimaryCtxRetain)(handle, device) };
+        let handle = self.output("cuDevicePrimaryCtxRetain", retain, || format!("device {device}"))?;
         let context = self.context(handle)?;
         retained().insert(device, context);
         Ok(context)
@@ -211,16 +199,6 @@ impl Driver {
     fn retained_context(&self, device: Ordinal) -> Option<Context> {
         let context = retained().get(&device).copied();
         context.filter(|context| self.is_there(*context))
-    }
-
-    fn current_context_of(&self, device: Ordinal) -> Result<Option<usize>, Failure> {
-        if self.current_device()? != Some(device) {
-            return Ok(None);
-        }
-        let mut context = 0;
-        // SAFETY: the output is a local.
-        self.check("cuCtxGetCurrent", unsafe { (self.calls.cuCtxGetCurrent)(&mut context) }, String::new)?;
-        Ok(Some(context))
     }
 }
 

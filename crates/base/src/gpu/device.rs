@@ -74,31 +74,23 @@ impl Driver {
 
     /// How many devices this process sees.
     pub fn device_count(&self) -> Result<i32, Failure> {
-        let mut count = 0;
         // SAFETY: the output is a local.
-        let code = unsafe { (self.calls.cuDeviceGetCount)(&mut count) };
-        self.check("cuDeviceGetCount", code, String::new)?;
-        Ok(count)
+        self.output("cuDeviceGetCount", |count| unsafe { (self.calls.cuDeviceGetCount)(count) }, String::new)
     }
 
     /// What a device says of itself. Optional features that the driver is too old to know count as missing.
     pub fn device_facts(&self, ordinal: Ordinal) -> Result<Facts, Failure> {
         let detail = || format!("device {ordinal}");
-        let mut device = 0;
         // SAFETY: the output is a local.
-        self.check("cuDeviceGet", unsafe { (self.calls.cuDeviceGet)(&mut device, ordinal) }, detail)?;
-        let mut uuid = [0; 16];
-        // SAFETY: a CUuuid is 16 bytes.
-        let code = unsafe { (self.calls.cuDeviceGetUuid_v2)(&mut uuid, device) };
-        self.check("cuDeviceGetUuid_v2", code, detail)?;
-        let mut memory_bytes = 0;
+        let get = |device: &mut c_int| unsafe { (self.calls.cuDeviceGet)(device, ordinal) };
+        let device = self.output("cuDeviceGet", get, detail)?;
         // SAFETY: the output is a local.
-        let code = unsafe { (self.calls.cuDeviceTotalMem_v2)(&mut memory_bytes, device) };
-        self.check("cuDeviceTotalMem_v2", code, detail)?;
+        let total = |bytes: &mut usize| unsafe { (self.calls.cuDeviceTotalMem_v2)(bytes, device) };
+        let memory_bytes = self.output("cuDeviceTotalMem_v2", total, detail)?;
         let ask = |attribute| self.attribute(device, attribute);
         Ok(Facts {
             ordinal,
-            uuid,
+            uuid: self.uuid(device)?,
             pci: self.pci(device)?,
             capability: 10 * ask(attribute::COMPUTE_CAPABILITY_MAJOR)?
                 + ask(attribute::COMPUTE_CAPABILITY_MINOR)?,
@@ -118,13 +110,12 @@ impl Driver {
             return Ok(Reach { access: true, native_atomics: true, performance_rank: 0 });
         }
         let ask = |attribute: u32| {
-            let mut value: c_int = 0;
             // SAFETY: the output is a local.
-            let code = unsafe { (self.calls.cuDeviceGetP2PAttribute)(&mut value, attribute, from, to) };
-            self.check("cuDeviceGetP2PAttribute", code, || {
-                format!("attribute {attribute}, from device {from}, to device {to}")
-            })?;
-            Ok::<_, Failure>(value)
+            let ask = |value: &mut c_int| unsafe {
+                (self.calls.cuDeviceGetP2PAttribute)(value, attribute, from, to)
+            };
+            let detail = || format!("attribute {attribute}, from device {from}, to device {to}");
+            self.output("cuDeviceGetP2PAttribute", ask, detail)
         };
         Ok(Reach {
             access: ask(link::ACCESS_SUPPORTED)? != 0,
@@ -133,21 +124,25 @@ impl Driver {
         })
     }
 
-    fn attribute(&self, device: Ordinal, attribute: u32) -> Result<i32, Failure> {
-        let mut value: c_int = 0;
+    /// One of a device's attributes, by its number.
+    pub fn attribute(&self, device: Ordinal, attribute: u32) -> Result<i32, Failure> {
         // SAFETY: the output is a local.
-        let code = unsafe { (self.calls.cuDeviceGetAttribute)(&mut value, attribute, device) };
-        self.check("cuDeviceGetAttribute", code, || format!("attribute {attribute}, device {device}"))?;
-        Ok(value)
+        let ask = |value: &mut c_int| unsafe { (self.calls.cuDeviceGetAttribute)(value, attribute, device) };
+        self.output("cuDeviceGetAttribute", ask, || format!("attribute {attribute}, device {device}"))
+    }
+
+    pub(super) fn uuid(&self, device: Ordinal) -> Result<[u8; 16], Failure> {
+        // SAFETY: a CUuuid is 16 bytes.
+        let ask = |uuid: &mut [u8; 16]| unsafe { (self.calls.cuDeviceGetUuid_v2)(uuid, device) };
+        self.output("cuDeviceGetUuid_v2", ask, || format!("device {device}"))
     }
 
     pub(super) fn pci(&self, device: Ordinal) -> Result<String, Failure> {
-        let mut text = [0_u8; 32];
         // SAFETY: the driver writes at most as many bytes as it is told there are.
-        let code = unsafe {
+        let ask = |text: &mut [u8; 32]| unsafe {
             (self.calls.cuDeviceGetPCIBusId)(text.as_mut_ptr().cast(), text.len() as c_int, device)
         };
-        self.check("cuDeviceGetPCIBusId", code, || format!("device {device}"))?;
+        let text = self.output("cuDeviceGetPCIBusId", ask, || format!("device {device}"))?;
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
         Ok(String::from_utf8_lossy(&text[..end]).into_owned())
     }

@@ -183,6 +183,30 @@ impl Driver {
         if code == SUCCESS { Ok(()) } else { Err(Failure::of(self, call, code, detail())) }
     }
 
+    /// What a call of the driver gives by its one output. `ask` makes the call.
+    pub fn output<T: Default>(
+        &self,
+        call: &'static str,
+        ask: impl FnOnce(&mut T) -> Code,
+        detail: impl FnOnce() -> String,
+    ) -> Result<T, Failure> {
+        let mut output = T::default();
+        self.check(call, ask(&mut output), detail)?;
+        Ok(output)
+    }
+
+    /// Makes a destructor's call, which gives something back. Makes none in a forked child, where it could not work.
+    pub fn release(
+        &self,
+        call: &'static str,
+        give_back: impl FnOnce() -> Code,
+        detail: impl FnOnce() -> String,
+    ) {
+        if !self.is_in_forked_child() {
+            self.note(call, give_back(), detail);
+        }
+    }
+
     /// Logs a failed call of a destructor, which can return no error, unless the process is exiting.
     pub fn note(&self, call: &'static str, code: Code, detail: impl FnOnce() -> String) {
         if code != SUCCESS && code != super::failure::DEINITIALIZED {

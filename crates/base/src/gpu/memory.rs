@@ -8,11 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::descriptor::Ours;
 use crate::descriptor::fork_lock::without_forks;
-use crate::gpu::Address;
-use crate::gpu::device::Ordinal;
-use crate::gpu::failure::Failure;
-use crate::gpu::library::Driver;
 use crate::gpu::types::{AccessDescription, AllocationProperties, Location};
+use crate::gpu::{Address, Driver, Failure, Ordinal};
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only type there is.
 const PINNED: u32 = 1;
@@ -66,11 +63,11 @@ impl Driver {
 
 /// Sizes and offsets of shareable memory are multiples of this, bytes.
 pub fn granularity(driver: &Driver, device: Ordinal) -> Result<u64, Failure> {
-    let mut bytes = 0;
-    let properties = shareable(device);
     // SAFETY: the output and the properties are locals.
-    let code = unsafe { (driver.calls.cuMemGetAllocationGranularity)(&mut bytes, &properties, RECOMMENDED) };
-    driver.check("cuMemGetAllocationGranularity", code, || format!("device {device}"))?;
+    let ask = |bytes: &mut usize| unsafe {
+        (driver.calls.cuMemGetAllocationGranularity)(bytes, &shareable(device), RECOMMENDED)
+    };
+    let bytes = driver.output("cuMemGetAllocationGranularity", ask, || format!("device {device}"))?;
     Ok(bytes as u64)
 }
 
@@ -87,25 +84,21 @@ pub struct Reservation {
 impl Reservation {
     /// Reserves addresses anywhere. Costs no memory.
     pub fn new(driver: &'static Driver, bytes: u64, alignment: u64) -> Result<Reservation, Failure> {
-        let mut base = 0;
         // SAFETY: the output is a local; no address is asked for.
-        let code = unsafe {
-            (driver.calls.cuMemAddressReserve)(&mut base, bytes as usize, alignment as usize, 0, 0)
+        let reserve = |base: &mut Address| unsafe {
+            (driver.calls.cuMemAddressReserve)(base, bytes as usize, alignment as usize, 0, 0)
         };
-        driver.check("cuMemAddressReserve", code, || format!("bytes {bytes}, alignment {alignment}"))?;
-        Ok(Reservation { driver, base, bytes })
+        let detail = || format!("bytes {bytes}, alignment {alignment}");
+        Ok(Reservation { driver, base: driver.output("cuMemAddressReserve", reserve, detail)?, bytes })
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.driver.is_in_forked_child() {
-            return;
-        }
         // SAFETY: reserved by `new`; mappings hold the reservation, so none is left.
-        let code = unsafe { (self.driver.calls.cuMemAddressFree)(self.base, self.bytes as usize) };
-        self.driver
-            .note("cuMemAddressFree", code, || format!("address {:#x}, bytes {}", self.base, self.bytes));
+        let free = || unsafe { (self.driver.calls.cuMemAddressFree)(self.base, self.bytes as usize) };
+        let detail = || format!("address {:#x}, bytes {}", self.base, self.bytes);
+        self.driver.release("cuMemAddressFree", free, detail);
     }
 }
 
@@ -121,10 +114,11 @@ pub struct Physical {
 impl Physical {
     /// New memory of a device, shareable by descriptor. Its content is undefined.
     pub fn create(driver: &'static Driver, device: Ordinal, bytes: u64) -> Result<Physical, Failure> {
-        let mut handle = 0;
         // SAFETY: the output and the properties are locals.
-        let code = unsafe { (driver.calls.cuMemCreate)(&mut handle, bytes as usize, &shareable(device), 0) };
-        driver.check("cuMemCreate", code, || format!("bytes {bytes}, device {device}"))?;
+        let create = |handle: &mut u64| unsafe {
+            (driver.calls.cuMemCreate)(handle, bytes as usize, &shareable(device), 0)
+        };
+        let handle = driver.output("cuMemCreate", create, || format!("bytes {bytes}, device {device}"))?;
         Ok(Physical { driver, handle, bytes })
     }
 
@@ -134,19 +128,13 @@ impl Physical {
         descriptor: BorrowedFd<'_>,
         bytes: u64,
     ) -> Result<Physical, Failure> {
-        let mut handle = 0;
         let number = descriptor.as_raw_fd();
         // SAFETY: a descriptor travels in the pointer argument itself; it is open for the length of the call.
-        let code = unsafe {
-            (driver.calls.cuMemImportFromShareableHandle)(
-                &mut handle,
-                number as usize as *mut c_void,
-                DESCRIPTOR,
-            )
+        let import = |handle: &mut u64| unsafe {
+            (driver.calls.cuMemImportFromShareableHandle)(handle, number as usize as *mut c_void, DESCRIPTOR)
         };
-        driver.check("cuMemImportFromShareableHandle", code, || {
-            format!("descriptor {number}, bytes {bytes}")
-        })?;
+        let detail = || format!("descriptor {number}, bytes {bytes}");
+        let handle = driver.output("cuMemImportFromShareableHandle", import, detail)?;
         Ok(Physical { driver, handle, bytes })
     }
 
@@ -157,12 +145,12 @@ impl Physical {
     /// If another thread frees memory meanwhile, other memory may lie there. The caller knows what it holds only if the id of the address is
     /// still the same afterwards.
     pub fn behind(driver: &'static Driver, address: Address, bytes: u64) -> Result<Physical, Failure> {
-        let mut handle = 0;
         // SAFETY: the output is a local; any address may be asked for.
-        let code = unsafe { (driver.calls.cuMemRetainAllocationHandle)(&mut handle, address as *mut c_void) };
+        let retain = |handle: &mut u64| unsafe {
+            (driver.calls.cuMemRetainAllocationHandle)(handle, address as *mut c_void)
+        };
         let detail = || format!("address {address:#x}, bytes {bytes}");
-        driver.check("cuMemRetainAllocationHandle", code, detail)?;
-        Ok(Physical { driver, handle, bytes })
+        Ok(Physical { driver, handle: driver.output("cuMemRetainAllocationHandle", retain, detail)?, bytes })
     }
 
     /// A descriptor of the memory for other processes. The memory stays while a descriptor is open anywhere.
@@ -175,18 +163,17 @@ impl Physical {
     }
 
     fn export_now(&self) -> Result<OwnedFd, Failure> {
-        let mut number: i32 = -1;
         // SAFETY: for this handle type the output is an int; ours to close.
-        let code = unsafe {
+        let export = |number: &mut i32| unsafe {
             (self.driver.calls.cuMemExportToShareableHandle)(
-                (&raw mut number).cast(),
+                (&raw mut *number).cast(),
                 self.handle,
                 DESCRIPTOR,
                 0,
             )
         };
         let detail = || format!("bytes {}", self.bytes);
-        self.driver.check("cuMemExportToShareableHandle", code, detail)?;
+        let number = self.driver.output("cuMemExportToShareableHandle", export, detail)?;
         // SAFETY: a new descriptor that nobody else knows.
         let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
         // A program that is started meanwhile must not keep the memory. If setting the flag fails, it is only kept longer.
@@ -197,12 +184,9 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        if self.driver.is_in_forked_child() {
-            return;
-        }
         // SAFETY: the one reference that `create`, `import` or `behind` took.
-        let code = unsafe { (self.driver.calls.cuMemRelease)(self.handle) };
-        self.driver.note("cuMemRelease", code, || format!("bytes {}", self.bytes));
+        let release = || unsafe { (self.driver.calls.cuMemRelease)(self.handle) };
+        self.driver.release("cuMemRelease", release, || format!("bytes {}", self.bytes));
     }
 }
 
@@ -264,14 +248,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let driver = self.reservation.driver;
-        if driver.is_in_forked_child() {
-            return;
-        }
+        let (driver, bytes) = (self.reservation.driver, self.physical.bytes);
         // SAFETY: mapped by `new`; the owner vouches that nothing uses it any more.
-        let code = unsafe { (driver.calls.cuMemUnmap)(self.address, self.physical.bytes as usize) };
-        driver.note("cuMemUnmap", code, || {
-            format!("address {:#x}, bytes {}", self.address, self.physical.bytes)
-        });
+        let unmap = || unsafe { (driver.calls.cuMemUnmap)(self.address, bytes as usize) };
+        driver.release("cuMemUnmap", unmap, || format!("address {:#x}, bytes {bytes}", self.address));
     }
 }

@@ -4,10 +4,8 @@ use std::ffi::{CStr, c_int, c_void};
 
 use windlass_kernels::images::Image;
 
-use crate::gpu::failure::Failure;
-use crate::gpu::library::Driver;
-use crate::gpu::stream::StreamHandle;
 use crate::gpu::types::{Attribute, LaunchConfiguration};
+use crate::gpu::{Driver, Failure, StreamHandle};
 
 /// `CUlaunchAttributeID`.
 const CLUSTER_DIMENSION: u32 = 4;
@@ -102,33 +100,29 @@ impl Module {
     /// # Safety
     /// `image` must be whole, as the driver finds its end by its format.
     pub unsafe fn load(driver: &'static Driver, image: &[u8]) -> Result<Module, Failure> {
-        let mut handle = 0;
         // SAFETY: the caller's guarantee. The driver keeps a copy of its own, also for what it loads later (cuLibraryLoadData's
         // option CU_LIBRARY_BINARY_IS_PRESERVED says what it otherwise does).
-        let code = unsafe { (driver.calls.cuModuleLoadData)(&mut handle, image.as_ptr().cast()) };
-        driver.check("cuModuleLoadData", code, || format!("image bytes {}", image.len()))?;
+        let load =
+            |handle: &mut usize| unsafe { (driver.calls.cuModuleLoadData)(handle, image.as_ptr().cast()) };
+        let handle = driver.output("cuModuleLoadData", load, || format!("image bytes {}", image.len()))?;
         Ok(Module { driver, handle })
     }
 
     /// Finds a kernel and loads its code onto the device now. With lazy loading its first launch would load it, and that can wait for a kernel
     /// that waits for us.
     pub fn function(&self, name: &CStr, shared_bytes_max: u32) -> Result<Function, Failure> {
-        let mut handle = 0;
-        let detail = || format!("kernel {}", name.to_string_lossy());
+        let (calls, detail) = (&self.driver.calls, || format!("kernel {}", name.to_string_lossy()));
         // SAFETY: the name is terminated and the output a local.
-        let code =
-            unsafe { (self.driver.calls.cuModuleGetFunction)(&mut handle, self.handle, name.as_ptr()) };
-        self.driver.check("cuModuleGetFunction", code, detail)?;
-        let mut registers: c_int = 0;
+        let find =
+            |handle: &mut usize| unsafe { (calls.cuModuleGetFunction)(handle, self.handle, name.as_ptr()) };
+        let handle = self.driver.output("cuModuleGetFunction", find, detail)?;
         // SAFETY: as above. Asking for an attribute loads the code.
-        let code = unsafe { (self.driver.calls.cuFuncGetAttribute)(&mut registers, NUM_REGS, handle) };
-        self.driver.check("cuFuncGetAttribute", code, detail)?;
+        let load = |registers: &mut c_int| unsafe { (calls.cuFuncGetAttribute)(registers, NUM_REGS, handle) };
+        self.driver.output("cuFuncGetAttribute", load, detail)?;
         if shared_bytes_max > 0 {
             let bytes = shared_bytes_max as c_int;
             // SAFETY: the function was found above.
-            let code = unsafe {
-                (self.driver.calls.cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)
-            };
+            let code = unsafe { (calls.cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes) };
             self.driver
                 .check("cuFuncSetAttribute", code, || format!("{}, shared bytes {bytes}", detail()))?;
         }
@@ -138,12 +132,9 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.driver.is_in_forked_child() {
-            return;
-        }
         // SAFETY: loaded by `load`; users of its functions are gone.
-        let code = unsafe { (self.driver.calls.cuModuleUnload)(self.handle) };
-        self.driver.note("cuModuleUnload", code, String::new);
+        let unload = || unsafe { (self.driver.calls.cuModuleUnload)(self.handle) };
+        self.driver.release("cuModuleUnload", unload, String::new);
     }
 }
 

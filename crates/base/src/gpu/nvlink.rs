@@ -48,12 +48,7 @@ impl Driver {
     }
 
     fn ordinal_of(&self, uuid: &[u8; 16]) -> Option<Ordinal> {
-        (0..self.device_count().ok()?).find(|ordinal| {
-            let mut found = [0; 16];
-            // SAFETY: a CUuuid is 16 bytes.
-            let code = unsafe { (self.calls.cuDeviceGetUuid_v2)(&mut found, *ordinal) };
-            code == super::failure::SUCCESS && found == *uuid
-        })
+        (0..self.device_count().ok()?).find(|ordinal| self.uuid(*ordinal).is_ok_and(|found| found == *uuid))
     }
 }
 

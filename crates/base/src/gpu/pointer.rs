@@ -3,10 +3,8 @@
 
 use std::ffi::{c_uint, c_void};
 
-use crate::gpu::Address;
-use crate::gpu::device::Ordinal;
 use crate::gpu::failure::SUCCESS;
-use crate::gpu::library::Driver;
+use crate::gpu::{Address, Driver, Ordinal};
 
 /// `CUpointer_attribute`. Each fits a word of 8 bytes.
 const MEMORY_TYPE: c_uint = 2;

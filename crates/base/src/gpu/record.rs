@@ -46,18 +46,12 @@ impl Driver {
         event: &Event,
     ) -> Result<RecordNode, Failure> {
         let last = self.last_nodes(stream)?;
-        let mut node = 0;
         // SAFETY: the capture is under way, so its graph and nodes live; the event is alive; the output is a local.
-        let code = unsafe {
-            (self.calls.cuGraphAddEventRecordNode)(
-                &mut node,
-                capture.graph,
-                last.as_ptr(),
-                last.len(),
-                event.handle,
-            )
+        let add = |node: &mut usize| unsafe {
+            let (before, count) = (last.as_ptr(), last.len());
+            (self.calls.cuGraphAddEventRecordNode)(node, capture.graph, before, count, event.handle)
         };
-        self.check("cuGraphAddEventRecordNode", code, || about(stream))?;
+        let node = self.output("cuGraphAddEventRecordNode", add, || about(stream))?;
         Ok(RecordNode { node, after: last.clone(), last })
     }
 
@@ -168,26 +162,20 @@ impl Driver {
     }
 
     fn type_of(&self, node: usize) -> Result<u32, Failure> {
-        let mut kind = 0;
         // SAFETY: the node is of a graph that lives; the output is a local.
-        let code = unsafe { (self.calls.cuGraphNodeGetType)(node, &mut kind) };
-        self.check("cuGraphNodeGetType", code, || format!("node {node:#x}"))?;
-        Ok(kind)
+        let ask = |kind: &mut u32| unsafe { (self.calls.cuGraphNodeGetType)(node, kind) };
+        self.output("cuGraphNodeGetType", ask, || format!("node {node:#x}"))
     }
 
     fn child_of(&self, node: usize) -> Result<usize, Failure> {
-        let mut graph = 0;
         // SAFETY: as above.
-        let code = unsafe { (self.calls.cuGraphChildGraphNodeGetGraph)(node, &mut graph) };
-        self.check("cuGraphChildGraphNodeGetGraph", code, || format!("node {node:#x}"))?;
-        Ok(graph)
+        let ask = |graph: &mut usize| unsafe { (self.calls.cuGraphChildGraphNodeGetGraph)(node, graph) };
+        self.output("cuGraphChildGraphNodeGetGraph", ask, || format!("node {node:#x}"))
     }
 
     fn recorded_by(&self, node: usize) -> Result<usize, Failure> {
-        let mut event = 0;
         // SAFETY: as above.
-        let code = unsafe { (self.calls.cuGraphEventRecordNodeGetEvent)(node, &mut event) };
-        self.check("cuGraphEventRecordNodeGetEvent", code, || format!("node {node:#x}"))?;
-        Ok(event)
+        let ask = |event: &mut usize| unsafe { (self.calls.cuGraphEventRecordNodeGetEvent)(node, event) };
+        self.output("cuGraphEventRecordNodeGetEvent", ask, || format!("node {node:#x}"))
     }
 }

@@ -1,8 +1,9 @@
 //! Handles streams and events: our own, and what can be known of the application's.
 
-use crate::gpu::failure::{Failure, NOT_READY, SUCCESS};
-use crate::gpu::library::Driver;
-use crate::gpu::{Address, Context};
+use std::ffi::c_void;
+
+use crate::gpu::failure::{NOT_READY, SUCCESS};
+use crate::gpu::{Address, Context, Driver, Failure};
 
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
@@ -58,12 +59,9 @@ impl Driver {
 
     /// The id of a stream, which no other stream ever has, even if it reuses the handle.
     pub fn stream_id(&self, stream: StreamHandle) -> Result<u64, Failure> {
-        let mut id = 0;
         // SAFETY: the application vouches for its stream; the output is a local.
-        self.check("cuStreamGetId", unsafe { (self.calls.cuStreamGetId)(stream.0, &mut id) }, || {
-            about(stream)
-        })?;
-        Ok(id)
+        let ask = |id: &mut u64| unsafe { (self.calls.cuStreamGetId)(stream.0, id) };
+        self.output("cuStreamGetId", ask, || about(stream))
     }
 
     /// The capture that a stream is part of, if any. None for an invalidated capture, which fails at the application's own end of it.
@@ -140,10 +138,10 @@ pub struct Stream {
 impl Stream {
     /// Makes a stream in the current context.
     pub fn new(driver: &'static Driver) -> Result<Stream, Failure> {
-        let (context, mut handle) = (driver.current_context()?, 0);
+        let context = driver.current_context()?;
         // SAFETY: the output is a local.
-        let code = unsafe { (driver.calls.cuStreamCreate)(&mut handle, NON_BLOCKING) };
-        driver.check("cuStreamCreate", code, || "flags non-blocking".into())?;
+        let create = |handle: &mut usize| unsafe { (driver.calls.cuStreamCreate)(handle, NON_BLOCKING) };
+        let handle = driver.output("cuStreamCreate", create, || "flags non-blocking".into())?;
         Ok(Stream { driver, context, handle: StreamHandle(handle) })
     }
 
@@ -171,27 +169,30 @@ impl Stream {
     /// Loads the word at `address`. Waits for this stream, and for no other.
     pub fn load(&self, address: Address) -> Result<u32, Failure> {
         let mut word = 0_u32;
-        let detail = || format!("address {address:#x}");
-        // SAFETY: as above; the local outlives the copy, because nothing below returns before the stream is done or dead.
-        let code = unsafe {
-            (self.driver.calls.cuMemcpyDtoHAsync_v2)((&raw mut word).cast(), address, 4, self.handle.0)
-        };
-        self.driver.check("cuMemcpyDtoHAsync_v2", code, detail)?;
-        // SAFETY: the stream is alive.
-        let code = unsafe { (self.driver.calls.cuStreamSynchronize)(self.handle.0) };
-        self.driver.check("cuStreamSynchronize", code, detail)?;
+        // SAFETY: callers pass memory that they have mapped; any bytes are a word.
+        unsafe { self.read((&raw mut word).cast(), address, size_of::<u32>())? };
         Ok(word)
+    }
+
+    /// Reads bytes of the device, and waits in the same way.
+    ///
+    /// # Safety
+    /// `bytes` bytes are mapped at `from`, and may be written at `to`.
+    pub unsafe fn read(&self, to: *mut c_void, from: Address, bytes: usize) -> Result<(), Failure> {
+        // SAFETY: the caller's guarantee; the copy has ended when this returns, because the stream is done or dead then.
+        let code = unsafe { (self.driver.calls.cuMemcpyDtoHAsync_v2)(to, from, bytes, self.handle.0) };
+        self.driver.check("cuMemcpyDtoHAsync_v2", code, || format!("address {from:#x}, bytes {bytes}"))?;
+        self.wait()
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.driver.is_in_forked_child() || !self.driver.is_there(self.context) {
-            return;
-        }
         // SAFETY: created by `new`; work that it still holds completes all the same.
-        let code = unsafe { (self.driver.calls.cuStreamDestroy_v2)(self.handle.0) };
-        self.driver.note("cuStreamDestroy_v2", code, || about(self.handle));
+        let destroy = || unsafe { (self.driver.calls.cuStreamDestroy_v2)(self.handle.0) };
+        if !self.driver.is_in_forked_child() && self.driver.is_there(self.context) {
+            self.driver.note("cuStreamDestroy_v2", destroy(), || about(self.handle));
+        }
     }
 }
 
@@ -215,10 +216,10 @@ impl Event {
     }
 
     fn with(driver: &'static Driver, flags: u32) -> Result<Event, Failure> {
-        let (context, mut handle) = (driver.current_context()?, 0);
+        let context = driver.current_context()?;
         // SAFETY: the output is a local.
-        let code = unsafe { (driver.calls.cuEventCreate)(&mut handle, flags) };
-        driver.check("cuEventCreate", code, || format!("flags {flags}"))?;
+        let create = |handle: &mut usize| unsafe { (driver.calls.cuEventCreate)(handle, flags) };
+        let handle = driver.output("cuEventCreate", create, || format!("flags {flags}"))?;
         Ok(Event { driver, context, handle })
     }
 
@@ -253,11 +254,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.driver.is_in_forked_child() || !self.driver.is_there(self.context) {
-            return;
-        }
         // SAFETY: created by `new`; the driver keeps it until pending work has passed it.
-        let code = unsafe { (self.driver.calls.cuEventDestroy_v2)(self.handle) };
-        self.driver.note("cuEventDestroy_v2", code, String::new);
+        let destroy = || unsafe { (self.driver.calls.cuEventDestroy_v2)(self.handle) };
+        if !self.driver.is_in_forked_child() && self.driver.is_there(self.context) {
+            self.driver.note("cuEventDestroy_v2", destroy(), String::new);
+        }
     }
 }

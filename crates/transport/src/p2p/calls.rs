@@ -3,7 +3,6 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -102,14 +101,7 @@ impl<'resources> Words<'resources> {
 
 /// The most bytes of shared memory that a block of this device may have.
 pub(super) fn shared_bytes_max(home: &Home) -> Result<u32, Failure> {
-    let mut bytes: c_int = 0;
-    // SAFETY: the output is a local.
-    let code =
-        unsafe { (home.driver.calls.cuDeviceGetAttribute)(&mut bytes, SHARED_BYTES_OPTIN, home.device) };
-    home.driver.check("cuDeviceGetAttribute", code, || {
-        format!("attribute {SHARED_BYTES_OPTIN}, device {}", home.device)
-    })?;
-    Ok(bytes.max(0) as u32)
+    Ok(home.driver.attribute(home.device, SHARED_BYTES_OPTIN)?.max(0) as u32)
 }
 
 /// Writes a list into the caller's run, and lets `stream` copy it to the device. The caller keeps the run until the copy, and every replay of

@@ -142,33 +142,15 @@ fn unmap(base: NonNull<u8>, bytes: usize) {
 }
 
 /// Reads the report. Waits for `stream`, which is a stream of Windlass, and for no other.
-pub(super) fn report(driver: &Driver, at: Address, stream: &Stream) -> Result<Report, Failure> {
+pub(super) fn report(at: Address, stream: &Stream) -> Result<Report, Failure> {
     let mut report = Report::default();
     // SAFETY: the report lies in a region of the communicator; any bytes are a report.
-    unsafe { read(driver, at, (&raw mut report).cast(), size_of::<Report>(), stream)? };
+    unsafe { stream.read((&raw mut report).cast(), at, size_of::<Report>())? };
     Ok(report)
 }
 
 /// Reads 64-bit words of a region, and waits in the same way.
-pub(super) fn words(driver: &Driver, at: Address, words: &mut [u64], stream: &Stream) -> Result<(), Failure> {
+pub(super) fn words(at: Address, words: &mut [u64], stream: &Stream) -> Result<(), Failure> {
     // SAFETY: callers pass words of a region that is mapped as long as the communicator is; any bytes are words.
-    unsafe { read(driver, at, words.as_mut_ptr().cast(), size_of_val(words), stream) }
-}
-
-/// # Safety
-/// `bytes` bytes are mapped at `at`, and may be written at `to`.
-unsafe fn read(
-    driver: &Driver,
-    at: Address,
-    to: *mut c_void,
-    bytes: usize,
-    stream: &Stream,
-) -> Result<(), Failure> {
-    let detail = || format!("address {at:#x}, bytes {bytes}");
-    // SAFETY: the caller's guarantee; the copy ends before this returns, as the stream is waited for.
-    let code = unsafe { (driver.calls.cuMemcpyDtoHAsync_v2)(to, at, bytes, stream.handle.0) };
-    driver.check("cuMemcpyDtoHAsync_v2", code, detail)?;
-    // SAFETY: the stream is alive.
-    let code = unsafe { (driver.calls.cuStreamSynchronize)(stream.handle.0) };
-    driver.check("cuStreamSynchronize", code, detail)
+    unsafe { stream.read(words.as_mut_ptr().cast(), at, size_of_val(words)) }
 }
