@@ -5,14 +5,14 @@ use std::io::Read;
 use std::path::Path;
 
 use windlass_base::config::nccl;
+use windlass_base::gpu::Driver;
 use windlass_base::gpu::device::Facts;
-use windlass_base::gpu::library::Driver;
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
 use windlass_kernels::images;
 
+use crate::tuning;
 use crate::tuning::cache::{Circumstances, UNKNOWN, WATTS};
 use crate::tuning::file::Multicast;
-use crate::tuning::{self};
 
 /// How much of a library is read: its headers, and with them the build id.
 const LIBRARY_HEAD_BYTES: u64 = 64 << 10;

@@ -27,15 +27,14 @@ pub mod probe;
 
 pub mod registry;
 
-pub mod counters;
-
 pub mod error;
+#[cfg(any(test, feature = "test-support"))]
+pub mod test_support;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use counters::Counters;
 pub use error::HeapError;
 pub use holds::Holds;
 pub use near::reach;
@@ -44,8 +43,6 @@ pub use place::{Announcement, Place};
 use quarantine::Content;
 pub use quarantine::{Event, LeaseId, Member, Process};
 pub use region::Region;
-#[cfg(any(test, feature = "test-support"))]
-pub use registry::counters;
 pub use registry::settle;
 pub use space::{Placement, Serial};
 
@@ -76,7 +73,6 @@ pub struct Heap {
 struct HeapLedger {
     space: space::Space,
     quarantine: quarantine::Quarantine,
-    seen: counters::Seen,
 }
 
 impl Heap {
@@ -101,11 +97,8 @@ impl Heap {
         let stream = Stream::new(driver)?;
         drop(entered);
         let limits = space::HeapLimits { granularity, mapped_bytes_max, span_bytes };
-        let ledger = HeapLedger {
-            space: space::Space::new(limits),
-            quarantine: quarantine::Quarantine::default(),
-            seen: counters::Seen::default(),
-        };
+        let ledger =
+            HeapLedger { space: space::Space::new(limits), quarantine: quarantine::Quarantine::default() };
         Ok(Arc::new(Heap {
             chunks: Mutex::default(),
             zeroing: Mutex::default(),
@@ -129,25 +122,12 @@ impl Heap {
     /// Lends at least `bytes` bytes to the communicator of `holds`. They are still being filled with zeros when this returns.
     /// Maps more memory if need be. Fails at the limit, with the numbers.
     pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, HeapError> {
-        self.lend_or_refuse(bytes, holds, Content::BeingZeroed)
+        self.lend_now(bytes, holds, Content::BeingZeroed).map_err(HeapError::told)
     }
 
     /// Lends memory of any content, for callers that need no zeros. Nothing runs on the device, so this never waits for kernels.
     pub fn lend_as_it_is(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, HeapError> {
-        self.lend_or_refuse(bytes, holds, Content::Ready)
-    }
-
-    fn lend_or_refuse(
-        self: &Arc<Self>,
-        bytes: u64,
-        holds: &Arc<Holds>,
-        content: Content,
-    ) -> Result<Region, HeapError> {
-        let lent = self.lend_now(bytes, holds, content);
-        if lent.is_err() && !self.is_in_forked_child() {
-            lock(&self.ledger).seen.refused += 1;
-        }
-        lent.map_err(HeapError::told)
+        self.lend_now(bytes, holds, Content::Ready).map_err(HeapError::told)
     }
 
     /// Notes what happened to leases. Any thread may call it at any time; it never waits for the driver.
@@ -168,24 +148,10 @@ impl Heap {
         self.settle_within(&mut lock(&self.chunks)).map_err(|failure| HeapError::from(failure).told())
     }
 
-    /// Present figures, and the highest so far.
-    pub fn counters(&self) -> Counters {
-        if self.is_in_forked_child() {
-            return Counters::default();
-        }
-        // What sleeps is placed, and not mapped.
+    /// How many regions there are, waiting ones too, and how many bytes are mapped.
+    pub fn held(&self) -> (usize, u64) {
         let mapped_bytes = lock(&self.chunks).values().map(|mapping| mapping.physical().bytes).sum();
-        let ledger = lock(&self.ledger);
-        Counters {
-            device: self.home.device,
-            mapped_bytes_limit: ledger.space.mapped_bytes_max(),
-            mapped_bytes,
-            mapped_bytes_highest: ledger.seen.mapped_bytes_highest,
-            waiting_bytes: ledger.quarantine.waiting_bytes(),
-            regions: ledger.quarantine.len() as u64,
-            grown: ledger.seen.grown,
-            refused: ledger.seen.refused,
-        }
+        (lock(&self.ledger).quarantine.len(), mapped_bytes)
     }
 
     /// Whether nothing is lent, and so nothing mapped.
@@ -254,9 +220,6 @@ impl Heap {
         match mapping {
             Ok(mapping) => {
                 chunks.insert(placement.chunk, mapping);
-                let mapped_bytes = ledger.space.mapped_bytes();
-                ledger.seen.mapped_bytes_highest = ledger.seen.mapped_bytes_highest.max(mapped_bytes);
-                ledger.seen.grown += 1;
                 Ok(placement)
             }
             Err(failure) => {

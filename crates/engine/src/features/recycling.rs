@@ -76,14 +76,8 @@ pub(crate) fn lend<T>(
     make_room: impl FnOnce(&mut dyn FnMut() -> bool),
     lend: impl Fn() -> Result<T, HeapError>,
 ) -> Result<T, HeapError> {
-    let held = || {
-        let now = heap.counters();
-        (now.regions, now.mapped_bytes)
-    };
-    let trim = || {
-        trim_pool(heap.device());
-    };
-    lend_again(lend, held, trim, make_room)
+    let trim = || _ = trim_pool(heap.device());
+    lend_again(lend, || heap.held(), trim, make_room)
 }
 
 fn lend_again<T, H: PartialEq>(

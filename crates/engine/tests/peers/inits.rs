@@ -57,7 +57,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
 pub fn nothing_is_left() {
     eventually("all memory came back", || {
         peers::settle();
-        let (heaps, peers) = heap::counters();
+        let (heaps, peers) = heap::test_support::counters();
         heaps.is_empty() && peers.peers == 0
     });
 }
@@ -77,7 +77,7 @@ fn ranks_of_one_process() {
     for outcome in met.iter().chain(&made) {
         assert!(matches!(outcome, InitOutcome::PeerGroup(_)), "{outcome:?}");
     }
-    let (heaps, peers) = heap::counters();
+    let (heaps, peers) = heap::test_support::counters();
     assert_eq!((heaps.len(), peers.peers), (3, 0));
     assert!(heaps.iter().all(|heap| heap.regions == 2));
     drop((met, made));
@@ -96,7 +96,7 @@ fn a_rank_that_leaves() {
         let joined = scope.spawn(|| peers::complete(asked));
         // Both have lent and zeroed their regions, so they wait for the third rank's message.
         eventually("they prepare", || {
-            let (heaps, _) = heap::counters();
+            let (heaps, _) = heap::test_support::counters();
             heaps.iter().filter(|heap| heap.regions == 1).count() == 2
         });
         leaving.canceller().abort();

@@ -68,7 +68,7 @@ fn let_go_of_late() {
     (&here).write_all(&id).unwrap();
     let (waits, leaves) = (ask(id, 0, 3, Laziness::None), ask(id, 2, 3, Laziness::None));
     let joined = std::thread::spawn(|| peers::complete(vec![waits]));
-    let regions = || heap::counters().0.iter().map(|heap| heap.regions).sum::<u64>();
+    let regions = || heap::test_support::counters().0.iter().map(|heap| heap.regions).sum::<u64>();
     eventually("it prepares", || regions() == 1);
     std::thread::sleep(Duration::from_millis(300));
     let signal = |signal| {

@@ -27,7 +27,7 @@ fn the_same_ring_again() {
     let InitOutcome::PeerGroup(receiver) = &pair[1] else { panic!("{pair:?}") };
     let negotiated = receiver.negotiated();
     let to = Token(*negotiated.members[1].attachment.first_chunk().unwrap());
-    let lent = || heap::counters().0.iter().map(|heap| heap.regions).sum::<u64>();
+    let lent = || heap::test_support::counters().0.iter().map(|heap| heap.regions).sum::<u64>();
     let before = lent();
     let ask = |wire: u8| {
         let ranks = [0_u32, 1].map(u32::to_le_bytes).concat();

@@ -2,10 +2,7 @@
 //! That takes no descriptor and no second mapping.
 
 use crate::heap::error::HeapError;
-use crate::heap::peer::PeerRegion;
-use crate::heap::place::Place;
-use crate::heap::space::Serial;
-use crate::heap::{Heap, lock, registry};
+use crate::heap::{Heap, PeerRegion, Place, Serial, lock, registry};
 use windlass_base::gpu::Ordinal;
 
 /// Lets the device of `local` reach a region that another rank of this process [announced](super::Region::announce_here) to the calling

@@ -4,12 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
-use crate::heap::error::HeapError;
-use crate::heap::holds::Holds;
-use crate::heap::place::Place;
-use crate::heap::quarantine::Process;
-use crate::heap::space::Serial;
-use crate::heap::{Heap, lock, registry};
+use crate::heap::{Heap, HeapError, Holds, Place, Process, Serial, lock, registry};
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
 use windlass_base::gpu::{Address, Driver, Home, Ordinal};
 
@@ -27,21 +22,21 @@ pub struct Peer {
 pub struct PeerHeap {
     driver: &'static Driver,
     /// Locked first; held across virtual memory calls, by inits and the background worker alone.
-    mapped: Mutex<Mapped>,
+    pub(super) mapped: Mutex<Mapped>,
     /// Locked after `mapped`, and never held across a call of the driver, as any thread may close a region.
     uses: Mutex<BTreeMap<Serial, Uses>>,
 }
 
 #[derive(Debug, Default)]
-struct Mapped {
-    chunks: BTreeMap<Serial, PeerChunk>,
+pub(super) struct Mapped {
+    pub(super) chunks: BTreeMap<Serial, PeerChunk>,
     /// Has the same offsets as the peer's own addresses.
     reservation: Option<Arc<Reservation>>,
 }
 
 #[derive(Debug)]
-struct PeerChunk {
-    mapping: Mapping,
+pub(super) struct PeerChunk {
+    pub(super) mapping: Mapping,
     offset: u64,
 }
 
@@ -200,13 +195,6 @@ impl PeerHeap {
         let _entered = home.enter()?;
         place.check(granularity(self.driver, home.device)?)?;
         self.map_chunk(&mut lock(&self.mapped), place, descriptor, home.device)
-    }
-
-    /// How many chunks are mapped, and their bytes.
-    #[cfg(any(test, feature = "test-support"))]
-    pub fn mapped(&self) -> (u64, u64) {
-        let mapped = lock(&self.mapped);
-        (mapped.chunks.len() as u64, mapped.chunks.values().map(|chunk| chunk.mapping.physical().bytes).sum())
     }
 
     pub(super) fn is_idle(&self) -> bool {

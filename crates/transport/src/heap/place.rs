@@ -55,12 +55,6 @@ impl Place {
         Place { span_bytes, chunk, offset, bytes }
     }
 
-    /// Whether the place makes sense, for fuzzing.
-    #[cfg(any(test, feature = "test-support"))]
-    pub fn is_sound(&self, granularity: u64) -> bool {
-        self.check(granularity).is_ok()
-    }
-
     /// Refuses a place that no symmetric heap can have: a peer's numbers are not trusted unchecked.
     pub(super) fn check(&self, granularity: u64) -> Result<(), HeapError> {
         let numbers = [self.span_bytes, self.offset, self.bytes];

@@ -3,11 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::heap::error::HeapError;
-use crate::heap::place::{Announcement, Place};
-use crate::heap::quarantine::{Event, LeaseId, Member};
-use crate::heap::space::Placement;
-use crate::heap::{Heap, lock};
+use crate::heap::{Announcement, Event, Heap, HeapError, LeaseId, Member, Place, Placement, lock};
 use windlass_base::gpu::memory::Mapping;
 use windlass_base::gpu::{Address, Failure, Ordinal};
 
@@ -18,9 +14,9 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// graphs, which its communicator's [`Holds`](super::Holds) count.
 #[derive(Debug)]
 pub struct Region {
-    heap: Arc<Heap>,
+    pub(super) heap: Arc<Heap>,
     lease: LeaseId,
-    placement: Placement,
+    pub(super) placement: Placement,
 }
 
 impl Region {
@@ -131,17 +127,6 @@ impl Region {
     /// Ends the lease at once. No rank may touch the region any more, and no graph may hold its address.
     pub fn end(self) -> Result<(), HeapError> {
         self.heap.end(self.lease, self.placement).map_err(HeapError::told)
-    }
-
-    /// Lets another device of this process read and write the region, at the same address. It holds for the whole chunk, until the chunk is
-    /// unmapped.
-    #[cfg(any(test, feature = "test-support"))]
-    pub fn allow(&self, device: Ordinal) -> Result<(), HeapError> {
-        self.heap.refuse_child()?;
-        let _entered = self.heap.home.enter()?;
-        let chunks = lock(&self.heap.chunks);
-        let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;
-        mapping.allow(device).map_err(|failure| HeapError::from(failure).told())
     }
 }
 

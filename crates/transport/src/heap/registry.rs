@@ -3,23 +3,18 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-#[cfg(any(test, feature = "test-support"))]
-use crate::heap::counters::{Counters, PeerCounters};
-use crate::heap::error::HeapError;
-use crate::heap::peer::{Peer, PeerHeap};
-use crate::heap::space::Serial;
-use crate::heap::{Heap, lock};
+use crate::heap::{Heap, HeapError, Peer, PeerHeap, Serial, lock};
 use windlass_base::config::config;
 use windlass_base::gpu::{self, Context, Ordinal};
 
 /// Locked before all locks of a symmetric heap; held while one is opened, by inits alone.
-static HEAPS: Mutex<BTreeMap<Of, Arc<Heap>>> = Mutex::new(BTreeMap::new());
+pub(super) static HEAPS: Mutex<BTreeMap<Of, Arc<Heap>>> = Mutex::new(BTreeMap::new());
 
 /// A device, and the context in which its symmetric heap works. A symmetric heap whose context is gone stays until all that it lent has come back.
 type Of = (Ordinal, Context);
 
 /// Locked before all locks of a peer's mapping.
-static PEERS: Mutex<BTreeMap<(Peer, u64), Arc<PeerHeap>>> = Mutex::new(BTreeMap::new());
+pub(super) static PEERS: Mutex<BTreeMap<(Peer, u64), Arc<PeerHeap>>> = Mutex::new(BTreeMap::new());
 
 /// The context of each device that had a symmetric heap, and how often a device got another one. Locked after [`HEAPS`].
 static CONTEXTS: Mutex<(BTreeMap<Ordinal, Context>, u64)> = Mutex::new((BTreeMap::new(), 0));
@@ -83,24 +78,7 @@ pub fn settle() {
     drop((idle_heaps, idle_peers));
 }
 
-/// Counts of all symmetric heaps of this process, and of all mappings of peers'.
-#[cfg(any(test, feature = "test-support"))]
-pub fn counters() -> (Vec<Counters>, PeerCounters) {
-    if !are_ours() {
-        return Default::default();
-    }
-    let heaps: Vec<_> = lock(&HEAPS).values().map(|heap| heap.counters()).collect();
-    let mut peers = PeerCounters::default();
-    for peer in lock(&PEERS).values() {
-        let (chunks, bytes) = peer.mapped();
-        peers.peers += 1;
-        peers.chunks += chunks;
-        peers.mapped_bytes += bytes;
-    }
-    (heaps, peers)
-}
-
 /// Whether this process can have symmetric heaps at all. In a forked child, threads that do not exist there may hold the locks.
-fn are_ours() -> bool {
+pub(super) fn are_ours() -> bool {
     gpu::opened().is_some_and(|driver| !driver.is_in_forked_child())
 }

@@ -11,10 +11,9 @@
 use windlass_base::stats::limits::GUESSED;
 pub use windlass_base::stats::limits::Source;
 
-use super::built_in;
 use super::cache::Circumstances;
 use super::file::{Key, Multicast, NATIVE_BYTES_MAX, Table};
-use super::{COLLECTIVES, Collective, Limits, most_of_few_blocks, serves};
+use super::{COLLECTIVES, Collective, Limits, built_in, most_of_few_blocks, serves};
 use windlass_bootstrap::negotiated::bytes::{Reader, Writer};
 use windlass_bootstrap::negotiated::{Device, Member, NegotiatedConfig, capability};
 

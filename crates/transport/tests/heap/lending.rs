@@ -21,7 +21,7 @@ fn random_sizes() {
     let mut state: u64 = seed;
     let heap = application.heap(64 * MIB);
     let mut lent: Vec<(windlass_transport::heap::Region, u8)> = Vec::new();
-    let mut refused = 0;
+    let (mut refused, mut mapped_bytes_highest) = (0, 0);
     for step in 0..300_u32 {
         match next(&mut state) % 5 {
             0..=2 => {
@@ -46,14 +46,15 @@ fn random_sizes() {
         }
         let counters = heap.counters();
         assert!(counters.mapped_bytes <= 64 * MIB);
+        mapped_bytes_highest = mapped_bytes_highest.max(counters.mapped_bytes);
         assert!(counters.mapped_bytes >= lent.iter().map(|(region, _)| region.bytes()).sum());
     }
-    assert!(refused > 0 && heap.counters().refused == refused, "the limit was reached, and counted");
+    assert!(refused > 0, "the limit was reached");
     drop(lent);
     heap.settle().unwrap();
     let counters = heap.counters();
     assert_eq!((counters.mapped_bytes, counters.regions), (0, 0));
-    assert!(counters.mapped_bytes_highest > 32 * MIB);
+    assert!(mapped_bytes_highest > 32 * MIB);
 }
 
 /// The driver's fill, which waits behind a closed gate.
@@ -279,5 +280,4 @@ fn threads() {
     });
     heap.settle().unwrap();
     assert_eq!((heap.counters().mapped_bytes, heap.counters().regions), (0, 0));
-    assert!(heap.counters().grown > 0);
 }

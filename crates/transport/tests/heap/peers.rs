@@ -153,7 +153,7 @@ fn reached_in_its_own_process() {
     assert!(!may_access(1, region.address()));
     let reached = windlass_transport::heap::reach(place, &near).unwrap();
     assert_eq!((reached.address(), reached.bytes()), (region.address(), region.bytes()));
-    assert_eq!((descriptors(), windlass_transport::heap::counters().1.peers), (before, 0));
+    assert_eq!((descriptors(), windlass_transport::heap::test_support::counters().1.peers), (before, 0));
     owner.store(region.address(), 7).unwrap();
     near.probe(reached.address(), 7, reached.address() + 4, 8).unwrap();
     assert_eq!(owner.load(region.address() + 4).unwrap(), 8);
@@ -193,16 +193,16 @@ fn one_of_each_in_a_process() {
     let region = lend(&heap, MIB);
     let Announcement { place, descriptor } = region.announce(&THERE).unwrap();
     let mapped = peer.map(place, descriptor.as_fd(), &heap, &Holds::new()).unwrap();
-    let (heaps, peers) = windlass_transport::heap::counters();
+    let (heaps, peers) = windlass_transport::heap::test_support::counters();
     assert_eq!((heaps.len(), heaps[0].regions, peers.peers, peers.mapped_bytes), (1, 1, 1, 2 * MIB));
     heap.note(Event::Died(9));
     drop((region, mapped, peer, descriptor));
     // This test still holds the symmetric heap.
     windlass_transport::heap::settle();
-    assert_eq!(windlass_transport::heap::counters().0.len(), 1);
+    assert_eq!(windlass_transport::heap::test_support::counters().0.len(), 1);
     drop(heap);
     windlass_transport::heap::settle();
-    let (heaps, peers) = windlass_transport::heap::counters();
+    let (heaps, peers) = windlass_transport::heap::test_support::counters();
     assert_eq!((heaps.len(), peers.peers), (0, 0));
     drop(lend(&windlass_transport::heap::Heap::of(0).unwrap(), MIB));
     windlass_transport::heap::settle();
