@@ -14,14 +14,14 @@ use std::sync::{Mutex, Once, PoisonError};
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
 
-use crate::config::{self, Form, Report, Startup, Switch};
-use crate::config::{complaints, config, expand_file_name, nccl, startup};
-use crate::observers;
+use crate::config::{
+    self, Form, Report, Startup, Switch, complaints, config, expand_file_name, nccl, startup,
+};
 use crate::stats::files::{self, FILES_OF_RUN_MAX, FOLDER, Held};
 use crate::stats::run::{self, Run};
 use crate::stats::snapshot::{self, Snapshot};
 use crate::stats::{closing, order, report, segment};
-use crate::{descriptor, guard, log};
+use crate::{descriptor, guard, log, observers};
 
 static FIRST_CALL: Once = Once::new();
 /// The process's file of counters. Its lock, held until the process ends, tells other processes that this one lives.

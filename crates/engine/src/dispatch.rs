@@ -34,11 +34,9 @@ use crate::communicator::{self, Communicator};
 use crate::forward::{self, known};
 use crate::group;
 use windlass_base::call::Call;
-use windlass_base::guard;
-use windlass_base::observers;
 use windlass_base::path::Path;
-use windlass_base::process;
 use windlass_base::stats::count::{self, Identity};
+use windlass_base::{guard, observers, process};
 
 /// Who decides about a call.
 enum Standing {

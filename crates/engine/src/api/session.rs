@@ -10,25 +10,21 @@ use crate::communicator::{self, Kept};
 use crate::features::recycling;
 use crate::features::recycling::cached::{self, Kind, Taken};
 use crate::forward::configuration::{Given, Kept as Configuration};
-use crate::forward::device;
 use crate::forward::init::{self, InitCall, InitFunction};
-use crate::forward::known;
+use crate::forward::{device, known};
 use crate::group::{self, Awaited};
 use crate::lazy::{self, LazyCommunicator, first_launch};
 use crate::peers::{self, ChildCall, InitOutcome, InitRequest, Laziness, Lineage};
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Ordinal, context};
-use windlass_base::guard;
-use windlass_base::process;
 use windlass_base::stats::count;
-use windlass_base::thread;
+use windlass_base::{guard, process, thread};
 use windlass_bootstrap::outcome::FallbackReason;
 
-use super::children;
-use super::foreign_ids;
 use super::handles::{is_taken, note};
 use super::init_ends::{self, guard_first_launch, hand_out, settle};
+use super::{children, foreign_ids};
 
 /// The state of an init before NCCL is called.
 enum Step {

@@ -9,15 +9,11 @@ use nccl_sys::{
     open, slots,
 };
 
-use crate::communicator;
-use crate::dispatch;
 use crate::forward::{self, known};
-use crate::group;
-use crate::lazy;
+use crate::{communicator, dispatch, group, lazy};
 use windlass_base::call::{Call, Function, Local, Shared};
 use windlass_base::error::refuse;
-use windlass_base::guard;
-use windlass_base::process;
+use windlass_base::{guard, process};
 
 use super::groups;
 

@@ -9,16 +9,14 @@ use nccl_sys::{
     Entry, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess, ncclWindow_t,
 };
 
-use crate::communicator;
 use crate::features::memory::pool;
 use crate::features::registration::registering::Registering;
-use crate::features::windows::Windows;
 use crate::features::windows::list::Ended;
-use crate::features::windows::{Course, Making, WindowRequest};
+use crate::features::windows::{Course, Making, WindowRequest, Windows};
 use crate::forward::known::put;
 use crate::forward::queries;
-use crate::group;
 use crate::lazy::{LazyCommunicator, Unfit};
+use crate::{communicator, group};
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::guard;

@@ -7,10 +7,7 @@ use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
-use windlass_base::gpu;
-use windlass_base::guard;
-use windlass_base::process;
-use windlass_base::thread;
+use windlass_base::{gpu, guard, process, thread};
 
 /// How often the work may begin again: other threads may go on making calls.
 const BEGINNINGS_MAX: u32 = 64;

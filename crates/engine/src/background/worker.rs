@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use windlass_base::descriptor;
-use windlass_base::guard;
-use windlass_base::thread;
+use windlass_base::{descriptor, guard, thread};
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::poll::Flag;
 use windlass_bootstrap::request_socket::{Answer, Answered, RequestSocket};

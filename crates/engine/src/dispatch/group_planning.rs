@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
-use nccl_sys::ncclComm_t;
+use nccl_sys::{ncclComm_t, ncclInternalError, ncclNumOps, ncclResult_t};
 
 use crate::communicator;
 use crate::group::{self, Awaited, Held, Ours};
 use crate::peers::PeerGroup;
 use crate::plan::Terms;
-use nccl_sys::{ncclInternalError, ncclNumOps, ncclResult_t};
 use windlass_base::call::{Call, Shared};
 use windlass_base::error::{panicked, refuse};
 use windlass_base::gpu::StreamHandle;
@@ -20,9 +19,8 @@ use windlass_transport::p2p::{self, Operation};
 
 use super::batching::Batches;
 use super::group_part::Part;
-use super::group_plan;
 use super::group_step::Step;
-use super::{collectives, common_order, fixed_order, route};
+use super::{collectives, common_order, fixed_order, group_plan, route};
 
 /// Plans the held calls at the outermost end, before NCCL closes the group. Calls that NCCL is to run after all go to NCCL now:
 /// communicators in the order of their first such calls, the calls of each in the order that [all ranks have](common_order). A call

@@ -14,9 +14,7 @@ use crate::forward::known::{self, End};
 use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::gpu::context;
-use windlass_base::guard;
-use windlass_base::observers;
-use windlass_base::thread;
+use windlass_base::{guard, observers, thread};
 
 use super::communicator::LazyCommunicator;
 use super::lost;

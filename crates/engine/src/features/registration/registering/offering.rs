@@ -10,8 +10,7 @@ use windlass_base::range::Range;
 use windlass_base::stats::count;
 
 use crate::features::registration::registering::finding::{allocations, counted_as};
-use crate::features::registration::registering::state::State;
-use crate::features::registration::registering::{EVERYTHING, Registering};
+use crate::features::registration::registering::{EVERYTHING, Registering, State};
 
 impl Registering {
     /// Learns from a call that is not registered, and may raise this rank's offer.
