@@ -82,9 +82,7 @@ pub(super) fn local_address(kind: &str, secret: Token) -> rustix::io::Result<Soc
 
 pub(super) fn digest(what: &[u8], words: &[u8]) -> Token {
     let whole = Sha256::new().chain_update(what).chain_update([0]).chain_update(words).finalize();
-    let mut token = [0; 16];
-    token.copy_from_slice(&whole[..16]);
-    Token(token)
+    Token(std::array::from_fn(|index| whole[index]))
 }
 
 /// Where a rank is invited to: the contents of its greeting at a process listener.

@@ -12,7 +12,7 @@ use super::id_tag::Id;
 use super::limits::Limits;
 use super::poll::Flag;
 use super::process_listener;
-use super::spare::{Room, Spares};
+use super::spare::Spares;
 use super::waiter::Waiter;
 use windlass_base::descriptor::Ours;
 
@@ -115,7 +115,7 @@ impl Shared {
 
     /// Keeps an id that no rank uses.
     pub(crate) fn spare(&self, id: Id) {
-        if self.spares.put(id) == Room::Full {
+        if !self.spares.put(id) {
             Counts::up(&self.counts.ids_dropped);
         }
     }

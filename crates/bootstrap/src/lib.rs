@@ -258,7 +258,7 @@ impl Bootstrap {
             true => SessionOutcome::OnNccl(reason),
             false => SessionOutcome::Failed(Failure::Short),
         };
-        let mut words = message::greeting(id_tag.token).to_vec();
+        let mut words = message::greeting(id_tag.token);
         words.extend(FromRank::Decline(outcome).encode());
         let inquiry = Inquiry::new(self.shared.clone());
         self.shared.send(Command::Join(Host::Port(address), inquiry.reporting(words)));

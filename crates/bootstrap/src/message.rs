@@ -66,11 +66,8 @@ impl FromHost {
 }
 
 /// The first bytes of a rank's connection to the session with this token.
-pub fn greeting(token: Token) -> [u8; GREETING_BYTES] {
-    let mut bytes = [0; GREETING_BYTES];
-    bytes[..8].copy_from_slice(&GREETING_MAGIC);
-    bytes[8..].copy_from_slice(&token.0);
-    bytes
+pub fn greeting(token: Token) -> Vec<u8> {
+    Writer::default().raw(&GREETING_MAGIC).token(token).finish()
 }
 
 /// The token in a rank's words, which begin with a greeting. None if they do not.

@@ -174,8 +174,7 @@ impl SessionOutcome {
 
 /// Cuts words to [`WORDS_BYTES_MAX`] bytes, between characters.
 pub(super) fn bounded(words: &str) -> String {
-    let end = (0..=words.len().min(WORDS_BYTES_MAX)).rev().find(|end| words.is_char_boundary(*end));
-    words[..end.unwrap_or(0)].to_owned()
+    words[..words.floor_char_boundary(WORDS_BYTES_MAX)].to_owned()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::descriptors::DescriptorSocket;
 use super::facts::Facts;
 use super::message::{FromHost, FromRank};
 use super::outcome::{Failure, FallbackReason, SessionOutcome, bounded};
-use super::participation::{Participation, Stage, Turn, WithoutHost, Worth};
+use super::participation::{Participation, Stage, WithoutHost};
 use super::poll::Flag;
 use super::waiter::{Need, Waiter};
 
@@ -43,7 +43,7 @@ impl OneRank {
         let mut participation = self.lock();
         change(&mut participation);
         let over = participation.is_over();
-        let pointless = participation.preparing() == Worth::Pointless;
+        let pointless = participation.is_pointless();
         drop(participation);
         if pointless {
             self.stop.raise();
@@ -174,7 +174,7 @@ impl Participant {
 
     fn confirm(&self) {
         let mut own = self.own.lock();
-        if own.confirm() == Turn::Speak {
+        if own.confirm() {
             self.shared.send(Command::Say(self.key, FromRank::Confirm.encode()));
         }
     }

@@ -29,7 +29,7 @@ pub struct Participation {
     facts: Facts,
     without_host: WithoutHost,
     stage: Stage,
-    preparing: Worth,
+    has_stopped: bool,
 }
 
 /// What happens to a rank that loses its host before it has confirmed. Until then no rank has a peer group.
@@ -41,18 +41,10 @@ pub enum WithoutHost {
     GoesToNccl,
 }
 
-/// Whether preparing can still lead to a peer group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Worth {
-    Worthwhile,
-    Pointless,
-}
-
 impl Participation {
     /// A rank that is about to report these facts.
     pub fn new(facts: Facts, without_host: WithoutHost) -> Participation {
-        Participation { facts, without_host, stage: Stage::Asked, preparing: Worth::Worthwhile }
+        Participation { facts, without_host, stage: Stage::Asked, has_stopped: false }
     }
 
     /// What happens if the rank loses its host before it has confirmed.
@@ -65,9 +57,9 @@ impl Participation {
         &self.stage
     }
 
-    /// Whether preparing can still lead to a peer group.
-    pub fn preparing(&self) -> Worth {
-        if matches!(self.stage, Stage::Over(_)) { Worth::Pointless } else { self.preparing }
+    /// Whether preparing can no longer lead to a peer group.
+    pub fn is_pointless(&self) -> bool {
+        self.has_stopped || matches!(self.stage, Stage::Over(_))
     }
 
     /// The facts that the rank reports.
@@ -96,7 +88,7 @@ impl Participation {
             ) => Stage::Over(outcome),
             // The host's stop may cross this rank's confirmation.
             (Stage::Preparing(_) | Stage::Confirmed(_), FromHost::Stop) => {
-                self.preparing = Worth::Pointless;
+                self.has_stopped = true;
                 return;
             }
             (Stage::PeerGroup(_) | Stage::Over(_), _) => return,
@@ -107,14 +99,10 @@ impl Participation {
     /// This rank is prepared. Returns whether it may confirm: not before the negotiated config and not after the
     /// outcome.
     #[must_use]
-    pub fn confirm(&mut self) -> Turn {
-        match &self.stage {
-            Stage::Preparing(negotiated) => {
-                self.stage = Stage::Confirmed(negotiated.clone());
-                Turn::Speak
-            }
-            _ => Turn::Silence,
-        }
+    pub fn confirm(&mut self) -> bool {
+        let Stage::Preparing(negotiated) = &self.stage else { return false };
+        self.stage = Stage::Confirmed(negotiated.clone());
+        true
     }
 
     /// The connection has closed, or a message cannot be read. No failure after the outcome.
@@ -141,12 +129,4 @@ impl Participation {
             && negotiated.options == self.facts.options
             && negotiated.members.get(self.facts.member.rank as usize) == Some(&self.facts.member)
     }
-}
-
-/// Whether a rank may send its confirmation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Turn {
-    Speak,
-    Silence,
 }

@@ -17,29 +17,19 @@ pub(crate) struct Spares {
     max: usize,
 }
 
-/// Whether an id was kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub(crate) enum Room {
-    Kept,
-    /// There are enough. The id's root stays as NCCL leaves it.
-    Full,
-}
-
 impl Spares {
     /// Keeps at most `max` ids.
     pub(crate) fn new(max: usize) -> Spares {
         Spares { ids: Mutex::new(Vec::new()), max }
     }
 
-    /// Keeps an id.
-    pub(crate) fn put(&self, id: Id) -> Room {
+    /// Keeps an id, and returns whether it did: where there are enough, the id's root stays as NCCL leaves it.
+    #[must_use]
+    pub(crate) fn put(&self, id: Id) -> bool {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        if ids.len() >= self.max {
-            return Room::Full;
-        }
-        ids.push(id);
-        Room::Kept
+        let has_room = ids.len() < self.max;
+        ids.extend(has_room.then_some(id));
+        has_room
     }
 
     /// Takes an id whose root still listens. NCCL's root closes only after a connection. An id without its root would

@@ -7,16 +7,12 @@ pub struct Token(pub [u8; 16]);
 impl Token {
     /// The first half as a number, which is as random as the token.
     pub fn number(self) -> u64 {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&self.0[..8]);
-        u64::from_le_bytes(bytes)
+        u128::from_le_bytes(self.0) as u64
     }
 
     /// The second half, likewise.
     pub fn other_number(self) -> u64 {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&self.0[8..]);
-        u64::from_le_bytes(bytes)
+        (u128::from_le_bytes(self.0) >> 64) as u64
     }
 }
 

@@ -6,7 +6,6 @@ use std::collections::{HashMap, VecDeque};
 use rustix::event::epoll::EventFlags;
 
 use super::hosting::Sessions;
-use super::session::Session;
 use super::sockets::{Endpoint, Sockets};
 use crate::agreement::{ConnectionId, Event, ToRank};
 use crate::children::arrivals::Arrivals;
@@ -186,7 +185,8 @@ impl Calls {
         let awaited = |name: &&Token| {
             let Some(Call { arrivals, round }) = self.known.get(*name) else { return false };
             let session = arrivals.child().and_then(|child| sessions.get(child));
-            session.is_some_and(|session| !session.is_left()) || round.as_ref().is_some_and(Round::is_awaited)
+            session.is_some_and(|session| session.present > 0)
+                || round.as_ref().is_some_and(Round::is_awaited)
         };
         let oldest = self.order.iter().find(|call| !awaited(call)).copied();
         if let Some(oldest) = oldest {
@@ -266,8 +266,8 @@ impl Calls {
         let Some(coming) = arrivals.coming() else { return };
         let (over, rank) = (arrivals.is_over(), arrivals.absent());
         let is_lost = |child: &Token| {
-            let session = sessions.get(*child);
-            session.and_then(Session::missing).is_some_and(|missing| missing > coming)
+            let missing = sessions.get(*child).and_then(|session| session.agreement.missing());
+            missing.is_some_and(|missing| missing > coming)
         };
         if let Some(child) = arrivals.child().filter(is_lost) {
             sessions.happen(sockets, child, Event::Absent(Failure::Absent { rank }));

@@ -5,11 +5,9 @@ use std::net::SocketAddr;
 
 use crate::agreement::Agreement;
 use crate::children::NOBODY;
-use crate::connection;
 use crate::id_tag::Id;
-use crate::limits::Limits;
 use crate::negotiated::Token;
-use crate::place;
+use crate::{Limits, connection, place};
 
 /// A session and its connections.
 #[derive(Debug)]
@@ -83,16 +81,6 @@ impl Session {
         let Kind::Call { call, silent } = &mut self.kind else { return None };
         let index = silent.iter().position(|(silent, _)| *silent == key)?;
         Some((*call, silent.swap_remove(index).1))
-    }
-
-    /// How many ranks have not reported but are waited for.
-    pub(super) fn missing(&self) -> Option<u32> {
-        self.agreement.missing()
-    }
-
-    /// Whether no rank is connected.
-    pub(super) fn is_left(&self) -> bool {
-        self.present == 0
     }
 
     /// All ranks that could come have come.

@@ -62,7 +62,7 @@ fn counted(what: u8, bytes: &[u8]) -> Vec<u8> {
 pub(super) fn greetings() -> Vec<Vec<u8>> {
     let invitation = Invitation { process_listener: TOKEN, call: Token([4; 16]), child: NOBODY, rank: 15 };
     vec![
-        message::greeting(TOKEN).to_vec(),
+        message::greeting(TOKEN),
         invitation.greeting(),
         local_rendezvous::greeting(TOKEN, 3),
         b"GET / HTTP/1.1".to_vec(),
