@@ -11,8 +11,8 @@ mod kind;
 
 mod table;
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use windlass_base::gpu::{Address, Driver};
 use windlass_base::process;
@@ -32,15 +32,15 @@ extern "C" fn in_child() {
 #[derive(Debug)]
 pub struct Allocations {
     driver: &'static Driver,
-    table: Table,
+    table: Mutex<Table>,
 }
 
 impl Allocations {
-    /// An empty table of at most `entries_max` allocations. Takes 56 bytes for each now, and allocates nothing later.
+    /// An empty table of at most `entries_max` allocations. Takes 48 bytes for each now, and allocates nothing later.
     pub fn new(driver: &'static Driver, entries_max: usize) -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| process::on_fork(in_child));
-        Allocations { driver, table: Table::new(entries_max) }
+        Allocations { driver, table: Mutex::new(Table::new(entries_max)) }
     }
 
     /// The allocation that holds `pointer`, even if the memory was freed and allocated again. If another thread frees the memory
@@ -51,7 +51,8 @@ impl Allocations {
             return Allocation::unknown(pointer);
         }
         let id = self.driver.buffer_id(pointer);
-        match self.find(pointer) {
+        let known = self.table().find(pointer);
+        match known {
             Some(known) if Some(known.id) == id => known,
             known => self.look_anew(pointer, id, known),
         }
@@ -60,20 +61,19 @@ impl Allocations {
     #[cold]
     fn look_anew(&self, pointer: Address, id: Option<u64>, known: Option<Allocation>) -> Allocation {
         if let Some(known) = known {
-            self.table.remove(known.range);
+            self.table().remove(known.range);
         }
         if id.is_none() {
             return Allocation::unknown(pointer);
         }
         let Some(said) = self.driver.attributes(pointer) else { return Allocation::unknown(pointer) };
         let found = Allocation::of(&said, pointer, || self.driver.is_mapped_by_handle(pointer));
-        self.table.enter(found.range, [found.id, found.packed()]);
+        self.table().enter(found);
         found
     }
 
-    #[inline]
-    fn find(&self, pointer: Address) -> Option<Allocation> {
-        let (range, [id, packed]) = self.table.find(pointer)?;
-        Some(Allocation::unpacked(range, id, packed))
+    /// Held across no call of the driver.
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

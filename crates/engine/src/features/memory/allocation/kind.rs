@@ -86,34 +86,6 @@ impl Allocation {
         };
         Allocation { range, id: said.id, kind, device: said.device }
     }
-
-    /// Kind and device as a word, for the [table](crate::features::memory::allocation::table).
-    pub(crate) fn packed(&self) -> u64 {
-        let kind: u32 = match self.kind {
-            Kind::Unknown => 0,
-            Kind::Vmm { exportable } => 1 + u32::from(exportable),
-            Kind::VmmParts { exportable } => 3 + u32::from(exportable),
-            Kind::Cuda => 5,
-            Kind::Pool => 6,
-            Kind::Managed => 7,
-            Kind::Host => 8,
-        };
-        u64::from(kind) << 32 | u64::from(self.device as u32)
-    }
-
-    /// The reverse of [`Allocation::packed`].
-    pub(crate) fn unpacked(range: Range, id: u64, packed: u64) -> Allocation {
-        let kind = match packed >> 32 {
-            1 | 2 => Kind::Vmm { exportable: packed >> 32 == 2 },
-            3 | 4 => Kind::VmmParts { exportable: packed >> 32 == 4 },
-            5 => Kind::Cuda,
-            6 => Kind::Pool,
-            7 => Kind::Managed,
-            8 => Kind::Host,
-            _ => Kind::Unknown,
-        };
-        Allocation { range, id, kind, device: packed as u32 as Ordinal }
-    }
 }
 
 #[cfg(test)]
@@ -140,8 +112,7 @@ mod tests {
         }
     }
 
-    /// Each kind from the measured answers (docs/measurements/2026-11-22-lazy-communicators/buffer_ids.txt), encoded and
-    /// decoded.
+    /// Each kind from the measured answers (docs/measurements/2026-11-22-lazy-communicators/buffer_ids.txt).
     #[test]
     fn kinds_as_measured() {
         let mapped = Attributes { has_legacy_ipc: false, ..said() };
@@ -167,10 +138,7 @@ mod tests {
         for (said, by_handle, kind) in cases {
             let found = Allocation::of(&said, BASE + 3 * MIB, || by_handle);
             assert_eq!((found.kind, found.id, found.device), (kind, 7, 3), "{said:?}");
-            assert_eq!(Allocation::unpacked(found.range, found.id, found.packed()), found);
         }
-        let unknown = Allocation::unknown(5);
-        assert_eq!(Allocation::unpacked(unknown.range, 0, unknown.packed()), unknown);
     }
 
     /// An allocation is the intersection of range and mapping, whichever is wider. Contradictory attributes give no allocation.
