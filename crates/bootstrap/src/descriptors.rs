@@ -378,37 +378,41 @@ impl Delivery {
     }
 }
 
-/// For fuzzing: an opening of a peer with these bytes as its numbers.
-#[cfg(any(test, feature = "test-support"))]
-pub fn opening_with(token: Token, words: &[u8]) -> Vec<u8> {
-    [&MAGIC[..], &token.0, &token.0, words].concat()
-}
-
-/// For fuzzing: the payload that these packets of a peer make, if it is whole.
-#[cfg(any(test, feature = "test-support"))]
-pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
-    let (theirs, ours) = net::socketpair(
-        net::AddressFamily::UNIX,
-        net::SocketType::SEQPACKET,
-        net::SocketFlags::NONBLOCK,
-        None,
-    )
-    .ok()?;
-    for packet in packets {
-        let _ = net::send(&theirs, packet, SendFlags::NOSIGNAL);
-    }
-    drop(theirs);
-    let (socket, parcel) = (Ours::new(ours).ok()?, Parcel::default());
-    let mut caller = Delivery { socket, from: None, parcel, payload_bytes: 0, descriptor_count: 0 };
-    match caller.turn(token, &[token]) {
-        Progress::Whole => Some(caller.parcel.payload),
-        Progress::More | Progress::Gone => None,
-    }
-}
-
 impl AsFd for DescriptorSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
+    }
+}
+
+/// For tests in other crates.
+#[cfg(any(test, feature = "test-support"))]
+pub mod test_support {
+    use super::*;
+
+    /// For fuzzing: an opening of a peer with these bytes as its numbers.
+    pub fn opening_with(token: Token, words: &[u8]) -> Vec<u8> {
+        [&MAGIC[..], &token.0, &token.0, words].concat()
+    }
+
+    /// For fuzzing: the payload that these packets of a peer make, if it is whole.
+    pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
+        let (theirs, ours) = net::socketpair(
+            net::AddressFamily::UNIX,
+            net::SocketType::SEQPACKET,
+            net::SocketFlags::NONBLOCK,
+            None,
+        )
+        .ok()?;
+        for packet in packets {
+            let _ = net::send(&theirs, packet, SendFlags::NOSIGNAL);
+        }
+        drop(theirs);
+        let (socket, parcel) = (Ours::new(ours).ok()?, Parcel::default());
+        let mut caller = Delivery { socket, from: None, parcel, payload_bytes: 0, descriptor_count: 0 };
+        match caller.turn(token, &[token]) {
+            Progress::Whole => Some(caller.parcel.payload),
+            Progress::More | Progress::Gone => None,
+        }
     }
 }
 

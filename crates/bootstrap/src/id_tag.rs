@@ -72,15 +72,6 @@ impl IdTag {
     }
 }
 
-/// For fuzzing: the same id with the right checksum of an id tag.
-#[cfg(any(test, feature = "test-support"))]
-pub fn with_right_sum(mut id: Id) -> Id {
-    let end = ID_TAG + ID_TAG_BYTES - 8;
-    let sum = checksum(&id[..end]);
-    id[end..end + 8].copy_from_slice(&sum.to_le_bytes());
-    id
-}
-
 /// The socket address in the id. None if there is none.
 pub fn address(id: &Id) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes([id[FAMILY.start], id[FAMILY.start + 1]]);
@@ -115,6 +106,20 @@ fn with_port(id: &Id, port: u16) -> Option<Id> {
     let mut changed = *id;
     changed[PORT].copy_from_slice(&port.to_be_bytes());
     Some(changed)
+}
+
+/// For tests in other crates.
+#[cfg(any(test, feature = "test-support"))]
+pub mod test_support {
+    use super::*;
+
+    /// For fuzzing: the same id with the right checksum of an id tag.
+    pub fn with_right_sum(mut id: Id) -> Id {
+        let end = ID_TAG + ID_TAG_BYTES - 8;
+        let sum = checksum(&id[..end]);
+        id[end..end + 8].copy_from_slice(&sum.to_le_bytes());
+        id
+    }
 }
 
 #[cfg(test)]

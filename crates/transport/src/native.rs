@@ -26,12 +26,8 @@ pub use windlass_kernels::collectives::{
 use calls::Parameter;
 
 use crate::error::TransportError;
-#[cfg(any(test, feature = "test-support"))]
-use crate::sequencer::Joins;
 use crate::sequencer::{Sequencer, Turn};
 use windlass_base::gpu::Address;
-#[cfg(any(test, feature = "test-support"))]
-use windlass_base::gpu::StreamHandle;
 use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::stats::count;
 
@@ -103,13 +99,6 @@ impl Native {
         arrange(&one, geometry, layout, regions, tuning, limits, &mut CollectiveLaunch::default())
             .map(drop)
             .map_err(TransportError::Arranged)
-    }
-
-    /// Runs one task on a stream, in a turn of its own.
-    #[cfg(any(test, feature = "test-support"))]
-    pub fn run(&self, task: &Task, stream: StreamHandle) -> Result<(), TransportError> {
-        let run = self.sequencer.take(stream, Joins::default(), |turn| self.launch(turn, task));
-        run.map_err(TransportError::told)
     }
 
     /// Launches one task's kernel in a turn; nothing if the task is empty. Errors are not logged here.
@@ -205,5 +194,20 @@ impl Native {
             sum = counts.fold(sum, |sum, count| sum.wrapping_add(*count));
         }
         Ok(sum)
+    }
+}
+
+#[cfg(any(test, feature = "test-support"))]
+mod test_support {
+    use super::*;
+    use crate::sequencer::Joins;
+    use windlass_base::gpu::StreamHandle;
+
+    impl Native {
+        /// Runs one task on a stream, in a turn of its own.
+        pub fn run(&self, task: &Task, stream: StreamHandle) -> Result<(), TransportError> {
+            let run = self.sequencer.take(stream, Joins::default(), |turn| self.launch(turn, task));
+            run.map_err(TransportError::told)
+        }
     }
 }

@@ -41,15 +41,11 @@ pub use windlass_kernels::arrange::{Call as Operation, Direction};
 pub use windlass_kernels::growth::Wire;
 
 use crate::error::TransportError;
-#[cfg(any(test, feature = "test-support"))]
-use crate::sequencer::Joins;
 use crate::sequencer::device_resources::MARKS;
 use crate::sequencer::{Lent, Sequencer, Turn};
 use calls::{PEERS_MAX, Words};
 use lists::{Room, Run};
 use windlass_base::gpu::Address;
-#[cfg(any(test, feature = "test-support"))]
-use windlass_base::gpu::StreamHandle;
 use windlass_base::gpu::capture::Relaxed;
 use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::module::{Shape, Start};
@@ -150,20 +146,6 @@ impl P2p {
             work: Mutex::default(),
             device_resources,
         })
-    }
-
-    /// The communicator's sequencer.
-    #[cfg(any(test, feature = "test-support"))]
-    pub fn sequencer(&self) -> &Arc<Sequencer> {
-        &self.sequencer
-    }
-
-    /// Runs one group: its sends and receives, in call order, on one stream, in a turn of its own.
-    #[cfg(any(test, feature = "test-support"))]
-    pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), TransportError> {
-        let launch = |turn: &mut Turn<'_>| self.launch(turn, operations).map(drop);
-        let run = self.sequencer.take(stream, Joins::default(), launch);
-        run.map_err(TransportError::told)
     }
 
     /// Launches one group in a turn. Returns whether it [asks early](P2p::asks_early) for a ring, as none before. Errors are not logged here.
@@ -320,5 +302,26 @@ impl fmt::Debug for P2p {
             .field("rank", &self.geometry.rank)
             .field("ranks", &self.peers.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(any(test, feature = "test-support"))]
+mod test_support {
+    use super::*;
+    use crate::sequencer::Joins;
+    use windlass_base::gpu::StreamHandle;
+
+    impl P2p {
+        /// The communicator's sequencer.
+        pub fn sequencer(&self) -> &Arc<Sequencer> {
+            &self.sequencer
+        }
+
+        /// Runs one group: its sends and receives, in call order, on one stream, in a turn of its own.
+        pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), TransportError> {
+            let launch = |turn: &mut Turn<'_>| self.launch(turn, operations).map(drop);
+            let run = self.sequencer.take(stream, Joins::default(), launch);
+            run.map_err(TransportError::told)
+        }
     }
 }

@@ -141,7 +141,7 @@ mod tests {
     }
 
     fn process(communicators: Vec<CommunicatorCounts>) -> Snapshot {
-        Snapshot { communicators, ..segment::with_words(&[], Snapshot::of) }
+        Snapshot { communicators, ..segment::test_support::with_words(&[], Snapshot::of) }
     }
 
     /// The line has processes, communicators, the share of bytes, and what graphs have recorded.

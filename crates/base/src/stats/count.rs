@@ -107,6 +107,11 @@ pub fn begin(identity: Identity) -> usize {
     index
 }
 
+/// The place of a communicator's own counters; none for [`UNKNOWN`].
+fn place(counters: usize) -> Option<&'static Communicator> {
+    segment::current().communicators.get(counters).filter(|_| counters != UNKNOWN)
+}
+
 /// The number of communicators of this process, with and without a peer group.
 pub fn living() -> usize {
     LIVING.load(Ordering::Relaxed)
@@ -125,10 +130,7 @@ pub fn identify(counters: usize, identity: Identity) {
     if identity.device > 0 {
         ELSEWHERE.store(true, Ordering::Relaxed);
     }
-    if counters == UNKNOWN {
-        return;
-    }
-    let place = &segment::current().communicators[counters];
+    let Some(place) = place(counters) else { return };
     place.rank.store(identity.rank, Ordering::Relaxed);
     place.ranks.store(identity.ranks, Ordering::Relaxed);
     place.device.store(identity.device, Ordering::Relaxed);
@@ -137,10 +139,7 @@ pub fn identify(counters: usize, identity: Identity) {
 /// Notes whether a communicator has a peer group, by a number of [`crate::stats::peer_group`], and what it lacks. Returns the
 /// communicator's serial number in this process, 0 for [`UNKNOWN`].
 pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
-    if counters == UNKNOWN {
-        return 0;
-    }
-    let place = &segment::current().communicators[counters];
+    let Some(place) = place(counters) else { return 0 };
     place.lacks.store(lacks.0, Ordering::Relaxed);
     place.peer_group.store(number, Ordering::Relaxed);
     place.serial.load(Ordering::Relaxed)
@@ -148,8 +147,7 @@ pub fn peer_group(counters: usize, number: u32, lacks: Lacks) -> u64 {
 
 /// Notes how much device memory of this process Windlass takes for a communicator, and whether it has given that back.
 pub fn memory(counters: usize, bytes: u64, sleeps: bool) {
-    if counters != UNKNOWN {
-        let place = &segment::current().communicators[counters];
+    if let Some(place) = place(counters) {
         place.memory_bytes.store(bytes, Ordering::Relaxed);
         place.sleeps.store(sleeps.into(), Ordering::Relaxed);
     }
@@ -157,21 +155,19 @@ pub fn memory(counters: usize, bytes: u64, sleeps: bool) {
 
 /// Notes what all ranks of a communicator call it, unless it has a name.
 pub fn name(counters: usize, name: u64) {
-    if counters != UNKNOWN {
-        let place = &segment::current().communicators[counters].name;
-        let _ = place.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed);
+    if let Some(place) = place(counters) {
+        let _ = place.name.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
 /// What all ranks of a communicator call it, 0 if that is not known.
 pub fn name_of(counters: usize) -> u64 {
-    let place = segment::current().communicators.get(counters);
-    place.map_or(0, |place| place.name.load(Ordering::Relaxed))
+    place(counters).map_or(0, |place| place.name.load(Ordering::Relaxed))
 }
 
 /// A communicator's rank, size and device, as far as noted.
 pub fn identity(counters: usize) -> Identity {
-    match segment::current().communicators.get(counters).filter(|_| counters != UNKNOWN) {
+    match place(counters) {
         None => Identity { rank: -1, ranks: 0, device: -1 },
         Some(place) => Identity {
             rank: place.rank.load(Ordering::Relaxed),
@@ -183,10 +179,7 @@ pub fn identity(counters: usize) -> Identity {
 
 /// Notes what a fallback reason says besides its number, or why limits are guesses: words, cut to the field, and the rank whose reason it is.
 pub fn reason(counters: usize, rank: Option<u32>, words: &str) {
-    if counters == UNKNOWN {
-        return;
-    }
-    let place = &segment::current().communicators[counters];
+    let Some(place) = place(counters) else { return };
     let rank = rank.and_then(|rank| i32::try_from(rank).ok()).unwrap_or(-1);
     place.reason_rank.store(rank, Ordering::Relaxed);
     let end = words.floor_char_boundary(place.reason.len() - 1);
@@ -195,25 +188,23 @@ pub fn reason(counters: usize, rank: Option<u32>, words: &str) {
 
 /// Notes the sources of the limits of a communicator's native collectives, by bits of [`crate::stats::limits::Source`].
 pub fn limits_from(counters: usize, bits: u32) {
-    if counters != UNKNOWN {
-        segment::current().communicators[counters].limits_from.store(bits, Ordering::Relaxed);
+    if let Some(place) = place(counters) {
+        place.limits_from.store(bits, Ordering::Relaxed);
     }
 }
 
 /// Notes below how many bytes native collectives serve a function of a communicator.
 pub fn native_below(counters: usize, function: Function, bytes: u64) {
-    let place = &segment::current().communicators[counters];
-    if let Some(limit) = place.native_below.get(function as usize).filter(|_| counters != UNKNOWN) {
+    if let Some(limit) = place(counters).and_then(|place| place.native_below.get(function as usize)) {
         limit.store(bytes, Ordering::Relaxed);
     }
 }
 
 /// Why NCCL runs a communicator's reductions, in words, with what would change that.
 pub fn why_not_native(counters: usize) -> String {
-    if counters == UNKNOWN {
+    let Some(place) = place(counters) else {
         return "it is one of too many for a reason to be kept".into();
-    }
-    let place = &segment::current().communicators[counters];
+    };
     let number = place.peer_group.load(Ordering::Relaxed);
     match (number, peer_group::change(number)) {
         (peer_group::NOT_ASKED, _) => "WINDLASS_PEER_GROUPS=off".into(),
@@ -236,10 +227,7 @@ pub fn switched_off() {
 
 /// The serial number of a communicator in this process; 0 for [`UNKNOWN`].
 pub fn serial(counters: usize) -> u64 {
-    match counters {
-        UNKNOWN => 0,
-        _ => segment::current().communicators[counters].serial.load(Ordering::Relaxed),
-    }
+    place(counters).map_or(0, |place| place.serial.load(Ordering::Relaxed))
 }
 
 /// Counts a reduction that rounds, where fixed order is asked for: `is_fixed` if it runs in fixed order.
@@ -261,8 +249,8 @@ pub fn recorded(counters: usize, calls: u64) {
 
 /// Notes the state of NCCL's part of a communicator, by a number of [`crate::stats::peer_group`].
 pub fn nccl(counters: usize, number: u32) {
-    if counters != UNKNOWN {
-        segment::current().communicators[counters].nccl.store(number, Ordering::Relaxed);
+    if let Some(place) = place(counters) {
+        place.nccl.store(number, Ordering::Relaxed);
     }
 }
 
@@ -317,8 +305,8 @@ pub fn windows(what: Kept, more: u64) {
 /// Notes that a communicator has ended; its counts stay to be read.
 pub fn end(counters: usize) {
     LIVING.fetch_sub(1, Ordering::Relaxed);
-    if counters != UNKNOWN {
-        segment::current().communicators[counters].state.store(ENDED, Ordering::Release);
+    if let Some(place) = place(counters) {
+        place.state.store(ENDED, Ordering::Release);
     }
 }
 

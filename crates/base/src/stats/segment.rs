@@ -402,22 +402,6 @@ fn copy(from: &Segment, to: &Segment) {
     }
 }
 
-/// A segment with some words written, by place, for fuzzing.
-#[cfg(any(test, feature = "test-support"))]
-pub fn with_words<T>(written: &[(usize, u64)], read: impl FnOnce(&Segment) -> T) -> T {
-    // SAFETY: a structure of integers is valid when zeroed.
-    static SCRATCH: std::sync::Mutex<Segment> = std::sync::Mutex::new(unsafe { std::mem::zeroed() });
-    let segment = &*SCRATCH.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let count = size_of::<Segment>() / 8;
-    // SAFETY: as for `copy`.
-    let words = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(segment).cast::<AtomicU64>(), count) };
-    let write = |place: &usize, word| words[place % count].store(word, Ordering::Relaxed);
-    written.iter().for_each(|(place, word)| write(place, *word));
-    let done = read(segment);
-    written.iter().for_each(|(place, _)| write(place, 0));
-    done
-}
-
 /// Writes text into a padded field, up to the field's last byte but one.
 pub fn write_text(field: &[AtomicU8], text: &[u8]) {
     for (index, byte) in field.iter().enumerate() {
@@ -434,3 +418,26 @@ pub fn read_text(field: &[AtomicU8]) -> String {
 }
 
 const _: () = assert!(nccl_sys::slots::COUNT <= ENTRIES_MAX);
+
+/// For tests in other files.
+#[cfg(any(test, feature = "test-support"))]
+pub mod test_support {
+    use super::*;
+    use std::sync::{Mutex, PoisonError};
+
+    /// A segment with some words written, by place, for fuzzing.
+    pub fn with_words<T>(written: &[(usize, u64)], read: impl FnOnce(&Segment) -> T) -> T {
+        // SAFETY: a structure of integers is valid when zeroed.
+        static SCRATCH: Mutex<Segment> = Mutex::new(unsafe { std::mem::zeroed() });
+        let segment = &*SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = size_of::<Segment>() / 8;
+        // SAFETY: as for `copy`.
+        let words =
+            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(segment).cast::<AtomicU64>(), count) };
+        let write = |place: &usize, word| words[place % count].store(word, Ordering::Relaxed);
+        written.iter().for_each(|(place, word)| write(place, *word));
+        let done = read(segment);
+        written.iter().for_each(|(place, _)| write(place, 0));
+        done
+    }
+}

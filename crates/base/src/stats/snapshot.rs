@@ -303,7 +303,7 @@ mod tests {
         let lacking = std::mem::offset_of!(Segment, places_lacking) / 8;
         let others = (0..size_of::<Segment>() / 8).filter(|place| *place != lacking);
         let words: Vec<(usize, u64)> = others.map(|place| (place, u64::MAX)).collect();
-        let snapshot = segment::with_words(&words, Snapshot::of);
+        let snapshot = segment::test_support::with_words(&words, Snapshot::of);
         assert_eq!(snapshot.communicators.len(), segment::COMMUNICATORS_MAX);
         assert!(snapshot.paths().values().all(|sum| *sum == (u64::MAX, u64::MAX)));
         assert!(snapshot.functions.values().all(|calls| *calls == u64::MAX));

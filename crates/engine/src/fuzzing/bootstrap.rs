@@ -46,7 +46,7 @@ pub(super) fn greetings(input: &[u8]) {
 pub(super) fn tags(input: &[u8]) {
     let id: Id = Choices(input).array();
     // A checksum that nobody guesses is put right.
-    let id = id_tag::with_right_sum(id);
+    let id = id_tag::test_support::with_right_sum(id);
     id_tag::address(&id);
     if let Some(tag) = IdTag::decode(&id) {
         // None if nobody can reach the id's address.
@@ -260,9 +260,13 @@ pub(super) fn descriptors(input: &[u8]) {
         let what = choices.byte();
         let words = choices.bytes(usize::from(what) / 2 * 4);
         // An opening that only the numbers of which are the input's, or any words.
-        packets.push(if what & 1 == 0 { sockets::opening_with(TOKEN, words) } else { words.to_vec() });
+        packets.push(if what & 1 == 0 {
+            sockets::test_support::opening_with(TOKEN, words)
+        } else {
+            words.to_vec()
+        });
     }
-    let payload = sockets::receive(&packets, TOKEN);
+    let payload = sockets::test_support::receive(&packets, TOKEN);
     assert!(payload.is_none_or(|payload| payload.len() <= sockets::PAYLOAD_BYTES_MAX));
 }
 

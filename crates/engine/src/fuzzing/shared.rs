@@ -111,7 +111,7 @@ pub(super) fn segments(input: &[u8]) {
     while !choices.is_over() && written.len() < STEPS_MAX {
         written.push((choices.short().into(), choices.word()));
     }
-    segment::with_words(&written, |segment| {
+    segment::test_support::with_words(&written, |segment| {
         let snapshot = Snapshot::of(segment);
         snapshot.paths();
         assert!(!report::text(&snapshot).is_empty());

@@ -99,13 +99,6 @@ impl Table {
         Some(self.cells[found].native_bytes_max)
     }
 
-    /// The table as text, for fuzzing.
-    #[cfg(any(test, feature = "test-support"))]
-    pub fn text(&self) -> String {
-        let rows = self.cells.iter().map(Cell::to_string);
-        [HEAD.to_owned()].into_iter().chain(rows).collect::<Vec<_>>().join("\n")
-    }
-
     /// How many cells it has.
     pub fn cells(&self) -> usize {
         self.cells.len()
@@ -271,6 +264,19 @@ impl Collective {
     /// Whether it reduces with other types or operations than sums and averages of short floats.
     pub fn is_other(self) -> bool {
         matches!(self, Collective::OtherAllReduce | Collective::OtherReduce | Collective::OtherReduceScatter)
+    }
+}
+
+#[cfg(any(test, feature = "test-support"))]
+mod test_support {
+    use super::*;
+
+    impl Table {
+        /// The table as text, for fuzzing.
+        pub fn text(&self) -> String {
+            let rows = self.cells.iter().map(Cell::to_string);
+            [HEAD.to_owned()].into_iter().chain(rows).collect::<Vec<_>>().join("\n")
+        }
     }
 }
 

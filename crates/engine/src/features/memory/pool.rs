@@ -163,7 +163,7 @@ fn refused() -> Return {
 
 /// The pool's block at this address, whether the program holds it or not.
 pub(crate) fn block_of(address: Address) -> Option<Block> {
-    if is_empty() { None } else { lock().find(address).map(|(block, _)| block) }
+    in_known(|ledger| ledger.find(address).map(|(block, _)| block))
 }
 
 /// Never hands this block out again. NCCL frees it at the next free; if it is kept now, it is [leaving].
@@ -183,37 +183,29 @@ pub(crate) fn distrust(device: Option<Ordinal>) {
 
 /// Taints all blocks in this range that the program holds.
 pub(crate) fn taint_within(range: Range) {
-    if !is_empty() {
-        lock().taint_within(range);
-    }
+    in_known(|ledger| ledger.taint_within(range))
 }
 
 /// Notes that the program has registered this memory with a communicator. A block that is freed while registered is not kept: NCCL
 /// frees it, with the same consequences as without Windlass.
 pub(crate) fn registered(range: Range, registration: Registration) {
-    if !is_empty() {
-        lock().register(range, registration);
-    }
+    in_known(|ledger| ledger.register(range, registration))
 }
 
 /// The blocks registered by the latest call that returned this registration.
 pub(crate) fn registered_by(registration: Registration) -> Vec<Range> {
-    if is_empty() { Vec::new() } else { lock().registered_by(registration) }
+    in_known(|ledger| ledger.registered_by(registration))
 }
 
 /// Notes that the program has ended that registration.
 pub(crate) fn deregistered(registration: Registration) {
-    if !is_empty() {
-        lock().deregister(registration);
-    }
+    in_known(|ledger| ledger.deregister(registration))
 }
 
 /// Notes how many windows of this block are live in NCCL. NCCL may free the block only when those that the program has ended are gone;
 /// until then it is [leaving]. Windows that the program has still to end stay in NCCL, as without Windlass.
 pub(crate) fn has_windows(serial: u64, over: Over) {
-    if !is_empty() {
-        lock().set_windows(serial, over);
-    }
+    in_known(|ledger| ledger.set_windows(serial, over))
 }
 
 /// How many bytes of freed memory may be kept on a device now, for a caller that would keep `more` bytes.
@@ -233,12 +225,12 @@ pub(crate) fn is_too_much(device: Ordinal, room: Room) -> bool {
 
 /// The blocks that leave once their windows are gone.
 pub(crate) fn leaving() -> Vec<Block> {
-    if is_empty() { Vec::new() } else { lock().leaving() }
+    in_known(|ledger| ledger.leaving())
 }
 
 /// Whether any block is leaving.
 pub(crate) fn is_any_leaving() -> bool {
-    !is_empty() && lock().sums().leaving_blocks > 0
+    in_known(|ledger| ledger.sums().leaving_blocks > 0)
 }
 
 /// Removes a [leaving] block whose windows are gone. The caller has NCCL free the result. None if another thread has removed the block
@@ -381,6 +373,11 @@ fn change<T>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
     }
     count::pooled_highest(now.kept_bytes + now.leaving_bytes);
     done
+}
+
+/// What `act` finds in the ledger, or does there to what [`change`] does not count. Without any block it is not asked.
+fn in_known<T: Default>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
+    if is_empty() { T::default() } else { act(&mut lock()) }
 }
 
 /// A poisoned lock is no problem: every change is complete before anything can panic.
