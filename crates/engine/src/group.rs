@@ -243,14 +243,9 @@ pub(crate) fn close_empty() -> Vec<Passed<'static>> {
 }
 
 /// Leaves the gates of a group that has ended, and keeps the list's memory.
-pub(crate) fn put_back_inside(mut room: Vec<Passed<'static>>) {
-    room.clear();
+pub(crate) fn put_back_inside(room: Vec<Passed<'static>>) {
     if room.capacity() > 0 {
-        with_ended(|ended| {
-            if ended.inside.capacity() == 0 {
-                ended.inside = room;
-            }
-        });
+        reuse(room, |ended| &mut ended.inside);
     }
 }
 
@@ -371,8 +366,7 @@ pub(crate) fn put_back_joints(room: Joints) {
 
 /// Adds an init or failure to the open group.
 pub(crate) fn wait_for(what: Awaited) {
-    with_ended(|ended| ended.awaited.push(what));
-    one_more();
+    keep(|ended| ended.awaited.push(what))
 }
 
 /// Has the open group fail, if there is one: NCCL runs nothing of it. Returns the code.
@@ -385,27 +379,22 @@ pub(crate) fn fail(code: ncclResult_t) -> ncclResult_t {
 
 /// Adds a held call to the open group.
 pub(crate) fn hold(what: Held) {
-    with_ended(|ended| ended.held.push(what));
-    one_more();
+    keep(|ended| ended.held.push(what))
 }
 
 /// Adds work on a lazy communicator, which goes to NCCL at the end of the open group.
 pub(crate) fn hold_lazy_work(what: LazyWork) {
-    with_ended(|ended| ended.lazy_work.push(what));
-    one_more();
+    keep(|ended| ended.lazy_work.push(what))
 }
 
 /// Whether the open group has a suspend or resume of a communicator.
 pub(crate) fn holds_sleep(communicator: ncclComm_t) -> bool {
-    let mut holds = false;
-    with_ended(|ended| holds = ended.sleeps.iter().any(|work| work.communicator == communicator));
-    holds
+    with_ended(|ended| ended.sleeps.iter().any(|work| work.communicator == communicator))
 }
 
 /// Adds a suspend or resume, which runs at the end of the open group.
 pub(crate) fn hold_sleep(what: SleepWork) {
-    with_ended(|ended| ended.sleeps.push(what));
-    one_more();
+    keep(|ended| ended.sleeps.push(what))
 }
 
 /// Whether the open group holds work on this lazy communicator.
@@ -416,8 +405,7 @@ pub(crate) fn holds_lazy_work(lazy: &Arc<LazyCommunicator>) -> bool {
 
 /// Adds a registration candidate, which NCCL runs at the end of the open group.
 pub(crate) fn hold_candidate(what: Waiting) {
-    with_ended(|ended| ended.candidates.push(what));
-    one_more();
+    keep(|ended| ended.candidates.push(what))
 }
 
 /// Passes a communicator's gate: while the result lives, no thread of Windlass is in NCCL with the communicator. An open group keeps
@@ -460,24 +448,31 @@ pub(crate) fn follow(what: Followed) {
     }
 }
 
-/// Gives back an emptied list, so that its memory is reused.
-pub(crate) fn put_back(mut room: Vec<Held>) {
+/// Gives back the list of held calls.
+pub(crate) fn put_back(room: Vec<Held>) {
+    reuse(room, |ended| &mut ended.held)
+}
+
+/// Gives back the list of followed calls.
+pub(crate) fn put_back_followed(room: Vec<Followed>) {
+    reuse(room, |ended| &mut ended.followed)
+}
+
+/// Empties a list of a group that has ended, before anything else, and reuses its memory.
+fn reuse<T>(mut room: Vec<T>, list: impl FnOnce(&mut Ended) -> &mut Vec<T>) {
     room.clear();
-    with_ended(|Ended { held, .. }| {
-        if held.capacity() < room.capacity() && held.is_empty() {
-            *held = room;
+    with_ended(|ended| {
+        let list = list(ended);
+        if list.capacity() < room.capacity() && list.is_empty() {
+            *list = room;
         }
     });
 }
 
-/// The same for the list of followed calls.
-pub(crate) fn put_back_followed(mut room: Vec<Followed>) {
-    room.clear();
-    with_ended(|Ended { followed, .. }| {
-        if followed.capacity() < room.capacity() && followed.is_empty() {
-            *followed = room;
-        }
-    });
+/// Adds what waits for the end of the open group.
+fn keep(add: impl FnOnce(&mut Ended)) {
+    with_ended(add);
+    one_more();
 }
 
 fn one_more() {

@@ -4,7 +4,6 @@
 //! It sleeps in one poll until a chore is due. No call waits for it. No chore is due because a communicator lives: what begins wakes the worker.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -82,12 +81,6 @@ struct Worker {
     /// Whether the thread may hold references to peer groups, which then end a moment after their owners have dropped them.
     looking: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl fmt::Debug for Worker {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Worker").field("request_socket", &self.request_socket).finish_non_exhaustive()
-    }
 }
 
 static WORKER: OnceCell<Arc<Worker>> = OnceCell::new();

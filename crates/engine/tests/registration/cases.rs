@@ -21,11 +21,11 @@ fn an_address_used_again() {
     let half = run.strict.allocate(range(6 * MIB, 8 * MIB));
     let other = run.strict.allocate(range(4 * MIB, 2 * MIB));
     assert!(run.want_whole(half, 4).is_ok() && run.want_whole(other, 4).is_ok());
-    assert_eq!((run.strict.live.len(), run.cache.counters().changed), (2, 2));
+    assert_eq!((run.strict.live.len(), run.strict.gone), (2, 2));
     [half, other].into_iter().for_each(|key| run.strict.free(key));
     let all = run.strict.allocate(range(0, 32 * MIB));
     assert!(run.want_whole(all, 5).is_ok());
-    assert_eq!((run.strict.live.len(), run.cache.counters().changed), (1, 4));
+    assert_eq!((run.strict.live.len(), run.strict.gone), (1, 4));
     run.close();
 }
 
@@ -62,17 +62,16 @@ fn limits() {
     run.over(3);
     let large = run.strict.allocate(range(512 * MIB, 8 * MIB));
     assert_eq!((run.want_whole(large, 7), run.cache.waits_for()), (Err(Why::Full), Some(Use(6))));
-    assert_eq!((run.cache.counters().evicted, run.strict.live.len()), (1, 3));
+    assert_eq!((run.strict.evicted, run.strict.live.len()), (1, 3));
     // After a free the cache waits for no call.
     run.freed(keys[3].range);
     assert_eq!(run.cache.waits_for(), None);
     run.over(7);
     assert!(run.want_whole(large, 8).is_ok());
-    assert_eq!((run.cache.counters().evicted, run.strict.live.len()), (3, 1));
+    assert_eq!((run.strict.evicted, run.strict.live.len()), (3, 1));
     let too_large = run.strict.allocate(range(1024 * MIB, 11 * MIB));
     assert_eq!((run.want_whole(too_large, 9), run.cache.waits_for()), (Err(Why::Full), None));
-    let counters = run.cache.counters();
-    assert_eq!((counters.full, counters.entries_highest, counters.bytes_highest), (3, 3, 9 * MIB));
+    assert_eq!((run.strict.entries_highest, run.strict.bytes_highest), (3, 9 * MIB));
     run.close();
 }
 
@@ -85,7 +84,7 @@ fn refused_once() {
     for call in 1..100 {
         assert_eq!(run.want_whole(key, call), Err(Why::Refused));
     }
-    assert_eq!((run.strict.registered, run.cache.counters().refused), (1, 99));
+    assert_eq!(run.strict.registered, 1);
     run.strict.free(key);
     let new = run.strict.allocate(range(4 * MIB, 4 * MIB));
     assert!(run.want_whole(new, 100).is_ok());
@@ -127,7 +126,7 @@ fn stuck() {
     // The entry evicted for room gets stuck, too.
     run.over(2);
     assert_eq!((run.want_whole(other, 3), run.cache.waits_for()), (Err(Why::Full), None));
-    assert_eq!((run.strict.stuck.len(), run.cache.counters().evicted), (2, 0));
+    assert_eq!((run.strict.stuck.len(), run.strict.evicted), (2, 0));
     run.strict.gives_back = true;
     run.close();
 }
@@ -148,8 +147,7 @@ fn freed_and_looked_for() {
     run.strict.free(keys[3]);
     run.strict.allocate(keys[3].range);
     assert_eq!((run.look(), run.look()), (2, 0));
-    let counters = run.cache.counters();
-    assert_eq!((counters.freed, counters.changed, counters.entries), (2, 2, 1));
+    assert_eq!((run.strict.gone, run.cache.registrations()), (4, 1));
     run.close();
 }
 
@@ -168,7 +166,7 @@ fn strange_buffers() {
     assert_eq!(run.want(wrapping, range(u64::MAX - 1, 1), 1), Err(Why::Straddles));
     let nothing = Key { range: range(64, 0), id: 0 };
     assert_eq!(run.want(nothing, range(64, 1), 1), Err(Why::Straddles));
-    assert_eq!((run.strict.registered, run.cache.counters().straddles), (1, 10));
+    assert_eq!(run.strict.registered, 1);
     run.close();
 }
 
@@ -199,11 +197,7 @@ fn eviction_under_load() {
         }
         run.over(call.saturating_sub(4));
     }
-    let counters = run.cache.counters();
-    assert!(
-        counters.evicted > 10_000 && counters.full == 0 && counters.entries_highest == 16,
-        "{counters:?}"
-    );
+    assert!(run.strict.evicted > 10_000 && run.strict.entries_highest == 16, "{:?}", run.strict);
     run.close();
 }
 
@@ -257,5 +251,5 @@ fn closed() {
     run.strict = Strict::new();
     let key = run.strict.allocate(range(4 * MIB, MIB));
     assert!(run.want_whole(key, 2).is_ok());
-    assert_eq!((run.cache.counters().entries, run.cache.counters().bytes), (1, MIB));
+    assert_eq!((run.cache.registrations(), run.cache.bytes()), (1, MIB));
 }

@@ -14,8 +14,9 @@
 mod ledger;
 mod spare;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
@@ -36,7 +37,7 @@ pub(crate) use ledger::{Block, Over, Registration};
 use ledger::{Given, PoolLedger, State};
 
 /// Which block belongs to whom. Locked for some stores, never across calls of the driver or NCCL. Comes after every other lock.
-static LEDGER: Mutex<PoolLedger> = Mutex::new(PoolLedger::new());
+static LEDGER: LazyLock<Mutex<PoolLedger>> = LazyLock::new(Mutex::default);
 /// How many blocks the ledger has. Without any, no lookup is needed.
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 /// How many blocks are kept.
@@ -288,8 +289,8 @@ fn now() -> u64 {
 }
 
 /// The devices on which blocks are kept.
-pub(crate) fn devices() -> Vec<Ordinal> {
-    if is_any_kept() { lock().devices() } else { Vec::new() }
+pub(crate) fn devices() -> BTreeSet<Ordinal> {
+    if is_any_kept() { lock().devices() } else { BTreeSet::new() }
 }
 
 /// Whether any block is kept.

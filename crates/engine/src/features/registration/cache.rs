@@ -13,14 +13,11 @@
 
 mod by_id;
 
-mod counters;
-
 mod refused;
 
 mod room;
 
 use by_id::ById;
-pub use counters::Counters;
 use room::{Resident, Room};
 use windlass_base::range::Range;
 
@@ -103,7 +100,8 @@ pub struct Cache<A> {
     over: Use,
     /// The call that must be over to make room for the last allocation that found none.
     helps: Option<Use>,
-    counters: Counters,
+    /// Bytes of all entries, stuck ones included.
+    bytes: u64,
 }
 
 impl<A> Cache<A> {
@@ -116,7 +114,7 @@ impl<A> Cache<A> {
             refused: refused::Refused::new(limits.refused_max),
             over: Use::default(),
             helps: None,
-            counters: Counters::default(),
+            bytes: 0,
         }
     }
 
@@ -134,9 +132,8 @@ impl<A> Cache<A> {
         match self.entries.get_mut(&key.id) {
             Some(entry) if entry.range == key.range && part.bytes > 0 && key.range.contains(part) => {
                 entry.last_use = entry.last_use.max(at);
-                self.counters.hits += 1;
             }
-            _ => self.want_unknown(registrar, key, part, at).inspect_err(|why| self.counters.note(*why))?,
+            _ => self.want_unknown(registrar, key, part, at)?,
         }
         // Looked up again only for the borrow checker: 3 ns.
         self.entries.get(&key.id).map(|entry| &entry.alias).ok_or(Why::Failed)
@@ -154,8 +151,7 @@ impl<A> Cache<A> {
         if wraps || part.bytes == 0 || !key.range.contains(part) {
             return Err(Why::Straddles);
         }
-        self.counters.changed +=
-            self.remove(registrar, |id, entry| entry.range.overlaps(key.range) || id == key.id);
+        self.remove(registrar, |id, entry| entry.range.overlaps(key.range) || id == key.id);
         if self.refused.has(key.id) {
             return Err(Why::Refused);
         }
@@ -163,7 +159,10 @@ impl<A> Cache<A> {
             return Err(Why::Full);
         }
         match registrar.register(key) {
-            Ok(alias) => self.enter(key, Entry { range: key.range, alias, last_use: at }),
+            Ok(alias) => {
+                self.entries.insert(key.id, Entry { range: key.range, alias, last_use: at });
+                self.bytes += key.range.bytes;
+            }
             Err(Failure::Never) => {
                 self.refused.enter(key.id);
                 return Err(Why::Refused);
@@ -173,15 +172,8 @@ impl<A> Cache<A> {
         Ok(())
     }
 
-    fn enter(&mut self, key: Key, entry: Entry<A>) {
-        self.entries.insert(key.id, entry);
-        self.counters.registered += 1;
-        self.counters.entries_highest = self.counters.entries_highest.max(self.len() as u64);
-        self.counters.bytes += key.range.bytes;
-        self.counters.bytes_highest = self.counters.bytes_highest.max(self.counters.bytes);
-    }
-
-    fn len(&self) -> usize {
+    /// How many registrations there are, stuck ones included.
+    pub fn registrations(&self) -> usize {
         self.entries.len() + self.stuck.len()
     }
 
@@ -190,13 +182,13 @@ impl<A> Cache<A> {
         &mut self,
         registrar: &mut R,
         mut leaves: impl FnMut(u64, &Entry<A>) -> bool,
-    ) -> u64 {
+    ) -> usize {
         let leaving = |(id, entry): (&u64, &Entry<A>)| leaves(*id, entry).then_some(*id);
         let leaving: Vec<u64> = self.entries.iter().filter_map(leaving).collect();
         for id in &leaving {
             self.give_back(registrar, *id);
         }
-        leaving.len() as u64
+        leaving.len()
     }
 
     /// Ends an entry. Returns whether that made room.
@@ -206,12 +198,10 @@ impl<A> Cache<A> {
         self.helps = None;
         match registrar.deregister(entry.alias) {
             Ok(()) => {
-                self.counters.deregistered += 1;
-                self.counters.bytes -= entry.range.bytes;
+                self.bytes -= entry.range.bytes;
                 true
             }
             Err(alias) => {
-                self.counters.stuck += 1;
                 self.stuck.push(alias);
                 false
             }
@@ -227,7 +217,7 @@ impl<A> Cache<A> {
                 id: *id,
                 bytes: entry.range.bytes,
             });
-            let room = room::plan(self.limits, self.len(), self.counters.bytes, entries, bytes);
+            let room = room::plan(self.limits, self.registrations(), self.bytes, entries, bytes);
             self.helps = None;
             match room {
                 Room::Free => return true,
@@ -236,7 +226,6 @@ impl<A> Cache<A> {
                         if !self.give_back(registrar, id) {
                             break;
                         }
-                        self.counters.evicted += 1;
                     }
                 }
                 Room::After { last_use, .. } => {
@@ -262,9 +251,7 @@ impl<A> Cache<A> {
     /// Ends all entries that overlap this range, because the program frees it or is about to. Returns how many
     /// there were.
     pub fn freed<R: Registrar<Alias = A>>(&mut self, registrar: &mut R, range: Range) -> usize {
-        let gone = self.remove(registrar, |_, entry| entry.range.overlaps(range));
-        self.counters.freed += gone;
-        gone as usize
+        self.remove(registrar, |_, entry| entry.range.overlaps(range))
     }
 
     /// Compares the id at each entry's address, and ends the entries whose memory is gone. Returns how many
@@ -274,9 +261,7 @@ impl<A> Cache<A> {
         registrar: &mut R,
         mut id_at: impl FnMut(u64) -> Option<u64>,
     ) -> usize {
-        let gone = self.remove(registrar, |id, entry| id_at(entry.range.base) != Some(id));
-        self.counters.changed += gone;
-        gone as usize
+        self.remove(registrar, |id, entry| id_at(entry.range.base) != Some(id))
     }
 
     /// Whether no entry could be ended.
@@ -301,12 +286,12 @@ impl<A> Cache<A> {
         let stuck = std::mem::take(&mut self.stuck);
         self.refused = refused::Refused::new(self.limits.refused_max);
         self.helps = None;
-        self.counters.bytes = 0;
+        self.bytes = 0;
         entries.into_values().map(|entry| entry.alias).chain(stuck)
     }
 
-    /// The counters so far.
-    pub fn counters(&self) -> Counters {
-        Counters { entries: self.len() as u64, ..self.counters }
+    /// The bytes of all registrations, stuck ones included.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 }

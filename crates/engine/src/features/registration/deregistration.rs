@@ -136,7 +136,7 @@ impl Registering {
             return Release::InUse;
         };
         // Calls of communicators that share its resources pass other gates, so those may be running.
-        let is_any = state.cache.counters().entries > 0 || !state.staging.is_empty();
+        let is_any = state.cache.registrations() > 0 || !state.staging.is_empty();
         if self.is_shared() && state.end.is_none() && is_any {
             return Release::Ended(End::Left);
         }
@@ -146,7 +146,7 @@ impl Registering {
 
     fn end_if_nothing(&self) -> Option<End> {
         let mut state = self.try_state()?;
-        if state.end.is_none() && state.cache.counters().entries == 0 && state.staging.is_empty() {
+        if state.end.is_none() && state.cache.registrations() == 0 && state.staging.is_empty() {
             state.end = Some(End::Clean);
         }
         state.end
@@ -181,7 +181,7 @@ fn give_all_back(state: &mut State, is_left: &AtomicBool) -> bool {
     let State { home, real: Some(real), cache, staging, .. } = state else { return true };
     cache.freed(&mut Aliases::new(home, *real, staging.handle_types(), is_left), EVERYTHING);
     // The thread that waited may have given up meanwhile, and NCCL's communicator may be stopped.
-    !is_left.load(Ordering::Acquire) && staging.end(home, *real) && cache.counters().entries == 0
+    !is_left.load(Ordering::Acquire) && staging.end(home, *real) && cache.registrations() == 0
 }
 
 /// The registrations that NCCL kept at a communicator's end, held until this rank's kernels have left. Then this rank unmaps
@@ -230,7 +230,7 @@ impl Drop for Registering {
         let left = self.is_left.load(Ordering::Acquire).then_some(End::Left);
         let end = state.end.or(left);
         if end == Some(End::Left) {
-            let bytes = state.cache.counters().bytes + state.staging.bytes();
+            let bytes = state.cache.bytes() + state.staging.bytes();
             count::registered(Registered::LeftBytes, bytes);
             log::warn!(
                 "device {}: {bytes} bytes stay registered: peers keep them to their ends",

@@ -1,6 +1,6 @@
 //! The pool's ledger: which block belongs to whom. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_base::gpu::{Address, Ordinal};
 use windlass_base::range::Range;
@@ -103,45 +103,23 @@ struct Shelf {
     used: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct PoolLedger {
     entries: BTreeMap<Address, Entry>,
     /// Addresses by serial.
     serials: BTreeMap<u64, Address>,
     shelves: BTreeMap<(Ordinal, u64), Shelf>,
-    /// Kept bytes by device.
-    kept: BTreeMap<Ordinal, u64>,
     /// For each registration, the serials of the blocks of each call that returned it: NCCL returns the same handle for a range again.
     registrations: BTreeMap<Registration, Vec<Vec<u64>>>,
     sums: Sums,
-    next_serial: u64,
+    /// The serial of the block that was made last.
+    last_serial: u64,
     now: u64,
     /// The time of the clock, in milliseconds.
     time: u64,
 }
 
 impl PoolLedger {
-    pub(crate) const fn new() -> PoolLedger {
-        PoolLedger {
-            entries: BTreeMap::new(),
-            serials: BTreeMap::new(),
-            shelves: BTreeMap::new(),
-            kept: BTreeMap::new(),
-            registrations: BTreeMap::new(),
-            sums: Sums {
-                held_blocks: 0,
-                held_bytes: 0,
-                kept_blocks: 0,
-                kept_bytes: 0,
-                leaving_blocks: 0,
-                leaving_bytes: 0,
-            },
-            next_serial: 1,
-            now: 0,
-            time: 0,
-        }
-    }
-
     /// Sets the time of all that happens from now on.
     pub(crate) fn at(&mut self, time: u64) {
         self.time = time;
@@ -156,8 +134,8 @@ impl PoolLedger {
         for base in self.within(range) {
             self.remove(base);
         }
-        let serial = self.next_serial;
-        self.next_serial += 1;
+        self.last_serial += 1;
+        let serial = self.last_serial;
         let block =
             Block { serial, device, base: range.base, bytes: range.bytes, buffer_id, life: 1, held: true };
         let entry = Entry {
@@ -202,7 +180,7 @@ impl PoolLedger {
         }
         self.move_to(block.base, State::Kept);
         let mut over = Vec::new();
-        while self.kept.get(&block.device).is_some_and(|kept| *kept > bytes_max) {
+        while self.kept_on(block.device) > bytes_max {
             let Some(oldest) = self.oldest(block.device) else { break };
             over.extend(self.let_go(oldest));
         }
@@ -211,11 +189,8 @@ impl PoolLedger {
 
     /// Removes all blocks that are kept on a device. Those with ended windows are leaving instead.
     pub(crate) fn trim(&mut self, device: Ordinal) -> Vec<Address> {
-        let all: Vec<Address> = self
-            .shelves
-            .range((device, 0)..=(device, u64::MAX))
-            .flat_map(|(_, shelf)| shelf.blocks.values().copied())
-            .collect();
+        let all: Vec<Address> =
+            self.shelves_of(device).flat_map(|(_, shelf)| shelf.blocks.values().copied()).collect();
         all.into_iter().filter_map(|base| self.let_go(base)).collect()
     }
 
@@ -324,17 +299,20 @@ impl PoolLedger {
     }
 
     pub(crate) fn kept_on(&self, device: Ordinal) -> u64 {
-        self.kept.get(&device).copied().unwrap_or(0)
+        self.shelves_of(device).map(|((_, bytes), shelf)| bytes * shelf.blocks.len() as u64).sum()
     }
 
-    pub(crate) fn devices(&self) -> Vec<Ordinal> {
-        self.kept.keys().copied().collect()
+    pub(crate) fn devices(&self) -> BTreeSet<Ordinal> {
+        self.shelves.keys().map(|(device, _)| *device).collect()
+    }
+
+    fn shelves_of(&self, device: Ordinal) -> impl Iterator<Item = (&(Ordinal, u64), &Shelf)> {
+        self.shelves.range((device, 0)..=(device, u64::MAX))
     }
 
     /// The block that leaves next when too much is kept.
     fn oldest(&self, device: Ordinal) -> Option<Address> {
-        let shelves = self.shelves.range((device, 0)..=(device, u64::MAX));
-        let (_, shelf) = shelves.min_by_key(|(_, shelf)| shelf.used)?;
+        let (_, shelf) = self.shelves_of(device).min_by_key(|(_, shelf)| shelf.used)?;
         shelf.blocks.last_key_value().map(|(_, base)| *base)
     }
 
@@ -382,7 +360,6 @@ impl PoolLedger {
             let shelf = shelf.or_insert_with(|| Shelf { blocks: BTreeMap::new(), used: now });
             shelf.used = now;
             shelf.blocks.insert(serial, base);
-            *self.kept.entry(device).or_default() += bytes;
         }
     }
 
@@ -391,12 +368,6 @@ impl PoolLedger {
             shelf.blocks.remove(&serial);
             if shelf.blocks.is_empty() {
                 self.shelves.remove(&(device, bytes));
-            }
-        }
-        if let Some(kept) = self.kept.get_mut(&device) {
-            *kept = kept.saturating_sub(bytes);
-            if *kept == 0 {
-                self.kept.remove(&device);
             }
         }
     }

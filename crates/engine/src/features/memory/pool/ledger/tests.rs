@@ -25,7 +25,7 @@ fn kept(over: &[u64]) -> Given {
 /// Of one size, the block made first is handed out first, in whatever order blocks are freed. Other sizes and devices are not touched.
 #[test]
 fn lowest_serial() {
-    let mut ledger = PoolLedger::new();
+    let mut ledger = PoolLedger::default();
     let made: Vec<Block> = [(0, 10, 4), (0, 20, 4), (0, 30, 4), (0, 40, 8), (1, 50, 4)]
         .map(|(device, base, bytes)| block(&mut ledger, device, base, bytes))
         .into();
@@ -47,7 +47,7 @@ fn lowest_serial() {
 /// too large is not kept at all.
 #[test]
 fn eviction() {
-    let mut ledger = PoolLedger::new();
+    let mut ledger = PoolLedger::default();
     let sizes = [(10, 16), (30, 16), (50, 8), (60, 16), (80, 32)];
     let made = sizes.map(|(base, bytes)| block(&mut ledger, 0, base, bytes));
     for index in [1, 2, 0, 3] {
@@ -69,7 +69,7 @@ fn eviction() {
 /// A block that is unused for a while leaves. One that was used since does not.
 #[test]
 fn ageing() {
-    let mut ledger = PoolLedger::new();
+    let mut ledger = PoolLedger::default();
     let made = [(0, 10), (1, 20), (0, 30)].map(|(device, base)| block(&mut ledger, device, base, 4));
     ledger.set_windows(made[2].serial, cached(1));
     ledger.at(100);
@@ -89,7 +89,7 @@ fn ageing() {
 /// Registered or tainted blocks are not kept, deregistered ones are. One handle may stand for several calls.
 #[test]
 fn registrations() {
-    let mut ledger = PoolLedger::new();
+    let mut ledger = PoolLedger::default();
     let [one, two] = [10, 14].map(|base| block(&mut ledger, 0, base, 4));
     let handle = Registration { communicator: 1, handle: 7 };
     let range = Range { base: 10 * MIB, bytes: 8 * MIB };
@@ -113,7 +113,7 @@ fn registrations() {
 /// A block with windows is not freed. It leaves when they are gone.
 #[test]
 fn windows() {
-    let mut ledger = PoolLedger::new();
+    let mut ledger = PoolLedger::default();
     let made = [10, 20, 30].map(|base| block(&mut ledger, 0, base, 4));
     made.iter().for_each(|block| ledger.set_windows(block.serial, cached(2)));
     assert_eq!(ledger.give_back(&made[0], LIMIT), kept(&[]));
@@ -134,7 +134,7 @@ fn windows() {
 /// Windows that the program has not ended do not keep a block: NCCL frees it under them, as without Windlass.
 #[test]
 fn owed_windows() {
-    let mut ledger = PoolLedger::new();
+    let mut ledger = PoolLedger::default();
     let made = [10, 20, 30].map(|base| block(&mut ledger, 0, base, 4));
     made.iter().for_each(|block| ledger.set_windows(block.serial, Over { windows: 2, owed: 2 }));
     ledger.set_windows(made[2].serial, Over { windows: 2, owed: 1 });
@@ -148,7 +148,7 @@ fn owed_windows() {
 /// Blocks that peers may be writing to are never handed out again, whoever holds them.
 #[test]
 fn tainted() {
-    let mut ledger = PoolLedger::new();
+    let mut ledger = PoolLedger::default();
     let made = [(0, 10), (0, 20), (0, 30), (1, 40), (1, 50)]
         .map(|(device, base)| block(&mut ledger, device, base, 4));
     for index in [0, 1, 3] {
@@ -178,7 +178,7 @@ fn tainted() {
 /// New memory in the place of a block replaces it in the ledger.
 #[test]
 fn entered_over_others() {
-    let mut ledger = PoolLedger::new();
+    let mut ledger = PoolLedger::default();
     let old = [10, 12, 16].map(|base| block(&mut ledger, 0, base, 2));
     let new = block(&mut ledger, 0, 11, 3);
     assert_eq!(ledger.find(10 * MIB), None);
@@ -216,7 +216,7 @@ proptest! {
     #[test]
     fn keeps_the_ledger(steps in prop::collection::vec(step(), 1..200)) {
         const LIMIT: u64 = 12 * MIB;
-        let mut ledger = PoolLedger::new();
+        let mut ledger = PoolLedger::default();
         let mut held: Vec<Block> = Vec::new();
         let mut freed: Vec<Block> = Vec::new();
         // Blocks that exist: base, size, windows.
@@ -288,7 +288,7 @@ proptest! {
             prop_assert_eq!(sums.held_blocks + sums.kept_blocks + sums.leaving_blocks, real.len());
             let bytes: u64 = real.values().map(|(bytes, _)| bytes).sum();
             prop_assert_eq!(sums.held_bytes + sums.kept_bytes + sums.leaving_bytes, bytes);
-            prop_assert!(ledger.kept.values().all(|kept| *kept <= LIMIT));
+            prop_assert!(ledger.devices().into_iter().all(|device| ledger.kept_on(device) <= LIMIT));
             let shelved: BTreeSet<u64> = ledger.shelves.values().flat_map(|shelf| shelf.blocks.values().copied()).collect();
             prop_assert_eq!(shelved.len(), sums.kept_blocks);
         }
