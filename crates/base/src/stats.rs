@@ -7,13 +7,10 @@ pub mod count;
 pub mod features;
 pub mod files;
 pub mod limits;
-mod named;
 pub mod order;
 pub mod peer_group;
-pub mod pool;
-pub mod registration;
+pub mod resources;
 pub mod why;
-pub mod windows;
 
 pub mod report;
 pub mod run;

@@ -10,6 +10,7 @@ use super::approach::{self, Hindrance, HostAt};
 use super::counts::Counts;
 use super::id_tag::Id;
 use super::limits::Limits;
+use super::outcome::{Failure, SessionOutcome};
 use super::poll::Flag;
 use super::process_listener;
 use super::spare::Spares;
@@ -165,5 +166,27 @@ fn lost(command: Command) {
         }
         Command::Tell(process_listener, words) => process_listener::tell_alone(process_listener, &words),
         _ => {}
+    }
+}
+
+/// Ends a rank's wait from another thread, for `ncclCommAbort`.
+#[derive(Clone, Debug)]
+pub struct Canceller {
+    waiter: Arc<dyn Waiter>,
+    key: u64,
+    shared: Arc<Shared>,
+}
+
+impl Canceller {
+    pub(super) fn new(waiter: Arc<dyn Waiter>, key: u64, shared: Arc<Shared>) -> Canceller {
+        Canceller { waiter, key, shared }
+    }
+
+    /// Makes the rank fail with [`Failure::Aborted`] at once, unless its session is over. Its peers hear that it left.
+    pub fn abort(&self) {
+        self.waiter.end(SessionOutcome::Failed(Failure::Aborted));
+        if self.waiter.is_over() {
+            self.shared.send(Command::Leave(self.key));
+        }
     }
 }

@@ -3,9 +3,8 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::canceller::Canceller;
 use super::children::plan::Table;
-use super::commands::{Command, Reporting, Shared};
+use super::commands::{Canceller, Command, Reporting, Shared};
 use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
 use super::waiter::{Need, Waiter};

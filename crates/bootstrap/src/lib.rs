@@ -69,7 +69,6 @@
 
 pub mod agreement;
 mod approach;
-mod canceller;
 pub mod children;
 mod commands;
 mod connection;
@@ -121,8 +120,8 @@ use windlass_base::descriptor::{self, Ours};
 use windlass_base::process::{self, fork_local::ForkLocal};
 use windlass_base::thread;
 
-pub use canceller::Canceller;
 pub use children::local_entry::LocalEntry;
+pub use commands::Canceller;
 pub use inquiry::Inquiry;
 pub use limits::Limits;
 pub use participant::{Outcome, Participant, Preparation, complete_all};

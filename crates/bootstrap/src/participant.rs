@@ -7,8 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::negotiated::{NegotiatedConfig, Token};
 use windlass_base::thread;
 
-use super::canceller::Canceller;
-use super::commands::{Command, Reporting, Shared};
+use super::commands::{Canceller, Command, Reporting, Shared};
 use super::descriptors::DescriptorSocket;
 use super::facts::Facts;
 use super::message::{FromHost, FromRank};

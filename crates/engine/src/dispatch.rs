@@ -4,7 +4,6 @@ mod route;
 
 mod common_order;
 
-mod group_part;
 mod group_plan;
 
 mod fusing;
@@ -12,7 +11,6 @@ mod fusing;
 mod batching;
 
 pub mod group_planning;
-mod group_step;
 
 pub mod messages;
 

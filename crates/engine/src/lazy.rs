@@ -17,7 +17,6 @@ mod lost;
 mod materialize;
 mod on_device;
 mod operators;
-mod stage;
 mod usage;
 
 use nccl_sys::ncclComm_t;

@@ -11,10 +11,8 @@ use crate::path::Path;
 use crate::stats::features::{Feature, Lacks};
 use crate::stats::order;
 use crate::stats::peer_group;
-use crate::stats::pool::Pooled;
-use crate::stats::registration::Registered;
+use crate::stats::resources::{Kept, Pooled, Registered};
 use crate::stats::segment::{self, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
-use crate::stats::windows::Kept;
 
 thread_local! {
     static SET: ThreadCell<usize> = const { ThreadCell::new(usize::MAX) };

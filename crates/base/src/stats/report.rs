@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::stats::snapshot::{CallCounts, CommunicatorCounts, Snapshot};
-use crate::stats::{closing, features, order, pool, registration, why, windows};
+use crate::stats::{closing, features, order, resources, why};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
@@ -42,9 +42,9 @@ pub fn text(snapshot: &Snapshot) -> String {
     }
     let lines = [
         order::text(&snapshot.order, snapshot.ordered()),
-        registration::text(&snapshot.registrations, size),
-        pool::text(&snapshot.pool, size),
-        windows::text(&snapshot.windows),
+        resources::registrations(&snapshot.registrations, size),
+        resources::pool(&snapshot.pool, size),
+        resources::windows(&snapshot.windows),
     ];
     for line in lines.into_iter().flatten() {
         let _ = writeln!(out, "{line}");

@@ -22,8 +22,8 @@ use crate::call::{FUNCTIONS, Function};
 use crate::path::PATHS;
 use crate::stats::calls::CallRing;
 use crate::stats::files::{self, Held};
+use crate::stats::resources::{Kept, Pooled, Registered};
 use crate::stats::run::Run;
-use crate::stats::{pool, registration, windows};
 
 /// How many entry points fit. There is room for more than the list has, so that the layout changes seldom.
 pub const ENTRIES_MAX: usize = 128;
@@ -40,15 +40,15 @@ pub const THREAD_SETS: usize = 16;
 
 /// How many counts of registrations fit.
 pub const REGISTRATIONS_MAX: usize = 32;
-const _: () = assert!(registration::COUNTS <= REGISTRATIONS_MAX);
+const _: () = assert!(Registered::NAMES.len() <= REGISTRATIONS_MAX);
 
 /// How many counts of pool blocks fit.
 pub const POOL_MAX: usize = 24;
-const _: () = assert!(pool::COUNTS <= POOL_MAX);
+const _: () = assert!(Pooled::NAMES.len() <= POOL_MAX);
 
 /// How many counts of windows fit.
 pub const WINDOWS_MAX: usize = 16;
-const _: () = assert!(windows::COUNTS <= WINDOWS_MAX);
+const _: () = assert!(Kept::NAMES.len() <= WINDOWS_MAX);
 
 /// The first word of a segment.
 pub const MAGIC: u64 = 0x5753_4e41_4c44_4e57;

@@ -11,11 +11,9 @@ use crate::call::Function;
 use crate::path::Path;
 use crate::stats::count::UNKNOWN;
 use crate::stats::features::Lacks;
-use crate::stats::pool::Pooled;
-use crate::stats::registration::Registered;
+use crate::stats::resources::{Kept, Pooled, Registered};
 use crate::stats::run::Run;
 use crate::stats::segment::{self, FREE, LIVE, Opened, Segment};
-use crate::stats::windows::Kept;
 use crate::stats::{files, limits, order, peer_group};
 
 /// Counts of a process. Counters are read one by one while calls go on, so sums may differ by the calls in flight.

@@ -57,7 +57,7 @@ pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
 fn make(entry: Entry, init: &InitCall) -> ncclResult_t {
     if peers::is_on() {
         let before = || {
-            init.parent.map_or(Ok(()), check_awake).inspect_err(|_| count::function(entry))?;
+            init.parent.map_or(Ok(()), |parent| check_awake(entry, parent))?;
             Ok(init.parent.and_then(|parent| before_init(init, parent)))
         };
         return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {

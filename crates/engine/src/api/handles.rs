@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nccl_sys::{ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSuccess};
+use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator};
 use crate::forward::init::Handle;
@@ -12,7 +12,7 @@ use crate::peers::PeerGroup;
 use windlass_base::error::refuse;
 use windlass_base::gate::Passed;
 use windlass_base::guard;
-use windlass_base::stats::count::Identity;
+use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::outcome::FallbackReason;
 
 /// Passes the gate of a communicator ([`group::enter`]), by handle.
@@ -21,10 +21,11 @@ pub(super) fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
     group::enter(|| communicator.pass())
 }
 
-/// Fails for a communicator that sleeps, and has the open group fail.
-pub(super) fn check_awake(handle: ncclComm_t) -> Result<(), ncclResult_t> {
+/// Fails for a communicator that sleeps: counts the call, and has the open group fail.
+pub(super) fn check_awake(entry: Entry, handle: ncclComm_t) -> Result<(), ncclResult_t> {
     let known = guard::or_else(|| None, || communicator::find(handle));
-    known.map_or(Ok(()), |known| known.check_awake(handle)).map_err(group::fail)
+    let awake = known.map_or(Ok(()), |known| known.check_awake(handle));
+    awake.inspect_err(|_| count::function(entry)).map_err(group::fail)
 }
 
 /// What `look` finds in a communicator's peer group. None without one, or after a panic.

@@ -79,8 +79,7 @@ pub(super) fn need(
     handle: ncclComm_t,
     real: impl FnOnce(ncclComm_t) -> ncclResult_t + 'static,
 ) -> ncclResult_t {
-    if let Err(code) = check_awake(handle) {
-        count::function(entry);
+    if let Err(code) = check_awake(entry, handle) {
         return code;
     }
     let before = || {
@@ -165,8 +164,7 @@ pub fn register(
             "ncclCommRegister: handle",
         )
     };
-    if let Err(code) = check_awake(handle) {
-        count::function(Entry::ncclCommRegister);
+    if let Err(code) = check_awake(Entry::ncclCommRegister, handle) {
         return code;
     }
     keep_built_apart(handle);
@@ -327,15 +325,13 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     let find = || communicator::find(handle).filter(|known| known.has_peer_group() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
     let before = || {
-        check_awake(handle)?;
-        communicator.map_or(Ok(None), |known| ordering::before_forward(lane, known))
+        check_awake(entry, handle)?;
+        let before = communicator.map_or(Ok(None), |known| ordering::before_forward(lane, known));
+        before.inspect_err(|_| count::function(entry))
     };
     let forwarded = match guard::or_else(|| Ok(None), before) {
         Ok(forwarded) => forwarded,
-        Err(code) => {
-            count::function(entry);
-            return code;
-        }
+        Err(code) => return code,
     };
     let result = ask(entry, handle, here, |real| queries::one_sided(real, call));
     guard::or_else(|| (), || ordering::after_forward(forwarded, result));

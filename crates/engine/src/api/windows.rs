@@ -21,7 +21,6 @@ use windlass_base::config::nccl;
 use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::range::Range;
-use windlass_base::stats::count;
 
 use super::handles::{check_awake, enter_by, in_peer_group};
 use super::queries::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
@@ -48,8 +47,7 @@ pub fn register(
     flags: c_int,
 ) -> ncclResult_t {
     group::restore_device();
-    if let Err(code) = check_awake(handle) {
-        count::function(Entry::ncclCommWindowRegister);
+    if let Err(code) = check_awake(Entry::ncclCommWindowRegister, handle) {
         return code;
     }
     register_one(Asked { handle, address, bytes, place, flags })

@@ -12,7 +12,7 @@ use windlass_base::call::{Function, Shared};
 use windlass_bootstrap::negotiated::capability;
 use windlass_transport::tuning::{self, Collective};
 
-use super::group_step::Step;
+use super::fusing::Step;
 use wires::{Sums, Wire};
 
 /// Which collectives of a group may share a kernel, as the ranks have agreed.

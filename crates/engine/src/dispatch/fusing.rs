@@ -6,7 +6,18 @@ use windlass_base::call::{Function, Shared};
 use windlass_base::path::Path;
 use windlass_transport::tuning::Collective;
 
-use super::group_step::Step;
+/// Who runs which collectives; numbers are indices in the list of calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// One kernel runs this call alone.
+    Alone(usize),
+    /// One kernel runs all these calls, fused into one collective.
+    Fused(Vec<usize>),
+    /// One kernel runs all these calls beside each other.
+    Batch(Vec<usize>),
+    /// NCCL runs it.
+    Forwarded(usize),
+}
 
 /// A step for each call, but one step for calls that are fused. NCCL runs those that are above the limits.
 pub(super) fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {

@@ -18,8 +18,7 @@ use windlass_base::call::Shared;
 use windlass_transport::tuning;
 
 use super::batching::{self, Batches};
-use super::fusing;
-use super::group_step::Step;
+use super::fusing::{self, Step};
 
 /// Who runs the held collectives of a communicator, which come in the order that all ranks [have](super::common_order). [`fusing`] finds
 /// calls that become one collective, [`batching`] calls that run beside each other. If more than a few would take a kernel each, NCCL

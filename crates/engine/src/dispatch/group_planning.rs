@@ -18,8 +18,8 @@ use windlass_transport::native::Task;
 use windlass_transport::p2p::{self, Operation};
 
 use super::batching::Batches;
-use super::group_part::Part;
-use super::group_step::Step;
+use super::fusing::Step;
+use super::ordering::Part;
 use super::{collectives, common_order, fixed_order, group_plan, route};
 
 /// Plans the held calls at the outermost end, before NCCL closes the group. Calls that NCCL is to run after all go to NCCL now:

@@ -33,7 +33,20 @@ use windlass_transport::native::Task;
 use windlass_transport::p2p::Operation;
 use windlass_transport::sequencer::Joins;
 
-use super::group_part::Part;
+/// The kernels of one communicator at the end of a group.
+#[derive(Debug)]
+pub struct Part {
+    /// The communicator's handle.
+    pub communicator: ncclComm_t,
+    /// Its peer group.
+    pub peer_group: Arc<PeerGroup>,
+    /// Its collectives, in the order that [all ranks have](super::common_order); an error where one of them cannot be run.
+    pub tasks: Result<Vec<Task>, ncclResult_t>,
+    /// Its messages, in call order.
+    pub operations: Vec<Operation>,
+    /// The streams of these calls, each once, in call order.
+    pub streams: Vec<StreamHandle>,
+}
 
 /// A communicator and the stream on which NCCL is to run a call of it.
 #[derive(Clone, Copy, Debug)]

@@ -8,9 +8,9 @@ use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 use crate::forward::known::{self, End};
 use windlass_base::guard;
 
-use super::communicator::LazyCommunicator;
+use super::communicator::{LazyCommunicator, Stage};
 use super::ending;
-use super::stage::{INIT_WITHIN, Stage};
+use super::lost::INIT_WITHIN;
 
 /// How long an abort waits for calls that are on their way into NCCL. One that is in NCCL may wait for a rank that does not come, which
 /// NCCL's abort ends.

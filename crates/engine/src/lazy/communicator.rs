@@ -21,9 +21,19 @@ use super::ends::Ends;
 use super::handle::Minted;
 use super::kept::Registrations;
 use super::operators::Operators;
-use super::stage::Stage;
 use super::usage::{Unfit, Usage, free_bytes};
 use super::{arguments, lost};
+
+/// The stage of a lazy communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Lazy,
+    /// A thread is in NCCL's init.
+    Materializing,
+    /// A thread still is, and another one aborts NCCL's communicator.
+    Aborting,
+    Materialized,
+}
 
 /// A lazy communicator.
 #[derive(Debug)]

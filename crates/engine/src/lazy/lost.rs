@@ -12,10 +12,13 @@ use windlass_base::error::refuse;
 use windlass_base::guard;
 use windlass_base::thread;
 
-use super::communicator::LazyCommunicator;
-use super::stage::{INIT_WITHIN, Stage};
+use super::communicator::{LazyCommunicator, Stage};
 
 pub(super) const WHY: &str = "NCCL did not build the communicator behind a lazy one on another rank";
+
+/// How long an abort waits for NCCL's init to end by itself. NCCL 2.28 frees memory in use if an init is aborted in the middle
+/// (seen: double frees). An init that takes longer than this waits for a rank that does not come, and can be aborted.
+pub(super) const INIT_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long a stopped init may take to leave NCCL. After that, its memory is never freed.
 const OUT_WITHIN: Duration = Duration::from_secs(20);

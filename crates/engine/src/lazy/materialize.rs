@@ -16,10 +16,9 @@ use windlass_base::error::refuse;
 use windlass_base::gpu::context;
 use windlass_base::{guard, observers, thread};
 
-use super::communicator::LazyCommunicator;
+use super::communicator::{LazyCommunicator, Stage};
 use super::lost;
 use super::on_device::on_device;
-use super::stage::Stage;
 use super::usage::{Unfit, free_bytes};
 
 /// What is left to do to materialize it.

@@ -31,7 +31,7 @@ use windlass_base::gpu::{self, Address, Driver, Ordinal};
 use windlass_base::process;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
-use windlass_base::stats::pool::Pooled;
+use windlass_base::stats::resources::Pooled;
 
 pub(crate) use ledger::{Block, Over, Registration};
 use ledger::{Given, PoolLedger, State};

@@ -13,7 +13,7 @@ use windlass_base::descriptor;
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation};
 use windlass_base::gpu::{Address, Failure, Home};
 use windlass_base::stats::count;
-use windlass_base::stats::registration::Registered;
+use windlass_base::stats::resources::Registered;
 
 /// Descriptors that must be free. NCCL opens some for a moment when a call first uses a registration, to tell the peers of it. If it cannot, it
 /// runs that call unregistered on this rank alone, without an error (2.28.9, ncclIpcLocalRegisterBuffer).

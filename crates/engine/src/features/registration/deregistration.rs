@@ -12,7 +12,7 @@ use windlass_base::gate::{Closed, Gate};
 use windlass_base::gpu::Address;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
-use windlass_base::stats::registration::Registered;
+use windlass_base::stats::resources::Registered;
 
 use crate::background::{side_thread, worker};
 use crate::features::registration::aliases::{Alias, Aliases};

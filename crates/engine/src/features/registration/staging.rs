@@ -6,7 +6,7 @@ use nccl_sys::{ncclComm_t, ncclSuccess};
 use crate::forward::registration;
 use windlass_base::gpu::{Address, Home};
 use windlass_base::stats::count;
-use windlass_base::stats::registration::Registered;
+use windlass_base::stats::resources::Registered;
 
 /// Pieces begin at multiples of this, in bytes.
 const ALIGNMENT: u64 = 4096;

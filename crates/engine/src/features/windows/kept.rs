@@ -29,7 +29,7 @@ use windlass_base::gpu::{self, Home, Ordinal};
 use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::count;
-use windlass_base::stats::windows::Kept;
+use windlass_base::stats::resources::Kept;
 use windlass_base::thread;
 use windlass_bootstrap::negotiated::NegotiatedConfig;
 

@@ -14,7 +14,7 @@ use windlass_base::error::refuse;
 use windlass_base::gpu::{Address, Driver};
 use windlass_base::range::Range;
 use windlass_base::stats::count;
-use windlass_base::stats::registration::Registered;
+use windlass_base::stats::resources::Registered;
 
 use crate::features::registration::registering::Registering;
 use crate::features::registration::registering::state::State;

@@ -18,7 +18,7 @@ use windlass_base::error::refuse;
 use windlass_base::gpu;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
-use windlass_base::stats::windows::Kept;
+use windlass_base::stats::resources::Kept;
 
 use crate::features::windows::kept::{Windows, standing};
 
