@@ -3,8 +3,6 @@
 //! [`options`] lists Windlass's options; [`nccl`] has NCCL's own variables. Options of loading, logging and counting ([`Startup`])
 //! are read at the first call. All others ([`Config`]) are read at the first unique id, init or `ncclMemAlloc`.
 
-mod cache;
-
 pub mod nccl;
 
 mod removed;
@@ -113,7 +111,7 @@ impl Cache {
         match self {
             Cache::Off => None,
             Cache::Folder(folder) => Some(folder.clone()),
-            Cache::Usual => cache::usual_folder(|name| std::env::var_os(name)),
+            Cache::Usual => usual_folder(|name| std::env::var_os(name)),
         }
     }
 }
@@ -243,6 +241,13 @@ pub fn expand_file_name(name: &std::path::Path) -> PathBuf {
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     PathBuf::from(text.replace("%h", &host).replace("%p", &std::process::id().to_string()))
+}
+
+/// The usual folder, by the environment: in `XDG_CACHE_HOME`, or in the home's `.cache`. None where neither is known.
+fn usual_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let path = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?;
+    Some(caches.join("windlass"))
 }
 
 #[cfg(test)]
@@ -474,5 +479,22 @@ Options are environment variables. This page is made from `crates/base/src/confi
         }
         let committed = std::fs::read_to_string(file).unwrap_or_default();
         assert!(committed == documentation(), "docs/options.md is stale: run with WINDLASS_BLESS=1");
+    }
+}
+
+#[cfg(test)]
+mod cache_tests {
+    use super::*;
+
+    /// A relative path does not count, as the XDG specification says.
+    #[test]
+    fn folders() {
+        let of = |xdg: Option<&str>, home: Option<&str>| {
+            usual_folder(|name| if name == "HOME" { home } else { xdg }.map(OsString::from))
+        };
+        assert_eq!(of(Some("/c"), Some("/h")), Some("/c/windlass".into()));
+        assert_eq!(of(Some("c"), Some("/h")), Some("/h/.cache/windlass".into()));
+        assert_eq!(of(None, Some("/h")), Some("/h/.cache/windlass".into()));
+        assert_eq!([of(None, None), of(Some(""), Some(""))], [None, None]);
     }
 }

@@ -16,7 +16,6 @@ mod relaying;
 mod session;
 mod sockets;
 mod visit;
-mod wanting;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

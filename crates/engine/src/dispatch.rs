@@ -22,8 +22,6 @@ pub mod lazy_calls;
 
 pub mod registration;
 
-mod window_guard;
-
 mod fixed_order;
 
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};

@@ -5,7 +5,6 @@
 //! As with NCCL, one thread at a time calls on a communicator; an abort, and the query of an asynchronous error, may come from another.
 
 mod aborting;
-mod arguments;
 mod communicator;
 mod ending;
 mod ends;

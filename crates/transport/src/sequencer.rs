@@ -13,7 +13,6 @@
 pub mod host;
 
 mod captures;
-mod issued;
 mod order;
 mod turn;
 
@@ -30,11 +29,11 @@ use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
 
 use crate::error::TransportError;
 pub use device_resources::{DeviceResources, LaunchResources, Lent};
-use issued::{Issued, Lane};
 use order::Runner;
 pub use order::{Afterwards, Graphs, History};
 pub use stuck::{Carries, Stuck, Wait};
 pub use turn::Turn;
+use turn::{Issued, Lane};
 use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::stream::{Capture, Ordering::Inside, Place};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};

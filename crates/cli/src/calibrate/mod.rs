@@ -7,14 +7,12 @@ mod idle;
 pub mod stamp;
 mod whether;
 
-use crate::asking;
 use crate::bench::adaptive::Effort;
-use crate::installation;
-use crate::interruption;
 use crate::limits::measure::{OfRanks, measure};
 use crate::limits::store::{Folder, Kept};
 use crate::limits::written;
 use crate::machine::{Machine, MachineRequest};
+use crate::{asking, installation, interruption};
 use anyhow::Context;
 use stamp::Stamp;
 use std::path::Path;

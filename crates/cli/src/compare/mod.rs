@@ -3,7 +3,6 @@
 mod comparison;
 mod counting;
 mod family;
-mod libraries;
 mod memory;
 mod metric;
 mod noise;

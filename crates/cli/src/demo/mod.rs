@@ -9,10 +9,9 @@ mod worker;
 
 pub use worker::work;
 
-use crate::counts;
 use crate::machine::{Machine, MachineRequest};
 use crate::ranks::{self, Launch};
-use crate::{installation, interruption, text};
+use crate::{counts, installation, interruption, text};
 use anyhow::{Context, Result};
 use clap::Args;
 use counters::Made;

@@ -2,12 +2,10 @@
 
 use super::running::{self, Running};
 use crate::asking::{self, Gpus};
-use crate::calibrate;
 use crate::elf::Elf;
-use crate::program;
-use crate::run;
 use crate::search::{Looked, search};
 use crate::tune::{Limit, file_of, held};
+use crate::{calibrate, program, run};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

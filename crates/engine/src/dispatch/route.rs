@@ -20,7 +20,9 @@ use windlass_base::path::Path;
 use super::collectives::{self, Served};
 use super::ordering::{InOrder, Lane};
 use super::registration::{self, Taken};
-use super::{count, fixed_order, lazy_calls, messages, ordering, window_guard};
+use super::{count, fixed_order, lazy_calls, messages, ordering};
+use std::ffi::c_void;
+use windlass_base::range::Range;
 
 /// The decision on a call before it runs.
 struct Decided {
@@ -178,10 +180,31 @@ fn forwarded(
             Err(code) => return Course::Refused(code),
         }
     }
-    window_guard::before_forward(call, communicator);
+    drop_windows(call, communicator);
     if communicator.is_lazy() {
         return Course::Lazy;
     }
     registration::take(call, communicator, terms)
         .map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
+}
+
+/// Called before NCCL gets a call of a communicator with a peer group. This rank drops windows without asking others: NCCL then sees
+/// what it would see without Windlass.
+#[inline]
+fn drop_windows(call: &Call, communicator: &Communicator) {
+    if communicator.has_windows() {
+        drop_what_it_meets(call, communicator);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn drop_what_it_meets(call: &Call, communicator: &Communicator) {
+    let Some(peer_group) = communicator.peer_group(call.local.communicator) else { return };
+    let Some(windows) = peer_group.windows() else { return };
+    // Both ranges have the size of the larger buffer: a window that is dropped without need is registered again.
+    let bytes = call.shared.bytes(peer_group.negotiated().members.len()).max(1);
+    let range = |buffer: *const c_void| Range { base: buffer as u64, bytes };
+    let (send, receive) = (range(call.local.send), range(call.local.receive.cast_const()));
+    windows.meet(&[send, receive]);
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{
-    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclNumOps, ncclResult_t,
+    ncclSuccess,
 };
 
 use crate::features::recycling::cached::Built;
@@ -20,9 +21,9 @@ use windlass_base::process;
 use super::ends::Ends;
 use super::handle::Minted;
 use super::kept::Registrations;
+use super::lost;
 use super::operators::Operators;
 use super::usage::{Unfit, Usage, free_bytes};
-use super::{arguments, lost};
 
 /// The stage of a lazy communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +124,7 @@ impl LazyCommunicator {
 
     /// NCCL's result code for a call that it would refuse by the arguments alone. None if it takes the call.
     pub fn refusal(&self, call: &Call) -> Option<ncclResult_t> {
-        arguments::refusal(call, self.peer_group.negotiated().members.len(), &self.operators)
+        refusal(call, self.peer_group.negotiated().members.len(), &self.operators)
     }
 
     /// Whether NCCL's communicator is built, for the init of children.
@@ -257,5 +258,99 @@ impl LazyCommunicator {
 
     pub(super) fn stage(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// NCCL's code for a call that it refuses at once (2.28, `ArgsCheck`); none if it takes the call.
+fn refusal(call: &Call, ranks: usize, operators: &Operators) -> Option<ncclResult_t> {
+    let (shared, local) = (&call.shared, &call.local);
+    let refused = |why: std::fmt::Arguments<'_>| Some(refuse(ncclInvalidArgument, why));
+    let name = local.called.entry().description().name;
+    if let Some(root) = shared.root.or(local.peer)
+        && usize::try_from(root).map_or(true, |root| root >= ranks)
+    {
+        return refused(format_args!("{name}: rank {root}, expected 0 to {}", ranks - 1));
+    }
+    if shared.datatype.size_bytes().is_none() {
+        return refused(format_args!("{name}: data type {}, expected one of NCCL's", shared.datatype.0));
+    }
+    let operation = shared.operation?;
+    if operation.0 < 0 {
+        return refused(format_args!("{name}: reduction {}, expected none below 0", operation.0));
+    }
+    if operation.0 < ncclNumOps.0 {
+        return None;
+    }
+    match operators.datatype(operation) {
+        None => refused(format_args!("{name}: reduction {} is unknown to this communicator", operation.0)),
+        // NCCL drops a call without elements before it compares types.
+        Some(datatype) if datatype != shared.datatype && shared.count > 0 => refused(format_args!(
+            "{name}: data type {}, expected {} as its reduction was made with",
+            shared.datatype.0, datatype.0
+        )),
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod arguments_tests {
+    use super::*;
+    use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclRedOp_t, ncclScalarHostImmediate, ncclSum};
+    use std::ptr::{null, null_mut};
+    use windlass_base::call::{Function, Local, Shared};
+
+    fn call(
+        function: Function,
+        datatype: ncclDataType_t,
+        operation: Option<ncclRedOp_t>,
+        root: Option<i32>,
+    ) -> Call {
+        let shared = Shared { function, count: 3, datatype, operation, root };
+        let communicator = null_mut();
+        let local = Local {
+            called: function,
+            send: null(),
+            receive: null_mut(),
+            peer: None,
+            config: null(),
+            communicator,
+            stream: null_mut(),
+            scalar: None,
+        };
+        Call { shared, local }
+    }
+
+    /// Roots, types and operators that do not exist are refused; all else is taken.
+    #[test]
+    fn refusals() {
+        let operators = Operators::default();
+        let mut scalar = 2.0_f32.to_le_bytes();
+        let own = operators.create(scalar.as_mut_ptr().cast(), ncclFloat32, ncclScalarHostImmediate).unwrap();
+        let refused = |call: Call| refusal(&call, 2, &operators);
+        let reduce = |datatype, operation| call(Function::AllReduce, datatype, Some(operation), None);
+        let gone = ncclRedOp_t(own.0 + 1);
+        for right in [
+            reduce(ncclFloat32, ncclSum),
+            reduce(ncclFloat32, own),
+            call(Function::Broadcast, ncclInt8, None, Some(1)),
+        ] {
+            assert_eq!(refused(right), None, "{right:?}");
+        }
+        for wrong in [
+            reduce(ncclDataType_t(12), ncclSum),
+            reduce(ncclDataType_t(-1), ncclSum),
+            reduce(ncclFloat32, ncclRedOp_t(-1)),
+            reduce(ncclFloat32, gone),
+            reduce(ncclInt8, own),
+            call(Function::Broadcast, ncclInt8, None, Some(2)),
+            call(Function::Broadcast, ncclInt8, None, Some(-1)),
+        ] {
+            assert_eq!(refused(wrong), Some(ncclInvalidArgument), "{wrong:?}");
+        }
+        let mut send = call(Function::Send, ncclInt8, None, None);
+        send.local.peer = Some(2);
+        assert_eq!(refused(send), Some(ncclInvalidArgument));
+        send.local.peer = Some(0);
+        assert_eq!(refused(send), None);
     }
 }

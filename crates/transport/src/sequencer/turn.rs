@@ -1,13 +1,13 @@
 //! One turn of a sequencer: what an operation's kernel needs, and its place in the order.
 
-use crate::sequencer::device_resources::LaunchResources;
-use crate::sequencer::issued::{Issued, Lane};
-use crate::sequencer::order::Runner;
-use crate::sequencer::{Joins, Sequencer};
+use crate::sequencer::captures::Captures;
+use crate::sequencer::order::{Order, Runner};
+use crate::sequencer::{Graphs, Joins, LaunchResources, Sequencer};
 use std::sync::atomic::Ordering;
 use windlass_base::gpu::context::Current;
 use windlass_base::gpu::module::MemoryDomain;
-use windlass_base::gpu::stream::{Capture, Ordering::Inside};
+use windlass_base::gpu::stream::Ordering::Inside;
+use windlass_base::gpu::stream::{Capture, Place};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
 use windlass_base::observers::profiler::times;
 
@@ -121,5 +121,72 @@ impl<'sequencer> Turn<'sequencer> {
             driver.wait(*other, &self.resources.joined, Inside)?;
         }
         Ok(())
+    }
+}
+
+/// What a sequencer has issued: the order, and the driver calls that keep it. The sequencer's lock is held.
+#[derive(Debug, Default)]
+pub(super) struct Issued {
+    pub(super) order: Order,
+    pub(super) captures: Captures,
+    /// Id of the capture whose graph already keeps the launch resources.
+    pub(super) held: Option<u64>,
+    /// Id of the capture whose graph already keeps the regions, too: it has kernels of Windlass.
+    pub(super) held_regions: Option<u64>,
+}
+
+/// Where an operation runs: on a stream that is eager or captured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lane {
+    pub(super) stream: StreamHandle,
+    pub(super) place: Place,
+}
+
+impl Issued {
+    /// Makes the operation that comes now in `lane` run after all before it.
+    pub(super) fn come_behind(
+        &mut self,
+        (driver, resources): (&Driver, &LaunchResources),
+        graphs: Graphs,
+        lane: Lane,
+    ) -> Result<(), Failure> {
+        match lane.place {
+            Place::Eager(id) if !self.order.waits(id) => Ok(()),
+            Place::Eager(_) => driver.wait(lane.stream, &resources.done, Inside),
+            Place::Captured(capture) => {
+                let at = (lane.stream, capture);
+                self.captures.before(driver, resources, at, (&mut self.order, graphs))
+            }
+        }
+    }
+
+    /// Notes that the operation was issued in `lane`.
+    pub(super) fn note(
+        &mut self,
+        (driver, resources): (&Driver, &LaunchResources),
+        graphs: Graphs,
+        lane: Lane,
+        by: Runner,
+    ) -> Result<(), Failure> {
+        match lane.place {
+            Place::Eager(id) => {
+                resources.done.record(lane.stream, Inside)?;
+                self.order.record(id, by);
+                Ok(())
+            }
+            Place::Captured(capture) => {
+                self.order.record_in_capture(graphs);
+                self.captures.after(driver, resources, (lane.stream, capture), graphs)
+            }
+        }
+    }
+}
+
+impl Lane {
+    pub(super) fn capture(&self) -> Option<Capture> {
+        match self.place {
+            Place::Captured(capture) => Some(capture),
+            Place::Eager(_) => None,
+        }
     }
 }
