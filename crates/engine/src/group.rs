@@ -243,9 +243,14 @@ pub(crate) fn close_empty() -> Vec<Passed<'static>> {
 }
 
 /// Leaves the gates of a group that has ended, and keeps the list's memory.
-pub(crate) fn put_back_inside(room: Vec<Passed<'static>>) {
+pub(crate) fn put_back_inside(mut room: Vec<Passed<'static>>) {
+    room.clear();
     if room.capacity() > 0 {
-        reuse(room, |ended| &mut ended.inside);
+        with_ended(|ended| {
+            if ended.inside.capacity() == 0 {
+                ended.inside = room;
+            }
+        });
     }
 }
 
@@ -459,6 +464,7 @@ pub(crate) fn put_back_followed(room: Vec<Followed>) {
 }
 
 /// Empties a list of a group that has ended, before anything else, and reuses its memory.
+#[inline]
 fn reuse<T>(mut room: Vec<T>, list: impl FnOnce(&mut Ended) -> &mut Vec<T>) {
     room.clear();
     with_ended(|ended| {
@@ -470,6 +476,7 @@ fn reuse<T>(mut room: Vec<T>, list: impl FnOnce(&mut Ended) -> &mut Vec<T>) {
 }
 
 /// Adds what waits for the end of the open group.
+#[inline]
 fn keep(add: impl FnOnce(&mut Ended)) {
     with_ended(add);
     one_more();
