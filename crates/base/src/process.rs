@@ -20,7 +20,7 @@ use crate::config::{
 use crate::stats::files::{self, FILES_OF_RUN_MAX, FOLDER, Held};
 use crate::stats::run::{self, Run};
 use crate::stats::snapshot::{self, Snapshot};
-use crate::stats::{closing, order, report, segment};
+use crate::stats::{closing, report, segment};
 use crate::{descriptor, guard, log, observers};
 
 static FIRST_CALL: Once = Once::new();
@@ -147,7 +147,7 @@ fn describe_process() {
     segment.nccl_version.store(know_version(), Ordering::Relaxed);
     // A child of a process with communicators only forwards, so it has no order of its own.
     if segment.forked_from.load(Ordering::Relaxed) == 0 {
-        segment.order.store(order::number(config().order), Ordering::Relaxed);
+        segment.order.store(config().order as u64, Ordering::Relaxed);
     }
 }
 

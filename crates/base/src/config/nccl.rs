@@ -42,7 +42,7 @@ pub fn cached() -> &'static Settings {
     static CACHED: OnceCell<Settings> = OnceCell::new();
     CACHED.get().unwrap_or_else(|| {
         // Outside of the cell's initialization: a constructor of the plugin may call this function again.
-        let plugin = plugin::is_found(lookup("NCCL_ENV_PLUGIN").as_deref(), version());
+        let plugin = plugin::is_found(value("NCCL_ENV_PLUGIN").as_deref(), version());
         let unseen = plugin.then_some(Effect::UnseenValues);
         let once = |variable: &Variable| variable.read == Moment::FirstInit && !is_read_anew(variable);
         CACHED.get_or_init(|| read(once).chain(unseen).collect())
@@ -67,7 +67,7 @@ pub fn lacks_cu_mem() -> bool {
 /// equal bytes.
 pub fn of_this_init() -> Vec<u8> {
     let anew = VARIABLES.iter().filter(|variable| is_read_anew(variable));
-    let set = anew.filter_map(|variable| Some(format!("{}={}\n", variable.name, lookup(variable.name)?)));
+    let set = anew.filter_map(|variable| Some(format!("{}={}\n", variable.name, value(variable.name)?)));
     set.collect::<String>().into_bytes()
 }
 
@@ -86,7 +86,7 @@ pub fn has_own_ids() -> bool {
 /// All variables that have an effect, from this process's environment and NCCL's files, for one release of NCCL. They come
 /// in the table's order.
 pub fn found(version: i32) -> Vec<Found> {
-    VARIABLES.iter().filter_map(|variable| variable.found(lookup(variable.name)?, version)).collect()
+    VARIABLES.iter().filter_map(|variable| variable.found(value(variable.name)?, version)).collect()
 }
 
 static VERSION: AtomicI32 = AtomicI32::new(0);
@@ -104,7 +104,7 @@ pub fn version() -> i32 {
 /// The effects of the variables that `which` picks. Each is logged when it is new.
 fn read(which: impl Fn(&Variable) -> bool) -> impl Iterator<Item = Effect> {
     let variables = VARIABLES.iter().filter(move |variable| which(variable));
-    let found = variables.filter_map(|variable| variable.found(lookup(variable.name)?, version()));
+    let found = variables.filter_map(|variable| variable.found(value(variable.name)?, version()));
     found.inspect(say).map(|found| found.effect)
 }
 
@@ -116,7 +116,7 @@ const NO_CACHE_SINCE: i32 = 22907;
 fn is_read_anew(variable: &Variable) -> bool {
     static NAMES: OnceCell<String> = OnceCell::new();
     let is_named = || {
-        let names = NAMES.get_or_init(|| lookup("NCCL_NO_CACHE").unwrap_or_default());
+        let names = NAMES.get_or_init(|| value("NCCL_NO_CACHE").unwrap_or_default());
         names.split(',').any(|named| named == variable.name || named == "ALL")
     };
     variable.read == Moment::EveryInit || version() >= NO_CACHE_SINCE && is_named()
@@ -143,13 +143,8 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// The value of a variable without an effect.
-pub fn value(name: &str) -> Option<String> {
-    lookup(name)
-}
-
 /// The value of a variable. The environment comes before NCCL's files, even with an empty value.
-fn lookup(name: &str) -> Option<String> {
+pub fn value(name: &str) -> Option<String> {
     let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     value.or_else(|| of_files(file_texts(), name))
 }

@@ -2,12 +2,7 @@
 
 use crate::config::Order;
 
-/// The number of an order in the counters.
-pub fn number(order: Order) -> u64 {
-    order as u64
-}
-
-/// Added to the number when Windlass is switched off.
+/// Added to the number of an [`Order`] when Windlass is switched off.
 pub const SWITCHED_OFF: u64 = 16;
 
 /// `fixed` or `strict`, and until when it held; empty where no order was asked for.
@@ -48,10 +43,10 @@ mod tests {
     /// What is written reads back; the line says whether fixed order held.
     #[test]
     fn lines() {
-        let names = [Order::Auto, Order::Fixed, Order::Strict].map(|order| name(number(order)));
+        let names = [Order::Auto, Order::Fixed, Order::Strict].map(|order| name(order as u64));
         assert_eq!((names, name(77)), (["", "fixed", "strict"], ""));
-        assert_eq!(name(number(Order::Strict) | SWITCHED_OFF), "strict until windlassDisable");
-        assert_eq!(name(number(Order::Auto) | SWITCHED_OFF), "");
+        assert_eq!(name(Order::Strict as u64 | SWITCHED_OFF), "strict until windlassDisable");
+        assert_eq!(name(Order::Auto as u64 | SWITCHED_OFF), "");
         assert_eq!(text("", (0, 0)), None);
         let lines = [("fixed", (0, 0)), ("fixed", (7, 0)), ("fixed", (7, 3)), ("strict", (0, 1))];
         let lines = lines.map(|(order, counts)| text(order, counts).unwrap());

@@ -135,7 +135,7 @@ pub fn gather(named: Option<&Path>, library_path: Option<&OsStr>, command: &[OsS
     let (limits, unmeasured, table_problems) =
         limits.unwrap_or_else(|| (Vec::new(), None, file_of(&parsed.config).1.into_iter().collect()));
     let off = off(&parsed);
-    let order = Some(order::name(order::number(parsed.config.order))).filter(|name| !name.is_empty());
+    let order = Some(order::name(parsed.config.order as u64)).filter(|name| !name.is_empty());
     let nccl_variables: Vec<_> =
         nccl::found(version).into_iter().map(|found| nccl_variable(found, order.is_some())).collect();
     Facts {

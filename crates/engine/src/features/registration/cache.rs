@@ -11,14 +11,11 @@
 //! An alias that cannot be deregistered is *stuck*: kept to the end, as peers may still use it. It takes room, but its allocation may be
 //! registered anew. Finding a buffer again takes two table lookups, 6 to 10 ns, and allocates nothing. All else walks through the few entries.
 
-mod by_id;
-
-mod refused;
-
 mod room;
 
-use by_id::ById;
 use room::{Resident, Room};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use windlass_base::range::Range;
 
 /// What identifies an allocation.
@@ -95,7 +92,7 @@ pub struct Cache<A> {
     /// Entries never overlap: of two overlapping allocations one was freed, and has left.
     entries: ById<Entry<A>>,
     stuck: Vec<A>,
-    refused: refused::Refused,
+    refused: Refused,
     /// All calls up to this one are over.
     over: Use,
     /// The call that must be over to make room for the last allocation that found none.
@@ -111,7 +108,7 @@ impl<A> Cache<A> {
             limits,
             entries: ById::default(),
             stuck: Vec::new(),
-            refused: refused::Refused::new(limits.refused_max),
+            refused: Refused::new(limits.refused_max),
             over: Use::default(),
             helps: None,
             bytes: 0,
@@ -284,7 +281,7 @@ impl<A> Cache<A> {
     pub fn close(&mut self) -> impl Iterator<Item = A> + use<A> {
         let entries = std::mem::take(&mut self.entries);
         let stuck = std::mem::take(&mut self.stuck);
-        self.refused = refused::Refused::new(self.limits.refused_max);
+        self.refused = Refused::new(self.limits.refused_max);
         self.helps = None;
         self.bytes = 0;
         entries.into_values().map(|entry| entry.alias).chain(stuck)
@@ -293,5 +290,90 @@ impl<A> Cache<A> {
     /// The bytes of all registrations, stuck ones included.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+}
+
+/// A map from the id of an allocation.
+type ById<T> = HashMap<u64, T, BuildHasherDefault<Spread>>;
+
+/// 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    #[inline]
+    fn write_u64(&mut self, id: u64) {
+        // The table takes the lowest bits and the highest seven. Of ids that are multiples of a power of two the lowest bits of
+        // the product are all zero; the upper half of it tells them apart.
+        let product = u128::from(id) * u128::from(GOLDEN);
+        self.0 = product as u64 ^ (product >> 64) as u64;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(GOLDEN);
+        }
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod by_id_tests {
+    use super::*;
+
+    /// Ids in sequence, far apart, or at multiples of powers of two collide seldom: of 64 ids in 128 places, at most four share one.
+    #[test]
+    fn ids_are_spread() {
+        for step in [1_u64, 2, 3, 7, 1 << 8, 1 << 12, 1 << 20, 1 << 32, 1 << 40, (1 << 32) + 1] {
+            for start in [0_u64, 1, 1000, 1 << 33] {
+                let mut places = [0; 128];
+                for index in 0..64 {
+                    let mut hash = Spread::default();
+                    hash.write_u64(start.wrapping_add(step.wrapping_mul(index)));
+                    places[hash.finish() as usize % 128] += 1;
+                }
+                assert!(places.iter().all(|count| *count < 5), "from {start} by {step}: {places:?}");
+            }
+        }
+    }
+}
+
+/// A list of at most `count_max` ids. The one that was asked for longest ago is forgotten first.
+#[derive(Debug)]
+struct Refused {
+    /// The id that was asked for last is at the end.
+    ids: Vec<u64>,
+    count_max: usize,
+}
+
+impl Refused {
+    fn new(count_max: usize) -> Self {
+        Refused { ids: Vec::new(), count_max }
+    }
+
+    /// Whether this id is in the list. Moves it to the end.
+    fn has(&mut self, id: u64) -> bool {
+        let Some(at) = self.ids.iter().rposition(|known| *known == id) else { return false };
+        if let Some(later) = self.ids.get_mut(at..) {
+            later.rotate_left(1);
+        }
+        true
+    }
+
+    /// Adds an id that is not in the list.
+    fn enter(&mut self, id: u64) {
+        if self.count_max == 0 {
+            return;
+        }
+        if self.ids.len() >= self.count_max {
+            self.ids.remove(0);
+        }
+        self.ids.push(id);
     }
 }
