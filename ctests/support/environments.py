@@ -42,7 +42,8 @@ SGLANG = "NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_GRAPH_REGISTER=0 CUDA_DEVI
 
 ROWS = [
     Row("vLLM 0.26.0 and 0.33.0", "", NONE_SET,
-        ran="0.26.0: run on 2 × H100, all-reduces left to NCCL ([output](measurements/2026-11-27-vllm)); 0.33.0: " + READ),
+        ran="0.26.0: run on 2 × H100 and 2 × H200, all-reduces left to NCCL, 100 % of bytes in Windlass's kernels "
+        "([output](measurements/2026-11-28-frameworks/vllm.txt)); 0.33.0: " + READ),
     Row("JAX 0.11.1", "", NONE_SET,
         ran="0.11: run on 4 × H200 with an early Windlass that left every call to NCCL "
             "([output](measurements/2026-11-20-pass-through/clients.txt)); no newer output"),

@@ -1,7 +1,7 @@
 /* A profiler plugin of interface VERSION, 4 to 7, written from what NCCL's documentation says of it. It checks what it is told and complains
  * on standard error: one communicator and rank is begun once and ended once, parents are events of the right kind, collectives are numbered
  * without gaps, channels come with their collective, as many as it has announced, with times that can be, every event ends once.
- * With CTESTS_NO_CHANNELS it does not ask for channels. CTESTS_TRACE names a file for a trace in Chrome's format, with %d for the process.
+ * With CTESTS_NO_CHANNELS it does not ask for channels, with CTESTS_CHANNEL_MS it takes so long for each. CTESTS_TRACE names a file for a trace in Chrome's format, with %d for the process.
  * What programs ask it is in profiler_plugin.h. */
 #define _GNU_SOURCE
 #include "profiler_plugin.h"
@@ -120,6 +120,7 @@ static int start(void* own, void** handle, struct descriptor* of) {
   uint64_t kind = VERSION == 4 ? *(uint8_t*)&of->kind : of->kind;
   struct context* context = own;
   struct event* parent = of->parent;
+  if (kind == KERNEL_CH && getenv("CTESTS_CHANNEL_MS")) usleep((useconds_t)atoi(getenv("CTESTS_CHANNEL_MS")) * 1000);
   pthread_mutex_lock(&lock);
   if (told == EVENTS_MAX) abort();
   struct event event = {.magic = MAGIC, .kind = kind, .context = context, .parent = parent, .begun = now(), .name = "group", .thread = gettid()};

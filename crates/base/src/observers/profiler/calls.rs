@@ -47,11 +47,10 @@ pub fn ended(handle: usize) {
     let mut known = known();
     known.expected.retain(|_, expecting| *expecting != handle);
     let ended = known.ours.remove(&handle);
-    let is_last = known.ours.is_empty();
     // Plugins may take long.
     drop(known);
     // Channels come before the end of their context.
-    ended.iter().for_each(|ended| times::ended(ended, is_last));
+    ended.iter().for_each(times::ended);
     drop(ended);
 }
 

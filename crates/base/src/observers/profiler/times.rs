@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use once_cell::sync::OnceCell;
 
-use super::{Profiled, calls};
+use super::{Profiled, calls, known};
 use crate::gpu::capture::Relaxed;
 use crate::gpu::stream::{Event, Ordering::Inside, Stream};
 use crate::gpu::{Failure, Home, StreamHandle, opened};
@@ -225,6 +225,13 @@ impl TimedLaunch {
         Ok(Some([start_ns as u64, stop_ns as u64]))
     }
 
+    /// Frees the events as far as their context is there, and what the calls hold in any case: a plugin's context ends with its last call.
+    fn forget(self) {
+        let TimedLaunch { home, events, calls } = self;
+        drop(home.give_back(events));
+        drop(calls);
+    }
+
     fn give_back(self) {
         let mut clocks = lock(&CLOCKS);
         if let Some(clock) = clock_of(&mut clocks, &self.home) {
@@ -239,16 +246,18 @@ pub fn settle() {
     settle_all(None);
 }
 
-/// A communicator ends: its launches are done, or were aborted. Plugins hear nothing of those. `is_last`: there is no other.
-pub(super) fn ended(profiled: &Arc<Profiled>, is_last: bool) {
+/// A communicator ends: its launches are done, or were aborted. Plugins hear nothing of those.
+pub(super) fn ended(profiled: &Arc<Profiled>) {
     if opened().is_none_or(|driver| driver.is_in_forked_child()) {
         return;
     }
     let _telling = lock(&TELLING);
     settle_all(Some(profiled));
-    if is_last {
-        end();
-    }
+    let known = known();
+    // Nobody is left who would launch with these: a communicator is known before its first launch.
+    let unused = if known.ours.is_empty() { take(&mut *lock(&CLOCKS)) } else { Vec::new() };
+    drop(known);
+    free(unused);
 }
 
 fn settle_all(ending: Option<&Arc<Profiled>>) {
@@ -256,9 +265,11 @@ fn settle_all(ending: Option<&Arc<Profiled>>) {
     let (mut remaining, mut behind) = (VecDeque::new(), BTreeSet::new());
     for mut one in pending {
         let profiled = Arc::as_ptr(&one.calls[0].profiled);
-        // A communicator's launches run one after the other.
-        match if behind.contains(&profiled) { Ok(None) } else { one.times() } {
-            Ok(None) if ending.is_none_or(|ending| Arc::as_ptr(ending) != profiled) => {
+        let is_ending = ending.is_some_and(|ending| Arc::as_ptr(ending) == profiled);
+        // A communicator's launches run one after the other. Whoever ends one waits for what plugins make of its own alone.
+        let waits = behind.contains(&profiled) || ending.is_some() && !is_ending;
+        match if waits { Ok(None) } else { one.times() } {
+            Ok(None) if !is_ending => {
                 behind.insert(profiled);
                 remaining.push_back(one);
             }
@@ -268,7 +279,7 @@ fn settle_all(ending: Option<&Arc<Profiled>>) {
             }
             Err(failure) => {
                 log::debug!("no device time of a call: {failure}");
-                drop({ one.home }.give_back(one));
+                one.forget();
             }
         }
     }
@@ -279,6 +290,11 @@ fn settle_all(ending: Option<&Arc<Profiled>>) {
 
 /// Frees all events, when nobody is left who would be told.
 pub fn end() {
-    take(&mut *lock(&PENDING)).into_iter().for_each(|one| drop({ one.home }.give_back(one)));
-    take(&mut *lock(&CLOCKS)).into_iter().for_each(|clock| drop({ clock.home }.give_back(clock)));
+    let (pending, clocks) = (take(&mut *lock(&PENDING)), take(&mut *lock(&CLOCKS)));
+    pending.into_iter().for_each(TimedLaunch::forget);
+    free(clocks);
+}
+
+fn free(clocks: Vec<DeviceClock>) {
+    clocks.into_iter().for_each(|clock| drop({ clock.home }.give_back(clock)));
 }
