@@ -254,8 +254,9 @@ pub(super) fn ended(profiled: &Arc<Profiled>) {
     let _telling = lock(&TELLING);
     settle_all(Some(profiled));
     let known = known();
-    // Nobody is left who would launch with these: a communicator is known before its first launch.
-    let unused = if known.ours.is_empty() { take(&mut *lock(&CLOCKS)) } else { Vec::new() };
+    // Nobody is left who needs these: a communicator is known before its first launch, and one that ends beside this one has its launches here.
+    let is_last = known.ours.is_empty() && !is_any_pending();
+    let unused = if is_last { take(&mut *lock(&CLOCKS)) } else { Vec::new() };
     drop(known);
     free(unused);
 }
