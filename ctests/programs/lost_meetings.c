@@ -6,6 +6,7 @@
  * Argument: a part; none means all. */
 #define _GNU_SOURCE
 #include "../support/harness.h"
+#include "../support/held.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -113,28 +114,9 @@ static double seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static void is_soon(const char* what, double began) {
+static void check_soon(const char* what, double began) {
   double took = seconds() - began;
   if (took > WITHIN) wrong(what, (long long)took, WITHIN);
-}
-
-static int entries(const char* folder) {
-  DIR* opened = opendir(folder);
-  int count = 0;
-  while (opened && readdir(opened)) count++;
-  if (opened) closedir(opened);
-  return count;
-}
-
-/* The resources of a process. */
-struct holds {
-  long long bytes, descriptors, threads;
-};
-
-static struct holds held(void) {
-  size_t unused = 0, all = 0;
-  CUDA(cuMemGetInfo_v2(&unused, &all));
-  return (struct holds){(long long)(all - unused), entries("/proc/self/fd"), entries("/proc/self/task")};
 }
 
 /* An all-reduce of ones, whose sums are checked. */
@@ -209,7 +191,7 @@ static void survive(const struct part* part, int survivor, CUstream stream) {
     double began = seconds();
     if (!survivor) {
       OK(ncclCommAbort(communicator));
-      is_soon("an abort while a rank is stopped", began);
+      check_soon("an abort while a rank is stopped", began);
       communicator = NULL;
     }
     atomic_fetch_add(&round_now->aborted, 1);
@@ -221,14 +203,14 @@ static void survive(const struct part* part, int survivor, CUstream stream) {
   bool is_aborted = part->end == STOPPED && !survivor;
   if (!is_right && !is_aborted) wrong("the state", answer, ncclSuccess);
   if (!is_aborted) fprintf(stderr, "%s: survivor %d: state %d after %.3f s\n", part->name, survivor, answer, seconds() - began);
-  is_soon("an init", began);
+  check_soon("an init", began);
   if (part->end == LIVES) {
     works(communicator, RANKS, stream);
     OK(ncclCommDestroy(communicator));
   } else if (communicator) {
     OK(ncclCommAbort(communicator));
   }
-  is_soon("an abort", began);
+  check_soon("an abort", began);
   goes_on(survivor, stream);
   atomic_fetch_add(&round_now->finished, 1);
 }
@@ -320,25 +302,8 @@ static void watch(const struct part* part, pid_t victim) {
 }
 
 /* The root of an id is a thread of its maker and a socket, which may still be there. At least two passes follow, so a leak of one a
- * pass is seen. */
-enum { LATE = 1 };
-
-static bool is_within(struct holds now, struct holds before) {
-  /* A communicator takes more than 8 MiB, so a leak of one is seen. */
-  return now.bytes <= before.bytes + (8 << 20) && now.descriptors <= before.descriptors + LATE && now.threads <= before.threads + LATE;
-}
-
-/* Waits up to five seconds: memory is released when the others' ends are seen. */
-static void is_flat(struct holds before) {
-  struct holds now = held();
-  for (int looks = 0; looks < 500 && !is_within(now, before); looks++) {
-    usleep(10000);
-    now = held();
-  }
-  if (now.bytes > before.bytes + (8 << 20)) wrong("device memory in bytes", now.bytes, before.bytes);
-  if (now.descriptors > before.descriptors + LATE) wrong("open descriptors", now.descriptors, before.descriptors);
-  if (now.threads > before.threads + LATE) wrong("threads", now.threads, before.threads);
-}
+ * pass is seen. A communicator takes more than 8 MiB. */
+static const struct held ROOM = {.descriptors = 1, .threads = 1, .mappings = 1 << 20, .device_bytes = 8 << 20};
 
 /* An exit waits five seconds for a thread that does not come out of the driver: once is enough. */
 static bool is_run(const struct part* part, int pass, const char* chosen) {
@@ -347,7 +312,7 @@ static bool is_run(const struct part* part, int pass, const char* chosen) {
 }
 
 static void survive_all(int survivor, const char* chosen) {
-  struct holds before = {0, 0, 0};
+  struct held before = {0};
   for (int pass = 0; pass < PASSES; pass++) {
     for (int index = 0; index < PARTS; index++) {
       const struct part* part = &parts[index];
@@ -360,9 +325,9 @@ static void survive_all(int survivor, const char* chosen) {
       survive(part, survivor, stream);
       CUDA(cuStreamDestroy_v2(stream));
     }
-    if (!pass) usleep(300000), before = held();
+    if (!pass) usleep(300000), before = held_now();
   }
-  is_flat(before);
+  if (!held_again(&before, &ROOM)) wrong("a survivor that holds more", 1, 0);
   exit(0);
 }
 
