@@ -3,6 +3,7 @@
 mod children;
 pub mod communicators;
 pub mod disable;
+mod foreign_ids;
 pub mod groups;
 mod handles;
 mod init_ends;
