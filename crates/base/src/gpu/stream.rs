@@ -223,14 +223,16 @@ impl Event {
         Ok(Event { driver, context, handle })
     }
 
-    /// The time from another event to this one, in nanoseconds. Both have a time, and are done.
-    pub fn since(&self, earlier: &Event) -> Result<i64, Failure> {
+    /// The time from another event to this one, in nanoseconds; none if one of them is not done. Both have a time. Does not wait.
+    pub fn since(&self, earlier: &Event) -> Result<Option<i64>, Failure> {
         let mut milliseconds = 0.0;
         // SAFETY: the events are alive; the output is a local.
-        let code =
-            unsafe { (self.driver.calls.cuEventElapsedTime)(&mut milliseconds, earlier.handle, self.handle) };
-        self.driver.check("cuEventElapsedTime", code, String::new)?;
-        Ok((f64::from(milliseconds) * 1e6) as i64)
+        match unsafe { (self.driver.calls.cuEventElapsedTime)(&mut milliseconds, earlier.handle, self.handle) }
+        {
+            SUCCESS => Ok(Some((f64::from(milliseconds) * 1e6) as i64)),
+            NOT_READY => Ok(None),
+            code => Err(Failure::of(self.driver, "cuEventElapsedTime", code, String::new())),
+        }
     }
 
     /// Marks what a stream holds now.

@@ -18,6 +18,9 @@ use crate::features::windows;
 use crate::peers::health::hang_detector::HangDetectors;
 use crate::peers::shutdown::{closing, draining};
 
+/// So many pending launches are many.
+const MANY_LAUNCHES: usize = 64;
+
 /// The request socket of this process, where other ranks send requests. The first call starts the worker.
 pub(super) fn request_socket() -> std::io::Result<Token> {
     times::settle_by(worker::wake);
@@ -38,10 +41,19 @@ fn all() -> Vec<Box<dyn Chore>> {
         Box::new(Plain { due: || pool::is_any_leaving().then_some(SOON_TICK), turn: windows::look }),
         Box::new(KeptMemory::new()),
         Box::<Drained>::default(),
-        Box::new(Plain { due: || times::is_any_pending().then_some(BUSY_TICK), turn: times::settle }),
+        Box::new(Plain { due: times_due, turn: times::settle }),
         // Frees the memory of peer groups that this rank has closed, once the other ranks have closed them, too.
         Box::new(Plain { due: || closing::waits().then_some(IDLE_TICK), turn: closing::settle }),
     ]
+}
+
+/// Soon where many launches are pending: a device has few events that are cheap to make.
+fn times_due() -> Option<Duration> {
+    match times::pending() {
+        0 => None,
+        1..MANY_LAUNCHES => Some(BUSY_TICK),
+        _ => Some(BUSY_TICK / 5),
+    }
 }
 
 /// A chore that keeps nothing.

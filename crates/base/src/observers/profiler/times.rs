@@ -42,10 +42,8 @@ struct TimedLaunch {
 /// What gives the times of a device's context.
 struct DeviceClock {
     home: Home,
-    /// Times count from here.
-    base: Event,
-    /// The host's clock then.
-    base_ns: i64,
+    /// Times count from here; and the host's clock then.
+    base: Arc<(Event, i64)>,
     /// Events that nobody uses.
     spare: Vec<[Event; 2]>,
 }
@@ -78,13 +76,13 @@ pub fn settle_by(wake: fn()) {
     let _ = WAKE.set(wake);
 }
 
-/// Whether launches are pending.
-pub fn is_any_pending() -> bool {
-    !lock(&PENDING).is_empty()
+/// How many launches are pending.
+pub fn pending() -> usize {
+    lock(&PENDING).len()
 }
 
 pub(super) fn has_room() -> bool {
-    lock(&PENDING).len() < PENDING_MAX
+    pending() < PENDING_MAX
 }
 
 pub(super) fn await_launch(call: ToldCall) {
@@ -187,7 +185,8 @@ fn pair(home: &Home) -> Result<[Event; 2], Failure> {
         base.record(stream.handle, Inside)?;
         // A context that was reset has taken its events with it.
         clocks.retain(|clock| clock.home.is_there());
-        clocks.push(DeviceClock { home: *home, base, base_ns: now.as_nanos() as i64, spare: Vec::new() });
+        let base = Arc::new((base, now.as_nanos() as i64));
+        clocks.push(DeviceClock { home: *home, base, spare: Vec::new() });
     }
     Ok([Event::timed(home.driver)?, Event::timed(home.driver)?])
 }
@@ -206,23 +205,28 @@ impl TimedLaunch {
         }
     }
 
-    /// When the launch began and ended; none if it is not done.
+    /// When the launch began and ended; none if it is not done. Launching threads do not wait for the driver's answers.
     fn times(&mut self) -> Result<Option<[u64; 2]>, Failure> {
         let _entered = self.home.enter()?;
-        let mut clocks = lock(&CLOCKS);
         let none = || Failure::without_code("cuEventElapsedTime", "an event to count from", String::new());
-        let clock = clock_of(&mut clocks, &self.home).ok_or_else(none)?;
-        if !self.events[1].is_done()? || !clock.base.is_done()? {
+        let base = clock_of(&mut lock(&CLOCKS), &self.home).ok_or_else(none)?.base.clone();
+        let (Some(took), Some(began)) =
+            (self.events[1].since(&self.events[0])?, self.events[0].since(&base.0)?)
+        else {
             return Ok(None);
-        }
-        let began = self.events[0].since(&clock.base)?;
-        let start_ns = clock.base_ns + began;
-        let stop_ns = start_ns + self.events[1].since(&self.events[0])?;
+        };
+        let start_ns = base.1 + began;
+        let times = [start_ns as u64, (start_ns + took) as u64];
         if began > NEAR_NS {
-            swap(&mut clock.base, &mut self.events[1]);
-            clock.base_ns = stop_ns;
+            drop(base);
+            let mut clocks = lock(&CLOCKS);
+            let base = clock_of(&mut clocks, &self.home).and_then(|clock| Arc::get_mut(&mut clock.base));
+            base.into_iter().for_each(|(event, at_ns)| {
+                swap(event, &mut self.events[1]);
+                *at_ns = times[1] as i64;
+            });
         }
-        Ok(Some([start_ns as u64, stop_ns as u64]))
+        Ok(Some(times))
     }
 
     /// Frees the events as far as their context is there, and what the calls hold in any case: a plugin's context ends with its last call.
@@ -255,7 +259,7 @@ pub(super) fn ended(profiled: &Arc<Profiled>) {
     settle_all(Some(profiled));
     let known = known();
     // Nobody is left who needs these: a communicator is known before its first launch, and one that ends beside this one has its launches here.
-    let is_last = known.ours.is_empty() && !is_any_pending();
+    let is_last = known.ours.is_empty() && pending() == 0;
     let unused = if is_last { take(&mut *lock(&CLOCKS)) } else { Vec::new() };
     drop(known);
     free(unused);
