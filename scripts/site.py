@@ -21,6 +21,7 @@ STYLE = """
 body[data-theme=dark] img[src$="-graph.svg"] { filter: invert(1) hue-rotate(180deg) }
 article p:has(> img), .diagram { display: block; overflow-x: auto }
 .diagram svg { width: 100%; min-width: 36rem; height: auto }
+@media (max-width: 40rem) { td code { overflow-wrap: anywhere } td:first-child:has(code) { min-width: 10rem } }
 @media (max-width: 40rem) { article img[src$="-graph.svg"] { max-width: none; width: 48rem } }
 """
 LINK = re.compile(r"\]\(([^)\s:#]+)\)")
