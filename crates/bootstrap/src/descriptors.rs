@@ -19,6 +19,8 @@ use rustix::net::{
     self, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
+use thiserror::Error;
+
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
 
@@ -69,40 +71,23 @@ pub struct Sending<'a> {
 }
 
 /// Why an exchange of parcels failed.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub enum Trouble {
     /// The session has ended.
+    #[error("the session has ended")]
     Stopped,
     /// A parcel is over a limit.
+    #[error("too many descriptors or bytes for one parcel")]
     TooLarge,
     /// A peer's descriptor socket cannot be reached: it is in another network namespace, or gone.
+    #[error("descriptor socket {0:?} cannot be reached: {1}")]
     Unreachable(Token, Errno),
     /// A peer closed its connection early, or sent bytes that make no sense.
+    #[error("descriptor socket {0:?} broke off")]
     Broken(Token),
     /// A system call failed.
-    System(Errno),
-}
-
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Trouble::Stopped => write!(f, "the session has ended"),
-            Trouble::TooLarge => write!(f, "too many descriptors or bytes for one parcel"),
-            Trouble::Unreachable(descriptor_socket, error) => {
-                write!(f, "descriptor socket {descriptor_socket:?} cannot be reached: {error}")
-            }
-            Trouble::Broken(descriptor_socket) => {
-                write!(f, "descriptor socket {descriptor_socket:?} broke off")
-            }
-            Trouble::System(error) => write!(f, "descriptors cannot be passed: {error}"),
-        }
-    }
-}
-
-impl From<Errno> for Trouble {
-    fn from(error: Errno) -> Trouble {
-        Trouble::System(error)
-    }
+    #[error("descriptors cannot be passed: {0}")]
+    System(#[from] Errno),
 }
 
 impl DescriptorSocket {

@@ -41,6 +41,7 @@ use anyhow::Result;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
+use thiserror::Error;
 use windlass_base::config;
 
 /// Hidden subcommands that run a rank.
@@ -153,14 +154,9 @@ fn refuse(mut error: clap::Error) -> ExitCode {
 }
 
 /// What is wrong with an option's value. The exit code is that of options which clap refuses.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("{0}")]
 struct BadOption(String);
-
-impl std::fmt::Display for BadOption {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(&self.0)
-    }
-}
 
 /// What is told of `WINDLASS=off`, in whatever words it is said.
 const WINDLASS_OFF: &str = "WINDLASS=off: every call goes straight to the real NCCL";

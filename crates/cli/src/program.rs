@@ -7,25 +7,19 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use thiserror::Error;
 
 /// A script may name a script as its interpreter; Linux follows four.
 const INTERPRETERS_MAX: usize = 5;
 
 /// Why a command cannot be run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{what}")]
 pub struct NotRun {
     /// The exit code of a shell: 127 if it was not found, else 126.
     pub code: u8,
     what: String,
 }
-
-impl std::fmt::Display for NotRun {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(&self.what)
-    }
-}
-
-impl std::error::Error for NotRun {}
 
 /// A command, looked up.
 #[derive(Clone, Debug)]

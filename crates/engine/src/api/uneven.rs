@@ -2,12 +2,13 @@
 //! group of the application does. Within a peer group it may become one kernel (`dispatch/fusing.rs`); else NCCL runs it.
 
 use std::ffi::{c_int, c_void};
-use std::fmt;
 
 use nccl_sys::{
     cudaStream_t, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclRedOp_t, ncclResult_t, ncclSuccess,
     open, slots,
 };
+
+use thiserror::Error;
 
 use crate::forward::{self, known};
 use crate::{communicator, dispatch, group, lazy};
@@ -112,29 +113,21 @@ fn place_in(handle: ncclComm_t, name: &str) -> Result<(usize, usize), ncclResult
 }
 
 /// Why the arguments are refused, with their values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 enum Complaint {
+    #[error("recvcounts is null, expected a count for each rank")]
     NoCounts,
+    #[error("datatype is {}, expected one of NCCL's", .0.0)]
     Datatype(ncclDataType_t),
+    #[error("sendbuff is null, expected this rank's elements")]
     NoSend,
+    #[error("recvbuff is null, expected room for this rank's elements")]
     NoReceive,
+    #[error(
+        "rank {rank} has {count} elements from element {displacement} on, expected them to end within {} bytes",
+        isize::MAX
+    )]
     Extent { rank: usize, count: usize, displacement: usize },
-}
-
-impl fmt::Display for Complaint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Complaint::NoCounts => write!(f, "recvcounts is null, expected a count for each rank"),
-            Complaint::Datatype(datatype) => write!(f, "datatype is {}, expected one of NCCL's", datatype.0),
-            Complaint::NoSend => write!(f, "sendbuff is null, expected this rank's elements"),
-            Complaint::NoReceive => write!(f, "recvbuff is null, expected room for this rank's elements"),
-            Complaint::Extent { rank, count, displacement } => write!(
-                f,
-                "rank {rank} has {count} elements from element {displacement} on, expected them to end within {} bytes",
-                isize::MAX
-            ),
-        }
-    }
 }
 
 /// The calls, one for each rank, also for parts without elements, as NCCL checks their other arguments.

@@ -1,36 +1,41 @@
 //! Why a symmetric heap could not do what was asked.
 
-use std::fmt;
-
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSystemError, ncclUnhandledCudaError};
+use thiserror::Error;
 
 use crate::heap::place::Place;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Address, Failure};
 
 /// What failed, with the numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum HeapError {
     /// The limit does not allow it, or the holes between regions are too small.
-    #[allow(missing_docs)]
+    #[error(
+        "the symmetric heap of device {device} cannot lend {asked_bytes} bytes: mapped {mapped_bytes}, WINDLASS_HEAP_MAX {mapped_bytes_limit}"
+    )]
     Full { device: i32, asked_bytes: u64, mapped_bytes: u64, mapped_bytes_limit: u64 },
     /// A call of the driver failed.
-    Cuda(Failure),
+    #[error(transparent)]
+    Cuda(#[from] Failure),
     /// The region does not hold zeros yet, so no rank may be told of it.
-    #[allow(missing_docs)]
+    #[error("a region of {bytes} bytes is not zeroed after {waited_ms} ms")]
     NotZeroed { bytes: u64, waited_ms: u64 },
     /// The device has not done the symmetric heap's own work in time.
-    #[allow(missing_docs)]
+    #[error("device {device} did none of the symmetric heap's work in {waited_ms} ms")]
     Late { device: i32, waited_ms: u64 },
     /// A peer announced a place that cannot be.
-    #[allow(missing_docs)]
+    #[error("a peer announced {place:?}: {why}")]
     Strange { place: Place, why: &'static str },
     /// A load returned another word than was stored.
-    #[allow(missing_docs)]
+    #[error("the word at {address:#x} should be {expected:#x} and is {loaded:#x}")]
     Deaf { address: Address, expected: u32, loaded: u32 },
     /// The region's memory is not mapped.
+    #[error("a region's memory is not mapped")]
     Gone,
     /// This process was forked off one that uses CUDA.
+    #[error("this process was forked off one that uses CUDA")]
     ForkedChild,
 }
 
@@ -54,36 +59,3 @@ impl HeapError {
         self
     }
 }
-
-impl From<Failure> for HeapError {
-    fn from(failure: Failure) -> HeapError {
-        HeapError::Cuda(failure)
-    }
-}
-
-impl fmt::Display for HeapError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HeapError::Full { device, asked_bytes, mapped_bytes, mapped_bytes_limit } => write!(
-                out,
-                "the symmetric heap of device {device} cannot lend {asked_bytes} bytes: mapped \
-                 {mapped_bytes}, WINDLASS_HEAP_MAX {mapped_bytes_limit}"
-            ),
-            HeapError::Cuda(failure) => failure.fmt(out),
-            HeapError::NotZeroed { bytes, waited_ms } => {
-                write!(out, "a region of {bytes} bytes is not zeroed after {waited_ms} ms")
-            }
-            HeapError::Late { device, waited_ms } => {
-                write!(out, "device {device} did none of the symmetric heap's work in {waited_ms} ms")
-            }
-            HeapError::Strange { place, why } => write!(out, "a peer announced {place:?}: {why}"),
-            HeapError::Deaf { address, expected, loaded } => {
-                write!(out, "the word at {address:#x} should be {expected:#x} and is {loaded:#x}")
-            }
-            HeapError::Gone => write!(out, "a region's memory is not mapped"),
-            HeapError::ForkedChild => write!(out, "this process was forked off one that uses CUDA"),
-        }
-    }
-}
-
-impl std::error::Error for HeapError {}

@@ -13,6 +13,8 @@
 
 use std::fmt;
 
+use thiserror::Error;
+
 use super::{COLLECTIVES, Collective, RANKS_MAX};
 
 /// The first line of a table, with the version of the format.
@@ -60,7 +62,8 @@ pub struct Table {
 }
 
 /// What is wrong with a table's text, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("line {line}: {words}")]
 pub struct Complaint {
     /// The line's number, from 1.
     pub line: usize,
@@ -219,14 +222,6 @@ pub(super) fn limit_text(limit: Option<u64>) -> String {
         units.into_iter().find(|(shift, _)| bytes != 0 && bytes % (1 << shift) == 0).unwrap_or((0, ""));
     format!("{}{letter}", bytes >> shift)
 }
-
-impl fmt::Display for Complaint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.words)
-    }
-}
-
-impl std::error::Error for Complaint {}
 
 impl Collective {
     /// All collectives that have cells.

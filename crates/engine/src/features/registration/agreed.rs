@@ -40,6 +40,7 @@ mod head;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use thiserror::Error;
 use windlass_bootstrap::negotiated::RANKS_MAX;
 
 use asking::Asking;
@@ -69,9 +70,10 @@ fn progress_of(rank: usize) -> usize {
 }
 
 /// Why there is no limit for a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Refusal {
     /// The rank has passed the number.
+    #[error("candidate {number} is over on this rank, which has passed {passed}")]
     Passed {
         /// The number that was asked for.
         number: Number,
@@ -79,6 +81,7 @@ pub enum Refusal {
         passed: Number,
     },
     /// Numbers before this one are undecided: the rank has skipped them.
+    #[error("candidate {number} comes {by} candidates too early")]
     Skipped {
         /// The number that was asked for.
         number: Number,
@@ -86,28 +89,13 @@ pub enum Refusal {
         by: i64,
     },
     /// A rank is too far behind. The number may be decided later.
+    #[error("candidate {number} is too far ahead of a rank that has passed {slowest}")]
     Ahead {
         /// The number that was asked for.
         number: Number,
         /// The last number that all ranks have passed.
         slowest: Number,
     },
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Refusal::Passed { number, passed } => {
-                write!(f, "candidate {number} is over on this rank, which has passed {passed}")
-            }
-            Refusal::Skipped { number, by } => {
-                write!(f, "candidate {number} comes {by} candidates too early")
-            }
-            Refusal::Ahead { number, slowest } => {
-                write!(f, "candidate {number} is too far ahead of a rank that has passed {slowest}")
-            }
-        }
-    }
 }
 
 /// A rank's slot in the shared words. One thread at a time, as NCCL demands of a communicator. The fields are atomic only so that
