@@ -231,7 +231,7 @@ pub(crate) fn leaving() -> Vec<Block> {
 
 /// Whether any block is leaving.
 pub(crate) fn is_any_leaving() -> bool {
-    in_known(|ledger| ledger.sums().leaving_blocks > 0)
+    LEAVING.load(Ordering::Relaxed) > 0 && !is_forked()
 }
 
 /// Removes a [leaving] block whose windows are gone. The caller has NCCL free the result. None if another thread has removed the block

@@ -1,5 +1,6 @@
 //! The pool's ledger: which block belongs to whom. Pure.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_base::gpu::{Address, Ordinal};
@@ -94,27 +95,35 @@ struct Entry {
     registrations: u32,
 }
 
-/// Kept blocks of one device and size. Never empty.
-#[derive(Debug)]
-struct Shelf {
-    /// By serial, and the lowest is handed out first. So ranks that free in different orders still take corresponding blocks.
-    blocks: BTreeMap<u64, Address>,
-    /// When one was last put here, or taken.
-    used: u64,
+impl Entry {
+    /// Blocks of one device and size can stand for each other.
+    fn class(&self) -> (Ordinal, u64) {
+        (self.block.device, self.block.bytes)
+    }
+
+    fn move_to(&mut self, state: State, time: u64) {
+        self.state = state;
+        self.block.held = state == State::Held;
+        self.since = time;
+    }
+
+    fn taint(&mut self, time: u64) {
+        self.is_tainted = true;
+        if self.state == State::Kept {
+            self.move_to(State::Leaving, time);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct PoolLedger {
     entries: BTreeMap<Address, Entry>,
-    /// Addresses by serial.
-    serials: BTreeMap<u64, Address>,
-    shelves: BTreeMap<(Ordinal, u64), Shelf>,
+    /// The devices and sizes of which a block was kept, the one used longest ago first.
+    used: Vec<(Ordinal, u64)>,
     /// For each registration, the serials of the blocks of each call that returned it: NCCL returns the same handle for a range again.
     registrations: BTreeMap<Registration, Vec<Vec<u64>>>,
-    sums: Sums,
     /// The serial of the block that was made last.
     last_serial: u64,
-    now: u64,
     /// The time of the clock, in milliseconds.
     time: u64,
 }
@@ -126,7 +135,17 @@ impl PoolLedger {
     }
 
     pub(crate) fn sums(&self) -> Sums {
-        self.sums
+        let mut sums = Sums::default();
+        for Entry { block, state, .. } in self.entries.values() {
+            let (blocks, bytes) = match state {
+                State::Held => (&mut sums.held_blocks, &mut sums.held_bytes),
+                State::Kept => (&mut sums.kept_blocks, &mut sums.kept_bytes),
+                State::Leaving => (&mut sums.leaving_blocks, &mut sums.leaving_bytes),
+            };
+            *blocks += 1;
+            *bytes += block.bytes;
+        }
+        sums
     }
 
     /// Enters a new block, which the program holds. Blocks known in this range have been freed unseen.
@@ -147,16 +166,14 @@ impl PoolLedger {
             registrations: 0,
         };
         self.entries.insert(range.base, entry);
-        self.serials.insert(serial, range.base);
-        self.count(State::Held, range.bytes, true);
     }
 
-    /// Hands out the kept block of this device and size that was made first.
+    /// Hands out the kept block of this device and size that was made first. So ranks that free in different orders still take
+    /// corresponding blocks.
     pub(crate) fn take(&mut self, device: Ordinal, bytes: u64) -> Option<Block> {
-        let now = self.tick();
-        let shelf = self.shelves.get_mut(&(device, bytes))?;
-        shelf.used = now;
-        let base = *shelf.blocks.first_key_value()?.1;
+        let alike = self.kept().filter(|entry| entry.class() == (device, bytes));
+        let base = alike.min_by_key(|entry| entry.block.serial)?.block.base;
+        self.use_now((device, bytes));
         self.move_to(base, State::Held);
         let entry = self.entries.get_mut(&base)?;
         entry.block.life += 1;
@@ -178,6 +195,7 @@ impl PoolLedger {
                 None => Given::Kept { over: Vec::new() },
             };
         }
+        self.use_now((block.device, block.bytes));
         self.move_to(block.base, State::Kept);
         let mut over = Vec::new();
         while self.kept_on(block.device) > bytes_max {
@@ -189,18 +207,19 @@ impl PoolLedger {
 
     /// Removes all blocks that are kept on a device. Those with ended windows are leaving instead.
     pub(crate) fn trim(&mut self, device: Ordinal) -> Vec<Address> {
-        let all: Vec<Address> =
-            self.shelves_of(device).flat_map(|(_, shelf)| shelf.blocks.values().copied()).collect();
-        all.into_iter().filter_map(|base| self.let_go(base)).collect()
+        self.let_all_go(|entry| entry.block.device == device)
     }
 
     /// Removes blocks that were kept for longer than `longest`, in milliseconds. Those with ended windows are leaving instead.
     pub(crate) fn age(&mut self, longest: u64) -> Vec<Address> {
         let latest = self.time.saturating_sub(longest);
-        let is_old = |base: &Address| self.entries.get(base).is_some_and(|entry| entry.since < latest);
-        let kept = self.shelves.values().flat_map(|shelf| shelf.blocks.values().copied());
-        let old: Vec<Address> = kept.filter(is_old).collect();
-        old.into_iter().filter_map(|base| self.let_go(base)).collect()
+        self.let_all_go(|entry| entry.since < latest)
+    }
+
+    fn let_all_go(&mut self, is_one: impl Fn(&Entry) -> bool) -> Vec<Address> {
+        let all: Vec<Address> =
+            self.kept().filter(|entry| is_one(entry)).map(|entry| entry.block.base).collect();
+        all.into_iter().filter_map(|base| self.let_go(base)).collect()
     }
 
     /// Removes a block whose memory is gone.
@@ -218,19 +237,18 @@ impl PoolLedger {
 
     /// Never hands this block out again. If it is kept, it is leaving now.
     pub(crate) fn taint(&mut self, serial: u64) {
-        let Some(entry) = self.by_serial(serial) else { return };
-        entry.is_tainted = true;
-        let (base, state) = (entry.block.base, entry.state);
-        if state == State::Kept {
-            self.move_to(base, State::Leaving);
+        let time = self.time;
+        if let Some(entry) = self.by_serial(serial) {
+            entry.taint(time);
         }
     }
 
     /// Taints all blocks of a device, or of all devices.
     pub(crate) fn taint_all(&mut self, device: Option<Ordinal>) {
-        let is_one = |entry: &&Entry| device.is_none_or(|device| entry.block.device == device);
-        let all: Vec<u64> = self.entries.values().filter(is_one).map(|entry| entry.block.serial).collect();
-        all.into_iter().for_each(|serial| self.taint(serial));
+        let all = self.entries.values_mut();
+        for entry in all.filter(|entry| device.is_none_or(|device| entry.block.device == device)) {
+            entry.taint(self.time);
+        }
     }
 
     pub(crate) fn taint_within(&mut self, range: Range) {
@@ -259,7 +277,8 @@ impl PoolLedger {
     pub(crate) fn registered_by(&self, registration: Registration) -> Vec<Range> {
         let serials = self.registrations.get(&registration).and_then(|calls| calls.last());
         let of = |serial: &u64| {
-            let Block { base, bytes, .. } = self.entries.get(self.serials.get(serial)?)?.block;
+            let mut blocks = self.entries.values().map(|entry| entry.block);
+            let Block { base, bytes, .. } = blocks.find(|block| block.serial == *serial)?;
             Some(Range { base, bytes })
         };
         serials.into_iter().flatten().filter_map(of).collect()
@@ -285,9 +304,6 @@ impl PoolLedger {
     }
 
     pub(crate) fn leaving(&self) -> Vec<Block> {
-        if self.sums.leaving_blocks == 0 {
-            return Vec::new();
-        }
         let leaving = self.entries.values().filter(|entry| entry.state == State::Leaving);
         leaving.map(|entry| entry.block).collect()
     }
@@ -299,21 +315,28 @@ impl PoolLedger {
     }
 
     pub(crate) fn kept_on(&self, device: Ordinal) -> u64 {
-        self.shelves_of(device).map(|((_, bytes), shelf)| bytes * shelf.blocks.len() as u64).sum()
+        let kept = self.kept().filter(|entry| entry.block.device == device);
+        kept.map(|entry| entry.block.bytes).sum()
     }
 
     pub(crate) fn devices(&self) -> BTreeSet<Ordinal> {
-        self.shelves.keys().map(|(device, _)| *device).collect()
+        self.kept().map(|entry| entry.block.device).collect()
     }
 
-    fn shelves_of(&self, device: Ordinal) -> impl Iterator<Item = (&(Ordinal, u64), &Shelf)> {
-        self.shelves.range((device, 0)..=(device, u64::MAX))
+    fn kept(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values().filter(|entry| entry.state == State::Kept)
+    }
+
+    fn use_now(&mut self, class: (Ordinal, u64)) {
+        self.used.retain(|other| *other != class);
+        self.used.push(class);
     }
 
     /// The block that leaves next when too much is kept.
     fn oldest(&self, device: Ordinal) -> Option<Address> {
-        let (_, shelf) = self.shelves_of(device).min_by_key(|(_, shelf)| shelf.used)?;
-        shelf.blocks.last_key_value().map(|(_, base)| *base)
+        let used = |entry: &Entry| self.used.iter().position(|class| *class == entry.class());
+        let kept = self.kept().filter(|entry| entry.block.device == device);
+        kept.min_by_key(|entry| (used(entry), Reverse(entry.block.serial))).map(|entry| entry.block.base)
     }
 
     /// Removes a block. None if it has ended windows, which must go first: then it is leaving.
@@ -328,13 +351,8 @@ impl PoolLedger {
 
     fn remove(&mut self, base: Address) {
         let Some(entry) = self.entries.remove(&base) else { return };
-        let Block { serial, device, bytes, .. } = entry.block;
-        self.serials.remove(&serial);
-        self.count(entry.state, bytes, false);
-        if entry.state == State::Kept {
-            self.unshelve(device, bytes, serial);
-        }
         if entry.registrations > 0 {
+            let serial = entry.block.serial;
             self.registrations.retain(|_, calls| {
                 calls.iter_mut().for_each(|serials| serials.retain(|other| *other != serial));
                 calls.retain(|serials| !serials.is_empty());
@@ -344,31 +362,8 @@ impl PoolLedger {
     }
 
     fn move_to(&mut self, base: Address, state: State) {
-        let (now, time) = (self.tick(), self.time);
-        let Some(entry) = self.entries.get_mut(&base) else { return };
-        entry.since = time;
-        let before = std::mem::replace(&mut entry.state, state);
-        entry.block.held = state == State::Held;
-        let Block { serial, device, bytes, .. } = entry.block;
-        self.count(before, bytes, false);
-        self.count(state, bytes, true);
-        if before == State::Kept {
-            self.unshelve(device, bytes, serial);
-        }
-        if state == State::Kept {
-            let shelf = self.shelves.entry((device, bytes));
-            let shelf = shelf.or_insert_with(|| Shelf { blocks: BTreeMap::new(), used: now });
-            shelf.used = now;
-            shelf.blocks.insert(serial, base);
-        }
-    }
-
-    fn unshelve(&mut self, device: Ordinal, bytes: u64, serial: u64) {
-        if let Some(shelf) = self.shelves.get_mut(&(device, bytes)) {
-            shelf.blocks.remove(&serial);
-            if shelf.blocks.is_empty() {
-                self.shelves.remove(&(device, bytes));
-            }
+        if let Some(entry) = self.entries.get_mut(&base) {
+            entry.move_to(state, self.time);
         }
     }
 
@@ -380,26 +375,7 @@ impl PoolLedger {
     }
 
     fn by_serial(&mut self, serial: u64) -> Option<&mut Entry> {
-        self.entries.get_mut(self.serials.get(&serial)?)
-    }
-
-    fn count(&mut self, state: State, bytes: u64, more: bool) {
-        let sums = &mut self.sums;
-        let (blocks, sum) = match state {
-            State::Held => (&mut sums.held_blocks, &mut sums.held_bytes),
-            State::Kept => (&mut sums.kept_blocks, &mut sums.kept_bytes),
-            State::Leaving => (&mut sums.leaving_blocks, &mut sums.leaving_bytes),
-        };
-        if more {
-            (*blocks, *sum) = (*blocks + 1, *sum + bytes);
-        } else {
-            (*blocks, *sum) = (blocks.saturating_sub(1), sum.saturating_sub(bytes));
-        }
-    }
-
-    fn tick(&mut self) -> u64 {
-        self.now += 1;
-        self.now
+        self.entries.values_mut().find(|entry| entry.block.serial == serial)
     }
 }
 

@@ -289,8 +289,9 @@ proptest! {
             let bytes: u64 = real.values().map(|(bytes, _)| bytes).sum();
             prop_assert_eq!(sums.held_bytes + sums.kept_bytes + sums.leaving_bytes, bytes);
             prop_assert!(ledger.devices().into_iter().all(|device| ledger.kept_on(device) <= LIMIT));
-            let shelved: BTreeSet<u64> = ledger.shelves.values().flat_map(|shelf| shelf.blocks.values().copied()).collect();
-            prop_assert_eq!(shelved.len(), sums.kept_blocks);
+            let used: BTreeSet<_> = ledger.used.iter().copied().collect();
+            prop_assert_eq!(used.len(), ledger.used.len());
+            prop_assert!(ledger.kept().all(|entry| used.contains(&entry.class())));
         }
     }
 }
