@@ -15,7 +15,7 @@ use windlass_engine::api::{communicators, groups, memory, queries, sleep, window
 use windlass_engine::dispatch;
 use windlass_engine::forward::init::{InitCall, InitFunction};
 use windlass_engine::forward::known::End;
-use windlass_engine::forward::queries::OneSided;
+use windlass_engine::forward::queries as forward;
 
 // Collectives, sends and receives.
 
@@ -326,19 +326,22 @@ pub extern "C-unwind" fn ncclPutSignal(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let call = OneSided::Put {
-        local: localbuff,
-        count,
-        datatype,
-        peer,
-        window: peerWin,
-        offset: peerWinOffset,
-        signal: sigIdx,
-        context: ctx,
-        flags,
-        stream,
-    };
-    queries::one_sided(Entry::ncclPutSignal, comm, call)
+    let sent = (localbuff, count.saturating_mul(datatype.size_bytes().unwrap_or(1)));
+    queries::one_sided(Entry::ncclPutSignal, comm, stream, Some(sent), |real| {
+        forward::put(
+            real,
+            localbuff,
+            count,
+            datatype,
+            peer,
+            peerWin,
+            peerWinOffset,
+            sigIdx,
+            ctx,
+            flags,
+            stream,
+        )
+    })
 }
 
 pub extern "C-unwind" fn ncclSignal(
@@ -349,8 +352,8 @@ pub extern "C-unwind" fn ncclSignal(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let call = OneSided::Signal { peer, signal: sigIdx, context: ctx, flags, stream };
-    queries::one_sided(Entry::ncclSignal, comm, call)
+    let forward = |real| forward::signal(real, peer, sigIdx, ctx, flags, stream);
+    queries::one_sided(Entry::ncclSignal, comm, stream, None, forward)
 }
 
 pub extern "C-unwind" fn ncclWaitSignal(
@@ -359,8 +362,8 @@ pub extern "C-unwind" fn ncclWaitSignal(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let call = OneSided::Wait { count: nDesc, signals: signalDescs, stream };
-    queries::one_sided(Entry::ncclWaitSignal, comm, call)
+    let forward = |real| forward::wait(real, nDesc, signalDescs, stream);
+    queries::one_sided(Entry::ncclWaitSignal, comm, stream, None, forward)
 }
 
 // Groups.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use nccl_sys::missing::{is_missing, is_missing_at};
 use nccl_sys::{
-    Entry, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t, ncclResult_t,
-    ncclScalarResidence_t, ncclSuccess,
+    Entry, cudaStream_t, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t,
+    ncclResult_t, ncclScalarResidence_t, ncclSuccess,
 };
 
 use crate::communicator::{self, Communicator};
@@ -16,7 +16,6 @@ use crate::dispatch::ordering::{self, Lane};
 use crate::features::memory::pool;
 use crate::features::registration::registering::Registering;
 use crate::forward::known::put;
-use crate::forward::queries::OneSided;
 use crate::forward::{operators, queries, registration};
 use crate::group::{self, LazyWork, Work};
 use crate::lazy::{self, LazyCommunicator, Unfit};
@@ -314,14 +313,21 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
 
 /// Runs a one-sided call. It needs a window, whose registration has materialized a lazy communicator. NCCL runs it in order with the
 /// communicator's other operations, so it is ordered against kernels of Windlass, too.
-pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult_t {
+/// `sent` is memory that it reads, with its bytes.
+pub fn one_sided(
+    entry: Entry,
+    handle: ncclComm_t,
+    stream: cudaStream_t,
+    sent: Option<(*const c_void, usize)>,
+    forward: impl FnOnce(ncclComm_t) -> ncclResult_t,
+) -> ncclResult_t {
     let here = |_: &Arc<LazyCommunicator>| {
         refuse(ncclInvalidUsage, format_args!("{entry:?}: the communicator has no window"))
     };
-    if let OneSided::Put { local, count, datatype, .. } = call {
-        windows::meet(handle, local, count.saturating_mul(datatype.size_bytes().unwrap_or(1)));
+    if let Some((address, bytes)) = sent {
+        windows::meet(handle, address, bytes);
     }
-    let lane = Lane { communicator: handle, stream: call.stream(), is_empty: false };
+    let lane = Lane { communicator: handle, stream, is_empty: false };
     let find = || communicator::find(handle).filter(|known| known.has_peer_group() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
     let before = || {
@@ -333,7 +339,7 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
         Ok(forwarded) => forwarded,
         Err(code) => return code,
     };
-    let result = ask(entry, handle, here, |real| queries::one_sided(real, call));
+    let result = ask(entry, handle, here, forward);
     guard::or_else(|| (), || ordering::after_forward(forwarded, result));
     result
 }

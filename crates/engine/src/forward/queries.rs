@@ -47,78 +47,59 @@ pub fn last_error(communicator: ncclComm_t) -> *const c_char {
     error::last(text).unwrap_or(said)
 }
 
-/// A one-sided call, with its arguments.
-#[derive(Clone, Copy, Debug)]
-pub enum OneSided {
-    Put {
-        local: *const c_void,
-        count: usize,
-        datatype: ncclDataType_t,
-        peer: c_int,
-        window: ncclWindow_t,
-        offset: usize,
-        signal: c_int,
-        context: c_int,
-        flags: c_uint,
-        stream: cudaStream_t,
-    },
-    Signal {
-        peer: c_int,
-        signal: c_int,
-        context: c_int,
-        flags: c_uint,
-        stream: cudaStream_t,
-    },
-    Wait {
-        count: c_int,
-        signals: *mut ncclWaitSignalDesc_t,
-        stream: cudaStream_t,
-    },
-}
-
-impl OneSided {
-    /// The stream on which it runs.
-    pub fn stream(&self) -> cudaStream_t {
-        let (OneSided::Put { stream, .. } | OneSided::Signal { stream, .. } | OneSided::Wait { stream, .. }) =
-            self;
-        *stream
-    }
-}
-
-pub fn one_sided(communicator: ncclComm_t, call: OneSided) -> ncclResult_t {
+/// NCCL's `ncclPutSignal`.
+#[allow(clippy::too_many_arguments)]
+pub fn put(
+    communicator: ncclComm_t,
+    local: *const c_void,
+    count: usize,
+    datatype: ncclDataType_t,
+    peer: c_int,
+    window: ncclWindow_t,
+    offset: usize,
+    signal: c_int,
+    context: c_int,
+    flags: c_uint,
+    stream: cudaStream_t,
+) -> ncclResult_t {
     // SAFETY: as for the questions above.
     unsafe {
-        match call {
-            OneSided::Put {
-                local,
-                count,
-                datatype,
-                peer,
-                window,
-                offset,
-                signal,
-                context,
-                flags,
-                stream,
-            } => real::ncclPutSignal(
-                local,
-                count,
-                datatype,
-                peer,
-                window,
-                offset,
-                signal,
-                context,
-                flags,
-                communicator,
-                stream,
-            ),
-            OneSided::Signal { peer, signal, context, flags, stream } => {
-                real::ncclSignal(peer, signal, context, flags, communicator, stream)
-            }
-            OneSided::Wait { count, signals, stream } => {
-                real::ncclWaitSignal(count, signals, communicator, stream)
-            }
-        }
+        real::ncclPutSignal(
+            local,
+            count,
+            datatype,
+            peer,
+            window,
+            offset,
+            signal,
+            context,
+            flags,
+            communicator,
+            stream,
+        )
     }
+}
+
+/// NCCL's `ncclSignal`.
+pub fn signal(
+    communicator: ncclComm_t,
+    peer: c_int,
+    signal: c_int,
+    context: c_int,
+    flags: c_uint,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: as for the questions above.
+    unsafe { real::ncclSignal(peer, signal, context, flags, communicator, stream) }
+}
+
+/// NCCL's `ncclWaitSignal`.
+pub fn wait(
+    communicator: ncclComm_t,
+    count: c_int,
+    signals: *mut ncclWaitSignalDesc_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: as for the questions above.
+    unsafe { real::ncclWaitSignal(count, signals, communicator, stream) }
 }
