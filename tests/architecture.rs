@@ -401,7 +401,7 @@ fn what_stays_in_one_module() {
                 "base/observers/profiler/plugins.rs",
             ],
         ),
-        ("libloading", &["base/gpu/library.rs", "base/gpu/nvlink.rs"]),
+        ("libloading", &["base/gpu/library.rs", "base/gpu/nvml.rs"]),
         // A thread that took the program's signals would run its handlers.
         ("thread::Builder", &["base/thread.rs"]),
         ("std::thread::spawn", &[]),

@@ -34,6 +34,8 @@ pub mod module;
 
 mod nvlink;
 
+pub mod nvml;
+
 pub use context::{Context, Home};
 pub use device::Ordinal;
 pub use failure::Failure;

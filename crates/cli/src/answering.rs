@@ -3,7 +3,6 @@
 use crate::asking::{Device, Gpus, Load, Pair};
 use crate::bench::adaptive::Place;
 use crate::nccl::Nccl;
-use crate::nvml::Nvml;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use cudarc::driver::{result, sys};
@@ -13,6 +12,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 use sys::CUdevice_P2PAttribute_enum as PairAttribute;
 use sys::CUdevice_attribute_enum as Attribute;
+use windlass_base::gpu::nvml::Nvml;
 
 /// A question.
 #[derive(Subcommand)]
@@ -79,9 +79,8 @@ fn gpus() -> Result<Gpus> {
     let ordinals = 0..result::device::get_count().context("cuDeviceGetCount")?;
     let handles: Vec<sys::CUdevice> =
         ordinals.map(result::device::get).collect::<Result<_, _>>().context("cuDeviceGet")?;
-    let nvml = Nvml::open();
-    let devices =
-        handles.iter().map(|device| describe(*device, nvml.as_ref())).collect::<Result<Vec<_>>>()?;
+    let nvml = Nvml::opened();
+    let devices = handles.iter().map(|device| describe(*device, nvml)).collect::<Result<Vec<_>>>()?;
     let pair = |(from, first): (usize, sys::CUdevice), (to, second): (usize, sys::CUdevice)| Pair {
         from,
         to,
@@ -91,12 +90,12 @@ fn gpus() -> Result<Gpus> {
             first,
             second,
         ),
-        nvlink: nvml.as_ref().and_then(|nvml| nvml.nvlink(&bus_id(first)?, &bus_id(second)?)),
+        nvlink: nvml.and_then(|nvml| nvml.nvlink(&bus_id(first)?, &bus_id(second)?)),
     };
     let all = || handles.iter().copied().enumerate();
     let pairs_of = |from| all().filter(move |to| *to != from).map(move |to| pair(from, to));
     let pairs = all().flat_map(pairs_of).collect();
-    Ok(Gpus { cuda_version, driver: nvml.as_ref().and_then(|nvml| nvml.driver()), devices, pairs })
+    Ok(Gpus { cuda_version, driver: nvml.and_then(Nvml::driver), devices, pairs })
 }
 
 fn describe(device: sys::CUdevice, nvml: Option<&Nvml>) -> Result<Device> {
@@ -125,8 +124,7 @@ fn describe(device: sys::CUdevice, nvml: Option<&Nvml>) -> Result<Device> {
 }
 
 fn loads(buses: &[String]) -> Vec<Option<Load>> {
-    let nvml = Nvml::open();
-    buses.iter().map(|bus| nvml.as_ref().and_then(|nvml| load(nvml, bus))).collect()
+    buses.iter().map(|bus| load(Nvml::opened()?, bus)).collect()
 }
 
 /// None where NVML does not say all of it.

@@ -27,7 +27,6 @@ mod limits;
 mod machine;
 mod manual;
 mod nccl;
-mod nvml;
 mod options;
 mod program;
 mod ranks;

@@ -1,15 +1,15 @@
 //! Measures by NVML the GPU memory that a command takes: of its processes, and of whole devices.
 
-use crate::nvml::{Handle, Nvml};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use windlass_base::gpu::nvml::{Handle, Nvml};
 
 /// A device's growth below this does not count as the command's.
 const GROWTH_MIN: u64 = 16 << 20;
 
 /// The devices that are read repeatedly while a command runs.
 pub struct Meter {
-    nvml: Nvml,
+    nvml: &'static Nvml,
     devices: Vec<Handle>,
 }
 
@@ -40,7 +40,7 @@ pub struct Watch {
 impl Meter {
     /// None if there is no NVML or no GPU.
     pub fn open() -> Option<Meter> {
-        let nvml = Nvml::open()?;
+        let nvml = Nvml::opened()?;
         let devices = nvml.devices();
         (!devices.is_empty()).then_some(Meter { nvml, devices })
     }

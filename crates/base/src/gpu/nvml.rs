@@ -1,13 +1,17 @@
-//! What only NVML answers, asked if `libnvidia-ml.so.1` is there: the driver's version, links between GPUs, memory that is taken.
+//! What only NVML answers, asked if `libnvidia-ml.so.1` is there: the driver's version, links between GPUs, power, memory that is taken.
 
-use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+
+use libloading::os::unix::Library;
+use once_cell::sync::OnceCell;
 
 /// A device of NVML's, valid as long as the library is open.
 pub type Handle = *mut c_void;
 
 /// `NVML_P2P_CAPS_INDEX_NVLINK`.
 const CAPABILITY_NVLINK: c_int = 2;
+/// `NVML_NVLINK_MAX_LINKS`.
+const LINKS_MAX: c_uint = 18;
 
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
@@ -35,9 +39,8 @@ struct Process {
 }
 
 /// An initialised NVML.
-pub struct Nvml {
-    library: Library,
-}
+#[derive(Debug)]
+pub struct Nvml(Library);
 
 /// Calls a function, with the type of each argument behind it. False if the driver has no such function, or does not answer success.
 macro_rules! succeeds {
@@ -50,10 +53,17 @@ macro_rules! succeeds {
 }
 
 impl Nvml {
-    pub fn open() -> Option<Self> {
+    /// Opened at the first call, and never closed.
+    pub fn opened() -> Option<&'static Nvml> {
+        static NVML: OnceCell<Option<Nvml>> = OnceCell::new();
+        NVML.get_or_init(Nvml::open).as_ref()
+    }
+
+    fn open() -> Option<Nvml> {
         // SAFETY: NVML's constructors do nothing.
-        let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-        succeeds!(library, c"nvmlInit_v2", ()).then_some(Self { library })
+        let library = unsafe { Library::open(Some("libnvidia-ml.so.1"), libc::RTLD_NOW) }.ok()?;
+        // Others in the process may have done it, too: it counts.
+        succeeds!(library, c"nvmlInit_v2", ()).then_some(Nvml(library))
     }
 
     /// The version of the kernel driver.
@@ -61,7 +71,7 @@ impl Nvml {
         let mut text = [0_u8; 96];
         let (at, length) = (text.as_mut_ptr().cast(), text.len() as c_uint);
         let name = c"nvmlSystemGetDriverVersion";
-        succeeds!(self.library, name, (at => *mut c_char, length => c_uint)).then_some(())?;
+        succeeds!(self.0, name, (at => *mut c_char, length => c_uint)).then_some(())?;
         Some(CStr::from_bytes_until_nul(&text).ok()?.to_string_lossy().into_owned())
     }
 
@@ -69,20 +79,41 @@ impl Nvml {
     pub fn nvlink(&self, from: &str, to: &str) -> Option<bool> {
         let (from, to, mut status) = (self.device(from)?, self.device(to)?, -1);
         let name = c"nvmlDeviceGetP2PStatus";
-        let is_told = succeeds!(self.library, name, (from => Handle, to => Handle, CAPABILITY_NVLINK => c_int, &mut status => *mut c_int));
+        let is_told = succeeds!(self.0, name, (from => Handle, to => Handle, CAPABILITY_NVLINK => c_int, &mut status => *mut c_int));
         is_told.then_some(status == 0)
+    }
+
+    /// How many NVLinks of a GPU are up. NVML answers an error for links that a GPU does not have.
+    pub fn links(&self, device: Handle) -> Option<u32> {
+        let name = c"nvmlDeviceGetNvLinkState";
+        // SAFETY: only asks whether it is there.
+        unsafe { self.0.get::<*const ()>(name) }.ok()?;
+        let is_up = |link: &c_uint| {
+            let mut state = 0;
+            succeeds!(self.0, name, (device => Handle, *link => c_uint, &mut state => *mut c_uint))
+                && state == 1
+        };
+        Some((0..LINKS_MAX).filter(is_up).count() as u32)
+    }
+
+    /// A GPU's power limit in watts.
+    pub fn power_limit(&self, device: Handle) -> Option<u32> {
+        let mut milliwatts = 0;
+        let name = c"nvmlDeviceGetEnforcedPowerLimit";
+        succeeds!(self.0, name, (device => Handle, &mut milliwatts => *mut c_uint))
+            .then_some(milliwatts / 1000)
     }
 
     /// Every GPU, in NVML's order, which is that of the PCI buses.
     pub fn devices(&self) -> Vec<Handle> {
         let mut devices = 0;
-        if !succeeds!(self.library, c"nvmlDeviceGetCount_v2", (&mut devices => *mut c_uint)) {
+        if !succeeds!(self.0, c"nvmlDeviceGetCount_v2", (&mut devices => *mut c_uint)) {
             return Vec::new();
         }
         let handle = |index| {
             let mut handle = std::ptr::null_mut();
             let name = c"nvmlDeviceGetHandleByIndex_v2";
-            succeeds!(self.library, name, (index => c_uint, &mut handle => *mut Handle)).then_some(handle)
+            succeeds!(self.0, name, (index => c_uint, &mut handle => *mut Handle)).then_some(handle)
         };
         (0..devices).filter_map(handle).collect()
     }
@@ -91,7 +122,7 @@ impl Nvml {
     pub fn memory_used(&self, device: Handle) -> Option<u64> {
         let mut memory = Memory::default();
         let name = c"nvmlDeviceGetMemoryInfo";
-        succeeds!(self.library, name, (device => Handle, &mut memory => *mut Memory)).then_some(memory.used)
+        succeeds!(self.0, name, (device => Handle, &mut memory => *mut Memory)).then_some(memory.used)
     }
 
     /// How much of the last moments a GPU ran kernels, in percent.
@@ -99,7 +130,7 @@ impl Nvml {
         // nvmlUtilization_t is two numbers, of the processors and of the memory.
         let mut rates = [0; 2];
         let name = c"nvmlDeviceGetUtilizationRates";
-        succeeds!(self.library, name, (device => Handle, &mut rates => *mut [c_uint; 2])).then_some(rates[0])
+        succeeds!(self.0, name, (device => Handle, &mut rates => *mut [c_uint; 2])).then_some(rates[0])
     }
 
     /// The processes that compute on a GPU, and the bytes that each has there, where the driver tells.
@@ -110,7 +141,7 @@ impl Nvml {
             let at = processes.as_mut_ptr();
             // A failed call leaves what it would need.
             count = PROCESSES_MAX as c_uint;
-            succeeds!(self.library, name, (device => Handle, &mut count => *mut c_uint, at => *mut Process))
+            succeeds!(self.0, name, (device => Handle, &mut count => *mut c_uint, at => *mut Process))
         };
         // Older drivers have the second version alone.
         if !is_told(c"nvmlDeviceGetComputeRunningProcesses_v3")
@@ -127,14 +158,6 @@ impl Nvml {
         let bus = CString::new(bus).ok()?;
         let mut handle = std::ptr::null_mut();
         let name = c"nvmlDeviceGetHandleByPciBusId_v2";
-        succeeds!(self.library, name, (bus.as_ptr() => *const c_char, &mut handle => *mut Handle))
-            .then_some(handle)
-    }
-}
-
-impl Drop for Nvml {
-    fn drop(&mut self) {
-        // A failure changes nothing for a process that has asked what it wanted.
-        let _ = succeeds!(self.library, c"nvmlShutdown", ());
+        succeeds!(self.0, name, (bus.as_ptr() => *const c_char, &mut handle => *mut Handle)).then_some(handle)
     }
 }
