@@ -5,7 +5,7 @@ pub mod versions;
 use anyhow::{Context, Result, bail};
 use nccl_sys::exported::Exports;
 use object::elf;
-use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym, VersionTable};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
 use object::read::{FileKind, ReadCache};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -144,30 +144,10 @@ fn read_class<Header: FileHeader<Endian = object::Endianness>>(
     Ok(found)
 }
 
-/// Whose functions the file at `path` exports, asked from its hash table: [`read`] would look at every symbol.
+/// Whose functions the file at `path` exports.
 pub fn exports(path: &Path) -> Result<Exports> {
-    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let data = ReadCache::new(file);
-    exports_of(&data).with_context(|| format!("{} is no ELF file of 64 bits, or damaged", path.display()))
-}
-
-fn exports_of(data: &ReadCache<File>) -> object::read::Result<Exports> {
-    let header = elf::FileHeader64::<object::Endianness>::parse(data)?;
-    let endian = header.endian()?;
-    let sections = header.sections(endian, data)?;
-    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
-    let gnu_hash = sections.gnu_hash(endian, data)?;
-    let hash = sections.hash(endian, data)?;
-    let versions = VersionTable::default();
-    Ok(Exports::by(|name| {
-        let name = name.to_bytes();
-        let found = match (&gnu_hash, &hash) {
-            (Some((table, _)), _) => table.find(endian, name, elf::gnu_hash(name), None, &symbols, &versions),
-            (None, Some((table, _))) => table.find(endian, name, elf::hash(name), None, &symbols, &versions),
-            (None, None) => None,
-        };
-        found.is_some_and(|(_, symbol)| !symbol.is_undefined(endian))
-    }))
+    let Elf { functions, .. } = read(path)?;
+    Ok(Exports::by(|name| name.to_str().is_ok_and(|name| functions.contains(name))))
 }
 
 #[cfg(test)]
@@ -186,7 +166,7 @@ mod tests {
         assert_eq!(own.versions_defined, BTreeSet::new());
     }
 
-    /// Exports are found in the hash table: none of NCCL's in this program, all in a library made so.
+    /// Exports are found with both kinds of hash tables: none of NCCL's in this program, all in a library made so.
     #[test]
     fn exports_by_hash() {
         assert_eq!(exports(&std::env::current_exe().unwrap()).unwrap(), Exports::Other);
