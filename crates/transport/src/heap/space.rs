@@ -3,7 +3,7 @@
 //! Each region is a chunk of memory of its own, of whole granules of the driver. So the memory of one communicator can go while the others'
 //! stays, and a peer maps nothing of communicators that it is not in. A region lies at the first place where it fits.
 
-use windlass_base::range::{Range, Ranges};
+use std::collections::BTreeMap;
 
 /// Numbers a chunk, uniquely in this process. Offsets are used again, also by a later symmetric heap of the device. Serials never are, so
 /// that a peer never takes an old mapping for another chunk.
@@ -35,41 +35,47 @@ pub struct HeapLimits {
 #[derive(Debug)]
 pub struct Space {
     limits: HeapLimits,
-    chunks: Ranges<Serial>,
-    mapped_bytes: u64,
+    /// By offset. They do not overlap.
+    lent: BTreeMap<u64, Placement>,
 }
 
 impl Space {
     /// A space with nothing mapped.
     pub fn new(limits: HeapLimits) -> Space {
-        Space { limits, chunks: Ranges::new(), mapped_bytes: 0 }
+        Space { limits, lent: BTreeMap::new() }
     }
 
     /// Enters a region of at least `bytes` bytes. None if the limit, or the addresses, do not allow it.
     pub fn lend(&mut self, chunk: Serial, bytes: u64) -> Option<Placement> {
         let HeapLimits { granularity, mapped_bytes_max, span_bytes } = self.limits;
         let bytes = bytes.max(1).checked_next_multiple_of(granularity)?;
-        if bytes > mapped_bytes_max.saturating_sub(self.mapped_bytes) {
+        if bytes > mapped_bytes_max.saturating_sub(self.mapped_bytes()) {
             return None;
         }
-        let offset = self.chunks.gap(Range { base: 0, bytes: span_bytes }, bytes, granularity)?;
-        self.chunks.insert(Range { base: offset, bytes }, chunk).ok()?;
-        self.mapped_bytes += bytes;
-        Some(Placement { chunk, offset, bytes })
+        let mut offset = 0;
+        for lent in self.lent.values() {
+            if lent.offset - offset >= bytes {
+                break;
+            }
+            offset = lent.offset + lent.bytes;
+        }
+        let placement = Placement { chunk, offset, bytes };
+        (offset + bytes <= span_bytes).then(|| self.lent.insert(offset, placement))?;
+        Some(placement)
     }
 
     /// Takes a region back. False if there is no such region.
     pub fn give_back(&mut self, placement: Placement) -> bool {
-        let is_it = self.chunks.find(placement.offset).is_some_and(|(_, chunk)| *chunk == placement.chunk);
-        if is_it && self.chunks.remove(placement.offset).is_some() {
-            self.mapped_bytes -= placement.bytes;
+        let is_it = self.lent.get(&placement.offset) == Some(&placement);
+        if is_it {
+            self.lent.remove(&placement.offset);
         }
         is_it
     }
 
     /// Bytes of all regions.
     pub fn mapped_bytes(&self) -> u64 {
-        self.mapped_bytes
+        self.lent.values().map(|placement| placement.bytes).sum()
     }
 
     /// The most bytes that may be mapped.
@@ -81,6 +87,8 @@ impl Space {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    use windlass_base::range::Range;
 
     use super::*;
 
@@ -126,6 +134,12 @@ mod tests {
                                 lent.iter().all(|other| !range(other).overlaps(range(&region))),
                                 "seed {seed}"
                             );
+                            let free = |offset: &u64| {
+                                let range_there = Range { base: *offset, bytes: region.bytes };
+                                lent.iter().all(|other| !range(other).overlaps(range_there))
+                            };
+                            let first = (0..LIMITS.span_bytes).step_by(GRANULARITY as usize).find(free);
+                            assert_eq!(first, Some(region.offset), "seed {seed}");
                             lent.push(region);
                         }
                         None => {
