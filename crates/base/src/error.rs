@@ -2,7 +2,8 @@
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use crate::lock::Mutex;
 
 use nccl_sys::{ncclInternalError, ncclResult_t};
 
@@ -37,7 +38,7 @@ pub fn panicked(what: &str) -> ncclResult_t {
 }
 
 fn note(why: &str) {
-    let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut before = BEFORE.lock();
     let text = why.bytes().filter(|byte| *byte != 0).take(TEXT_BYTES - 1);
     for (place, byte) in TEXT.iter().zip(text.chain(std::iter::repeat(0))) {
         place.store(byte, Ordering::Relaxed);
@@ -48,7 +49,7 @@ fn note(why: &str) {
 /// The answer of `ncclGetLastError` where NCCL would give `real`: the text of the last refusal. None if there was no refusal, or
 /// if NCCL's text has changed since the first question after it.
 pub fn last(real: Option<&CStr>) -> Option<*const c_char> {
-    let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut before = BEFORE.lock();
     let said = real.map(CStr::to_bytes).unwrap_or_default();
     match &*before {
         Before::Nothing => return None,

@@ -5,7 +5,8 @@
 //! is inside; it never waits. A call waits while the gate is closed: milliseconds, and no other call is needed to open it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::lock::{Mutex, MutexGuard};
 
 /// The bit that is set while the gate is closed. The lower bits count calls inside, and calls that are about to see that
 /// it is closed.
@@ -56,7 +57,7 @@ impl Gate {
 
     #[cold]
     fn wait(&self) {
-        drop(self.closed.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.closed.lock());
     }
 
     /// Whether the gate is closed at this moment.
@@ -66,11 +67,7 @@ impl Gate {
 
     /// Closes the gate. Gives none, without waiting, if a call is inside or another thread has closed it.
     pub fn try_close(&self) -> Option<Closed<'_>> {
-        let waiting = match self.closed.try_lock() {
-            Ok(waiting) => waiting,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let waiting = self.closed.try_lock()?;
         let closed = self.state.compare_exchange(0, CLOSED, Ordering::Acquire, Ordering::Relaxed);
         // A `Closed` may be made only if the exchange succeeded, since its drop opens the gate.
         closed.is_ok().then(|| Closed { gate: self, _waiting: waiting })

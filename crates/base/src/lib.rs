@@ -18,6 +18,8 @@ pub mod descriptor;
 
 pub mod gate;
 
+pub mod lock;
+
 pub mod thread;
 
 pub mod log;

@@ -8,10 +8,10 @@ mod nvtx;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::call::Call;
 use crate::guard;
+use crate::lock::Mutex;
 use crate::path::Path;
 
 /// Whether anybody listens.
@@ -73,6 +73,6 @@ pub fn after(depth: i32) {
 /// A name as C's text, for ever.
 fn text(name: &'static str) -> *const c_char {
     static TEXTS: Mutex<BTreeMap<&str, CString>> = Mutex::new(BTreeMap::new());
-    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut texts = TEXTS.lock();
     texts.entry(name).or_insert_with(|| CString::new(name).unwrap_or_default()).as_ptr()
 }

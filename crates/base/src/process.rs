@@ -8,8 +8,8 @@ pub mod fork_local;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
 
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
@@ -17,6 +17,7 @@ use once_cell::sync::OnceCell;
 use crate::config::{
     self, Form, Report, Startup, Switch, complaints, config, expand_file_name, nccl, startup,
 };
+use crate::lock::Mutex;
 use crate::stats::files::{self, FILES_OF_RUN_MAX, FOLDER, Held};
 use crate::stats::run::{self, Run};
 use crate::stats::snapshot::{self, Snapshot};
@@ -254,7 +255,7 @@ pub extern "C" fn at_end() {
             }
             if is_ours && let Some(Report { file: Some(file), form }) = &startup().report {
                 let text = told(*form);
-                let written = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
+                let written = REPORT.lock();
                 if !written.is_empty() && *written != text {
                     report_to(file, &text);
                 }
@@ -331,7 +332,7 @@ fn write_report(wanted: &Report) {
     match &wanted.file {
         Some(file) => {
             report_to(file, &text);
-            *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = text;
+            *REPORT.lock() = text;
         }
         None => {
             // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.

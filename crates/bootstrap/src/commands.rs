@@ -1,8 +1,8 @@
 //! The commands that callers send to the background thread, and the state that both share.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::negotiated::Token;
 
@@ -16,6 +16,7 @@ use super::process_listener;
 use super::spare::Spares;
 use super::waiter::Waiter;
 use windlass_base::descriptor::Ours;
+use windlass_base::lock::Mutex;
 
 /// The key of the flag that wakes the thread. The keys after it belong to callers.
 pub(crate) const WAKE: u64 = 0;
@@ -127,7 +128,7 @@ impl Shared {
     }
 
     pub(crate) fn send(&self, command: Command) {
-        let mut commands = self.commands();
+        let mut commands = self.commands.lock();
         if let Some(commands) = commands.as_mut() {
             commands.push(command);
             self.wake.raise();
@@ -140,18 +141,14 @@ impl Shared {
     /// The commands since the last call.
     pub(crate) fn take(&self) -> Vec<Command> {
         self.wake.lower();
-        self.commands().as_mut().map(std::mem::take).unwrap_or_default()
+        self.commands.lock().as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// At the end of the thread: commands that were not handled, and all later ones, are lost.
     pub(crate) fn close(&self) {
-        let late = self.commands().take();
+        let late = self.commands.lock().take();
         // The lock is no longer held: ranks' locks come before it.
         late.into_iter().flatten().for_each(lost);
-    }
-
-    fn commands(&self) -> MutexGuard<'_, Option<Vec<Command>>> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

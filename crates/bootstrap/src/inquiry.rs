@@ -1,13 +1,14 @@
 //! The caller's side of one message to a host and one answer, on the caller's thread: in a round before a split or
 //! shrink, and for a rank that [declines](super::Bootstrap::decline_at_port) at a port.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 
 use super::children::plan::Table;
 use super::commands::{Canceller, Command, Reporting, Shared};
 use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
 use super::waiter::{Need, Waiter};
+use windlass_base::lock::Mutex;
 
 /// The host's answer.
 type HostAnswer = Result<Table, SessionOutcome>;
@@ -23,12 +24,8 @@ struct Hearing {
 impl Hearing {
     /// Keeps the first answer, and wakes the caller.
     fn answer(&self, answer: HostAnswer) {
-        self.lock().get_or_insert(answer);
+        self.answer.lock().get_or_insert(answer);
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<HostAnswer>> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -55,7 +52,7 @@ impl Waiter for Hearing {
     }
 
     fn is_over(&self) -> bool {
-        self.lock().is_some()
+        self.answer.lock().is_some()
     }
 }
 
@@ -101,7 +98,7 @@ impl Inquiry {
     }
 
     fn answer(&self) -> HostAnswer {
-        let mut answer = self.hearing.lock();
+        let mut answer = self.hearing.answer.lock();
         loop {
             if let Some(answer) = answer.clone() {
                 return answer;

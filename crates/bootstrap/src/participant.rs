@@ -2,9 +2,10 @@
 //!
 //! No lock is held while a thread waits, prepares or calls NCCL. A [`Canceller`] ends a rank's wait from any thread.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 
 use crate::negotiated::{NegotiatedConfig, Token};
+use windlass_base::lock::{Mutex, MutexGuard};
 use windlass_base::thread;
 
 use super::commands::{Canceller, Command, Reporting, Shared};
@@ -27,19 +28,15 @@ struct OneRank {
 }
 
 impl OneRank {
-    fn lock(&self) -> MutexGuard<'_, Participation> {
-        self.participation.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until `is_due`.
     fn wait(&self, is_due: impl Fn(&Participation) -> bool) -> MutexGuard<'_, Participation> {
         let waits = |participation: &mut Participation| !is_due(participation);
-        self.changed.wait_while(self.lock(), waits).unwrap_or_else(PoisonError::into_inner)
+        self.changed.wait_while(self.participation.lock(), waits).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state of the rank. Returns whether its connection is still needed.
     fn change(&self, change: impl FnOnce(&mut Participation)) -> Need {
-        let mut participation = self.lock();
+        let mut participation = self.participation.lock();
         change(&mut participation);
         let over = participation.is_over();
         let pointless = participation.is_pointless();
@@ -66,11 +63,11 @@ impl Waiter for OneRank {
     }
 
     fn declines_elsewhere(&self) -> bool {
-        self.lock().without_host() == WithoutHost::GoesToNccl
+        self.participation.lock().without_host() == WithoutHost::GoesToNccl
     }
 
     fn is_over(&self) -> bool {
-        self.lock().is_over()
+        self.participation.lock().is_over()
     }
 }
 
@@ -138,7 +135,7 @@ impl Participant {
     /// The greeting and report of the rank, for the background thread.
     pub(super) fn report(&self, greeting: &[u8]) -> Reporting {
         let mut words = greeting.to_vec();
-        words.extend(FromRank::Report(Box::new(self.own.lock().facts().clone())).encode());
+        words.extend(FromRank::Report(Box::new(self.own.participation.lock().facts().clone())).encode());
         Reporting { key: self.key, waiter: self.own.clone(), words }
     }
 
@@ -172,14 +169,14 @@ impl Participant {
     }
 
     fn confirm(&self) {
-        let mut own = self.own.lock();
+        let mut own = self.own.participation.lock();
         if own.confirm() {
             self.shared.send(Command::Say(self.key, FromRank::Confirm.encode()));
         }
     }
 
     fn refuse(&self, words: &str) {
-        let own = self.own.lock();
+        let own = self.own.participation.lock();
         if !own.is_over() {
             self.shared.send(Command::Say(self.key, FromRank::Refuse(bounded(words)).encode()));
         }

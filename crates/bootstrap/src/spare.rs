@@ -3,10 +3,9 @@
 //! An id costs NCCL a thread and a socket until all of its ranks have been at its root, and nothing else ends them. So
 //! an id to whose root certainly no rank will go is kept for the next `ncclGetUniqueId`.
 
-use std::sync::{Mutex, PoisonError};
-
 use super::connection;
 use super::id_tag::{self, Id};
+use windlass_base::lock::Mutex;
 
 /// The spare ids of a process.
 #[derive(Debug)]
@@ -26,7 +25,7 @@ impl Spares {
     /// Keeps an id, and returns whether it did: where there are enough, the id's root stays as NCCL leaves it.
     #[must_use]
     pub(crate) fn put(&self, id: Id) -> bool {
-        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ids = self.ids.lock();
         let has_room = ids.len() < self.max;
         ids.extend(has_room.then_some(id));
         has_room
@@ -36,7 +35,7 @@ impl Spares {
     /// fail for its ranks, and costs nothing any more, so it is dropped.
     pub(crate) fn take(&self) -> Option<Id> {
         loop {
-            let id = self.ids.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+            let id = self.ids.lock().pop()?;
             if id_tag::address(&id).is_some_and(|root| !connection::is_free(&root)) {
                 return Some(id);
             }

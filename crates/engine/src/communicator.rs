@@ -7,8 +7,8 @@
 mod ongoing;
 mod table;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{
     ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
@@ -20,6 +20,7 @@ use crate::peers::{self, InitOutcome, Lineage, PeerGroup};
 use windlass_base::call::Function;
 use windlass_base::error::refuse;
 use windlass_base::gate::{Gate, Passed};
+use windlass_base::lock::Mutex;
 use windlass_base::observers::Observed;
 use windlass_base::stats::count::{self, Identity};
 use windlass_bootstrap::Canceller;
@@ -108,7 +109,7 @@ pub(crate) fn go_on_behind(
 ) {
     let ongoing = Ongoing::new(roster);
     for known in handles.iter().filter_map(|handle| find(*handle)) {
-        *known.ongoing.lock().unwrap_or_else(PoisonError::into_inner) = Some(ongoing.clone());
+        *known.ongoing.lock() = Some(ongoing.clone());
     }
     ongoing.begin(handles, work);
 }
@@ -155,14 +156,14 @@ impl Communicator {
         self.is_nonblocking.store(false, Ordering::Relaxed);
         self.sleeps.store(false, Ordering::Relaxed);
         count::memory(self.counters(), 0, false);
-        self.ongoing.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.ongoing.lock().take();
+        self.kept.lock().take()
     }
 
     /// Stores what the init left, until [`remove`] takes it. Returns `kept` itself if the communicator has ended meanwhile, else the
     /// value that it replaces.
     pub fn keep(&'static self, handle: ncclComm_t, kept: Kept) -> Option<Kept> {
-        let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _unchanging = CHANGING.lock();
         if self.handle.load(Ordering::Relaxed) != handle as usize {
             return Some(kept);
         }
@@ -187,7 +188,7 @@ impl Communicator {
             .into_iter()
             .for_each(|one| count::memory(self.counters(), one.memory_bytes(), false));
         self.has_peer_group.store(kept.peer_group().is_some(), Ordering::Release);
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
+        self.kept.lock().replace(kept)
     }
 
     /// Whether it has a peer group, until its end. Every lazy communicator has one.
@@ -275,12 +276,12 @@ impl Communicator {
 
     /// Takes what the init of a communicator left that was not made. NCCL's handle stays known until its owner aborts it.
     pub fn give_up(&self, handle: ncclComm_t) -> Option<Kept> {
-        let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _unchanging = CHANGING.lock();
         if self.handle.load(Ordering::Relaxed) != handle as usize {
             return None;
         }
         self.has_peer_group.store(false, Ordering::Relaxed);
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.kept.lock().take()
     }
 
     /// From now on all calls go to NCCL.
@@ -290,7 +291,7 @@ impl Communicator {
 
     /// Calls `look` with what the init left, if the record still has this handle. `look` runs under a lock and must be quick.
     pub fn look_at_kept<T>(&self, handle: ncclComm_t, look: impl FnOnce(&Kept) -> T) -> Option<T> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock();
         if self.handle.load(Ordering::Relaxed) != handle as usize {
             return None;
         }
@@ -314,7 +315,7 @@ impl Communicator {
         if !self.is_nonblocking() || self.handle.load(Ordering::Relaxed) != handle as usize {
             return None;
         }
-        self.ongoing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.ongoing.lock().clone()
     }
 
     /// What Windlass says of its state in NCCL's place: `ncclInProgress`, or a failure behind its calls.

@@ -32,8 +32,8 @@ pub mod error;
 pub mod test_support;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::HeapError;
 pub use holds::Holds;
@@ -49,6 +49,7 @@ pub use space::{Placement, Serial};
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
 use windlass_base::gpu::stream::{self, Stream};
 use windlass_base::gpu::{Address, Driver, Failure, Home, Ordinal};
+use windlass_base::lock::Mutex;
 
 /// Addresses cost nothing. This many times the bytes that may be mapped are reserved, so that holes between chunks do not matter.
 const SPAN_PER_MAPPED: u64 = 4;
@@ -133,7 +134,7 @@ impl Heap {
     /// Notes what happened to leases. Any thread may call it at any time; it never waits for the driver.
     pub fn note(&self, event: Event) {
         if !self.is_in_forked_child() {
-            lock(&self.ledger).quarantine.note(event);
+            self.ledger.lock().quarantine.note(event);
         }
     }
 
@@ -145,18 +146,18 @@ impl Heap {
         if entered.is_none() {
             self.forget_zeroing();
         }
-        self.settle_within(&mut lock(&self.chunks)).map_err(|failure| HeapError::from(failure).told())
+        self.settle_within(&mut self.chunks.lock()).map_err(|failure| HeapError::from(failure).told())
     }
 
     /// How many regions there are, waiting ones too, and how many bytes are mapped.
     pub fn held(&self) -> (usize, u64) {
-        let mapped_bytes = lock(&self.chunks).values().map(|mapping| mapping.physical().bytes).sum();
-        (lock(&self.ledger).quarantine.len(), mapped_bytes)
+        let mapped_bytes = self.chunks.lock().values().map(|mapping| mapping.physical().bytes).sum();
+        (self.ledger.lock().quarantine.len(), mapped_bytes)
     }
 
     /// Whether nothing is lent, and so nothing mapped.
     fn is_idle(&self) -> bool {
-        lock(&self.ledger).quarantine.is_empty()
+        self.ledger.lock().quarantine.is_empty()
     }
 
     fn lend_now(
@@ -167,7 +168,7 @@ impl Heap {
     ) -> Result<Region, HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
-        let mut chunks = lock(&self.chunks);
+        let mut chunks = self.chunks.lock();
         let placement = self.place(&mut chunks, bytes)?;
         let done = match content {
             Content::BeingZeroed => self.zero(placement).map(Some),
@@ -175,15 +176,15 @@ impl Heap {
         };
         match done {
             Ok(done) => {
-                let mut zeroing = lock(&self.zeroing);
+                let mut zeroing = self.zeroing.lock();
                 let lease = LeaseId(never_again());
-                lock(&self.ledger).quarantine.lend(lease, placement, holds.clone(), content);
+                self.ledger.lock().quarantine.lend(lease, placement, holds.clone(), content);
                 zeroing.extend(done.map(|done| (lease, done)));
                 Ok(Region::new(self.clone(), lease, placement))
             }
             Err(failure) => {
                 drop(chunks.remove(&placement.chunk));
-                lock(&self.ledger).space.give_back(placement);
+                self.ledger.lock().space.give_back(placement);
                 Err(failure.into())
             }
         }
@@ -207,7 +208,7 @@ impl Heap {
     /// Maps a region, by virtual memory calls only.
     fn map(&self, chunks: &mut BTreeMap<Serial, Mapping>, bytes: u64) -> Result<Placement, HeapError> {
         let placement = {
-            let mut ledger = lock(&self.ledger);
+            let mut ledger = self.ledger.lock();
             ledger.space.lend(never_again(), bytes).ok_or_else(|| HeapError::Full {
                 device: self.home.device,
                 asked_bytes: bytes,
@@ -216,7 +217,7 @@ impl Heap {
             })?
         };
         let mapping = self.map_chunk(placement);
-        let mut ledger = lock(&self.ledger);
+        let mut ledger = self.ledger.lock();
         match mapping {
             Ok(mapping) => {
                 chunks.insert(placement.chunk, mapping);
@@ -239,7 +240,7 @@ impl Heap {
     fn let_go(&self, placement: Placement) -> Result<(), HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
-        drop(lock(&self.chunks).remove(&placement.chunk));
+        drop(self.chunks.lock().remove(&placement.chunk));
         Ok(())
     }
 
@@ -247,14 +248,14 @@ impl Heap {
     fn take_again(&self, lease: LeaseId, placement: Placement) -> Result<(), HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
-        let mut chunks = lock(&self.chunks);
+        let mut chunks = self.chunks.lock();
         if self.map_chunk(placement).map(|mapping| chunks.insert(placement.chunk, mapping)).is_err() {
             self.settle_within(&mut chunks)?;
             chunks.insert(placement.chunk, self.map_chunk(placement)?);
         }
         let done = self.zero(placement)?;
-        let mut zeroing = lock(&self.zeroing);
-        lock(&self.ledger).quarantine.unready(lease);
+        let mut zeroing = self.zeroing.lock();
+        self.ledger.lock().quarantine.unready(lease);
         zeroing.insert(lease, done);
         Ok(())
     }
@@ -263,7 +264,7 @@ impl Heap {
     fn end(&self, lease: LeaseId, placement: Placement) -> Result<(), HeapError> {
         // Unmapped before another thread can get the place.
         self.let_go(placement)?;
-        let mut ledger = lock(&self.ledger);
+        let mut ledger = self.ledger.lock();
         if ledger.quarantine.end(lease) {
             ledger.space.give_back(placement);
         }
@@ -281,7 +282,7 @@ impl Heap {
 
     /// Looks whether zeroing is done, of one lease or of all. Does not wait.
     fn observe_zeroing(&self, wanted: Option<LeaseId>) -> Result<(), Failure> {
-        let mut zeroing = lock(&self.zeroing);
+        let mut zeroing = self.zeroing.lock();
         let mut done = Vec::new();
         for (lease, event) in
             zeroing.iter().filter(|(lease, _)| wanted.is_none_or(|wanted| wanted == **lease))
@@ -292,21 +293,21 @@ impl Heap {
         }
         for lease in done {
             zeroing.remove(&lease);
-            lock(&self.ledger).quarantine.note(Event::Zeroed(lease));
+            self.ledger.lock().quarantine.note(Event::Zeroed(lease));
         }
         Ok(())
     }
 
     /// Counts all zeroing as done: the context that it ran in is gone.
     fn forget_zeroing(&self) {
-        let leases: Vec<LeaseId> = std::mem::take(&mut *lock(&self.zeroing)).into_keys().collect();
-        leases.into_iter().for_each(|lease| lock(&self.ledger).quarantine.note(Event::Zeroed(lease)));
+        let leases: Vec<LeaseId> = std::mem::take(&mut *self.zeroing.lock()).into_keys().collect();
+        leases.into_iter().for_each(|lease| self.ledger.lock().quarantine.note(Event::Zeroed(lease)));
     }
 
     fn settle_within(&self, chunks: &mut BTreeMap<Serial, Mapping>) -> Result<(), Failure> {
         self.observe_zeroing(None)?;
         let over = {
-            let mut ledger = lock(&self.ledger);
+            let mut ledger = self.ledger.lock();
             let over = ledger.quarantine.take_over();
             for placement in &over {
                 ledger.space.give_back(*placement);
@@ -334,10 +335,10 @@ impl Heap {
 impl Drop for Heap {
     /// If leases are not over, the memory stays until the process ends: peers, graphs or our own zeroing may still touch it.
     fn drop(&mut self) {
-        if self.is_in_forked_child() || lock(&self.ledger).quarantine.is_empty() {
+        if self.is_in_forked_child() || self.ledger.lock().quarantine.is_empty() {
             return;
         }
-        std::mem::take(&mut *lock(&self.chunks)).into_values().for_each(std::mem::forget);
+        std::mem::take(&mut *self.chunks.lock()).into_values().for_each(std::mem::forget);
     }
 }
 
@@ -345,9 +346,4 @@ impl Drop for Heap {
 fn never_again() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// Locks even after a panic of another thread: every change of these structures is complete before anything can fail.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

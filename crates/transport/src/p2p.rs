@@ -24,8 +24,8 @@ pub mod progress;
 pub mod device_resources;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use windlass_kernels::arrange::{Limits, Peer, arrange};
 use windlass_kernels::launch::{Geometry, LAUNCH_BULK_GREW, Launch, Operation as Listed};
@@ -50,6 +50,7 @@ use windlass_base::gpu::capture::Relaxed;
 use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::module::{Shape, Start};
 use windlass_base::gpu::stream::{Capture, Ordering::Inside};
+use windlass_base::lock::Mutex;
 
 /// What a p2p transport is made from.
 pub struct P2pParts {
@@ -152,7 +153,7 @@ impl P2p {
     ///
     /// After a failure of the driver peers wait, and the owner must abort the communicator.
     pub fn launch(&self, turn: &mut Turn<'_>, operations: &[Operation]) -> Result<bool, TransportError> {
-        let work = &mut *self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = &mut *self.work.lock();
         self.check(operations)?;
         let asks_early = self.note_chunks(operations);
         let P2p { peers, geometry, limits, .. } = self;

@@ -21,8 +21,8 @@ pub mod stuck;
 pub mod device_resources;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
@@ -37,6 +37,7 @@ use turn::{Issued, Lane};
 use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::stream::{Capture, Ordering::Inside, Place};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
+use windlass_base::lock::Mutex;
 
 /// Makes the graph of a capture keep the communicator's regions. The first operation in a capture calls it.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
@@ -144,7 +145,7 @@ impl Sequencer {
         if self.is_aborted() {
             return Err(TransportError::Aborted { rank: self.rank });
         }
-        let issued = &mut *self.lock();
+        let issued = &mut *self.issued.lock();
         let resources = self.resources()?;
         let mut turn =
             Turn { sequencer: self, resources, issued, stream, others, placed: None, begun: false };
@@ -172,7 +173,7 @@ impl Sequencer {
             let _current = home.be_current()?;
             home.driver.place_of(stream)
         };
-        let history = self.lock().order.history(self.graphs, place);
+        let history = self.issued.lock().order.history(self.graphs, place);
         history.map_err(|failure| TransportError::from(failure).told())
     }
 
@@ -180,7 +181,7 @@ impl Sequencer {
     pub fn before_nccl(&self, stream: StreamHandle, is_certain: bool) -> Result<Afterwards, TransportError> {
         let home = self.device_resources.home();
         let order = || -> Result<Afterwards, TransportError> {
-            let issued = &mut *self.lock();
+            let issued = &mut *self.issued.lock();
             // Asked in the caller's context, as NCCL does.
             let capture = match home.driver.capture_of(stream) {
                 Err(_) => home.be_current().and_then(|_current| home.driver.capture_of(stream))?,
@@ -206,14 +207,14 @@ impl Sequencer {
 
     /// NCCL runs its call all the same, in whatever order.
     fn doubted(&self, failure: TransportError) -> TransportError {
-        self.lock().order.doubt();
+        self.issued.lock().order.doubt();
         failure.told()
     }
 
     /// Makes the next work on `later` run after what the streams `earlier` hold now, also in a capture.
     pub fn join(&self, later: StreamHandle, earlier: &[StreamHandle]) -> Result<(), TransportError> {
         let join = || -> Result<(), TransportError> {
-            let _issued = self.lock();
+            let _issued = self.issued.lock();
             let home = self.device_resources.home();
             let _current = home.be_current()?;
             Ok(self.resources()?.join(home.driver, later, earlier)?)
@@ -225,7 +226,7 @@ impl Sequencer {
     /// by nobody.
     pub fn after_nccl(&self, stream: StreamHandle, is_eager: bool) -> Result<(), TransportError> {
         let follow = || -> Result<(), TransportError> {
-            let issued = &mut *self.lock();
+            let issued = &mut *self.issued.lock();
             let home = self.device_resources.home();
             let _current = home.be_current()?;
             let place = if is_eager { Place::Eager(0) } else { self.place_of(issued, stream)? };
@@ -237,12 +238,12 @@ impl Sequencer {
 
     /// Notes that NCCL has launched a call as [`Afterwards::Confirm`] says.
     pub fn nccl_ran(&self) {
-        self.lock().order.confirm();
+        self.issued.lock().order.confirm();
     }
 
     /// Notes that NCCL has refused a call after [`Sequencer::before_nccl`], or that its group has failed.
     pub fn nccl_refused(&self) {
-        self.lock().order.doubt();
+        self.issued.lock().order.doubt();
     }
 
     /// Where work issued to a stream goes. Once graphs share the order nobody asks for the stream's id.
@@ -380,11 +381,6 @@ impl Sequencer {
     /// Never fails: the launch resources are there until [`Lent`] is dropped.
     fn resources(&self) -> Result<&LaunchResources, TransportError> {
         self.lent.resources().ok_or(TransportError::Aborted { rank: self.rank })
-    }
-
-    /// Takes the lock even if it is poisoned: a panic of another thread leaves the order consistent.
-    fn lock(&self) -> MutexGuard<'_, Issued> {
-        self.issued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,7 +13,8 @@ mod variables;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use crate::lock::Mutex;
 
 use once_cell::sync::OnceCell;
 
@@ -128,10 +129,7 @@ fn say(found: &Found) {
     if !log::log_enabled!(log::Level::Info) {
         return;
     }
-    let is_new = SAID
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .insert((found.variable.name, found.value.clone()));
+    let is_new = SAID.lock().insert((found.variable.name, found.value.clone()));
     if is_new {
         log::info!("{found}");
     }

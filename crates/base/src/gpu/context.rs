@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::gpu::capture::Relaxed;
 use crate::gpu::{Driver, Failure, Ordinal, driver};
+use crate::lock::Mutex;
 
 /// A context: streams, events and modules live in it and end with it. Handles come again: a primary context that was reset
 /// (`cudaDeviceReset`) has the same handle in its next life, so the id tells which context it is.
@@ -27,13 +27,8 @@ pub struct Home {
     context: Context,
 }
 
-/// The primary context of each device that was retained last.
+/// The primary context of each device that was retained last. Locked across no call of the driver.
 static RETAINED: Mutex<BTreeMap<Ordinal, Context>> = Mutex::new(BTreeMap::new());
-
-/// The lock is held across no call of the driver.
-fn retained() -> MutexGuard<'static, BTreeMap<Ordinal, Context>> {
-    RETAINED.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// While it lives, our context is current on this thread and its capture mode is relaxed. Dropping it restores both.
 #[derive(Debug)]
@@ -191,13 +186,13 @@ impl Driver {
         let retain = |handle: &mut usize| unsafe { (self.calls.cuDevicePrimaryCtxRetain)(handle, device) };
         let handle = self.output("cuDevicePrimaryCtxRetain", retain, || format!("device {device}"))?;
         let context = self.context(handle)?;
-        retained().insert(device, context);
+        RETAINED.lock().insert(device, context);
         Ok(context)
     }
 
     /// The primary context that was retained last, if it has not gone since.
     fn retained_context(&self, device: Ordinal) -> Option<Context> {
-        let context = retained().get(&device).copied();
+        let context = RETAINED.lock().get(&device).copied();
         context.filter(|context| self.is_there(*context))
     }
 }

@@ -21,14 +21,15 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::open;
 use nccl_sys::profiler::{Event, Logger, Record, Stop, kind, newest_version};
 
 use crate::call::{FUNCTIONS, Function};
 use crate::config::nccl;
+use crate::lock::Mutex;
 
 pub(super) use calls::{after, before};
 pub use calls::{ended, expect, made};
@@ -67,10 +68,6 @@ static MASK: AtomicPtr<AtomicI32> = AtomicPtr::new(null_mut());
 thread_local! {
     /// Whether NCCL's events of this thread are of calls that the program has not made.
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
-}
-
-fn known() -> MutexGuard<'static, Known> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn all() -> &'static [LoadedPlugin] {
@@ -142,13 +139,13 @@ pub fn begin(version: u32, context: *mut *mut c_void, mask: *mut c_int, begun: B
     }
     // NCCL closes its plugin after its last communicator, and threads may have come by here.
     open::stay_mapped();
-    let mut before = known();
+    let mut before = KNOWN.lock();
     let expected = before.expected.remove(&(begun.id, begun.sizes[2]));
     let ours = expected.and_then(|handle| before.ours.get(&handle).cloned());
     // A plugin may take long, and wait for other ranks of this process.
     drop(before);
     let profiled = ours.unwrap_or_else(|| Profiled::begin(begun));
-    let mut known = known();
+    let mut known = KNOWN.lock();
     // Other processes begin elsewhere.
     let token = known.nccls.keys().next_back().map_or((std::process::id() as usize) << 32, |last| last + 1);
     known.nccls.insert(token, (context as usize, profiled));
@@ -180,7 +177,7 @@ pub unsafe fn start_event(
     event: *mut Event,
 ) -> c_int {
     share_masks();
-    let profiled = known().nccls.get(&(context as usize)).map(|(_, profiled)| profiled.clone());
+    let profiled = KNOWN.lock().nccls.get(&(context as usize)).map(|(_, profiled)| profiled.clone());
     // SAFETY: NCCL's place and event; fields by the event's kind and version.
     unsafe {
         let kind = if version == 4 { (*event).kind & 0xff } else { (*event).kind };
@@ -240,7 +237,7 @@ extern "C" fn log(
 
 /// NCCL ends a communicator.
 pub fn end(context: *mut c_void) -> c_int {
-    let ended = known().nccls.remove(&(context as usize));
+    let ended = KNOWN.lock().nccls.remove(&(context as usize));
     // Plugins may take long.
     drop(ended);
     0

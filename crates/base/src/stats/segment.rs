@@ -11,7 +11,6 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
@@ -19,6 +18,7 @@ use rustix::fs::OFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::call::{FUNCTIONS, Function};
+use crate::lock::Mutex;
 use crate::path::PATHS;
 use crate::stats::calls::CallRing;
 use crate::stats::files::{self, Held};
@@ -238,7 +238,7 @@ pub fn get_more_places() -> bool {
     if current().places_lacking.load(Ordering::Relaxed) == 0 {
         return false;
     }
-    let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _growing = GROWING.lock();
     let segment = current();
     let (now, Some(path)) = (places(segment).len(), PATH.get()) else { return false };
     let wanted = (now + PLACES_AT_ONCE).min(COMMUNICATORS_MAX);
@@ -423,13 +423,13 @@ const _: () = assert!(nccl_sys::slots::COUNT <= ENTRIES_MAX);
 #[cfg(any(test, feature = "test-support"))]
 pub mod test_support {
     use super::*;
-    use std::sync::{Mutex, PoisonError};
+    use crate::lock::Mutex;
 
     /// A segment with some words written, by place, for fuzzing.
     pub fn with_words<T>(written: &[(usize, u64)], read: impl FnOnce(&Segment) -> T) -> T {
         // SAFETY: a structure of integers is valid when zeroed.
         static SCRATCH: Mutex<Segment> = Mutex::new(unsafe { std::mem::zeroed() });
-        let segment = &*SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
+        let segment = &*SCRATCH.lock();
         let count = size_of::<Segment>() / 8;
         // SAFETY: as for `copy`.
         let words =

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, Result};
@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use windlass_base::descriptor::Ours;
+use windlass_base::lock::Mutex;
 use windlass_base::process::fork_local::ForkLocal;
 
 /// What becomes readable when a process ends, in this order: its pidfd, and its peers' end of its socket pair. A child made by a raw `clone`
@@ -53,7 +54,7 @@ pub(crate) fn for_peers() -> Result<(Ours, BorrowedFd<'static>)> {
 impl Life {
     /// Sets the ends of its process: already open ones, or else these.
     pub(crate) fn ends_with(&mut self, ends: Ends) {
-        let mut all = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = ENDS.lock();
         all.retain(|_, ends| ends.strong_count() > 0);
         let known = all.get(&self.process).and_then(Weak::upgrade);
         let ends = known.unwrap_or_else(|| Arc::new(ends));

@@ -2,9 +2,10 @@
 //! waits for such threads at most [`END_WITHIN`], and lets none begin.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError, mpsc};
+use std::sync::{Condvar, PoisonError, mpsc};
 use std::time::Duration;
 
+use windlass_base::lock::Mutex;
 use windlass_base::thread;
 
 /// How long the end of the process waits for running threads.
@@ -43,7 +44,7 @@ impl Running {
 
     /// Announces the end and waits for all threads, at most `within`. Returns whether none runs any more.
     fn end(&self, within: Duration) -> bool {
-        let pausing = self.pausing.lock().unwrap_or_else(PoisonError::into_inner);
+        let pausing = self.pausing.lock();
         self.is_ending.store(true, Ordering::SeqCst);
         drop(pausing);
         self.ends.notify_all();
@@ -54,7 +55,7 @@ impl Running {
 impl One<'_> {
     /// Pauses. Returns false if the end has begun.
     fn pause(&self, at_most: Duration) -> bool {
-        let pausing = self.0.pausing.lock().unwrap_or_else(PoisonError::into_inner);
+        let pausing = self.0.pausing.lock();
         let goes_on = |_: &mut ()| !self.0.is_ending.load(Ordering::SeqCst);
         let paused = self.0.ends.wait_timeout_while(pausing, at_most, goes_on);
         paused.unwrap_or_else(PoisonError::into_inner).1.timed_out()

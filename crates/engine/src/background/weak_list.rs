@@ -1,8 +1,10 @@
 //! A list of weak references to things of this process, such as peer groups, which other threads iterate over.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
-/// A list that does not keep its entries alive.
+use windlass_base::lock::Mutex;
+
+/// A list that does not keep its entries alive. Locked for a push or a copy.
 #[derive(Debug)]
 pub(crate) struct WeakList<T>(Mutex<Vec<Weak<T>>>);
 
@@ -14,20 +16,15 @@ impl<T> WeakList<T> {
 
     /// Adds an entry.
     pub(crate) fn push(&self, one: &Arc<T>) {
-        self.lock().push(Arc::downgrade(one));
+        self.0.lock().push(Arc::downgrade(one));
     }
 
     /// The living entries. The iterator keeps one entry alive at a time: others end as soon as their owners drop them.
     pub(crate) fn alive(&self) -> impl Iterator<Item = Arc<T>> + use<T> {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         all.retain(|one| one.strong_count() > 0);
         let all = all.clone();
         all.into_iter().filter_map(|one| one.upgrade())
-    }
-
-    /// Held for a push or a copy.
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Weak<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -45,7 +42,7 @@ mod tests {
         assert_eq!(list.alive().map(|one| *one).collect::<Vec<_>>(), [1, 2]);
         drop(one);
         assert_eq!(list.alive().map(|one| *one).collect::<Vec<_>>(), [2]);
-        assert_eq!(list.lock().len(), 1);
+        assert_eq!(list.0.lock().len(), 1);
         drop(two);
         assert_eq!(list.alive().count(), 0);
     }

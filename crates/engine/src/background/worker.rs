@@ -4,14 +4,15 @@
 //! It sleeps in one poll until a chore is due. No call waits for it. No chore is due because a communicator lives: what begins wakes the worker.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use windlass_base::lock::Mutex;
 use windlass_base::{descriptor, guard, thread};
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::poll::Flag;
@@ -101,7 +102,7 @@ pub(crate) fn ask(
 ) -> bool {
     process_exit::go_on();
     let Some(worker) = WORKER.get() else { return false };
-    worker.requests().push(Request { to, words, due, heard: Box::new(heard) });
+    worker.requests.lock().push(Request { to, words, due, heard: Box::new(heard) });
     worker.wake.raise();
     true
 }
@@ -121,7 +122,7 @@ pub(crate) fn end() {
     let Some(worker) = WORKER.get() else { return };
     worker.ending.store(true, Ordering::Release);
     worker.wake.raise();
-    let thread = worker.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let thread = worker.thread.lock().take();
     let runs = || thread.as_ref().is_some_and(|thread| !thread.is_finished());
     thread::wait_while(END_WITHIN, Duration::from_micros(200), runs);
 }
@@ -168,12 +169,8 @@ impl Worker {
             dead: BTreeSet::new(),
         };
         let thread = thread::spawn("windlass-worker", move || round.run())?;
-        *worker.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        *worker.thread.lock() = Some(thread);
         Ok(())
-    }
-
-    fn requests(&self) -> MutexGuard<'_, Vec<Request>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -246,7 +243,7 @@ impl Round {
         let knocks = self.request_socket.knocks().then_some(BUSY_TICK);
         let deaf = self.request_socket.is_deaf().then_some(IDLE_TICK);
         let now = Instant::now();
-        let asks = self.worker.requests().iter().map(|one| one.due.saturating_duration_since(now)).min();
+        let asks = self.worker.requests.lock().iter().map(|one| one.due.saturating_duration_since(now)).min();
         let reserve = (!descriptor::fill_reserve()).then_some(IDLE_TICK);
         let tick = due.chain(knocks).chain(deaf).chain(asks).chain(reserve).min();
         let tick =
@@ -272,7 +269,7 @@ impl Round {
     /// Sends requests that are due, and answers those of other processes.
     fn speak(&mut self) {
         let now = Instant::now();
-        let due: Vec<Request> = self.worker.requests().extract_if(.., |one| one.due <= now).collect();
+        let due: Vec<Request> = self.worker.requests.lock().extract_if(.., |one| one.due <= now).collect();
         for Request { to, words, heard, .. } in due {
             self.next += 1;
             self.asked.insert(self.next, heard);

@@ -5,7 +5,7 @@
 //! must not ask for the state of a communicator at once. An abort waits until the thread has left NCCL.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar};
 use std::time::Duration;
 
 use nccl_sys::{ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess, ncclSystemError};
@@ -13,6 +13,7 @@ use nccl_sys::{ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess, ncclSystem
 use crate::background::side_thread;
 use crate::forward::{Carried, known};
 use crate::peers::Lineage;
+use windlass_base::lock::Mutex;
 use windlass_base::{gpu, guard};
 
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -42,13 +43,9 @@ impl Ongoing {
         Arc::new(Ongoing { state, changed, is_cancelled, is_nccl_over, roster })
     }
 
-    fn lock(&self) -> MutexGuard<'_, ncclResult_t> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// `ncclInProgress`, or the result.
     pub(super) fn state(&self) -> ncclResult_t {
-        *self.lock()
+        *self.state.lock()
     }
 
     /// Whether NCCL is at work, or an init: all but an abort is refused then, as NCCL refuses it.
@@ -58,7 +55,7 @@ impl Ongoing {
     }
 
     fn end(&self, code: ncclResult_t) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if *state == ncclInProgress {
             *state = code;
         }
@@ -73,7 +70,7 @@ impl Ongoing {
         }
         // Only NCCL's abort frees a thread that waits in a launch behind a kernel of NCCL's that hangs.
         let within = if aborts { ABORT_WITHIN } else { Duration::MAX };
-        drop(self.changed.wait_timeout_while(self.lock(), within, |state| *state == ncclInProgress));
+        drop(self.changed.wait_timeout_while(self.state.lock(), within, |state| *state == ncclInProgress));
     }
 
     /// Does the work once NCCL's part of these communicators is over. The work is told whether NCCL has succeeded.

@@ -11,12 +11,12 @@
 //! lock ([`Communicator::look_at_kept`]).
 
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::ncclComm_t;
 
 use crate::features::recycling::{self, alive};
 use windlass_base::config::{Order, config};
+use windlass_base::lock::Mutex;
 use windlass_base::observers;
 use windlass_base::stats::count::{self, Identity};
 
@@ -57,7 +57,7 @@ pub(crate) fn find(handle: ncclComm_t) -> Option<&'static Communicator> {
 /// A reader that was slow in an old table while that was refilled may have missed a handle that is there.
 #[cold]
 fn look_again(handle: ncclComm_t) -> Option<&'static Communicator> {
-    let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _unchanging = CHANGING.lock();
     look_up(handle)
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communi
     drop(remove(handle));
     let counters = count::begin(identity);
     alive::begins();
-    let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut spare = CHANGING.lock();
     let communicator: &'static Communicator =
         spare.records.pop().unwrap_or_else(|| Box::leak(Box::new(Communicator::unused())));
     communicator.counters.store(counters, Ordering::Relaxed);
@@ -91,7 +91,7 @@ pub(crate) fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communi
 
 /// Removes a communicator; its counts stay. Returns what its init left.
 pub(crate) fn remove(handle: ncclComm_t) -> Option<Kept> {
-    let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut spare = CHANGING.lock();
     let place = table()?.place_of(handle as usize)?;
     place.handle.store(REMOVED, Ordering::Release);
     let communicator = reference(place.communicator.load(Ordering::Relaxed));

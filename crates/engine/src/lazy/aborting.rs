@@ -51,7 +51,7 @@ impl LazyCommunicator {
         let now = Instant::now();
         let (until, calls_until) = (now + INIT_WITHIN, now + CALLS_WITHIN);
         loop {
-            let mut stage = self.stage();
+            let mut stage = self.stage.lock();
             self.aborted.store(true, Ordering::SeqCst);
             let written = self.written.load(Ordering::Acquire);
             match (*stage, self.real()) {
@@ -63,7 +63,7 @@ impl LazyCommunicator {
                     return Aborted::Init(written);
                 }
                 (Stage::Lazy, None) => {
-                    let taken = self.built().take();
+                    let taken = self.built.lock().take();
                     return taken.map_or(Aborted::Nothing, |built| Aborted::Real(built.handle()));
                 }
                 _ => return Aborted::Nothing,
@@ -75,7 +75,7 @@ impl LazyCommunicator {
 
     /// Prevents that it is materialized from now on. Returns whether a thread is materializing it: that thread then ends what NCCL has built.
     pub(super) fn prevent_building(&self) -> bool {
-        let stage = self.stage();
+        let stage = self.stage.lock();
         self.aborted.store(true, Ordering::SeqCst);
         *stage == Stage::Materializing
     }

@@ -2,8 +2,8 @@
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{
     ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclNumOps, ncclResult_t,
@@ -16,6 +16,7 @@ use crate::peers::{Parent, PeerGroup};
 use windlass_base::call::Call;
 use windlass_base::error::refuse;
 use windlass_base::gpu::{Ordinal, StreamHandle};
+use windlass_base::lock::Mutex;
 use windlass_base::process;
 
 use super::ends::Ends;
@@ -250,14 +251,6 @@ impl LazyCommunicator {
             call.shared.operation = Some(made?);
         }
         Ok(call)
-    }
-
-    pub(super) fn built(&self) -> MutexGuard<'_, Option<Built>> {
-        self.built.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 
 use once_cell::sync::OnceCell;
 
@@ -18,6 +17,7 @@ use windlass_base::error::refuse;
 use windlass_base::gpu::stream::Stream;
 use windlass_base::gpu::{self, Home};
 use windlass_base::guard;
+use windlass_base::lock::Mutex;
 use windlass_base::thread;
 
 use super::communicator::LazyCommunicator;
@@ -103,7 +103,7 @@ impl LazyCommunicator {
         if self.prevent_building() {
             return ncclSuccess;
         }
-        let built = self.built().take();
+        let built = self.built.lock().take();
         match (self.real(), built) {
             (Some(real), Some(built)) => self.end_of(real, built),
             (Some(real), None) => self.end_real(End::Destroy, real),
@@ -241,7 +241,7 @@ pub(crate) fn ask_of_groups(is_grouped: fn() -> bool) {
 pub(super) fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     // A thread that does not start would drop `work`.
     let work = Mutex::new(Some(work));
-    let take = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let take = || work.lock().take();
     std::thread::scope(|scope| {
         let run = || take().map(|work| work());
         let error = match thread::spawn_scoped(scope, "windlass-cache", run) {

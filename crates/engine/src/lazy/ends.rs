@@ -1,8 +1,9 @@
 //! Decides which thread ends NCCL's communicator behind a lazy one: a destroy or finalize that waits for the device, or an abort during
 //! that wait. Exactly one of them does, and never while another thread is in NCCL with the communicator.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use windlass_base::lock::Mutex;
 
 /// How often an abort checks whether another thread has left NCCL.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
@@ -33,7 +34,7 @@ impl Ends {
     /// Begins a destroy, in NCCL. False if there was a destroy or an abort before.
     #[must_use]
     pub(super) fn destroy(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let begins = !state.is_destroyed && state.phase != Phase::Over;
         if begins {
             *state = State { phase: Phase::Busy, is_destroyed: true };
@@ -44,7 +45,7 @@ impl Ends {
     /// Goes into NCCL, from outside or from the wait. False if an abort was faster: NCCL's communicator is gone.
     #[must_use]
     pub(super) fn enter(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let enters = state.phase != Phase::Over;
         if enters {
             state.phase = Phase::Busy;
@@ -73,7 +74,7 @@ impl Ends {
     pub(super) fn abort(&self, within: Duration) -> bool {
         let until = Instant::now() + within;
         loop {
-            let mut state = self.state();
+            let mut state = self.0.lock();
             match state.phase {
                 Phase::Open | Phase::Waits => {
                     state.phase = Phase::Over;
@@ -89,14 +90,10 @@ impl Ends {
     }
 
     fn leave_to(&self, phase: Phase) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         if state.phase == Phase::Busy {
             state.phase = phase;
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,7 +11,7 @@
 //! before that init ([`legacy`]).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 
@@ -21,6 +21,7 @@ use windlass_base::config::{Switch, config};
 use windlass_base::error::refuse;
 use windlass_base::gpu::stream::Stream;
 use windlass_base::gpu::{self, Context, Ordinal, context};
+use windlass_base::lock::Mutex;
 
 use super::legacy;
 use super::on_device::on_device;
@@ -42,13 +43,13 @@ enum FirstLaunch {
 
 fn of(device: Ordinal) -> Arc<Mutex<FirstLaunch>> {
     let of = (device, context::on(device));
-    GUARDS.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().clone()
+    GUARDS.lock().entry(of).or_default().clone()
 }
 
 /// Whether a communicator on this device may be lazy. Never waits: false while another thread's message runs.
 #[must_use]
 pub(crate) fn is_guarded(device: Ordinal) -> bool {
-    let is_guarded = || of(device).try_lock().is_ok_and(|first_launch| *first_launch == FirstLaunch::Done);
+    let is_guarded = || of(device).try_lock().is_some_and(|first_launch| *first_launch == FirstLaunch::Done);
     // Where no NVLink joins the device to others, no kernel of Windlass waits on it.
     let is_unlinked = || gpu::driver().is_ok_and(|driver| driver.is_unlinked(device));
     config().first_launch_guard == Switch::Off || is_guarded() && legacy::is_settled() || is_unlinked()
@@ -63,7 +64,7 @@ pub(crate) fn guard(peer_group: &PeerGroup, communicator: ncclComm_t) {
     }
     legacy::note(peer_group.negotiated());
     let own = of(device);
-    let mut first_launch = own.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut first_launch = own.lock();
     if *first_launch != FirstLaunch::Ahead {
         return;
     }

@@ -3,7 +3,8 @@
 //! others do not check: they must never get an ended handle ([`is_ours`]).
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Mutex, PoisonError};
+
+use windlass_base::lock::Mutex;
 
 use nccl_sys::forked::WORD;
 
@@ -26,7 +27,7 @@ static MINTED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
 /// Whether an address is a handle of Windlass, in use or ended.
 pub(super) fn is_ours(address: usize) -> bool {
-    MINTED.lock().unwrap_or_else(PoisonError::into_inner).contains(&address)
+    MINTED.lock().contains(&address)
 }
 
 /// A handle in use.
@@ -35,7 +36,7 @@ pub(super) struct Minted(&'static Block);
 
 impl Minted {
     pub(super) fn new() -> Minted {
-        let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = ENDED.lock();
         let again = if ended.len() > REST { ended.pop_front() } else { None };
         drop(ended);
         if let Some(block) = again {
@@ -43,7 +44,7 @@ impl Minted {
         }
         let block: &'static Block = Box::leak(Box::new(Block { word: WORD, rest: [0; 63] }));
         let minted = Minted(block);
-        MINTED.lock().unwrap_or_else(PoisonError::into_inner).insert(minted.address());
+        MINTED.lock().insert(minted.address());
         minted
     }
 
@@ -54,7 +55,7 @@ impl Minted {
 
 impl Drop for Minted {
     fn drop(&mut self) {
-        ENDED.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.0);
+        ENDED.lock().push_back(self.0);
     }
 }
 

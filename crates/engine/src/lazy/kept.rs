@@ -1,12 +1,11 @@
 //! The buffers that the application registers (`ncclCommRegister`) with a lazy communicator: noted, and registered with NCCL once it is
 //! materialized.
 
-use std::sync::{Mutex, PoisonError};
-
 use nccl_sys::{ncclComm_t, ncclResult_t, ncclSuccess};
 
 use crate::forward::registration;
 use windlass_base::error::refuse;
+use windlass_base::lock::Mutex;
 
 use super::handle::Minted;
 
@@ -29,13 +28,13 @@ impl Registrations {
     pub fn add(&self, address: usize, bytes: usize) -> usize {
         let registration = Registration { handle: Minted::new(), address, bytes, real: None };
         let handle = registration.handle.address();
-        self.lock().push(registration);
+        self.0.lock().push(registration);
         handle
     }
 
     /// Ends a registration, with NCCL too. None if the handle is not from [`add`](Registrations::add).
     pub fn remove(&self, handle: usize, real: Option<ncclComm_t>) -> Option<ncclResult_t> {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let index = all.iter().position(|one| one.handle.address() == handle)?;
         let one = all.swap_remove(index);
         drop(all);
@@ -47,21 +46,17 @@ impl Registrations {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.0.lock().is_empty()
     }
 
     /// Registers all with NCCL, which has built its communicator. A buffer that NCCL refuses stays unregistered: that affects only speed.
     pub(super) fn replay(&self, real: ncclComm_t) {
-        for one in self.lock().iter_mut() {
+        for one in self.0.lock().iter_mut() {
             one.real = registration::register(real, one.address, one.bytes)
                 .map_err(|code| {
                     refuse(code, format_args!("{} bytes at {:#x} are not registered", one.bytes, one.address))
                 })
                 .ok();
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Registration>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -67,14 +67,14 @@ impl LazyCommunicator {
 
     /// Waits for the materializing thread, which has been told to stop. False if it has not left NCCL within [`OUT_WITHIN`].
     pub(super) fn is_out(&self) -> bool {
-        thread::wait_while(OUT_WITHIN, LOOK_EVERY, || *self.stage() == Stage::Aborting)
+        thread::wait_while(OUT_WITHIN, LOOK_EVERY, || *self.stage.lock() == Stage::Aborting)
     }
 
     /// Ends this rank's part in an attempt at which another rank has failed, if it does not end by itself within [`INIT_WITHIN`].
     fn give_up(&self, attempt: u64) {
         let until = Instant::now() + INIT_WITHIN;
         loop {
-            let mut stage = self.stage();
+            let mut stage = self.stage.lock();
             let is_at_it = *stage == Stage::Materializing
                 && self.attempts.load(Ordering::Relaxed) == attempt.saturating_add(1);
             let written = self.written.load(Ordering::Acquire);

@@ -93,7 +93,7 @@ impl LazyCommunicator {
     }
 
     fn begin(&self) -> Result<Begun, ncclResult_t> {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         match *stage {
             Stage::Materialized => return Ok(Begun::Over),
             // Divergence: NCCL says nothing of two threads at once.
@@ -103,7 +103,7 @@ impl LazyCommunicator {
             Stage::Lazy if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
             Stage::Lazy => {}
         }
-        let taken = self.built().as_ref().map(Built::handle);
+        let taken = self.built.lock().as_ref().map(Built::handle);
         // All ranks have a cached communicator, or none has.
         let begun = match taken {
             Some(_) => Begun::Taken,
@@ -138,13 +138,13 @@ impl LazyCommunicator {
             let configuration = [words.unwrap_or_default(), nccl::of_this_init()].concat();
             let context = context::on(self.device);
             let kind = Kind { ranks, rank, device: self.device, context, configuration };
-            *self.built() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
+            *self.built.lock() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
         }
         result
     }
 
     fn finish(&self, result: ncclResult_t, is_lost: bool) -> ncclResult_t {
-        let stage = self.stage();
+        let stage = self.stage.lock();
         let written = self.written.load(Ordering::Acquire);
         let aborted = self.aborted.load(Ordering::Acquire);
         if aborted || is_lost || result != ncclSuccess {
@@ -162,7 +162,7 @@ impl LazyCommunicator {
             self.mark(Unfit::Here);
         }
         self.registrations.replay(written);
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         if self.aborted.load(Ordering::Acquire) {
             self.undo(stage, written);
             return ncclInternalError;
@@ -177,7 +177,7 @@ impl LazyCommunicator {
         let is_ours = *stage == Stage::Materializing;
         *stage = Stage::Lazy;
         self.written.store(null_mut(), Ordering::Relaxed);
-        self.built().take();
+        self.built.lock().take();
         drop(stage);
         if is_ours && !written.is_null() {
             known::end(End::Abort, written);

@@ -2,8 +2,8 @@
 //! operation is made when a call needs it.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{
     ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclNumOps, ncclRedOp_t,
@@ -13,6 +13,7 @@ use nccl_sys::{
 use crate::forward::operators;
 use windlass_base::call::Scalar;
 use windlass_base::error::refuse;
+use windlass_base::lock::Mutex;
 
 /// Numbers that no operator of NCCL's is likely to have.
 const FIRST: i32 = 0x0057_0000;
@@ -46,7 +47,7 @@ impl Operators {
         };
         let operator =
             Arc::new(Operator { scalar, datatype, real: Mutex::new(None), ended: AtomicBool::new(false) });
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let index = all.iter().position(Option::is_none).unwrap_or_else(|| {
             all.push(None);
             all.len() - 1
@@ -66,7 +67,7 @@ impl Operators {
         if operation.0 < 0 {
             return refused("expected none below 0");
         }
-        let taken = index(operation).and_then(|index| self.lock().get_mut(index)?.take());
+        let taken = index(operation).and_then(|index| self.0.lock().get_mut(index)?.take());
         let Some(operator) = taken else { return refused("unknown to this communicator") };
         operator.ended.store(true, Ordering::Release);
         real.map_or(ncclSuccess, |real| operator.let_go(real))
@@ -84,7 +85,7 @@ impl Operators {
 
     /// The operator with this number; none if the number is NCCL's own, or unknown.
     pub fn get(&self, operation: ncclRedOp_t) -> Option<Arc<Operator>> {
-        self.lock().get(index(operation)?)?.clone()
+        self.0.lock().get(index(operation)?)?.clone()
     }
 
     /// NCCL's number for an operator; none if it is unknown, or NCCL fails to make it.
@@ -97,11 +98,7 @@ impl Operators {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.lock().iter().all(Option::is_none)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<Arc<Operator>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().iter().all(Option::is_none)
     }
 }
 
@@ -112,7 +109,7 @@ fn index(operation: ncclRedOp_t) -> Option<usize> {
 impl Operator {
     /// NCCL's number for this operator, which NCCL makes now if it has not yet.
     pub fn real(&self, real: ncclComm_t) -> Option<ncclRedOp_t> {
-        let mut made = self.real.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.real.lock();
         if made.is_none() {
             *made = operators::create(&self.scalar, self.datatype, real)
                 .map_err(|code| refuse(code, format_args!("NCCL makes no reduction")))
@@ -127,7 +124,7 @@ impl Operator {
         if !self.ended.load(Ordering::Acquire) {
             return ncclSuccess;
         }
-        let made = self.real.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let made = self.real.lock().take();
         made.map_or(ncclSuccess, |made| operators::destroy(made, real))
     }
 }

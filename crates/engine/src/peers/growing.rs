@@ -8,10 +8,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use windlass_base::lock::Mutex;
 use windlass_base::thread;
 use windlass_bootstrap::request_socket::Answer;
 use windlass_transport::heap::{self, Heap, Holds, LeaseId, Peer, PeerHeap, PeerRegion, Place, Region};
@@ -84,14 +85,14 @@ impl Grown {
 impl AskedRings {
     /// Returns whether to ask for a ring now, and counts it as asked for.
     fn ask(&self, ring: Ring, now: Instant) -> bool {
-        let mut rings = self.lock();
+        let mut rings = self.0.lock();
         let asked = rings.entry(ring).or_insert(Asked { again: Some(now), after: AGAIN_AFTER });
         asked.again.take_if(|again| *again <= now).is_some()
     }
 
     /// Notes that the receiver gave none.
     fn deny(&self, ring: Ring, now: Instant) {
-        if let Some(asked) = self.lock().get_mut(&ring) {
+        if let Some(asked) = self.0.lock().get_mut(&ring) {
             asked.again = Some(now + asked.after);
             asked.after = AGAIN_AFTER_MOST.min(2 * asked.after);
         }
@@ -99,12 +100,8 @@ impl AskedRings {
 
     /// The time until a ring is to be asked for again.
     fn due(&self) -> Option<Duration> {
-        let again = self.lock().values().filter_map(|asked| asked.again).min();
+        let again = self.0.lock().values().filter_map(|asked| asked.again).min();
         again.map(|again| again.saturating_duration_since(Instant::now()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Ring, Asked>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -132,18 +129,14 @@ impl Growing {
 
     /// Takes all grown memory, for the end of the peer group.
     pub(super) fn take(&mut self) -> Grown {
-        std::mem::take(self.grown.get_mut().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Grown> {
-        self.grown.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(self.grown.get_mut())
     }
 
     /// Forgets all larger rings, and gives none while the communicator sleeps. No kernel runs on any rank. Graphs have no address of a ring.
     pub(super) fn sleep(&self, p2p: &P2p) {
-        let mut grown = self.lock();
+        let mut grown = self.grown.lock();
         (grown.sleeps, grown.forgotten) = (true, grown.forgotten + 1);
-        self.asked.lock().clear();
+        self.asked.0.lock().clear();
         p2p.forget_growth();
         grown.peers.drain(..).for_each(PeerRegion::end);
         // A failure was logged; the driver keeps the memory then.
@@ -152,17 +145,17 @@ impl Growing {
 
     /// Lets rings grow again.
     pub(super) fn wake(&self) {
-        self.lock().sleeps = false;
+        self.grown.lock().sleeps = false;
     }
 
     /// How often all rings were forgotten.
     pub(super) fn forgotten(&self) -> u64 {
-        self.lock().forgotten
+        self.grown.lock().forgotten
     }
 
     /// Bytes of the rings that this rank has lent.
     pub(super) fn lent_bytes(&self) -> u64 {
-        self.lock().regions.values().map(Region::bytes).sum()
+        self.grown.lock().regions.values().map(Region::bytes).sum()
     }
 
     /// Looks for rings that should grow and are to be asked for now; marks them as asked. Calls no driver.
@@ -190,7 +183,7 @@ impl Growing {
     }
 
     fn lend(&self, from: u32, wire: Wire, p2p: &P2p, heap: &Arc<Heap>) -> Result<Option<Answer>, String> {
-        let Grown { regions, sleeps, forgotten, .. } = &mut *self.lock();
+        let Grown { regions, sleeps, forgotten, .. } = &mut *self.grown.lock();
         if *sleeps {
             return Ok(None);
         }
@@ -227,7 +220,7 @@ impl Growing {
         p2p: &P2p,
         heap: &Arc<Heap>,
     ) {
-        let mut grown = self.lock();
+        let mut grown = self.grown.lock();
         let taken = match answer.filter(|_| grown.forgotten == asked_at) {
             Some(answer) => self.map((to, wire), &answer, (p2p, heap), &mut grown),
             None => {

@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_sys::{
@@ -13,6 +12,7 @@ use nccl_sys::{
 use crate::forward::init;
 use windlass_base::descriptor;
 use windlass_base::error::refuse;
+use windlass_base::lock::Mutex;
 use windlass_bootstrap::id_tag::Id;
 use windlass_bootstrap::request_socket::Answer;
 
@@ -143,7 +143,7 @@ impl Ids {
     }
 
     fn make(&self, number: u64) -> Option<Result<Id, ncclResult_t>> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.lock();
         made.get(number, || hosting::spare_id().map_or_else(init::make_id, Ok))
     }
 }

@@ -2,11 +2,11 @@
 //! native collectives run them, too. A lazy communicator keeps its own (`lazy/operators.rs`).
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
 use windlass_base::call::Scalar;
+use windlass_base::lock::Mutex;
 
 /// The scalars by NCCL's number of the operation.
 #[derive(Debug, Default)]
@@ -15,22 +15,18 @@ pub struct Scalars(Mutex<BTreeMap<i32, (ncclDataType_t, Scalar)>>);
 impl Scalars {
     /// Notes an operation that NCCL has made.
     pub fn made(&self, operation: ncclRedOp_t, datatype: ncclDataType_t, scalar: Scalar) {
-        self.lock().insert(operation.0, (datatype, scalar));
+        self.0.lock().insert(operation.0, (datatype, scalar));
     }
 
     /// Forgets an operation that the program has destroyed. Calls made before keep what they have read.
     pub fn ended(&self, operation: ncclRedOp_t) {
-        self.lock().remove(&operation.0);
+        self.0.lock().remove(&operation.0);
     }
 
     /// The scalar of an operation, if the operation is for this type.
     pub fn of(&self, operation: ncclRedOp_t, datatype: ncclDataType_t) -> Option<Scalar> {
-        let (own, scalar) = *self.lock().get(&operation.0)?;
+        let (own, scalar) = *self.0.lock().get(&operation.0)?;
         (own == datatype).then_some(scalar)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<i32, (ncclDataType_t, Scalar)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

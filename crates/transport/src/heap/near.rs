@@ -2,7 +2,7 @@
 //! That takes no descriptor and no second mapping.
 
 use crate::heap::error::HeapError;
-use crate::heap::{Heap, PeerRegion, Place, Serial, lock, registry};
+use crate::heap::{Heap, PeerRegion, Place, Serial, registry};
 use windlass_base::gpu::Ordinal;
 
 /// Lets the device of `local` reach a region that another rank of this process [announced](super::Region::announce_here) to the calling
@@ -20,7 +20,7 @@ impl Heap {
     fn reach_now(&self, place: Place, device: Ordinal) -> Result<PeerRegion, HeapError> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
-        let chunks = lock(&self.chunks);
+        let chunks = self.chunks.lock();
         let mapping = chunks.get(&place.chunk).ok_or(HeapError::Gone)?;
         let there = (mapping.address - self.reservation.base, mapping.physical().bytes);
         if there != (place.offset, place.bytes) {
@@ -32,6 +32,6 @@ impl Heap {
 
     /// Whether a chunk of this symmetric heap has this number.
     pub(super) fn has_chunk(&self, chunk: Serial) -> bool {
-        lock(&self.chunks).contains_key(&chunk)
+        self.chunks.lock().contains_key(&chunk)
     }
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use crate::heap::{Heap, HeapError, Holds, Place, Process, Serial, lock, registry};
+use crate::heap::{Heap, HeapError, Holds, Place, Process, Serial, registry};
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
 use windlass_base::gpu::{Address, Driver, Home, Ordinal};
+use windlass_base::lock::Mutex;
 
 /// Names a symmetric heap of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,11 +107,11 @@ impl PeerHeap {
         }
         let _entered = home.enter()?;
         place.check(granularity(self.driver, home.device)?)?;
-        let mut mapped = lock(&self.mapped);
+        let mut mapped = self.mapped.lock();
         let made = self.map_chunk(&mut mapped, place, descriptor, home.device);
         self.forget_unused(&mut mapped);
         let base = made?;
-        lock(&self.uses).entry(place.chunk).or_default().open += 1;
+        self.uses.lock().entry(place.chunk).or_default().open += 1;
         let mapped = Use { heap: self.clone(), chunk: place.chunk, holds: holds.clone() };
         Ok(PeerRegion { address: base + place.offset, bytes: place.bytes, _mapped: Some(mapped) })
     }
@@ -161,21 +162,21 @@ impl PeerHeap {
         if self.driver.is_in_forked_child() {
             return;
         }
-        let mut mapped = lock(&self.mapped);
+        let mut mapped = self.mapped.lock();
         self.unmap_unused(&mut mapped);
         self.forget_unused(&mut mapped);
     }
 
     /// Gives the addresses back if there is no chunk, not even one whose memory was let go of.
     fn forget_unused(&self, mapped: &mut Mapped) {
-        if mapped.chunks.is_empty() && lock(&self.uses).is_empty() {
+        if mapped.chunks.is_empty() && self.uses.lock().is_empty() {
             mapped.reservation = None;
         }
     }
 
     fn unmap_unused(&self, mapped: &mut Mapped) {
         let over: Vec<Serial> = {
-            let mut uses = lock(&self.uses);
+            let mut uses = self.uses.lock();
             let over: Vec<Serial> =
                 uses.iter().filter(|(_, uses)| uses.are_over()).map(|(serial, _)| *serial).collect();
             over.iter().for_each(|serial| drop(uses.remove(serial)));
@@ -194,11 +195,11 @@ impl PeerHeap {
         let home = local.home();
         let _entered = home.enter()?;
         place.check(granularity(self.driver, home.device)?)?;
-        self.map_chunk(&mut lock(&self.mapped), place, descriptor, home.device)
+        self.map_chunk(&mut self.mapped.lock(), place, descriptor, home.device)
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        lock(&self.mapped).chunks.is_empty()
+        self.mapped.lock().chunks.is_empty()
     }
 }
 
@@ -211,7 +212,7 @@ impl PeerRegion {
     /// Unmaps the region, for all devices of this process, and keeps its addresses. No kernel may run that touches it.
     pub fn let_go(&self) {
         if let Some(Use { heap, chunk, .. }) = &self._mapped {
-            drop(lock(&heap.mapped).chunks.remove(chunk));
+            drop(heap.mapped.lock().chunks.remove(chunk));
         }
     }
 
@@ -230,7 +231,7 @@ impl PeerRegion {
     pub fn end(self) {
         self.let_go();
         if let Some(Use { heap, chunk, .. }) = &self._mapped {
-            lock(&heap.uses).remove(chunk);
+            heap.uses.lock().remove(chunk);
         }
     }
 
@@ -250,7 +251,7 @@ impl Drop for Use {
         if self.heap.driver.is_in_forked_child() {
             return;
         }
-        if let Some(uses) = lock(&self.heap.uses).get_mut(&self.chunk) {
+        if let Some(uses) = self.heap.uses.lock().get_mut(&self.chunk) {
             uses.open -= 1;
             uses.closing.retain(|holds| !holds.are_none());
             if !self.holds.are_none() {

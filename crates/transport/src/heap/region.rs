@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::heap::{Announcement, Event, Heap, HeapError, LeaseId, Member, Place, Placement, lock};
+use crate::heap::{Announcement, Event, Heap, HeapError, LeaseId, Member, Place, Placement};
 use windlass_base::gpu::memory::Mapping;
 use windlass_base::gpu::{Address, Failure, Ordinal};
 
@@ -54,7 +54,7 @@ impl Region {
         self.heap.refuse_child()?;
         let _entered = self.heap.home.enter()?;
         self.heap.observe_zeroing(Some(self.lease))?;
-        Ok(lock(&self.heap.ledger).quarantine.is_zeroed(self.lease))
+        Ok(self.heap.ledger.lock().quarantine.is_zeroed(self.lease))
     }
 
     /// Waits until it holds zeros, at most for `at_most`. Blocks no stream and holds no lock.
@@ -96,7 +96,7 @@ impl Region {
             self.heap.refuse_child()?;
             let _entered = self.heap.home.enter()?;
             self.heap.observe_zeroing(Some(self.lease))?;
-            let chunks = lock(&self.heap.chunks);
+            let chunks = self.heap.chunks.lock();
             let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;
             let place = Place {
                 span_bytes: self.heap.reservation.bytes,
@@ -105,7 +105,7 @@ impl Region {
                 bytes: self.placement.bytes,
             };
             let given = give(mapping, place)?;
-            if !lock(&self.heap.ledger).quarantine.announce(self.lease, members) {
+            if !self.heap.ledger.lock().quarantine.announce(self.lease, members) {
                 return Err(HeapError::NotZeroed { bytes: self.bytes(), waited_ms: 0 });
             }
             Ok(given)

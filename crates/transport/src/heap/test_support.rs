@@ -1,7 +1,7 @@
 //! What tests see and do beyond the product: counts of heaps and of peers' mappings, and access for other devices of the process.
 
 use crate::heap::registry::{self, HEAPS, PEERS};
-use crate::heap::{Heap, HeapError, PeerHeap, Place, Region, lock};
+use crate::heap::{Heap, HeapError, PeerHeap, Place, Region};
 use windlass_base::gpu::Ordinal;
 
 /// Counts of one symmetric heap.
@@ -33,9 +33,9 @@ pub fn counters() -> (Vec<HeapCounts>, PeerCounts) {
     if !registry::are_ours() {
         return Default::default();
     }
-    let heaps: Vec<_> = lock(&HEAPS).values().map(|heap| heap.counters()).collect();
+    let heaps: Vec<_> = HEAPS.lock().values().map(|heap| heap.counters()).collect();
     let mut peers = PeerCounts::default();
-    for peer in lock(&PEERS).values() {
+    for peer in PEERS.lock().values() {
         let (chunks, bytes) = peer.mapped();
         peers.peers += 1;
         peers.chunks += chunks;
@@ -51,7 +51,7 @@ impl Heap {
             return HeapCounts::default();
         }
         let (regions, mapped_bytes) = self.held();
-        let ledger = lock(&self.ledger);
+        let ledger = self.ledger.lock();
         HeapCounts {
             mapped_bytes_limit: ledger.space.mapped_bytes_max(),
             mapped_bytes,
@@ -64,7 +64,7 @@ impl Heap {
 impl PeerHeap {
     /// How many chunks are mapped, and their bytes.
     pub fn mapped(&self) -> (u64, u64) {
-        let mapped = lock(&self.mapped);
+        let mapped = self.mapped.lock();
         (mapped.chunks.len() as u64, mapped.chunks.values().map(|chunk| chunk.mapping.physical().bytes).sum())
     }
 }
@@ -75,7 +75,7 @@ impl Region {
     pub fn allow(&self, device: Ordinal) -> Result<(), HeapError> {
         self.heap.refuse_child()?;
         let _entered = self.heap.home.enter()?;
-        let chunks = lock(&self.heap.chunks);
+        let chunks = self.heap.chunks.lock();
         let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;
         mapping.allow(device).map_err(|failure| HeapError::from(failure).told())
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use windlass_kernels::collectives::Kernel;
 use windlass_kernels::images::{Image, collective_images_for};
@@ -11,6 +11,7 @@ use windlass_kernels::images::{Image, collective_images_for};
 use crate::error::TransportError;
 use crate::sequencer;
 use windlass_base::gpu::module::{Function, Module, load_first};
+use windlass_base::lock::Mutex;
 
 /// The kernels of one device. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU.
 /// Graphs that captured its kernels must be gone before ([`sequencer::DeviceResources::is_unused`]).
@@ -72,7 +73,7 @@ impl NativeDeviceResources {
 
     /// The kernels for communicators of `ranks` ranks. At init only: the first call for a number may load code.
     pub fn kernels(&self, ranks: u32) -> Result<Arc<Kernels>, TransportError> {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.found.lock();
         if let Some(kernels) = found.get(&ranks) {
             return Ok(kernels.clone());
         }

@@ -1,10 +1,11 @@
 //! Allocates host memory for lists of operations, from which streams or graphs copy them: 64 equal parts, a bit each, taken in runs. Streams
 //! have the room of the communicator's launch resources. Graphs, of which any number may live, have slabs of the device.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use windlass_base::gpu::{Address, Driver, Failure};
+use windlass_base::lock::Mutex;
 use windlass_kernels::launch::Operation;
 
 use crate::p2p::layout::{LIST_BYTES, LISTED_MAX};
@@ -44,7 +45,7 @@ impl Slabs {
         driver: &'static Driver,
         operations: usize,
     ) -> Result<Option<(Arc<Room>, Run)>, Failure> {
-        let slabs = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let slabs = &mut *self.0.lock();
         let taken = |room: &Arc<Room>| room.take(operations).map(|run| (room.clone(), run));
         if let Some(taken) = slabs.iter().find_map(|(_, room)| taken(room)) {
             return Ok(Some(taken));

@@ -1,14 +1,15 @@
 //! Keeps what the communicators of one device share. Launch resources pass from an ended communicator to the next, because freeing host
 //! memory may wait for the device.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::TransportError;
 use crate::sequencer::host::HostMemory;
 use windlass_base::gpu::module::MemoryDomain;
 use windlass_base::gpu::stream::{Event, Ordering::Inside, Stream};
 use windlass_base::gpu::{Driver, Failure, Home, StreamHandle};
+use windlass_base::lock::Mutex;
 use windlass_base::stats::count;
 
 /// How many events launch resources have for callers that must know how far a stream has come.
@@ -111,7 +112,7 @@ impl DeviceResources {
 
     /// Takes launch resources whose former work is done, or makes new ones. Call it at init only, in the home's context.
     pub(super) fn lend(&self) -> Result<Lent, Failure> {
-        let mut former = self.shelf.lock().replace(Vec::new()).unwrap_or_default();
+        let mut former = self.shelf.ready.lock().replace(Vec::new()).unwrap_or_default();
         let mut found = None;
         for index in 0..former.len() {
             if former[index].is_idle()? {
@@ -119,7 +120,7 @@ impl DeviceResources {
                 break;
             }
         }
-        if let Some(ready) = &mut *self.shelf.lock() {
+        if let Some(ready) = &mut *self.shelf.ready.lock() {
             ready.append(&mut former);
         }
         let resources = match found {
@@ -172,17 +173,11 @@ impl Lent {
     }
 }
 
-impl Shelf {
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<LaunchResources>>> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Drop for Lent {
     /// May run on a thread of the driver. If the [`DeviceResources`] are gone, the launch resources stay until the process ends.
     fn drop(&mut self) {
         let Some(resources) = self.resources.take() else { return };
-        let mut ready = self.shelf.lock();
+        let mut ready = self.shelf.ready.lock();
         match &mut *ready {
             Some(ready) => ready.push(resources),
             None => std::mem::forget(resources),
@@ -195,7 +190,7 @@ impl Drop for Lent {
 
 impl Drop for DeviceResources {
     fn drop(&mut self) {
-        let ready = self.shelf.lock().take();
+        let ready = self.shelf.ready.lock().take();
         if let Err(failure) = self.home.give_back(ready) {
             ::log::warn!("launch resources of device {} stay: {failure}", self.home.device);
         }

@@ -17,7 +17,7 @@ use nccl_sys::{CODES, NCCL_UNIQUE_ID_BYTES};
 use super::super::{Observed, text};
 use super::plugins::{Begun, LoadedPlugin};
 use super::times::{self, ToldCall};
-use super::{Profiled, all, known, log, record_state, start_each, stop_event};
+use super::{KNOWN, Profiled, all, log, record_state, start_each, stop_event};
 use crate::call::{Call, Function, Shared};
 use crate::gpu::{StreamHandle, driver};
 use crate::path::Path;
@@ -38,13 +38,13 @@ pub fn made(communicator: &Observed) {
 
 /// NCCL is about to build a lazy communicator by an id of its own. Whether there are plugins that hear of it.
 pub fn expect(id: &[u8; NCCL_UNIQUE_ID_BYTES], rank: i32, handle: usize) -> bool {
-    known().expected.insert((hash(id), rank), handle);
+    KNOWN.lock().expected.insert((hash(id), rank), handle);
     !all().is_empty()
 }
 
 /// A communicator has ended.
 pub fn ended(handle: usize) {
-    let mut known = known();
+    let mut known = KNOWN.lock();
     known.expected.retain(|_, expecting| *expecting != handle);
     let ended = known.ours.remove(&handle);
     // Plugins may take long.
@@ -57,7 +57,7 @@ pub fn ended(handle: usize) {
 /// What plugins have of a communicator. NCCL's context of it has the first place behind its handle.
 fn profiled(communicator: &Observed) -> Arc<Profiled> {
     let Observed { handle, is_lazy, name, rank, ranks } = *communicator;
-    let before = known();
+    let before = KNOWN.lock();
     if let Some(ours) = before.ours.get(&handle) {
         return ours.clone();
     }
@@ -71,7 +71,7 @@ fn profiled(communicator: &Observed) -> Arc<Profiled> {
     drop(before);
     let new = nccls.unwrap_or_else(|| Profiled::begin(begun));
     // Another thread may have been faster: then this one ends after the lock.
-    known().ours.entry(handle).or_insert_with(|| new.clone()).clone()
+    KNOWN.lock().ours.entry(handle).or_insert_with(|| new.clone()).clone()
 }
 
 /// Begins the events of a call.

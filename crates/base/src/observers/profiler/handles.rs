@@ -3,9 +3,8 @@
 //! A number is never an address, and no two events of this process share one. Events may be used after their end, as channels come later
 //! than the kernel's launch, so a handle's place is taken by a new event only after many others; until then nothing is forgotten.
 
-use std::sync::{Mutex, PoisonError};
-
 use super::plugins::PLUGINS_MAX;
+use crate::lock::Mutex;
 
 /// How many events are remembered. An older event's end is not told.
 const EVENTS_MAX: usize = 1 << 16;
@@ -22,7 +21,7 @@ pub(super) fn join(plugins: usize, each: impl Iterator<Item = usize>) -> usize {
     if plugins == 1 || own == [0; PLUGINS_MAX] {
         return own[0];
     }
-    let mut events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut events = EVENTS.lock();
     // Other processes begin elsewhere.
     let number = 1 + events.0.max((std::process::id() as usize) << 32);
     events.0 = number;
@@ -36,7 +35,7 @@ pub(super) fn of(plugins: usize, handle: usize, index: usize) -> usize {
     if plugins == 1 || handle == 0 {
         return handle;
     }
-    let events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let events = EVENTS.lock();
     events.1.get(handle % EVENTS_MAX).filter(|(number, _)| *number == handle).map_or(0, |(_, own)| own[index])
 }
 

@@ -6,15 +6,16 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 use std::mem::{swap, take};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use once_cell::sync::OnceCell;
 
-use super::{Profiled, calls, known};
+use super::{KNOWN, Profiled, calls};
 use crate::gpu::capture::Relaxed;
 use crate::gpu::stream::{Event, Ordering::Inside, Stream};
 use crate::gpu::{Failure, Home, StreamHandle, opened};
+use crate::lock::Mutex;
 
 /// While so many launches are not done, calls are told without times.
 const PENDING_MAX: usize = 1 << 12;
@@ -67,10 +68,6 @@ fn here<T: Default>(with: impl FnOnce(&mut (usize, Vec<ToldCall>)) -> T) -> T {
     HERE.try_with(|here| with(&mut here.borrow_mut())).unwrap_or_default()
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Names what wakes the thread that calls [`settle`].
 pub fn settle_by(wake: fn()) {
     let _ = WAKE.set(wake);
@@ -78,7 +75,7 @@ pub fn settle_by(wake: fn()) {
 
 /// How many launches are pending.
 pub fn pending() -> usize {
-    lock(&PENDING).len()
+    PENDING.lock().len()
 }
 
 pub(super) fn has_room() -> bool {
@@ -174,7 +171,7 @@ fn clock_of<'clocks>(clocks: &'clocks mut [DeviceClock], home: &Home) -> Option<
 
 /// Two events of a context.
 fn pair(home: &Home) -> Result<[Event; 2], Failure> {
-    let mut clocks = lock(&CLOCKS);
+    let mut clocks = CLOCKS.lock();
     if let Some(spare) = clock_of(&mut clocks, home).and_then(|clock| clock.spare.pop()) {
         return Ok(spare);
     }
@@ -196,7 +193,7 @@ impl TimedLaunch {
         if self.events[1].record(stream, Inside).is_err() {
             return;
         }
-        let mut pending = lock(&PENDING);
+        let mut pending = PENDING.lock();
         let is_first = pending.is_empty();
         pending.push_back(self);
         drop(pending);
@@ -209,7 +206,7 @@ impl TimedLaunch {
     fn times(&mut self) -> Result<Option<[u64; 2]>, Failure> {
         let _entered = self.home.enter()?;
         let none = || Failure::without_code("cuEventElapsedTime", "an event to count from", String::new());
-        let base = clock_of(&mut lock(&CLOCKS), &self.home).ok_or_else(none)?.base.clone();
+        let base = clock_of(&mut CLOCKS.lock(), &self.home).ok_or_else(none)?.base.clone();
         let (Some(took), Some(began)) =
             (self.events[1].since(&self.events[0])?, self.events[0].since(&base.0)?)
         else {
@@ -219,7 +216,7 @@ impl TimedLaunch {
         let times = [start_ns as u64, (start_ns + took) as u64];
         if began > NEAR_NS {
             drop(base);
-            let mut clocks = lock(&CLOCKS);
+            let mut clocks = CLOCKS.lock();
             let base = clock_of(&mut clocks, &self.home).and_then(|clock| Arc::get_mut(&mut clock.base));
             base.into_iter().for_each(|(event, at_ns)| {
                 swap(event, &mut self.events[1]);
@@ -237,7 +234,7 @@ impl TimedLaunch {
     }
 
     fn give_back(self) {
-        let mut clocks = lock(&CLOCKS);
+        let mut clocks = CLOCKS.lock();
         if let Some(clock) = clock_of(&mut clocks, &self.home) {
             clock.spare.push(self.events);
         }
@@ -246,7 +243,7 @@ impl TimedLaunch {
 
 /// Tells plugins of the launches that are done.
 pub fn settle() {
-    let _telling = lock(&TELLING);
+    let _telling = TELLING.lock();
     settle_all(None);
 }
 
@@ -255,18 +252,18 @@ pub(super) fn ended(profiled: &Arc<Profiled>) {
     if opened().is_none_or(|driver| driver.is_in_forked_child()) {
         return;
     }
-    let _telling = lock(&TELLING);
+    let _telling = TELLING.lock();
     settle_all(Some(profiled));
-    let known = known();
+    let known = KNOWN.lock();
     // Nobody is left who needs these: a communicator is known before its first launch, and one that ends beside this one has its launches here.
     let is_last = known.ours.is_empty() && pending() == 0;
-    let unused = if is_last { take(&mut *lock(&CLOCKS)) } else { Vec::new() };
+    let unused = if is_last { take(&mut *CLOCKS.lock()) } else { Vec::new() };
     drop(known);
     free(unused);
 }
 
 fn settle_all(ending: Option<&Arc<Profiled>>) {
-    let pending = take(&mut *lock(&PENDING));
+    let pending = take(&mut *PENDING.lock());
     let (mut remaining, mut behind) = (VecDeque::new(), BTreeSet::new());
     for mut one in pending {
         let profiled = Arc::as_ptr(&one.calls[0].profiled);
@@ -288,14 +285,14 @@ fn settle_all(ending: Option<&Arc<Profiled>>) {
             }
         }
     }
-    let mut pending = lock(&PENDING);
+    let mut pending = PENDING.lock();
     remaining.append(&mut pending);
     *pending = remaining;
 }
 
 /// Frees all events, when nobody is left who would be told.
 pub fn end() {
-    let (pending, clocks) = (take(&mut *lock(&PENDING)), take(&mut *lock(&CLOCKS)));
+    let (pending, clocks) = (take(&mut *PENDING.lock()), take(&mut *CLOCKS.lock()));
     pending.into_iter().for_each(TimedLaunch::forget);
     free(clocks);
 }

@@ -11,10 +11,11 @@ mod kind;
 
 mod table;
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use windlass_base::gpu::{Address, Driver};
+use windlass_base::lock::Mutex;
 use windlass_base::process;
 
 pub use kind::{Allocation, Kind};
@@ -32,6 +33,7 @@ extern "C" fn in_child() {
 #[derive(Debug)]
 pub struct Allocations {
     driver: &'static Driver,
+    /// Locked across no call of the driver.
     table: Mutex<Table>,
 }
 
@@ -51,7 +53,7 @@ impl Allocations {
             return Allocation::unknown(pointer);
         }
         let id = self.driver.buffer_id(pointer);
-        let known = self.table().find(pointer);
+        let known = self.table.lock().find(pointer);
         match known {
             Some(known) if Some(known.id) == id => known,
             known => self.look_anew(pointer, id, known),
@@ -61,19 +63,14 @@ impl Allocations {
     #[cold]
     fn look_anew(&self, pointer: Address, id: Option<u64>, known: Option<Allocation>) -> Allocation {
         if let Some(known) = known {
-            self.table().remove(known.range);
+            self.table.lock().remove(known.range);
         }
         if id.is_none() {
             return Allocation::unknown(pointer);
         }
         let Some(said) = self.driver.attributes(pointer) else { return Allocation::unknown(pointer) };
         let found = Allocation::of(&said, pointer, || self.driver.is_mapped_by_handle(pointer));
-        self.table().enter(found);
+        self.table.lock().enter(found);
         found
-    }
-
-    /// Held across no call of the driver.
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

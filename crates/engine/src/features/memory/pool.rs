@@ -16,7 +16,7 @@ mod spare;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{LazyLock, Once};
 use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
@@ -28,6 +28,7 @@ use windlass_base::config::nccl::{self, Effect};
 use windlass_base::gpu::memory::{Room, granularity};
 use windlass_base::gpu::pointer::Extent;
 use windlass_base::gpu::{self, Address, Driver, Ordinal};
+use windlass_base::lock::Mutex;
 use windlass_base::process;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
@@ -123,7 +124,7 @@ pub(crate) fn free(address: Address) -> Return {
     if address == 0 || is_empty() {
         return Return::Forward;
     }
-    let found = lock().find(address);
+    let found = LEDGER.lock().find(address);
     match found {
         None => Return::Forward,
         Some((_, State::Kept | State::Leaving)) => refused(),
@@ -214,13 +215,13 @@ pub(crate) fn bytes_max(driver: &'static Driver, device: Ordinal, more: u64) -> 
     if LOOKED_AFTER_BY.load(Ordering::Relaxed) == 0 {
         return 0;
     }
-    let kept = lock().kept_on(device);
+    let kept = LEDGER.lock().kept_on(device);
     config().pool_bytes_max.min(spare::bytes(driver, device, (kept, kept + more), now()))
 }
 
 /// Whether kept memory should go back to the device, given what the driver says is free there.
 pub(crate) fn is_too_much(device: Ordinal, room: Room) -> bool {
-    let kept = lock().kept_on(device);
+    let kept = LEDGER.lock().kept_on(device);
     spare::said(device, room, kept, now()) < kept || is_short(room.free, room.total)
 }
 
@@ -290,7 +291,7 @@ fn now() -> u64 {
 
 /// The devices on which blocks are kept.
 pub(crate) fn devices() -> BTreeSet<Ordinal> {
-    if is_any_kept() { lock().devices() } else { BTreeSet::new() }
+    if is_any_kept() { LEDGER.lock().devices() } else { BTreeSet::new() }
 }
 
 /// Whether any block is kept.
@@ -355,7 +356,7 @@ fn forget(block: &Block) {
 
 /// Changes the ledger, and updates the counters that are read without the lock.
 fn change<T>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
-    let mut ledger = lock();
+    let mut ledger = LEDGER.lock();
     let done = act(&mut ledger);
     let now = ledger.sums();
     KNOWN.store(now.held_blocks + now.kept_blocks + now.leaving_blocks, Ordering::Relaxed);
@@ -378,12 +379,7 @@ fn change<T>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
 
 /// What `act` finds in the ledger, or does there to what [`change`] does not count. Without any block it is not asked.
 fn in_known<T: Default>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
-    if is_empty() { T::default() } else { act(&mut lock()) }
-}
-
-/// A poisoned lock is no problem: every change is complete before anything can panic.
-fn lock() -> MutexGuard<'static, PoolLedger> {
-    LEDGER.lock().unwrap_or_else(PoisonError::into_inner)
+    if is_empty() { T::default() } else { act(&mut LEDGER.lock()) }
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclComm_t};
@@ -20,6 +19,7 @@ use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclComm_t};
 use crate::forward::known::{self, End};
 use windlass_base::config::config;
 use windlass_base::gpu::{self, Context, Ordinal};
+use windlass_base::lock::Mutex;
 use windlass_base::stats::count;
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::negotiated::bytes::{Writer, checksum};
@@ -167,10 +167,6 @@ impl Store {
     }
 }
 
-fn cached() -> MutexGuard<'static, Store> {
-    CACHED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Caches a communicator, and ends those that have no room or are due. The calling thread must have no group open.
 pub(crate) fn cache(one: Built) {
     let device = one.kind.device;
@@ -182,7 +178,7 @@ pub(crate) fn cache(one: Built) {
 
 /// Changes the cache, and updates its counters.
 fn change<T>(act: impl FnOnce(&mut Store) -> T) -> T {
-    let mut store = cached();
+    let mut store = CACHED.lock();
     store.forget_gone();
     let done = act(&mut store);
     store.count();
@@ -235,7 +231,7 @@ pub(crate) fn trim(device: Ordinal) {
 
 /// The devices on which communicators are cached.
 pub(crate) fn devices() -> BTreeSet<Ordinal> {
-    if is_any() { cached().devices() } else { BTreeSet::new() }
+    if is_any() { CACHED.lock().devices() } else { BTreeSet::new() }
 }
 
 /// The communicators that an init may use, hidden from other inits. Those that it does not choose go back to their old places.

@@ -3,13 +3,14 @@
 //! NCCL asks the peers' processes to unmap the memory, and waits without limit. A peer that hangs must not block the background worker, a
 //! free or an abort. So [side threads](crate::background::side_thread) deregister, and their callers wait only as long as they want.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::features::registration::cache::Cache;
 use windlass_base::gate::{Closed, Gate};
 use windlass_base::gpu::Address;
+use windlass_base::lock::Mutex;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
 use windlass_base::stats::resources::Registered;
@@ -44,7 +45,7 @@ impl Registering {
     pub(crate) fn look(self: &Arc<Self>) {
         let driver = self.driver();
         let has_gone = move |cache: &Cache<Alias>| cache.has_gone(|base| driver.buffer_id(base));
-        let Some(state) = self.try_state() else { return };
+        let Some(state) = self.state.try_lock() else { return };
         let is_any = state.end.is_none() && has_gone(&state.cache);
         drop(state);
         if is_any {
@@ -59,7 +60,7 @@ impl Registering {
     /// Deregisters the memory at this address before the program frees it. Waits up to [`FREE_WAITS`].
     fn is_freed(self: &Arc<Self>, address: Address) {
         let range = Range { base: address, bytes: 1 };
-        let Some(state) = self.try_state() else { return };
+        let Some(state) = self.state.try_lock() else { return };
         let is_any = state.end.is_none() && state.cache.overlaps(range);
         drop(state);
         if is_any {
@@ -85,7 +86,7 @@ impl Registering {
         if self.is_shared() {
             return;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { home, real: Some(real), cache, staging, end: None, .. } = &mut *state else { return };
         if is_any(cache) {
             give(cache, &mut Aliases::new(home, *real, staging.handle_types(), &self.is_left));
@@ -112,16 +113,16 @@ impl Registering {
             }
             let ended = self.beside(Some(PEERS_ANSWER_WITHIN), |own| {
                 let _closed = own.gate().and_then(close)?;
-                own.try_end(&mut own.state())
+                own.try_end(&mut own.state.lock())
             });
             // The side thread failed or is not done. Unless a call or that thread has the state, no deregistration begins from now on.
-            let left = || Some(*self.try_state()?.end.get_or_insert(End::Left));
+            let left = || Some(*self.state.try_lock()?.end.get_or_insert(End::Left));
             let end = ended.flatten().or_else(left).unwrap_or(End::Left);
             self.is_left.store(end == End::Left, Ordering::Release);
             return end;
         }
         loop {
-            if let Some(end) = self.try_end(&mut self.state()) {
+            if let Some(end) = self.try_end(&mut self.state.lock()) {
                 return end;
             }
             std::thread::sleep(LOOK_EVERY);
@@ -132,7 +133,7 @@ impl Registering {
     pub(crate) fn release(&self) -> Release {
         // Without a gate no call knows the communicator yet.
         let closed = self.gate().map(|gate| gate.try_close());
-        let Some(mut state) = self.try_state().filter(|_| !matches!(closed, Some(None))) else {
+        let Some(mut state) = self.state.try_lock().filter(|_| !matches!(closed, Some(None))) else {
             return Release::InUse;
         };
         // Calls of communicators that share its resources pass other gates, so those may be running.
@@ -145,7 +146,7 @@ impl Registering {
     }
 
     fn end_if_nothing(&self) -> Option<End> {
-        let mut state = self.try_state()?;
+        let mut state = self.state.try_lock()?;
         if state.end.is_none() && state.cache.registrations() == 0 && state.staging.is_empty() {
             state.end = Some(End::Clean);
         }
@@ -209,18 +210,14 @@ static REMAINS: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
 
 /// Unmaps the remains that no kernel uses any more. Returns whether there are more.
 pub(crate) fn look_at_remains() -> bool {
-    let over: Vec<Remains> = remains().extract_if(.., |one| one.is_over()).collect();
+    let over: Vec<Remains> = REMAINS.lock().extract_if(.., |one| one.is_over()).collect();
     drop(over);
-    !remains().is_empty()
+    !REMAINS.lock().is_empty()
 }
 
 /// Forgets the remains when the process ends: the driver stops what still runs.
 pub(crate) fn forget() {
-    std::mem::forget(std::mem::take(&mut *remains()));
-}
-
-fn remains() -> MutexGuard<'static, Vec<Remains>> {
-    REMAINS.lock().unwrap_or_else(PoisonError::into_inner)
+    std::mem::forget(std::mem::take(&mut *REMAINS.lock()));
 }
 
 impl Drop for Registering {
@@ -241,7 +238,7 @@ impl Drop for Registering {
             (Some(End::Clean), _) => {}
             // NCCL's communicator was stopped, so its kernels leave.
             (Some(End::Left), Progress::Over | Progress::Running) => {
-                remains().push(Remains(state));
+                REMAINS.lock().push(Remains(state));
                 worker::wake();
             }
             // The communicator was not ended, or the driver answers nothing any more.

@@ -10,8 +10,8 @@ mod finding;
 mod offering;
 mod state;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess, ncclUnhandledCudaError};
 use once_cell::sync::OnceCell;
@@ -21,6 +21,7 @@ use windlass_base::error::refuse;
 use windlass_base::gate::Gate;
 use windlass_base::gpu::stream::{self, Event};
 use windlass_base::gpu::{self, Driver, Failure, Home, Ordinal, StreamHandle};
+use windlass_base::lock::Mutex;
 use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
 
@@ -62,7 +63,7 @@ pub struct Registering {
     /// Whether an abort has left everything as it is. A call or a deregistration that still runs must not go on.
     pub(crate) is_left: AtomicBool,
     /// Locked by a call for some stores or a registration, and by a deregistration.
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
 }
 
 /// A candidate with its number.
@@ -108,10 +109,6 @@ impl Registering {
         Some(registering)
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the gate that the program's calls pass.
     pub fn guarded_by(&self, gate: &'static Gate) {
         let _ = self.gate.set(gate);
@@ -150,17 +147,9 @@ impl Registering {
 
     /// Takes the state, for the end. An empty one takes its place.
     pub(crate) fn take_state(&mut self) -> State {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         let empty = State::new(state.home);
         std::mem::replace(state, empty)
-    }
-
-    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 
     /// Whether any buffer is or was registered.
@@ -171,7 +160,7 @@ impl Registering {
     /// Gives a candidate its number, and decides with all ranks whether it is registered. An error concerns this rank alone, for example
     /// because it has no memory for staging. The other ranks do not learn of it.
     pub fn consider(&self, real: ncclComm_t, buffers: &Buffers) -> Result<Candidate, ncclResult_t> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let number = state.next;
         if state.end.is_some() {
             // The communicator has ended, so NCCL refuses the call.
@@ -209,7 +198,7 @@ impl Registering {
     pub fn passed(&self, candidate: &Candidate, stream: StreamHandle) -> ncclResult_t {
         self.agreed.passed(candidate.number);
         let Some(substitutes) = &candidate.substitutes else { return ncclSuccess };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.pending = state.pending.saturating_sub(1);
         answer(Self::in_context(&mut state, |state| {
             let back = substitutes.after.map_or(Ok(()), |copy| copied(state.home.driver, copy, stream));
@@ -221,7 +210,7 @@ impl Registering {
     /// Called if NCCL says that the call failed. It may have begun, so its buffers are in use until the stream has passed it.
     pub fn failed(&self, candidate: &Candidate, stream: StreamHandle) {
         if candidate.substitutes.is_some()
-            && let Err(failure) = Self::in_context(&mut self.state(), |state| state.mark_behind(stream))
+            && let Err(failure) = Self::in_context(&mut self.state.lock(), |state| state.mark_behind(stream))
         {
             log::warn!("a registered call that failed cannot be followed: {failure}");
         }
@@ -230,7 +219,7 @@ impl Registering {
 
     /// Called if NCCL has not taken the call: the next call has its number.
     pub fn refused(&self, candidate: &Candidate) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.next = candidate.number;
         state.pending = state.pending.saturating_sub(u32::from(candidate.substitutes.is_some()));
     }
@@ -238,7 +227,7 @@ impl Registering {
     /// Called after a failed group, of which NCCL may have run any part: this rank offers nothing any more.
     pub fn doubt(&self) {
         self.veto();
-        self.take_back(&mut self.state());
+        self.take_back(&mut self.state.lock());
     }
 
     /// Copies into staging memory what the call needs, on its stream before the call.
@@ -246,7 +235,7 @@ impl Registering {
         if !substitutes.copies() {
             return ncclSuccess;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         answer(Self::in_context(&mut state, |state| {
             state.wait(stream)?;
             substitutes.before.map_or(Ok(()), |copy| copied(state.home.driver, copy, stream))?;
@@ -257,7 +246,7 @@ impl Registering {
 
     /// Orders later work on `stream` behind the work that is on `other` now.
     pub fn join(&self, stream: StreamHandle, other: StreamHandle) -> ncclResult_t {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         answer(Self::in_context(&mut state, |state| {
             let event = Event::new(state.home.driver)?;
             event.record(other, stream::Ordering::Inside)?;

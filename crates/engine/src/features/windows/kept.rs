@@ -11,8 +11,8 @@ mod agreeing;
 mod blocks;
 mod leaving;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nccl_sys::{ncclComm_t, ncclSuccess};
@@ -26,6 +26,7 @@ use crate::forward::queries;
 use windlass_base::config::nccl;
 use windlass_base::gate::{Gate, Passed};
 use windlass_base::gpu::{self, Home, Ordinal};
+use windlass_base::lock::Mutex;
 use windlass_base::range::Range;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::stats::count;
@@ -152,7 +153,7 @@ impl Windows {
         self.drop_leaving();
         // Here no thread of Windlass may drop windows later, since the communicator is shared.
         let is_real = is_grouped || self.is_shared.load(Ordering::Acquire);
-        let record = self.ledger().find(handle);
+        let record = self.ledger.lock().find(handle);
         let is_real = is_real || record.is_some_and(|record| !self.has_room_for(&record));
         let stays = |record: &Record| if is_real { Standing::Leaving } else { standing(record) };
         let ended = self.change(|ledger| ledger.end(handle, stays));
@@ -170,7 +171,7 @@ impl Windows {
     /// Whether the blocks of cached windows, with this one's, take no more than the pool may keep. A block with a window does not go
     /// back to the driver in the free itself.
     fn has_room_for(&self, record: &Record) -> bool {
-        let cached: Vec<(u64, Range)> = self.ledger().cached().collect();
+        let cached: Vec<(u64, Range)> = self.ledger.lock().cached().collect();
         let Some(block) = pool::block_of(record.range.base) else { return true };
         let Some(driver) = gpu::opened() else { return false };
         let others = cached.iter().filter(|(serial, _)| *serial != block.serial);
@@ -181,7 +182,7 @@ impl Windows {
 
     /// Whether NCCL has this window and the program has ended it.
     pub fn is_cached(&self, handle: usize) -> bool {
-        self.has_any() && self.ledger().is_cached(handle)
+        self.has_any() && self.ledger.lock().is_cached(handle)
     }
 
     /// Drops all windows that overlap these buffers and that the program does not have. Called before NCCL gets the buffers.
@@ -189,7 +190,7 @@ impl Windows {
         if !self.has_any() {
             return;
         }
-        let ledger = self.ledger();
+        let ledger = self.ledger.lock();
         if !buffers.iter().any(|buffer| ledger.meets(*buffer, standing)) {
             return;
         }
@@ -233,7 +234,7 @@ impl Windows {
         self.is_ended.store(true, Ordering::Release);
         self.end_cached();
         self.change(WindowLedger::forget_all_names);
-        let left: Vec<(u64, bool)> = self.ledger().blocks().collect();
+        let left: Vec<(u64, bool)> = self.ledger.lock().blocks().collect();
         left.into_iter().for_each(|(block, _)| pool::taint(block));
     }
 
@@ -260,7 +261,7 @@ impl Windows {
         let is_inside = || self.is_dropping.load(Ordering::SeqCst);
         thread::wait_while(DROPS_WITHIN, LOOK_EVERY, is_inside);
         // The blocks are tainted before the pool hears that they have no windows.
-        let blocks: Vec<(u64, bool)> = self.ledger().blocks().collect();
+        let blocks: Vec<(u64, bool)> = self.ledger.lock().blocks().collect();
         blocks.into_iter().for_each(|(block, _)| pool::taint(block));
         self.change(WindowLedger::forget);
         if is_inside() { End::Left } else { End::Clean }
@@ -311,13 +312,9 @@ impl Windows {
         self.gate.get().map(|gate| gate.pass())
     }
 
-    fn ledger(&self) -> MutexGuard<'_, WindowLedger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the ledger, and tells the pool which blocks have windows.
     fn change<T>(&self, act: impl FnOnce(&mut WindowLedger) -> T) -> T {
-        let mut ledger = self.ledger();
+        let mut ledger = self.ledger.lock();
         let before: Vec<(u64, bool)> = ledger.blocks().collect();
         let answer = act(&mut ledger);
         self.has_any.store(!ledger.is_empty(), Ordering::Release);

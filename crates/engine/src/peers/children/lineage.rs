@@ -1,7 +1,7 @@
 //! [`Lineage`]: what a communicator keeps for its children: how many child calls have begun, and who waits in them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
 
@@ -9,6 +9,7 @@ use crate::background::life::Life;
 use crate::forward::configuration;
 use crate::forward::init::{Ctas, Launches, Policy};
 use windlass_base::descriptor::Ours;
+use windlass_base::lock::Mutex;
 use windlass_bootstrap::Canceller;
 use windlass_bootstrap::children::NOBODY;
 use windlass_bootstrap::negotiated::{Member, NegotiatedConfig, Token, capability};
@@ -115,7 +116,7 @@ impl Lineage {
 
     /// Ends all waits for children, and those that begin later, because the parent ends.
     pub fn end(&self) {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         waiting.ended = true;
         let cancellers = std::mem::take(&mut waiting.cancellers);
         drop(waiting);
@@ -124,12 +125,12 @@ impl Lineage {
 
     /// Whether the parent has ended.
     pub fn has_ended(&self) -> bool {
-        self.waiting().ended
+        self.waiting.lock().ended
     }
 
     /// Changes the count of a kind, and returns the count before the change.
     pub(super) fn counted(&self, kind: Token, change: impl FnOnce(&mut Counted)) -> Counted {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.counted.lock();
         let counted = counted.entry(kind).or_default();
         let before = *counted;
         change(counted);
@@ -152,10 +153,6 @@ impl Lineage {
 
     pub(super) fn members(&self) -> &[Member] {
         self.negotiated.as_ref().map_or(&[], |negotiated| &negotiated.members)
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Waits> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -183,7 +180,7 @@ pub(crate) struct Wait {
 
 impl Wait {
     pub(super) fn new(lineage: &Arc<Lineage>, canceller: Canceller) -> Wait {
-        let mut waiting = lineage.waiting();
+        let mut waiting = lineage.waiting.lock();
         let number = waiting.next;
         waiting.next += 1;
         if waiting.ended {
@@ -198,6 +195,6 @@ impl Wait {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.lineage.waiting().cancellers.remove(&self.number);
+        self.lineage.waiting.lock().cancellers.remove(&self.number);
     }
 }

@@ -1,13 +1,14 @@
 //! What runs on a rank's GPU: the transports, the resources that the communicators of one device share, and the shape of the rings.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use windlass_kernels::launch::{Geometry, bulk_from_bytes};
 
 use windlass_base::config::{Collectives, config};
 use windlass_base::gpu::{self, Address, Home, Ordinal};
+use windlass_base::lock::Mutex;
 use windlass_base::stats::features::Lacks;
 use windlass_bootstrap::negotiated::{GRID_MAX, NegotiatedConfig};
 use windlass_transport::TransportError;
@@ -177,14 +178,14 @@ pub fn communicator_bytes(ranks: u32) -> u64 {
 
 /// Whether no communicator and no graph uses these resources on any device.
 pub(in crate::peers) fn are_unused() -> bool {
-    lock().values().all(DeviceTransports::are_unused)
+    TRANSPORTS.lock().values().all(DeviceTransports::are_unused)
 }
 
 /// Frees the resources that no communicator uses, when the process ends.
 pub(in crate::peers) fn give_back() {
     let unused =
         |_: &Ordinal, transports: &mut DeviceTransports| transports.are_let_go() && transports.are_unused();
-    let unused: Vec<_> = lock().extract_if(.., unused).collect();
+    let unused: Vec<_> = TRANSPORTS.lock().extract_if(.., unused).collect();
     drop(unused);
 }
 
@@ -206,7 +207,7 @@ impl DeviceTransports {
 }
 
 fn transports(device: Ordinal) -> Result<DeviceTransports, TransportError> {
-    let mut all = lock();
+    let mut all = TRANSPORTS.lock();
     if let Some(transports) = all.get(&device) {
         if transports.sequencer.home().is_there() {
             return Ok(transports.clone());
@@ -231,8 +232,4 @@ fn transports(device: Ordinal) -> Result<DeviceTransports, TransportError> {
 /// Logs why this rank has no native collectives. Then no rank of its communicators has.
 fn without_native(error: TransportError) {
     log::info!("no native collectives: {error}");
-}
-
-fn lock() -> MutexGuard<'static, BTreeMap<Ordinal, DeviceTransports>> {
-    TRANSPORTS.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
 
@@ -13,6 +13,7 @@ use windlass_base::config::config;
 use windlass_base::gpu::device::Facts;
 use windlass_base::gpu::library::Driver;
 use windlass_base::gpu::{self, Ordinal};
+use windlass_base::lock::Mutex;
 use windlass_bootstrap::negotiated::Device;
 use windlass_transport::circumstances::{self, Nccl};
 use windlass_transport::tuning::agreed::{Brought, Decided};
@@ -54,7 +55,7 @@ type Cells = Option<Arc<(Circumstances, Table)>>;
 /// per device and number of ranks, so that all communicators of a process have the same.
 fn cached(ranks: usize, facts: &Facts, multicast: Multicast) -> Cells {
     static READ: Mutex<BTreeMap<(Ordinal, usize, Multicast), Cells>> = Mutex::new(BTreeMap::new());
-    let mut all = READ.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = READ.lock();
     all.entry((facts.ordinal, ranks, multicast))
         .or_insert_with(|| {
             let (folder, driver) = (config().cache.folder()?, gpu::driver().ok()?);
@@ -109,7 +110,7 @@ fn read(path: &Path, bytes_max: usize) -> Result<String, String> {
 pub(in crate::peers) fn say(decided: &Decided) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for words in &decided.unlike {
-        if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(words.clone()) {
+        if SAID.lock().insert(words.clone()) {
             log::warn!("ranks have unlike {words}");
         }
     }

@@ -3,11 +3,12 @@
 //! Each rank sets a bit in the shared page when it closes, and the end of a process is seen (`background::life`). So only the processes that
 //! still have the memory are needed: the init's host may be gone.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use windlass_base::guard;
+use windlass_base::lock::Mutex;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::thread;
 use windlass_transport::heap::{self, Event, Heap, Holds, LeaseId, Region};
@@ -126,7 +127,7 @@ impl Closing {
     pub(in crate::peers) fn begin(mut self) {
         process_exit::go_on();
         self.tell();
-        closed().push(self);
+        CLOSED.lock().push(self);
         // The worker looks after closed peer groups. It may sleep: after a failed init there may be no communicator.
         worker::wake();
     }
@@ -163,26 +164,22 @@ fn note_closed(heap: &Heap, leases: &[LeaseId], rank: u32) {
     leases.iter().for_each(|lease| heap.note(Event::Closed(*lease, rank)));
 }
 
-fn closed() -> MutexGuard<'static, Vec<Closing>> {
-    CLOSED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Whether closed peer groups wait for other ranks or for graphs.
 pub(in crate::peers) fn waits() -> bool {
-    !closed().is_empty()
+    !CLOSED.lock().is_empty()
 }
 
 /// Frees the memory of closed peer groups that no rank touches any more. Callable on any thread, between calls. Cheap if there are none.
 pub fn settle() {
-    if EXITING.load(Ordering::Relaxed) || closed().is_empty() {
+    if EXITING.load(Ordering::Relaxed) || CLOSED.lock().is_empty() {
         return;
     }
     guard::or_else(
         || (),
         || {
-            let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
+            let _alone = SETTLING.lock();
             if !EXITING.load(Ordering::Relaxed) {
-                let over: Vec<Closing> = closed().extract_if(.., Closing::look).collect();
+                let over: Vec<Closing> = CLOSED.lock().extract_if(.., Closing::look).collect();
                 // The last owner of a symmetric heap may be among these.
                 drop(over);
                 heap::settle();
@@ -198,16 +195,16 @@ pub(in crate::peers) fn begin_again() {
 
 /// Whether graphs may still hold resources of closed peer groups.
 fn are_held_by_graphs() -> bool {
-    let closed = closed();
+    let closed = CLOSED.lock();
     closed.iter().any(|closing| !closing.holds.are_none()) || !closed.is_empty() && !transports::are_unused()
 }
 
 /// For the end of the process: frees all closed regions, even those that others have mapped. Waits for graphs up to [`GRAPHS_WITHIN`].
 pub(in crate::peers) fn end() {
     thread::wait_while(GRAPHS_WITHIN, Duration::from_micros(200), are_held_by_graphs);
-    let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = SETTLING.lock();
     EXITING.store(true, Ordering::Relaxed);
-    let left = std::mem::take(&mut *closed());
+    let left = std::mem::take(&mut *CLOSED.lock());
     for closing in &left {
         for life in &closing.open {
             note_closed(&closing.heap, &closing.leases, life.rank);

@@ -1,9 +1,8 @@
 //! Keeps the memory of ended peer groups whose kernels have not left yet. An abort does not wait for kernels, which may stand in a
 //! stream behind other work. Peers' memory stays mapped, and this rank's lent, until they have left.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use windlass_base::gpu::Ordinal;
+use windlass_base::lock::Mutex;
 use windlass_transport::heap::{PeerRegion, Region};
 
 use crate::features::registration::deregistration;
@@ -38,7 +37,7 @@ impl Draining {
             self.close();
         } else {
             self.mapped.transports.sequencer.abort();
-            draining().push(self);
+            DRAINING.lock().push(self);
         }
     }
 
@@ -59,7 +58,7 @@ impl Draining {
 
 /// Closes the peer groups whose kernels have left. Callable on any thread, between calls. When it returns, another thread's are closed, too.
 pub(in crate::peers) fn close_over() {
-    draining().extract_if(.., |one| one.is_over()).for_each(Draining::close);
+    DRAINING.lock().extract_if(.., |one| one.is_over()).for_each(Draining::close);
 }
 
 /// Whether peer groups on this device are draining that will end.
@@ -67,22 +66,18 @@ pub(in crate::peers) fn is_any_on(device: Ordinal) -> bool {
     let is_on = |one: &Draining| one.mapped.region.device() == device;
     // Work that was issued in part may never end.
     let will_end = |one: &Draining| !one.mapped.transports.sequencer.is_doubtful();
-    draining().iter().any(|one| is_on(one) && will_end(one))
+    DRAINING.lock().iter().any(|one| is_on(one) && will_end(one))
 }
 
 /// Closes all peer groups whose kernels have left. Returns whether more are draining, or registrations remain.
 pub(in crate::peers) fn look() -> bool {
     close_over();
     let remains = deregistration::look_at_remains();
-    !draining().is_empty() || remains
+    !DRAINING.lock().is_empty() || remains
 }
 
 /// Forgets what drains when the process ends: the driver stops it.
 pub(in crate::peers) fn forget() {
-    std::mem::forget(std::mem::take(&mut *draining()));
+    std::mem::forget(std::mem::take(&mut *DRAINING.lock()));
     deregistration::forget();
-}
-
-fn draining() -> MutexGuard<'static, Vec<Draining>> {
-    DRAINING.lock().unwrap_or_else(PoisonError::into_inner)
 }

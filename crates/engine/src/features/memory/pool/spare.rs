@@ -1,10 +1,9 @@
 //! How much of a device's memory the pool may keep: at most an eighth of what is free, and nothing when memory is short. `cudaMalloc` cannot
 //! take back kept memory, so it fails only if the program asks it for more than the rest.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use windlass_base::gpu::memory::Room;
 use windlass_base::gpu::{Driver, Home, Ordinal};
+use windlass_base::lock::Mutex;
 
 use crate::features::memory::pool::is_short;
 
@@ -24,12 +23,13 @@ struct Said {
     kept: u64,
 }
 
+/// Locked for some stores.
 static SAID: Mutex<Vec<Said>> = Mutex::new(Vec::new());
 
 /// How many bytes may be kept at time `now`, in milliseconds, where `kept` are kept and `would_be` would be. 0 if the driver cannot be asked.
 pub(crate) fn bytes(driver: &'static Driver, device: Ordinal, (kept, would_be): (u64, u64), now: u64) -> u64 {
     let lasts = |said: &&Said| now < said.at + LASTS_MS && would_be <= said.kept + LASTS_FOR;
-    let known = lock().iter().find(|said| said.device == device).filter(lasts).map(|said| said.spare);
+    let known = SAID.lock().iter().find(|said| said.device == device).filter(lasts).map(|said| said.spare);
     known.unwrap_or_else(|| {
         let room = room_on(driver, device);
         room.map_or(0, |room| said(device, room, kept, now))
@@ -39,15 +39,10 @@ pub(crate) fn bytes(driver: &'static Driver, device: Ordinal, (kept, would_be): 
 /// Notes the driver's answer, and returns how many bytes may be kept.
 pub(crate) fn said(device: Ordinal, room: Room, kept: u64, now: u64) -> u64 {
     let spare = if is_short(room.free, room.total) { 0 } else { room.free / PART };
-    let mut all = lock();
+    let mut all = SAID.lock();
     all.retain(|said| said.device != device);
     all.push(Said { device, at: now, spare, kept });
     spare
-}
-
-/// Locked for some stores.
-fn lock() -> MutexGuard<'static, Vec<Said>> {
-    SAID.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The free memory of a device. None without a primary context there, since asking would make one.

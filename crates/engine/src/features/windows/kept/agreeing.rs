@@ -145,7 +145,7 @@ impl Windows {
 
     fn said(&self, request: WindowRequest, block: Option<&Block>) -> Said {
         let WindowRequest { range, flags } = request;
-        let ledger = self.ledger();
+        let ledger = self.ledger.lock();
         let said =
             Said { address: range.base, bytes: range.bytes, flags, lost: ledger.lost(), ..Said::default() };
         let Some(block) = block else { return said };

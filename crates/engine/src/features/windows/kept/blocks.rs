@@ -1,9 +1,9 @@
 //! Counts the windows over each block of the pool, of all communicators of the process.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use crate::features::memory::pool::{self, Over};
+use windlass_base::lock::Mutex;
 
 /// By the block's serial. Locked for some stores, after the lock of a window ledger and before the pool's.
 static COUNTS: Mutex<BTreeMap<u64, Over>> = Mutex::new(BTreeMap::new());
@@ -13,7 +13,7 @@ pub(crate) fn changed(before: &[(u64, bool)], after: &[(u64, bool)]) {
     if before == after {
         return;
     }
-    let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut counts = COUNTS.lock();
     for (block, is_owed) in after {
         let over = counts.entry(*block).or_default();
         over.windows += 1;
@@ -32,7 +32,7 @@ pub(crate) fn changed(before: &[(u64, bool)], after: &[(u64, bool)]) {
 
 /// Whether the block has no window that the program has ended.
 pub(crate) fn is_free(block: u64) -> bool {
-    COUNTS.lock().unwrap_or_else(PoisonError::into_inner).get(&block).is_none_or(|over| over.cached() == 0)
+    COUNTS.lock().get(&block).is_none_or(|over| over.cached() == 0)
 }
 
 #[cfg(test)]
