@@ -277,13 +277,13 @@ extern "C" fn at_exit() {
     }
     // In a forked child the file is the parent's.
     if let Some(file) = SEGMENT_FILE.get().filter(|file| !is_forked() && !stays(file)) {
-        let _ = std::fs::remove_file(file.path());
+        let _ = std::fs::remove_file(&file.path);
     }
 }
 
 /// Whether this process's file is left for the run's closing line.
 fn stays(file: &Held) -> bool {
-    let run = files::owner(file.path()).and_then(|owner| owner.run).filter(|run| run.is_alive());
+    let run = files::owner(&file.path).and_then(|owner| owner.run).filter(|run| run.is_alive());
     run.is_some_and(|run| files::of_run(Path::new(FOLDER), run).len() <= FILES_OF_RUN_MAX)
 }
 
@@ -302,7 +302,7 @@ fn close_run(run: Run, is_ours: bool) {
     log::tell(format_args!("{}", closing::line(&processes)));
     let paths = if processes.is_empty() { files::of_run } else { files::of_run_and_ended };
     for path in paths(folder, run) {
-        let is_own = SEGMENT_FILE.get().is_some_and(|file| file.path() == path);
+        let is_own = SEGMENT_FILE.get().is_some_and(|file| file.path == path);
         let _ = if is_own { std::fs::remove_file(&path) } else { files::remove_if_ended(&path).map(drop) };
     }
 }

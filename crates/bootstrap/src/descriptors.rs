@@ -46,7 +46,8 @@ const RETRY_MS: i64 = 10;
 /// A socket where a participant receives parcels.
 #[derive(Debug)]
 pub struct DescriptorSocket {
-    name: Token,
+    /// The name by which peers connect.
+    pub name: Token,
     listener: Ours,
 }
 
@@ -98,11 +99,6 @@ impl DescriptorSocket {
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
         Ok(DescriptorSocket { name, listener })
-    }
-
-    /// The name by which peers connect.
-    pub fn name(&self) -> Token {
-        self.name
     }
 
     /// Sends each peer its parcel and waits for one from each. Returns the peers' parcels in the order of `sendings`.
@@ -412,7 +408,7 @@ mod tests {
     fn nothing_is_lost_at_the_end() {
         const ROUNDS: u32 = 20_000;
         let descriptor_socket = DescriptorSocket::open().unwrap();
-        let name = descriptor_socket.name();
+        let name = descriptor_socket.name;
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for _ in 0..ROUNDS {

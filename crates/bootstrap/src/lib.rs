@@ -135,7 +135,8 @@ const WANTED_EVERY: Duration = Duration::from_millis(10);
 pub struct Bootstrap {
     shared: Arc<Shared>,
     limits: Limits,
-    process_listener: Token,
+    /// The secret of this process's process listener; [`children::NOBODY`] if there is none.
+    pub process_listener: Token,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -289,11 +290,6 @@ impl Bootstrap {
                 }
             }
         }
-    }
-
-    /// The secret of this process's process listener; [`children::NOBODY`] if there is none.
-    pub fn process_listener(&self) -> Token {
-        self.process_listener
     }
 
     /// Says that this process hosts the session or round of this name. `ranks`: the ranks of the parent that come to

@@ -101,7 +101,7 @@ impl Preparation<'_> {
     /// The descriptor sockets of all other participants, in the negotiated config's order.
     pub fn peers(&self) -> Vec<Token> {
         let sockets = self.negotiated.members.iter().map(|member| member.descriptor_socket);
-        sockets.filter(|descriptor_socket| *descriptor_socket != self.descriptor_socket.name()).collect()
+        sockets.filter(|descriptor_socket| *descriptor_socket != self.descriptor_socket.name).collect()
     }
 }
 
@@ -125,7 +125,7 @@ impl Participant {
         mut facts: Facts,
         without_host: WithoutHost,
     ) -> rustix::io::Result<Participant> {
-        facts.member.descriptor_socket = descriptor_socket.name();
+        facts.member.descriptor_socket = descriptor_socket.name;
         let (key, rank) = (shared.new_key(), facts.member.rank);
         let participation = Mutex::new(Participation::new(facts, without_host));
         let own = Arc::new(OneRank { participation, changed: Condvar::new(), stop: Flag::new()? });

@@ -59,7 +59,8 @@ pub type Answered = Result<Answer, Silence>;
 /// The socket at which a process gets questions, and its own questions to others.
 #[derive(Debug)]
 pub struct RequestSocket {
-    name: Token,
+    /// The name by which others ask here.
+    pub name: Token,
     listener: Ours,
     /// Accepted connections that have not asked yet.
     callers: Vec<Ours>,
@@ -96,11 +97,6 @@ impl RequestSocket {
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
         Ok(RequestSocket { name, listener, callers: Vec::new(), asked: Vec::new(), deaf: false })
-    }
-
-    /// The name by which others ask here.
-    pub fn name(&self) -> Token {
-        self.name
     }
 
     /// Asks another request socket, or this one. [`RequestSocket::turn`] returns the answer with this key.
@@ -278,7 +274,7 @@ mod tests {
     #[test]
     fn opens_again() {
         let (mut request_socket, other) = (RequestSocket::open().unwrap(), RequestSocket::open().unwrap());
-        let name = other.name();
+        let name = other.name;
         assert!(RequestSocket::open_as(name).is_err());
         drop(other);
         request_socket.ask(name, b"1".to_vec(), 1);
@@ -295,7 +291,7 @@ mod tests {
     #[test]
     fn answers_with_descriptors() {
         let mut request_sockets = [RequestSocket::open().unwrap(), RequestSocket::open().unwrap()];
-        let (own, other) = (request_sockets[0].name(), request_sockets[1].name());
+        let (own, other) = (request_sockets[0].name, request_sockets[1].name);
         request_sockets[0].ask(other, b"yes".to_vec(), 7);
         request_sockets[0].ask(own, b"own".to_vec(), 8);
         let mut answers = turns(&mut request_sockets, |words| {
@@ -314,7 +310,7 @@ mod tests {
     #[test]
     fn no_answers() {
         let mut request_sockets = [RequestSocket::open().unwrap(), RequestSocket::open().unwrap()];
-        let other = request_sockets[1].name();
+        let other = request_sockets[1].name;
         let unknown_connections: Vec<_> = (0..2 * UNKNOWN_MAX)
             .map(|_| {
                 let socket = socket().unwrap();
@@ -342,7 +338,7 @@ mod tests {
     #[test]
     fn no_descriptors_left() {
         let mut request_sockets = [RequestSocket::open().unwrap(), RequestSocket::open().unwrap()];
-        let other = request_sockets[1].name();
+        let other = request_sockets[1].name;
         assert!(descriptor::fill_reserve());
         let unknown_connections = [0; 5].map(|_| socket().unwrap());
         let asking = std::fs::File::open("/").unwrap();

@@ -35,7 +35,7 @@ pub fn answer(question: Question) -> Result<()> {
         Question::Gpus => print(gpus()),
         Question::Loads { buses } => print(Ok(loads(&buses))),
         Question::Places { ranks, path } => print(places(ranks, &path)),
-        Question::Version { path } => print(Nccl::open(&path).map(|nccl| nccl.version())),
+        Question::Version { path } => print(Nccl::open(&path).map(|nccl| nccl.version)),
         Question::Build { path } => print(build(&path)),
     }
 }
@@ -46,7 +46,7 @@ fn print<T: Serialize>(outcome: Result<T>) -> Result<()> {
 }
 
 fn places(ranks: usize, path: &Path) -> Result<Vec<Place>> {
-    let version = Nccl::open(path)?.version();
+    let version = Nccl::open(path)?.version;
     (2..=ranks).map(|ranks| Place::observe(0, ranks, path, version)).collect()
 }
 

@@ -72,7 +72,8 @@ pub fn capture(stream: &Stream, issue: impl FnOnce() -> Result<()>) -> Result<Gr
 /// Device memory, freed when dropped.
 pub struct Buffer {
     pointer: sys::CUdeviceptr,
-    bytes: usize,
+    /// How many bytes it has.
+    pub bytes: usize,
     /// None: the driver frees it.
     free: Option<Free>,
 }
@@ -88,11 +89,6 @@ impl Buffer {
     /// stays loaded as long as the buffer lives.
     pub unsafe fn of_library(pointer: *mut c_void, bytes: usize, free: Free) -> Self {
         Self { pointer: pointer as sys::CUdeviceptr, bytes, free: Some(free) }
-    }
-
-    /// How many bytes it has.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// The address `offset` bytes into the buffer.

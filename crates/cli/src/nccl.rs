@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 pub struct Nccl {
     pub functions: Functions,
     path: PathBuf,
-    version: c_int,
+    /// The version code that the library reports: 22809 is 2.28.9.
+    pub version: c_int,
     /// Kept open to the end of the process: communicators own threads that run its code.
     library: std::mem::ManuallyDrop<Library>,
 }
@@ -78,11 +79,6 @@ impl Nccl {
         let mut version = 0;
         nccl_call!(&nccl, ncclGetVersion(&mut version))?;
         Ok(Self { version, ..nccl })
-    }
-
-    /// The version code that the library reports: 22809 is 2.28.9.
-    pub fn version(&self) -> c_int {
-        self.version
     }
 
     /// A new unique id.

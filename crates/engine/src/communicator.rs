@@ -49,7 +49,7 @@ impl Kept {
     pub fn peer_group(&self) -> Option<&Arc<PeerGroup>> {
         match self {
             Kept::PeerGroup(peer_group) => Some(peer_group),
-            Kept::Lazy(lazy) => Some(lazy.peer_group()),
+            Kept::Lazy(lazy) => Some(&lazy.peer_group),
             Kept::Waiting(_) | Kept::OnNccl(_) => None,
         }
     }
@@ -260,7 +260,7 @@ impl Communicator {
     pub fn lineage(&self, handle: ncclComm_t) -> Option<Arc<Lineage>> {
         let kept = |kept: &Kept| match kept {
             Kept::OnNccl(lineage) => Some(lineage.clone()),
-            kept => kept.peer_group().map(|peer_group| peer_group.lineage().clone()),
+            kept => kept.peer_group().map(|peer_group| peer_group.lineage.clone()),
         };
         self.look_at_kept(handle, kept)?
     }

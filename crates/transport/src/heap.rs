@@ -67,7 +67,8 @@ pub struct Heap {
     ledger: Mutex<HeapLedger>,
     stream: Stream,
     reservation: Arc<Reservation>,
-    home: Home,
+    /// The context that its work runs in; kernels and events of ours belong there too.
+    pub home: Home,
 }
 
 #[derive(Debug)]
@@ -115,11 +116,6 @@ impl Heap {
         self.home.device
     }
 
-    /// The context that its work runs in; kernels and events of ours belong there too.
-    pub fn home(&self) -> &Home {
-        &self.home
-    }
-
     /// Lends at least `bytes` bytes to the communicator of `holds`. They are still being filled with zeros when this returns.
     /// Maps more memory if need be. Fails at the limit, with the numbers.
     pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Region, HeapError> {
@@ -151,7 +147,7 @@ impl Heap {
 
     /// How many regions there are, waiting ones too, and how many bytes are mapped.
     pub fn held(&self) -> (usize, u64) {
-        let mapped_bytes = self.chunks.lock().values().map(|mapping| mapping.physical().bytes).sum();
+        let mapped_bytes = self.chunks.lock().values().map(|mapping| mapping.physical.bytes).sum();
         (self.ledger.lock().quarantine.len(), mapped_bytes)
     }
 

@@ -165,7 +165,7 @@ impl Native {
             domain: turn.domain(),
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };
-        let (driver, stream) = (turn.driver(), turn.stream());
+        let (driver, stream) = (turn.driver(), turn.stream);
         let launch = || calls::launch(driver, function, stream, &shape, parameter);
         Ok(turn.launch(Some(calls), launch)?)
     }

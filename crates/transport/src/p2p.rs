@@ -174,12 +174,12 @@ impl P2p {
             false => None,
         };
         turn.begin()?;
-        let (driver, stream) = (turn.driver(), turn.stream());
+        let (driver, stream) = (turn.driver(), turn.stream);
         if let Some(run) = list {
             calls::copy_list(driver, run, &work.listed, self.list, stream)?;
             work.launch.operation_list = self.list;
             if capture.is_none() {
-                turn.resources().marks[work.next_copy].record(stream, Inside)?;
+                turn.resources.marks[work.next_copy].record(stream, Inside)?;
                 work.next_copy = (work.next_copy + 1) % MARKS;
             }
         }
@@ -253,7 +253,7 @@ impl P2p {
                 work.copying[next] = Some(run);
                 return Ok(run);
             }
-            while work.copying[index].is_some() && !turn.resources().marks[index].is_done()? {
+            while work.copying[index].is_some() && !turn.resources.marks[index].is_done()? {
                 if self.sequencer.is_aborted() {
                     return Err(self.ended());
                 }

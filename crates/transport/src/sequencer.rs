@@ -63,7 +63,8 @@ pub struct Sequencer {
     rank: u32,
     report: Address,
     hold: Hold,
-    graphs: Graphs,
+    /// How graphs that captured this communicator's operations run.
+    pub graphs: Graphs,
     aborted: AtomicBool,
     /// The control word asks waiting kernels to report and leave: see [`Sequencer::ask_who_waits`].
     asked: AtomicBool,
@@ -98,7 +99,7 @@ impl Sequencer {
     pub fn new(parts: SequencerParts) -> Result<Arc<Sequencer>, TransportError> {
         let SequencerParts { device_resources, rank, report, hold, graphs } = parts;
         let lend = || -> Result<Lent, Failure> {
-            let _entered = device_resources.home().enter()?;
+            let _entered = device_resources.home.enter()?;
             device_resources.lend()
         };
         let lent = Arc::new(lend().map_err(|failure| TransportError::from(failure).told())?);
@@ -115,11 +116,6 @@ impl Sequencer {
             captured: AtomicBool::new(false),
             issued: Mutex::default(),
         }))
-    }
-
-    /// How graphs that captured this communicator's operations run.
-    pub fn graphs(&self) -> Graphs {
-        self.graphs
     }
 
     /// The communicator's own stream for NCCL's [message beside a capture](History::MessageBeside).
@@ -168,7 +164,7 @@ impl Sequencer {
 
     /// What the next turn on `stream` needs, before it is taken, to come behind NCCL's eager work.
     pub fn history(&self, stream: StreamHandle) -> Result<History, TransportError> {
-        let home = self.device_resources.home();
+        let home = self.device_resources.home;
         let place = || {
             let _current = home.be_current()?;
             home.driver.place_of(stream)
@@ -179,7 +175,7 @@ impl Sequencer {
 
     /// Makes the call that NCCL gets next on `stream` run after all turns so far, also in a capture. `is_certain`: NCCL runs it unless it refuses it.
     pub fn before_nccl(&self, stream: StreamHandle, is_certain: bool) -> Result<Afterwards, TransportError> {
-        let home = self.device_resources.home();
+        let home = self.device_resources.home;
         let order = || -> Result<Afterwards, TransportError> {
             let issued = &mut *self.issued.lock();
             // Asked in the caller's context, as NCCL does.
@@ -215,7 +211,7 @@ impl Sequencer {
     pub fn join(&self, later: StreamHandle, earlier: &[StreamHandle]) -> Result<(), TransportError> {
         let join = || -> Result<(), TransportError> {
             let _issued = self.issued.lock();
-            let home = self.device_resources.home();
+            let home = self.device_resources.home;
             let _current = home.be_current()?;
             Ok(self.resources()?.join(home.driver, later, earlier)?)
         };
@@ -227,7 +223,7 @@ impl Sequencer {
     pub fn after_nccl(&self, stream: StreamHandle, is_eager: bool) -> Result<(), TransportError> {
         let follow = || -> Result<(), TransportError> {
             let issued = &mut *self.issued.lock();
-            let home = self.device_resources.home();
+            let home = self.device_resources.home;
             let _current = home.be_current()?;
             let place = if is_eager { Place::Eager(0) } else { self.place_of(issued, stream)? };
             let with = (home.driver, self.resources()?);
@@ -248,8 +244,8 @@ impl Sequencer {
 
     /// Where work issued to a stream goes. Once graphs share the order nobody asks for the stream's id.
     fn place_of(&self, issued: &Issued, stream: StreamHandle) -> Result<Place, Failure> {
-        let driver = self.device_resources.home().driver;
-        match issued.order.is_shared() {
+        let driver = self.device_resources.home.driver;
+        match issued.order.is_shared {
             true => Ok(driver.capture_of(stream)?.map_or(Place::Eager(0), Place::Captured)),
             false => driver.place_of(stream),
         }
@@ -257,7 +253,7 @@ impl Sequencer {
 
     /// Makes the graph of a capture keep the launch resources, whose events its nodes use.
     fn hold_in(&self, issued: &mut Issued, lane: Lane) -> Result<(), Failure> {
-        let driver = self.device_resources.home().driver;
+        let driver = self.device_resources.home.driver;
         if let Some(capture) = lane.capture()
             && issued.held != Some(capture.id)
         {
@@ -272,7 +268,7 @@ impl Sequencer {
         if let Some(capture) = lane.capture()
             && issued.held_regions != Some(capture.id)
         {
-            (self.hold)(self.device_resources.home().driver, capture)?;
+            (self.hold)(self.device_resources.home.driver, capture)?;
             issued.held_regions = Some(capture.id);
         }
         self.hold_in(issued, lane)
@@ -342,7 +338,7 @@ impl Sequencer {
             return Ok(false);
         }
         let resources = self.resources()?;
-        let _entered = self.device_resources.home().enter()?;
+        let _entered = self.device_resources.home.enter()?;
         Ok(resources.is_idle()?)
     }
 
@@ -362,7 +358,7 @@ impl Sequencer {
     /// What kernels waited for when they left on an abort or a question; empty if none waited. Complete once the sequencer
     /// [is idle](Sequencer::is_idle).
     pub fn stuck(&self) -> Result<Stuck, TransportError> {
-        let home = self.device_resources.home();
+        let home = self.device_resources.home;
         let read = || -> Result<Stuck, Failure> {
             let _entered = home.enter()?;
             let report = host::report(self.report, &self.device_resources.stream)?;
@@ -373,7 +369,7 @@ impl Sequencer {
 
     /// Reads words of a region of this rank. Allocates nothing; waits for the copy on a stream of Windlass.
     pub fn read(&self, at: Address, words: &mut [u64]) -> Result<(), Failure> {
-        let home = self.device_resources.home();
+        let home = self.device_resources.home;
         let _entered = home.enter()?;
         host::words(at, words, &self.device_resources.stream)
     }
@@ -388,9 +384,7 @@ impl Drop for Sequencer {
     /// See "The end" of the module. Aborts if work is in flight, also a graph's. If none is, graphs that run later are not affected.
     fn drop(&mut self) {
         // No kernel runs without the context, and the control word may have gone with it.
-        if self.device_resources.home().driver.is_in_forked_child()
-            || !self.device_resources.home().is_there()
-        {
+        if self.device_resources.home.driver.is_in_forked_child() || !self.device_resources.home.is_there() {
             return;
         }
         if !matches!(self.is_idle(), Ok(true)) {

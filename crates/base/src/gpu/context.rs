@@ -24,7 +24,8 @@ pub struct Home {
     pub driver: &'static Driver,
     /// The device.
     pub device: Ordinal,
-    context: Context,
+    /// The context. What was made in it must not be used once it [is gone](Driver::is_there).
+    pub context: Context,
 }
 
 /// The primary context of each device that was retained last. Locked across no call of the driver.
@@ -58,11 +59,6 @@ impl Home {
     pub fn if_primary(driver: &'static Driver, device: Ordinal) -> Option<Home> {
         let known = driver.retained_context(device).map(|context| Home { driver, device, context });
         known.or_else(|| driver.has_primary_context(device).then(|| Home::of(driver, device).ok())?)
-    }
-
-    /// The context. What was made in it must not be used once it [is gone](Driver::is_there).
-    pub fn context(&self) -> Context {
-        self.context
     }
 
     /// Whether the context is still there.

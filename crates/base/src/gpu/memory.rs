@@ -194,7 +194,7 @@ impl Drop for Physical {
 #[derive(Debug)]
 pub struct Mapping {
     /// Declared before the reservation, so dropped first.
-    physical: Physical,
+    pub physical: Physical,
     reservation: Arc<Reservation>,
     /// First address.
     pub address: Address,
@@ -238,11 +238,6 @@ impl Mapping {
         })?;
         self.allowed.fetch_or(bit, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// The memory behind it.
-    pub fn physical(&self) -> &Physical {
-        &self.physical
     }
 }
 

@@ -15,17 +15,12 @@ const EVENT_RECORD: u32 = 7;
 pub struct RecordNode {
     node: usize,
     /// The last nodes of its stream when it was added or moved last.
-    last: Vec<usize>,
+    pub last: Vec<usize>,
     /// The nodes that it comes after: `last`, and nodes from which no edge could be removed.
     after: Vec<usize>,
 }
 
-impl RecordNode {
-    /// The nodes that it is behind.
-    pub fn last(&self) -> &[usize] {
-        &self.last
-    }
-}
+impl RecordNode {}
 
 /// The nodes of a graph that record an event.
 #[derive(Debug, Default)]

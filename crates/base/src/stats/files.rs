@@ -49,7 +49,8 @@ const ENDED_MAX: usize = 16;
 /// This process's locked file: other processes see by the lock that this one lives.
 #[derive(Debug)]
 pub struct Held {
-    path: PathBuf,
+    /// The file's path; the name may be gone.
+    pub path: PathBuf,
     _lock: Ours,
 }
 
@@ -76,11 +77,6 @@ impl Held {
             }
         }
         Err(io::Error::other("other processes took every new file for one that was left behind"))
-    }
-
-    /// The file's path; the name may be gone.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Opens the file a second time, to map it. A forked child keeps its mappings, and with them the locks of the open

@@ -213,10 +213,10 @@ pub fn share(folder: &FilePath) -> io::Result<Held> {
     }
     let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let held = Held::make(folder, Run::noted())?;
-    let shared = fill(&held).inspect_err(|_| drop(std::fs::remove_file(held.path())))?;
+    let shared = fill(&held).inspect_err(|_| drop(std::fs::remove_file(&held.path)))?;
     copy(&EARLY, shared);
     shared.places_lacking.store((COMMUNICATORS_MAX - PLACES_AT_ONCE) as u64, Ordering::Relaxed);
-    let _ = PATH.set(held.path().into());
+    let _ = PATH.set(held.path.clone());
     shared.process.store(std::process::id(), Ordering::Relaxed);
     shared.size.store(size_of::<Segment>() as u64, Ordering::Relaxed);
     shared.began_ns.store(began.as_nanos() as u64, Ordering::Relaxed);
@@ -337,7 +337,7 @@ fn fill(held: &Held) -> io::Result<&'static Segment> {
         return Err(io::Error::from(io::ErrorKind::FileTooLarge));
     }
     file.set_len(size_of::<Segment>() as u64)?;
-    reserve_in(held.path(), 0, bytes_of(PLACES_AT_ONCE))?;
+    reserve_in(&held.path, 0, bytes_of(PLACES_AT_ONCE))?;
     map(&file)
 }
 

@@ -16,7 +16,8 @@ use crate::waiter::{Need, Waiter};
 #[derive(Debug)]
 pub(super) struct Joining {
     connection: Connection,
-    host: Host,
+    /// Where its host is.
+    pub(super) host: Host,
     waiter: Arc<dyn Waiter>,
     stage: JoinStage,
     /// Bytes to be sent once the connection stands.
@@ -48,11 +49,6 @@ impl Joining {
             Line::Open => Ok(Need::Connection),
             Line::Closed => self.turn(),
         }
-    }
-
-    /// Where its host is.
-    pub(super) fn host(&self) -> Host {
-        self.host
     }
 
     /// The rank with its waiter, and the bytes that have not gone out.

@@ -166,7 +166,7 @@ impl Joins {
         let (host, reporting, hindrance) = match turn(joining) {
             Ok(Need::Connection) => return,
             Ok(Need::Nothing) => return drop(sockets.endpoints.remove(&key)),
-            Err(hindrance) => (joining.host(), joining.reporting(), hindrance),
+            Err(hindrance) => (joining.host, joining.reporting(), hindrance),
         };
         // First: the end of the connection would tell the waiter that the host is lost.
         self.hindered(sockets, sessions, host, reporting, hindrance);

@@ -44,7 +44,7 @@ impl Split {
     /// The invitation of a rank of the parent to its child.
     fn invites(&self, rank: u32, color: i32) -> Invitation {
         let child = self.of(color);
-        Invitation { process_listener: self.host.process_listener(), call: child, child, rank }
+        Invitation { process_listener: self.host.process_listener, call: child, child, rank }
     }
 
     fn join(&self, from: &Bootstrap, parent_rank: u32, color: i32, rank: u32, ranks: u32) -> Participant {
@@ -52,7 +52,7 @@ impl Split {
     }
 
     fn connect(&self) -> UnixStream {
-        UnixStream::connect_addr(&address(self.host.process_listener())).unwrap()
+        UnixStream::connect_addr(&address(self.host.process_listener)).unwrap()
     }
 }
 
@@ -181,7 +181,7 @@ fn excluded_and_dead() {
     let host = bootstrap();
     let call = children::call(PARENT, &[0, 2], 0);
     let invites =
-        |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
+        |rank| Invitation { process_listener: host.process_listener, call, child: child(call, 0), rank };
     let (third, pidfd) = process();
     host.await_ranks(call, 0b1010, vec![(3, pidfd)]);
     let one = host.join_invited(&invites(1), facts(0, 2)).unwrap();
@@ -467,5 +467,5 @@ fn unknown_connections() {
     drop(silent);
     assert!(split.host.counts().turned_away.load(Ordering::Relaxed) >= 4);
     assert_eq!(split.host.counts().unreadable.load(Ordering::Relaxed), 1);
-    assert_ne!(NOBODY, split.host.process_listener());
+    assert_ne!(NOBODY, split.host.process_listener);
 }

@@ -38,7 +38,7 @@ pub static PEERS: Mutex<Vec<Ours>> = Mutex::new(Vec::new());
 /// A preparation in which every participant sends each other one two files, which name it and the receiver, and its pidfd, and
 /// reads those of the others.
 pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
-    let own = format!("{:?}", preparation.descriptor_socket.name());
+    let own = format!("{:?}", preparation.descriptor_socket.name);
     let peers = preparation.peers();
     let files: Vec<[OwnedFd; 2]> =
         peers.iter().map(|peer| [file_with(&own), file_with(&format!("for {peer:?}"))]).collect();
@@ -79,17 +79,17 @@ fn sizes() {
     // Many descriptors of one file, a few less than the limit of open files that CI may have.
     let many = vec![file.as_fd(); 200];
     let payload: Vec<u8> = (0..PAYLOAD_BYTES_MAX).map(|index| index as u8).collect();
-    let large = Sending { to: other.name(), payload: &payload, descriptors: &many };
+    let large = Sending { to: other.name, payload: &payload, descriptors: &many };
     thread::scope(|scope| {
         let sent = scope.spawn(|| one.exchange(TOKEN, &[large], &stop).unwrap());
-        let empty = Sending { to: one.name(), payload: &[], descriptors: &[] };
+        let empty = Sending { to: one.name, payload: &[], descriptors: &[] };
         let got = other.exchange(TOKEN, &[empty], &stop).unwrap().remove(0);
         assert!(got.payload == payload && got.descriptors.len() == 200);
         let nothing = sent.join().unwrap().remove(0);
         assert!(nothing.payload.is_empty() && nothing.descriptors.is_empty());
     });
     let too_many = vec![file.as_fd(); DESCRIPTORS_MAX + 1];
-    let sending = Sending { to: other.name(), payload: &[], descriptors: &too_many };
+    let sending = Sending { to: other.name, payload: &[], descriptors: &too_many };
     assert!(matches!(one.exchange(TOKEN, &[sending], &stop), Err(Trouble::TooLarge)));
 }
 
@@ -100,11 +100,11 @@ fn stopped_and_unreachable() {
     let stop = Flag::new().unwrap();
     let to = |to| Sending { to, payload: b"hello", descriptors: &[] };
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| one.exchange(TOKEN, &[to(other.name())], &stop));
+        let waiting = scope.spawn(|| one.exchange(TOKEN, &[to(other.name)], &stop));
         stop.raise();
         assert!(matches!(waiting.join().unwrap(), Err(Trouble::Stopped)));
     });
-    let gone = other.name();
+    let gone = other.name;
     drop(other);
     let outcome = one.exchange(TOKEN, &[to(gone)], &stop);
     assert!(
@@ -119,11 +119,11 @@ fn stopped_and_unreachable() {
 fn unknown_connections() {
     let (one, other) = (DescriptorSocket::open().unwrap(), DescriptorSocket::open().unwrap());
     let stop = Flag::new().unwrap();
-    let name = format!("windlass-{:032x}", u128::from_be_bytes(one.name().0));
+    let name = format!("windlass-{:032x}", u128::from_be_bytes(one.name.0));
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
-            let sending = Sending { to: other.name(), payload: b"1", descriptors: &[] };
+            let sending = Sending { to: other.name, payload: b"1", descriptors: &[] };
             one.exchange(TOKEN, &[sending], &stop)
         });
         let unknown_connections: Vec<OwnedFd> = (0..300)
@@ -133,14 +133,14 @@ fn unknown_connections() {
                 if number % 2 == 0 {
                     let mut opening = b"wndlssfd".to_vec();
                     opening.extend([9; 16]);
-                    opening.extend(other.name().0);
+                    opening.extend(other.name.0);
                     opening.extend([0; 8]);
                     let _ = send(&unknown_connection, &opening, rustix::net::SendFlags::NOSIGNAL);
                 }
                 unknown_connection
             })
             .collect();
-        let sending = Sending { to: one.name(), payload: b"2", descriptors: &[] };
+        let sending = Sending { to: one.name, payload: b"2", descriptors: &[] };
         assert_eq!(other.exchange(TOKEN, &[sending], &stop).unwrap()[0].payload, b"1");
         assert_eq!(waiting.join().unwrap().unwrap()[0].payload, b"2");
         drop(unknown_connections);
@@ -157,12 +157,12 @@ fn everyone_with_everyone() {
         for descriptor_socket in &descriptor_sockets {
             let (descriptor_sockets, stop) = (&descriptor_sockets, &stop);
             scope.spawn(move || {
-                let own = file_with(&format!("{:?}", descriptor_socket.name()));
+                let own = file_with(&format!("{:?}", descriptor_socket.name));
                 let fds = [own.as_fd()];
                 let peers: Vec<Token> = descriptor_sockets
                     .iter()
-                    .map(DescriptorSocket::name)
-                    .filter(|peer| *peer != descriptor_socket.name())
+                    .map(|socket| socket.name)
+                    .filter(|peer| *peer != descriptor_socket.name)
                     .collect();
                 let sendings: Vec<Sending<'_>> =
                     peers.iter().map(|peer| Sending { to: *peer, payload: &[], descriptors: &fds }).collect();

@@ -45,7 +45,7 @@ impl Round<'_> {
     }
 
     fn invites(&self, rank: u32) -> Invitation {
-        Invitation { process_listener: self.host.process_listener(), call: self.call, child: NOBODY, rank }
+        Invitation { process_listener: self.host.process_listener, call: self.call, child: NOBODY, rank }
     }
 
     /// The host's rank makes the call.
@@ -59,7 +59,7 @@ impl Round<'_> {
     }
 
     fn connect(&self) -> UnixStream {
-        UnixStream::connect_addr(&address(self.host.process_listener())).unwrap()
+        UnixStream::connect_addr(&address(self.host.process_listener)).unwrap()
     }
 
     /// Waits until the host has read all that was written before, as it reads this connection after the earlier ones.
@@ -285,9 +285,9 @@ fn nonsense() {
     // A message of a round is invalid in a session.
     let call = children::call(PARENT, &[], 9);
     let invites =
-        |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
+        |rank| Invitation { process_listener: host.process_listener, call, child: child(call, 0), rank };
     let participant = host.join_invited(&invites(0), facts(0, 2)).unwrap();
-    let mut unknown_connection = UnixStream::connect_addr(&address(host.process_listener())).unwrap();
+    let mut unknown_connection = UnixStream::connect_addr(&address(host.process_listener)).unwrap();
     let report = FromRank::Report(Box::new(facts(1, 2))).encode();
     let message = FromRank::Split { place: 1, ranks: 2, message: pair(0, 0) }.encode();
     unknown_connection.write_all(&[invites(1).greeting(), report, message].concat()).unwrap();
@@ -392,8 +392,7 @@ pub fn plays(part: &str, own: &Bootstrap, rank: u32, ranks: u32, id: &Id) -> boo
     let invitation = Invitation { process_listener, call, child: NOBODY, rank };
     match part {
         "hosts-rounds" => {
-            let hex: Vec<String> =
-                own.process_listener().0.iter().map(|byte| format!("{byte:02x}")).collect();
+            let hex: Vec<String> = own.process_listener.0.iter().map(|byte| format!("{byte:02x}")).collect();
             say(&hex.concat());
             await_message();
         }
@@ -418,7 +417,7 @@ pub fn plays(part: &str, own: &Bootstrap, rank: u32, ranks: u32, id: &Id) -> boo
 
 fn plays_in(round: &Round, part: &str, rank: u32) -> Played {
     let mut id = [0; 128];
-    id[..16].copy_from_slice(&round.host.process_listener().0);
+    id[..16].copy_from_slice(&round.host.process_listener.0);
     play(&[], part, rank, round.ranks, &id)
 }
 

@@ -243,7 +243,7 @@ impl Shared<'_> {
     fn join(&self, channel: &mut Channel, ranks: usize) -> Result<Members> {
         let (job, bench) = (self.job, self.bench_job(ranks));
         let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
-        let nccl_version = plain.version();
+        let nccl_version = plain.version;
         let place = Place::observe(job.rank, ranks, &job.plain, nccl_version)?;
         let places = channel.exchange(&place)?;
         let all: Vec<Circumstances> = places.iter().map(Place::circumstances).collect();

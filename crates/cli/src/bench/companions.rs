@@ -116,6 +116,6 @@ impl Busy {
 
 /// An all-reduce in place, of all floats of a buffer.
 fn all_reduce(nccl: &Nccl, communicator: ncclComm_t, buffer: &Buffer, stream: &Stream) -> Result<()> {
-    let (at, count, kind) = (buffer.at(0), buffer.bytes() / size_of::<f32>(), element(ncclFloat32).code);
+    let (at, count, kind) = (buffer.at(0), buffer.bytes / size_of::<f32>(), element(ncclFloat32).code);
     nccl_call!(nccl, ncclAllReduce(at, at, count, kind, SUM.code, communicator, stream.cu_stream().cast()))
 }

@@ -88,7 +88,7 @@ pub struct Window<'a> {
 impl<'a> Window<'a> {
     fn new(side: &'a Side, buffer: &Buffer) -> Result<Self> {
         let (nccl, communicator, mut handle) = (&side.nccl, side.communicator, std::ptr::null_mut());
-        let (at, bytes, flags) = (buffer.at(0), buffer.bytes(), NCCL_WIN_COLL_SYMMETRIC);
+        let (at, bytes, flags) = (buffer.at(0), buffer.bytes, NCCL_WIN_COLL_SYMMETRIC);
         nccl_call!(nccl, ncclCommWindowRegister(communicator, at, bytes, &mut handle, flags))
             .with_context(|| format!("cannot register {bytes} bytes as a window"))?;
         Ok(Self { side, handle, other: None })

@@ -120,7 +120,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
     job.memory.check([&plain, &windlass])?;
     let first_uses = first_use::measure(channel, &gpu, [&plain, &windlass], &job)?;
-    let nccl_version = plain.version();
+    let nccl_version = plain.version;
     let plain = join(channel, &gpu, plain, "NCCL", &job)?;
     let windlass = join(channel, &gpu, windlass, "Windlass", &job)?;
     let wants_product = job.cells.iter().any(|cell| cell.operation.has_product());

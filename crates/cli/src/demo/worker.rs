@@ -15,7 +15,7 @@ pub fn work() -> Result<()> {
 fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let gpu = Gpu::open(job.rank)?;
     let nccl = Nccl::open(&job.windlass)?;
-    channel.progress(&format!("device {}, NCCL {}", gpu.name()?, version_text(nccl.version())))?;
+    channel.progress(&format!("device {}, NCCL {}", gpu.name()?, version_text(nccl.version)))?;
     let mut session = Session::new(&gpu, &nccl, channel)?;
     let id = session.shared_id(job.rank)?;
     let world = session.join(id, job.rank, job.ranks)?;

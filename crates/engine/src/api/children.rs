@@ -139,7 +139,7 @@ fn call_of(init: &InitCall) -> Option<(Option<Arc<PeerGroup>>, ChildCall)> {
     let shares = lineage.configuration().may_share();
     peer_group.iter().filter(|_| shares).for_each(|one| one.share());
     let device = match (&lazy, &peer_group) {
-        (Some(lazy), _) => Some(lazy.device()),
+        (Some(lazy), _) => Some(lazy.device),
         (None, Some(_)) => known::identity(parent).map(|identity| identity.device),
         (None, None) => None,
     };
@@ -155,7 +155,7 @@ fn call_of(init: &InitCall) -> Option<(Option<Arc<PeerGroup>>, ChildCall)> {
         key,
         vote: Laziness::AsConfigured.vote(),
         parent: standing,
-        is_refused: init.refusal(lineage.rank()).is_some(),
+        is_refused: init.refusal(lineage.rank).is_some(),
         is_in_group: group::is_open(),
         device,
         waiting: peers::waits(waiting),
@@ -169,7 +169,7 @@ fn call_of(init: &InitCall) -> Option<(Option<Arc<PeerGroup>>, ChildCall)> {
 
 /// This rank's child, of these ranks of the parent.
 fn by_id(parent: Arc<PeerGroup>, call: &ChildCall, rank: u32, ranks: &[u32]) -> ById {
-    let device = call.request().device.unwrap_or_default();
+    let device = call.request.device.unwrap_or_default();
     ById {
         parent,
         of: ranks.first().copied().filter(|_| ranks.len() > 1),
@@ -191,7 +191,7 @@ fn meet_first(by_id: ById, mut call: ChildCall, laziness: Laziness) -> Step {
     };
     match peers::complete_one(asked) {
         InitOutcome::PeerGroup(peer_group) => {
-            peer_group.lineage().keep_configuration(call.request().configuration.clone());
+            peer_group.lineage.keep_configuration(call.request.configuration.clone());
             Step::Met(LazyCommunicator::new(peer_group, by_id.identity.device, None))
         }
         InitOutcome::OnNccl(reason) => Step::ById(ById { reason, ..by_id }),
@@ -224,7 +224,7 @@ fn act(begun: &StepToNccl, init: &InitCall) -> ncclResult_t {
         _ if others != ncclSuccess => others,
         Step::Nccl(_) => run(init),
         Step::Nothing => ncclSuccess,
-        Step::Met(lazy) if lazy.peer_group().negotiated().is_lazy() => ncclSuccess,
+        Step::Met(lazy) if lazy.peer_group.negotiated().is_lazy() => ncclSuccess,
         // Not all ranks wanted it lazy.
         Step::Met(lazy) => lazy.materialize_beside().wait(),
         Step::ById(by_id) => make(by_id, init),
@@ -241,7 +241,7 @@ fn run(init: &InitCall) -> ncclResult_t {
         Some(lazy) => {
             // Checked even if the parent is materialized. After it refuses a configuration, NCCL's parent keeps a pointer to the child's
             // freed abort flag, and writes there when it is aborted (2.28.9, ncclCommInitChildComm), even by a later lazy communicator.
-            if let Some(why) = init.refusal(lazy.peer_group().rank()) {
+            if let Some(why) = init.refusal(lazy.peer_group.rank()) {
                 return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
             }
             // The child may use the parent's resources.
@@ -275,7 +275,7 @@ fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
     match by_id.of {
         None => init::make_id(),
         // The wait ends with the parent, as that for rounds and sessions does.
-        Some(of) => by_id.parent.ids().get(of, by_id.number, &|| by_id.parent.lineage().has_ended()),
+        Some(of) => by_id.parent.ids.get(of, by_id.number, &|| by_id.parent.lineage.has_ended()),
     }
 }
 
@@ -300,7 +300,7 @@ fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
 fn after_nccl(call: Option<ChildCall>, place: Handle, result: ncclResult_t) -> ncclResult_t {
     // A call that NCCL refuses by its arguments does not count as a child of the parent; here neither.
     let counts =
-        |call: &ChildCall| call.is_begun() || result != ncclInvalidArgument && result != ncclInvalidUsage;
+        |call: &ChildCall| call.is_begun || result != ncclInvalidArgument && result != ncclInvalidUsage;
     let mut call = call.filter(counts);
     call.iter_mut().for_each(|call| call.begun());
     match call {
@@ -378,14 +378,14 @@ pub(super) fn meet(made: Vec<(Handle, ChildCall)>) -> ncclResult_t {
         let identity = known::identity(handle);
         let parts = identity.filter(|identity| identity.ranks > 1);
         let lineage = parts.map(|identity| call.lineage_of_child(identity.rank.max(0) as u32));
-        let request = call.request().clone();
+        let request = call.request.clone();
         Some((handle, (place, request, lineage), ask(identity, call)))
     });
     let mut first = ncclSuccess;
     for (handle, (place, request, lineage), outcome) in init_ends::meet(begun) {
         match &outcome {
             InitOutcome::PeerGroup(peer_group) => {
-                peer_group.lineage().keep_configuration(request.configuration);
+                peer_group.lineage.keep_configuration(request.configuration);
                 if request.shares {
                     peer_group.share();
                 }

@@ -181,7 +181,7 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
     match (how, &peer_group) {
         (End::Abort, Some(peer_group)) => {
             peer_group.abort();
-            peer_group.lineage().end();
+            peer_group.lineage.end();
         }
         (End::Finalize, Some(_)) if communicator.is_nonblocking() => {}
         (End::Finalize | End::Destroy, Some(peer_group)) => peer_group.wait_idle(),
@@ -243,7 +243,7 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
                 return;
             }
             if let Some(lazy) = lazy {
-                lazy.peer_group().abort();
+                lazy.peer_group.abort();
             } else if let Some(communicator) = communicator::find(handle) {
                 communicator.peer_group(handle).iter().for_each(|peer_group| peer_group.abort());
                 communicator.give_up_peer_group();

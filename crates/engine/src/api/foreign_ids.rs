@@ -48,7 +48,7 @@ pub(super) fn enter(request: &InitRequest, configuration: &Configuration) -> Opt
 pub(super) fn meet_behind(place: Handle, identity: Identity, call: ChildCall) {
     let Some((handle, communicator)) = note(place, identity) else { return };
     communicator.identify_nonblocking(true, identity);
-    let roster = call.lineage().clone();
+    let roster = call.lineage.clone();
     communicator::go_on_behind(vec![handle], Some(roster), move |is_made| {
         if is_made { meet(handle, call) } else { ncclSuccess }
     });

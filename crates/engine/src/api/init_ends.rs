@@ -56,9 +56,9 @@ pub(super) fn settle(
 
 /// Records a lazy communicator, and gives its handle to the application. `name`: what NCCL would call it, by its id.
 pub(super) fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>, name: Option<u64>) {
-    let (handle, peer_group) = (lazy.handle(), lazy.peer_group().clone());
+    let (handle, peer_group) = (lazy.handle(), lazy.peer_group.clone());
     let ranks = peer_group.negotiated().members.len() as i32;
-    let identity = Identity { rank: peer_group.rank() as i32, ranks, device: lazy.device() };
+    let identity = Identity { rank: peer_group.rank() as i32, ranks, device: lazy.device };
     let communicator = communicator::insert(handle, identity);
     let standing = if lazy.real().is_some() { BUILT } else { UNBUILT };
     name.into_iter().for_each(|name| count::name(communicator.counters(), name));

@@ -114,22 +114,21 @@ pub fn with_real(
 /// The number of ranks.
 pub fn count(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     let here = |lazy: &Arc<LazyCommunicator>| {
-        put(place, lazy.peer_group().negotiated().members.len() as c_int, "ncclCommCount: count")
+        put(place, lazy.peer_group.negotiated().members.len() as c_int, "ncclCommCount: count")
     };
     ask(Entry::ncclCommCount, handle, here, |real| queries::count(real, place))
 }
 
 /// This rank's device.
 pub fn device(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
-    let here = |lazy: &Arc<LazyCommunicator>| put(place, lazy.device(), "ncclCommCuDevice: device");
+    let here = |lazy: &Arc<LazyCommunicator>| put(place, lazy.device, "ncclCommCuDevice: device");
     ask(Entry::ncclCommCuDevice, handle, here, |real| queries::device(real, place))
 }
 
 /// This rank.
 pub fn rank(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
-    let here = |lazy: &Arc<LazyCommunicator>| {
-        put(place, lazy.peer_group().rank() as c_int, "ncclCommUserRank: rank")
-    };
+    let here =
+        |lazy: &Arc<LazyCommunicator>| put(place, lazy.peer_group.rank() as c_int, "ncclCommUserRank: rank");
     ask(Entry::ncclCommUserRank, handle, here, |real| queries::rank(real, place))
 }
 
@@ -157,11 +156,7 @@ pub fn register(
         if place.is_null() {
             return refuse(ncclInvalidArgument, format_args!("ncclCommRegister: handle is null"));
         }
-        put(
-            place,
-            lazy.registrations().add(address as usize, bytes) as *mut c_void,
-            "ncclCommRegister: handle",
-        )
+        put(place, lazy.registrations.add(address as usize, bytes) as *mut c_void, "ncclCommRegister: handle")
     };
     if let Err(code) = check_awake(Entry::ncclCommRegister, handle) {
         return code;
@@ -208,7 +203,7 @@ pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t
     let answer = |(lazy, _inside): &(Option<Arc<LazyCommunicator>>, _)| {
         let Some(lazy) = lazy else { return queries::deregister(handle, registration) };
         let real = lazy.real();
-        match lazy.registrations().remove(registration as usize, real) {
+        match lazy.registrations.remove(registration as usize, real) {
             Some(result) => result,
             None => match real {
                 Some(real) => queries::deregister(real, registration),
@@ -256,7 +251,7 @@ pub fn operator(
                 let why = format_args!("ncclRedOpCreatePreMulSum: op or scalar is null");
                 return refuse(ncclInvalidArgument, why);
             }
-            match lazy.operators().create(scalar, datatype, residence) {
+            match lazy.operators.create(scalar, datatype, residence) {
                 Ok(made) => put(place, made, "ncclRedOpCreatePreMulSum: op"),
                 Err(code) => code,
             }
@@ -277,7 +272,7 @@ fn create_operator(
     let note = || {
         let peer_group = in_fixed_order(handle)?;
         let scalar = operators::scalar(scalar, datatype, residence)?;
-        peer_group.scalars().made(operators::made(place), datatype, scalar);
+        peer_group.scalars.made(operators::made(place), datatype, scalar);
         Some(())
     };
     if result == ncclSuccess {
@@ -302,11 +297,11 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
         None if lazy::is_ours(handle) => ended(handle),
         None => {
             if let Some(peer_group) = in_fixed_order(handle) {
-                peer_group.scalars().ended(operation);
+                peer_group.scalars.ended(operation);
             }
             operators::destroy(operation, handle)
         }
-        Some(lazy) => lazy.operators().destroy(operation, lazy.real()),
+        Some(lazy) => lazy.operators.destroy(operation, lazy.real()),
     };
     guard::around(before, answer, |_, _| ())
 }

@@ -112,7 +112,7 @@ fn begin(init: &InitCall, device: Result<Ordinal, String>) -> Step {
     let request = InitRequest { cached: taken.tokens(), ..request };
     let outcome = peers::ask(&request).map_or_else(|outcome| outcome, peers::complete_one);
     if let InitOutcome::PeerGroup(peer_group) = &outcome {
-        peer_group.lineage().keep_configuration(configuration.clone());
+        peer_group.lineage.keep_configuration(configuration.clone());
     }
     match outcome {
         InitOutcome::PeerGroup(peer_group) if peer_group.negotiated().is_lazy() => {
@@ -148,7 +148,7 @@ fn all(init: &InitCall) -> Step {
     let outcomes = peers::all_here(&devices, Laziness::AsConfigured);
     let lazy = outcomes.into_iter().zip(devices).map(|(outcome, device)| match outcome {
         InitOutcome::PeerGroup(peer_group) => {
-            peer_group.lineage().keep_configuration(Configuration::Nothing);
+            peer_group.lineage.keep_configuration(Configuration::Nothing);
             Some(LazyCommunicator::new(peer_group, device, None))
         }
         _ => None,
@@ -160,7 +160,7 @@ fn all(init: &InitCall) -> Step {
 /// Called after NCCL has taken the init, or instead of NCCL for lazy communicators: records the communicators.
 fn finish(step: Step, init: &InitCall) -> ncclResult_t {
     let step = match (step, init.new_communicators().next()) {
-        (Step::AtRoster(call), Some((place, identity))) if call.request().is_nonblocking => {
+        (Step::AtRoster(call), Some((place, identity))) if call.request.is_nonblocking => {
             foreign_ids::meet_behind(place, identity, *call);
             return ncclSuccess;
         }

@@ -143,7 +143,7 @@ impl Worker {
     fn start(chores: fn() -> Vec<Box<dyn Chore>>) -> std::io::Result<Arc<Worker>> {
         let request_socket = RequestSocket::open()?;
         let worker = Arc::new(Worker {
-            request_socket: request_socket.name(),
+            request_socket: request_socket.name,
             chores,
             requests: Mutex::default(),
             wake: Flag::new()?,

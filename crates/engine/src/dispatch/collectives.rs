@@ -48,8 +48,8 @@ fn scalar_of(
     peer_group: &PeerGroup,
 ) -> Option<Scalar> {
     match communicator.lazy(call.local.communicator) {
-        Some(lazy) => lazy.operators().scalar(operation, call.shared.datatype),
-        None => peer_group.scalars().of(operation, call.shared.datatype),
+        Some(lazy) => lazy.operators.scalar(operation, call.shared.datatype),
+        None => peer_group.scalars.of(operation, call.shared.datatype),
     }
 }
 

@@ -81,7 +81,7 @@ fn noted(lazy: &LazyCommunicator, result: ncclResult_t) -> ncclResult_t {
 
 fn note(lazy: &LazyCommunicator) {
     if let Some(communicator) = communicator::find(lazy.handle()) {
-        let number = if lazy.is_reused() { peer_group::REUSED } else { peer_group::BUILT };
+        let number = if lazy.is_reused { peer_group::REUSED } else { peer_group::BUILT };
         count::nccl(communicator.counters(), number);
     }
 }
@@ -104,7 +104,7 @@ fn look(call: &Call, lazy: &Arc<LazyCommunicator>) -> Look {
         call.local.config = copy.as_ptr();
         configuration = Some(copy);
     }
-    let operator = call.shared.operation.and_then(|operation| lazy.operators().get(operation));
+    let operator = call.shared.operation.and_then(|operation| lazy.operators.get(operation));
     let held = LazyWork { lazy: lazy.clone(), work: Work::Call(call, operator, configuration) };
     group::hold_lazy_work(held);
     Look::Answer(ncclSuccess)
@@ -155,7 +155,7 @@ struct Unit {
 pub(crate) fn begin(held: Vec<LazyWork>) -> Held {
     let mut units: Vec<Unit> = Vec::new();
     for one in held {
-        let comm = one.lazy.peer_group().negotiated().comm;
+        let comm = one.lazy.peer_group.negotiated().comm;
         let index = units.iter().position(|unit| unit.comm == comm).unwrap_or_else(|| {
             units.push(Unit { comm, lazy_communicators: Vec::new(), work: Vec::new() });
             units.len() - 1

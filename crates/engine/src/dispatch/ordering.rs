@@ -168,7 +168,7 @@ pub(crate) fn behind_nccl(followed: Vec<Followed>, parts: Vec<Part>, joints: Joi
 pub(super) fn peer_group_of(call: &Call, communicator: &Communicator) -> Option<Arc<PeerGroup>> {
     match communicator.lazy(call.local.communicator) {
         Some(lazy) if lazy.is_revoked() => None,
-        Some(lazy) => Some(lazy.peer_group().clone()),
+        Some(lazy) => Some(lazy.peer_group.clone()),
         None => communicator.peer_group(call.local.communicator),
     }
 }

@@ -23,15 +23,11 @@ use super::ordering::stream_of;
 pub struct Taken {
     peer_group: Arc<PeerGroup>,
     candidate: Result<Candidate, ncclResult_t>,
-    path: Path,
+    /// The path of the call.
+    pub path: Path,
 }
 
-impl Taken {
-    /// The path of the call.
-    pub fn path(&self) -> Path {
-        self.path
-    }
-}
+impl Taken {}
 
 /// Decides a call together with the other ranks. None if the call is no candidate.
 pub fn take(call: &Call, communicator: &Communicator, terms: &Terms) -> Option<Taken> {

@@ -141,7 +141,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
             fixed_order::kept(&call.shared, communicator.counters(), &terms);
             Path::Native
         }
-        Course::Taken(taken) => taken.path(),
+        Course::Taken(taken) => taken.path,
         // Held calls are counted at the group's end, when the path is known.
         Course::Refused(_) | Course::Perhaps(_) => return Decided { course, forwarded, _inside: inside },
     };

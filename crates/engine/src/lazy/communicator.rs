@@ -41,15 +41,18 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub struct LazyCommunicator {
     pub(super) handle: Minted,
-    pub(super) peer_group: Arc<PeerGroup>,
-    pub(super) device: Ordinal,
+    /// Its peer group, from init to end.
+    pub peer_group: Arc<PeerGroup>,
+    /// This rank's device.
+    pub device: Ordinal,
     /// Where NCCL's init writes its handle, before it waits for the other ranks.
     pub(super) written: AtomicPtr<ncclComm>,
     /// NCCL's handle once this one is materialized; null before.
     pub(super) real: AtomicPtr<ncclComm>,
     /// NCCL's communicator: taken from the cache at init, or built for this one. Held for a few stores; lock order: after `stage`.
     pub(super) built: Mutex<Option<Built>>,
-    pub(super) is_reused: bool,
+    /// Whether a cached communicator materializes it, or has.
+    pub is_reused: bool,
     pub(super) usage: Usage,
     /// How many attempts there were to have NCCL build it.
     pub(super) attempts: AtomicU64,
@@ -61,8 +64,10 @@ pub struct LazyCommunicator {
     /// Held for a few stores.
     pub(super) stage: Mutex<Stage>,
     pub(super) ends: Ends,
-    pub(super) operators: Operators,
-    pub(super) registrations: Registrations,
+    /// User-defined reductions.
+    pub operators: Operators,
+    /// The application's registered buffers.
+    pub registrations: Registrations,
 }
 
 impl LazyCommunicator {
@@ -97,30 +102,10 @@ impl LazyCommunicator {
         self.handle.address() as ncclComm_t
     }
 
-    /// Its peer group, from init to end.
-    pub fn peer_group(&self) -> &Arc<PeerGroup> {
-        &self.peer_group
-    }
-
-    /// This rank's device.
-    pub fn device(&self) -> Ordinal {
-        self.device
-    }
-
     /// NCCL's own handle, once this one has been materialized.
     pub fn real(&self) -> Option<ncclComm_t> {
         let real = self.real.load(Ordering::Acquire);
         (!real.is_null()).then_some(real)
-    }
-
-    /// User-defined reductions.
-    pub fn operators(&self) -> &Operators {
-        &self.operators
-    }
-
-    /// The application's registered buffers.
-    pub fn registrations(&self) -> &Registrations {
-        &self.registrations
     }
 
     /// NCCL's result code for a call that it would refuse by the arguments alone. None if it takes the call.
@@ -134,7 +119,7 @@ impl LazyCommunicator {
         let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
         match self.real() {
             None => Parent::Lazy,
-            Some(_) if attempt.is_some_and(|attempt| self.peer_group.attempts().has_lost(attempt)) => {
+            Some(_) if attempt.is_some_and(|attempt| self.peer_group.attempts.has_lost(attempt)) => {
                 Parent::Lost
             }
             Some(_) => Parent::Built,
@@ -153,11 +138,6 @@ impl LazyCommunicator {
             (End::Finalize, Some(real)) => self.finalize(real),
             (End::Destroy, _) => self.destroy(),
         }
-    }
-
-    /// Whether a cached communicator materializes it, or has.
-    pub fn is_reused(&self) -> bool {
-        self.is_reused
     }
 
     /// Notes that NCCL's communicator must not be cached after this one.

@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Makes a lazy communicator react to attempts that failed on other ranks.
 pub(super) fn listen(lazy: &Arc<LazyCommunicator>) {
     let lazy_or_none = Arc::downgrade(lazy);
-    lazy.peer_group.attempts().on_lost(move |attempt| {
+    lazy.peer_group.attempts.on_lost(move |attempt| {
         let lazy_or_none = lazy_or_none.clone();
         let give_up = move || {
             let end = || lazy_or_none.upgrade().into_iter().for_each(|lazy| lazy.give_up(attempt));
@@ -46,7 +46,7 @@ impl LazyCommunicator {
     /// The number of the next attempt. An error if another rank has already failed at it.
     pub(super) fn next_attempt(&self) -> Result<u64, ncclResult_t> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
-        if self.peer_group.attempts().has_lost(attempt) {
+        if self.peer_group.attempts.has_lost(attempt) {
             return Err(refuse(ncclRemoteError, format_args!("{WHY}")));
         }
         Ok(attempt)
@@ -54,13 +54,13 @@ impl LazyCommunicator {
 
     /// Whether this attempt was aborted here, or has failed on another rank.
     pub(super) fn is_over(&self, attempt: u64) -> bool {
-        self.aborted.load(Ordering::Acquire) || self.peer_group.attempts().has_lost(attempt)
+        self.aborted.load(Ordering::Acquire) || self.peer_group.attempts.has_lost(attempt)
     }
 
     /// Tells the other ranks if this rank's attempt failed, unless they already know. Returns `result`.
     pub(super) fn tell(&self, attempt: u64, result: ncclResult_t) -> ncclResult_t {
-        if result != ncclSuccess && !self.peer_group.attempts().has_lost(attempt) {
-            self.peer_group.attempts().lose(attempt);
+        if result != ncclSuccess && !self.peer_group.attempts.has_lost(attempt) {
+            self.peer_group.attempts.lose(attempt);
         }
         result
     }

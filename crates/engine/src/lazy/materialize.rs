@@ -67,8 +67,7 @@ impl LazyCommunicator {
         match begun {
             Ok(Begun::Attempt(attempt)) => {
                 let result = self.build(attempt);
-                let result =
-                    guard::call(|| self.finish(result, self.peer_group.attempts().has_lost(attempt)));
+                let result = guard::call(|| self.finish(result, self.peer_group.attempts.has_lost(attempt)));
                 guard::call(|| self.tell(attempt, result))
             }
             Ok(Begun::Taken) => guard::call(|| self.finish(ncclSuccess, false)),
@@ -116,13 +115,13 @@ impl LazyCommunicator {
 
     /// Runs NCCL's own init. Panics are not caught here, so that an exception of NCCL's passes through.
     fn build(&self, attempt: u64) -> ncclResult_t {
-        guard::or_else(|| (), || recycling::make_room(Some(self.device())));
-        let id = match self.peer_group.ids().get(0, attempt, &|| self.is_over(attempt)) {
+        guard::or_else(|| (), || recycling::make_room(Some(self.device)));
+        let id = match self.peer_group.ids.get(0, attempt, &|| self.is_over(attempt)) {
             Ok(id) => id,
             Err(code) => return code,
         };
         let (ranks, rank) = (self.peer_group.negotiated().members.len() as u32, self.peer_group.rank());
-        let configuration = self.peer_group.lineage().configuration();
+        let configuration = self.peer_group.lineage.configuration();
         let before = free_bytes(self.device);
         // A plugin's context ends with the program's communicator, and so must NCCL's, which tells of it.
         if observers::are_on() && observers::profiler::expect(&id, rank as i32, self.handle() as usize) {

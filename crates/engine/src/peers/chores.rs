@@ -77,19 +77,19 @@ struct Growth;
 
 impl Chore for Growth {
     fn due(&self) -> Option<Duration> {
-        registry::alive().filter_map(|peer_group| peer_group.growing().due()).min()
+        registry::alive().filter_map(|peer_group| peer_group.growing.due()).min()
     }
 
     fn turn(&mut self) {
         for peer_group in registry::alive() {
             let Some(transports) = peer_group.transports() else { continue };
             let (comm, from) = (peer_group.negotiated().comm, peer_group.rank());
-            let asked_at = peer_group.growing().forgotten();
-            for (to, wire) in peer_group.growing().wanted(&transports.p2p) {
-                peer_group.others().ask(to, Matter::Ring(wire), move |answer| {
+            let asked_at = peer_group.growing.forgotten();
+            for (to, wire) in peer_group.growing.wanted(&transports.p2p) {
+                peer_group.others.ask(to, Matter::Ring(wire), move |answer| {
                     let Some(peer_group) = registry::find(comm, from) else { return };
                     let Some((p2p, heap)) = peer_group.p2p_and_heap() else { return };
-                    peer_group.growing().answered((to, wire), asked_at, answer.ok(), p2p, heap);
+                    peer_group.growing.answered((to, wire), asked_at, answer.ok(), p2p, heap);
                 });
             }
         }
@@ -105,18 +105,18 @@ impl Chore for Answers {
         let peer_group = registry::find(comm, to)?;
         match matter {
             Matter::Failed => None,
-            Matter::Id(number) => peer_group.ids().answer(number),
+            Matter::Id(number) => peer_group.ids.answer(number),
             Matter::Ring(wire) => {
                 let (p2p, heap) = peer_group.p2p_and_heap()?;
-                peer_group.growing().grant(from, wire, p2p, heap)
+                peer_group.growing.grant(from, wire, p2p, heap)
             }
             Matter::Region if !peer_group.wakes() => None,
-            Matter::Region => peer_group.others().announced(peer_group.region()?, from).ok(),
+            Matter::Region => peer_group.others.announced(peer_group.region()?, from).ok(),
             Matter::LostAttempt(attempt) => {
                 log::debug!(
                     "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a lazy communicator failed"
                 );
-                peer_group.attempts().hear_of_lost(attempt);
+                peer_group.attempts.hear_of_lost(attempt);
                 Some(Answer { words: vec![1], descriptor: None })
             }
         }

@@ -38,19 +38,25 @@ use crate::peers::shutdown::draining::{Draining, Mapped};
 /// One rank's part of a peer group: what all ranks agreed on, and this rank's own resources.
 #[derive(Debug)]
 pub struct PeerGroup {
-    others: Others,
-    ranks: Ranks,
+    /// The way to the other ranks' processes.
+    pub(super) others: Others,
+    /// What this rank knows of the state of the ranks.
+    pub(super) ranks: Ranks,
     /// None while being dropped.
     mapped: Option<Mapped>,
-    growing: Growing,
+    /// The growth of this rank's rings.
+    pub(super) growing: Growing,
     features: Features,
     /// What communicators made from this one need.
-    lineage: Arc<Lineage>,
+    pub lineage: Arc<Lineage>,
     /// The ids from which NCCL's communicator is made later, when a lazy communicator is materialized.
-    ids: Ids,
-    attempts: Attempts,
-    scalars: Scalars,
-    sleep: Sleep,
+    pub(crate) ids: Ids,
+    /// The attempts to materialize this lazy communicator.
+    pub(crate) attempts: Attempts,
+    /// The scalars of the program's own reductions.
+    pub scalars: Scalars,
+    /// What suspends and resumes have done.
+    pub(super) sleep: Sleep,
 }
 
 /// The features of a peer group beside moving bytes.
@@ -111,7 +117,7 @@ impl PeerGroup {
         let signal = ClosedSignal::shared(page, rank);
         let closing = Closing::new(&region, signal, lives.clone(), holds.clone());
         release_sockets.into_iter().for_each(|socket| socket.keep(rank));
-        let lineage = Lineage::of_peer_group(&negotiated, rank, lives.clone(), transports.sequencer.graphs());
+        let lineage = Lineage::of_peer_group(&negotiated, rank, lives.clone(), transports.sequencer.graphs);
         let others = Others::new(negotiated, rank);
         Some(Arc::new(PeerGroup {
             ranks: Ranks::new(lives),
@@ -129,12 +135,12 @@ impl PeerGroup {
 
     /// What all ranks agreed on.
     pub fn negotiated(&self) -> &Arc<NegotiatedConfig> {
-        self.others.negotiated()
+        &self.others.negotiated
     }
 
     /// This rank.
     pub fn rank(&self) -> u32 {
-        self.others.rank()
+        self.others.rank
     }
 
     /// Whether kernels of Windlass move bytes between its ranks. While it is being dropped, none do.
@@ -151,11 +157,6 @@ impl PeerGroup {
     #[cfg(feature = "test-support")]
     pub fn shared_page(&self) -> Option<&Arc<SharedPage>> {
         self.mapped.as_ref()?.closing.page()
-    }
-
-    /// The scalars of the program's own reductions.
-    pub fn scalars(&self) -> &Scalars {
-        &self.scalars
     }
 
     /// From now on NCCL may share the communicator's resources with another.
@@ -184,26 +185,6 @@ impl PeerGroup {
         End::Clean
     }
 
-    /// What this communicator keeps for its children.
-    pub fn lineage(&self) -> &Arc<Lineage> {
-        &self.lineage
-    }
-
-    /// The ids from which NCCL's communicator is made later.
-    pub(crate) fn ids(&self) -> &Ids {
-        &self.ids
-    }
-
-    /// The attempts to materialize this lazy communicator.
-    pub(crate) fn attempts(&self) -> &Attempts {
-        &self.attempts
-    }
-
-    /// The growth of this rank's rings.
-    pub(super) fn growing(&self) -> &Growing {
-        &self.growing
-    }
-
     /// The transports on this rank's GPU. None while the peer group is being dropped.
     pub(super) fn transports(&self) -> Option<&Transports> {
         self.mapped.as_ref().map(|mapped| &mapped.transports)
@@ -222,24 +203,9 @@ impl PeerGroup {
         self.mapped.as_ref()
     }
 
-    /// What suspends and resumes have done.
-    pub(super) fn sleep(&self) -> &Sleep {
-        &self.sleep
-    }
-
     /// What growing a ring needs. None while the peer group is being dropped.
     pub(super) fn p2p_and_heap(&self) -> Option<(&P2p, &Arc<Heap>)> {
-        Some((&self.transports()?.p2p, self.region()?.heap()))
-    }
-
-    /// The way to the other ranks' processes.
-    pub(super) fn others(&self) -> &Others {
-        &self.others
-    }
-
-    /// What this rank knows of the state of the ranks.
-    pub(super) fn ranks(&self) -> &Ranks {
-        &self.ranks
+        Some((&self.transports()?.p2p, &self.region()?.heap))
     }
 
     /// Where the limits of native collectives come from, as bits of [`agreed::Source`]. 0 without native collectives.

@@ -78,7 +78,7 @@ fn index(wire: Wire) -> usize {
 impl Grown {
     /// Called once no kernel of this rank uses the rings. Returns the leases of the lent regions.
     pub(super) fn end(self) -> Vec<LeaseId> {
-        self.regions.values().map(Region::lease).collect()
+        self.regions.values().map(|region| region.lease).collect()
     }
 }
 
@@ -252,7 +252,7 @@ impl Growing {
             }
             None => heap::reach(place, heap).map_err(words)?,
         };
-        let (address, bytes) = (region.address(), region.bytes());
+        let (address, bytes) = (region.address, region.bytes);
         grown.peers.push(region);
         let expected = p2p.growth_bytes(wire);
         if bytes < expected {

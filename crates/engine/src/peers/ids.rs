@@ -87,7 +87,7 @@ impl Ids {
     /// The id of a number, the same on all ranks that ask rank `of`. Waits for that rank's process, not for its threads. Fails when `stopped`
     /// says so, which is asked at least every 50 ms, or when this process lacks a descriptor to ask with [for too long](descriptor::WANTED_FOR).
     pub(crate) fn get(&self, of: u32, number: u64, stopped: &dyn Fn() -> bool) -> Result<Id, ncclResult_t> {
-        if self.others.rank() == of {
+        if self.others.rank == of {
             // The others ask this process.
             process_exit::go_on();
             loop {

@@ -78,8 +78,10 @@ impl Request {
 /// One rank's way to the other ranks of its peer group.
 #[derive(Clone, Debug)]
 pub(super) struct Others {
-    negotiated: Arc<NegotiatedConfig>,
-    rank: u32,
+    /// What all ranks agreed on.
+    pub(super) negotiated: Arc<NegotiatedConfig>,
+    /// This rank.
+    pub(super) rank: u32,
 }
 
 impl Others {
@@ -88,19 +90,9 @@ impl Others {
         Others { negotiated, rank }
     }
 
-    /// What all ranks agreed on.
-    pub(super) fn negotiated(&self) -> &Arc<NegotiatedConfig> {
-        &self.negotiated
-    }
-
     /// The token that names the peer group.
     pub(super) fn comm(&self) -> Token {
         self.negotiated.comm
-    }
-
-    /// This rank.
-    pub(super) fn rank(&self) -> u32 {
-        self.rank
     }
 
     /// Another rank.

@@ -65,27 +65,27 @@ struct SleepCall<'a> {
 impl PeerGroup {
     /// Whether its memory has been given back.
     pub fn sleeps(&self) -> bool {
-        self.sleep().sleeps.load(Ordering::Acquire)
+        self.sleep.sleeps.load(Ordering::Acquire)
     }
 
     /// Whether NCCL's part has been given back.
     pub fn nccl_sleeps(&self) -> bool {
-        self.sleep().nccl_sleeps.load(Ordering::Acquire)
+        self.sleep.nccl_sleeps.load(Ordering::Acquire)
     }
 
     /// Notes whether NCCL's part has been given back.
     pub fn set_nccl_sleeps(&self, sleeps: bool) {
-        self.sleep().nccl_sleeps.store(sleeps, Ordering::Release);
+        self.sleep.nccl_sleeps.store(sleeps, Ordering::Release);
     }
 
     /// Whether it takes its memory again now, so that other ranks ask for it.
     pub(super) fn wakes(&self) -> bool {
-        self.sleep().wakes.load(Ordering::Acquire)
+        self.sleep.wakes.load(Ordering::Acquire)
     }
 
     /// Bytes of this rank's device memory that it takes, or took before it went to sleep.
     pub fn memory_bytes(&self) -> u64 {
-        self.region().map_or(0, |region| region.bytes()) + self.growing().lent_bytes()
+        self.region().map_or(0, |region| region.bytes()) + self.growing.lent_bytes()
     }
 
     /// Gives the memory back, or takes it again, together with all ranks. Waits for work of this rank and for the other ranks.
@@ -129,7 +129,7 @@ impl PeerGroup {
 
 impl SleepCall<'_> {
     fn run(&self, resumes: bool) -> Result<(), (u32, Objection)> {
-        let Sleep { calls, sleeps, wakes, .. } = self.peer_group.sleep();
+        let Sleep { calls, sleeps, wakes, .. } = &self.peer_group.sleep;
         wakes.store(resumes, Ordering::Release);
         let call = calls.fetch_add(1, Ordering::Relaxed) + 1;
         let mut step = SleepStep::first(resumes);
@@ -146,7 +146,7 @@ impl SleepCall<'_> {
                     if stays && resumes {
                         let _ = self.let_go();
                     } else if !stays {
-                        self.peer_group.growing().wake();
+                        self.peer_group.growing.wake();
                     }
                     sleeps.store(stays, Ordering::Release);
                     return result;
@@ -172,11 +172,11 @@ impl SleepCall<'_> {
             TransportError::Busy { .. } => Objection::Busy,
             _ => Objection::Failed,
         })?;
-        let heap = self.mapped.region.heap().clone();
+        let heap = self.mapped.region.heap.clone();
         // The driver waits without end.
         let synchronized = side_thread::run(Some(left()), move || {
-            let _entered = heap.home().enter()?;
-            heap.home().driver.synchronize()
+            let _entered = heap.home.enter()?;
+            heap.home.driver.synchronize()
         });
         synchronized.ok_or(Objection::Busy)?.map_err(|failure| match is_of_capture(&failure) {
             true => Objection::Captured,
@@ -186,7 +186,7 @@ impl SleepCall<'_> {
 
     /// Gives back what this rank has mapped, then its own memory. No kernel runs on any rank.
     fn let_go(&self) -> Result<(), Objection> {
-        self.peer_group.growing().sleep(&self.mapped.transports.p2p);
+        self.peer_group.growing.sleep(&self.mapped.transports.p2p);
         self.mapped.peers.iter().flatten().for_each(|peer| peer.let_go());
         self.mapped.region.let_go().map_err(|_| Objection::Failed)
     }
@@ -194,7 +194,7 @@ impl SleepCall<'_> {
     /// Takes memory again, filled with zeros. That which ended communicators hold makes room, as at an init.
     fn make(&self) -> Result<(), Objection> {
         let Mapped { region, .. } = self.mapped;
-        let heap = region.heap();
+        let heap = &region.heap;
         let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(heap.device(), is_enough);
         recycling::lend(heap, make_room, || region.take_again()).map_err(|error| {
             log::warn!("ncclCommResume, rank {}: {error}", self.peer_group.rank());
@@ -210,7 +210,7 @@ impl SleepCall<'_> {
 
     /// Maps the memory of all peers again, each for this rank's device, and tests it. All ranks have made theirs.
     fn map(&self, number: u32) -> Result<(), Objection> {
-        let (peer_group, heap) = (self.peer_group, self.mapped.region.heap());
+        let (peer_group, heap) = (self.peer_group, &self.mapped.region.heap);
         for (rank, peer) in (0..).zip(&self.mapped.peers) {
             let Some(peer) = peer else { continue };
             let answer = self.ask(rank, number)?;
@@ -238,7 +238,7 @@ impl SleepCall<'_> {
             let (tell, answer) = sync_channel(1);
             // This rank may have stopped waiting.
             let heard = move |answer| drop(tell.try_send(answer));
-            if !self.peer_group.others().ask(to, Matter::Region, heard) {
+            if !self.peer_group.others.ask(to, Matter::Region, heard) {
                 return Err(Objection::Failed);
             }
             loop {
@@ -307,7 +307,7 @@ impl SleepCall<'_> {
         let page = self.mapped.closing.page().map(|page| (**page).as_ref());
         let bits =
             |at: usize| page.and_then(|words| words.get(at)).map_or(0, |word| word.load(Ordering::Acquire));
-        let gone = self.peer_group.ranks().gone() | bits(CLOSED_AT) | bits(LEFT_AT);
+        let gone = self.peer_group.ranks.gone() | bits(CLOSED_AT) | bits(LEFT_AT);
         (gone != 0).then(|| (gone.trailing_zeros(), Objection::Gone))
     }
 

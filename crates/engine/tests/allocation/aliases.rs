@@ -135,7 +135,7 @@ fn refused_and_given_back() {
     }
     assert_eq!([block, 0].map(|at| driver.handle_types(at)), [0, 0]);
     for _ in 0..1000 {
-        assert_eq!(alias(driver, range(at, BYTES)).unwrap().physical().bytes, BYTES);
+        assert_eq!(alias(driver, range(at, BYTES)).unwrap().physical.bytes, BYTES);
         alias(driver, range(at, 2 * BYTES)).unwrap_err();
     }
     assert_free(driver, free_at_first);

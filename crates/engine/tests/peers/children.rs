@@ -53,7 +53,7 @@ type Call<'a> = (&'a InitOutcome, i32, ChildRequest);
 
 /// The plan of a rank, and its outcome if that is lazy.
 fn make((parent, device, request): Call<'_>) -> (ChildPlan, Option<InitOutcome>) {
-    let mut call = ChildCall::of(peer_group(parent).lineage(), request).unwrap();
+    let mut call = ChildCall::of(&peer_group(parent).lineage, request).unwrap();
     let plan = call.begin().unwrap();
     let ChildPlan::Meet { rank, ranks, is_lazy: true, .. } = &plan else {
         return (plan, None);
@@ -138,7 +138,7 @@ fn parent_ends_in_a_round() {
     // Either of two ranks, as one of them hosts.
     for (ended, other) in [(2, 0), (0, 2)] {
         let parents = peers::all_here(&[0, 1, 2], Laziness::None);
-        let lineage = |rank: usize| peer_group(&parents[rank]).lineage();
+        let lineage = |rank: usize| &peer_group(&parents[rank]).lineage;
         let round = |rank: usize| ChildCall::of(lineage(rank), shrink(1)).unwrap().begin();
         thread::scope(|scope| {
             let waits = scope.spawn(|| round(ended));
@@ -159,7 +159,7 @@ fn refused_after_its_message() {
     let Some(_devices) = three_devices() else { return };
     let parents = peers::all_here(&[0, 1, 2], Laziness::None);
     let child_call =
-        |rank: usize, request| ChildCall::of(peer_group(&parents[rank]).lineage(), request).unwrap();
+        |rank: usize, request| ChildCall::of(&peer_group(&parents[rank]).lineage, request).unwrap();
     let in_group = ChildRequest { is_in_group: true, ..split(Some(0)) };
     assert_eq!(child_call(1, in_group).begin(), Ok(ChildPlan::Nccl));
     let made = Barrier::new(3);

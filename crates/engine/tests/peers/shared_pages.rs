@@ -76,7 +76,7 @@ fn met(ranks: i32, laziness: Laziness) -> Vec<InitOutcome> {
 /// Makes a child as where NCCL makes it; a barrier stands for NCCL's own init.
 fn make_child((parent, device): (&PeerGroup, i32), made: &Barrier) -> InitOutcome {
     let request = ChildRequest { vote: Laziness::None.vote(), ..split(Some(0)) };
-    let mut call = ChildCall::of(parent.lineage(), request).unwrap();
+    let mut call = ChildCall::of(&parent.lineage, request).unwrap();
     assert_eq!(call.begin(), Ok(ChildPlan::Nccl));
     made.wait();
     let new = Identity { device, rank: device, ranks: 3 };

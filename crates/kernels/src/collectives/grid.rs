@@ -76,7 +76,7 @@ impl Shape {
         limits: &Limits,
     ) -> Shape {
         // At most `channels`, so it fits.
-        let family = kernel.family();
+        let family = kernel.family;
         let channels = packets.min(u64::from(geometry.channels_of(family))) as u32;
         // LL128 blocks spread over as many multiprocessors as they can: that is what their time depends on.
         let role_warps_first =

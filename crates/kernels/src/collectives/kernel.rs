@@ -176,7 +176,7 @@ pub(super) fn has_two_groups(reducer: Reducer, ranks: u32) -> bool {
 /// One kernel of the images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    family: Family,
+    pub(super) family: Family,
     reducer: Reducer,
     /// The most ranks: 2, 4 or 8.
     ranks: u32,
@@ -342,10 +342,6 @@ impl Kernel {
     /// Whether it takes any call.
     pub fn is_for_any(&self) -> bool {
         self.straight == Straight::No
-    }
-
-    pub(super) fn family(&self) -> Family {
-        self.family
     }
 
     fn of_ranks(&self) -> usize {

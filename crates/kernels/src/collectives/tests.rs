@@ -84,7 +84,7 @@ fn grids_keep_their_limits() {
                     let limits = Limits { blocks_max, clusters };
                     let Arranged { shape, launch } =
                         arranged(&collective(kind, bytes), &geometry, &tuning, &limits);
-                    let family = shape.kernel.family();
+                    let family = shape.kernel.family;
                     assert!((1..=blocks_max).contains(&shape.blocks), "{shape:?}");
                     assert!(shape.threads > 0 && shape.threads <= shape.kernel.threads_max(), "{shape:?}");
                     assert_eq!(shape.threads, 32 * family.warps(launch.role_warps));
@@ -419,7 +419,7 @@ fn one_buffer_for_all_is_told() {
     for (kind, tuning) in kinds(4).into_iter().flat_map(|kind| tunings().map(|tuning| (kind, tuning))) {
         let Arranged { shape, launch } = arranged(&collective(kind, 1 << 20), &geometry, &tuning, &limits);
         let same = match kind {
-            Kind::AllReduce => matches!(shape.kernel.family(), Family::Ll | Family::OneShotX4),
+            Kind::AllReduce => matches!(shape.kernel.family, Family::Ll | Family::OneShotX4),
             Kind::AllGather => true,
             Kind::Broadcast { root } => root == 1,
             _ => false,
@@ -437,7 +437,7 @@ fn straight_kernels_take_what_is_whole() {
     let told = |call: &Collective, tuning| {
         let Arranged { shape, launch } = arranged(call, &geometry, tuning, &limits);
         assert_eq!(launch.flags & COLLECTIVE_EVEN != 0, call.kind.is_even());
-        (shape.kernel.family() == Family::Ll, !shape.kernel.is_for_any())
+        (shape.kernel.family == Family::Ll, !shape.kernel.is_for_any())
     };
     let [by_ll, by_ll128, ..] = tunings();
     let reduction = Some(Reduction { datatype: FLOAT32, operation: SUM });
@@ -471,7 +471,7 @@ fn straight_kernels_take_what_is_whole() {
             for kind in [Kind::AllReduce, Kind::ReduceScatter] {
                 let call = Collective { element_bytes, reduction, ..collective(kind, 800) };
                 let kernel = arranged(&call, &geometry, &tuning, &limits).shape.kernel;
-                let is_of_8 = kernel.family().is_one_shot() && ranks > 4;
+                let is_of_8 = kernel.family.is_one_shot() && ranks > 4;
                 let has_one_form = datatype == FLOAT8_E4M3 || is_of_8;
                 assert_eq!(kernel.is_for_any(), has_one_form, "{kernel:?}");
             }

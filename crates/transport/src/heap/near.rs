@@ -22,7 +22,7 @@ impl Heap {
         let _entered = self.home.enter()?;
         let chunks = self.chunks.lock();
         let mapping = chunks.get(&place.chunk).ok_or(HeapError::Gone)?;
-        let there = (mapping.address - self.reservation.base, mapping.physical().bytes);
+        let there = (mapping.address - self.reservation.base, mapping.physical.bytes);
         if there != (place.offset, place.bytes) {
             return Err(HeapError::Strange { place, why: "the chunk lies elsewhere" });
         }

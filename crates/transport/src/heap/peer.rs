@@ -58,8 +58,10 @@ impl Uses {
 /// any more, except from graphs, which `holds` counts.
 #[derive(Debug)]
 pub struct PeerRegion {
-    address: Address,
-    bytes: u64,
+    /// Where the region begins, for the devices that it was mapped for.
+    pub address: Address,
+    /// Bytes of the region.
+    pub bytes: u64,
     /// None for a region of this process, which needs no second mapping.
     _mapped: Option<Use>,
 }
@@ -92,7 +94,7 @@ impl PeerHeap {
         local: &Heap,
         holds: &Arc<Holds>,
     ) -> Result<PeerRegion, HeapError> {
-        self.map_now(place, descriptor, local.home(), holds).map_err(HeapError::told)
+        self.map_now(place, descriptor, &local.home, holds).map_err(HeapError::told)
     }
 
     fn map_now(
@@ -135,7 +137,7 @@ impl PeerHeap {
             }
         };
         if let Some(chunk) = mapped.chunks.get(&place.chunk) {
-            if (chunk.offset, chunk.mapping.physical().bytes) != (place.offset, place.bytes) {
+            if (chunk.offset, chunk.mapping.physical.bytes) != (place.offset, place.bytes) {
                 return strange("the chunk lay elsewhere before");
             }
             chunk.mapping.allow(device)?;
@@ -145,7 +147,7 @@ impl PeerHeap {
         self.unmap_unused(mapped);
         let end = place.offset + place.bytes;
         let overlaps = |chunk: &PeerChunk| {
-            chunk.offset < end && place.offset < chunk.offset + chunk.mapping.physical().bytes
+            chunk.offset < end && place.offset < chunk.offset + chunk.mapping.physical.bytes
         };
         if mapped.chunks.values().any(overlaps) {
             return strange("another chunk is in use there");
@@ -192,7 +194,7 @@ impl PeerHeap {
         descriptor: BorrowedFd<'_>,
         local: &Heap,
     ) -> Result<Address, HeapError> {
-        let home = local.home();
+        let home = local.home;
         let _entered = home.enter()?;
         place.check(granularity(self.driver, home.device)?)?;
         self.map_chunk(&mut self.mapped.lock(), place, descriptor, home.device)
@@ -233,16 +235,6 @@ impl PeerRegion {
         if let Some(Use { heap, chunk, .. }) = &self._mapped {
             heap.uses.lock().remove(chunk);
         }
-    }
-
-    /// Where the region begins, for the devices that it was mapped for.
-    pub fn address(&self) -> Address {
-        self.address
-    }
-
-    /// Bytes of the region.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
     }
 }
 

@@ -14,8 +14,10 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// graphs, which its communicator's [`Holds`](super::Holds) count.
 #[derive(Debug)]
 pub struct Region {
-    pub(super) heap: Arc<Heap>,
-    lease: LeaseId,
+    /// Its symmetric heap, to which events of the region go.
+    pub heap: Arc<Heap>,
+    /// The lease by which events name the region.
+    pub lease: LeaseId,
     pub(super) placement: Placement,
 }
 
@@ -37,16 +39,6 @@ impl Region {
     /// Bytes of the region, at least as many as were asked for.
     pub fn bytes(&self) -> u64 {
         self.placement.bytes
-    }
-
-    /// Its symmetric heap, to which events of the region go.
-    pub fn heap(&self) -> &Arc<Heap> {
-        &self.heap
-    }
-
-    /// The lease by which events name the region.
-    pub fn lease(&self) -> LeaseId {
-        self.lease
     }
 
     /// Whether it holds zeros by now. Waits for nothing.
@@ -78,7 +70,7 @@ impl Region {
     /// further members.
     pub fn announce(&self, members: &[Member]) -> Result<Announcement, HeapError> {
         self.announce_with(members, |mapping, place| {
-            Ok(Announcement { place, descriptor: mapping.physical().export()? })
+            Ok(Announcement { place, descriptor: mapping.physical.export()? })
         })
     }
 

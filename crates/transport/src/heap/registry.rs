@@ -26,12 +26,12 @@ pub(super) fn heap(device: Ordinal) -> Result<Arc<Heap>, HeapError> {
         return Err(HeapError::ForkedChild);
     }
     let mut heaps = HEAPS.lock();
-    let is_it = |of: &Of, heap: &Heap| of.0 == device && heap.home().is_there();
+    let is_it = |of: &Of, heap: &Heap| of.0 == device && heap.home.is_there();
     if let Some((_, heap)) = heaps.iter().find(|(of, heap)| is_it(of, heap)) {
         return Ok(heap.clone());
     }
     let heap = Heap::open(driver, device, config().heap_bytes_max)?;
-    let context = heap.home().context();
+    let context = heap.home.context;
     let (contexts, changes) = &mut *CONTEXTS.lock();
     let is_other = contexts.insert(device, context).is_some_and(|before| before != context);
     *changes += u64::from(is_other);

@@ -65,7 +65,7 @@ impl PeerHeap {
     /// How many chunks are mapped, and their bytes.
     pub fn mapped(&self) -> (u64, u64) {
         let mapped = self.mapped.lock();
-        (mapped.chunks.len() as u64, mapped.chunks.values().map(|chunk| chunk.mapping.physical().bytes).sum())
+        (mapped.chunks.len() as u64, mapped.chunks.values().map(|chunk| chunk.mapping.physical.bytes).sum())
     }
 }
 

@@ -40,7 +40,7 @@ impl NativeDeviceResources {
         sequencer: Arc<sequencer::DeviceResources>,
         others_wait: bool,
     ) -> Result<Arc<NativeDeviceResources>, TransportError> {
-        let images = collective_images_for((sequencer.capability() / 10).max(0) as u32);
+        let images = collective_images_for((sequencer.capability / 10).max(0) as u32);
         NativeDeviceResources::with_images(sequencer, images, others_wait)
     }
 
@@ -50,11 +50,11 @@ impl NativeDeviceResources {
         images: &[Image],
         others_wait: bool,
     ) -> Result<Arc<NativeDeviceResources>, TransportError> {
-        let home = sequencer.home();
+        let home = sequencer.home;
         let no_image = TransportError::NoImage {
             of: "collectives",
             device: home.device,
-            capability: sequencer.capability(),
+            capability: sequencer.capability,
         };
         let entered = home.enter()?;
         let (image, module) =
@@ -77,7 +77,7 @@ impl NativeDeviceResources {
         if let Some(kernels) = found.get(&ranks) {
             return Ok(kernels.clone());
         }
-        let _entered = self.sequencer.home().enter()?;
+        let _entered = self.sequencer.home.enter()?;
         let mut by_index = [None; Kernel::INDICES];
         for kernel in Kernel::all_for(ranks) {
             let name = CString::new(kernel.name()).unwrap_or_default();
@@ -99,7 +99,7 @@ impl Kernels {
 
 impl Drop for NativeDeviceResources {
     fn drop(&mut self) {
-        let home = self.sequencer.home();
+        let home = self.sequencer.home;
         if let Err(failure) = home.give_back(self.module.take()) {
             ::log::warn!("the kernels of collectives of device {} stay: {failure}", home.device);
         }

@@ -31,7 +31,7 @@ impl P2pDeviceResources {
     pub fn new(
         sequencer: Arc<sequencer::DeviceResources>,
     ) -> Result<Arc<P2pDeviceResources>, TransportError> {
-        let images = images_for((sequencer.capability() / 10).max(0) as u32);
+        let images = images_for((sequencer.capability / 10).max(0) as u32);
         P2pDeviceResources::with_images(sequencer, images)
     }
 
@@ -40,13 +40,13 @@ impl P2pDeviceResources {
         sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],
     ) -> Result<Arc<P2pDeviceResources>, TransportError> {
-        let home = sequencer.home();
+        let home = sequencer.home;
         let entered = home.enter()?;
-        let shared_bytes_max = calls::shared_bytes_max(home)?;
+        let shared_bytes_max = calls::shared_bytes_max(&home)?;
         let no_image = TransportError::NoImage {
             of: "the p2p transport",
             device: home.device,
-            capability: sequencer.capability(),
+            capability: sequencer.capability,
         };
         let name = CString::new(P2P_KERNEL).unwrap_or_default();
         let take =
@@ -70,7 +70,7 @@ impl P2pDeviceResources {
 
 impl Drop for P2pDeviceResources {
     fn drop(&mut self) {
-        let home = self.sequencer.home();
+        let home = self.sequencer.home;
         if let Err(failure) = home.give_back((self.module.take(), std::mem::take(&mut self.lists))) {
             ::log::warn!("the p2p transport's kernel and lists of device {} stay: {failure}", home.device);
         }

@@ -57,14 +57,14 @@ impl Captures {
     ) -> Result<(), Failure> {
         if let Some(known) = self.known(capture) {
             return match &known.behind {
-                Behind::Record(record) => driver.come_behind(stream, record.last()),
+                Behind::Record(record) => driver.come_behind(stream, &record.last),
                 Behind::Nodes(nodes) => driver.come_behind(stream, nodes),
             };
         }
         if graphs == Graphs::Apart {
             return Ok(());
         }
-        if order.is_shared() {
+        if order.is_shared {
             driver.come_after(stream, self.look(driver, resources, capture)?)?;
         }
         if !order.is_recorded() {

@@ -19,13 +19,16 @@ pub const MARKS: usize = 4;
 /// work on the GPU. Graphs that captured its communicators' kernels must be gone before ([`DeviceResources::is_unused`]).
 #[derive(Debug)]
 pub struct DeviceResources {
-    domain: MemoryDomain,
+    /// The memory domain in which all kernels are launched.
+    pub domain: MemoryDomain,
     /// On this stream the host reads reports and counts from the device.
     pub(super) stream: Stream,
     beside_bytes: usize,
-    capability: i32,
+    /// The device's compute capability, 90 for 9.0.
+    pub capability: i32,
     shelf: Arc<Shelf>,
-    home: Home,
+    /// The context that communicators of this device work in.
+    pub home: Home,
 }
 
 /// Launch resources that lie ready. A graph's destructor puts resources here, so the lock is held briefly and never across a driver call.
@@ -76,21 +79,6 @@ impl DeviceResources {
         let domain = if facts.memory_domains > 1 { MemoryDomain::Remote } else { MemoryDomain::Default };
         let (capability, shelf) = (facts.capability, Arc::new(shelf));
         Ok(Arc::new(DeviceResources { domain, stream, beside_bytes, capability, shelf, home }))
-    }
-
-    /// The context that communicators of this device work in.
-    pub fn home(&self) -> &Home {
-        &self.home
-    }
-
-    /// The memory domain in which all kernels are launched.
-    pub fn domain(&self) -> MemoryDomain {
-        self.domain
-    }
-
-    /// The device's compute capability, 90 for 9.0.
-    pub fn capability(&self) -> i32 {
-        self.capability
     }
 
     /// Whether the device is of 9.0 or newer: it has clusters, and kernels that begin early.

@@ -64,7 +64,7 @@ pub(super) struct Order {
     /// the order.
     recorded: Option<u64>,
     /// Captures have taken operations, so graphs may record the event.
-    is_shared: bool,
+    pub(super) is_shared: bool,
     /// NCCL's eager work behind which the event is not recorded: the stream of its last call.
     nccls: Option<Last>,
     /// Operations were recorded since NCCL's last call that comes behind all of them.
@@ -104,11 +104,6 @@ impl Order {
     /// Whether an eager operation on a stream of this id has to wait for the event.
     pub(super) fn waits(&self, id: u64) -> bool {
         self.is_shared || self.recorded.is_some_and(|recorded| recorded != id)
-    }
-
-    /// Whether captures have taken operations.
-    pub(super) fn is_shared(&self) -> bool {
-        self.is_shared
     }
 
     /// Whether the event was recorded.
@@ -309,7 +304,7 @@ mod tests {
 
         fn forward(&mut self, stream: usize, fate: Fate) {
             if fate == Fate::Unordered {
-                if self.order.is_shared() {
+                if self.order.is_shared {
                     return;
                 }
                 self.order.doubt();

@@ -14,9 +14,11 @@ use windlass_base::observers::profiler::times;
 /// One turn: an operation's place in the order, and what its kernel needs.
 pub struct Turn<'sequencer> {
     pub(super) sequencer: &'sequencer Sequencer,
-    pub(super) resources: &'sequencer LaunchResources,
+    /// The communicator's launch resources.
+    pub resources: &'sequencer LaunchResources,
     pub(super) issued: &'sequencer mut Issued,
-    pub(super) stream: StreamHandle,
+    /// The stream on which the turn runs.
+    pub stream: StreamHandle,
     pub(super) others: Joins<'sequencer>,
     pub(super) placed: Option<(Lane, Current<'sequencer>)>,
     pub(super) begun: bool,
@@ -25,17 +27,7 @@ pub struct Turn<'sequencer> {
 impl<'sequencer> Turn<'sequencer> {
     /// The driver. The device's context is current once the turn [is placed](Turn::place).
     pub fn driver(&self) -> &'static Driver {
-        self.sequencer.device_resources.home().driver
-    }
-
-    /// The stream on which the turn runs.
-    pub fn stream(&self) -> StreamHandle {
-        self.stream
-    }
-
-    /// The communicator's launch resources.
-    pub fn resources(&self) -> &'sequencer LaunchResources {
-        self.resources
+        self.sequencer.device_resources.home.driver
     }
 
     /// Address of the control word, which tells kernels to leave.
@@ -61,7 +53,7 @@ impl<'sequencer> Turn<'sequencer> {
 
     /// The memory domain in which all kernels are launched.
     pub fn domain(&self) -> MemoryDomain {
-        self.sequencer.device_resources.domain()
+        self.sequencer.device_resources.domain
     }
 
     /// Makes the device's context current and returns the capture that the stream is part of. Its graph then keeps all that the turn needs.
@@ -69,7 +61,7 @@ impl<'sequencer> Turn<'sequencer> {
         if let Some((lane, _)) = &self.placed {
             return Ok(lane.capture());
         }
-        let home = self.sequencer.device_resources.home();
+        let home = &self.sequencer.device_resources.home;
         let current = home.be_current()?;
         let lane = Lane { stream: self.stream, place: home.driver.place_of(self.stream)? };
         self.sequencer.hold_all_in(self.issued, lane)?;
@@ -104,7 +96,7 @@ impl<'sequencer> Turn<'sequencer> {
         collectives: Option<usize>,
         launch: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let home = self.sequencer.device_resources.home();
+        let home = &self.sequencer.device_resources.home;
         times::timed(home, self.stream, self.capture().is_some(), collectives, launch)
     }
 

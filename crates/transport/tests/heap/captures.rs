@@ -26,7 +26,7 @@ fn everything_works_beside_a_capture() {
         let Announcement { place, descriptor } = region.announce(&THERE).unwrap();
         region.allow(1).unwrap();
         let mapped = peer.map(place, descriptor.as_fd(), &heap, &Holds::new()).unwrap();
-        heap.probe(region.address(), 0, mapped.address() + 4, 5).unwrap();
+        heap.probe(region.address(), 0, mapped.address + 4, 5).unwrap();
         heap.note(Event::Died(9));
         drop((region, mapped));
         peer.settle();
@@ -41,7 +41,7 @@ fn everything_works_beside_a_capture() {
     let mut none = 0;
     assert_eq!(cuStreamQuery(AppStream::new().0), 900);
     assert_eq!(cuStreamEndCapture(stream.0, &mut none), 901);
-    let heap = target.heap().clone();
+    let heap = target.heap.clone();
     drop(target);
     heap.settle().unwrap();
 }

@@ -70,7 +70,7 @@ fn beside_a_spinning_kernel() {
     tell("open a symmetric heap on device 1");
     let mapped = peer.map(place, descriptor.as_fd(), &far, &Holds::new()).unwrap();
     tell("map for device 1");
-    far.probe(mapped.address(), 0, mapped.address() + 4, 5).unwrap();
+    far.probe(mapped.address, 0, mapped.address + 4, 5).unwrap();
     assert_eq!(heap.load(region.address() + 4).unwrap(), 5);
     tell("probe both ways");
     drop((mapped, descriptor));

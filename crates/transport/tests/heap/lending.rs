@@ -91,7 +91,7 @@ fn as_it_is() {
     let second = heap.lend_as_it_is(MIB, &Holds::new()).unwrap();
     assert_eq!((kept.is_zeroed(), second.is_zeroed()), (Ok(false), Ok(true)));
     assert!(second.announce(&[Member { rank: 1, process: 2 }]).is_ok());
-    heap.note(Event::Closed(second.lease(), 1));
+    heap.note(Event::Closed(second.lease, 1));
     gate.open();
     kept.wait_zeroed(soon()).unwrap();
     drop((kept, second));
@@ -130,7 +130,7 @@ fn zeros_come_before_the_announcement() {
     region.wait_zeroed(soon()).unwrap();
     assert!(holds(&region, 0));
     assert_eq!(region.announce(&member).unwrap().place.bytes, 2 * MIB);
-    heap.note(Event::Closed(region.lease(), 1));
+    heap.note(Event::Closed(region.lease, 1));
     drop(region);
     eventually("all came back", || {
         heap.settle().unwrap();
@@ -196,7 +196,7 @@ fn quarantine() {
     let application = Application::on(0);
     let heap = application.heap(4 * MIB);
     let region = lend(&heap, 4 * MIB);
-    let lease = region.lease();
+    let lease = region.lease;
     let members = [Member { rank: 1, process: 10 }, Member { rank: 2, process: 20 }];
     drop(region.announce(&members).unwrap());
     drop(region);
@@ -233,7 +233,7 @@ fn not_lent_after_a_death() {
         let next = lend(&heap, MIB);
         fill(&next, 1);
         let stream = AppStream::new();
-        ok(cuMemsetD8Async(mapped.address(), 7, MIB as usize, stream.0));
+        ok(cuMemsetD8Async(mapped.address, 7, MIB as usize, stream.0));
         stream.synchronize();
         assert!(holds(&next, 1));
         assert!(heap.counters().mapped_bytes <= 8 * MIB);
@@ -268,7 +268,7 @@ fn threads() {
                     region.wait_zeroed(soon()).unwrap();
                     assert!(holds(&region, 0));
                     fill(&region, thread);
-                    let lease = region.lease();
+                    let lease = region.lease;
                     drop(region.announce(&[Member { rank: 1, process: 1 }]).unwrap());
                     assert!(holds(&region, thread));
                     drop(region);

@@ -27,21 +27,21 @@ fn mapped_once() {
     // A third device, if there is one, never has access.
     let third = application.driver.device_count().unwrap() > 2;
     let who = |address| [may_access(0, address), may_access(1, address), third && may_access(2, address)];
-    assert_eq!(who(mapped[0].address()), [true, false, false]);
+    assert_eq!(who(mapped[0].address), [true, false, false]);
     mapped.push(map(&regions[0], &far));
-    assert_eq!(who(mapped[0].address()), [true, true, false]);
+    assert_eq!(who(mapped[0].address), [true, true, false]);
     assert_eq!(peer.mapped(), (2, 4 * MIB));
     mapped.push(map(&regions[2], &far));
     assert_eq!(peer.mapped(), (3, 24 * MIB));
-    assert_eq!(mapped[1].address() - mapped[0].address(), regions[1].address() - regions[0].address());
-    assert_eq!(mapped[3].address() - mapped[0].address(), regions[2].address() - regions[0].address());
-    assert_eq!(mapped[2].address(), mapped[0].address());
+    assert_eq!(mapped[1].address - mapped[0].address, regions[1].address() - regions[0].address());
+    assert_eq!(mapped[3].address - mapped[0].address, regions[2].address() - regions[0].address());
+    assert_eq!(mapped[2].address, mapped[0].address);
     // Both addresses are of the same memory, in both directions.
     owner.store(regions[2].address(), 77).unwrap();
-    far.probe(mapped[3].address(), 77, mapped[3].address() + 4, 78).unwrap();
+    far.probe(mapped[3].address, 77, mapped[3].address + 4, 78).unwrap();
     assert_eq!(owner.load(regions[2].address() + 4).unwrap(), 78);
     assert!(matches!(
-        far.probe(mapped[3].address(), 1, mapped[3].address(), 2),
+        far.probe(mapped[3].address, 1, mapped[3].address, 2),
         Err(HeapError::Deaf { loaded: 77, .. })
     ));
     peer.settle();
@@ -82,7 +82,7 @@ fn addresses_are_used_again() {
     drop(old);
     let new = map().unwrap();
     owner.store(region.address(), 5).unwrap();
-    assert_eq!(owner.load(new.address()).unwrap(), 5);
+    assert_eq!(owner.load(new.address).unwrap(), 5);
     drop(new);
     peer.settle();
     owner.note(Event::Died(9));
@@ -103,8 +103,8 @@ fn a_later_heap_is_another() {
         heap.store(region.address(), word).unwrap();
         let Announcement { place, descriptor } = region.announce(&THERE).unwrap();
         let mapped = peer.map(place, descriptor.as_fd(), &near, &Holds::new()).unwrap();
-        assert_eq!(near.load(mapped.address()).unwrap(), word);
-        let lease = region.lease();
+        assert_eq!(near.load(mapped.address).unwrap(), word);
+        let lease = region.lease;
         heap.note(Event::Died(9));
         drop((region, mapped));
         heap.settle().unwrap();
@@ -152,10 +152,10 @@ fn reached_in_its_own_process() {
     let place = region.announce_here(&THERE).unwrap();
     assert!(!may_access(1, region.address()));
     let reached = windlass_transport::heap::reach(place, &near).unwrap();
-    assert_eq!((reached.address(), reached.bytes()), (region.address(), region.bytes()));
+    assert_eq!((reached.address, reached.bytes), (region.address(), region.bytes()));
     assert_eq!((descriptors(), windlass_transport::heap::test_support::counters().1.peers), (before, 0));
     owner.store(region.address(), 7).unwrap();
-    near.probe(reached.address(), 7, reached.address() + 4, 8).unwrap();
+    near.probe(reached.address, 7, reached.address + 4, 8).unwrap();
     assert_eq!(owner.load(region.address() + 4).unwrap(), 8);
     for strange in [
         Place { offset: place.offset + place.bytes, ..place },
@@ -167,7 +167,7 @@ fn reached_in_its_own_process() {
     }
     let gone = Place { chunk: place.chunk + 1000, ..place };
     assert_eq!(windlass_transport::heap::reach(gone, &near).unwrap_err(), HeapError::Gone);
-    let lease = region.lease();
+    let lease = region.lease;
     drop(region);
     owner.settle().unwrap();
     assert_eq!(owner.counters().regions, 1, "the other rank has not closed");

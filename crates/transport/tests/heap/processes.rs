@@ -23,15 +23,15 @@ fn rank(me: u32, socket: &UnixStream) {
         tell(socket, &region.announce(&other).unwrap());
         let (place, descriptor) = hear(socket);
         let mapped = peer.map(place, descriptor.as_fd(), &heap, &Holds::new()).unwrap();
-        assert_eq!(mapped.bytes(), region.bytes());
-        let last = mapped.address() + mapped.bytes() - 4;
-        heap.probe(mapped.address(), word(1 - me), last, word(me) + 10).unwrap();
+        assert_eq!(mapped.bytes, region.bytes());
+        let last = mapped.address + mapped.bytes - 4;
+        heap.probe(mapped.address, word(1 - me), last, word(me) + 10).unwrap();
         meet(socket);
         assert_eq!(heap.load(region.address() + region.bytes() - 4).unwrap(), word(1 - me) + 10);
         all.push((region, mapped));
     }
     assert_eq!(peer.mapped(), (3, 52 * MIB));
-    let leases: Vec<_> = all.iter().map(|(region, _)| region.lease()).collect();
+    let leases: Vec<_> = all.iter().map(|(region, _)| region.lease).collect();
     drop(all);
     heap.settle().unwrap();
     assert_eq!(heap.counters().waiting_bytes, 52 * MIB, "the other may still touch them");
@@ -77,7 +77,7 @@ fn a_peer_is_killed() {
     drop(descriptor);
     process.kill().unwrap();
     assert!(!process.wait().unwrap().success());
-    assert_eq!(heap.load(mapped.address()).unwrap(), 77);
+    assert_eq!(heap.load(mapped.address).unwrap(), 77);
     drop((region, mapped));
     heap.settle().unwrap();
     assert_eq!(heap.counters().waiting_bytes, 2 * MIB);

@@ -28,7 +28,7 @@ fn one_of_three() {
         .map(|one| peer.map(one.place, one.descriptor.as_fd(), &near, &Holds::new()).unwrap())
         .collect();
     regions.iter().for_each(|region| fill(region, 7));
-    let (addresses, free) = ([regions[1].address(), mapped[1].address()], application.free_bytes());
+    let (addresses, free) = ([regions[1].address(), mapped[1].address], application.free_bytes());
     let former = announced.into_iter().nth(1).unwrap();
     mapped[1].let_go();
     regions[1].let_go().unwrap();
@@ -47,9 +47,9 @@ fn one_of_three() {
     let again = regions[1].announce(&THERE).unwrap();
     assert_eq!(again.place, former.place);
     mapped[1].map_again(again.place, again.descriptor.as_fd(), &near).unwrap();
-    assert_eq!([regions[1].address(), mapped[1].address()], addresses);
+    assert_eq!([regions[1].address(), mapped[1].address], addresses);
     heap.store(regions[1].address(), 77).unwrap();
-    near.probe(mapped[1].address(), 77, mapped[1].address() + 4, 78).unwrap();
+    near.probe(mapped[1].address, 77, mapped[1].address + 4, 78).unwrap();
     drop((descriptor, again));
     assert!(on_a_gpu() || application.free_bytes() == free);
     drop(mapped);
@@ -70,7 +70,7 @@ fn addresses_stay() {
     let region = lend(&heap, MIB);
     let announced = region.announce(&THERE).unwrap();
     let mapped = peer.map(announced.place, announced.descriptor.as_fd(), &heap, &Holds::new()).unwrap();
-    let address = mapped.address();
+    let address = mapped.address;
     for _ in 0..3 {
         mapped.let_go();
         peer.settle();
@@ -80,7 +80,7 @@ fn addresses_stay() {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         assert!(mapped.map_again(announced.place, socket.as_fd(), &heap).is_err());
         mapped.map_again(announced.place, announced.descriptor.as_fd(), &heap).unwrap();
-        assert_eq!(mapped.address(), address);
+        assert_eq!(mapped.address, address);
         heap.store(region.address(), 5).unwrap();
         assert_eq!(heap.load(address).unwrap(), 5);
         drop(others);
@@ -107,7 +107,7 @@ fn access_to_a_peer() {
     let map =
         |local: &_| peer.map(announced.place, announced.descriptor.as_fd(), local, &Holds::new()).unwrap();
     let mapped = locals.each_ref().map(|local| map(local));
-    let devices = || [0, 1].map(|device| may_access(device, mapped[0].address()));
+    let devices = || [0, 1].map(|device| may_access(device, mapped[0].address));
     assert_eq!(devices(), [true, true]);
     mapped.iter().for_each(|one| one.let_go());
     for (device, (one, local)) in mapped.iter().zip(&locals).enumerate().rev() {
@@ -137,9 +137,9 @@ fn access_of_each_device() {
     zeroed(&region);
     assert_eq!(devices(), [true, false]);
     let again = windlass_transport::heap::reach(region.announce_here(&THERE).unwrap(), &near).unwrap();
-    assert_eq!(again.address(), region.address());
+    assert_eq!(again.address, region.address());
     assert_eq!(devices(), [true, true]);
-    let lease = region.lease();
+    let lease = region.lease;
     owner.note(Event::Closed(lease, 1));
     drop((region, reached, again));
     owner.settle().unwrap();

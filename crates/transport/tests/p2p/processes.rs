@@ -28,7 +28,7 @@ fn live(me: u32, socket: &UnixStream, body: impl FnOnce(&Device, &Rank)) {
     let mapped = peer.map(place, descriptor.as_fd(), &device.heap, &holds).unwrap();
     drop(descriptor);
     let mut regions = vec![region.address(); 2];
-    regions[other as usize] = mapped.address();
+    regions[other as usize] = mapped.address;
     let p2p = p2p(&device, Geometry { rank: me, ..GEOMETRY }, regions, &holds);
     let rank = Rank { rank: me, p2p, region, holds };
     meet(socket);

@@ -166,7 +166,7 @@ fn taken(collectives: Option<usize>) -> Vec<ToldCall> {
 }
 
 fn clock_of<'clocks>(clocks: &'clocks mut [DeviceClock], home: &Home) -> Option<&'clocks mut DeviceClock> {
-    clocks.iter_mut().find(|clock| clock.home.context() == home.context())
+    clocks.iter_mut().find(|clock| clock.home.context == home.context)
 }
 
 /// Two events of a context.

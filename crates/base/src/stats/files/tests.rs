@@ -140,8 +140,8 @@ fn takes_little() {
     let identity = count::Identity { rank: 1, ranks: 2, device: 1 };
     let places = [count::begin(identity), count::begin(identity)];
     places.iter().for_each(|place| count::call(*place, &send(8), Way::P2p, 2));
-    let bytes = || std::fs::metadata(held.path()).unwrap().blocks() * 512;
-    let seen = || Snapshot::of_file(held.path()).unwrap();
+    let bytes = || std::fs::metadata(&held.path).unwrap().blocks() * 512;
+    let seen = || Snapshot::of_file(&held.path).unwrap();
     assert_eq!(seen(), Snapshot::of(segment::current()));
     // Besides the counters, each communicator has a ring of calls.
     let rings = |count: u64| count * size_of::<crate::stats::calls::CallRing>() as u64;
@@ -150,7 +150,7 @@ fn takes_little() {
     assert_eq!((seen().functions["ncclSend"], seen().communicators.len()), (42, 42));
     assert!(bytes() > 64 << 10 && bytes() < (128 << 10) + rings(42), "{}", bytes());
     // Without a file that can grow, ended places are taken again.
-    std::fs::remove_file(held.path()).unwrap();
+    std::fs::remove_file(&held.path).unwrap();
     places.iter().for_each(|place| count::end(*place));
     (0..20).for_each(|_| count::call(count::begin(identity), &send(8), Way::P2p, 2));
     assert_eq!(Snapshot::of(segment::current()).functions["ncclSend"], 62);
@@ -175,7 +175,7 @@ fn makers_and_removers() {
                     for _ in 0..500 {
                         let held = Held::make(folder.path(), None).unwrap();
                         std::thread::yield_now();
-                        assert!(held.path().exists());
+                        assert!(held.path.exists());
                     }
                 })
             })
@@ -231,7 +231,7 @@ fn hostile_files() {
     let held = segment::share(folder.path()).unwrap();
     let at = |name: &str| folder.path().join(name);
     let (link, pipe) = (at("windlass-0-1-1-held"), at("windlass-0-2-1-held"));
-    std::os::unix::fs::symlink(held.path(), &link).unwrap();
+    std::os::unix::fs::symlink(&held.path, &link).unwrap();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     for path in [&link, &pipe] {
         assert!(Snapshot::of_file(path).is_err(), "{path:?}");
@@ -240,10 +240,10 @@ fn hostile_files() {
     let file = held.open().unwrap();
     let program = std::mem::offset_of!(Segment, program) as u64;
     file.write_all_at("\x1b[2J\u{9b}x\0".as_bytes(), program).unwrap();
-    let opened = Opened::open(held.path()).unwrap();
+    let opened = Opened::open(&held.path).unwrap();
     assert_eq!(Snapshot::of(&opened.read().unwrap()).program, "?[2J?x");
     let cut = at("cut");
-    std::fs::copy(held.path(), &cut).unwrap();
+    std::fs::copy(&held.path, &cut).unwrap();
     let opened = Opened::open(&cut).unwrap();
     File::options().write(true).open(&cut).unwrap().set_len(4096).unwrap();
     assert!(opened.read().is_err());

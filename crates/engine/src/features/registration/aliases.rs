@@ -39,7 +39,7 @@ impl Alias {
 impl Alias {
     fn new(mapping: Mapping, registration: usize) -> Alias {
         count::registered_now(Registered::Entries, 1);
-        count::registered_now(Registered::Bytes, mapping.physical().bytes as i64);
+        count::registered_now(Registered::Bytes, mapping.physical.bytes as i64);
         Alias { mapping, registration }
     }
 }
@@ -47,7 +47,7 @@ impl Alias {
 impl Drop for Alias {
     fn drop(&mut self) {
         count::registered_now(Registered::Entries, -1);
-        count::registered_now(Registered::Bytes, -(self.mapping.physical().bytes as i64));
+        count::registered_now(Registered::Bytes, -(self.mapping.physical.bytes as i64));
     }
 }
 

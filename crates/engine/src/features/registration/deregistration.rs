@@ -43,7 +43,7 @@ pub(crate) fn memory_is_freed(address: Address) {
 impl Registering {
     /// Deregisters registered memory that has been freed, on a side thread. Does not wait.
     pub(crate) fn look(self: &Arc<Self>) {
-        let driver = self.driver();
+        let driver = self.driver;
         let has_gone = move |cache: &Cache<Alias>| cache.has_gone(|base| driver.buffer_id(base));
         let Some(state) = self.state.try_lock() else { return };
         let is_any = state.end.is_none() && has_gone(&state.cache);
@@ -89,7 +89,7 @@ impl Registering {
         let mut state = self.state.lock();
         let State { home, real: Some(real), cache, staging, end: None, .. } = &mut *state else { return };
         if is_any(cache) {
-            give(cache, &mut Aliases::new(home, *real, staging.handle_types(), &self.is_left));
+            give(cache, &mut Aliases::new(home, *real, staging.handle_types, &self.is_left));
         }
     }
 
@@ -180,7 +180,7 @@ fn close(gate: &'static Gate) -> Option<Closed<'static>> {
 /// Deregisters everything. Returns whether nothing is left.
 fn give_all_back(state: &mut State, is_left: &AtomicBool) -> bool {
     let State { home, real: Some(real), cache, staging, .. } = state else { return true };
-    cache.freed(&mut Aliases::new(home, *real, staging.handle_types(), is_left), EVERYTHING);
+    cache.freed(&mut Aliases::new(home, *real, staging.handle_types, is_left), EVERYTHING);
     // The thread that waited may have given up meanwhile, and NCCL's communicator may be stopped.
     !is_left.load(Ordering::Acquire) && staging.end(home, *real) && cache.registrations() == 0
 }

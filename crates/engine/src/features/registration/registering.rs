@@ -47,7 +47,7 @@ pub(crate) const EVERYTHING: Range = Range { base: 0, bytes: u64::MAX };
 #[derive(Debug)]
 pub struct Registering {
     agreed: RegistrationSlot<Arc<SharedPage>>,
-    driver: &'static Driver,
+    pub(crate) driver: &'static Driver,
     device: Ordinal,
     ranks: u32,
     /// The largest size that this rank could offer, as log2 of bytes.
@@ -139,10 +139,6 @@ impl Registering {
     /// Whether [`Registering::share`] was called.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_shared.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn driver(&self) -> &'static Driver {
-        self.driver
     }
 
     /// Takes the state, for the end. An empty one takes its place.

@@ -38,7 +38,8 @@ pub(crate) struct Staging {
     /// Blocks that NCCL did not deregister, kept to the end.
     stuck: Vec<Block>,
     bytes_max: u64,
-    handle_types: u64,
+    /// The handle types by which NCCL exports memory, as the driver's mask. 0 while there is no block.
+    pub(crate) handle_types: u64,
     /// The block of the next piece, and how many bytes of it the calls of the open group have taken, which run at its end.
     current: usize,
     taken: u64,
@@ -48,11 +49,6 @@ impl Staging {
     /// No memory yet. `bytes_max` limits it, except for groups that need memory for several calls.
     pub(crate) fn new(bytes_max: u64) -> Staging {
         Staging { blocks: Vec::new(), stuck: Vec::new(), bytes_max, handle_types: 0, current: 0, taken: 0 }
-    }
-
-    /// The handle types by which NCCL exports memory, as the driver's mask. 0 while there is no block.
-    pub(crate) fn handle_types(&self) -> u64 {
-        self.handle_types
     }
 
     /// The largest size, as log2 of bytes, for which a communicator of so many ranks could ever have room.

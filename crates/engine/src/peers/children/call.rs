@@ -68,8 +68,10 @@ enum SessionPlace {
 /// A call for a child communicator. Dropping it before [`ask`](ChildCall::ask) tells the ranks that wait for this one that it does not come.
 #[derive(Debug)]
 pub struct ChildCall {
-    lineage: Arc<Lineage>,
-    request: ChildRequest,
+    /// Its end ends the waits for other ranks.
+    pub lineage: Arc<Lineage>,
+    /// What was asked for.
+    pub request: ChildRequest,
     facts: CallFacts,
     /// The name of the first call that excludes the same ranks: those have one count.
     kind: Token,
@@ -77,7 +79,8 @@ pub struct ChildCall {
     invitation: Invitation,
     /// The ranks of the parent that make the call.
     ranks: Vec<u32>,
-    is_begun: bool,
+    /// Whether the call has [begun](ChildCall::begun).
+    pub is_begun: bool,
     session: SessionPlace,
 }
 
@@ -129,16 +132,6 @@ impl ChildCall {
     /// The name of the communicator that this rank will be in. All ranks of that communicator share it.
     pub fn child(&self) -> Token {
         self.invitation.child
-    }
-
-    /// Its end ends the waits for other ranks.
-    pub fn lineage(&self) -> &Arc<Lineage> {
-        &self.lineage
-    }
-
-    /// What was asked for.
-    pub fn request(&self) -> &ChildRequest {
-        &self.request
     }
 
     /// What the child keeps for its own children, if it has no peer group.
@@ -245,11 +238,6 @@ impl ChildCall {
     /// Whether the ranks of the child meet once NCCL has made it.
     pub fn meets(&self) -> bool {
         self.lineage.has_peer_group() || !matches!(self.session, SessionPlace::Nowhere)
-    }
-
-    /// Whether the call has [begun](ChildCall::begun).
-    pub fn is_begun(&self) -> bool {
-        self.is_begun
     }
 
     /// Counts the call, once. Called when NCCL has taken it, or as soon as nothing can keep it from being made: equally often and in the same

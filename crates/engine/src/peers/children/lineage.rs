@@ -20,7 +20,8 @@ use windlass_transport::sequencer::Graphs;
 pub struct Lineage {
     /// The token from which the names of the children are derived.
     pub(super) comm: Token,
-    pub(super) rank: u32,
+    /// This rank.
+    pub rank: u32,
     /// None for a parent without a peer group.
     negotiated: Option<Arc<NegotiatedConfig>>,
     /// The processes of the other ranks.
@@ -92,11 +93,6 @@ impl Lineage {
         let (negotiated, lives, has_rounds, configuration) = (None, Vec::new(), false, configuration.into());
         let (counted, waiting) = Default::default();
         Arc::new(Lineage { comm, rank, negotiated, lives, has_rounds, ctas, configuration, counted, waiting })
-    }
-
-    /// This rank.
-    pub fn rank(&self) -> u32 {
-        self.rank
     }
 
     /// Whether the communicator has a peer group.

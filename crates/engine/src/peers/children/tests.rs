@@ -18,7 +18,7 @@ use windlass_transport::sequencer::Graphs;
 
 /// A parent of so many ranks, all in this process.
 fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Lineage>> {
-    let process_listener = bootstrap().unwrap().process_listener();
+    let process_listener = bootstrap().unwrap().process_listener;
     let member = |rank| Member {
         rank,
         process: Token([2; 16]),

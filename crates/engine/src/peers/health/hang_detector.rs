@@ -98,7 +98,7 @@ impl Chore for HangDetectors {
     }
 
     fn lives(&self) -> Vec<Arc<Life>> {
-        registry::alive().flat_map(|peer_group| peer_group.ranks().lives().to_vec()).collect()
+        registry::alive().flat_map(|peer_group| peer_group.ranks.lives.to_vec()).collect()
     }
 
     fn ended(&mut self, process: u64) {
@@ -124,7 +124,7 @@ impl Chore for HangDetectors {
         let Request { comm, from, to, matter: Matter::Failed } = Request::decode(words)? else { return None };
         let peer_group = registry::find(comm, to)?;
         log::debug!("rank {to}: rank {from} says that it has failed");
-        peer_group.ranks().lose(from);
+        peer_group.ranks.lose(from);
         // Its next turn is due then.
         self.of.entry((comm, to)).or_default();
         Some(Answer { words: vec![1], descriptor: None })
@@ -154,8 +154,8 @@ impl HangDetectors {
 
 /// Ranks whose processes have ended, or that have said that they have failed.
 fn dead_of(dead: &BTreeSet<u64>, peer_group: &PeerGroup) -> Vec<u32> {
-    let is_dead = |life: &&Arc<Life>| dead.contains(&life.process) || peer_group.ranks().has_lost(life.rank);
-    peer_group.ranks().lives().iter().filter(is_dead).map(|life| life.rank).collect()
+    let is_dead = |life: &&Arc<Life>| dead.contains(&life.process) || peer_group.ranks.has_lost(life.rank);
+    peer_group.ranks.lives.iter().filter(is_dead).map(|life| life.rank).collect()
 }
 
 /// The detector of a peer group with a rank that is dead or has failed.
@@ -182,13 +182,13 @@ impl HangDetector {
             self.hear(peer_group, sequencer, dead);
             return;
         }
-        let runs = peer_group.ranks().runs();
+        let runs = peer_group.ranks.runs();
         // Taken before `is_idle`, so that calls issued meanwhile add their peers again.
-        let mut awaited = peer_group.ranks().take_awaited();
+        let mut awaited = peer_group.ranks.take_awaited();
         let idle = sequencer.is_idle();
         // A captured graph may run at any time again, without notice.
         if idle != Ok(true) || sequencer.is_captured() {
-            awaited = peer_group.ranks().awaits_still(awaited);
+            awaited = peer_group.ranks.awaits_still(awaited);
         }
         if idle == Ok(true) {
             self.still = None;

@@ -11,7 +11,7 @@ use crate::background::life::Life;
 #[derive(Debug)]
 pub(in crate::peers) struct Ranks {
     /// The other ranks' processes.
-    lives: Vec<Arc<Life>>,
+    pub(in crate::peers) lives: Vec<Arc<Life>>,
     /// Ranks that said that they have failed, a bit each.
     lost: AtomicU64,
     /// The asynchronous error; `ncclSuccess` while there is none.
@@ -27,11 +27,6 @@ impl Ranks {
     pub(in crate::peers) fn new(lives: Vec<Arc<Life>>) -> Ranks {
         let (lost, runs, awaited) = Default::default();
         Ranks { lives, lost, failed: AtomicI32::new(ncclSuccess.0), runs, awaited }
-    }
-
-    /// The other ranks' processes.
-    pub(in crate::peers) fn lives(&self) -> &[Arc<Life>] {
-        &self.lives
     }
 
     /// Notes that another rank says that it has failed.

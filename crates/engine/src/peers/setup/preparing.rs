@@ -160,7 +160,7 @@ impl<'a> Lent<'a> {
     /// Loads the peer's word from its region and stores this rank's word beside it.
     fn tested(&self, rank: u32, region: PeerRegion) -> Result<PeerRegion, String> {
         self.check_link(rank)?;
-        self.check_size(rank, region.bytes())?;
+        self.check_size(rank, region.bytes)?;
         probe(self.negotiated, (self.rank, rank), self.heap, &region)?;
         Ok(region)
     }
@@ -168,7 +168,7 @@ impl<'a> Lent<'a> {
     /// The transports, over the mapped regions of all peers.
     fn transports(&self, peers: &[Option<PeerRegion>], share: Share) -> Result<Transports, String> {
         let address = |(rank, peer): (u32, &Option<PeerRegion>)| match peer {
-            Some(region) => region.address(),
+            Some(region) => region.address,
             None if rank == self.rank || self.rings.wires == Wires::None => self.region.address(),
             None => 0,
         };
@@ -184,7 +184,7 @@ pub(in crate::peers) fn mark(
     region: &Region,
 ) -> Result<(), String> {
     let at = word_at(region.address(), region.bytes(), rank);
-    region.heap().store(at, word(negotiated, rank)).map_err(words)
+    region.heap.store(at, word(negotiated, rank)).map_err(words)
 }
 
 /// Loads the word of another rank from its region and stores this rank's word beside it.
@@ -194,7 +194,7 @@ pub(in crate::peers) fn probe(
     heap: &Heap,
     region: &PeerRegion,
 ) -> Result<(), String> {
-    let at = |rank| word_at(region.address(), region.bytes(), rank);
+    let at = |rank| word_at(region.address, region.bytes, rank);
     heap.probe(at(rank), word(negotiated, rank), at(own), word(negotiated, own)).map_err(words)
 }
 
@@ -215,7 +215,7 @@ fn words(error: impl std::fmt::Display) -> String {
 /// Whether NVLink joins this rank's device to that of another rank. None if that is not known.
 fn link(negotiated: &NegotiatedConfig, rank: u32, heap: &Heap) -> Option<bool> {
     let device = &negotiated.members.get(rank as usize)?.device;
-    heap.home().driver.nvlink(heap.device(), &device.uuid, device.pci)
+    heap.home.driver.nvlink(heap.device(), &device.uuid, device.pci)
 }
 
 /// A lazy pair without NVLink has a peer group without wires: both ranks see the same, and come to each call that NCCL runs between them.

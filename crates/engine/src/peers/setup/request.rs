@@ -237,7 +237,7 @@ pub(in crate::peers) fn on(
             process_id: std::process::id(),
             device: of_device,
             descriptor_socket: Token([0; 16]),
-            process_listener: bootstrap().map_or(NOBODY, |bootstrap| bootstrap.process_listener()),
+            process_listener: bootstrap().map_or(NOBODY, |bootstrap| bootstrap.process_listener),
             cells,
             attachment: chores::request_socket().map_err(no_identity)?.0.to_vec(),
         },

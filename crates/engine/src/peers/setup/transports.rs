@@ -209,7 +209,7 @@ impl DeviceTransports {
 fn transports(device: Ordinal) -> Result<DeviceTransports, TransportError> {
     let mut all = TRANSPORTS.lock();
     if let Some(transports) = all.get(&device) {
-        if transports.sequencer.home().is_there() {
+        if transports.sequencer.home.is_there() {
             return Ok(transports.clone());
         }
         log::info!("device {device}: its context is another than before, all begins anew there");

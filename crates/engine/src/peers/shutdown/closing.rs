@@ -93,14 +93,7 @@ impl Closing {
         open: Vec<Arc<Life>>,
         holds: Arc<Holds>,
     ) -> Closing {
-        Closing {
-            heap: region.heap().clone(),
-            leases: vec![region.lease()],
-            signal,
-            open,
-            holds,
-            told: false,
-        }
+        Closing { heap: region.heap.clone(), leases: vec![region.lease], signal, open, holds, told: false }
     }
 
     /// The shared page of a peer group.

@@ -76,13 +76,13 @@ fn each_is_what_it_is_alone() {
                     continue;
                 }
                 let Arranged { shape: own_shape, launch: alone } = arranged(call, &geometry, tuning, &LIMITS);
-                let packet_bytes = own_shape.kernel.family().packet_bytes();
-                assert_eq!(packet_bytes, shape.kernel.family().packet_bytes());
+                let packet_bytes = own_shape.kernel.family.packet_bytes();
+                assert_eq!(packet_bytes, shape.kernel.family.packet_bytes());
                 for own in 0..alone.packets {
                     assert_eq!(call_of(&batch, packet + own), place);
                 }
                 packet += alone.packets;
-                let has_shares = shape.kernel.family().has_shares();
+                let has_shares = shape.kernel.family.has_shares();
                 for rank in 0..ranks as usize {
                     let at = |step: u32| rank as u64 * u64::from(step);
                     let part = |step: u32| match has_shares {
@@ -115,7 +115,7 @@ fn each_is_what_it_is_alone() {
             let entries = packet.div_ceil(1 << batch.packets_log2) as usize;
             assert_eq!(batch.packets_log2 > 0, packet > BATCH_ENTRIES as u64);
             assert!(batch.call_of_packet[entries..].iter().all(|place| *place == 99));
-            assert_eq!(shape.threads, 32 * batch.launch.role_warps * shape.kernel.family().roles());
+            assert_eq!(shape.threads, 32 * batch.launch.role_warps * shape.kernel.family.roles());
             assert!(shape.kernel.runs_several() && shape.kernel.is_for_any());
         }
     }

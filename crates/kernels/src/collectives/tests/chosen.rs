@@ -18,7 +18,7 @@ fn the_chosen_way_is_that_of_the_product() {
             let geometry = Geometry::recommended(24, ranks, ranks - 1, 1);
             let call = collective(kind, count);
             let Arranged { shape, launch } = arranged(&call, &geometry, &tuning, &limits);
-            let family = shape.kernel.family();
+            let family = shape.kernel.family;
             let mut chosen = CollectiveLaunch { scale: 99, flags: 99, ..Default::default() };
             arrange_by(&call, family, &geometry, &regions(ranks), &mut chosen).unwrap();
             assert_eq!(chosen, without_grid(launch), "{kind:?} of {count}");

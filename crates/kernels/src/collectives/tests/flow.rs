@@ -54,10 +54,10 @@ fn assert_agreed(all: &[Arranged]) {
         for (peer, Arranged { launch: theirs, .. }) in all.iter().enumerate() {
             let expected = theirs.receive_bytes[if reduces { peer } else { me }];
             assert_eq!(launch.send_bytes[peer], expected, "from {me} to {peer}");
-            if shape.kernel.family() == Family::AllReduce {
+            if shape.kernel.family == Family::AllReduce {
                 assert_eq!(launch.receive_bytes[me], theirs.receive_bytes[me], "result of {me} to {peer}");
             }
-            let packets = launch.send_bytes[peer].div_ceil(shape.kernel.family().packet_bytes());
+            let packets = launch.send_bytes[peer].div_ceil(shape.kernel.family.packet_bytes());
             assert!(packets <= launch.packets && launch.used_channels <= 1 << launch.channels_log2);
         }
     }
@@ -126,7 +126,7 @@ fn run(all: &[Arranged], memories: &mut [Memory]) {
             }
         }
     }
-    if all[0].shape.kernel.family() == Family::AllReduce {
+    if all[0].shape.kernel.family == Family::AllReduce {
         let mut results = memories.to_vec();
         for (me, Arranged { launch, .. }) in all.iter().enumerate() {
             for (peer, Arranged { launch: theirs, .. }) in

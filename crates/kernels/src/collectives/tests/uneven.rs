@@ -65,9 +65,9 @@ fn ranks_agree() {
             };
             let all: Vec<(Shape, CollectiveLaunch)> = (0..4).map(of).collect();
             for (me, (shape, launch)) in all.iter().enumerate() {
-                assert!(matches!(shape.kernel.family(), Family::Ll128x2 | Family::Ll128x4));
+                assert!(matches!(shape.kernel.family, Family::Ll128x2 | Family::Ll128x4));
                 let agreed = |(shape, launch): &(Shape, CollectiveLaunch)| {
-                    (shape.kernel.family(), launch.used_channels, launch.packets, launch.flags)
+                    (shape.kernel.family, launch.used_channels, launch.packets, launch.flags)
                 };
                 assert_eq!(agreed(&all[me]), agreed(&all[0]));
                 for (peer, (_, theirs)) in all.iter().enumerate() {
@@ -182,7 +182,7 @@ fn random_calls_are_whole() {
             // `reductions_are_told` holds it.
             expected.scale = launch.scale;
         }
-        let family = shape.kernel.family();
+        let family = shape.kernel.family;
         let packet_bytes = if family == Family::Ll128x4 { 1920 } else { 960 };
         let largest = uneven.parts.iter().map(|part| part.bytes).max().unwrap();
         expected.packets = largest.div_ceil(packet_bytes);

@@ -66,7 +66,7 @@ impl Registering {
             return None;
         }
         let key = Key { range: found.range, id: found.id };
-        let mut aliases = Aliases::new(home, *real, staging.handle_types(), &self.is_left);
+        let mut aliases = Aliases::new(home, *real, staging.handle_types, &self.is_left);
         match cache.want(&mut aliases, key, buffer, number) {
             Ok(alias) => {
                 count::registered(Registered::Hits, 1);

@@ -88,7 +88,7 @@ impl Registering {
     /// Whether the memory can be exported by the handle types that NCCL uses for its own.
     fn has_types(&self, state: &State, buffers: &Buffers) -> bool {
         let driver = state.home.driver;
-        let wanted = state.staging.handle_types();
+        let wanted = state.staging.handle_types;
         [buffers.send, buffers.receive]
             .iter()
             .all(|buffer| driver.handle_types(buffer.base) & wanted == wanted)
@@ -104,7 +104,7 @@ impl Registering {
         let may_go = self.agreed.owes() == 0 && state.is_over();
         let State { home, real: Some(real), cache, staging, .. } = state else { return };
         let (driver, mut aliases) =
-            (home.driver, Aliases::new(home, *real, staging.handle_types(), &self.is_left));
+            (home.driver, Aliases::new(home, *real, staging.handle_types, &self.is_left));
         match may_go {
             true => cache.freed(&mut aliases, EVERYTHING),
             false => cache.look(&mut aliases, |base| driver.buffer_id(base)),
