@@ -146,7 +146,7 @@ static PROCESS: ForkLocal<Bootstrap> = ForkLocal::new();
 /// process with communicators. Any other forked child starts a new one: sessions that the parent hosts are the
 /// parent's.
 pub fn process() -> io::Result<&'static Bootstrap> {
-    if is_in_child() {
+    if process::is_forked() {
         return Err(io::Error::other("the process was forked from one with communicators"));
     }
     process::let_forked_children_restart();
@@ -156,12 +156,7 @@ pub fn process() -> io::Result<&'static Bootstrap> {
 
 /// The bootstrap of this process, if it has been started.
 pub fn started() -> Option<&'static Bootstrap> {
-    PROCESS.get().filter(|_| !is_in_child())
-}
-
-/// Whether this process is the forked child of a process with communicators, where Windlass starts nothing.
-pub fn is_in_child() -> bool {
-    process::is_forked()
+    PROCESS.get().filter(|_| !process::is_forked())
 }
 
 impl Bootstrap {

@@ -38,7 +38,7 @@ pub(crate) fn handle(end: fn(), begin_again: fn()) {
 extern "C" fn at_exit() {
     static DONE: AtomicBool = AtomicBool::new(false);
     let Some(handler) = HANDLER.get() else { return };
-    if windlass_bootstrap::is_in_child() {
+    if process::is_forked() {
         return;
     }
     DONE.store(false, Ordering::Relaxed);

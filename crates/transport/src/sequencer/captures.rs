@@ -67,7 +67,7 @@ impl Captures {
         if order.is_shared {
             driver.come_after(stream, self.look(driver, resources, capture)?)?;
         }
-        if !order.is_recorded() {
+        if !order.recorded.is_some() {
             resources.done.record(resources.history.handle, Ordering::Inside)?;
             order.record_nothing();
         }

@@ -62,7 +62,7 @@ const PER_THREAD: StreamHandle = StreamHandle(2);
 pub(super) struct Order {
     /// Id of the stream behind whose operation the event was recorded last. 0: behind none, or on a stream that nobody asks for, as graphs share
     /// the order.
-    recorded: Option<u64>,
+    pub(super) recorded: Option<u64>,
     /// Captures have taken operations, so graphs may record the event.
     pub(super) is_shared: bool,
     /// NCCL's eager work behind which the event is not recorded: the stream of its last call.
@@ -104,11 +104,6 @@ impl Order {
     /// Whether an eager operation on a stream of this id has to wait for the event.
     pub(super) fn waits(&self, id: u64) -> bool {
         self.is_shared || self.recorded.is_some_and(|recorded| recorded != id)
-    }
-
-    /// Whether the event was recorded.
-    pub(super) fn is_recorded(&self) -> bool {
-        self.recorded.is_some()
     }
 
     /// Notes that the event was recorded behind an eager turn, or behind NCCL's call that is followed, on a stream of this id.
@@ -347,7 +342,7 @@ mod tests {
             {
                 self.message();
             }
-            if !self.order.is_recorded() {
+            if !self.order.recorded.is_some() {
                 self.event = self.history;
                 self.order.record_nothing();
             }

@@ -7,7 +7,6 @@ use crate::background::own_thread;
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
 use crate::peers::setup::asked::cannot_reach;
-use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::request;
 use crate::peers::shutdown::{at_exit, room};
 use crate::peers::{Asked, InitRequest, Laziness, settle};
@@ -166,7 +165,7 @@ impl ChildCall {
 
     /// Says this in the round without waiting. If NCCL refuses the call, the message stands for the next one.
     fn say(&mut self, message: SplitMessage) {
-        let Ok(bootstrap) = bootstrap() else { return };
+        let Ok(bootstrap) = windlass_bootstrap::process() else { return };
         self.lineage.counted(self.kind, |counted| counted.hurried = Some(counted.begun));
         self.facts.has_said = true;
         self.await_round();
@@ -177,7 +176,7 @@ impl ChildCall {
     fn round(&mut self) -> Result<ChildPlan, Failure> {
         self.begun();
         // The bootstrap thread was started when the parent was made.
-        let bootstrap = bootstrap().map_err(|_| Failure::HostLost)?;
+        let bootstrap = windlass_bootstrap::process().map_err(|_| Failure::HostLost)?;
         let CallFacts { message, place, ranks, .. } = self.facts;
         let inquiry = bootstrap.ask_round(&self.invitation, place, ranks, message);
         let wait = Wait::new(&self.lineage, inquiry.canceller());
@@ -206,8 +205,8 @@ impl ChildCall {
         }
         let name = local_rendezvous::name(self.child());
         let is_over = || self.lineage.has_ended();
-        let entered =
-            bootstrap().and_then(|bootstrap| bootstrap.enter_local(name, self.lineage.rank, &is_over));
+        let entered = windlass_bootstrap::process()
+            .and_then(|bootstrap| bootstrap.enter_local(name, self.lineage.rank, &is_over));
         self.session = SessionPlace::AtRoster(entered.map_err(|error| error.to_string()));
     }
 
@@ -224,7 +223,7 @@ impl ChildCall {
     }
 
     fn await_ranks(&self, name: Token, ranks: &[u32]) {
-        if let Ok(bootstrap) = bootstrap() {
+        if let Ok(bootstrap) = windlass_bootstrap::process() {
             let ranks = ranks.iter().fold(0, |all, rank| all | 1 << rank);
             bootstrap.await_ranks(name, ranks, self.lineage.watched(ranks));
         }
@@ -285,7 +284,7 @@ impl ChildCall {
             facts.capabilities &= !capability::OF_BLOCKING;
             share.lacks = share.lacks.without_waits();
         }
-        let participant = bootstrap().and_then(|bootstrap| match &self.session {
+        let participant = windlass_bootstrap::process().and_then(|bootstrap| match &self.session {
             SessionPlace::AtRoster(_) => bootstrap.join_local(&invitation, facts),
             _ => bootstrap.join_invited(&invitation, facts),
         });
@@ -341,7 +340,7 @@ impl Drop for ChildCall {
 }
 
 fn decline_at(to: &Invitation, outcome: SessionOutcome) {
-    bootstrap().into_iter().for_each(|bootstrap| bootstrap.decline(to, outcome.clone()));
+    windlass_bootstrap::process().into_iter().for_each(|bootstrap| bootstrap.decline(to, outcome.clone()));
 }
 
 /// What a communicator that was made from an id, and has no peer group, keeps for its children. None where no child of it can have one.

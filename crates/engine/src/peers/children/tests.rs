@@ -7,7 +7,6 @@ use std::sync::Arc;
 use super::*;
 use crate::forward::configuration::Kept;
 use crate::forward::init::Ctas;
-use crate::peers::setup::hosting::bootstrap;
 use windlass_bootstrap::children::NOBODY;
 use windlass_bootstrap::children::plan::{ChildPlan, LazyVote, Parent};
 use windlass_bootstrap::facts::Waiting;
@@ -18,7 +17,7 @@ use windlass_transport::sequencer::Graphs;
 
 /// A parent of so many ranks, all in this process.
 fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Lineage>> {
-    let process_listener = bootstrap().unwrap().process_listener;
+    let process_listener = windlass_bootstrap::process().unwrap().process_listener;
     let member = |rank| Member {
         rank,
         process: Token([2; 16]),

@@ -38,15 +38,10 @@ const PROFITS_SINCE: i32 = 22800;
 /// The first release whose overlapping kernels wait, as read in the sources of 2.28.7 to 2.30.7.
 const WAITS_SINCE: i32 = 23007;
 
-/// NCCL's version code. Known once the first communicator was asked for, 0 before.
-pub(in crate::peers) fn version() -> i32 {
-    nccl::version()
-}
-
 /// Whether NCCL's kernels that start early wait for the kernel before them ahead of touching memory. Older kernels over
 /// windows did not wait: they relied on earlier kernels that never let them start early.
 pub(in crate::peers) fn others_wait() -> bool {
-    version() >= WAITS_SINCE
+    nccl::version() >= WAITS_SINCE
 }
 
 impl Basis<'_> {

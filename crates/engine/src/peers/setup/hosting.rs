@@ -2,11 +2,12 @@
 
 use windlass_base::config::nccl;
 use windlass_base::config::{Switch, config};
+use windlass_base::process;
 use windlass_bootstrap::id_tag::Id;
 
 /// Whether this process may have peer groups.
 pub fn is_on() -> bool {
-    config().peer_groups == Switch::On && !windlass_bootstrap::is_in_child()
+    config().peer_groups == Switch::On && !process::is_forked()
 }
 
 /// Hosts a session for NCCL's id, and returns the id that the ranks must get. Without a session that is the same id.
@@ -14,7 +15,7 @@ pub fn host(id: &Id) -> Id {
     if !is_on() || nccl::has_own_ids() {
         return *id;
     }
-    let hosted = bootstrap().and_then(|bootstrap| bootstrap.host(id));
+    let hosted = windlass_bootstrap::process().and_then(|bootstrap| bootstrap.host(id));
     hosted.unwrap_or_else(|error| {
         log::info!("no session for a new id: {error}");
         *id
@@ -28,9 +29,4 @@ pub fn spare_id() -> Option<Id> {
         return None;
     }
     windlass_bootstrap::started()?.spare_id()
-}
-
-/// The bootstrap of this process, whose thread the first call starts.
-pub(in crate::peers) fn bootstrap() -> std::io::Result<&'static windlass_bootstrap::Bootstrap> {
-    windlass_bootstrap::process()
 }

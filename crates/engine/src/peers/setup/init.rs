@@ -18,7 +18,6 @@ use crate::background::own_thread;
 use crate::peers::group::PeerGroup;
 use crate::peers::registry;
 use crate::peers::setup::asked::{Asked, cannot_reach};
-use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::preparing::{self, Prepared};
 use crate::peers::setup::request::{self, InitRequest, Laziness};
 use crate::peers::setup::{capabilities, offers};
@@ -58,7 +57,7 @@ fn report(request: &InitRequest) -> Result<Asked, FallbackReason> {
     room::close_soon(heap.device());
     facts.member.rank = request.rank as u32;
     offers::put(&mut facts.member.attachment, &request.cached);
-    let participant = bootstrap().and_then(|bootstrap| bootstrap.join(&request.id, facts));
+    let participant = windlass_bootstrap::process().and_then(|bootstrap| bootstrap.join(&request.id, facts));
     let (until, local_entry) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
     Ok(Asked { participant, heap, share, until, local_entry })
@@ -74,7 +73,7 @@ fn decline(request: &InitRequest, reason: FallbackReason) -> InitOutcome {
     // To others "this rank" is another.
     let words = reason.of_one_rank().map_or_else(|| reason.to_string(), |(_, words)| words.into());
     let said = FallbackReason::Refused { rank, words };
-    match bootstrap().map(|bootstrap| bootstrap.decline_at_port(&request.id, said)) {
+    match windlass_bootstrap::process().map(|bootstrap| bootstrap.decline_at_port(&request.id, said)) {
         Ok(Err(failure)) => {
             log::info!("a rank could not take part: {reason}");
             InitOutcome::Failed(failure)

@@ -346,7 +346,7 @@ fn exchange(
             return Err("a peer spoke for another rank".into());
         }
         let mut descriptors = descriptors.into_iter();
-        known.release_sockets.extend(descriptors.next().map(Hold::of));
+        known.release_sockets.extend(descriptors.next().map(Hold));
         let region = if lent.is_near(rank) {
             lent.reach(rank, place)?
         } else {

@@ -25,7 +25,7 @@ pub(in crate::peers) struct ReleaseSocket {
 
 /// The end of a rank that knows the region.
 #[derive(Debug)]
-pub(in crate::peers) struct Hold(Ours);
+pub(in crate::peers) struct Hold(pub Ours);
 
 impl ReleaseSocket {
     /// Makes the two ends. The second one is for the other ranks.
@@ -58,11 +58,6 @@ impl ReleaseSocket {
 }
 
 impl Hold {
-    /// An end that was received from a region's owner.
-    pub(in crate::peers) fn of(end: Ours) -> Hold {
-        Hold(end)
-    }
-
     /// Says that this rank keeps the region, and closes.
     pub(in crate::peers) fn keep(self, rank: u32) {
         // If the owner does not hear it any more, it needs no message.
@@ -81,7 +76,7 @@ mod tests {
     use super::*;
 
     fn another(hold: &Hold) -> Hold {
-        Hold::of(Ours::new(hold.as_fd().try_clone_to_owned().unwrap()).unwrap())
+        Hold(Ours::new(hold.as_fd().try_clone_to_owned().unwrap()).unwrap())
     }
 
     /// No rank has let go while one end is open. Then all have, except those that said that they keep the region.

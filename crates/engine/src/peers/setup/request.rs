@@ -25,7 +25,6 @@ use windlass_transport::p2p::Layout;
 use windlass_transport::tuning;
 
 use crate::peers::chores;
-use crate::peers::setup::hosting::bootstrap;
 use crate::peers::setup::transports::Share;
 use crate::peers::setup::{capabilities, tuned};
 
@@ -171,7 +170,7 @@ pub(in crate::peers) fn check_all(ranks: usize) -> Result<(), FallbackReason> {
 /// less than the others.
 fn forbidden(ctas: Ctas) -> Option<FallbackReason> {
     // 0: there is no NCCL, as in tests of this crate.
-    if (1..peer_group::NCCL_SINCE).contains(&capabilities::version()) {
+    if (1..peer_group::NCCL_SINCE).contains(&nccl::version()) {
         return Some(FallbackReason::OldNccl);
     }
     let settings = nccl::settings();
@@ -199,11 +198,11 @@ pub(in crate::peers) fn on(
     let basis = capabilities::Basis {
         options: config(),
         nccl: &nccl,
-        version: capabilities::version(),
+        version: nccl::version(),
         device: &device,
         ctas,
         ranks,
-        has_kernels: share.has_native(),
+        has_kernels: share.kernels.is_some(),
         has_pidfds: life::has_pidfds(),
     };
     share.lacks = basis.lacks();
@@ -223,7 +222,7 @@ pub(in crate::peers) fn on(
     let facts = Facts {
         ranks,
         version: Version::THIS,
-        nccl: capabilities::version(),
+        nccl: nccl::version(),
         place: place::here(nccl.host()),
         capabilities: capabilities(&device)
             | laziness.capability(ranks)
@@ -237,7 +236,8 @@ pub(in crate::peers) fn on(
             process_id: std::process::id(),
             device: of_device,
             descriptor_socket: Token([0; 16]),
-            process_listener: bootstrap().map_or(NOBODY, |bootstrap| bootstrap.process_listener),
+            process_listener: windlass_bootstrap::process()
+                .map_or(NOBODY, |bootstrap| bootstrap.process_listener),
             cells,
             attachment: chores::request_socket().map_err(no_identity)?.0.to_vec(),
         },

@@ -41,7 +41,7 @@ static TRANSPORTS: Mutex<BTreeMap<Ordinal, DeviceTransports>> = Mutex::new(BTree
 pub(in crate::peers) struct Share {
     transports: DeviceTransports,
     /// None where this rank has no native collectives.
-    kernels: Option<Arc<Kernels>>,
+    pub kernels: Option<Arc<Kernels>>,
     /// The features that this rank would lack, and why.
     pub lacks: Lacks,
     /// How the communicator's graphs are ordered among each other.
@@ -72,11 +72,6 @@ impl Share {
         let transports = transports(device).map_err(|error| error.to_string())?;
         let kernels = transports.kernels(ranks);
         Ok(Share { transports, kernels, lacks: Lacks::default(), graphs: Graphs::default() })
-    }
-
-    /// Whether this rank can have native collectives.
-    pub(in crate::peers) fn has_native(&self) -> bool {
-        self.kernels.is_some()
     }
 
     /// Makes the transports, over the regions of all ranks as this rank's device addresses them.

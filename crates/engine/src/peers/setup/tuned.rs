@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
 
-use windlass_base::config::config;
+use windlass_base::config::{config, nccl};
 use windlass_base::gpu::device::Facts;
 use windlass_base::gpu::library::Driver;
 use windlass_base::gpu::{self, Ordinal};
@@ -68,7 +68,7 @@ fn cached(ranks: usize, facts: &Facts, multicast: Multicast) -> Cells {
 
 fn observe(driver: &Driver, ranks: usize, facts: &Facts, multicast: Multicast) -> Option<Circumstances> {
     let real = nccl_sys::open::opened()?;
-    let version = super::capabilities::version();
+    let version = nccl::version();
     Some(circumstances::observe(driver, facts, ranks, multicast, Nccl { path: &real.path, version }))
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use windlass_base::guard;
 use windlass_base::lock::Mutex;
+use windlass_base::process;
 use windlass_base::shared_page::SharedPage;
 use windlass_base::thread;
 use windlass_transport::heap::{self, Event, Heap, Holds, LeaseId, Region};
@@ -103,7 +104,7 @@ impl Closing {
 
     /// Says that this rank has ended or aborted the communicator. A forked child says nothing of its parent's.
     pub(in crate::peers) fn leave(&self) {
-        if windlass_bootstrap::is_in_child() {
+        if process::is_forked() {
             return;
         }
         let ClosedSignal { page, rank, .. } = &self.signal;
