@@ -2,12 +2,10 @@
 
 mod openmetrics;
 
-use crate::BadOption;
 use crate::text;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use windlass_base::stats::calls::{CallMade, ProcessCalls, processes};
@@ -15,8 +13,6 @@ use windlass_base::stats::closing::{self, many};
 use windlass_base::stats::segment::Clock;
 use windlass_base::stats::snapshot::{self, Snapshot};
 use windlass_base::stats::{files, report};
-
-const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 /// Options of `windlass stats`.
 #[derive(Args)]
@@ -33,14 +29,11 @@ pub struct Options {
     /// The counters of all processes are printed as OpenMetrics, which node_exporter's textfile collector reads
     #[arg(long, conflicts_with_all = ["process", "json", "calls", "clean", "last"])]
     openmetrics: bool,
-    /// The counters are printed again after so many seconds, at least 0.01, until Ctrl-C
-    #[arg(long, value_name = "SECONDS")]
-    watch: Option<f64>,
     /// The counters that killed programs of this user left in /dev/shm are removed
-    #[arg(long, conflicts_with_all = ["watch", "json"])]
+    #[arg(long, conflicts_with = "json")]
     clean: bool,
     /// The line that `windlass run` prints at its command's end, of the last run that left counters: a signal ended it, or it still runs
-    #[arg(long, conflicts_with_all = ["process", "json", "watch", "clean"])]
+    #[arg(long, conflicts_with_all = ["process", "json", "clean"])]
     last: bool,
 }
 
@@ -57,31 +50,7 @@ pub fn run(options: &Options) -> Result<()> {
     if options.last {
         return text::print(last(Path::new(files::FOLDER))?);
     }
-    let pause = options.watch.map(pause).transpose()?;
-    loop {
-        let mut text = look(options)?;
-        if pause.is_some() && !options.json {
-            text.push('\n');
-        }
-        match std::io::stdout().write_all(text.as_bytes()) {
-            // As `| head` does when it has enough.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
-            written => written.context("cannot write to standard output")?,
-        }
-        let Some(pause) = pause else { return Ok(()) };
-        std::thread::sleep(pause);
-    }
-}
-
-/// The time between two looks: without any, the command would do nothing but look.
-fn pause(seconds: f64) -> Result<Duration> {
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(pause) if pause >= PAUSE_MIN => Ok(pause),
-        _ => bail!(BadOption(format!(
-            "--watch {seconds}: expected seconds, at least {}",
-            PAUSE_MIN.as_secs_f64()
-        ))),
-    }
+    text::print(look(options)?)
 }
 
 /// The last calls of a process, or of all.

@@ -41,26 +41,6 @@ fn no_counters() {
     assert!(told.contains("process 1 has no counters in /dev/shm"), "{told}");
 }
 
-/// When its reader ends, as `head` does, a watch ends without a message.
-#[test]
-fn ends_with_its_reader() {
-    let mut watch = windlass(&["stats", "--watch", "0.01"]);
-    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(watch.stdout.take());
-    let ended = watch.wait_with_output().unwrap();
-    assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stderr).as_ref()), (Some(0), ""));
-}
-
-/// A watch with an interval of 0 is refused, as it would spin for ever.
-#[test]
-fn watching_takes_time() {
-    for seconds in ["0", "-1", "NaN"] {
-        let (code, _, told) = outcome(windlass(&["stats", &format!("--watch={seconds}")]));
-        assert_eq!(code, Some(2), "{seconds}");
-        assert!(told.contains("expected seconds, at least 0.01"), "{told}");
-    }
-}
-
 /// `--clean` removes counters of ended processes, and keeps those of living ones. The lock of the file tells which, or the process
 /// number for versions without a lock.
 #[test]
