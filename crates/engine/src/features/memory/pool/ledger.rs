@@ -351,6 +351,9 @@ impl PoolLedger {
 
     fn remove(&mut self, base: Address) {
         let Some(entry) = self.entries.remove(&base) else { return };
+        if !self.entries.values().any(|other| other.class() == entry.class()) {
+            self.used.retain(|class| *class != entry.class());
+        }
         if entry.registrations > 0 {
             let serial = entry.block.serial;
             self.registrations.retain(|_, calls| {
