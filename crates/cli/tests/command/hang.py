@@ -1,4 +1,6 @@
-"""A rank: joins communicators a and b, makes the calls that its arguments name, says so, and stays."""
+"""A rank: joins communicators a and b, makes the calls that its arguments name, says so, and stays.
+
+Calls between `[` and `]` become a graph. `replay` runs the last graph, `replays.SECONDS` runs it for ever, with a pause of so many seconds."""
 
 import ctypes, os, sys, time
 from ctypes import byref, c_int, c_size_t, c_void_p
@@ -11,10 +13,16 @@ class Id(ctypes.Structure):
 def check(code):
     assert code == 0, code
 
-context, buffer = c_void_p(), c_void_p()
+context, buffer, stream, graph, replayed = (c_void_p() for _ in range(5))
 check(cuda.cuInit(0))
 check(cuda.cuDevicePrimaryCtxRetain(byref(context), 0 if "ONE_GPU_ORDINAL" in os.environ else rank))
 check(cuda.cuCtxSetCurrent(context))
+check(cuda.cuStreamCreate(byref(stream), 1))
+captures = False
+
+def replay():
+    check(cuda.cuGraphLaunch(replayed, stream))
+
 comms = {}
 for name in "ab":
     id = Id()
@@ -31,9 +39,28 @@ for name in "ab":
     check(nccl.ncclCommInitRank(byref(comms[name]), ranks, id, rank))
 check(nccl.ncclMemAlloc(byref(buffer), c_size_t(32 << 20)))
 for call in calls:
+    match call.split(".", 1):
+        case ["["]:
+            captures = True
+            check(cuda.cuStreamBeginCapture_v2(stream, 0))
+            continue
+        case ["]"]:
+            captures = False
+            check(cuda.cuStreamEndCapture(stream, byref(graph)))
+            check(cuda.cuGraphInstantiateWithFlags(byref(replayed), graph, ctypes.c_uint64(0)))
+            continue
+        case ["replay"]:
+            replay()
+            continue
+        case ["replays", pause]:
+            print("made", flush=True)
+            while True:
+                replay()
+                check(cuda.cuStreamSynchronize(stream))
+                time.sleep(float(pause))
     name, function, count, *other = call.split(".")
     comm, count, other = comms[name], c_size_t(int(count)), [c_int(int(word)) for word in other]
-    end = other + [comm, None]
+    end = other + [comm, stream if captures else None]
     match function:
         case "AllReduce":
             check(nccl.ncclAllReduce(buffer, buffer, count, 0, 0, *end))

@@ -151,3 +151,31 @@ fn healthy() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
+
+/// Replays of graphs are no calls. A rank that stops replaying is named all the same, over LL and in one shot, and where it dies.
+#[test]
+fn a_rank_stops_replaying() {
+    for size in ["64", "65536"] {
+        let graph = format!("[ a.AllReduce.{size} ] replay");
+        let twice = format!("{graph} replay");
+        let folder = tempfile::tempdir().unwrap();
+        let mut ranks = Ranks::start(folder.path(), &[&twice, &graph, &twice]);
+        assert_eq!(ranks.named(), [("absent".into(), vec![1])]);
+        ranks.0[1].kill().unwrap();
+        ranks.0[1].wait().unwrap();
+        assert_eq!(ranks.named(), [("dead".into(), vec![1])]);
+    }
+}
+
+/// Where ranks go on replaying, none is named, also while one waits for another that pauses between its replays.
+#[test]
+fn healthy_replays() {
+    for size in ["64", "65536"] {
+        let folder = tempfile::tempdir().unwrap();
+        let [at_once, pausing] = ["0", "0.05"].map(|pause| format!("[ a.AllReduce.{size} ] replays.{pause}"));
+        let ranks = Ranks::start(folder.path(), &[&at_once, &pausing, &at_once]);
+        for _ in 0..3 {
+            assert_eq!(ranks.found("2"), Vec::<Value>::new());
+        }
+    }
+}
