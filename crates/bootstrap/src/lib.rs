@@ -69,6 +69,7 @@
 
 pub mod agreement;
 mod approach;
+pub mod awaited;
 pub mod children;
 mod commands;
 mod connection;

@@ -184,9 +184,10 @@ impl Communicator {
         self.has_windows.store(false, Ordering::Relaxed);
         registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));
         windows.into_iter().for_each(|windows| windows.guarded_by(&self.gate));
-        kept.peer_group()
-            .into_iter()
-            .for_each(|one| count::memory(self.counters(), one.memory_bytes(), false));
+        kept.peer_group().into_iter().for_each(|one| {
+            count::memory(self.counters(), one.memory_bytes(), false);
+            count::token(self.counters(), one.negotiated().comm.number());
+        });
         self.has_peer_group.store(kept.peer_group().is_some(), Ordering::Release);
         self.kept.lock().replace(kept)
     }

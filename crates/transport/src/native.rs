@@ -12,6 +12,7 @@ pub mod device_resources;
 
 use std::sync::Arc;
 
+use windlass_bootstrap::awaited::Awaited;
 use windlass_kernels::collective::{
     BatchLaunch, CHANNEL_BYTES, CHANNEL_RECEIVED, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LL_COUNT_BYTES,
     RANKS_MAX as KERNEL_RANKS_MAX,
@@ -27,8 +28,8 @@ use calls::Parameter;
 
 use crate::error::TransportError;
 use crate::sequencer::{Sequencer, Turn};
-use windlass_base::gpu::Address;
 use windlass_base::gpu::module::{Shape, Start};
+use windlass_base::gpu::{Address, Failure};
 use windlass_base::stats::count;
 
 /// The most ranks of a communicator with native collectives.
@@ -194,6 +195,35 @@ impl Native {
             sum = counts.fold(sum, |sum, count| sum.wrapping_add(*count));
         }
         Ok(sum)
+    }
+
+    /// The launches in which this rank waits now, and for whom, of the even wires. Waits for copies on a stream of Windlass. A launch that goes on
+    /// meanwhile may be among them, so only one that is there again later stands still.
+    pub fn awaited(&self) -> Result<Vec<Awaited>, Failure> {
+        let Geometry { first_tag, rank: own, ranks, .. } = self.geometry;
+        let peers = (0..ranks).filter(|rank| *rank != own);
+        let word = |rank: u32, at: u64| {
+            let mut word = [0];
+            self.sequencer.read(self.regions[rank as usize] + at, &mut word).map(|()| word[0])
+        };
+        let mut all = Vec::new();
+        for (wire, marks) in (0..).zip(self.layout.marks(&self.geometry)) {
+            let launch = word(own, marks.count())?;
+            // A later launch of the same place is later than this one, too.
+            let has_come = |source: u32, receiver: u32| {
+                let tag = word(receiver, marks.tag(launch, source, receiver))?;
+                Ok(tag.wrapping_sub(first_tag.wrapping_add(launch)) as i64 >= 0)
+            };
+            let mut missing = 0;
+            for peer in peers.clone() {
+                missing |= u64::from(!has_come(peer, own)?) << peer;
+            }
+            // This rank stores to all peers, so that any of them shows that it has come.
+            if missing != 0 && has_come(own, (own + 1) % ranks)? {
+                all.push(Awaited { wire, launch, ranks: missing });
+            }
+        }
+        Ok(all)
     }
 }
 

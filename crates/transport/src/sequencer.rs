@@ -367,7 +367,7 @@ impl Sequencer {
         read().map_err(|failure| TransportError::from(failure).told())
     }
 
-    /// Reads words of a region of this rank. Allocates nothing; waits for the copy on a stream of Windlass.
+    /// Reads words of a region of this rank, or of a peer's that it has mapped. Allocates nothing; waits for the copy on a stream of Windlass.
     pub fn read(&self, at: Address, words: &mut [u64]) -> Result<(), Failure> {
         let home = self.device_resources.home;
         let _entered = home.enter()?;

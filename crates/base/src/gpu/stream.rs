@@ -227,8 +227,9 @@ impl Event {
     pub fn since(&self, earlier: &Event) -> Result<Option<i64>, Failure> {
         let mut milliseconds = 0.0;
         // SAFETY: the events are alive; the output is a local.
-        match unsafe { (self.driver.calls.cuEventElapsedTime)(&mut milliseconds, earlier.handle, self.handle) }
-        {
+        match unsafe {
+            (self.driver.calls.cuEventElapsedTime)(&mut milliseconds, earlier.handle, self.handle)
+        } {
             SUCCESS => Ok(Some((f64::from(milliseconds) * 1e6) as i64)),
             NOT_READY => Ok(None),
             code => Err(Failure::of(self.driver, "cuEventElapsedTime", code, String::new())),

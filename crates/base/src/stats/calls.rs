@@ -159,6 +159,9 @@ pub struct CallsOfRank {
     pub serial: u64,
     /// The communicator's name, the same on all its ranks; empty if none is known.
     pub name: String,
+    /// A half of its peer group's token, by which its process is asked about it; 0 without one.
+    #[serde(skip)]
+    pub token: u64,
     /// The process's rank in it.
     pub rank: i32,
     /// The number of ranks.
@@ -186,6 +189,9 @@ pub struct ProcessCalls {
     pub program: String,
     /// Whether the process lives.
     pub is_alive: bool,
+    /// The name of the socket at which it answers others; zeros for none.
+    #[serde(skip)]
+    pub request_socket: [u8; 16],
     /// Its communicators.
     pub communicators: Vec<CallsOfRank>,
 }
@@ -196,7 +202,9 @@ pub fn processes(folder: &FilePath, clock: &Clock) -> Vec<ProcessCalls> {
         let process = files::owner(&path)?.process;
         let segment = Opened::open(&path).and_then(|opened| opened.read()).ok()?;
         let (program, is_alive) = (segment::read_text(&segment.program), !files::has_ended(&path));
-        Some(ProcessCalls { process, program, is_alive, communicators: of(&segment, clock) })
+        let request_socket = segment.request_socket.each_ref().map(|byte| byte.load(Ordering::Relaxed));
+        let communicators = of(&segment, clock);
+        Some(ProcessCalls { process, program, is_alive, request_socket, communicators })
     };
     files::list(folder).into_iter().filter_map(read).collect()
 }
@@ -223,6 +231,7 @@ pub fn of(segment: &Segment, clock: &Clock) -> Vec<CallsOfRank> {
             (state != FREE).then(|| CallsOfRank {
                 serial: place.serial.load(Ordering::Relaxed),
                 name: if name == 0 { String::new() } else { format!("{name:016x}") },
+                token: place.token.load(Ordering::Relaxed),
                 rank: place.rank.load(Ordering::Relaxed),
                 ranks,
                 is_live: state != ENDED && !has_exited,

@@ -97,6 +97,7 @@ pub fn begin(identity: Identity) -> usize {
     place.lacks.store(0, Ordering::Relaxed);
     place.limits_from.store(0, Ordering::Relaxed);
     place.name.store(0, Ordering::Relaxed);
+    place.token.store(0, Ordering::Relaxed);
     memory(index, 0, false);
     place.native_below.iter().for_each(|limit| limit.store(0, Ordering::Relaxed));
     reason(index, None, "");
@@ -149,6 +150,17 @@ pub fn memory(counters: usize, bytes: u64, sleeps: bool) {
         place.memory_bytes.store(bytes, Ordering::Relaxed);
         place.sleeps.store(sleeps.into(), Ordering::Relaxed);
     }
+}
+
+/// Notes the name of the socket at which this process answers others.
+pub fn request_socket(name: [u8; 16]) {
+    let places = &segment::current().request_socket;
+    places.iter().zip(name).for_each(|(place, byte)| place.store(byte, Ordering::Relaxed));
+}
+
+/// Notes a half of the token of a communicator's peer group.
+pub fn token(counters: usize, token: u64) {
+    place(counters).into_iter().for_each(|place| place.token.store(token, Ordering::Relaxed));
 }
 
 /// Notes what all ranks of a communicator call it, unless it has a name.

@@ -102,6 +102,8 @@ pub struct Segment {
     pub threads: [[AtomicU64; ENTRIES_MAX]; THREAD_SETS],
     /// For each ring, the place whose communicator has or had it last; 0 for a ring that has no memory yet.
     pub ring_owners: [AtomicU32; RINGS_MAX],
+    /// The name of the socket at which this process answers others; zeros for none.
+    pub request_socket: [AtomicU8; 16],
     /// Counters by communicator. Place 0 is for unknown handles, and for ended communicators whose place was taken.
     pub communicators: [Communicator; COMMUNICATORS_MAX],
     /// The last calls of communicators. A ring without an owner must not even be read.
@@ -144,6 +146,8 @@ pub struct Communicator {
     pub sleeps: AtomicU32,
     /// What all its ranks call it; 0 where they have no common name.
     pub name: AtomicU64,
+    /// A half of its peer group's token, by which others ask this process about it; 0 without one.
+    pub token: AtomicU64,
     /// The number of its ring, from 1; 0 if it has none.
     pub ring: AtomicU32,
     /// The rank whose reason `reason` is, -1 if none is named.

@@ -49,7 +49,7 @@ pub struct Member<'a> {
 
 impl Member<'_> {
     /// Whether its process ended without ending the communicator.
-    fn has_died(&self) -> bool {
+    pub fn has_died(&self) -> bool {
         !self.process.is_alive && self.of.is_live
     }
 
@@ -58,7 +58,7 @@ impl Member<'_> {
     }
 
     /// Since when its process has made no call at all.
-    fn idle(&self) -> f64 {
+    pub fn idle(&self) -> f64 {
         self.process.communicators.iter().map(|one| newest(&one.calls)).fold(f64::INFINITY, f64::min)
     }
 }
@@ -67,8 +67,25 @@ fn newest(calls: &[CallMade]) -> f64 {
     calls.last().map_or(f64::INFINITY, |call| call.seconds_ago)
 }
 
-/// Names the ranks that others wait for. A communicator stands still if none of its ranks has made a call for `after` seconds.
+/// Names the ranks that others wait for, in communicators that stand still.
 pub fn compare(seen: &[ProcessCalls], after: f64) -> Vec<Late> {
+    let still = still(seen, after);
+    let mut found: Vec<Late> = still.iter().flat_map(|members| of_communicator(members, after)).collect();
+    if found.is_empty() {
+        found = crossed(&still, after);
+    }
+    without_waiters(found)
+}
+
+/// The communicators that stand still, of whose processes nothing was found.
+pub fn silent<'a>(seen: &'a [ProcessCalls], after: f64, found: &[Late]) -> Vec<Vec<Member<'a>>> {
+    let has = |one: &Late, process| one.processes.contains(&process) || one.waiting.contains(&process);
+    let is_found = |member: &Member<'_>| found.iter().any(|one| has(one, member.process.process));
+    still(seen, after).into_iter().filter(|members| !members.iter().any(is_found)).collect()
+}
+
+/// The communicators of which no rank has made a call for `after` seconds.
+fn still(seen: &[ProcessCalls], after: f64) -> Vec<Vec<Member<'_>>> {
     let mut communicators: BTreeMap<(&str, i32), Vec<Member<'_>>> = BTreeMap::new();
     for process in seen {
         for of in process.communicators.iter().filter(|of| !of.name.is_empty() && of.rank >= 0) {
@@ -76,13 +93,7 @@ pub fn compare(seen: &[ProcessCalls], after: f64) -> Vec<Late> {
         }
     }
     communicators.values_mut().for_each(|members| members.sort_by_key(|member| member.of.rank));
-    let still: Vec<&Vec<Member<'_>>> =
-        communicators.values().filter(|members| stands_still(members, after)).collect();
-    let mut found: Vec<Late> = still.iter().flat_map(|members| of_communicator(members, after)).collect();
-    if found.is_empty() {
-        found = crossed(&still, after);
-    }
-    without_waiters(found)
+    communicators.into_values().filter(|members| stands_still(members, after)).collect()
 }
 
 fn stands_still(members: &[Member<'_>], after: f64) -> bool {
@@ -99,7 +110,8 @@ fn of_communicator(members: &[Member<'_>], after: f64) -> Vec<Late> {
     found.map_or_else(|| messages(members, after), |one| vec![one])
 }
 
-fn died(members: &[Member<'_>], dead: &[Member<'_>]) -> Late {
+/// A finding on ranks whose processes have died.
+pub fn died(members: &[Member<'_>], dead: &[Member<'_>]) -> Late {
     let others = |member: &&Member<'_>| !member.has_died();
     let last = dead[0]
         .of
@@ -141,7 +153,8 @@ fn absent(members: &[Member<'_>], after: f64) -> Option<Late> {
     Some(late(Trouble::Absent, &behind, ahead.iter(), text))
 }
 
-fn has(members: &[Member<'_>]) -> String {
+/// `rank 1 has`, or `ranks 0, 2 have`.
+pub fn has(members: &[Member<'_>]) -> String {
     format!("{} {}", ranks_text(members), if members.len() == 1 { "has" } else { "have" })
 }
 
@@ -183,7 +196,7 @@ fn messages(members: &[Member<'_>], after: f64) -> Vec<Late> {
 }
 
 /// Two ranks whose last calls in two communicators are on one stream, in opposite order. Either call needs all ranks, so none can run.
-fn crossed(still: &[&Vec<Member<'_>>], after: f64) -> Vec<Late> {
+fn crossed(still: &[Vec<Member<'_>>], after: f64) -> Vec<Late> {
     let mut found = Vec::new();
     for (place, one) in still.iter().enumerate() {
         for other in &still[place + 1..] {

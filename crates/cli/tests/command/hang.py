@@ -42,7 +42,7 @@ for call in calls:
     match call.split(".", 1):
         case ["["]:
             captures = True
-            check(cuda.cuStreamBeginCapture_v2(stream, 0))
+            check(cuda.cuStreamBeginCapture_v2(stream, 1))
             continue
         case ["]"]:
             captures = False

@@ -31,6 +31,11 @@ impl Ranks {
             std::os::unix::fs::symlink(built(library), folder.join(name)).unwrap();
         }
         let nccl = simulated_nccl();
+        // So that calls above LL's sizes are native, too.
+        let limits = ["no", "yes"].map(|multicast| {
+            format!("all_gather ranks {RANKS} gpu 9.0/32 multicast {multicast} native_bytes_max 1M\n")
+        });
+        std::fs::write(folder.join("limits"), format!("windlass-tuning 1\n{}", limits.concat())).unwrap();
         let start = |(rank, calls): (usize, &&str)| {
             let plain = windlass(&[]);
             let mut command = Command::new("python3");
@@ -43,6 +48,7 @@ impl Ranks {
             command
                 .env("LD_LIBRARY_PATH", folder)
                 .env("WINDLASS_NCCL", &nccl)
+                .env("WINDLASS_TUNING", folder.join("limits"))
                 // Else another test's program, as it starts, removes what a killed rank has left.
                 .env("WINDLASS_RUN", Run::of_this_process().unwrap().to_string())
                 .env("WINDLASS_SIM_STRICT", "0");
@@ -155,8 +161,8 @@ fn healthy() {
 /// Replays of graphs are no calls. A rank that stops replaying is named all the same, over LL and in one shot, and where it dies.
 #[test]
 fn a_rank_stops_replaying() {
-    for size in ["64", "65536"] {
-        let graph = format!("[ a.AllReduce.{size} ] replay");
+    for call in ["AllReduce.64", "AllGather.98304"] {
+        let graph = format!("[ a.{call} ] replay");
         let twice = format!("{graph} replay");
         let folder = tempfile::tempdir().unwrap();
         let mut ranks = Ranks::start(folder.path(), &[&twice, &graph, &twice]);
@@ -170,9 +176,9 @@ fn a_rank_stops_replaying() {
 /// Where ranks go on replaying, none is named, also while one waits for another that pauses between its replays.
 #[test]
 fn healthy_replays() {
-    for size in ["64", "65536"] {
+    for call in ["AllReduce.64", "AllGather.98304"] {
         let folder = tempfile::tempdir().unwrap();
-        let [at_once, pausing] = ["0", "0.05"].map(|pause| format!("[ a.AllReduce.{size} ] replays.{pause}"));
+        let [at_once, pausing] = ["0", "0.05"].map(|pause| format!("[ a.{call} ] replays.{pause}"));
         let ranks = Ranks::start(folder.path(), &[&at_once, &pausing, &at_once]);
         for _ in 0..3 {
             assert_eq!(ranks.found("2"), Vec::<Value>::new());

@@ -1,6 +1,7 @@
 //! Inputs that are well-formed, to begin with.
 
 use windlass_base::config;
+use windlass_bootstrap::awaited::Question;
 use windlass_bootstrap::children::local_rendezvous;
 use windlass_bootstrap::children::plan::{LazyVote, Parent, SplitMessage, Table};
 use windlass_bootstrap::children::{Invitation, NOBODY};
@@ -149,7 +150,9 @@ pub(super) fn requests() -> Vec<Vec<u8>> {
         [&b"windlass"[..], &TOKEN.0, &[1, 0, 0, 0, 2, 0, 0, 0, kind], &value.to_le_bytes()].concat()
     };
     let place = [64 << 20, 7, 8 << 20, 4 << 20, 10 << 20, 2 << 20].map(u64::to_le_bytes).concat();
-    vec![place, of(0, 0), of(1, 7), of(2, 7), of(3, 0), of(4, 0), FromRank::Refuse("no".into()).encode()]
+    let refusal = FromRank::Refuse("no".into()).encode();
+    let question = Question { token: 7, rank: 1 }.encode();
+    vec![place, of(0, 0), of(1, 7), of(2, 7), of(3, 0), of(4, 0), refusal, question]
 }
 
 /// Nothing is told of what stands in memory.

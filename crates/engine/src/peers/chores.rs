@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+#[cfg(any(test, feature = "fuzzing"))]
+use windlass_bootstrap::awaited::{Awaited, Question};
 use windlass_bootstrap::negotiated::Token;
 use windlass_bootstrap::request_socket::Answer;
 
 use crate::features::memory::pool;
 use windlass_base::observers::profiler::times;
+use windlass_base::stats::count;
 
 use super::registry;
 use super::requests::{Matter, Request};
@@ -15,6 +18,7 @@ use crate::background::worker::{BUSY_TICK, Chore, IDLE_TICK, SOON_TICK};
 use crate::features::recycling;
 use crate::features::registration::registering;
 use crate::features::windows;
+use crate::peers::health::awaited::AwaitedRanks;
 use crate::peers::health::hang_detector::HangDetectors;
 use crate::peers::shutdown::{closing, draining};
 
@@ -24,7 +28,7 @@ const MANY_LAUNCHES: usize = 64;
 /// The request socket of this process, where other ranks send requests. The first call starts the worker.
 pub(super) fn request_socket() -> std::io::Result<Token> {
     times::settle_by(worker::wake);
-    worker::request_socket(all)
+    worker::request_socket(all).inspect(|name| count::request_socket(name.0))
 }
 
 fn all() -> Vec<Box<dyn Chore>> {
@@ -37,6 +41,7 @@ fn all() -> Vec<Box<dyn Chore>> {
         Box::new(Growth),
         Box::<HangDetectors>::default(),
         Box::new(Answers),
+        Box::new(AwaitedRanks),
         // Frees blocks that leave the pool, once their windows are deregistered.
         Box::new(Plain { due: || pool::is_any_leaving().then_some(SOON_TICK), turn: windows::look }),
         Box::new(KeptMemory::new()),
@@ -171,4 +176,9 @@ pub fn fuzz_request(words: &[u8]) {
     if let Some(request) = Request::decode(words) {
         assert_eq!(request.encode(), words);
     }
+    if let Some(question) = Question::decode(words) {
+        assert_eq!(question.encode(), words);
+    }
+    let awaited = Awaited::decode(words);
+    assert!(words.starts_with(&Awaited::encode(&awaited)));
 }

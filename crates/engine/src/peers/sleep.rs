@@ -30,6 +30,7 @@ use crate::peers::shutdown::room;
 use ballot::{Ballot, Objection, Outcome};
 use plan::{SleepPlan, SleepStep};
 use windlass_base::error::refuse;
+use windlass_base::lock::{Mutex, MutexGuard};
 use windlass_bootstrap::request_socket::Answer;
 use windlass_transport::TransportError;
 use windlass_transport::heap::{self, HeapError, Place};
@@ -52,6 +53,17 @@ pub(super) struct Sleep {
     wakes: AtomicBool,
     /// Whether NCCL's part sleeps.
     nccl_sleeps: AtomicBool,
+    /// Held by a suspend or resume, and while the background worker reads the ranks' memory.
+    memory: Mutex<()>,
+}
+
+impl Sleep {
+    /// Keeps the memory awake, if it is, and says how many suspends and resumes came before.
+    pub(super) fn awake(&self) -> Option<(MutexGuard<'_, ()>, u32)> {
+        let memory = self.memory.try_lock()?;
+        let calls = self.calls.load(Ordering::Relaxed);
+        (!self.sleeps.load(Ordering::Acquire)).then_some((memory, calls))
+    }
 }
 
 /// A suspend or resume on this rank.
@@ -102,6 +114,7 @@ impl PeerGroup {
             Some(SleepCall { peer_group: self, mapped, word, until: Instant::now() + QUIET_WITHIN })
         });
         let Some(call) = found else { return ncclInternalError };
+        let _memory = self.sleep.memory.lock();
         let result = own_thread::run(|| call.run(resumes));
         result.err().map_or(ncclSuccess, |(by, why)| self.objected(resumes, by, why))
     }

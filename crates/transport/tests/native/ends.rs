@@ -1,5 +1,6 @@
 //! Tests of inits that fail, aborts, and ends with work in flight.
 
+use windlass_bootstrap::awaited::Awaited;
 use windlass_transport::TransportError;
 use windlass_transport::native::{self, Kind, Limits, Native, NativeParts, Tuning};
 use windlass_transport::p2p::Direction;
@@ -87,5 +88,43 @@ fn inits_that_fail() {
     assert!(matches!(init(geometry(2, 2), aligned.clone()), Err(TransportError::Arranged(_))));
     let no_channels = native::Geometry { channels: 0, ..geometry(2, 0) };
     assert!(matches!(init(no_channels, aligned), Err(TransportError::Arranged(_))));
+    end(ranks);
+}
+
+/// While kernels run a rank can say for whom it waits, of launches over LL and in one shot. A rank that has not come, or waits for nobody, says
+/// nothing. Nor does a rank that waits in an uneven launch.
+#[test]
+fn awaited() {
+    let devices = devices(3);
+    let ranks = communicator(&devices);
+    let of = |rank: usize| ranks[rank].native.awaited().unwrap();
+    let streams: Vec<_> = devices.iter().map(|device| device.stream()).collect();
+    let run = |rank: usize, kind, count| {
+        devices[rank].make_current();
+        let part = Part::of(kind, count, rank as u32, 3);
+        ranks[rank].native.run(&part.task, streams[rank].handle()).unwrap();
+        part
+    };
+    for launch in 0..5 {
+        for (wire, count) in [(0, 10), (1, 8_000)] {
+            assert!((0..3).all(|rank| of(rank).is_empty()));
+            let waits = |ranks| Awaited { wire, launch, ranks };
+            let third = run(2, Kind::AllReduce, count);
+            eventually("rank 2 waits", || of(2) == [waits(0b011)]);
+            let first = run(0, Kind::AllReduce, count);
+            eventually("rank 0 waits", || of(0) == [waits(0b010)]);
+            eventually("rank 2 waits for rank 1 alone", || of(2) == [waits(0b010)]);
+            assert_eq!(of(1), []);
+            let second = run(1, Kind::AllReduce, count);
+            streams.iter().for_each(|stream| stream.synchronize());
+            drop((first, second, third));
+        }
+        let root = run(0, Kind::Broadcast { root: 1 }, 10);
+        assert!((0..3).all(|rank| of(rank).is_empty()));
+        let others = [run(1, Kind::Broadcast { root: 1 }, 10), run(2, Kind::Broadcast { root: 1 }, 10)];
+        streams.iter().for_each(|stream| stream.synchronize());
+        drop((root, others));
+    }
+    drop(streams);
     end(ranks);
 }

@@ -1,6 +1,8 @@
 //! Staged hangs, each of which names the right rank, and healthy runs, in which none is named.
 
 use super::*;
+use crate::hang::on_gpus::{self, Waiting};
+use windlass_bootstrap::awaited::Awaited;
 
 const AFTER: f64 = 30.0;
 
@@ -18,6 +20,7 @@ impl Host {
             let of = |(place, name): (usize, &&str)| CallsOfRank {
                 serial: place as u64 + 1,
                 name: (*name).into(),
+                token: 0,
                 rank: rank as i32,
                 ranks: ranks as i32,
                 is_live: true,
@@ -28,7 +31,8 @@ impl Host {
                 calls: Vec::new(),
             };
             let communicators = names.iter().enumerate().map(of).collect();
-            ProcessCalls { process: rank as u32, program: "train".into(), is_alive: true, communicators }
+            let (process, request_socket) = (rank as u32, [0; 16]);
+            ProcessCalls { process, program: "train".into(), is_alive: true, request_socket, communicators }
         };
         Host((0..ranks).map(one).collect())
     }
@@ -82,6 +86,64 @@ impl Host {
     fn named(&self) -> Vec<(Trouble, Vec<i32>, String)> {
         compare(&self.0, AFTER).into_iter().map(|one| (one.trouble, one.ranks, one.text)).collect()
     }
+}
+
+/// Who is named where ranks of communicators wait on their GPUs for others, a bit each.
+fn named_on_gpus(host: &Host, waits: &[(usize, &str, u64)]) -> Vec<(Trouble, Vec<i32>, String)> {
+    let silent = silent(&host.0, AFTER, &[]);
+    let members = || silent.iter().flatten();
+    let waiting = |(rank, name, ranks): &(usize, &str, u64)| {
+        let is_meant = |one: &&Member<'_>| one.process.process == *rank as u32 && one.of.name == *name;
+        let awaited = Awaited { wire: 0, launch: 7, ranks: *ranks };
+        members().find(is_meant).map(|one| Waiting::of(one, awaited))
+    };
+    let waiting: Vec<Waiting> = waits.iter().filter_map(waiting).collect();
+    let found = on_gpus::compare(&silent, &waiting, AFTER);
+    found.into_iter().map(|one| (one.trouble, one.ranks, one.text)).collect()
+}
+
+/// A rank is named for which others wait on their GPUs, and which does not wait itself.
+#[test]
+fn hangs_on_gpus() {
+    use Trouble::*;
+    let host = begun().all(&[0, 1, 2], "b", REDUCE, 8, 90.0);
+    let check = |what: &str, host: Host, waits: &[(usize, &str, u64)], expected: (Trouble, &[i32], &str)| {
+        let named = named_on_gpus(&host, waits);
+        let [(trouble, ranks, text)] = &named[..] else { panic!("{what}: {named:?}") };
+        assert_eq!((*trouble, &ranks[..], &text[..]), expected, "{what}");
+    };
+    let one = "rank 1 has not come on the GPU to a call or a graph's replay, for which ranks 0, 2 wait";
+    check("one is late", host.clone(), &[(0, "a", 2), (2, "a", 2)], (Absent, &[1], one));
+    let two = "ranks 1, 2 have not come on the GPU to a call or a graph's replay, for which rank 0 waits";
+    check("two are late", host.clone(), &[(0, "a", 6)], (Absent, &[1, 2], two));
+    let last = "rank 2 has not come on the GPU to a call or a graph's replay, for which rank 1 waits";
+    check("a chain", host.clone(), &[(0, "a", 2), (1, "b", 4)], (Absent, &[2], last));
+    let dead = "rank 1 died, process 1; its last call is ncclAllReduce of 8 B ncclFloat32";
+    check(
+        "a dead rank",
+        host.clone().dies(1).all(&[1], "a", REDUCE, 8, 80.0),
+        &[(0, "a", 2)],
+        (Dead, &[1], dead),
+    );
+    let both = named_on_gpus(&host, &[(0, "a", 2), (1, "b", 1)]);
+    let both: Vec<_> = both.iter().map(|(trouble, ranks, _)| (*trouble, &ranks[..])).collect();
+    assert_eq!(both, [(Absent, &[1][..]), (Absent, &[0][..])], "each waits for the other");
+}
+
+/// No rank is named on whom nobody waits, that makes calls, or that nobody knows.
+#[test]
+fn healthy_gpus() {
+    assert_eq!(named_on_gpus(&begun(), &[]), []);
+    assert_eq!(named_on_gpus(&begun(), &[(0, "a", 1 << 40)]), [], "a rank that is not there");
+    let busy = begun().all(&[0, 1, 2], "b", REDUCE, 8, 2.0);
+    assert_eq!(named_on_gpus(&busy, &[(0, "a", 2)]), [], "busy elsewhere");
+    let chain = Host::new(4, &["a", "b", "c"]).all(&[0, 1, 2, 3], "a", REDUCE, 8, 90.0);
+    let chain =
+        chain.all(&[0, 1, 2, 3], "b", REDUCE, 8, 90.0).call(Made(2, "c", "ncclSend", 8, Some(3), 1.0));
+    assert_eq!(named_on_gpus(&chain, &[(0, "a", 2), (1, "b", 4)]), [], "the end of the chain is busy");
+    let late = begun().all(&[0, 2], "a", REDUCE, 64, 50.0);
+    let found = compare(&late.0, AFTER);
+    assert!(silent(&late.0, AFTER, &found).is_empty(), "calls come first");
 }
 
 const REDUCE: &str = "ncclAllReduce";
