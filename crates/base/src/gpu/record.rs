@@ -20,8 +20,6 @@ pub struct RecordNode {
     after: Vec<usize>,
 }
 
-impl RecordNode {}
-
 /// The nodes of a graph that record an event.
 #[derive(Debug, Default)]
 pub struct Records {

@@ -67,7 +67,7 @@ impl Captures {
         if order.is_shared {
             driver.come_after(stream, self.look(driver, resources, capture)?)?;
         }
-        if !order.recorded.is_some() {
+        if order.recorded.is_none() {
             resources.done.record(resources.history.handle, Ordering::Inside)?;
             order.record_nothing();
         }

@@ -342,7 +342,7 @@ mod tests {
             {
                 self.message();
             }
-            if !self.order.recorded.is_some() {
+            if self.order.recorded.is_none() {
                 self.event = self.history;
                 self.order.record_nothing();
             }
