@@ -1,11 +1,15 @@
 """A rank: joins communicators a and b, makes the calls that its arguments name, says so, and stays.
 
-Calls between `[` and `]` become a graph. `replay` runs the last graph, `replays.SECONDS` runs it for ever, with a pause of so many seconds."""
+Calls between `[` and `]` become a graph. `replay` runs the last graph, `replays.SECONDS` runs it for ever, with a pause of so many seconds.
+`hold` holds the next copy from a device, as a copy of the program's own does that waits for a kernel. A line of input has NCCL run a call of b."""
 
 import ctypes, os, sys, time
 from ctypes import byref, c_int, c_size_t, c_void_p
 
 rank, ranks, calls = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+if calls[:1] == ["lazy"]:  # NCCL makes b late, by an id that rank 0's process makes
+    os.environ["WINDLASS_LAZY"] = "all"
+    calls.pop(0)
 nccl, cuda = ctypes.CDLL("libnccl.so.2"), ctypes.CDLL("libcuda.so.1")
 class Id(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * 128)]
@@ -14,6 +18,7 @@ def check(code):
     assert code == 0, code
 
 context, buffer, stream, graph, replayed = (c_void_p() for _ in range(5))
+held = c_int()
 check(cuda.cuInit(0))
 check(cuda.cuDevicePrimaryCtxRetain(byref(context), 0 if "ONE_GPU_ORDINAL" in os.environ else rank))
 check(cuda.cuCtxSetCurrent(context))
@@ -52,6 +57,9 @@ for call in calls:
         case ["replay"]:
             replay()
             continue
+        case ["hold"]:
+            check(cuda.simHold(b"cuMemcpyDtoHAsync_v2", byref(held)))
+            continue
         case ["replays", pause]:
             print("made", flush=True)
             while True:
@@ -73,5 +81,7 @@ for call in calls:
         case "Recv":
             check(nccl.ncclRecv(buffer, count, 0, *end))
 print("made", flush=True)
-sys.stdin.read()
+for _ in sys.stdin:
+    check(nccl.ncclBroadcast(buffer, buffer, c_size_t(32 << 20), 0, 0, comms["b"], None))
+    print("called", flush=True)
 os._exit(0)

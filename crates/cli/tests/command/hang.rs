@@ -5,7 +5,7 @@ use windlass_base::stats::run::Run;
 use crate::{built, outcome, simulated_nccl, windlass};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -57,12 +57,17 @@ impl Ranks {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap()
         };
         let mut ranks = Ranks(calls.iter().enumerate().map(start).collect());
-        for child in &mut ranks.0 {
+        ranks.say("made\n");
+        ranks
+    }
+
+    /// Waits until all ranks have said that.
+    fn say(&mut self, what: &str) {
+        for child in &mut self.0 {
             let mut said = String::new();
             BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
-            assert_eq!(said, "made\n");
+            assert_eq!(said, what);
         }
-        ranks
     }
 
     /// What is found of these ranks now.
@@ -171,6 +176,20 @@ fn a_rank_stops_replaying() {
         ranks.0[1].wait().unwrap();
         assert_eq!(ranks.named(), [("dead".into(), vec![1])]);
     }
+}
+
+/// A process whose device answers late, since its copies wait for a kernel, makes ids for other ranks meanwhile.
+#[test]
+fn a_question_keeps_nobody_waiting() {
+    let graph = "lazy [ a.AllReduce.64 ]";
+    let folder = tempfile::tempdir().unwrap();
+    let [held, comes] = ["hold replay", "replay"].map(|words| format!("{graph} {words}"));
+    let mut ranks = Ranks::start(folder.path(), &[&held, graph, &comes]);
+    assert_eq!(ranks.named(), [("absent".into(), vec![1])]);
+    for child in &mut ranks.0 {
+        child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+    ranks.say("called\n");
 }
 
 /// Where ranks go on replaying, none is named, also while one waits for another that pauses between its replays.

@@ -73,6 +73,22 @@ impl Drop for One<'_> {
     }
 }
 
+/// Of work that one thread at a time does: the flag is set while this lives.
+pub(crate) struct Busy(&'static AtomicBool);
+
+impl Busy {
+    /// Sets the flag. None if another thread is at work.
+    pub(crate) fn begin(flag: &'static AtomicBool) -> Option<Busy> {
+        (!flag.swap(true, Ordering::AcqRel)).then(|| Busy(flag))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// Runs `act` on a side thread. Waits `within` for its result, or not at all. None if the result has not come, or the process ends.
 pub(crate) fn run<T: Send + 'static>(
     within: Option<Duration>,

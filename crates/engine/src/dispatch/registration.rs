@@ -27,8 +27,6 @@ pub struct Taken {
     pub path: Path,
 }
 
-impl Taken {}
-
 /// Decides a call together with the other ranks. None if the call is no candidate.
 pub fn take(call: &Call, communicator: &Communicator, terms: &Terms) -> Option<Taken> {
     // NCCL refuses a null buffer. Such a call takes no number, so the program's next call gets it.

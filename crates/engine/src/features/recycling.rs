@@ -7,15 +7,16 @@ pub(crate) mod alive;
 pub(crate) mod cached;
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::features::memory::pool;
 use windlass_base::gpu::{self, Ordinal};
 use windlass_transport::heap::{Heap, HeapError};
 
-use crate::background::{side_thread, worker};
-use crate::features::registration::freeing::{Busy, Freeing, free, home_of, is_short_on, let_go};
+use crate::background::side_thread::{self, Busy};
+use crate::background::worker;
+use crate::features::registration::freeing::{Freeing, free, home_of, is_short_on, let_go};
 use crate::features::windows;
 
 /// Wakes the worker if something is kept that may go. Called when a block is freed, and when a communicator has ended.
@@ -114,8 +115,9 @@ fn lend_again<T, H: PartialEq>(
 /// at a time. A later look of the worker deregisters what was registered of freed blocks.
 pub(crate) fn look() {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
-    if is_any_to_look_after() && !IS_BUSY.swap(true, Ordering::AcqRel) {
-        let busy = Busy(&IS_BUSY);
+    if is_any_to_look_after()
+        && let Some(busy) = Busy::begin(&IS_BUSY)
+    {
         side_thread::run_while(LOOK_AFTER_EVERY, move || {
             let _busy = &busy;
             let_go_of_old();

@@ -33,11 +33,6 @@ pub(super) fn request_socket() -> std::io::Result<Token> {
 
 fn all() -> Vec<Box<dyn Chore>> {
     vec![
-        // Deregisters registered memory that the program has freed.
-        Box::new(Plain {
-            due: || registering::alive().any(|one| one.has_entries()).then_some(SOON_TICK),
-            turn: || registering::alive().for_each(|one| one.look()),
-        }),
         Box::new(Growth),
         Box::<HangDetectors>::default(),
         Box::new(Answers),
@@ -128,7 +123,7 @@ impl Chore for Answers {
     }
 }
 
-/// Frees kept memory and ends cached communicators, by shortage and by age.
+/// Deregisters memory that the program has freed; frees kept memory and ends cached communicators, by shortage and by age.
 struct KeptMemory {
     looked: Instant,
     /// The pool keeps memory only while this value exists, that is while the worker runs.
@@ -143,11 +138,14 @@ impl KeptMemory {
 
 impl Chore for KeptMemory {
     fn due(&self) -> Option<Duration> {
-        recycling::is_any_to_look_after().then_some(SOON_TICK)
+        let is_any = recycling::is_any_to_look_after() || registering::alive().any(|one| one.has_entries());
+        is_any.then_some(SOON_TICK)
     }
 
     fn turn(&mut self) {
-        if recycling::is_any_to_look_after() && self.looked.elapsed() >= SOON_TICK {
+        // Others may be due each millisecond, and a look at registered memory asks the driver.
+        if self.due().is_some() && self.looked.elapsed() >= SOON_TICK {
+            registering::alive().for_each(|one| one.look());
             recycling::look();
             self.looked = Instant::now();
         }

@@ -31,6 +31,7 @@ use ballot::{Ballot, Objection, Outcome};
 use plan::{SleepPlan, SleepStep};
 use windlass_base::error::refuse;
 use windlass_base::lock::{Mutex, MutexGuard};
+use windlass_base::thread;
 use windlass_bootstrap::request_socket::Answer;
 use windlass_transport::TransportError;
 use windlass_transport::heap::{self, HeapError, Place};
@@ -53,7 +54,7 @@ pub(super) struct Sleep {
     wakes: AtomicBool,
     /// Whether NCCL's part sleeps.
     nccl_sleeps: AtomicBool,
-    /// Held by a suspend or resume, and while the background worker reads the ranks' memory.
+    /// Held by a suspend or resume, and while a thread reads the ranks' memory.
     memory: Mutex<()>,
 }
 
@@ -103,9 +104,6 @@ impl PeerGroup {
     /// Gives the memory back, or takes it again, together with all ranks. Waits for work of this rank and for the other ranks.
     pub fn suspend_or_resume(&self, resumes: bool) -> ncclResult_t {
         process_exit::go_on();
-        if self.sleeps() != resumes {
-            return refuse(ncclInvalidUsage, format_args!("the communicator is in that state already"));
-        }
         if self.error() != ncclSuccess {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
@@ -114,7 +112,17 @@ impl PeerGroup {
             Some(SleepCall { peer_group: self, mapped, word, until: Instant::now() + QUIET_WITHIN })
         });
         let Some(call) = found else { return ncclInternalError };
-        let _memory = self.sleep.memory.lock();
+        let mut memory = None;
+        // A reader may wait for the driver for as long as kernels run.
+        if !thread::wait_while(QUIET_WITHIN, LOOK_SELDOM, || {
+            memory = self.sleep.memory.try_lock();
+            memory.is_none()
+        }) {
+            return self.objected(resumes, self.rank(), Objection::Busy);
+        }
+        if self.sleeps() != resumes {
+            return refuse(ncclInvalidUsage, format_args!("the communicator is in that state already"));
+        }
         let result = own_thread::run(|| call.run(resumes));
         result.err().map_or(ncclSuccess, |(by, why)| self.objected(resumes, by, why))
     }

@@ -1,6 +1,6 @@
 //! Has NCCL free blocks that have left the pool, and lets other threads wait for that.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nccl_sys::ncclSuccess;
@@ -56,15 +56,6 @@ pub(crate) fn free(block: Address) {
     let code = registration::free(block);
     if code != ncclSuccess {
         log::warn!("NCCL does not free {block:#x}, which it allocated: {code:?}");
-    }
-}
-
-/// Sets the flag back when dropped: a thread is busy until then.
-pub(crate) struct Busy(pub &'static AtomicBool);
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
     }
 }
 

@@ -1,14 +1,24 @@
 //! Says for whom a rank of this process waits on its GPU, to `windlass hang`, which asks at the request socket. Nobody is asked for it, and no
 //! kernel: the words that ranks read are the ones by which kernels find each other's data.
 
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
 use nccl_sys::ncclSuccess;
 
 use windlass_bootstrap::awaited::{Awaited, Question};
 use windlass_bootstrap::request_socket::Answer;
 
+use crate::background::side_thread::{self, Busy};
 use crate::background::worker::Chore;
 use crate::peers::group::PeerGroup;
 use crate::peers::registry;
+
+/// How long the worker waits for words of the device.
+const READ_WITHIN: Duration = Duration::from_millis(100);
+
+/// Whether a thread reads. A copy may stand behind the program's own, and these behind the kernel that waits.
+static READS: AtomicBool = AtomicBool::new(false);
 
 /// Answers `windlass hang`.
 pub(in crate::peers) struct AwaitedRanks;
@@ -17,7 +27,12 @@ impl Chore for AwaitedRanks {
     fn answer(&mut self, words: &[u8]) -> Option<Answer> {
         let Question { token, rank } = Question::decode(words)?;
         let is_meant = |one: &PeerGroup| one.negotiated().comm.number() == token && one.rank() == rank;
-        let awaited = registry::alive().find(|one| is_meant(one))?.awaited()?;
+        let meant = registry::alive().find(|one| is_meant(one))?;
+        let busy = Busy::begin(&READS)?;
+        let awaited = side_thread::run(Some(READ_WITHIN), move || {
+            let _busy = busy;
+            meant.awaited()
+        })??;
         (!awaited.is_empty()).then(|| Answer { words: Awaited::encode(&awaited), descriptor: None })
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::features::memory::pool::{self, Block};
 use windlass_base::gpu::{Home, Ordinal};
 
-use crate::background::side_thread;
-use crate::features::registration::freeing::{self, Busy};
+use crate::background::side_thread::{self, Busy};
+use crate::features::registration::freeing;
 use crate::features::windows::kept::{LOOK_EVERY, Windows, alive, blocks};
 
 /// Whether a thread is freeing leaving blocks for [`look`].
@@ -17,10 +17,10 @@ static IS_BUSY: AtomicBool = AtomicBool::new(false);
 
 /// Starts to free the leaving blocks, on a side thread. Those of communicators with a call inside stay for a later look. Does not wait.
 pub(crate) fn look() {
-    if pool::leaving().is_empty() || IS_BUSY.swap(true, Ordering::AcqRel) {
+    if pool::leaving().is_empty() {
         return;
     }
-    let busy = Busy(&IS_BUSY);
+    let Some(busy) = Busy::begin(&IS_BUSY) else { return };
     let all: Vec<Arc<Windows>> = alive().collect();
     side_thread::run(None, move || {
         let _busy = busy;
