@@ -46,7 +46,7 @@ static int counts[FUNCTIONS_MAX];
 
 static double now(void) {
   struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(CLOCK_REALTIME, &time); /* as the device's times are told */
   return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
 }
 
@@ -76,9 +76,13 @@ static void write_trace(void) {
   fprintf(file, "[");
   for (int i = 0; i < told; i++) {
     const struct event* event = &events[i];
-    fprintf(file, "%s{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%ld,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"communicator\":\"%016lx\",\"rank\":%d,\"count\":%zu}}",
-            i ? ",\n" : "", event->name, (int)getpid(), event->thread, event->begun, event->ended - event->begun, event->context->id,
-            event->context->rank, event->count);
+    /* A channel has the device's times, a thread of its own in the trace, and its call's name. */
+    const bool is_device = event->kind == KERNEL_CH && event->parent;
+    const struct event* call = is_device ? event->parent : event;
+    double begin = is_device ? (double)event->times[0] / 1e3 : event->begun, end = is_device ? (double)event->times[1] / 1e3 : event->ended;
+    fprintf(file, "%s{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%ld,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"communicator\":\"%016lx\",\"rank\":%d,\"count\":%zu}}",
+            i ? ",\n" : "", call->name, is_device ? "device" : "host", (int)getpid(), is_device ? 0 : event->thread, begin, end - begin, call->context->id,
+            call->context->rank, call->count);
   }
   fprintf(file, "]\n");
   fclose(file);

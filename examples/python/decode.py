@@ -135,7 +135,7 @@ def sleep_and_wake(cycles, graph, state, device, unused):
     # A graph's kernels begin later once the process has used another stream, as most programs do, and as a sleep does (docs/sleep.md).
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(TIMED):
-            tokens.clone()
+            wanted.clone()
     streams = median_ms()
     # The same without sleeps: what the rest of a cycle does to the time.
     waking = [cycle(sleeps=False) for _ in range(cycles)]
