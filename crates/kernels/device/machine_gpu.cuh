@@ -241,6 +241,19 @@ WINDLASS_DEVICE uint32_t bfloats_of_floats(float low, float high) {
   return bits;
 }
 
+// Add two elements each, and round once.
+WINDLASS_DEVICE uint32_t add_halves(uint32_t a, uint32_t b) {
+  uint32_t sum;
+  asm("add.rn.f16x2 %0,%1,%2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+WINDLASS_DEVICE uint32_t add_bfloats(uint32_t a, uint32_t b) {
+  uint32_t sum;
+  // GPUs of 8.0 have no addition. A factor of one changes nothing.
+  asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80), "r"(b));
+  return sum;
+}
+
 // Slots of bulk channels and of Simple. Loads bypass L1, which may hold the slot's earlier content.
 WINDLASS_DEVICE Vector load_slot(const char* from) {
   Vector v;

@@ -12,13 +12,19 @@ struct OneShot : Channel<Ll128Format<groups>, straight> {
   typedef Channel<Ll128Format<groups>, straight> Base;
   using Base::launch;
   const uint64_t count_word;
-  const uint64_t count;  // launches that have used the channel
+  const uint64_t loaded;
+  uint64_t count;  // launches that have used the channel. Known only after `settle`
 
   WINDLASS_DEVICE OneShot(const WindlassCollectiveLaunch& launch, uint32_t channel)
       : Base(OneCall(launch), launch.wires[0], channel, 0),
         count_word(launch.regions[launch.rank] + launch.wires[0].channels + channel * WINDLASS_LL_COUNT_BYTES),
-        count(load_word_relaxed(count_word)) {}
-  WINDLASS_DEVICE bool has_step() const { return this->step < this->steps; }
+        loaded(load_word_relaxed(count_word)) {}
+  // Without the division by which `steps` is known: it would stand before the first load.
+  WINDLASS_DEVICE bool has_step() const { return this->step * launch.used_channels + this->channel < (uint32_t)launch.packets; }
+  // Uses the count. The caller issues loads of user data before, so that these do not wait for the count.
+  WINDLASS_DEVICE void settle() {
+    if (this->step == 0) count = loaded;
+  }
   WINDLASS_DEVICE bool moves(uint32_t rank) const { return rank < launch.ranks; }
   WINDLASS_DEVICE bool moves_peer(uint32_t rank) const { return rank != launch.rank && moves(rank); }
   WINDLASS_DEVICE uint64_t tag() const { return launch.first_tag + count; }
@@ -51,6 +57,7 @@ WINDLASS_DEVICE bool run_one_shot_channel(OneShot<groups, straight>& way) {
     WINDLASS_UNROLL
     for (int distance = 1; distance < (parts ? ranks_max : 2); ++distance)
       if (!parts || distance < (int)launch.ranks) load_packet(way, out[distance - 1], launch.send[parts ? way.peer(distance) : me], bytes);
+    way.settle();
     store_lines<ranks_max>(way, out);
     // What only moves also goes to this rank's own place.
     if (!Reducer::reduces && launch.receive[me] != launch.send[me]) store_packet(way, out[0], launch.receive[me], bytes);

@@ -106,10 +106,19 @@ template <class Reducer, int groups, int sources>
 WINDLASS_DEVICE void reduce_packet(Vector (&result)[groups], const Vector (&x)[sources][groups], const WindlassCollectiveLaunch& launch) {
   const Reduction how{launch.reduction, launch.scale};
   if constexpr (sources == 1) {
+    if constexpr (adds_two<Reducer>) {
+      // One branch a packet.
+      if (!WINDLASS_SELDOM(is_average(how))) {
+        WINDLASS_UNROLL
+        for (int group = 0; group < groups; ++group)
+          result[group] = Vector{Reducer::add_two(result[group].x, x[0][group].x), Reducer::add_two(result[group].y, x[0][group].y)};
+        return;
+      }
+    }
     WINDLASS_UNROLL
     for (int group = 0; group < groups; ++group) {
       const uint64_t low[2] = {result[group].x, x[0][group].x}, high[2] = {result[group].y, x[0][group].y};
-      result[group] = Vector{reduce_words<Reducer>(low, 2, how), reduce_words<Reducer>(high, 2, how)};
+      result[group] = Vector{fold_words<Reducer>(low, 2, how), fold_words<Reducer>(high, 2, how)};
     }
   } else if constexpr (chooses_at_run_time<Reducer>) {
     uint64_t words[sources][2 * groups], all[2 * groups];

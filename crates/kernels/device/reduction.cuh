@@ -50,11 +50,16 @@ struct SumF32 {
   static WINDLASS_DEVICE uint64_t end(const Fold& fold, const Reduction&) {
     return bits_of_float(fold.low) | (uint64_t)bits_of_float(fold.high) << 32;
   }
+  static WINDLASS_DEVICE uint64_t add_two(uint64_t a, uint64_t b) {
+    return end(Fold{add_floats(float_of_bits((uint32_t)a), float_of_bits((uint32_t)b)),
+                    add_floats(float_of_bits((uint32_t)(a >> 32)), float_of_bits((uint32_t)(b >> 32)))}, Reduction{});
+  }
 };
 
 struct Half {
   static WINDLASS_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_half((uint16_t)(x >> 16 * at)); }
   static WINDLASS_DEVICE uint32_t narrow(float low, float high) { return halves_of_floats(low, high); }
+  static WINDLASS_DEVICE uint32_t add(uint32_t a, uint32_t b) { return add_halves(a, b); }
 };
 struct Bfloat {
   static WINDLASS_DEVICE float wide(uint64_t x, uint32_t at) {
@@ -63,6 +68,7 @@ struct Bfloat {
     return float_of_bits(at % 2 ? half & 0xffff0000u : half << 16);
   }
   static WINDLASS_DEVICE uint32_t narrow(float low, float high) { return bfloats_of_floats(low, high); }
+  static WINDLASS_DEVICE uint32_t add(uint32_t a, uint32_t b) { return add_bfloats(a, b); }
 };
 
 // Four elements of 16 bits, as wide ones.
@@ -94,6 +100,11 @@ struct SumOf16 {
       fold.part[at] = add_floats(fold.part[at], multiply_floats(Element::wide(x, at), float_of_bits((uint32_t)how.scale)));
   }
   static WINDLASS_DEVICE uint64_t end(const Fold& fold, const Reduction&) { return narrow_quad<Element>(fold); }
+  // One instruction for two elements, where the fold has eleven. The bits are the same: the sum of two is exact in fp32, or rounded to more than twice
+  // as many bits as an element keeps and two more. Then to round once more is to round once.
+  static WINDLASS_DEVICE uint64_t add_two(uint64_t a, uint64_t b) {
+    return Element::add((uint32_t)a, (uint32_t)b) | (uint64_t)Element::add((uint32_t)(a >> 32), (uint32_t)(b >> 32)) << 32;
+  }
 };
 typedef SumOf16<Half> SumF16;
 typedef SumOf16<Bfloat> SumBf16;
@@ -102,9 +113,18 @@ typedef SumOf16<Bfloat> SumBf16;
 template <class Reducer>
 constexpr bool chooses_at_run_time = false;
 
-// Reduces one word of each rank to one word.
+// Whether a sum of two ranks has a shorter way, `add_two`, unless it is an average.
+template <class Reducer>
+constexpr bool adds_two = false;
+template <>
+constexpr bool adds_two<SumF32> = true;
+template <class Element>
+constexpr bool adds_two<SumOf16<Element>> = true;
+WINDLASS_DEVICE bool is_average(const Reduction& how) { return (uint32_t)how.scale != 0x3f800000; }
+
+// Reduces one word of each rank to one word, by a fold.
 template <class Reducer, int ranks_max>
-WINDLASS_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
+WINDLASS_DEVICE uint64_t fold_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
   if constexpr (chooses_at_run_time<Reducer>) {
     uint64_t all[1], words[ranks_max][1];
     WINDLASS_UNROLL
@@ -118,4 +138,11 @@ WINDLASS_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t r
       if (rank < (int)ranks) Reducer::add(fold, x[rank], how);
     return Reducer::end(fold, how);
   }
+}
+// The same in the shortest way.
+template <class Reducer, int ranks_max>
+WINDLASS_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
+  if constexpr (ranks_max == 2 && adds_two<Reducer>)
+    if (!WINDLASS_SELDOM(is_average(how))) return Reducer::add_two(x[0], x[1]);
+  return fold_words<Reducer>(x, ranks, how);
 }

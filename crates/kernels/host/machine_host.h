@@ -735,6 +735,12 @@ inline uint16_t bfloat_of_float(float value) {
 }
 inline uint32_t halves_of_floats(float low, float high) { return half_of_float(low) | (uint32_t)half_of_float(high) << 16; }
 inline uint32_t bfloats_of_floats(float low, float high) { return bfloat_of_float(low) | (uint32_t)bfloat_of_float(high) << 16; }
+inline uint32_t add_halves(uint32_t a, uint32_t b) {
+  return halves_of_floats(float_of_half((uint16_t)a) + float_of_half((uint16_t)b), float_of_half((uint16_t)(a >> 16)) + float_of_half((uint16_t)(b >> 16)));
+}
+inline uint32_t add_bfloats(uint32_t a, uint32_t b) {
+  return bfloats_of_floats(float_of_bits(a << 16) + float_of_bits(b << 16), float_of_bits(a & 0xffff0000u) + float_of_bits(b & 0xffff0000u));
+}
 
 inline Vector load_slot(const char* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store_slot(char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
