@@ -14,17 +14,18 @@ _started = False
 def start():
     """Opens Windlass if the user asks for it, and tells why if that has no effect. Never raises: the program must start as ever."""
     global _started
+    asked = os.environ.get("WINDLASS_PYTHON")
     # Python may read the folder of packages twice, by two names.
-    if _started or os.environ.get("WINDLASS_PYTHON") != "on":
+    if _started or asked in (None, "", "off"):
         return
     _started = True
     try:
-        why = _open()
+        why = _open() if asked == "on" else "expected on or off"
     except Exception as error:
         why = error
     if why and os.environ.get("WINDLASS_LOG") != "off":
         try:
-            os.write(2, f"windlass: WINDLASS_PYTHON=on has no effect: {why}\n".encode(errors="replace"))
+            os.write(2, f"windlass: WINDLASS_PYTHON={asked} has no effect: {why}\n".encode(errors="replace"))
         except OSError:
             pass
 

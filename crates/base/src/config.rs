@@ -208,7 +208,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
         }
         let Some(option) = option(&name) else {
             let nearest = nearest(&name).map_or(String::new(), |near| format!("; the nearest is {near}"));
-            complaints.push(format!("{name} is no option{nearest}"));
+            complaints.push(format!("{name}=\"{text}\" has no effect: it is no option{nearest}"));
             continue;
         };
         says_log |= option.name == "WINDLASS_LOG";
@@ -398,8 +398,11 @@ mod tests {
         let Parsed { startup, config, complaints, .. } =
             read(&[("WINDLASS_LGO", "info"), ("WINDLASS_BOGUS", "1"), ("WINDLASS_STATS", "maybe")]);
         assert_eq!((startup, config), (Startup::default(), Config::default()));
-        assert_eq!(complaints[0], "WINDLASS_LGO is no option; the nearest is WINDLASS_LOG");
-        assert_eq!(complaints[1], "WINDLASS_BOGUS is no option");
+        assert_eq!(
+            complaints[0],
+            "WINDLASS_LGO=\"info\" has no effect: it is no option; the nearest is WINDLASS_LOG"
+        );
+        assert_eq!(complaints[1], "WINDLASS_BOGUS=\"1\" has no effect: it is no option");
         assert_eq!(complaints[2], "WINDLASS_STATS is \"maybe\", expected: on, off; its default holds: on");
     }
 

@@ -21,7 +21,7 @@ pub struct Options {
     #[arg(long, required_unless_present = "process")]
     op: Option<String>,
     /// The size of its larger buffer, such as 64K or 1M
-    #[arg(long, value_parser = crate::bench::sizes::bytes, required_unless_present = "process")]
+    #[arg(long, value_parser = crate::bench::sizes::bytes, required_unless_present = "process", allow_hyphen_values = true)]
     bytes: Option<u64>,
     /// The number of ranks, all on this machine
     #[arg(long, required_unless_present = "process")]

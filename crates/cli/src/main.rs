@@ -109,6 +109,9 @@ fn main() -> ExitCode {
         Err(error) => {
             say!("windlass: {error:#}");
             let code = if error.is::<BadOption>() { 2 } else { 1 };
+            if code == 2 {
+                say!("windlass: nothing was started");
+            }
             ExitCode::from(interruption::look().map_or(code, interruption::exit_code))
         }
     }
@@ -120,11 +123,15 @@ fn refuse(mut error: clap::Error) -> ExitCode {
     error.remove(ContextKind::Suggested);
     let is_unknown = error.kind() == ErrorKind::UnknownArgument;
     if error.kind() == ErrorKind::ValueValidation {
+        // What Rust says of numbers, in words.
+        let words = [
+            ("invalid digit found in string", "expected a whole number"),
+            ("invalid float literal", "expected a number"),
+            (" is not in ", ", expected "),
+            ("..=", " to "),
+        ];
         let said = error.render().to_string();
-        text::tell(format_args!(
-            "{}",
-            said.replace("invalid digit found in string", "expected a whole number")
-        ));
+        text::tell(format_args!("{}", words.iter().fold(said, |said, (from, to)| said.replace(from, to))));
     } else if error.print().is_err() {
         return ExitCode::FAILURE;
     }
@@ -140,6 +147,12 @@ fn refuse(mut error: clap::Error) -> ExitCode {
                 "windlass run starts one command. A launcher's options come behind it: windlass run -- torchrun --nproc-per-node 4 train.py"
             );
         }
+    }
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        let commands = Command::command();
+        let names: Vec<&str> =
+            commands.get_subcommands().filter(|one| !one.is_hide_set()).map(|one| one.get_name()).collect();
+        say!("windlass has the commands {}", names.join(", "));
     }
     if error.use_stderr() {
         say!("windlass: nothing was started");

@@ -56,20 +56,23 @@ pub fn verdict(facts: &Facts, findings: &[Finding]) -> Verdict {
         next: next.into(),
     };
     let devices = facts.gpus.as_ref().map_or(0, |gpus| gpus.devices.len());
+    let mend = match devices {
+        0 | 1 => "run windlass doctor where the job runs, with its GPUs, and mend there what is BROKEN",
+        _ => "mend every finding that is BROKEN",
+    };
     match findings.iter().map(|finding| finding.level).max() {
         Some(Level::Broken)
-            if facts.nccl.is_none() || facts.windlass.is_none() || !facts.refusals.is_empty() =>
+            if !facts.off.contains(&"WINDLASS=off")
+                && (facts.nccl.is_none() || facts.windlass.is_none() || !facts.refusals.is_empty()) =>
         {
-            of(1, "Windlass would not take effect: windlass run refuses", "mend every finding that is BROKEN")
+            of(1, "Windlass would not take effect: windlass run refuses", mend)
         }
-        Some(Level::Broken) => of(
-            1,
-            "Windlass does nothing here: NCCL would run every call",
-            "mend every finding that is BROKEN",
+        Some(Level::Broken) => of(1, "Windlass does nothing here: NCCL would run every call", mend),
+        Some(Level::Limited) if devices < 2 => of(
+            3,
+            "this machine has no two GPUs to communicate between",
+            "run windlass doctor where the job runs, with its GPUs (docker run --gpus all); windlass demo --sim tries Windlass here",
         ),
-        Some(Level::Limited) if devices < 2 => {
-            of(3, "this machine has no two GPUs to communicate between", "windlass demo --sim")
-        }
         Some(Level::Limited) => of(
             3,
             "Windlass works here, but lacks what is LIMITED",
@@ -145,7 +148,9 @@ fn limits(facts: &Facts, findings: &mut Findings) {
         }
     }
     facts.unmeasured.iter().for_each(|why| findings.add(Level::Note, why));
-    if let Some(folder) = &facts.passing_cache {
+    if let Some(folder) = &facts.passing_cache
+        && facts.gpus.is_some()
+    {
         findings.add(Level::Note, format!(
             "limits that are measured here end with this container: mount a folder at {}, or each start measures anew",
             folder.display()
@@ -213,7 +218,7 @@ fn libraries(facts: &Facts, findings: &mut Findings) {
     facts.windlass_problem.iter().for_each(|problem| findings.add(Level::Broken, problem));
     let Some(nccl) = &facts.nccl else {
         return findings.add(Level::Broken,
-            "found no real NCCL: install one (pip install nvidia-nccl-cu12) or name an existing one with --nccl PATH",
+            "found no real NCCL: install one (pip install nvidia-nccl-cu12, of CUDA 13 nvidia-nccl-cu13) or name an existing one with --nccl PATH",
         );
     };
     match (nccl.version, &nccl.load_problem) {

@@ -112,7 +112,7 @@ pub fn decide(situation: &Situation) -> Decision {
                 decision.refusals.push(not_windlass(windlass));
             }
             decision.refusals.push(format!(
-                "found no real NCCL for this command: install one (pip install nvidia-nccl-cu12) or name an existing one with \
+                "found no real NCCL for this command: install one (pip install nvidia-nccl-cu12, of CUDA 13 nvidia-nccl-cu13) or name an existing one with \
                  --nccl PATH; --sim needs none, and no GPU. Looked at:\n{}",
                 situation.searched
             ));

@@ -34,6 +34,18 @@ fn values() {
         ("A=b", &["stats", "one"][..], 2, "'one' for '[PROCESS]': expected the number of a process"),
         ("A=b", &["stats", "999999999"], 1, "there is no process 999999999"),
         ("A=b", &["demo", "--sim", "--ranks", "99"], 2, "--ranks 99: expected 1 to 8"),
+        ("A=b", &["demo", "--sim", "--ranks", "99"], 2, "nothing was started"),
+        ("A=b", &["compare", "--runs", "0", "--", "true"], 2, "'--runs <N>': 0, expected 1 to 30"),
+        ("A=b", &["hang", "--after", "soon"], 2, "'--after <SECONDS>': expected a number"),
+        ("A=b", &["bench", "--sim", "--sizes", "0"], 2, "\"0\" is no size: expected at least 1"),
+        (
+            "A=b",
+            &["explain", "--op", "all_reduce", "--ranks", "2", "--bytes", "-5"],
+            2,
+            "'-5' for '--bytes <BYTES>': \"-5\" is no size",
+        ),
+        ("A=b", &["bogus"], 2, "windlass has the commands run, "),
+        ("A=b", &["run", "--", "no-such-program"], 127, "not found in PATH; nothing was started"),
         ("A=b", &["options", "WINDLASS_NO"], 2, "WINDLASS_NO: expected one of the names"),
         ("WINDLASS_HEAP_MAX=1.5G", sim, 0, "WINDLASS_HEAP_MAX is \"1.5G\", expected: whole bytes, as 512M; "),
         ("WINDLASS_HEAP_MAX=1.5G", sim, 0, "its default holds: 8G"),
@@ -56,7 +68,12 @@ fn values() {
             0,
             "warning: WINDLASS=off: every call goes straight to the real NCCL",
         ),
-        ("WINDLASS_ODER=fixed", sim, 0, "WINDLASS_ODER is no option; the nearest is WINDLASS_ORDER"),
+        (
+            "WINDLASS_ODER=fixed",
+            sim,
+            0,
+            "WINDLASS_ODER=\"fixed\" has no effect: it is no option; the nearest is WINDLASS_ORDER",
+        ),
         ("WINDLASS_TUNING=/nowhere", sim, 0, "WINDLASS_TUNING=/nowhere: expected a table"),
         ("WINDLASS_TUNING=/nowhere", &["tune", "--show", "--sim"], 0, "it is left out: No such file"),
     ] {
@@ -101,7 +118,7 @@ fn no_nccl() {
             let all = printed + &told;
             assert!(
                 all.contains(
-                    "install one (pip install nvidia-nccl-cu12) or name an existing one with --nccl"
+                    "install one (pip install nvidia-nccl-cu12, of CUDA 13 nvidia-nccl-cu13) or name an existing one with --nccl"
                 ),
                 "{all}"
             );
