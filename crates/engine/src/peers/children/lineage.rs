@@ -142,8 +142,9 @@ impl Lineage {
     /// Duplicates of what tells the ends of these ranks' processes.
     pub(super) fn watched(&self, ranks: u64) -> Vec<(u32, Ours)> {
         let alive = self.lives.iter().filter(|life| ranks & (1 << life.rank) != 0);
-        let ends =
-            alive.flat_map(|life| life.ends.iter().flat_map(|ends| ends.iter()).map(|end| (life.rank, end)));
+        let ends = alive.flat_map(|life| {
+            life.ends.get().into_iter().flat_map(|ends| ends.iter()).map(|end| (life.rank, end))
+        });
         ends.filter_map(|(rank, end)| Some((rank, copy(rank, end)?))).collect()
     }
 
