@@ -23,7 +23,7 @@ pub mod device_resources;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
 
@@ -38,6 +38,7 @@ use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::stream::{Capture, Ordering::Inside, Place};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
 use windlass_base::lock::Mutex;
+use windlass_base::thread;
 
 /// Makes the graph of a capture keep the communicator's regions. The first operation in a capture calls it.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
@@ -344,15 +345,10 @@ impl Sequencer {
 
     /// Waits until all issued work is done, at most for `at_most`, as NCCL's destroy does. Blocks no stream.
     pub fn wait_idle(&self, at_most: Duration) -> Result<(), TransportError> {
-        let began = Instant::now();
-        while !self.is_idle().map_err(TransportError::told)? {
-            if began.elapsed() >= at_most {
-                let waited_ms = began.elapsed().as_millis() as u64;
-                return Err(TransportError::Busy { rank: self.rank, waited_ms }.told());
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        Ok(())
+        let is_idle = || self.is_idle().map(|is_idle| is_idle.then_some(())).transpose();
+        let idle = thread::look_until(at_most, Duration::from_micros(50), is_idle);
+        let late = || Err(TransportError::Busy { rank: self.rank, waited_ms: at_most.as_millis() as u64 });
+        idle.unwrap_or_else(late).map_err(TransportError::told)
     }
 
     /// What kernels waited for when they left on an abort or a question; empty if none waited. Complete once the sequencer

@@ -1,11 +1,12 @@
 //! Tests mappings by loads and stores: a successful call to map does not prove that memory is there.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::heap::Heap;
 use crate::heap::error::HeapError;
 use windlass_base::gpu::Address;
 use windlass_base::gpu::stream::{Event, Ordering};
+use windlass_base::thread;
 
 /// A device that has done none of our work for so long never will.
 const AT_MOST: Duration = Duration::from_secs(300);
@@ -36,14 +37,9 @@ impl Heap {
     fn load_after_stream(&self, address: Address) -> Result<u32, HeapError> {
         let done = Event::new(self.home.driver)?;
         done.record(self.stream.handle, Ordering::Inside)?;
-        let began = Instant::now();
-        while !done.is_done()? {
-            if began.elapsed() >= AT_MOST {
-                let waited_ms = began.elapsed().as_millis() as u64;
-                return Err(HeapError::Late { device: self.home.device, waited_ms });
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
+        let is_done = || done.is_done().map(|is_done| is_done.then_some(())).transpose();
+        let late = HeapError::Late { device: self.home.device, waited_ms: AT_MOST.as_millis() as u64 };
+        thread::look_until(AT_MOST, LOOK_EVERY, is_done).ok_or(late)??;
         Ok(self.stream.load(address)?)
     }
 
