@@ -31,6 +31,7 @@ use windlass_base::gpu::{self, Address, Driver, Ordinal};
 use windlass_base::lock::Mutex;
 use windlass_base::process;
 use windlass_base::range::Range;
+use windlass_base::scoped::Counted;
 use windlass_base::stats::count;
 use windlass_base::stats::resources::Pooled;
 
@@ -253,20 +254,9 @@ pub(crate) fn trim(device: Ordinal) -> Vec<Address> {
     gone
 }
 
-/// While this value lives, a thread calls [`age`] repeatedly.
-#[derive(Debug)]
-pub(crate) struct LookedAfter(());
-
-/// Notes that the calling thread calls [`age`] from now on.
-pub(crate) fn look_after() -> LookedAfter {
-    LOOKED_AFTER_BY.fetch_add(1, Ordering::Relaxed);
-    LookedAfter(())
-}
-
-impl Drop for LookedAfter {
-    fn drop(&mut self) {
-        LOOKED_AFTER_BY.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Notes that the calling thread calls [`age`] repeatedly while the value lives.
+pub(crate) fn look_after() -> Counted<'static> {
+    Counted::by(&LOOKED_AFTER_BY)
 }
 
 /// Removes blocks that were kept unused for longer than this. The caller has NCCL free the result.
