@@ -8,18 +8,15 @@
 //! [`RequestSocket::turn`]. A process that does not answer, or cannot be reached, gives no answer, which is no failure.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    self, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{self, RecvFlags, SendFlags};
 
 use crate::negotiated::Token;
 
-use super::packet_socket::{accepted, address, received_with, socket};
+use super::packet_socket::{accepted, address, received_with, send_with, socket};
 use super::place;
 use windlass_base::descriptor::{self, Ours};
 
@@ -79,12 +76,6 @@ struct Asked {
     sent: bool,
 }
 
-/// The state of a question after a turn.
-enum QuestionState {
-    Later,
-    Over(Answered),
-}
-
 impl RequestSocket {
     /// Opens one with a new name.
     pub fn open() -> std::io::Result<RequestSocket> {
@@ -126,12 +117,11 @@ impl RequestSocket {
     /// answers that have come, or why there will be none.
     pub fn turn(&mut self, mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Answered)> {
         let mut answers = Vec::new();
-        self.asked.retain_mut(|asked| match asked.turn() {
-            QuestionState::Later => true,
-            QuestionState::Over(answer) => {
-                answers.push((asked.key, answer));
-                false
-            }
+        self.asked.retain_mut(|asked| {
+            let answer = asked.turn();
+            let waits = answer.is_none();
+            answers.extend(answer.map(|answer| (asked.key, answer)));
+            waits
         });
         self.accept();
         self.callers.retain(|caller| !hear(caller, &mut answer));
@@ -196,7 +186,8 @@ fn hear(caller: &impl AsFd, answer: &mut impl FnMut(&[u8]) -> Option<Answer>) ->
         Ok((_, length)) if (1..=WORDS_BYTES_MAX).contains(&length) => {
             if let Some(answer) = answer(&words[..length]) {
                 // The asker may be gone.
-                let _ = send(caller, &answer);
+                let descriptor: Vec<_> = answer.descriptor.iter().map(AsFd::as_fd).collect();
+                let _ = send_with(caller, &[IoSlice::new(&answer.words)], &descriptor);
             }
         }
         _ => {}
@@ -205,51 +196,37 @@ fn hear(caller: &impl AsFd, answer: &mut impl FnMut(&[u8]) -> Option<Answer>) ->
 }
 
 impl Asked {
-    fn turn(&mut self) -> QuestionState {
+    /// The answer, or why there will be none. None where it is yet to come.
+    fn turn(&mut self) -> Option<Answered> {
         match self.go_on() {
-            Ok(turn) => turn,
-            Err(Errno::AGAIN | Errno::INTR) => QuestionState::Later,
-            Err(error) if descriptor::is_want(error) => QuestionState::Over(Err(Silence::Want)),
-            Err(_) => QuestionState::Over(Err(Silence::Unanswered)),
+            Ok(answer) => Some(answer.ok_or(Silence::Unanswered)),
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(error) if descriptor::is_want(error) => Some(Err(Silence::Want)),
+            Err(_) => Some(Err(Silence::Unanswered)),
         }
     }
 
-    fn go_on(&mut self) -> rustix::io::Result<QuestionState> {
-        if self.socket.is_none() {
-            let socket = descriptor::even_of_reserve(socket)?;
-            net::connect(&socket, &address(self.to)?)?;
-            self.socket = Some(socket);
-        }
-        let Some(socket) = &self.socket else { return Ok(QuestionState::Later) };
+    /// Asks, and waits for nothing. None if the answer cannot be read.
+    fn go_on(&mut self) -> rustix::io::Result<Option<Answer>> {
+        let socket = match self.socket.take() {
+            Some(socket) => socket,
+            None => {
+                let socket = descriptor::even_of_reserve(socket)?;
+                net::connect(&socket, &address(self.to)?)?;
+                socket
+            }
+        };
+        let socket = self.socket.insert(socket);
         if !self.sent {
-            net::send(socket, &self.words, SendFlags::NOSIGNAL)?;
+            net::send(&*socket, &self.words, SendFlags::NOSIGNAL)?;
             self.sent = true;
         }
         let mut words = [0; WORDS_BYTES_MAX + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut buffers = [IoSliceMut::new(&mut words)];
         let mut descriptors = Vec::new();
-        let received = received_with(socket, &mut buffers, &mut control, &mut descriptors)?;
-        let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-        if cut || !(1..=WORDS_BYTES_MAX).contains(&received.bytes) {
-            return Ok(QuestionState::Over(Err(Silence::Unanswered)));
-        }
-        Ok(QuestionState::Over(Ok(Answer {
-            words: words[..received.bytes].to_vec(),
-            descriptor: descriptors.pop(),
-        })))
+        let bytes = received_with(socket, &mut [IoSliceMut::new(&mut words)], &mut descriptors)?;
+        let is_answer = (1..=WORDS_BYTES_MAX).contains(&bytes) && descriptors.len() < 2;
+        Ok(is_answer.then(|| Answer { words: words[..bytes].to_vec(), descriptor: descriptors.pop() }))
     }
-}
-
-fn send(socket: &impl AsFd, answer: &Answer) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptor: Vec<_> = answer.descriptor.iter().map(AsFd::as_fd).collect();
-    if !descriptor.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptor)) {
-        return Err(Errno::NOBUFS);
-    }
-    net::sendmsg(socket, &[IoSlice::new(&answer.words)], &mut control, SendFlags::NOSIGNAL).map(drop)
 }
 
 #[cfg(test)]

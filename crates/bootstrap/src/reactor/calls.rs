@@ -207,9 +207,8 @@ impl Calls {
         let Expected { call, ranks, lives } = expected;
         self.arrivals(sockets, sessions, call).await_ranks(ranks);
         for (rank, life) in lives {
-            let mut watched = sockets.poll.watch(life);
-            match watched.want(EventFlags::IN) {
-                Ok(()) => {
+            match sockets.poll.watch_for(life, EventFlags::IN) {
+                Ok(watched) => {
                     let key = watched.key();
                     let life = Endpoint::Life { call, rank, _end: watched };
                     drop(sockets.endpoints.insert(key, life))

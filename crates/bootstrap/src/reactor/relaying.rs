@@ -158,7 +158,5 @@ fn relay(
 /// Begins to connect to a root. The root is in this process and needs a descriptor of its own to accept.
 fn reach(sockets: &mut Sockets, root: &SocketAddr) -> rustix::io::Result<Watched> {
     connection::free_for_root(1)?;
-    let mut watched = sockets.poll.watch(connection::connect(root)?);
-    watched.want(EventFlags::OUT)?;
-    Ok(watched)
+    sockets.poll.watch_for(connection::connect(root)?, EventFlags::OUT)
 }
