@@ -107,43 +107,35 @@ impl Native {
     /// After a failure of the driver peers wait, and the owner must abort the communicator.
     pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), TransportError> {
         let Native { geometry, layout, regions, tuning, limits, .. } = self;
-        if let Task::Batch(collectives) = task {
-            let mut batch = BatchLaunch::default();
-            let shape = arrange_batch(collectives, geometry, layout, regions, tuning, limits, &mut batch);
-            let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
-            self.start(turn, &shape, Parameter::Several(&mut batch), collectives.len())?;
-            count::fused(collectives.len() as u64);
-            return Ok(());
-        }
-        let mut launch = CollectiveLaunch::default();
-        let shape = match task {
+        match task {
             Task::One(collective) => {
-                arrange(collective, geometry, layout, regions, tuning, limits, &mut launch)
+                let mut launch = CollectiveLaunch::default();
+                let shape = arrange(collective, geometry, layout, regions, tuning, limits, &mut launch);
+                self.start(turn, shape, Parameter::One(&mut launch), None)
             }
             Task::Fused(uneven) => {
-                arrange_uneven(uneven, geometry, layout, regions, tuning, limits, &mut launch)
+                let mut launch = CollectiveLaunch::default();
+                let shape = arrange_uneven(uneven, geometry, layout, regions, tuning, limits, &mut launch);
+                let calls = uneven.parts.iter().filter(|part| part.bytes > 0).count();
+                self.start(turn, shape, Parameter::One(&mut launch), Some(calls))
             }
-            Task::Batch(_) => Ok(None),
-        };
-        let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
-        let calls = match task {
-            Task::Fused(uneven) => uneven.parts.iter().filter(|part| part.bytes > 0).count(),
-            Task::One(_) | Task::Batch(_) => 1,
-        };
-        self.start(turn, &shape, Parameter::One(&mut launch), calls)?;
-        if let Task::Fused(_) = task {
-            count::fused(calls as u64);
+            Task::Batch(collectives) => {
+                let mut batch = BatchLaunch::default();
+                let shape = arrange_batch(collectives, geometry, layout, regions, tuning, limits, &mut batch);
+                self.start(turn, shape, Parameter::Several(&mut batch), Some(collectives.len()))
+            }
         }
-        Ok(())
     }
 
+    /// Launches an arranged kernel, if there is one. `fused`: how many collectives it runs, if several.
     fn start(
         &self,
         turn: &mut Turn<'_>,
-        shape: &kernels::Shape,
+        shape: Result<Option<kernels::Shape>, kernels::Refused>,
         mut parameter: Parameter<'_>,
-        calls: usize,
+        fused: Option<usize>,
     ) -> Result<(), TransportError> {
+        let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
         if shape.kernel.runs_several() != matches!(parameter, Parameter::Several(_)) {
             return Err(TransportError::NoKernel { name: shape.kernel.name() });
         }
@@ -168,7 +160,9 @@ impl Native {
         };
         let (driver, stream) = (turn.driver(), turn.stream);
         let launch = || calls::launch(driver, function, stream, &shape, parameter);
-        Ok(turn.launch(Some(calls), launch)?)
+        turn.launch(Some(fused.unwrap_or(1)), launch)?;
+        fused.into_iter().for_each(|calls| count::fused(calls as u64));
+        Ok(())
     }
 
     /// How many packets this rank has received on all channels since init, for the hang detector. Kernels write these counts, those of LL128 and
