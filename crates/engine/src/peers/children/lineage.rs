@@ -7,7 +7,7 @@ use once_cell::sync::OnceCell;
 
 use crate::background::life::Life;
 use crate::forward::configuration;
-use crate::forward::init::{Ctas, Launches, Policy};
+use crate::forward::init::Ctas;
 use windlass_base::descriptor::Ours;
 use windlass_base::lock::Mutex;
 use windlass_bootstrap::Canceller;
@@ -155,11 +155,8 @@ impl Lineage {
 
 /// What a parent's configuration says of kernels, for children whose own configuration says nothing.
 fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
-    let policy = match negotiated.capabilities & capability::UNBOUND {
-        0 => Policy::Own,
-        _ => Policy::Default,
-    };
-    Ctas { max: negotiated.ctas_max, policy, graphs, launches: Launches::Unordered }
+    let has_policy = negotiated.capabilities & capability::UNBOUND == 0;
+    Ctas { max: negotiated.ctas_max, has_policy, graphs, are_ordered: false }
 }
 
 fn copy(rank: u32, life: &Ours) -> Option<Ours> {
