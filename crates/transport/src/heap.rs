@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use error::HeapError;
 pub use holds::Holds;
-pub use near::reach;
+pub use near::{map, reach};
 pub use peer::{Peer, PeerHeap, PeerRegion};
 pub use place::{Announcement, Place};
 use quarantine::Content;

@@ -12,7 +12,7 @@ use windlass_base::shared_page::SharedPage;
 use windlass_bootstrap::Preparation;
 use windlass_bootstrap::descriptors::{Parcel, Sending};
 use windlass_bootstrap::negotiated::{NegotiatedConfig, RANKS_MAX, Token, capability};
-use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
+use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerRegion, Place, Region};
 
 use crate::background::life::{self, Life};
 use crate::features::page_layout::{self, PAGE_MAKER};
@@ -122,36 +122,15 @@ impl<'a> Preparing<'a> {
         lives.map(|life| Member { rank: life.rank, process: life.process }).collect()
     }
 
-    /// Whether that rank is in this process, too.
-    fn is_near(&self, rank: u32) -> bool {
-        self.negotiated.are_in_one_process(self.prepared.rank, rank)
-    }
-
-    /// Maps the region of a peer in another process.
-    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerRegion, String> {
-        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
-        let peer = Peer { process: member.process.number(), device_uuid: member.device.uuid };
-        let heap = PeerHeap::of(peer).map_err(words)?;
-        heap.map(place, memory, self.heap, &self.prepared.holds).map_err(words)
-    }
-
-    /// Reaches the region of a peer in this process.
-    fn reach(&self, place: Place) -> Result<PeerRegion, String> {
-        heap::reach(place, self.heap).map_err(words)
-    }
-
-    /// Takes the region of a peer, which `map` gives, and tests it. Without wires nothing is mapped.
-    fn take(
-        &mut self,
-        rank: u32,
-        place: Place,
-        map: impl FnOnce(&Self) -> Result<PeerRegion, String>,
-    ) -> Result<(), String> {
+    /// Maps and tests the region of a peer; `memory` is that of one in another process. Without wires nothing is mapped.
+    fn map(&mut self, rank: u32, place: Place, memory: Option<BorrowedFd<'_>>) -> Result<(), String> {
         if self.rings.wires == Wires::None {
             return self.check_size(rank, place.bytes);
         }
         let (own, began) = (self.prepared.rank, Instant::now());
-        let region = map(self)?;
+        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
+        let peer = Peer { process: member.process.number(), device_uuid: member.device.uuid };
+        let region = heap::map(peer, place, memory, self.heap, &self.prepared.holds).map_err(words)?;
         let mapped_us = began.elapsed().as_micros();
         self.check_link(rank)?;
         self.check_size(rank, place.bytes)?;
@@ -340,19 +319,18 @@ fn exchange(
         }
         let mut descriptors = descriptors.into_iter();
         own.prepared.release_sockets.extend(descriptors.next().map(Hold));
-        if own.is_near(rank) {
-            own.take(rank, place, |own| own.reach(place))?;
-        } else {
+        let mut memory = None;
+        if !negotiated.are_in_one_process(own_rank, rank) {
             let mut next = || descriptors.next().ok_or("a peer sent too few descriptors");
-            let memory = next()?;
+            memory = Some(next()?);
             if negotiated.sees_ends() {
                 let ends = [next()?, next()?];
                 if let Some(life) = own.prepared.lives.iter().find(|life| life.rank == rank) {
                     life.ends_with(ends);
                 }
             }
-            own.take(rank, place, |own| own.map(rank, place, memory.as_fd()))?;
         }
+        own.map(rank, place, memory.as_ref().map(AsFd::as_fd))?;
         heard |= 1 << rank;
         if rank == PAGE_MAKER {
             own.prepared.page = Some(Arc::new(page_layout::open(descriptors.next())?));
@@ -403,8 +381,7 @@ fn connect_all(all: &mut [Preparing<'_>], shares: Vec<Share>) -> Result<(), (u32
         let place = region.announce_here(&all[owner].others());
         let (rank, place) = (owner as u32, place.map_err(|refusal| (owner as u32, words(refusal)))?);
         for other in all.iter_mut().filter(|other| other.prepared.rank != rank) {
-            let taken = other.take(rank, place, |other| other.reach(place));
-            taken.map_err(|words| (other.prepared.rank, words))?;
+            other.map(rank, place, None).map_err(|words| (other.prepared.rank, words))?;
         }
     }
     for (one, share) in all.iter_mut().zip(shares) {
