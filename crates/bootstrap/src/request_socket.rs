@@ -63,7 +63,7 @@ pub struct RequestSocket {
     callers: Vec<Ours>,
     asked: Vec<Asked>,
     /// No connection can be accepted now.
-    deaf: bool,
+    pub is_deaf: bool,
 }
 
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl RequestSocket {
         let listener = socket()?;
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
-        Ok(RequestSocket { name, listener, callers: Vec::new(), asked: Vec::new(), deaf: false })
+        Ok(RequestSocket { name, listener, callers: Vec::new(), asked: Vec::new(), is_deaf: false })
     }
 
     /// Asks another request socket, or this one. [`RequestSocket::turn`] returns the answer with this key.
@@ -100,14 +100,9 @@ impl RequestSocket {
         self.asked.iter().any(|asked| !asked.sent)
     }
 
-    /// Whether no question can be received, for want of a descriptor. Then call [`RequestSocket::turn`] again.
-    pub fn is_deaf(&self) -> bool {
-        self.deaf
-    }
-
     /// The sockets to poll.
     pub fn polled(&self) -> Vec<PollFd<'_>> {
-        let listener = (!self.deaf).then_some(&self.listener);
+        let listener = (!self.is_deaf).then_some(&self.listener);
         let own = listener.into_iter().chain(&self.callers);
         let asked = self.asked.iter().filter_map(|asked| asked.socket.as_ref());
         own.chain(asked).map(|socket| PollFd::new(socket, PollFlags::IN)).collect()
@@ -136,7 +131,7 @@ impl RequestSocket {
     /// Accepts only as many as there is room for: a question that has arrived is read before its connection is closed
     /// for others.
     fn accept(&mut self) {
-        self.deaf = false;
+        self.is_deaf = false;
         if self.callers.len() >= UNKNOWN_MAX {
             drop(self.callers.remove(0));
         }
@@ -148,7 +143,7 @@ impl RequestSocket {
                 // Without a free descriptor the next turn tries again. It must not come at once, so the listener is not
                 // polled.
                 Err(_) => {
-                    self.deaf = true;
+                    self.is_deaf = true;
                     return;
                 }
             }
@@ -159,12 +154,12 @@ impl RequestSocket {
     /// somebody without a token may be, keeps no descriptor of the reserve.
     fn accept_of_reserve(&mut self) -> Option<Ours> {
         // The kernel wants a descriptor even where nobody waits.
-        self.deaf &= is_ready(&self.listener, NOW);
-        if !self.deaf {
+        self.is_deaf &= is_ready(&self.listener, NOW);
+        if !self.is_deaf {
             return None;
         }
         let caller = descriptor::even_of_reserve(|| accepted(&self.listener)).ok()?;
-        self.deaf = false;
+        self.is_deaf = false;
         is_ready(&caller, SAYS_WITHIN);
         Some(caller)
     }

@@ -142,10 +142,13 @@ impl Native {
         let captured = turn.begin()?.is_some();
         // Not in a graph, where the edge would say that nothing before it need be done. A kernel that begins early is resident beside the one
         // before it, and takes room that kernels of others may need.
-        let early = shape.early && !captured && self.kernels.may_be_early && turn.is_alone();
+        let early = shape.early
+            && !captured
+            && self.kernels.may_be_early
+            && turn.sequencer.device_resources.is_of_one();
         let launch = parameter.launch();
-        launch.control = turn.control();
-        launch.report = turn.report();
+        launch.control = turn.resources.host.control_address();
+        launch.report = turn.sequencer.report;
         if early {
             launch.flags |= COLLECTIVE_EARLY_NEXT;
         }
@@ -155,10 +158,10 @@ impl Native {
             threads: shape.threads,
             shared_bytes: shape.shared_bytes,
             cluster: turn.cluster(shape.cluster),
-            domain: turn.domain(),
+            domain: turn.sequencer.device_resources.domain,
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };
-        let (driver, stream) = (turn.driver(), turn.stream);
+        let (driver, stream) = (turn.sequencer.device_resources.home.driver, turn.stream);
         let launch = || calls::launch(driver, function, stream, &shape, parameter);
         turn.launch(Some(fused.unwrap_or(1)), launch)?;
         fused.into_iter().for_each(|calls| count::fused(calls as u64));

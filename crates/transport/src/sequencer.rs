@@ -59,10 +59,12 @@ pub struct SequencerParts {
 
 /// One rank's sequencer of one communicator.
 pub struct Sequencer {
-    device_resources: Arc<DeviceResources>,
-    lent: Arc<Lent>,
+    pub(crate) device_resources: Arc<DeviceResources>,
+    /// The launch resources, for owners that must keep them longer than the sequencer.
+    pub lent: Arc<Lent>,
     rank: u32,
-    report: Address,
+    /// Address of the report that kernels write.
+    pub(crate) report: Address,
     hold: Hold,
     /// How graphs that captured this communicator's operations run.
     pub graphs: Graphs,
@@ -122,11 +124,6 @@ impl Sequencer {
     /// The communicator's own stream for NCCL's [message beside a capture](History::MessageBeside).
     pub fn history_stream(&self) -> Option<StreamHandle> {
         self.lent.resources().map(|resources| resources.history.handle)
-    }
-
-    /// The launch resources, for owners that must keep them longer than the sequencer.
-    pub fn lent(&self) -> &Arc<Lent> {
-        &self.lent
     }
 
     /// Issues the work of `run` to `stream`, after all earlier turns, and in order with [other streams](Joins). `stream` may be captured.

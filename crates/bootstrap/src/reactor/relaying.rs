@@ -110,7 +110,7 @@ impl Relaying {
         } else {
             session.relayed += 1;
         }
-        let all_came = session.agreement.ranks().is_none_or(|ranks| session.relayed >= ranks);
+        let all_came = session.agreement.ranks.is_none_or(|ranks| session.relayed >= ranks);
         if all_came && !session.is_relaying() && !self.closing.iter().any(|(closing, _)| *closing == token) {
             self.closing.push((token, 0));
         }

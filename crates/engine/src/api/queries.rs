@@ -229,7 +229,7 @@ pub(super) fn note_deregistered(handle: ncclComm_t, registration: usize) {
 
 /// Calls `act` with the registration state of a communicator, if it has one.
 pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
-    in_peer_group(handle, |peer_group| peer_group.registering().map(|one| act(one)));
+    in_peer_group(handle, |peer_group| peer_group.features.registering.as_ref().map(|one| act(one)));
 }
 
 /// Makes an operation. A lazy communicator has operations of Windlass, materialized or not.

@@ -241,7 +241,7 @@ impl Round {
         polled.extend(ends.flat_map(|ends| ends.iter().map(|end| PollFd::new(end, PollFlags::IN))));
         let due = self.chores.iter().filter_map(|chore| chore.due());
         let knocks = self.request_socket.knocks().then_some(BUSY_TICK);
-        let deaf = self.request_socket.is_deaf().then_some(IDLE_TICK);
+        let deaf = self.request_socket.is_deaf.then_some(IDLE_TICK);
         let now = Instant::now();
         let asks = self.worker.requests.lock().iter().map(|one| one.due.saturating_duration_since(now)).min();
         let reserve = (!descriptor::fill_reserve()).then_some(IDLE_TICK);

@@ -90,11 +90,6 @@ impl Others {
         Others { negotiated, rank }
     }
 
-    /// The token that names the peer group.
-    pub(super) fn comm(&self) -> Token {
-        self.negotiated.comm
-    }
-
     /// Another rank.
     pub(super) fn member(&self, rank: u32) -> Result<&Member, String> {
         let member = self.negotiated.members.get(rank as usize);
@@ -137,7 +132,7 @@ impl Others {
     }
 
     fn words(&self, to: u32, matter: Matter) -> Vec<u8> {
-        Request { comm: self.comm(), from: self.rank, to, matter }.encode()
+        Request { comm: self.negotiated.comm, from: self.rank, to, matter }.encode()
     }
 }
 
