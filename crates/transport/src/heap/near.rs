@@ -36,8 +36,7 @@ impl Heap {
     }
 
     fn reach_now(&self, place: Place, device: Ordinal) -> Result<PeerRegion, HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         let chunks = self.chunks.lock();
         let mapping = chunks.get(&place.chunk).ok_or(HeapError::Gone)?;
         let there = (mapping.address - self.reservation.base, mapping.physical.bytes);

@@ -16,15 +16,13 @@ impl Heap {
     /// Loads a word by this symmetric heap's device, from a region of its own or from a peer's in our mapping. Waits for the stream that zeroes
     /// regions, and for no other.
     pub fn load(&self, address: Address) -> Result<u32, HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         self.load_after_stream(address)
     }
 
     /// Stores a word by this symmetric heap's device, and loads it back, so that it has arrived when this returns.
     pub fn store(&self, address: Address, word: u32) -> Result<(), HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         self.stream.store(address, word)?;
         match self.load_after_stream(address)? {
             loaded if loaded == word => Ok(()),

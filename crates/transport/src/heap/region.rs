@@ -44,8 +44,7 @@ impl Region {
 
     /// Whether it holds zeros by now. Waits for nothing.
     pub fn is_zeroed(&self) -> Result<bool, HeapError> {
-        self.heap.refuse_child()?;
-        let _entered = self.heap.home.enter()?;
+        let _entered = self.heap.enter()?;
         self.heap.observe_zeroing(Some(self.lease))?;
         Ok(self.heap.ledger.lock().quarantine.is_zeroed(self.lease))
     }
@@ -79,8 +78,7 @@ impl Region {
         give: impl FnOnce(&Mapping, Place) -> Result<T, Failure>,
     ) -> Result<T, HeapError> {
         let announced = || {
-            self.heap.refuse_child()?;
-            let _entered = self.heap.home.enter()?;
+            let _entered = self.heap.enter()?;
             self.heap.observe_zeroing(Some(self.lease))?;
             let chunks = self.heap.chunks.lock();
             let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;
