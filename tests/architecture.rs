@@ -40,7 +40,7 @@ const LAYERS: &[(&str, &[Layer])] = &[
             (Together::No, &["gpu", "range", "shared_page", "stats"]),
             (Together::No, &["log"]),
             (Together::No, &["config", "error", "guard", "descriptor", "gate", "thread"]),
-            (Together::No, &["call", "lock", "path"]),
+            (Together::No, &["call", "lock", "path", "scoped"]),
         ],
     ),
 ];

@@ -103,9 +103,7 @@ impl Shared {
         let element = self.datatype.size_bytes().unwrap_or(0);
         (self.count as u64).saturating_mul((element * blocks) as u64)
     }
-}
 
-impl Shared {
     /// Whether the call reduces with rounding, so that the result depends on the order in which values are combined.
     pub fn rounds(&self) -> bool {
         let Some(operation) = self.operation else { return false };

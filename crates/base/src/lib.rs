@@ -20,6 +20,8 @@ pub mod gate;
 
 pub mod lock;
 
+pub mod scoped;
+
 pub mod thread;
 
 pub mod log;

@@ -192,13 +192,13 @@ extern "C" fn restart_in_forked_child() {
 pub fn let_forked_children_restart() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        on_fork(restart_in_forked_child);
+        open::stay_mapped();
         // SAFETY: functions of this library, which stays mapped.
         unsafe {
             libc::pthread_atfork(
                 Some(descriptor::fork_lock::before_fork),
                 Some(descriptor::fork_lock::after_fork),
-                None,
+                Some(restart_in_forked_child),
             )
         };
     });
@@ -226,14 +226,6 @@ fn told_of_init() {
             }
         },
     );
-}
-
-/// Runs `in_child` in each child that is forked from now on. It may neither allocate nor take a lock. This library stays
-/// mapped.
-pub fn on_fork(in_child: extern "C" fn()) {
-    open::stay_mapped();
-    // SAFETY: a function of this library, which stays mapped.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
 /// Runs `at_exit` when the process exits, before the report is written.

@@ -65,14 +65,18 @@ pub fn stack_left() -> Option<usize> {
 
 /// Sleeps while this thread `waits`, at most `within`, and looks again after each `every`. Returns whether the wait is over.
 pub fn wait_while(within: Duration, every: Duration, mut waits: impl FnMut() -> bool) -> bool {
-    let until = Instant::now() + within;
-    while waits() {
-        if Instant::now() >= until {
-            return false;
+    look_until(within, every, || (!waits()).then_some(())).is_some()
+}
+
+/// Looks for something, at most `within`, sleeping for `every` between two looks. None if nothing was found in time.
+pub fn look_until<T>(within: Duration, every: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let began = Instant::now();
+    loop {
+        match look() {
+            None if began.elapsed() < within => std::thread::sleep(every),
+            found => return found,
         }
-        std::thread::sleep(every);
     }
-    true
 }
 
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {

@@ -70,7 +70,7 @@ pub struct Agreement {
     has_room: bool,
     phase: Phase,
     /// The communicator's ranks, as the first report says.
-    ranks: Option<u32>,
+    pub ranks: Option<u32>,
     /// The ranks that have reported, each once.
     present: Vec<Present>,
     /// The negotiated config's capabilities, once there is one.
@@ -102,11 +102,6 @@ impl Agreement {
     /// Whether it ended in a peer group whose ranks go to NCCL only later, and with another id.
     pub fn is_lazy(&self) -> bool {
         self.outcome() == Some(&SessionOutcome::PeerGroup) && self.capabilities & capability::LAZY != 0
-    }
-
-    /// The communicator's ranks, once one has reported.
-    pub fn ranks(&self) -> Option<u32> {
-        self.ranks
     }
 
     /// How many ranks have not reported yet. None before the first report, and after the last one or the outcome.

@@ -10,21 +10,20 @@
 //! wait is timed; the session's end ([`Flag`]) stops it.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    self, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{self, RecvFlags, SendFlags};
 
 use thiserror::Error;
 
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
 
-use super::packet_socket::{PACKET_DESCRIPTORS, accepted, address, received, received_with, socket};
+use super::packet_socket::{
+    PACKET_DESCRIPTORS, accepted, address, received, received_with, send_with, socket,
+};
 use super::place;
 use super::poll::Flag;
 use windlass_base::descriptor::Ours;
@@ -209,12 +208,7 @@ impl<'a> Outgoing<'a> {
                 self.sending.descriptors.split_at(self.sending.descriptors.len().min(PACKET_DESCRIPTORS));
             // One byte more, since its reader takes an empty packet for the end.
             let packet = [IoSlice::new(&[1]), IoSlice::new(payload)];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-                return Err(Errno::NOBUFS);
-            }
-            net::sendmsg(socket, &packet, &mut control, SendFlags::NOSIGNAL)?;
+            send_with(socket, &packet, descriptors)?;
             (self.sending.payload, self.sending.descriptors) = (payload_rest, descriptors_rest);
         }
         if self.sending.payload.is_empty() && self.sending.descriptors.is_empty() {
@@ -334,15 +328,12 @@ impl Delivery {
     fn piece(&mut self) -> rustix::io::Result<Progress> {
         let mut mark = [0u8; 1];
         let mut packet = [0u8; PACKET_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffers = [IoSliceMut::new(&mut mark), IoSliceMut::new(&mut packet)];
-        let received = received_with(&self.socket, &mut buffers, &mut control, &mut self.parcel.descriptors)?;
-        let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-        if received.bytes == 0 || cut {
+        let bytes = received_with(&self.socket, &mut buffers, &mut self.parcel.descriptors)?;
+        if bytes == 0 {
             return Ok(Progress::Gone);
         }
-        self.parcel.payload.extend_from_slice(&packet[..received.bytes - 1]);
+        self.parcel.payload.extend_from_slice(&packet[..bytes - 1]);
         Ok(self.whole_or_more())
     }
 

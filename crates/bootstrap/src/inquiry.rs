@@ -98,13 +98,10 @@ impl Inquiry {
     }
 
     fn answer(&self) -> HostAnswer {
-        let mut answer = self.hearing.answer.lock();
-        loop {
-            if let Some(answer) = answer.clone() {
-                return answer;
-            }
-            answer = self.hearing.changed.wait(answer).unwrap_or_else(PoisonError::into_inner);
-        }
+        let Hearing { answer, changed } = &*self.hearing;
+        let answer = changed.wait_while(answer.lock(), |answer| answer.is_none());
+        let answer = answer.unwrap_or_else(PoisonError::into_inner).clone();
+        answer.unwrap_or(Err(SessionOutcome::Failed(Failure::Unreadable)))
     }
 }
 

@@ -63,6 +63,29 @@ impl FromHost {
     pub fn is_last(&self) -> bool {
         matches!(self, FromHost::Outcome(_) | FromHost::Table(_))
     }
+
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            FromHost::Prepare(negotiated) => framed(1, |body| {
+                body.raw(&negotiated.encode());
+            }),
+            FromHost::Outcome(outcome) => framed(2, |body| outcome.put(body)),
+            FromHost::Stop => framed(4, |_| ()),
+            FromHost::Table(table) => framed(6, |body| table.put(body)),
+        }
+    }
+
+    /// Reads a body. None unless the bytes are exactly one message.
+    pub fn decode(kind: u16, body: &[u8]) -> Option<FromHost> {
+        match kind {
+            1 => NegotiatedConfig::decode(body).map(FromHost::Prepare),
+            2 => Reader::whole(body, SessionOutcome::take).map(FromHost::Outcome),
+            4 => body.is_empty().then_some(FromHost::Stop),
+            6 => Reader::whole(body, Table::take).map(FromHost::Table),
+            _ => None,
+        }
+    }
 }
 
 /// The first bytes of a rank's connection to the session with this token.
@@ -177,30 +200,5 @@ impl FromRank {
                 _ => return None,
             })
         })
-    }
-}
-
-impl FromHost {
-    /// The bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        match self {
-            FromHost::Prepare(negotiated) => framed(1, |body| {
-                body.raw(&negotiated.encode());
-            }),
-            FromHost::Outcome(outcome) => framed(2, |body| outcome.put(body)),
-            FromHost::Stop => framed(4, |_| ()),
-            FromHost::Table(table) => framed(6, |body| table.put(body)),
-        }
-    }
-
-    /// Reads a body. None unless the bytes are exactly one message.
-    pub fn decode(kind: u16, body: &[u8]) -> Option<FromHost> {
-        match kind {
-            1 => NegotiatedConfig::decode(body).map(FromHost::Prepare),
-            2 => Reader::whole(body, SessionOutcome::take).map(FromHost::Outcome),
-            4 => body.is_empty().then_some(FromHost::Stop),
-            6 => Reader::whole(body, Table::take).map(FromHost::Table),
-            _ => None,
-        }
     }
 }

@@ -272,6 +272,12 @@ impl NegotiatedConfig {
         self.capabilities & capability::LAZY != 0
     }
 
+    /// Whether two ranks are in one process.
+    pub fn are_in_one_process(&self, rank: u32, other: u32) -> bool {
+        let process = |rank: u32| self.members.get(rank as usize).map(|member| member.process);
+        process(rank) == process(other)
+    }
+
     /// Whether ranks see the ends of each other's processes. If not, nobody counts as dead: nothing else proves an end.
     pub fn sees_ends(&self) -> bool {
         self.capabilities & capability::PIDFDS != 0

@@ -1,10 +1,13 @@
 //! Unix sockets of packets (`SOCK_SEQPACKET`), which keep a message and its descriptors together, with abstract names. None of them waits.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::io::Errno;
 use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
-    SocketType,
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::negotiated::Token;
@@ -28,18 +31,33 @@ pub(super) fn address(descriptor_socket: Token) -> rustix::io::Result<SocketAddr
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
-/// Receives a packet with its descriptors, with no fork in between.
+/// Sends a packet with these descriptors.
+pub(super) fn send_with(
+    socket: impl AsFd,
+    bytes: &[IoSlice<'_>],
+    descriptors: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::NOBUFS);
+    }
+    net::sendmsg(socket, bytes, &mut control, SendFlags::NOSIGNAL).map(drop)
+}
+
+/// Receives a packet with its descriptors, with no fork in between. Returns its bytes. A packet that is cut off is an error.
 pub(super) fn received_with(
     socket: &Ours,
     buffers: &mut [IoSliceMut<'_>],
-    control: &mut RecvAncillaryBuffer<'_>,
     descriptors: &mut Vec<Ours>,
-) -> rustix::io::Result<net::RecvMsg> {
+) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     // Nothing may allocate later.
     descriptors.reserve(PACKET_DESCRIPTORS);
     let receive = || {
         without_forks(|| {
-            let received = net::recvmsg(socket, buffers, control, RecvFlags::CMSG_CLOEXEC)?;
+            let received = net::recvmsg(socket, buffers, &mut control, RecvFlags::CMSG_CLOEXEC)?;
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(new) = message {
                     for one in new {
@@ -50,7 +68,9 @@ pub(super) fn received_with(
             Ok(received)
         })
     };
-    received(receive, |received| received.bytes == 0)
+    let received = received(receive, |received| received.bytes == 0)?;
+    let is_cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    if is_cut { Err(Errno::MSGSIZE) } else { Ok(received.bytes) }
 }
 
 /// Calls `receive` on a packet socket that does not block, and once more if the result is an end.

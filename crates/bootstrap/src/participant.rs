@@ -63,7 +63,7 @@ impl Waiter for OneRank {
     }
 
     fn declines_elsewhere(&self) -> bool {
-        self.participation.lock().without_host() == WithoutHost::GoesToNccl
+        self.participation.lock().without_host == WithoutHost::GoesToNccl
     }
 
     fn is_over(&self) -> bool {
@@ -135,7 +135,7 @@ impl Participant {
     /// The greeting and report of the rank, for the background thread.
     pub(super) fn report(&self, greeting: &[u8]) -> Reporting {
         let mut words = greeting.to_vec();
-        words.extend(FromRank::Report(Box::new(self.own.participation.lock().facts().clone())).encode());
+        words.extend(FromRank::Report(Box::new(self.own.participation.lock().facts.clone())).encode());
         Reporting { key: self.key, waiter: self.own.clone(), words }
     }
 
@@ -148,8 +148,8 @@ impl Participant {
     /// limit. `prepare` runs at most once, without a lock. Its error says in a few words why this caller cannot
     /// prepare.
     pub fn complete(self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Outcome {
-        let decided = self.own.wait(|own| own.is_over() || matches!(own.stage(), Stage::Preparing(_)));
-        let stage = decided.stage().clone();
+        let decided = self.own.wait(|own| own.is_over() || matches!(own.stage, Stage::Preparing(_)));
+        let stage = decided.stage.clone();
         drop(decided);
         if let Stage::Preparing(negotiated) = &stage {
             let Participant { rank, token, ref descriptor_socket, .. } = self;
@@ -159,7 +159,7 @@ impl Participant {
                 Err(words) => self.refuse(&words),
             }
         }
-        match self.own.wait(Participation::is_over).stage().clone() {
+        match self.own.wait(Participation::is_over).stage.clone() {
             Stage::PeerGroup(negotiated) => Outcome::PeerGroup(negotiated),
             Stage::Over(SessionOutcome::OnNccl(reason)) => Outcome::OnNccl(reason),
             Stage::Over(SessionOutcome::Failed(failure)) => Outcome::Failed(failure),

@@ -26,9 +26,12 @@ pub enum Stage {
 /// A rank in a session.
 #[derive(Clone, Debug)]
 pub struct Participation {
-    facts: Facts,
-    without_host: WithoutHost,
-    stage: Stage,
+    /// What the rank reports.
+    pub facts: Facts,
+    /// What happens if the rank loses its host before it has confirmed.
+    pub without_host: WithoutHost,
+    /// The rank's state.
+    pub stage: Stage,
     has_stopped: bool,
 }
 
@@ -47,24 +50,9 @@ impl Participation {
         Participation { facts, without_host, stage: Stage::Asked, has_stopped: false }
     }
 
-    /// What happens if the rank loses its host before it has confirmed.
-    pub fn without_host(&self) -> WithoutHost {
-        self.without_host
-    }
-
-    /// The rank's state.
-    pub fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
     /// Whether preparing can no longer lead to a peer group.
     pub fn is_pointless(&self) -> bool {
         self.has_stopped || matches!(self.stage, Stage::Over(_))
-    }
-
-    /// The facts that the rank reports.
-    pub fn facts(&self) -> &Facts {
-        &self.facts
     }
 
     /// Whether the rank has its outcome.

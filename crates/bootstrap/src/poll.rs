@@ -110,6 +110,13 @@ impl Poll {
         self.watch_as(fd, self.next_key)
     }
 
+    /// Takes a descriptor, with a new key, and waits for these events.
+    pub fn watch_for(&mut self, fd: Ours, wanted: EventFlags) -> rustix::io::Result<Watched> {
+        let mut watched = self.watch(fd);
+        watched.want(wanted)?;
+        Ok(watched)
+    }
+
     /// As [`Poll::watch`], with a key of the caller's.
     pub fn watch_as(&self, fd: Ours, key: u64) -> Watched {
         Watched { set: self.set.clone(), fd, key, wanted: EventFlags::empty() }

@@ -98,7 +98,7 @@ impl Reactor {
         let something = !sockets.paused.is_empty()
             || relaying.is_pending()
             || joins.is_knocking()
-            || sockets.is_wanting();
+            || sockets.lacks_since.is_some();
         if self.due.is_none() && something {
             self.due = Some(Instant::now() + Duration::from_millis(RETRY_MS));
         }

@@ -8,18 +8,15 @@
 //! [`RequestSocket::turn`]. A process that does not answer, or cannot be reached, gives no answer, which is no failure.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    self, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{self, RecvFlags, SendFlags};
 
 use crate::negotiated::Token;
 
-use super::packet_socket::{accepted, address, received_with, socket};
+use super::packet_socket::{accepted, address, received_with, send_with, socket};
 use super::place;
 use windlass_base::descriptor::{self, Ours};
 
@@ -66,7 +63,7 @@ pub struct RequestSocket {
     callers: Vec<Ours>,
     asked: Vec<Asked>,
     /// No connection can be accepted now.
-    deaf: bool,
+    pub is_deaf: bool,
 }
 
 #[derive(Debug)]
@@ -77,12 +74,6 @@ struct Asked {
     /// None while the other request socket's queue is full.
     socket: Option<Ours>,
     sent: bool,
-}
-
-/// The state of a question after a turn.
-enum QuestionState {
-    Later,
-    Over(Answered),
 }
 
 impl RequestSocket {
@@ -96,7 +87,7 @@ impl RequestSocket {
         let listener = socket()?;
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
-        Ok(RequestSocket { name, listener, callers: Vec::new(), asked: Vec::new(), deaf: false })
+        Ok(RequestSocket { name, listener, callers: Vec::new(), asked: Vec::new(), is_deaf: false })
     }
 
     /// Asks another request socket, or this one. [`RequestSocket::turn`] returns the answer with this key.
@@ -109,14 +100,9 @@ impl RequestSocket {
         self.asked.iter().any(|asked| !asked.sent)
     }
 
-    /// Whether no question can be received, for want of a descriptor. Then call [`RequestSocket::turn`] again.
-    pub fn is_deaf(&self) -> bool {
-        self.deaf
-    }
-
     /// The sockets to poll.
     pub fn polled(&self) -> Vec<PollFd<'_>> {
-        let listener = (!self.deaf).then_some(&self.listener);
+        let listener = (!self.is_deaf).then_some(&self.listener);
         let own = listener.into_iter().chain(&self.callers);
         let asked = self.asked.iter().filter_map(|asked| asked.socket.as_ref());
         own.chain(asked).map(|socket| PollFd::new(socket, PollFlags::IN)).collect()
@@ -126,12 +112,11 @@ impl RequestSocket {
     /// answers that have come, or why there will be none.
     pub fn turn(&mut self, mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Answered)> {
         let mut answers = Vec::new();
-        self.asked.retain_mut(|asked| match asked.turn() {
-            QuestionState::Later => true,
-            QuestionState::Over(answer) => {
-                answers.push((asked.key, answer));
-                false
-            }
+        self.asked.retain_mut(|asked| {
+            let answer = asked.turn();
+            let waits = answer.is_none();
+            answers.extend(answer.map(|answer| (asked.key, answer)));
+            waits
         });
         self.accept();
         self.callers.retain(|caller| !hear(caller, &mut answer));
@@ -146,7 +131,7 @@ impl RequestSocket {
     /// Accepts only as many as there is room for: a question that has arrived is read before its connection is closed
     /// for others.
     fn accept(&mut self) {
-        self.deaf = false;
+        self.is_deaf = false;
         if self.callers.len() >= UNKNOWN_MAX {
             drop(self.callers.remove(0));
         }
@@ -158,7 +143,7 @@ impl RequestSocket {
                 // Without a free descriptor the next turn tries again. It must not come at once, so the listener is not
                 // polled.
                 Err(_) => {
-                    self.deaf = true;
+                    self.is_deaf = true;
                     return;
                 }
             }
@@ -169,12 +154,12 @@ impl RequestSocket {
     /// somebody without a token may be, keeps no descriptor of the reserve.
     fn accept_of_reserve(&mut self) -> Option<Ours> {
         // The kernel wants a descriptor even where nobody waits.
-        self.deaf &= is_ready(&self.listener, NOW);
-        if !self.deaf {
+        self.is_deaf &= is_ready(&self.listener, NOW);
+        if !self.is_deaf {
             return None;
         }
         let caller = descriptor::even_of_reserve(|| accepted(&self.listener)).ok()?;
-        self.deaf = false;
+        self.is_deaf = false;
         is_ready(&caller, SAYS_WITHIN);
         Some(caller)
     }
@@ -196,7 +181,8 @@ fn hear(caller: &impl AsFd, answer: &mut impl FnMut(&[u8]) -> Option<Answer>) ->
         Ok((_, length)) if (1..=WORDS_BYTES_MAX).contains(&length) => {
             if let Some(answer) = answer(&words[..length]) {
                 // The asker may be gone.
-                let _ = send(caller, &answer);
+                let descriptor: Vec<_> = answer.descriptor.iter().map(AsFd::as_fd).collect();
+                let _ = send_with(caller, &[IoSlice::new(&answer.words)], &descriptor);
             }
         }
         _ => {}
@@ -205,51 +191,37 @@ fn hear(caller: &impl AsFd, answer: &mut impl FnMut(&[u8]) -> Option<Answer>) ->
 }
 
 impl Asked {
-    fn turn(&mut self) -> QuestionState {
+    /// The answer, or why there will be none. None where it is yet to come.
+    fn turn(&mut self) -> Option<Answered> {
         match self.go_on() {
-            Ok(turn) => turn,
-            Err(Errno::AGAIN | Errno::INTR) => QuestionState::Later,
-            Err(error) if descriptor::is_want(error) => QuestionState::Over(Err(Silence::Want)),
-            Err(_) => QuestionState::Over(Err(Silence::Unanswered)),
+            Ok(answer) => Some(answer.ok_or(Silence::Unanswered)),
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(error) if descriptor::is_want(error) => Some(Err(Silence::Want)),
+            Err(_) => Some(Err(Silence::Unanswered)),
         }
     }
 
-    fn go_on(&mut self) -> rustix::io::Result<QuestionState> {
-        if self.socket.is_none() {
-            let socket = descriptor::even_of_reserve(socket)?;
-            net::connect(&socket, &address(self.to)?)?;
-            self.socket = Some(socket);
-        }
-        let Some(socket) = &self.socket else { return Ok(QuestionState::Later) };
+    /// Asks, and waits for nothing. None if the answer cannot be read.
+    fn go_on(&mut self) -> rustix::io::Result<Option<Answer>> {
+        let socket = match self.socket.take() {
+            Some(socket) => socket,
+            None => {
+                let socket = descriptor::even_of_reserve(socket)?;
+                net::connect(&socket, &address(self.to)?)?;
+                socket
+            }
+        };
+        let socket = self.socket.insert(socket);
         if !self.sent {
-            net::send(socket, &self.words, SendFlags::NOSIGNAL)?;
+            net::send(&*socket, &self.words, SendFlags::NOSIGNAL)?;
             self.sent = true;
         }
         let mut words = [0; WORDS_BYTES_MAX + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut buffers = [IoSliceMut::new(&mut words)];
         let mut descriptors = Vec::new();
-        let received = received_with(socket, &mut buffers, &mut control, &mut descriptors)?;
-        let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-        if cut || !(1..=WORDS_BYTES_MAX).contains(&received.bytes) {
-            return Ok(QuestionState::Over(Err(Silence::Unanswered)));
-        }
-        Ok(QuestionState::Over(Ok(Answer {
-            words: words[..received.bytes].to_vec(),
-            descriptor: descriptors.pop(),
-        })))
+        let bytes = received_with(socket, &mut [IoSliceMut::new(&mut words)], &mut descriptors)?;
+        let is_answer = (1..=WORDS_BYTES_MAX).contains(&bytes) && descriptors.len() < 2;
+        Ok(is_answer.then(|| Answer { words: words[..bytes].to_vec(), descriptor: descriptors.pop() }))
     }
-}
-
-fn send(socket: &impl AsFd, answer: &Answer) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptor: Vec<_> = answer.descriptor.iter().map(AsFd::as_fd).collect();
-    if !descriptor.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptor)) {
-        return Err(Errno::NOBUFS);
-    }
-    net::sendmsg(socket, &[IoSlice::new(&answer.words)], &mut control, SendFlags::NOSIGNAL).map(drop)
 }
 
 #[cfg(test)]

@@ -178,8 +178,8 @@ impl Communicator {
         self.fixed_order.store(fixed_order, Ordering::Relaxed);
         self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);
         kept.name().into_iter().for_each(|name| count::name(self.counters(), name));
-        let registering = kept.peer_group().and_then(|peer_group| peer_group.registering());
-        let windows = kept.peer_group().and_then(|peer_group| peer_group.windows());
+        let registering = kept.peer_group().and_then(|peer_group| peer_group.features.registering.as_ref());
+        let windows = kept.peer_group().and_then(|peer_group| peer_group.features.windows.as_ref());
         self.has_gate.store(registering.is_some() || windows.is_some(), Ordering::Relaxed);
         self.has_windows.store(false, Ordering::Relaxed);
         registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));

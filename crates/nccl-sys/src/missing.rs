@@ -8,21 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_char, c_int};
 
-use crate::slots::{COUNT, ENTRIES, Entry, SLOTS};
+use crate::slots::{COUNT, Description, ENTRIES, Entry, SLOTS};
 use crate::types::*;
 
 static LOGGED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
-
-/// The answers of missing functions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Answer {
-    InvalidUsage,
-    SystemError,
-    Nothing,
-    Zero,
-    ErrorString,
-    NoLibraryText,
-}
 
 /// The address of a function that logs once that the real library lacks entry `index`, and answers.
 pub(crate) fn in_library(index: usize) -> *mut () {
@@ -37,54 +26,44 @@ pub fn is_missing(entry: Entry) -> bool {
 /// As [`is_missing`], by the entry's number.
 pub fn is_missing_at(index: usize) -> bool {
     let there = SLOTS[index].load(Ordering::Acquire).cast_const();
-    let answers = [Answer::InvalidUsage, Answer::SystemError, Answer::Nothing, Answer::Zero].map(address);
-    there == in_library(index).cast_const() || answers.contains(&there)
+    let functions =
+        [invalid_usage as *const (), system_error as *const (), nothing as *const (), zero as *const ()];
+    there == in_library(index).cast_const() || functions.contains(&there)
 }
 
 /// The address of a function that answers for entry `index` where no real library could be opened.
 pub fn without_library(index: usize) -> *const () {
     let entry = &ENTRIES[index];
-    let answer = match entry.name {
-        "ncclGetErrorString" => Answer::ErrorString,
-        "ncclGetLastError" => Answer::NoLibraryText,
-        _ => match entry.returns {
-            "ncclResult_t" => Answer::SystemError,
-            "()" => Answer::Nothing,
-            _ => Answer::Zero,
-        },
-    };
-    address(answer)
+    match entry.name {
+        "ncclGetErrorString" => error_string as *const (),
+        "ncclGetLastError" => no_library_text as *const (),
+        _ => by_result(entry, system_error as *const ()),
+    }
 }
 
-fn address(answer: Answer) -> *const () {
-    match answer {
-        Answer::InvalidUsage => invalid_usage as *const (),
-        Answer::SystemError => system_error as *const (),
-        Answer::Nothing => nothing as *const (),
-        Answer::Zero => zero as *const (),
-        Answer::ErrorString => error_string as *const (),
-        Answer::NoLibraryText => no_library_text as *const (),
+/// What answers in the place of a function: this one if it returns a code.
+fn by_result(entry: &Description, code: *const ()) -> *const () {
+    match entry.returns {
+        "ncclResult_t" => code,
+        "()" => nothing as *const (),
+        _ => zero as *const (),
     }
 }
 
 /// Logs that entry `index` is missing, makes later calls answer at once, and gives the answer's address.
 extern "C" fn report(index: usize) -> *const () {
     let entry = &ENTRIES[index];
-    let answer = match entry.returns {
-        "ncclResult_t" => Answer::InvalidUsage,
-        "()" => Answer::Nothing,
-        _ => Answer::Zero,
-    };
+    let answer = by_result(entry, invalid_usage as *const ());
     if !LOGGED[index].swap(true, Ordering::Relaxed) {
         log::warn!(
             "{} is not in the real NCCL (it came with {}): answering {}",
             entry.name,
             entry.since,
-            if answer == Answer::InvalidUsage { "ncclInvalidUsage" } else { "nothing" }
+            if entry.returns == "ncclResult_t" { "ncclInvalidUsage" } else { "nothing" }
         );
     }
-    SLOTS[index].store(address(answer).cast_mut(), Ordering::Release);
-    address(answer)
+    SLOTS[index].store(answer.cast_mut(), Ordering::Release);
+    answer
 }
 
 extern "C" fn invalid_usage() -> ncclResult_t {

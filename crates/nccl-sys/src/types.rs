@@ -264,9 +264,7 @@ impl ncclResult_t {
     pub fn name(self) -> Option<&'static str> {
         CODES[0].values.iter().find(|(_, value)| *value == self.0).map(|(name, _)| *name)
     }
-}
 
-impl ncclResult_t {
     /// This code if it is a failure, else the next one.
     pub fn and(self, next: ncclResult_t) -> ncclResult_t {
         if self == ncclSuccess { next } else { self }

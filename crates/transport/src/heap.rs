@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use error::HeapError;
 pub use holds::Holds;
-pub use near::reach;
+pub use near::{map, reach};
 pub use peer::{Peer, PeerHeap, PeerRegion};
 pub use place::{Announcement, Place};
 use quarantine::Content;
@@ -46,6 +46,7 @@ pub use region::Region;
 pub use registry::settle;
 pub use space::{Placement, Serial};
 
+use windlass_base::gpu::context::Entered;
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
 use windlass_base::gpu::stream::{self, Stream};
 use windlass_base::gpu::{Address, Driver, Failure, Home, Ordinal};
@@ -162,8 +163,7 @@ impl Heap {
         holds: &Arc<Holds>,
         content: Content,
     ) -> Result<Region, HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         let mut chunks = self.chunks.lock();
         let placement = self.place(&mut chunks, bytes)?;
         let done = match content {
@@ -234,16 +234,14 @@ impl Heap {
 
     /// Unmaps a region and releases its memory. It stays lent, and its addresses stay its own.
     fn let_go(&self, placement: Placement) -> Result<(), HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         drop(self.chunks.lock().remove(&placement.chunk));
         Ok(())
     }
 
     /// Maps new memory where a region has been let go of, and begins to fill it with zeros: it may hold what the region held before.
     fn take_again(&self, lease: LeaseId, placement: Placement) -> Result<(), HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         let mut chunks = self.chunks.lock();
         if self.map_chunk(placement).map(|mapping| chunks.insert(placement.chunk, mapping)).is_err() {
             self.settle_within(&mut chunks)?;
@@ -321,6 +319,12 @@ impl Heap {
 
     fn is_in_forked_child(&self) -> bool {
         self.home.driver.is_in_forked_child()
+    }
+
+    /// Makes the context current while the result lives. Fails in a forked child.
+    fn enter(&self) -> Result<Entered<'_>, HeapError> {
+        self.refuse_child()?;
+        Ok(self.home.enter()?)
     }
 
     fn refuse_child(&self) -> Result<(), HeapError> {

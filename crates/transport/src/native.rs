@@ -107,53 +107,48 @@ impl Native {
     /// After a failure of the driver peers wait, and the owner must abort the communicator.
     pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), TransportError> {
         let Native { geometry, layout, regions, tuning, limits, .. } = self;
-        if let Task::Batch(collectives) = task {
-            let mut batch = BatchLaunch::default();
-            let shape = arrange_batch(collectives, geometry, layout, regions, tuning, limits, &mut batch);
-            let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
-            self.start(turn, &shape, Parameter::Several(&mut batch), collectives.len())?;
-            count::fused(collectives.len() as u64);
-            return Ok(());
-        }
-        let mut launch = CollectiveLaunch::default();
-        let shape = match task {
+        match task {
             Task::One(collective) => {
-                arrange(collective, geometry, layout, regions, tuning, limits, &mut launch)
+                let mut launch = CollectiveLaunch::default();
+                let shape = arrange(collective, geometry, layout, regions, tuning, limits, &mut launch);
+                self.start(turn, shape, Parameter::One(&mut launch), None)
             }
             Task::Fused(uneven) => {
-                arrange_uneven(uneven, geometry, layout, regions, tuning, limits, &mut launch)
+                let mut launch = CollectiveLaunch::default();
+                let shape = arrange_uneven(uneven, geometry, layout, regions, tuning, limits, &mut launch);
+                let calls = uneven.parts.iter().filter(|part| part.bytes > 0).count();
+                self.start(turn, shape, Parameter::One(&mut launch), Some(calls))
             }
-            Task::Batch(_) => Ok(None),
-        };
-        let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
-        let calls = match task {
-            Task::Fused(uneven) => uneven.parts.iter().filter(|part| part.bytes > 0).count(),
-            Task::One(_) | Task::Batch(_) => 1,
-        };
-        self.start(turn, &shape, Parameter::One(&mut launch), calls)?;
-        if let Task::Fused(_) = task {
-            count::fused(calls as u64);
+            Task::Batch(collectives) => {
+                let mut batch = BatchLaunch::default();
+                let shape = arrange_batch(collectives, geometry, layout, regions, tuning, limits, &mut batch);
+                self.start(turn, shape, Parameter::Several(&mut batch), Some(collectives.len()))
+            }
         }
-        Ok(())
     }
 
+    /// Launches an arranged kernel, if there is one. `fused`: how many collectives it runs, if several.
     fn start(
         &self,
         turn: &mut Turn<'_>,
-        shape: &kernels::Shape,
+        shape: Result<Option<kernels::Shape>, kernels::Refused>,
         mut parameter: Parameter<'_>,
-        calls: usize,
+        fused: Option<usize>,
     ) -> Result<(), TransportError> {
+        let Some(shape) = shape.map_err(TransportError::Arranged)? else { return Ok(()) };
         if shape.kernel.runs_several() != matches!(parameter, Parameter::Several(_)) {
             return Err(TransportError::NoKernel { name: shape.kernel.name() });
         }
         let captured = turn.begin()?.is_some();
         // Not in a graph, where the edge would say that nothing before it need be done. A kernel that begins early is resident beside the one
         // before it, and takes room that kernels of others may need.
-        let early = shape.early && !captured && self.kernels.may_be_early && turn.is_alone();
+        let early = shape.early
+            && !captured
+            && self.kernels.may_be_early
+            && turn.sequencer.device_resources.is_of_one();
         let launch = parameter.launch();
-        launch.control = turn.control();
-        launch.report = turn.report();
+        launch.control = turn.resources.host.control_address();
+        launch.report = turn.sequencer.report;
         if early {
             launch.flags |= COLLECTIVE_EARLY_NEXT;
         }
@@ -163,12 +158,14 @@ impl Native {
             threads: shape.threads,
             shared_bytes: shape.shared_bytes,
             cluster: turn.cluster(shape.cluster),
-            domain: turn.domain(),
+            domain: turn.sequencer.device_resources.domain,
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };
-        let (driver, stream) = (turn.driver(), turn.stream);
+        let (driver, stream) = (turn.sequencer.device_resources.home.driver, turn.stream);
         let launch = || calls::launch(driver, function, stream, &shape, parameter);
-        Ok(turn.launch(Some(calls), launch)?)
+        turn.launch(Some(fused.unwrap_or(1)), launch)?;
+        fused.into_iter().for_each(|calls| count::fused(calls as u64));
+        Ok(())
     }
 
     /// How many packets this rank has received on all channels since init, for the hang detector. Kernels write these counts, those of LL128 and

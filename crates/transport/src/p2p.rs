@@ -131,7 +131,7 @@ impl P2p {
         let limits =
             Limits { bulk: device_resources.bulk, shared_bytes_max: device_resources.shared_bytes_max };
         try_largest_group(&peers, &geometry, &limits)?;
-        let words = sequencer.lent().resources().and_then(Words::of);
+        let words = sequencer.lent.resources().and_then(Words::of);
         let words = words.ok_or_else(|| strange("its launch resources have no room for it"))?;
         words.reset();
         let room = Room::new(words.room());
@@ -165,7 +165,7 @@ impl P2p {
         let words = self.words().ok_or_else(|| self.ended())?;
         // Making room for a list queries events or allocates, which may break captures.
         let _relaxed = match shape.lists_operations {
-            true => Some(Relaxed::enter(turn.driver())?),
+            true => Some(Relaxed::enter(turn.sequencer.device_resources.home.driver)?),
             false => None,
         };
         let capture = turn.place()?;
@@ -174,7 +174,7 @@ impl P2p {
             false => None,
         };
         turn.begin()?;
-        let (driver, stream) = (turn.driver(), turn.stream);
+        let (driver, stream) = (turn.sequencer.device_resources.home.driver, turn.stream);
         if let Some(run) = list {
             calls::copy_list(driver, run, &work.listed, self.list, stream)?;
             work.launch.operation_list = self.list;
@@ -183,9 +183,9 @@ impl P2p {
                 work.next_copy = (work.next_copy + 1) % MARKS;
             }
         }
-        work.launch.control = turn.control();
+        work.launch.control = turn.resources.host.control_address();
         work.launch.growth_requests = words.growth_requests_address();
-        work.launch.report = turn.report();
+        work.launch.report = turn.sequencer.report;
         if shape.sends_chunks && self.grown_sends(Wire::Bulk) != 0 {
             work.launch.flags |= LAUNCH_BULK_GREW;
         }
@@ -194,7 +194,7 @@ impl P2p {
             threads: shape.threads,
             shared_bytes: shape.shared_bytes,
             cluster: turn.cluster(shape.cluster),
-            domain: turn.domain(),
+            domain: turn.sequencer.device_resources.domain,
             start: Start::AfterStream,
         };
         let (function, parameter) = (self.device_resources.function, &mut work.launch);
@@ -203,7 +203,7 @@ impl P2p {
     }
 
     fn words(&self) -> Option<Words<'_>> {
-        self.sequencer.lent().resources().and_then(Words::of)
+        self.sequencer.lent.resources().and_then(Words::of)
     }
 
     fn channels(&self, why: windlass_kernels::arrange::Refusal) -> TransportError {
@@ -237,11 +237,11 @@ impl P2p {
             return Err(no_room());
         }
         if let Some(capture) = capture {
-            let driver = turn.driver();
+            let driver = turn.sequencer.device_resources.home.driver;
             let taken = self.device_resources.lists.take(driver, operations)?;
             let (room, list) = taken.ok_or_else(no_room)?;
             // The graph's destructor gives it back, also if this fails.
-            let held = HeldList { _lent: self.sequencer.lent().clone(), room, list };
+            let held = HeldList { _lent: self.sequencer.lent.clone(), room, list };
             driver.retain_in_graph(capture.graph, Arc::new(held))?;
             return Ok(list);
         }

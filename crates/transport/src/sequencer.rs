@@ -23,7 +23,7 @@ pub mod device_resources;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
 
@@ -38,6 +38,7 @@ use windlass_base::gpu::graph::Released;
 use windlass_base::gpu::stream::{Capture, Ordering::Inside, Place};
 use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
 use windlass_base::lock::Mutex;
+use windlass_base::thread;
 
 /// Makes the graph of a capture keep the communicator's regions. The first operation in a capture calls it.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
@@ -58,10 +59,12 @@ pub struct SequencerParts {
 
 /// One rank's sequencer of one communicator.
 pub struct Sequencer {
-    device_resources: Arc<DeviceResources>,
-    lent: Arc<Lent>,
+    pub(crate) device_resources: Arc<DeviceResources>,
+    /// The launch resources, for owners that must keep them longer than the sequencer.
+    pub lent: Arc<Lent>,
     rank: u32,
-    report: Address,
+    /// Address of the report that kernels write.
+    pub(crate) report: Address,
     hold: Hold,
     /// How graphs that captured this communicator's operations run.
     pub graphs: Graphs,
@@ -121,11 +124,6 @@ impl Sequencer {
     /// The communicator's own stream for NCCL's [message beside a capture](History::MessageBeside).
     pub fn history_stream(&self) -> Option<StreamHandle> {
         self.lent.resources().map(|resources| resources.history.handle)
-    }
-
-    /// The launch resources, for owners that must keep them longer than the sequencer.
-    pub fn lent(&self) -> &Arc<Lent> {
-        &self.lent
     }
 
     /// Issues the work of `run` to `stream`, after all earlier turns, and in order with [other streams](Joins). `stream` may be captured.
@@ -344,15 +342,10 @@ impl Sequencer {
 
     /// Waits until all issued work is done, at most for `at_most`, as NCCL's destroy does. Blocks no stream.
     pub fn wait_idle(&self, at_most: Duration) -> Result<(), TransportError> {
-        let began = Instant::now();
-        while !self.is_idle().map_err(TransportError::told)? {
-            if began.elapsed() >= at_most {
-                let waited_ms = began.elapsed().as_millis() as u64;
-                return Err(TransportError::Busy { rank: self.rank, waited_ms }.told());
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        Ok(())
+        let is_idle = || self.is_idle().map(|is_idle| is_idle.then_some(())).transpose();
+        let idle = thread::look_until(at_most, Duration::from_micros(50), is_idle);
+        let late = || Err(TransportError::Busy { rank: self.rank, waited_ms: at_most.as_millis() as u64 });
+        idle.unwrap_or_else(late).map_err(TransportError::told)
     }
 
     /// What kernels waited for when they left on an abort or a question; empty if none waited. Complete once the sequencer

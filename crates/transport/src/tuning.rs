@@ -64,9 +64,7 @@ impl Collective {
             _ => None,
         }
     }
-}
 
-impl Collective {
     /// What several of them in one group are together, each with another root: an all-gather-v or reduce-scatter-v.
     #[inline]
     pub fn fused(self) -> Option<Collective> {

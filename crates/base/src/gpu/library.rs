@@ -5,6 +5,8 @@
 //! undefined behaviour.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libloading::os::unix::Library;
 use once_cell::sync::OnceCell;
@@ -131,11 +133,16 @@ pub const DRIVER_MIN: u32 = 525;
 pub struct Driver {
     /// Its functions.
     pub calls: Calls,
-    /// The process that opened it: CUDA does not work in a forked child.
-    process: u32,
 }
 
 static DRIVER: OnceCell<Driver> = OnceCell::new();
+
+/// Set in the child of a fork: CUDA does not work there, and other threads of the parent may hold locks.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn in_child() {
+    FORKED.store(true, Ordering::Relaxed);
+}
 
 /// The driver, opened and initialised at the first call. A failure is not remembered.
 pub fn driver() -> Result<&'static Driver, Failure> {
@@ -165,12 +172,19 @@ impl Driver {
 
     /// Makes a driver of the given functions.
     pub fn of(calls: Calls) -> Driver {
-        Driver { calls, process: std::process::id() }
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            nccl_sys::open::stay_mapped();
+            // SAFETY: a function of this library, which stays mapped.
+            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        });
+        Driver { calls }
     }
 
-    /// Whether this process was forked off the one that opened the driver. No call of the driver works then.
+    /// Whether this process was forked off one that had opened the driver. No call of the driver works then.
+    #[inline]
     pub fn is_in_forked_child(&self) -> bool {
-        std::process::id() != self.process
+        FORKED.load(Ordering::Relaxed)
     }
 
     /// Turns a code into a result. Calls `detail` only on failure.

@@ -13,7 +13,7 @@ pub struct Arrivals {
     spoken: u64,
     dead: u64,
     /// The communicator for which a rank has come; none in a round.
-    child: Option<Token>,
+    pub child: Option<Token>,
 }
 
 impl Arrivals {
@@ -58,11 +58,6 @@ impl Arrivals {
     pub fn is_over(&self) -> bool {
         self.coming() == Some(0)
     }
-
-    /// The communicator for which a rank has come.
-    pub fn child(&self) -> Option<Token> {
-        self.child
-    }
 }
 
 fn bit(rank: u32) -> u64 {
@@ -93,7 +88,7 @@ mod tests {
         assert!(arrivals.comes_for(CHILD) && !arrivals.comes_for(Token([2; 16])));
         arrivals.spoke(0);
         assert!(arrivals.is_over());
-        assert_eq!(arrivals.child(), Some(CHILD));
+        assert_eq!(arrivals.child, Some(CHILD));
     }
 
     /// The excluded ranks of a shrink are never waited for, even if they die.

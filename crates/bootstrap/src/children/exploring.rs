@@ -233,7 +233,7 @@ impl World {
         }
         if self.is_dead(rank) {
             let is_unheard = !self.has_spoken[own] && self.said[own].is_empty() && !self.is_dead(0);
-            if is_unheard && self.round.answer().is_none() {
+            if is_unheard && self.round.answer.is_none() {
                 let answers = self.round.fail(Failure::Absent { rank });
                 self.answer(answers);
                 return true;

@@ -22,7 +22,8 @@ pub struct Round {
     /// The connections of ranks that have spoken and may wait for the answer, with their places. The host has the first
     /// place.
     connections: Vec<(u32, ConnectionId)>,
-    answer: Option<FromHost>,
+    /// What all ranks hear, once it is decided.
+    pub answer: Option<FromHost>,
 }
 
 impl Round {
@@ -70,11 +71,6 @@ impl Round {
     /// A connection is gone.
     pub fn left(&mut self, connection: ConnectionId) {
         self.connections.retain(|(_, other)| *other != connection);
-    }
-
-    /// The answer that all ranks hear, once there is one.
-    pub fn answer(&self) -> Option<&FromHost> {
-        self.answer.as_ref()
     }
 
     /// Whether a rank waits for the answer.

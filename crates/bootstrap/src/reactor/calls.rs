@@ -154,9 +154,9 @@ impl Calls {
 
     fn step(&mut self, sockets: &mut Sockets, name: Token, step: impl FnOnce(&mut Round) -> Vec<ToRank>) {
         let Some(Call { round: Some(round), .. }) = self.known.get_mut(&name) else { return };
-        let before = round.answer().is_some();
+        let before = round.answer.is_some();
         let answers = step(round);
-        if let (false, Some(answer)) = (before, round.answer()) {
+        if let (false, Some(answer)) = (before, &round.answer) {
             let counts = &sockets.shared.counts;
             let is_table = matches!(answer, FromHost::Table(_));
             Counts::up(if is_table { &counts.rounds } else { &counts.rounds_failed });
@@ -184,7 +184,7 @@ impl Calls {
         }
         let awaited = |name: &&Token| {
             let Some(Call { arrivals, round }) = self.known.get(*name) else { return false };
-            let session = arrivals.child().and_then(|child| sessions.get(child));
+            let session = arrivals.child.and_then(|child| sessions.get(child));
             session.is_some_and(|session| session.present > 0)
                 || round.as_ref().is_some_and(Round::is_awaited)
         };
@@ -207,9 +207,8 @@ impl Calls {
         let Expected { call, ranks, lives } = expected;
         self.arrivals(sockets, sessions, call).await_ranks(ranks);
         for (rank, life) in lives {
-            let mut watched = sockets.poll.watch(life);
-            match watched.want(EventFlags::IN) {
-                Ok(()) => {
+            match sockets.poll.watch_for(life, EventFlags::IN) {
+                Ok(watched) => {
                     let key = watched.key();
                     let life = Endpoint::Life { call, rank, _end: watched };
                     drop(sockets.endpoints.insert(key, life))
@@ -269,7 +268,7 @@ impl Calls {
             let missing = sessions.get(*child).and_then(|session| session.agreement.missing());
             missing.is_some_and(|missing| missing > coming)
         };
-        if let Some(child) = arrivals.child().filter(is_lost) {
+        if let Some(child) = arrivals.child.filter(is_lost) {
             sessions.happen(sockets, child, Event::Absent(Failure::Absent { rank }));
         }
         if over {
@@ -280,14 +279,14 @@ impl Calls {
     fn forget(&mut self, sockets: &mut Sockets, sessions: &mut Sessions, call: Token) {
         let Some(Call { arrivals, round }) = self.known.remove(&call) else { return };
         // Ranks that have said nothing would wait for ever.
-        if round.is_some_and(|round| round.answer().is_none()) {
+        if round.is_some_and(|round| round.answer.is_none()) {
             sockets.endpoints.retain(|_, endpoint| !is_of_round(endpoint, call));
         }
         self.order.retain(|other| *other != call);
         sockets
             .endpoints
             .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));
-        arrivals.child().into_iter().for_each(|child| sessions.nobody_comes(child));
+        arrivals.child.into_iter().for_each(|child| sessions.nobody_comes(child));
     }
 }
 

@@ -150,11 +150,8 @@ impl Sessions {
                     };
                 }
             };
-            let mut watched = sockets.poll.watch(accepted);
+            let Ok(watched) = sockets.poll.watch_for(accepted, EventFlags::IN) else { continue };
             let key = watched.key();
-            if watched.want(EventFlags::IN).is_err() {
-                continue;
-            }
             sockets.endpoints.insert(key, Endpoint::Newcomer(Connection::new(watched), token));
             let Some(session) = self.sessions.get_mut(&token) else { return };
             session.newcomers.push_back(key);

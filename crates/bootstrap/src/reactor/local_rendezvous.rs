@@ -32,11 +32,11 @@ pub(super) struct Rosters(HashMap<Token, LocalRendezvous>);
 
 impl Rosters {
     pub(super) fn open(&mut self, sockets: &mut Sockets, name: Token, listener: Ours) {
-        let mut watched = sockets.poll.watch(listener);
-        // Without an event for the listener: it closes, and ranks that connect are refused.
-        if let Err(error) = watched.want(EventFlags::IN) {
-            return log::warn!("bootstrap cannot listen at a host-local rendezvous: {error}");
-        }
+        let watched = match sockets.poll.watch_for(listener, EventFlags::IN) {
+            Ok(watched) => watched,
+            // The listener closes, and ranks that connect are refused.
+            Err(error) => return log::warn!("bootstrap cannot listen at a host-local rendezvous: {error}"),
+        };
         let local_rendezvous =
             LocalRendezvous { listener: watched.key(), connections: 0, roster: Roster::default() };
         sockets.endpoints.insert(watched.key(), Endpoint::LocalRendezvous(watched, name));

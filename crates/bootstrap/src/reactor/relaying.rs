@@ -110,7 +110,7 @@ impl Relaying {
         } else {
             session.relayed += 1;
         }
-        let all_came = session.agreement.ranks().is_none_or(|ranks| session.relayed >= ranks);
+        let all_came = session.agreement.ranks.is_none_or(|ranks| session.relayed >= ranks);
         if all_came && !session.is_relaying() && !self.closing.iter().any(|(closing, _)| *closing == token) {
             self.closing.push((token, 0));
         }
@@ -158,7 +158,5 @@ fn relay(
 /// Begins to connect to a root. The root is in this process and needs a descriptor of its own to accept.
 fn reach(sockets: &mut Sockets, root: &SocketAddr) -> rustix::io::Result<Watched> {
     connection::free_for_root(1)?;
-    let mut watched = sockets.poll.watch(connection::connect(root)?);
-    watched.want(EventFlags::OUT)?;
-    Ok(watched)
+    sockets.poll.watch_for(connection::connect(root)?, EventFlags::OUT)
 }

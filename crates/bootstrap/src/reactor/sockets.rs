@@ -26,43 +26,6 @@ use windlass_base::descriptor::{self, Ours, WANTED_FOR};
 /// [`WANTED_FOR`] while connections of NCCL's are relayed to a root of this process: they give their descriptors back.
 const OF_NCCL_WITHIN: Duration = Duration::from_secs(60);
 
-/// Since when operations have failed for want of descriptors, if they do.
-///
-/// At first the thread waits, since descriptors come back. After a time it refuses, since other ranks would wait for ever. Ranks that wait
-/// to be accepted hear that by the end of their connections, which takes no descriptor. A rank that can reach no host fails, and goes on
-/// trying to decline. Two descriptors are held in reserve for that ([`descriptor::even_of_reserve`]).
-#[derive(Debug, Default)]
-struct Wanting(Option<Instant>);
-
-impl Wanting {
-    /// Notes that an operation failed with this error, while `relays` connections are relayed. Returns whether to try
-    /// again.
-    fn lacks(&mut self, what: &str, error: Errno, relays: usize) -> Want {
-        log::debug!("bootstrap cannot {what}: {error}, trying again soon");
-        let since = *self.0.get_or_insert_with(Instant::now);
-        let within = if relays > 0 { OF_NCCL_WITHIN } else { WANTED_FOR };
-        if !descriptor::is_want(error) || since.elapsed() < within {
-            return Want::Later;
-        }
-        say_once(error, since.elapsed());
-        Want::Refused
-    }
-
-    /// Whether an operation failed for want of descriptors, and they may still be missing.
-    fn is_wanting(&self) -> bool {
-        self.0.is_some()
-    }
-
-    /// Ends the want if the reserve is full and there are descriptors to accept with.
-    fn look_at_reserve(&mut self, relays: usize) {
-        // As many as an accepted connection needs: beside a relay one more, for the root.
-        let needed = if relays > 0 { 2 } else { 1 };
-        if descriptor::fill_reserve() && descriptor::are_free(needed) {
-            self.0 = None;
-        }
-    }
-}
-
 fn say_once(error: Errno, waited: Duration) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -135,7 +98,8 @@ pub(super) struct Sockets {
     pub relays: usize,
     /// The secret of this process's process listener.
     pub process_listener: Token,
-    wanting: Wanting,
+    /// Since when operations have failed for want of a resource, if they do.
+    pub lacks_since: Option<Instant>,
 }
 
 impl Sockets {
@@ -155,7 +119,7 @@ impl Sockets {
             paused: Vec::new(),
             relays: 0,
             process_listener: NOBODY,
-            wanting: Wanting::default(),
+            lacks_since: None,
         };
         descriptor::fill_reserve();
         if let Some(ProcessListener { secret, listener }) = process_listener {
@@ -166,19 +130,29 @@ impl Sockets {
     }
 
     /// Notes that an operation failed with this error. Returns whether to try again.
+    ///
+    /// At first the thread waits, since descriptors come back. After a time it refuses, since other ranks would wait for ever. Ranks that
+    /// wait to be accepted hear that by the end of their connections, which takes no descriptor. A rank that can reach no host fails, and
+    /// goes on trying to decline. Two descriptors are held in reserve for that ([`descriptor::even_of_reserve`]).
     pub(super) fn lacks(&mut self, what: &str, error: Errno) -> Want {
         Counts::up(&self.shared.counts.starved);
-        self.wanting.lacks(what, error, self.relays)
+        log::debug!("bootstrap cannot {what}: {error}, trying again soon");
+        let since = *self.lacks_since.get_or_insert_with(Instant::now);
+        let within = if self.relays > 0 { OF_NCCL_WITHIN } else { WANTED_FOR };
+        if !descriptor::is_want(error) || since.elapsed() < within {
+            return Want::Later;
+        }
+        say_once(error, since.elapsed());
+        Want::Refused
     }
 
-    /// Whether an operation lacked descriptors, and they may still be missing.
-    pub(super) fn is_wanting(&self) -> bool {
-        self.wanting.is_wanting()
-    }
-
-    /// Checks whether there are enough descriptors again.
+    /// Ends the want if the reserve is full and there are descriptors to accept with.
     pub(super) fn look_at_reserve(&mut self) {
-        self.wanting.look_at_reserve(self.relays);
+        // As many as an accepted connection needs: beside a relay one more, for the root.
+        let needed = if self.relays > 0 { 2 } else { 1 };
+        if descriptor::fill_reserve() && descriptor::are_free(needed) {
+            self.lacks_since = None;
+        }
     }
 
     /// Reads the messages of a rank's connection in a session or round, and sends what waits.
@@ -242,8 +216,7 @@ impl Sockets {
             };
             match connection::accept_locally(watched) {
                 Ok(accepted) => {
-                    let mut watched = self.poll.watch(accepted);
-                    if watched.want(EventFlags::IN).is_ok() {
+                    if let Ok(watched) = self.poll.watch_for(accepted, EventFlags::IN) {
                         return Some(watched);
                     }
                 }
@@ -289,8 +262,7 @@ impl Sockets {
     }
 
     fn listen_at_process_listener(&mut self, listener: Ours) -> rustix::io::Result<()> {
-        let mut watched = self.poll.watch(listener);
-        watched.want(EventFlags::IN)?;
+        let watched = self.poll.watch_for(listener, EventFlags::IN)?;
         self.endpoints.insert(watched.key(), Endpoint::ProcessListener(watched));
         Ok(())
     }

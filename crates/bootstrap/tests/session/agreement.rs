@@ -89,7 +89,7 @@ impl World {
     fn moves(&self) -> Vec<(usize, u8)> {
         let mut moves = Vec::new();
         for (index, rank) in self.ranks.iter().enumerate() {
-            let preparing = matches!(rank.participation.stage(), Stage::Preparing(_));
+            let preparing = matches!(rank.participation.stage, Stage::Preparing(_));
             if rank.alive && (!rank.reported || preparing && !rank.confirmed) {
                 moves.push((index, 0));
             }
@@ -158,7 +158,7 @@ impl World {
             } else if let Some(outcome) = declining(rank.behavior) {
                 rank.to_host.push_back(FromRank::Decline(outcome));
             } else {
-                rank.to_host.push_back(FromRank::Report(Box::new(rank.participation.facts().clone())));
+                rank.to_host.push_back(FromRank::Report(Box::new(rank.participation.facts.clone())));
             }
             return;
         }
@@ -213,13 +213,13 @@ impl World {
     fn check(&self, host_died: bool) {
         let living = || self.ranks.iter().filter(|rank| rank.alive && rank.reported);
         let peer_group: Vec<_> = living()
-            .filter_map(|rank| match rank.participation.stage() {
+            .filter_map(|rank| match &rank.participation.stage {
                 Stage::PeerGroup(negotiated) => Some(negotiated.encode()),
                 _ => None,
             })
             .collect();
         let on_nccl = living()
-            .filter(|rank| matches!(rank.participation.stage(), Stage::Over(SessionOutcome::OnNccl(_))))
+            .filter(|rank| matches!(rank.participation.stage, Stage::Over(SessionOutcome::OnNccl(_))))
             .count();
         assert!(peer_group.is_empty() || on_nccl == 0, "a peer group beside ranks on NCCL");
         assert!(peer_group.windows(2).all(|pair| pair[0] == pair[1]), "negotiated configs differ");
@@ -232,7 +232,7 @@ impl World {
         let all_came = self.ranks.iter().all(|rank| rank.reported);
         if all_came || host_died {
             for rank in living() {
-                assert!(over(rank), "a rank waits for ever: {:?}", rank.participation.stage());
+                assert!(over(rank), "a rank waits for ever: {:?}", rank.participation.stage);
             }
         }
     }
@@ -289,7 +289,7 @@ fn run_in_order(behaviors: &[Behavior]) -> Vec<Stage> {
     let mut world = world(behaviors, WithoutHost::Fails);
     world.run(&[0; 200], None);
     world.check(false);
-    world.ranks.iter().map(|rank| rank.participation.stage().clone()).collect()
+    world.ranks.iter().map(|rank| rank.participation.stage.clone()).collect()
 }
 
 /// Each behavior gives its own outcome.
@@ -335,7 +335,7 @@ fn without_host() {
             assert!(rank.confirm());
         }
         rank.lost(failure);
-        matches!(rank.stage(), Stage::Over(SessionOutcome::OnNccl(FallbackReason::Unreachable { .. })))
+        matches!(rank.stage, Stage::Over(SessionOutcome::OnNccl(FallbackReason::Unreachable { .. })))
     };
     assert!(lost(WithoutHost::GoesToNccl, false, Failure::HostLost));
     assert!(!lost(WithoutHost::GoesToNccl, true, Failure::HostLost));

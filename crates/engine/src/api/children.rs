@@ -173,7 +173,7 @@ fn by_id(parent: Arc<PeerGroup>, call: &ChildCall, rank: u32, ranks: &[u32]) -> 
     ById {
         parent,
         of: ranks.first().copied().filter(|_| ranks.len() > 1),
-        number: call.child().number(),
+        number: call.invitation.child.number(),
         id: None,
         identity: Identity { rank: rank as i32, ranks: ranks.len() as i32, device },
         reason: FallbackReason::OneRank,
@@ -341,7 +341,7 @@ fn say_once(ranks: i32) {
 /// ranks in this thread, do they have a session, as they need a group.
 pub(super) fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let call = |waited: &Awaited| match waited {
-        Awaited::Child(_, call) => Some(call.call()),
+        Awaited::Child(_, call) => Some(call.invitation.call),
         _ => None,
     };
     let calls: Vec<_> = awaited.iter().filter_map(call).collect();

@@ -199,7 +199,7 @@ fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
         // NCCL has registrations, too: of graphs' buffers and of the application's. After the windows, none of which Windlass drops any more.
         pool::distrust(peer_group.as_ref().and_then(|peer_group| peer_group.device()));
     }
-    let registering = peer_group.as_ref().and_then(|peer_group| peer_group.registering());
+    let registering = peer_group.as_ref().and_then(|peer_group| peer_group.features.registering.as_ref());
     let registering = registering.map_or(registering::End::Clean, |registering| registering.end(aborts));
     if windows == registering::End::Left { windows } else { registering }
 }

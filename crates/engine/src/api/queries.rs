@@ -46,6 +46,22 @@ pub(super) fn keep_built_apart(handle: ncclComm_t) {
     guard::or_else(|| (), mark);
 }
 
+/// Counts a call and runs `answer` with the lazy communicator of a handle, if it is one. `enters`: it passes the gate.
+fn answer(
+    entry: Entry,
+    handle: ncclComm_t,
+    enters: bool,
+    answer: impl FnOnce(Option<&Arc<LazyCommunicator>>) -> ncclResult_t,
+) -> ncclResult_t {
+    let before = || {
+        count::function(entry);
+        let inside = if enters { enter_by(handle) } else { None };
+        // A function that the real library lacks fails for lazy communicators, too, whatever the handle.
+        (lazy_of(handle).filter(|_| !is_missing(entry)), inside)
+    };
+    guard::around(before, |(lazy, _inside)| answer(lazy.as_ref()), |_, _| ())
+}
+
 /// Runs a call that only this rank makes: by `here` for a lazy communicator that is not materialized, else by `real`.
 pub(super) fn ask(
     entry: Entry,
@@ -53,23 +69,14 @@ pub(super) fn ask(
     here: impl FnOnce(&Arc<LazyCommunicator>) -> ncclResult_t,
     real: impl FnOnce(ncclComm_t) -> ncclResult_t,
 ) -> ncclResult_t {
-    let before = || {
-        count::function(entry);
-        // NCCL allows these queries at any time, so they need not pass the gate.
-        use Entry::{ncclCommCount, ncclCommCuDevice, ncclCommUserRank};
-        let is_free = matches!(entry, ncclCommCount | ncclCommCuDevice | ncclCommUserRank);
-        let inside = if is_free { None } else { enter_by(handle) };
-        // A function that the real library lacks fails for lazy communicators, too, whatever the handle.
-        (lazy_of(handle).filter(|_| !is_missing(entry)), inside)
-    };
-    let answer = |(lazy, _inside): &(Option<Arc<LazyCommunicator>>, _)| match lazy {
+    // NCCL allows these queries at any time, so they need not pass the gate.
+    use Entry::{ncclCommCount, ncclCommCuDevice, ncclCommUserRank};
+    let is_free = matches!(entry, ncclCommCount | ncclCommCuDevice | ncclCommUserRank);
+    answer(entry, handle, !is_free, |lazy| match lazy.map(|lazy| (lazy, lazy.real())) {
         None => real(handle),
-        Some(lazy) => match lazy.real() {
-            Some(built) => real(built),
-            None => guard::call(|| here(lazy)),
-        },
-    };
-    guard::around(before, answer, |_, _| ())
+        Some((_, Some(built))) => real(built),
+        Some((lazy, None)) => guard::call(|| here(lazy)),
+    })
 }
 
 /// Runs a call that all ranks make, which materializes a lazy communicator.
@@ -81,15 +88,10 @@ pub(super) fn need(
     if let Err(code) = check_awake(entry, handle) {
         return code;
     }
-    let before = || {
-        count::function(entry);
-        (lazy_of(handle).filter(|_| !is_missing(entry)), enter_by(handle))
-    };
-    let answer = |(lazy, _inside): &(Option<Arc<LazyCommunicator>>, _)| match lazy {
+    answer(entry, handle, true, |lazy| match lazy {
         None => real(handle),
         Some(lazy) => with_real(lazy, real),
-    };
-    guard::around(before, answer, |_, _| ())
+    })
 }
 
 /// Runs `real` with NCCL's handle, after materializing: now, or at the end of the open group.
@@ -229,7 +231,7 @@ pub(super) fn note_deregistered(handle: ncclComm_t, registration: usize) {
 
 /// Calls `act` with the registration state of a communicator, if it has one.
 pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
-    in_peer_group(handle, |peer_group| peer_group.registering().map(|one| act(one)));
+    in_peer_group(handle, |peer_group| peer_group.features.registering.as_ref().map(|one| act(one)));
 }
 
 /// Makes an operation. A lazy communicator has operations of Windlass, materialized or not.
@@ -240,11 +242,7 @@ pub fn operator(
     residence: ncclScalarResidence_t,
     handle: ncclComm_t,
 ) -> ncclResult_t {
-    let before = || {
-        count::function(Entry::ncclRedOpCreatePreMulSum);
-        lazy_of(handle)
-    };
-    let answer = |lazy: &Option<Arc<LazyCommunicator>>| match lazy {
+    answer(Entry::ncclRedOpCreatePreMulSum, handle, false, |lazy| match lazy {
         None => create_operator(place, scalar, datatype, residence, handle),
         Some(lazy) => guard::call(|| {
             if place.is_null() || scalar.is_null() {
@@ -256,8 +254,7 @@ pub fn operator(
                 Err(code) => code,
             }
         }),
-    };
-    guard::around(before, answer, |_, _| ())
+    })
 }
 
 /// Has NCCL make an operation, and notes its scalar for native collectives in fixed order.
@@ -289,11 +286,7 @@ fn in_fixed_order(handle: ncclComm_t) -> Option<Arc<PeerGroup>> {
 
 /// Destroys an operation.
 pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t {
-    let before = || {
-        count::function(Entry::ncclRedOpDestroy);
-        lazy_of(handle)
-    };
-    let answer = |lazy: &Option<Arc<LazyCommunicator>>| match lazy {
+    answer(Entry::ncclRedOpDestroy, handle, false, |lazy| match lazy {
         None if lazy::is_ours(handle) => ended(handle),
         None => {
             if let Some(peer_group) = in_fixed_order(handle) {
@@ -302,8 +295,7 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
             operators::destroy(operation, handle)
         }
         Some(lazy) => lazy.operators.destroy(operation, lazy.real()),
-    };
-    guard::around(before, answer, |_, _| ())
+    })
 }
 
 /// Runs a one-sided call. It needs a window, whose registration has materialized a lazy communicator. NCCL runs it in order with the

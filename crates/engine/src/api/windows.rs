@@ -50,16 +50,7 @@ pub fn register(
     if let Err(code) = check_awake(Entry::ncclCommWindowRegister, handle) {
         return code;
     }
-    register_one(Asked { handle, address, bytes, place, flags })
-}
-
-/// Whether NCCL writes a null window where it makes none. Older releases leave the place unchanged.
-fn says_none() -> bool {
-    nccl::version() >= SAYS_NONE_SINCE
-}
-
-fn register_one(asked: Asked) -> ncclResult_t {
-    let Asked { handle, address, bytes, place, .. } = asked;
+    let asked = Asked { handle, address, bytes, place, flags };
     // For no memory NCCL makes no window, and does not involve other ranks.
     if address.is_null() || bytes == 0 || place.is_null() {
         let here = |_: &Arc<LazyCommunicator>| match place.is_null() {
@@ -77,7 +68,12 @@ fn register_one(asked: Asked) -> ncclResult_t {
 
 /// What `look` finds in the kept windows of a communicator that has them.
 fn in_kept<T>(handle: ncclComm_t, look: impl FnOnce(&Windows) -> T) -> Option<T> {
-    in_peer_group(handle, |peer_group| peer_group.windows().map(|windows| look(windows)))
+    in_peer_group(handle, |peer_group| peer_group.features.windows.as_ref().map(|windows| look(windows)))
+}
+
+/// Whether NCCL writes a null window where it makes none. Older releases leave the place unchanged.
+fn says_none() -> bool {
+    nccl::version() >= SAYS_NONE_SINCE
 }
 
 impl Asked {
@@ -88,7 +84,9 @@ impl Asked {
 
     fn make(&self, real: ncclComm_t, is_grouped: bool) -> ncclResult_t {
         let peer_group = in_peer_group(self.handle, |peer_group| Some(peer_group.clone()));
-        let kept = peer_group.as_ref().and_then(|peer_group| Some((peer_group, peer_group.windows()?)));
+        let kept = peer_group
+            .as_ref()
+            .and_then(|peer_group| Some((peer_group, peer_group.features.windows.as_ref()?)));
         let Some((peer_group, windows)) = kept else { return self.forward(real, is_grouped) };
         if is_grouped {
             guard::or_else(|| (), || windows.forward_grouped(real));
@@ -151,10 +149,6 @@ impl Asked {
 /// Deregisters a window, or keeps it. A lazy communicator that is not materialized has none.
 pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
     group::restore_device();
-    end_one(handle, window)
-}
-
-fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
     let here = |_: &Arc<LazyCommunicator>| match window.is_null() {
         true => ncclSuccess,
         false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
+use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -26,7 +27,7 @@ pub(crate) struct Life {
     pub rank: u32,
     pub process: u64,
     /// Shared by all of that process's ranks; none for this process, and where a rank has no pidfds.
-    pub ends: Option<Arc<Ends>>,
+    pub ends: OnceCell<Arc<Ends>>,
 }
 
 /// The open ends by process, since a program may have hundreds of communicators and few descriptors. Held for a lookup.
@@ -53,18 +54,18 @@ pub(crate) fn for_peers() -> Result<(Ours, BorrowedFd<'static>)> {
 
 impl Life {
     /// Sets the ends of its process: already open ones, or else these.
-    pub(crate) fn ends_with(&mut self, ends: Ends) {
+    pub(crate) fn ends_with(&self, ends: Ends) {
         let mut all = ENDS.lock();
         all.retain(|_, ends| ends.strong_count() > 0);
         let known = all.get(&self.process).and_then(Weak::upgrade);
         let ends = known.unwrap_or_else(|| Arc::new(ends));
         all.insert(self.process, Arc::downgrade(&ends));
-        self.ends = Some(ends);
+        self.ends.get_or_init(|| ends);
     }
 
     /// Whether its process has ended, or executes another program.
     pub(crate) fn is_over(&self) -> bool {
-        let Some(ends) = &self.ends else { return false };
+        let Some(ends) = self.ends.get() else { return false };
         let mut polled = ends.each_ref().map(|end| PollFd::new(end, PollFlags::IN));
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)

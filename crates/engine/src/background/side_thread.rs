@@ -1,11 +1,12 @@
 //! Runs work that may take long (it asks peers' processes, or the driver) on threads beside the application's. The end of the process
 //! waits for such threads at most [`END_WITHIN`], and lets none begin.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, PoisonError, mpsc};
 use std::time::Duration;
 
 use windlass_base::lock::Mutex;
+use windlass_base::scoped::Counted;
 use windlass_base::thread;
 
 /// How long the end of the process waits for running threads.
@@ -15,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 /// The side threads that run.
 #[derive(Debug)]
 struct Running {
-    count: AtomicU32,
+    count: AtomicUsize,
     is_ending: AtomicBool,
     /// Held while a thread decides to pause, and while the end is announced; `ends` then wakes the thread.
     pausing: Mutex<()>,
@@ -24,21 +25,20 @@ struct Running {
 
 static RUNNING: Running = Running::new();
 
-/// A running side thread, counted until dropped.
+/// A running side thread.
 #[derive(Debug)]
-struct One<'a>(&'a Running);
+struct One<'a>(&'a Running, #[expect(dead_code, reason = "counts until it is dropped")] Counted<'a>);
 
 impl Running {
     const fn new() -> Running {
-        let (count, is_ending) = (AtomicU32::new(0), AtomicBool::new(false));
+        let (count, is_ending) = (AtomicUsize::new(0), AtomicBool::new(false));
         Running { count, is_ending, pausing: Mutex::new(()), ends: Condvar::new() }
     }
 
     /// Counts a new thread; none once the end has begun.
     fn begin(&self) -> Option<One<'_>> {
         // The count before the flag, while the end sets the flag before it reads the count: one of the two sees the other.
-        self.count.fetch_add(1, Ordering::SeqCst);
-        let one = One(self);
+        let one = One(self, Counted::by(&self.count));
         (!self.is_ending.load(Ordering::SeqCst)).then_some(one)
     }
 
@@ -64,28 +64,6 @@ impl One<'_> {
     /// Calls `act` until it returns false, or the end begins.
     fn repeat(&self, each: Duration, mut act: impl FnMut() -> bool) {
         while act() && self.pause(each) {}
-    }
-}
-
-impl Drop for One<'_> {
-    fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Of work that one thread at a time does: the flag is set while this lives.
-pub(crate) struct Busy(&'static AtomicBool);
-
-impl Busy {
-    /// Sets the flag. None if another thread is at work.
-    pub(crate) fn begin(flag: &'static AtomicBool) -> Option<Busy> {
-        (!flag.swap(true, Ordering::AcqRel)).then(|| Busy(flag))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
     }
 }
 

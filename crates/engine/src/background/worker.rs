@@ -225,7 +225,7 @@ impl Round {
     fn lives(&self) -> Vec<Arc<Life>> {
         let mut lives: BTreeMap<u64, Arc<Life>> = BTreeMap::new();
         for life in self.chores.iter().flat_map(|chore| chore.lives()) {
-            if life.ends.is_some() && !self.dead.contains(&life.process) {
+            if life.ends.get().is_some() && !self.dead.contains(&life.process) {
                 lives.entry(life.process).or_insert(life);
             }
         }
@@ -237,11 +237,11 @@ impl Round {
         let mut polled = self.request_socket.polled();
         let first = polled.len() + 1;
         polled.push(PollFd::new(&self.worker.wake, PollFlags::IN));
-        let ends = lives.iter().filter_map(|life| life.ends.as_ref());
+        let ends = lives.iter().filter_map(|life| life.ends.get());
         polled.extend(ends.flat_map(|ends| ends.iter().map(|end| PollFd::new(end, PollFlags::IN))));
         let due = self.chores.iter().filter_map(|chore| chore.due());
         let knocks = self.request_socket.knocks().then_some(BUSY_TICK);
-        let deaf = self.request_socket.is_deaf().then_some(IDLE_TICK);
+        let deaf = self.request_socket.is_deaf.then_some(IDLE_TICK);
         let now = Instant::now();
         let asks = self.worker.requests.lock().iter().map(|one| one.due.saturating_duration_since(now)).min();
         let reserve = (!descriptor::fill_reserve()).then_some(IDLE_TICK);

@@ -35,7 +35,7 @@ pub fn take(call: &Call, communicator: &Communicator, terms: &Terms) -> Option<T
         return None;
     }
     let peer_group = communicator.peer_group(call.local.communicator)?;
-    let registering = peer_group.registering()?;
+    let registering = peer_group.features.registering.as_ref()?;
     let ranks = terms.ranks;
     if !plan::is_candidate(&call.shared, terms) {
         return None;
@@ -65,7 +65,7 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
         // NCCL does not get the call, so nothing of its group may run.
         Err(code) => return group::fail(*code),
     };
-    let Some(registering) = peer_group.registering() else { return ncclInternalError };
+    let Some(registering) = peer_group.features.registering.as_ref() else { return ncclInternalError };
     let stream = stream_of(call);
     let result = match &candidate.substitutes {
         None => forward::forward(call),
@@ -123,9 +123,17 @@ pub(crate) fn after_group(candidates: &[Waiting], joints: &Joints, is_run: bool)
         // NCCL may have run a part. In reverse, so that each communicator goes back to its first number.
         for waiting in candidates.iter().rev() {
             let Waiting { peer_group, candidate, stream } = waiting;
-            peer_group.registering().into_iter().for_each(|one| one.failed(candidate, *stream));
+            peer_group
+                .features
+                .registering
+                .as_ref()
+                .into_iter()
+                .for_each(|one| one.failed(candidate, *stream));
         }
-        candidates.iter().filter_map(|waiting| waiting.peer_group.registering()).for_each(|one| one.doubt());
+        candidates
+            .iter()
+            .filter_map(|waiting| waiting.peer_group.features.registering.as_ref())
+            .for_each(|one| one.doubt());
         return ncclSuccess;
     }
     let mut answer = ncclSuccess;
@@ -142,7 +150,13 @@ pub(crate) fn after_group(candidates: &[Waiting], joints: &Joints, is_run: bool)
 pub(crate) fn forget(candidates: &[Waiting]) {
     // In reverse, as in `after_group`.
     for waiting in candidates.iter().rev() {
-        waiting.peer_group.registering().into_iter().for_each(|one| one.refused(&waiting.candidate));
+        waiting
+            .peer_group
+            .features
+            .registering
+            .as_ref()
+            .into_iter()
+            .for_each(|one| one.refused(&waiting.candidate));
     }
 }
 
@@ -154,7 +168,7 @@ fn others<'a>(joints: &'a Joints, of: &'a Waiting) -> impl Iterator<Item = Strea
 
 impl Waiting {
     fn parts(&self) -> Option<(&Registering, &Substitutes)> {
-        Some((self.peer_group.registering()?, self.candidate.substitutes.as_ref()?))
+        Some((self.peer_group.features.registering.as_ref()?, self.candidate.substitutes.as_ref()?))
     }
 
     fn copies(&self) -> bool {
@@ -165,6 +179,6 @@ impl Waiting {
 /// Called when NCCL has put the call on its stream.
 fn finish(waiting: &Waiting) -> ncclResult_t {
     let Waiting { peer_group, candidate, stream } = waiting;
-    let Some(registering) = peer_group.registering() else { return ncclInternalError };
+    let Some(registering) = peer_group.features.registering.as_ref() else { return ncclInternalError };
     registering.passed(candidate, *stream)
 }

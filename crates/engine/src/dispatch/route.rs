@@ -201,7 +201,7 @@ fn drop_windows(call: &Call, communicator: &Communicator) {
 #[inline(never)]
 fn drop_what_it_meets(call: &Call, communicator: &Communicator) {
     let Some(peer_group) = communicator.peer_group(call.local.communicator) else { return };
-    let Some(windows) = peer_group.windows() else { return };
+    let Some(windows) = peer_group.features.windows.as_ref() else { return };
     // Both ranges have the size of the larger buffer: a window that is dropped without need is registered again.
     let bytes = call.shared.bytes(peer_group.negotiated().members.len()).max(1);
     let range = |buffer: *const c_void| Range { base: buffer as u64, bytes };

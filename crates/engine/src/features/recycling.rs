@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use crate::features::memory::pool;
 use windlass_base::gpu::{self, Ordinal};
+use windlass_base::scoped::Flagged;
 use windlass_transport::heap::{Heap, HeapError};
 
-use crate::background::side_thread::{self, Busy};
-use crate::background::worker;
+use crate::background::{side_thread, worker};
 use crate::features::registration::freeing::{Freeing, free, home_of, is_short_on, let_go};
 use crate::features::windows;
 
@@ -116,7 +116,7 @@ fn lend_again<T, H: PartialEq>(
 pub(crate) fn look() {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
     if is_any_to_look_after()
-        && let Some(busy) = Busy::begin(&IS_BUSY)
+        && let Some(busy) = Flagged::by(&IS_BUSY)
     {
         side_thread::run_while(LOOK_AFTER_EVERY, move || {
             let _busy = &busy;

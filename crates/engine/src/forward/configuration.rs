@@ -11,19 +11,19 @@ use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 
 use windlass_base::config::nccl::{self, Effect};
 
-/// A copy of the application's configuration, with copies of its names.
+/// A copy of the application's configuration, with a copy of its name. It names no network.
 pub struct Configuration {
     config: Box<ncclConfig_t>,
-    names: [Option<CString>; 2],
+    name: Option<CString>,
 }
 
 impl std::fmt::Debug for Configuration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Configuration").field("names", &self.names).finish_non_exhaustive()
+        f.debug_struct("Configuration").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-// SAFETY: its pointers point to its own names, which are never changed.
+// SAFETY: its one pointer points to its own name, which is never changed.
 unsafe impl Send for Configuration {}
 // SAFETY: as above.
 unsafe impl Sync for Configuration {}
@@ -90,24 +90,13 @@ impl Given {
         if !is_sound(&copy, size) {
             return Given::Doubtful;
         }
-        let mut names = [None, None];
-        for (name, offset) in names.iter_mut().zip(NAMES) {
-            if offset + size_of::<*const c_char>() > size {
-                continue;
-            }
-            // SAFETY: a pointer's place within the copy.
-            let place = unsafe { (&raw mut *copy).byte_add(offset).cast::<*const c_char>() };
-            // SAFETY: as above.
-            let given = unsafe { place.read() };
-            if !given.is_null() {
-                // SAFETY: NCCL, too, takes it for a string.
-                let own = unsafe { CStr::from_ptr(given) }.to_owned();
-                // SAFETY: as above; the string lives as long as the copy.
-                unsafe { place.write(own.as_ptr()) };
-                *name = Some(own);
-            }
+        let has_name = size >= NAMES[1] + size_of::<*const c_char>() && !copy.commName.is_null();
+        // SAFETY: NCCL, too, takes it for a string.
+        let name = has_name.then(|| unsafe { CStr::from_ptr(copy.commName) }.to_owned());
+        if let Some(name) = &name {
+            copy.commName = name.as_ptr();
         }
-        Given::Sound(Arc::new(Configuration { config: copy, names }))
+        Given::Sound(Arc::new(Configuration { config: copy, name }))
     }
 
     /// The configuration of a child: the parent's if none was given, as in NCCL.
@@ -195,7 +184,7 @@ impl Configuration {
             std::slice::from_raw_parts((&raw const config).cast::<u8>(), size_of::<ncclConfig_t>())
         };
         let mut words = bytes.to_vec();
-        self.names.iter().flatten().for_each(|name| words.extend(name.as_bytes_with_nul()));
+        self.name.iter().for_each(|name| words.extend(name.as_bytes_with_nul()));
         words
     }
 }

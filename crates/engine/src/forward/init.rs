@@ -72,34 +72,17 @@ pub struct Asked {
 pub struct Ctas {
     /// `maxCTAs`; 0 for no limit.
     pub max: u32,
-    /// `CTAPolicy`.
-    pub policy: Policy,
+    /// Whether `CTAPolicy` is another than NCCL's default, which is speed.
+    pub has_policy: bool,
     /// `graphUsageMode`.
     pub graphs: Graphs,
-    /// `launchOrderImplicit`.
-    pub launches: Launches,
-}
-
-/// `CTAPolicy`: NCCL's default, which is speed, or another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Policy {
-    Default,
-    Own,
-}
-
-/// `launchOrderImplicit`: whether NCCL orders launches among those of all communicators of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Launches {
-    Unordered,
-    Ordered,
+    /// `launchOrderImplicit`: whether NCCL orders launches among those of all communicators of the device.
+    pub are_ordered: bool,
 }
 
 impl Ctas {
     /// No configuration, or one that says nothing of kernels.
-    pub const UNSAID: Ctas =
-        Ctas { max: 0, policy: Policy::Default, graphs: Graphs::Mixed, launches: Launches::Unordered };
+    pub const UNSAID: Ctas = Ctas { max: 0, has_policy: false, graphs: Graphs::Mixed, are_ordered: false };
 }
 
 /// The arguments of a split or shrink.
@@ -284,24 +267,18 @@ fn configured(config: *const ncclConfig_t) -> (Waiting, Ctas) {
                 .filter(|value| *value != NCCL_CONFIG_UNDEF_INT)
         };
         let max = read(offset_of!(ncclConfig_t, maxCTAs)).unwrap_or(0).max(0) as u32;
-        let policy = match read(offset_of!(ncclConfig_t, CTAPolicy)) {
-            None | Some(0) => Policy::Default,
-            Some(_) => Policy::Own,
-        };
+        let has_policy = read(offset_of!(ncclConfig_t, CTAPolicy)).is_some_and(|policy| policy != 0);
         // 0: no graph, 1: one at a time; others: any mix.
         let graphs = match read(offset_of!(ncclConfig_t, graphUsageMode)) {
             Some(0 | 1) => Graphs::Apart,
             _ => Graphs::Mixed,
         };
-        let launches = match read(offset_of!(ncclConfig_t, launchOrderImplicit)) {
-            None | Some(0) => Launches::Unordered,
-            Some(_) => Launches::Ordered,
-        };
+        let are_ordered = read(offset_of!(ncclConfig_t, launchOrderImplicit)).is_some_and(|order| order != 0);
         let waiting = match read(offset_of!(ncclConfig_t, blocking)) {
             Some(0) => Waiting::NonBlocking,
             _ => Waiting::Blocking,
         };
-        (waiting, Ctas { max, policy, graphs, launches })
+        (waiting, Ctas { max, has_policy, graphs, are_ordered })
     }
 }
 

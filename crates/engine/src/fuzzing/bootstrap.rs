@@ -84,7 +84,7 @@ pub(super) fn host(input: &[u8]) {
             assert!(decided.is_none() || decided == now);
             decided = now;
             assert!(
-                agreement.missing().is_none_or(|missing| agreement.ranks().is_some_and(|all| missing <= all))
+                agreement.missing().is_none_or(|missing| agreement.ranks.is_some_and(|all| missing <= all))
             );
             agreement.is_lazy();
         };
@@ -140,7 +140,7 @@ pub(super) fn participant(input: &[u8]) {
         let was_over = rank.is_over();
         rank.heard(said);
         assert!(!was_over || rank.is_over());
-        if matches!(rank.stage(), Stage::Preparing(_)) && how >> (count % 6) & 1 != 0 {
+        if matches!(rank.stage, Stage::Preparing(_)) && how >> (count % 6) & 1 != 0 {
             let _ = rank.confirm();
         }
         count += 1;
@@ -200,7 +200,7 @@ pub(super) fn rounds(input: &[u8]) {
                 assert_eq!(again, [answer.message]);
             }
         }
-        assert!(!round.is_awaited() || round.answer().is_none());
+        assert!(!round.is_awaited() || round.answer.is_none());
     }
 }
 

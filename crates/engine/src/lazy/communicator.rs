@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use nccl_sys::{
     ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclNumOps, ncclResult_t,
@@ -18,6 +18,7 @@ use windlass_base::error::refuse;
 use windlass_base::gpu::{Ordinal, StreamHandle};
 use windlass_base::lock::Mutex;
 use windlass_base::process;
+use windlass_base::scoped::Counted;
 
 use super::ends::Ends;
 use super::handle::Minted;
@@ -58,7 +59,7 @@ pub struct LazyCommunicator {
     pub(super) attempts: AtomicU64,
     pub(super) aborted: AtomicBool,
     /// How many calls are on their way into NCCL's communicator, or in it.
-    pub(super) calls: AtomicU32,
+    pub(super) calls: AtomicUsize,
     pub(super) finalized: AtomicBool,
     pub(super) revoked: AtomicBool,
     /// Held for a few stores.
@@ -85,7 +86,7 @@ impl LazyCommunicator {
             usage: Usage::default(),
             attempts: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
-            calls: AtomicU32::new(0),
+            calls: AtomicUsize::new(0),
             finalized: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             stage: Mutex::new(Stage::Lazy),
@@ -196,12 +197,6 @@ impl LazyCommunicator {
 
     /// Runs `call` with NCCL's communicator, which no abort ends before it is in NCCL: an abort waits a moment for it.
     pub fn with_nccl<T>(&self, call: impl FnOnce(ncclComm_t) -> T) -> Result<T, ncclResult_t> {
-        struct Leaves<'a>(&'a AtomicU32);
-        impl Drop for Leaves<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::SeqCst);
-            }
-        }
         let Some(real) = self.real() else {
             return Err(refuse(
                 ncclInternalError,
@@ -209,8 +204,7 @@ impl LazyCommunicator {
             ));
         };
         // An abort writes the one and reads the other in turn: one of the two sees what the other has written.
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        let _leaves = Leaves(&self.calls);
+        let _inside = Counted::by(&self.calls);
         // Another thread may have aborted it while it was materialized, or while the call was ordered.
         if self.aborted.load(Ordering::SeqCst) {
             return Err(refuse(ncclInvalidUsage, format_args!("the communicator was aborted")));

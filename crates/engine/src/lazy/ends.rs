@@ -1,9 +1,10 @@
 //! Decides which thread ends NCCL's communicator behind a lazy one: a destroy or finalize that waits for the device, or an abort during
 //! that wait. Exactly one of them does, and never while another thread is in NCCL with the communicator.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use windlass_base::lock::Mutex;
+use windlass_base::thread;
 
 /// How often an abort checks whether another thread has left NCCL.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
@@ -72,21 +73,18 @@ impl Ends {
     /// communicator has ended, or is still ending within NCCL.
     #[must_use]
     pub(super) fn abort(&self, within: Duration) -> bool {
-        let until = Instant::now() + within;
-        loop {
+        let take_over = || {
             let mut state = self.0.lock();
             match state.phase {
                 Phase::Open | Phase::Waits => {
                     state.phase = Phase::Over;
-                    return true;
+                    Some(true)
                 }
-                Phase::Over => return false,
-                Phase::Busy if Instant::now() >= until => return false,
-                Phase::Busy => {}
+                Phase::Over => Some(false),
+                Phase::Busy => None,
             }
-            drop(state);
-            std::thread::sleep(LOOK_EVERY);
-        }
+        };
+        thread::look_until(within, LOOK_EVERY, take_over).unwrap_or(false)
     }
 
     fn leave_to(&self, phase: Phase) {

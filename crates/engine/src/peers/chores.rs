@@ -9,6 +9,7 @@ use windlass_bootstrap::request_socket::Answer;
 
 use crate::features::memory::pool;
 use windlass_base::observers::profiler::times;
+use windlass_base::scoped::Counted;
 use windlass_base::stats::count;
 
 use super::registry;
@@ -127,7 +128,7 @@ impl Chore for Answers {
 struct KeptMemory {
     looked: Instant,
     /// The pool keeps memory only while this value exists, that is while the worker runs.
-    _looked_after: pool::LookedAfter,
+    _looked_after: Counted<'static>,
 }
 
 impl KeptMemory {

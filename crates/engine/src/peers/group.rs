@@ -46,7 +46,8 @@ pub struct PeerGroup {
     mapped: Option<Mapped>,
     /// The growth of this rank's rings.
     pub(super) growing: Growing,
-    features: Features,
+    /// What was decided for it, and its features.
+    pub features: Features,
     /// What communicators made from this one need.
     pub lineage: Arc<Lineage>,
     /// The ids from which NCCL's communicator is made later, when a lazy communicator is materialized.
@@ -61,15 +62,15 @@ pub struct PeerGroup {
 
 /// The features of a peer group beside moving bytes.
 #[derive(Debug)]
-struct Features {
+pub struct Features {
     /// Up to how many bytes each collective is native.
-    limits: Limits,
+    pub limits: Limits,
     /// Where the limits come from, as bits of [`agreed::Source`].
-    limits_from: u32,
+    pub limits_from: u32,
     /// None where the ranks do not register buffers, or where this process has ended.
-    registering: Option<Arc<Registering>>,
+    pub registering: Option<Arc<Registering>>,
     /// Where the negotiated config keeps windows.
-    windows: Option<Arc<Windows>>,
+    pub windows: Option<Arc<Windows>>,
 }
 
 impl Features {
@@ -161,18 +162,8 @@ impl PeerGroup {
 
     /// From now on NCCL may share the communicator's resources with another.
     pub fn share(&self) {
-        self.registering().into_iter().for_each(|one| one.share());
-        self.windows().into_iter().for_each(|one| one.share());
-    }
-
-    /// This rank's registrations of buffers with NCCL, where the ranks register.
-    pub fn registering(&self) -> Option<&Arc<Registering>> {
-        self.features.registering.as_ref()
-    }
-
-    /// The kept windows of this rank, if windows are kept.
-    pub fn windows(&self) -> Option<&Arc<Windows>> {
-        self.features.windows.as_ref()
+        self.features.registering.iter().for_each(|one| one.share());
+        self.features.windows.iter().for_each(|one| one.share());
     }
 
     /// For the end of the communicator: ends the kept windows that the program has deregistered. After an abort or a failure all stay in NCCL.
@@ -206,16 +197,6 @@ impl PeerGroup {
     /// What growing a ring needs. None while the peer group is being dropped.
     pub(super) fn p2p_and_heap(&self) -> Option<(&P2p, &Arc<Heap>)> {
         Some((&self.transports()?.p2p, &self.region()?.heap))
-    }
-
-    /// Where the limits of native collectives come from, as bits of [`agreed::Source`]. 0 without native collectives.
-    pub fn limits_from(&self) -> u32 {
-        self.features.limits_from
-    }
-
-    /// Up to how many bytes each collective is native.
-    pub fn limits(&self) -> &Limits {
-        &self.features.limits
     }
 
     /// Launches the tasks of native collectives in order, then the sends and receives as one kernel, on `stream`, in order with the streams

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use windlass_base::lock::Mutex;
 use windlass_base::thread;
 use windlass_bootstrap::request_socket::Answer;
-use windlass_transport::heap::{self, Heap, Holds, LeaseId, Peer, PeerHeap, PeerRegion, Place, Region};
+use windlass_transport::heap::{self, Heap, Holds, LeaseId, Peer, PeerRegion, Place, Region};
 use windlass_transport::p2p::{Direction, P2p, Wire};
 
 use super::requests::Others;
@@ -243,15 +243,9 @@ impl Growing {
     ) -> Result<(), String> {
         let receiver = self.others.member(to)?;
         let place = Place::from_wire(answer.words[..].try_into().map_err(|_| "an answer that says nothing")?);
-        let region = match &answer.descriptor {
-            Some(memory) => {
-                let process = receiver.process.number();
-                let peer = Peer { process, device_uuid: receiver.device.uuid };
-                let peers = PeerHeap::of(peer).map_err(words)?;
-                peers.map(place, memory.as_fd(), heap, &self.holds).map_err(words)?
-            }
-            None => heap::reach(place, heap).map_err(words)?,
-        };
+        let peer = Peer { process: receiver.process.number(), device_uuid: receiver.device.uuid };
+        let memory = answer.descriptor.as_ref().map(AsFd::as_fd);
+        let region = heap::map(peer, place, memory, heap, &self.holds).map_err(words)?;
         let (address, bytes) = (region.address, region.bytes);
         grown.peers.push(region);
         let expected = p2p.growth_bytes(wire);

@@ -90,27 +90,16 @@ impl Others {
         Others { negotiated, rank }
     }
 
-    /// The token that names the peer group.
-    pub(super) fn comm(&self) -> Token {
-        self.negotiated.comm
-    }
-
     /// Another rank.
     pub(super) fn member(&self, rank: u32) -> Result<&Member, String> {
         let member = self.negotiated.members.get(rank as usize);
         member.filter(|_| rank != self.rank).ok_or_else(|| format!("there is no other rank {rank}"))
     }
 
-    /// Whether that rank is in this process, too.
-    pub(super) fn is_near(&self, rank: u32) -> bool {
-        let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
-        process(rank) == process(self.rank)
-    }
-
     /// Announces a region of this rank to another, as the answer to its request.
     pub(super) fn announced(&self, region: &Region, to: u32) -> Result<Answer, String> {
         let there = [heap::Member { rank: to, process: self.member(to)?.process.number() }];
-        let (place, descriptor) = match self.is_near(to) {
+        let (place, descriptor) = match self.negotiated.are_in_one_process(self.rank, to) {
             true => (region.announce_here(&there).map_err(|error| error.to_string())?, None),
             false => {
                 let announcement = region.announce(&there).map_err(|error| error.to_string())?;
@@ -143,7 +132,7 @@ impl Others {
     }
 
     fn words(&self, to: u32, matter: Matter) -> Vec<u8> {
-        Request { comm: self.comm(), from: self.rank, to, matter }.encode()
+        Request { comm: self.negotiated.comm, from: self.rank, to, matter }.encode()
     }
 }
 

@@ -1,9 +1,27 @@
 //! Reaches regions of other ranks of this process at their own address, which is the same for all devices of a process.
 //! That takes no descriptor and no second mapping.
 
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
 use crate::heap::error::HeapError;
-use crate::heap::{Heap, PeerRegion, Place, Serial, registry};
+use crate::heap::{Heap, Holds, Peer, PeerHeap, PeerRegion, Place, Serial, registry};
 use windlass_base::gpu::Ordinal;
+
+/// Maps the region that a peer announced, for the device of `local`. Without a descriptor it is reached ([`reach`]): its rank is in this
+/// process.
+pub fn map(
+    peer: Peer,
+    place: Place,
+    memory: Option<BorrowedFd<'_>>,
+    local: &Heap,
+    holds: &Arc<Holds>,
+) -> Result<PeerRegion, HeapError> {
+    match memory {
+        Some(memory) => PeerHeap::of(peer)?.map(place, memory, local, holds),
+        None => reach(place, local),
+    }
+}
 
 /// Lets the device of `local` reach a region that another rank of this process [announced](super::Region::announce_here) to the calling
 /// rank. The region stays until the calling rank has closed.
@@ -18,8 +36,7 @@ impl Heap {
     }
 
     fn reach_now(&self, place: Place, device: Ordinal) -> Result<PeerRegion, HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         let chunks = self.chunks.lock();
         let mapping = chunks.get(&place.chunk).ok_or(HeapError::Gone)?;
         let there = (mapping.address - self.reservation.base, mapping.physical.bytes);

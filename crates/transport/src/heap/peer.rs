@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::heap::{Heap, HeapError, Holds, Place, Process, Serial, registry};
 use windlass_base::gpu::memory::{Mapping, Physical, Reservation, granularity};
-use windlass_base::gpu::{Address, Driver, Home, Ordinal};
+use windlass_base::gpu::{Address, Driver, Ordinal};
 use windlass_base::lock::Mutex;
 
 /// Names a symmetric heap of another process.
@@ -94,23 +94,20 @@ impl PeerHeap {
         local: &Heap,
         holds: &Arc<Holds>,
     ) -> Result<PeerRegion, HeapError> {
-        self.map_now(place, descriptor, &local.home, holds).map_err(HeapError::told)
+        self.map_now(place, descriptor, local, holds).map_err(HeapError::told)
     }
 
     fn map_now(
         self: &Arc<Self>,
         place: Place,
         descriptor: BorrowedFd<'_>,
-        home: &Home,
+        local: &Heap,
         holds: &Arc<Holds>,
     ) -> Result<PeerRegion, HeapError> {
-        if self.driver.is_in_forked_child() {
-            return Err(HeapError::ForkedChild);
-        }
-        let _entered = home.enter()?;
-        place.check(granularity(self.driver, home.device)?)?;
+        let _entered = local.enter()?;
+        place.check(granularity(self.driver, local.device())?)?;
         let mut mapped = self.mapped.lock();
-        let made = self.map_chunk(&mut mapped, place, descriptor, home.device);
+        let made = self.map_chunk(&mut mapped, place, descriptor, local.device());
         self.forget_unused(&mut mapped);
         let base = made?;
         self.uses.lock().entry(place.chunk).or_default().open += 1;
@@ -194,10 +191,9 @@ impl PeerHeap {
         descriptor: BorrowedFd<'_>,
         local: &Heap,
     ) -> Result<Address, HeapError> {
-        let home = local.home;
-        let _entered = home.enter()?;
-        place.check(granularity(self.driver, home.device)?)?;
-        self.map_chunk(&mut self.mapped.lock(), place, descriptor, home.device)
+        let _entered = local.enter()?;
+        place.check(granularity(self.driver, local.device())?)?;
+        self.map_chunk(&mut self.mapped.lock(), place, descriptor, local.device())
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -1,11 +1,12 @@
 //! Tests mappings by loads and stores: a successful call to map does not prove that memory is there.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::heap::Heap;
 use crate::heap::error::HeapError;
 use windlass_base::gpu::Address;
 use windlass_base::gpu::stream::{Event, Ordering};
+use windlass_base::thread;
 
 /// A device that has done none of our work for so long never will.
 const AT_MOST: Duration = Duration::from_secs(300);
@@ -15,15 +16,13 @@ impl Heap {
     /// Loads a word by this symmetric heap's device, from a region of its own or from a peer's in our mapping. Waits for the stream that zeroes
     /// regions, and for no other.
     pub fn load(&self, address: Address) -> Result<u32, HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         self.load_after_stream(address)
     }
 
     /// Stores a word by this symmetric heap's device, and loads it back, so that it has arrived when this returns.
     pub fn store(&self, address: Address, word: u32) -> Result<(), HeapError> {
-        self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        let _entered = self.enter()?;
         self.stream.store(address, word)?;
         match self.load_after_stream(address)? {
             loaded if loaded == word => Ok(()),
@@ -36,14 +35,9 @@ impl Heap {
     fn load_after_stream(&self, address: Address) -> Result<u32, HeapError> {
         let done = Event::new(self.home.driver)?;
         done.record(self.stream.handle, Ordering::Inside)?;
-        let began = Instant::now();
-        while !done.is_done()? {
-            if began.elapsed() >= AT_MOST {
-                let waited_ms = began.elapsed().as_millis() as u64;
-                return Err(HeapError::Late { device: self.home.device, waited_ms });
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
+        let is_done = || done.is_done().map(|is_done| is_done.then_some(())).transpose();
+        let late = HeapError::Late { device: self.home.device, waited_ms: AT_MOST.as_millis() as u64 };
+        thread::look_until(AT_MOST, LOOK_EVERY, is_done).ok_or(late)??;
         Ok(self.stream.load(address)?)
     }
 

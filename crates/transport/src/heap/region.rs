@@ -1,11 +1,12 @@
 //! A piece of a symmetric heap, lent to one communicator.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::heap::{Announcement, Event, Heap, HeapError, LeaseId, Member, Place, Placement};
 use windlass_base::gpu::memory::Mapping;
 use windlass_base::gpu::{Address, Failure, Ordinal};
+use windlass_base::thread;
 
 /// How often a wait for zeros looks: zeroing runs at a terabyte a second.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -43,26 +44,18 @@ impl Region {
 
     /// Whether it holds zeros by now. Waits for nothing.
     pub fn is_zeroed(&self) -> Result<bool, HeapError> {
-        self.heap.refuse_child()?;
-        let _entered = self.heap.home.enter()?;
+        let _entered = self.heap.enter()?;
         self.heap.observe_zeroing(Some(self.lease))?;
         Ok(self.heap.ledger.lock().quarantine.is_zeroed(self.lease))
     }
 
     /// Waits until it holds zeros, at most for `at_most`. Blocks no stream and holds no lock.
     pub fn wait_zeroed(&self, at_most: Duration) -> Result<(), HeapError> {
-        let began = Instant::now();
-        while !self.is_zeroed().map_err(HeapError::told)? {
-            if began.elapsed() >= at_most {
-                let late = HeapError::NotZeroed {
-                    bytes: self.bytes(),
-                    waited_ms: began.elapsed().as_millis() as u64,
-                };
-                return Err(late.told());
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        Ok(())
+        let is_zeroed = || self.is_zeroed().map(|is_zeroed| is_zeroed.then_some(())).transpose();
+        let zeroed = thread::look_until(at_most, LOOK_EVERY, is_zeroed);
+        let late =
+            || Err(HeapError::NotZeroed { bytes: self.bytes(), waited_ms: at_most.as_millis() as u64 });
+        zeroed.unwrap_or_else(late).map_err(HeapError::told)
     }
 
     /// Lets these ranks touch the region: it is taken back only after each has closed or died. Returns what they need to map it. Members of this
@@ -85,8 +78,7 @@ impl Region {
         give: impl FnOnce(&Mapping, Place) -> Result<T, Failure>,
     ) -> Result<T, HeapError> {
         let announced = || {
-            self.heap.refuse_child()?;
-            let _entered = self.heap.home.enter()?;
+            let _entered = self.heap.enter()?;
             self.heap.observe_zeroing(Some(self.lease))?;
             let chunks = self.heap.chunks.lock();
             let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;

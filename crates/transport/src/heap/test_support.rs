@@ -73,8 +73,7 @@ impl Region {
     /// Lets another device of this process read and write the region, at the same address. It holds for the whole chunk, until the chunk is
     /// unmapped.
     pub fn allow(&self, device: Ordinal) -> Result<(), HeapError> {
-        self.heap.refuse_child()?;
-        let _entered = self.heap.home.enter()?;
+        let _entered = self.heap.enter()?;
         let chunks = self.heap.chunks.lock();
         let mapping = chunks.get(&self.placement.chunk).ok_or(HeapError::Gone)?;
         mapping.allow(device).map_err(|failure| HeapError::from(failure).told())

@@ -5,15 +5,14 @@ use crate::sequencer::order::{Order, Runner};
 use crate::sequencer::{Graphs, Joins, LaunchResources, Sequencer};
 use std::sync::atomic::Ordering;
 use windlass_base::gpu::context::Current;
-use windlass_base::gpu::module::MemoryDomain;
 use windlass_base::gpu::stream::Ordering::Inside;
 use windlass_base::gpu::stream::{Capture, Place};
-use windlass_base::gpu::{Address, Driver, Failure, StreamHandle};
+use windlass_base::gpu::{Driver, Failure, StreamHandle};
 use windlass_base::observers::profiler::times;
 
 /// One turn: an operation's place in the order, and what its kernel needs.
 pub struct Turn<'sequencer> {
-    pub(super) sequencer: &'sequencer Sequencer,
+    pub(crate) sequencer: &'sequencer Sequencer,
     /// The communicator's launch resources.
     pub resources: &'sequencer LaunchResources,
     pub(super) issued: &'sequencer mut Issued,
@@ -25,35 +24,10 @@ pub struct Turn<'sequencer> {
 }
 
 impl<'sequencer> Turn<'sequencer> {
-    /// The driver. The device's context is current once the turn [is placed](Turn::place).
-    pub fn driver(&self) -> &'static Driver {
-        self.sequencer.device_resources.home.driver
-    }
-
-    /// Address of the control word, which tells kernels to leave.
-    pub fn control(&self) -> Address {
-        self.resources.host.control_address()
-    }
-
-    /// Address of the report that kernels write.
-    pub fn report(&self) -> Address {
-        self.sequencer.report
-    }
-
-    /// Whether nothing else launches kernels on this device, as far as this process knows ([`DeviceResources::is_of_one`]).
-    pub fn is_alone(&self) -> bool {
-        self.sequencer.device_resources.is_of_one()
-    }
-
     /// The cluster size to give at a launch of clusters of `blocks` blocks, 0 before 9.0. A size of 1 is given, too. Otherwise an update of a
     /// graph keeps the former cluster size, and the driver (580) leaves out a kernel whose grid that size does not divide, without an error.
     pub fn cluster(&self, blocks: u32) -> u32 {
         if self.sequencer.device_resources.is_since_hopper() { blocks } else { 0 }
-    }
-
-    /// The memory domain in which all kernels are launched.
-    pub fn domain(&self) -> MemoryDomain {
-        self.sequencer.device_resources.domain
     }
 
     /// Makes the device's context current and returns the capture that the stream is part of. Its graph then keeps all that the turn needs.
@@ -83,7 +57,9 @@ impl<'sequencer> Turn<'sequencer> {
         if self.begun {
             return Ok(capture);
         }
-        let (driver, Some((lane, _))) = (self.driver(), &self.placed) else { return Ok(capture) };
+        let (driver, Some((lane, _))) = (self.sequencer.device_resources.home.driver, &self.placed) else {
+            return Ok(capture);
+        };
         self.resources.join(driver, self.stream, self.others.before)?;
         self.issued.come_behind((driver, self.resources), self.sequencer.graphs, *lane)?;
         self.begun = true;
@@ -102,7 +78,9 @@ impl<'sequencer> Turn<'sequencer> {
 
     /// Enters the issued work as the last in the order.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
-        let (true, driver, Some((lane, _))) = (self.begun, self.driver(), &self.placed) else {
+        let (true, driver, Some((lane, _))) =
+            (self.begun, self.sequencer.device_resources.home.driver, &self.placed)
+        else {
             return Ok(());
         };
         self.issued.note((driver, self.resources), self.sequencer.graphs, *lane, Runner::Windlass)?;

@@ -11,23 +11,11 @@ mod kind;
 
 mod table;
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use windlass_base::gpu::{Address, Driver};
 use windlass_base::lock::Mutex;
-use windlass_base::process;
 
 pub use kind::{Allocation, Kind};
 use table::Table;
-
-/// Set in the child of a fork: CUDA does not work there, and another thread of the parent may hold the lock. Read instead of
-/// [`Driver::is_in_forked_child`], which is a system call.
-static FORKED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn in_child() {
-    FORKED.store(true, Ordering::Relaxed);
-}
 
 /// The known allocations of a process.
 #[derive(Debug)]
@@ -40,8 +28,6 @@ pub struct Allocations {
 impl Allocations {
     /// An empty table of at most `entries_max` allocations. Takes 48 bytes for each now, and allocates nothing later.
     pub fn new(driver: &'static Driver, entries_max: usize) -> Self {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| process::on_fork(in_child));
         Allocations { driver, table: Mutex::new(Table::new(entries_max)) }
     }
 
@@ -49,7 +35,7 @@ impl Allocations {
     /// meanwhile, the answer may be the old allocation.
     #[inline]
     pub fn look(&self, pointer: Address) -> Allocation {
-        if pointer == 0 || FORKED.load(Ordering::Relaxed) {
+        if pointer == 0 || self.driver.is_in_forked_child() {
             return Allocation::unknown(pointer);
         }
         let id = self.driver.buffer_id(pointer);

@@ -15,8 +15,8 @@ mod ledger;
 mod spare;
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{LazyLock, Once};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
@@ -29,8 +29,8 @@ use windlass_base::gpu::memory::{Room, granularity};
 use windlass_base::gpu::pointer::Extent;
 use windlass_base::gpu::{self, Address, Driver, Ordinal};
 use windlass_base::lock::Mutex;
-use windlass_base::process;
 use windlass_base::range::Range;
+use windlass_base::scoped::Counted;
 use windlass_base::stats::count;
 use windlass_base::stats::resources::Pooled;
 
@@ -46,12 +46,6 @@ static KEPT: AtomicUsize = AtomicUsize::new(0);
 static LEAVING: AtomicUsize = AtomicUsize::new(0);
 /// How many threads look after kept blocks.
 static LOOKED_AFTER_BY: AtomicUsize = AtomicUsize::new(0);
-/// Set in the child of a fork: CUDA does not work there, and another thread of the parent may hold the lock.
-static FORKED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn in_child() {
-    FORKED.store(true, Ordering::Relaxed);
-}
 
 /// What the caller asks NCCL to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,20 +247,9 @@ pub(crate) fn trim(device: Ordinal) -> Vec<Address> {
     gone
 }
 
-/// While this value lives, a thread calls [`age`] repeatedly.
-#[derive(Debug)]
-pub(crate) struct LookedAfter(());
-
-/// Notes that the calling thread calls [`age`] from now on.
-pub(crate) fn look_after() -> LookedAfter {
-    LOOKED_AFTER_BY.fetch_add(1, Ordering::Relaxed);
-    LookedAfter(())
-}
-
-impl Drop for LookedAfter {
-    fn drop(&mut self) {
-        LOOKED_AFTER_BY.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Notes that the calling thread calls [`age`] repeatedly while the value lives.
+pub(crate) fn look_after() -> Counted<'static> {
+    Counted::by(&LOOKED_AFTER_BY)
 }
 
 /// Removes blocks that were kept unused for longer than this. The caller has NCCL free the result.
@@ -312,12 +295,10 @@ fn is_short(free_bytes: u64, total_bytes: u64) -> bool {
 }
 
 fn is_forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
+    gpu::opened().is_some_and(Driver::is_in_forked_child)
 }
 
 fn current(set: Option<Ordinal>) -> Option<(&'static Driver, Ordinal)> {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| process::on_fork(in_child));
     Some((gpu::driver().ok()?, device::of_allocation(set).ok()?))
 }
 

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
+use windlass_base::scoped::Flagged;
 use windlass_base::stats::count;
 use windlass_base::thread;
 
@@ -36,21 +37,10 @@ fn wait(at_work: &AtomicBool, within: Duration) {
 }
 
 fn work(at_work: &AtomicBool, are_none: impl FnOnce() -> bool, act: impl FnOnce()) {
-    if at_work.swap(true, Ordering::AcqRel) {
-        return;
-    }
-    let _until_dropped = Work(at_work);
+    let Some(_at_work) = Flagged::by(at_work) else { return };
     fence(Ordering::SeqCst);
     if are_none() {
         act();
-    }
-}
-
-struct Work<'a>(&'a AtomicBool);
-
-impl Drop for Work<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
     }
 }
 

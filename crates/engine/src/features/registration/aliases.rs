@@ -34,9 +34,7 @@ impl Alias {
     pub(crate) fn address(&self) -> Address {
         self.mapping.address
     }
-}
 
-impl Alias {
     fn new(mapping: Mapping, registration: usize) -> Alias {
         count::registered_now(Registered::Entries, 1);
         count::registered_now(Registered::Bytes, mapping.physical.bytes as i64);

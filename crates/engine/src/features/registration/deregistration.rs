@@ -14,6 +14,7 @@ use windlass_base::lock::Mutex;
 use windlass_base::range::Range;
 use windlass_base::stats::count;
 use windlass_base::stats::resources::Registered;
+use windlass_base::thread;
 
 use crate::background::{side_thread, worker};
 use crate::features::registration::aliases::{Alias, Aliases};
@@ -121,12 +122,8 @@ impl Registering {
             self.is_left.store(end == End::Left, Ordering::Release);
             return end;
         }
-        loop {
-            if let Some(end) = self.try_end(&mut self.state.lock()) {
-                return end;
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
+        let ended = || self.try_end(&mut self.state.lock());
+        thread::look_until(Duration::MAX, LOOK_EVERY, ended).unwrap_or(End::Left)
     }
 
     /// Ends the registrations while the communicator lives. Waits for no thread.
@@ -168,13 +165,12 @@ impl Registering {
 
 /// Closes the gate of a communicator that is being aborted. None if a call is inside. Waits for a thread of Windlass inside, which soon leaves.
 fn close(gate: &'static Gate) -> Option<Closed<'static>> {
-    loop {
+    let close = || {
         let was_closed = gate.is_closed();
-        match gate.try_close() {
-            None if was_closed => std::thread::sleep(LOOK_EVERY),
-            closed => return closed,
-        }
-    }
+        let closed = gate.try_close();
+        (closed.is_some() || !was_closed).then_some(closed)
+    };
+    thread::look_until(Duration::MAX, LOOK_EVERY, close).flatten()
 }
 
 /// Deregisters everything. Returns whether nothing is left.

@@ -8,6 +8,7 @@ use nccl_sys::ncclSuccess;
 use crate::features::memory::pool;
 use crate::forward::registration;
 use windlass_base::gpu::{self, Address, Home, Ordinal};
+use windlass_base::scoped::Counted;
 use windlass_base::thread;
 
 use crate::features::registration::deregistration::memory_is_freed;
@@ -17,13 +18,13 @@ const LOOK_EVERY: Duration = Duration::from_micros(100);
 /// How many threads are freeing blocks that have left the pool and are not back at the driver yet.
 static FREEING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts a thread as freeing while it lives: from before the blocks leave the pool until they are freed.
+/// The threads that are freeing: from before the blocks leave the pool until they are freed.
 pub(crate) struct Freeing;
 
 impl Freeing {
-    pub(crate) fn begin() -> Freeing {
-        FREEING.fetch_add(1, Ordering::AcqRel);
-        Freeing
+    /// Counts this thread while the value lives.
+    pub(crate) fn begin() -> Counted<'static> {
+        Counted::by(&FREEING)
     }
 
     /// Waits for other threads to finish freeing, up to `within`. Returns whether there were any.
@@ -32,12 +33,6 @@ impl Freeing {
         let were_any = are_any();
         thread::wait_while(within, LOOK_EVERY, are_any);
         were_any
-    }
-}
-
-impl Drop for Freeing {
-    fn drop(&mut self) {
-        FREEING.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

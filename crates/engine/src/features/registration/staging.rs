@@ -140,9 +140,7 @@ impl Staging {
     fn end_each(&mut self, blocks: Vec<Block>, home: &Home, real: usize) {
         self.stuck.extend(blocks.into_iter().filter(|block| !block.end(home, real)));
     }
-}
 
-impl Staging {
     /// Frees all blocks, though NCCL keeps their registrations.
     pub(crate) fn free(&mut self) {
         self.blocks.drain(..).chain(self.stuck.drain(..)).for_each(|block| block.free());

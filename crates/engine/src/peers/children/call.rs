@@ -75,7 +75,7 @@ pub struct ChildCall {
     /// The name of the first call that excludes the same ranks: those have one count.
     kind: Token,
     /// The invitation to the call. Its round is at the process listener of the first rank that makes it.
-    invitation: Invitation,
+    pub invitation: Invitation,
     /// The ranks of the parent that make the call.
     ranks: Vec<u32>,
     /// Whether the call has [begun](ChildCall::begun).
@@ -123,19 +123,9 @@ impl ChildCall {
         Some(ChildCall { lineage, request, facts, kind, invitation, ranks, is_begun, session })
     }
 
-    /// The call's name, which all its ranks share.
-    pub fn call(&self) -> Token {
-        self.invitation.call
-    }
-
-    /// The name of the communicator that this rank will be in. All ranks of that communicator share it.
-    pub fn child(&self) -> Token {
-        self.invitation.child
-    }
-
     /// What the child keeps for its own children, if it has no peer group.
     pub fn lineage_of_child(&self, rank: u32) -> Arc<Lineage> {
-        lineage_on_nccl(self.child(), rank, self.ctas(), self.request.configuration.clone())
+        lineage_on_nccl(self.invitation.child, rank, self.ctas(), self.request.configuration.clone())
     }
 
     fn ctas(&self) -> Ctas {
@@ -200,10 +190,10 @@ impl ChildCall {
     fn enter(&mut self) {
         let follows = self.lineage.has_peer_group()
             || !self.facts.is_in_group && request::check_child(self.request.waiting).is_ok();
-        if self.child() == NOBODY || !follows {
+        if self.invitation.child == NOBODY || !follows {
             return;
         }
-        let name = local_rendezvous::name(self.child());
+        let name = local_rendezvous::name(self.invitation.child);
         let is_over = || self.lineage.has_ended();
         let entered = windlass_bootstrap::process()
             .and_then(|bootstrap| bootstrap.enter_local(name, self.lineage.rank, &is_over));
@@ -214,7 +204,7 @@ impl ChildCall {
     fn await_at_member(&mut self, ranks: &[u32]) {
         let Some(host) = self.lineage.host(ranks).filter(|_| ranks.len() > 1) else { return };
         // Only the child's ranks are expected under this name.
-        let child = self.child();
+        let child = self.invitation.child;
         let to = Invitation { process_listener: host.process_listener, call: child, ..self.invitation };
         if host.rank == self.lineage.rank {
             self.await_ranks(child, ranks);
@@ -263,12 +253,7 @@ impl ChildCall {
     /// Begins the init of this rank's child, once. Waits for no other rank of it. An error means that all its ranks stay on NCCL, which the
     /// caller [tells](ChildCall::refuse) them.
     pub fn ask(&mut self, new: Identity, laziness: Laziness) -> Result<Asked, FallbackReason> {
-        let mut asked = own_thread::run(|| self.ask_here(new, laziness))?;
-        if let SessionPlace::AtRoster(Ok(entry)) = std::mem::replace(&mut self.session, SessionPlace::Nowhere)
-        {
-            asked.local_entry = Some(entry);
-        }
-        Ok(asked)
+        own_thread::run(|| self.ask_here(new, laziness))
     }
 
     fn ask_here(&mut self, new: Identity, laziness: Laziness) -> Result<Asked, FallbackReason> {
@@ -290,7 +275,11 @@ impl ChildCall {
         });
         let participant = participant.map_err(cannot_reach)?;
         let until = Some(Wait::new(&self.lineage, participant.canceller()));
-        Ok(Asked { participant, heap, share, until, local_entry: None })
+        let local_entry = match std::mem::replace(&mut self.session, SessionPlace::Nowhere) {
+            SessionPlace::AtRoster(entry) => entry.ok(),
+            SessionPlace::Nowhere | SessionPlace::AtMember(_) => None,
+        };
+        Ok(Asked { participant, heap, share, until, local_entry })
     }
 
     /// The invitation to the session of the child, which has so many ranks. May wait for the roster's answer.
@@ -309,7 +298,7 @@ impl ChildCall {
         };
         match entry.ask(ranks, &|| self.lineage.has_ended()) {
             Ok(RosterAnswer::Complete { place, process_listener }) => {
-                let call = local_rendezvous::name(self.child());
+                let call = local_rendezvous::name(self.invitation.child);
                 Ok(Invitation { process_listener, call, child: child(call, 0), rank: place })
             }
             Ok(_) => Err(FallbackReason::Apart),

@@ -7,7 +7,7 @@ use once_cell::sync::OnceCell;
 
 use crate::background::life::Life;
 use crate::forward::configuration;
-use crate::forward::init::{Ctas, Launches, Policy};
+use crate::forward::init::Ctas;
 use windlass_base::descriptor::Ours;
 use windlass_base::lock::Mutex;
 use windlass_bootstrap::Canceller;
@@ -142,8 +142,9 @@ impl Lineage {
     /// Duplicates of what tells the ends of these ranks' processes.
     pub(super) fn watched(&self, ranks: u64) -> Vec<(u32, Ours)> {
         let alive = self.lives.iter().filter(|life| ranks & (1 << life.rank) != 0);
-        let ends =
-            alive.flat_map(|life| life.ends.iter().flat_map(|ends| ends.iter()).map(|end| (life.rank, end)));
+        let ends = alive.flat_map(|life| {
+            life.ends.get().into_iter().flat_map(|ends| ends.iter()).map(|end| (life.rank, end))
+        });
         ends.filter_map(|(rank, end)| Some((rank, copy(rank, end)?))).collect()
     }
 
@@ -154,11 +155,8 @@ impl Lineage {
 
 /// What a parent's configuration says of kernels, for children whose own configuration says nothing.
 fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
-    let policy = match negotiated.capabilities & capability::UNBOUND {
-        0 => Policy::Own,
-        _ => Policy::Default,
-    };
-    Ctas { max: negotiated.ctas_max, policy, graphs, launches: Launches::Unordered }
+    let has_policy = negotiated.capabilities & capability::UNBOUND == 0;
+    Ctas { max: negotiated.ctas_max, has_policy, graphs, are_ordered: false }
 }
 
 fn copy(rank: u32, life: &Ours) -> Option<Ours> {

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use nccl_sys::ncclSuccess;
 
+use windlass_base::scoped::Flagged;
 use windlass_bootstrap::awaited::{Awaited, Question};
 use windlass_bootstrap::request_socket::Answer;
 
-use crate::background::side_thread::{self, Busy};
+use crate::background::side_thread;
 use crate::background::worker::Chore;
 use crate::peers::group::PeerGroup;
 use crate::peers::registry;
@@ -28,7 +29,7 @@ impl Chore for AwaitedRanks {
         let Question { token, rank } = Question::decode(words)?;
         let is_meant = |one: &PeerGroup| one.negotiated().comm.number() == token && one.rank() == rank;
         let meant = registry::alive().find(|one| is_meant(one))?;
-        let busy = Busy::begin(&READS)?;
+        let busy = Flagged::by(&READS)?;
         let awaited = side_thread::run(Some(READ_WITHIN), move || {
             let _busy = busy;
             meant.awaited()

@@ -3,7 +3,7 @@
 //! Pure: decided from options, [NCCL's variables](windlass_base::config::nccl), NCCL's release and the device. Ranks tell each other the results as
 //! bits of the negotiated config. What one rank lacks, all lack.
 
-use crate::forward::init::{Ctas, Policy};
+use crate::forward::init::Ctas;
 use windlass_base::config::nccl::{self, Effect, Settings};
 use windlass_base::config::{Collectives, Config, Order, Register};
 use windlass_base::gpu::device;
@@ -54,7 +54,7 @@ impl Basis<'_> {
             (self.has_multicast(), capability::MULTICAST),
             (tuning::RINGS_IN_FOURS.contains(&self.version), capability::RINGS_IN_FOURS),
             (self.native().is_ok(), capability::NATIVE),
-            (self.ctas.policy == Policy::Default, capability::UNBOUND),
+            (!self.ctas.has_policy, capability::UNBOUND),
             (windows, capability::WINDOWS),
             (self.registration().is_ok(), capability::REGISTERS),
             (self.options.register == Register::On, capability::REGISTERS_ANYWHERE),
@@ -67,10 +67,7 @@ impl Basis<'_> {
 
     /// What this rank lacks, whatever the others have.
     pub(in crate::peers) fn lacks(&self) -> Lacks {
-        let policy = match self.ctas.policy {
-            Policy::Default => Ok(()),
-            Policy::Own => Err(Lack::Variable),
-        };
+        let policy = if self.ctas.has_policy { Err(Lack::Variable) } else { Ok(()) };
         let of_native = if self.has_fixed_order() { Ok(()) } else { policy };
         let lack = |own: Result<(), Lack>| own.err().unwrap_or_default();
         Lacks::default()
@@ -279,7 +276,7 @@ mod tests {
     #[test]
     fn who_has_fixed_order() {
         let hopper = hopper();
-        let own = Ctas { policy: Policy::Own, ..Ctas::UNSAID };
+        let own = Ctas { has_policy: true, ..Ctas::UNSAID };
         for (order, has) in [(Order::Auto, false), (Order::Fixed, true), (Order::Strict, true)] {
             let options = Config { order, ..Config::default() };
             let plain = basis(&options, &hopper);

@@ -196,10 +196,10 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
     match outcome {
         InitOutcome::PeerGroup(peers) => {
             let own = peers.transports().map(|transports| transports.lacks).unwrap_or_default();
-            let lacks = capabilities::of_all(peers.negotiated(), peers.limits(), own);
+            let lacks = capabilities::of_all(peers.negotiated(), &peers.features.limits, own);
             let serial = count::peer_group(counters, peer_group::YES, lacks);
-            count::limits_from(counters, peers.limits_from());
-            if peers.limits_from() & limits::GUESSED != 0 {
+            count::limits_from(counters, peers.features.limits_from);
+            if peers.features.limits_from & limits::GUESSED != 0 {
                 count::reason(counters, None, &limits::not_measured());
             }
             if lacks.is_without_link() && peers.rank() == 0 {
@@ -210,7 +210,7 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
             if log::log_enabled!(log::Level::Info) {
                 let (rank, ranks, hash) =
                     (peers.rank(), peers.negotiated().members.len(), peers.negotiated().hash());
-                let has = line(&lacks.words(), &limits::names(peers.limits_from()));
+                let has = line(&lacks.words(), &limits::names(peers.features.limits_from));
                 log::info!("communicator {serial}, rank {rank} of {ranks}, peer group {hash:016x}: {has}");
             }
         }

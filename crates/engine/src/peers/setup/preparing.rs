@@ -5,12 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use once_cell::sync::OnceCell;
+
 use windlass_base::descriptor::Ours;
 use windlass_base::shared_page::SharedPage;
 use windlass_bootstrap::Preparation;
 use windlass_bootstrap::descriptors::{Parcel, Sending};
 use windlass_bootstrap::negotiated::{NegotiatedConfig, RANKS_MAX, Token, capability};
-use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerHeap, PeerRegion, Place, Region};
+use windlass_transport::heap::{self, Heap, Holds, Member, Peer, PeerRegion, Place, Region};
 
 use crate::background::life::{self, Life};
 use crate::features::page_layout::{self, PAGE_MAKER};
@@ -73,72 +75,77 @@ impl Prepared {
     }
 }
 
-/// A lent region that holds zeros and this rank's word.
-struct Lent<'a> {
+/// A rank that prepares.
+struct Preparing<'a> {
     negotiated: &'a NegotiatedConfig,
-    rank: u32,
     heap: &'a Arc<Heap>,
-    holds: Arc<Holds>,
-    region: Region,
     rings: Rings,
+    prepared: Prepared,
 }
 
-impl<'a> Lent<'a> {
-    fn new(negotiated: &'a NegotiatedConfig, rank: u32, heap: &'a Arc<Heap>) -> Result<Lent<'a>, String> {
+impl<'a> Preparing<'a> {
+    /// Lends a region that holds zeros and this rank's word.
+    fn new(
+        negotiated: &'a NegotiatedConfig,
+        rank: u32,
+        heap: &'a Arc<Heap>,
+    ) -> Result<Preparing<'a>, String> {
         let holds = Holds::new();
         let rings = Rings::of(negotiated, rank, wires(negotiated, rank, heap));
         let lend = || heap.lend(rings.bytes + WORDS_BYTES, &holds);
         let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(heap.device(), is_enough);
         let region = recycling::lend(heap, make_room, lend).map_err(words)?;
         region.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
-        let lent = Lent { negotiated, rank, heap, holds, region, rings };
-        mark(negotiated, rank, &lent.region)?;
-        Ok(lent)
+        mark(negotiated, rank, &region)?;
+        let others = negotiated.members.iter().filter(|member| member.rank != rank);
+        let lives = others.map(|member| {
+            let (rank, process) = (member.rank, member.process.number());
+            Arc::new(Life { rank, process, ends: OnceCell::new() })
+        });
+        let prepared = Prepared {
+            region,
+            peers: negotiated.members.iter().map(|_| None).collect(),
+            lives: lives.collect(),
+            holds,
+            transports: None,
+            release_socket: None,
+            release_sockets: Vec::new(),
+            page: None,
+            rank,
+        };
+        Ok(Preparing { negotiated, heap, rings, prepared })
     }
 
     /// The other ranks, to which the region is announced.
     fn others(&self) -> Vec<Member> {
-        let others = self.negotiated.members.iter().filter(|member| member.rank != self.rank);
-        others.map(|member| Member { rank: member.rank, process: member.process.number() }).collect()
+        let lives = self.prepared.lives.iter();
+        lives.map(|life| Member { rank: life.rank, process: life.process }).collect()
     }
 
-    /// Whether that rank is in this process, too.
-    fn is_near(&self, rank: u32) -> bool {
-        let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
-        process(rank) == process(self.rank)
-    }
-
-    /// Maps the region of a peer in another process. None without wires.
-    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<Option<PeerRegion>, String> {
+    /// Maps and tests the region of a peer; `memory` is that of one in another process. Without wires nothing is mapped.
+    fn map(&mut self, rank: u32, place: Place, memory: Option<BorrowedFd<'_>>) -> Result<(), String> {
         if self.rings.wires == Wires::None {
-            return self.check_size(rank, place.bytes).map(|()| None);
+            return self.check_size(rank, place.bytes);
         }
+        let (own, began) = (self.prepared.rank, Instant::now());
         let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
         let peer = Peer { process: member.process.number(), device_uuid: member.device.uuid };
-        let heap = PeerHeap::of(peer).map_err(words)?;
-        let began = Instant::now();
-        let mapped = heap.map(place, memory, self.heap, &self.holds).map_err(words)?;
-        let mapped_at = began.elapsed();
-        let tested = self.tested(rank, mapped);
-        let (mapped_us, tested_us) = (mapped_at.as_micros(), began.elapsed().as_micros());
+        let region = heap::map(peer, place, memory, self.heap, &self.prepared.holds).map_err(words)?;
+        let mapped_us = began.elapsed().as_micros();
+        self.check_link(rank)?;
+        self.check_size(rank, place.bytes)?;
+        probe(self.negotiated, (own, rank), self.heap, &region)?;
+        let tested_us = began.elapsed().as_micros();
         log::debug!(
-            "rank {} mapped rank {rank}'s region in {mapped_us} us, had tested it after {tested_us} us",
-            self.rank
+            "rank {own} mapped rank {rank}'s region in {mapped_us} us, had tested it after {tested_us} us"
         );
-        tested.map(Some)
-    }
-
-    /// Reaches the region of a peer in this process. None without wires.
-    fn reach(&self, rank: u32, place: Place) -> Result<Option<PeerRegion>, String> {
-        if self.rings.wires == Wires::None {
-            return self.check_size(rank, place.bytes).map(|()| None);
-        }
-        self.tested(rank, heap::reach(place, self.heap).map_err(words)?).map(Some)
+        self.prepared.peers[rank as usize] = Some(region);
+        Ok(())
     }
 
     /// Fails if that rank lends another size, as a rank with wires does to one without.
     fn check_size(&self, rank: u32, bytes: u64) -> Result<(), String> {
-        match self.region.bytes() {
+        match self.prepared.region.bytes() {
             own if own == bytes => Ok(()),
             own => Err(format!("rank {rank} lends {bytes} bytes, expected {own}")),
         }
@@ -149,7 +156,7 @@ impl<'a> Lent<'a> {
         match link(self.negotiated, rank, self.heap) {
             Some(true) => Ok(()),
             Some(false) => {
-                Err(format!("no NVLink joins ranks {} and {rank}, which Windlass needs", self.rank))
+                Err(format!("no NVLink joins ranks {} and {rank}, which Windlass needs", self.prepared.rank))
             }
             None => Err(format!(
                 "rank {rank}'s GPU is hidden from this process; show all GPUs to all ranks (Slurm: --gpu-bind=none)"
@@ -157,23 +164,18 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Loads the peer's word from its region and stores this rank's word beside it.
-    fn tested(&self, rank: u32, region: PeerRegion) -> Result<PeerRegion, String> {
-        self.check_link(rank)?;
-        self.check_size(rank, region.bytes)?;
-        probe(self.negotiated, (self.rank, rank), self.heap, &region)?;
-        Ok(region)
-    }
-
-    /// The transports, over the mapped regions of all peers.
-    fn transports(&self, peers: &[Option<PeerRegion>], share: Share) -> Result<Transports, String> {
+    /// Makes the transports, over the regions of all peers.
+    fn connect(&mut self, share: Share) -> Result<(), String> {
+        let Prepared { region, peers, holds, rank: own, .. } = &self.prepared;
         let address = |(rank, peer): (u32, &Option<PeerRegion>)| match peer {
             Some(region) => region.address,
-            None if rank == self.rank || self.rings.wires == Wires::None => self.region.address(),
+            None if rank == *own || self.rings.wires == Wires::None => region.address(),
             None => 0,
         };
         let regions = (0..).zip(peers).map(address).collect();
-        share.transports(&self.rings, regions, &self.holds).map_err(words)
+        let transports = share.transports(&self.rings, regions, holds).map_err(words)?;
+        self.prepared.transports = Some(transports);
+        Ok(())
     }
 }
 
@@ -239,20 +241,13 @@ pub(in crate::peers) fn for_session(
 ) -> Result<(Prepared, Result<(), String>), String> {
     let Preparation { negotiated, rank, .. } = *preparation;
     let began = Instant::now();
-    let lent = Lent::new(negotiated, rank, heap)?;
+    let mut preparing = Preparing::new(negotiated, rank, heap)?;
     let lent_at = began.elapsed();
-    let mut peers: Vec<Option<PeerRegion>> = negotiated.members.iter().map(|_| None).collect();
-    let mut lives = lives_of(negotiated, rank);
     let (release_socket, others_end) = ReleaseSocket::new().map_err(words)?;
-    let mut known = Known { peers: &mut peers, lives: &mut lives, release_sockets: Vec::new(), page: None };
-    let exchanged = exchange(preparation, &lent, others_end, &mut known);
-    let Known { release_sockets, page, .. } = known;
+    preparing.prepared.release_socket = Some(release_socket);
+    let exchanged = exchange(preparation, &mut preparing, others_end);
     let exchanged_at = began.elapsed();
-    let made = exchanged.and_then(|()| lent.transports(&peers, share));
-    let (transports, result) = match made {
-        Ok(transports) => (Some(transports), Ok(())),
-        Err(words) => (None, Err(words)),
-    };
+    let result = exchanged.and_then(|()| preparing.connect(share));
     log::debug!(
         "init {:?} rank {rank} lent after {} us, knew all regions after {} us, had its p2p transport after {} us",
         negotiated.comm,
@@ -260,60 +255,37 @@ pub(in crate::peers) fn for_session(
         exchanged_at.as_micros(),
         began.elapsed().as_micros()
     );
-    let (region, holds) = (lent.region, lent.holds);
-    let lives = lives.into_iter().map(Arc::new).collect();
-    Ok((
-        Prepared {
-            region,
-            peers,
-            lives,
-            holds,
-            transports,
-            release_socket: Some(release_socket),
-            release_sockets,
-            page,
-            rank,
-        },
-        result,
-    ))
-}
-
-/// What a rank has received from its peers.
-struct Known<'a> {
-    peers: &'a mut [Option<PeerRegion>],
-    lives: &'a mut [Life],
-    release_sockets: Vec<Hold>,
-    page: Option<Arc<SharedPage>>,
+    Ok((preparing.prepared, result))
 }
 
 /// Exchanges announcements with all other processes, and waits for theirs. Closes this process's copy of `release_socket` at the end;
 /// the copies in the receivers' queues stay open.
 fn exchange(
     preparation: &Preparation<'_>,
-    lent: &Lent<'_>,
+    own: &mut Preparing<'_>,
     release_socket: Hold,
-    known: &mut Known<'_>,
 ) -> Result<(), String> {
-    let others = lent.others();
+    let others = own.others();
+    let (own_rank, negotiated) = (own.prepared.rank, own.negotiated);
     let descriptor_sockets = preparation.peers();
     // Each process has a descriptor socket of its own.
     let is_near = |descriptor_socket: &Token| {
         let mut there =
-            lent.negotiated.members.iter().filter(|member| member.descriptor_socket == *descriptor_socket);
-        there.any(|member| lent.is_near(member.rank))
+            negotiated.members.iter().filter(|member| member.descriptor_socket == *descriptor_socket);
+        there.any(|member| negotiated.are_in_one_process(own_rank, member.rank))
     };
     // `Ours`, so that a child forked meanwhile closes these.
     let (place, far) = match descriptor_sockets.iter().all(is_near) {
-        true => (lent.region.announce_here(&others).map_err(words)?, None),
+        true => (own.prepared.region.announce_here(&others).map_err(words)?, None),
         false => {
-            let announcement = lent.region.announce(&others).map_err(words)?;
-            let ends = lent.negotiated.sees_ends().then(life::for_peers).transpose().map_err(words)?;
+            let announcement = own.prepared.region.announce(&others).map_err(words)?;
+            let ends = negotiated.sees_ends().then(life::for_peers).transpose().map_err(words)?;
             (announcement.place, Some((announcement.descriptor, ends)))
         }
     };
-    let made = (lent.rank == PAGE_MAKER).then(page_layout::make).transpose()?;
+    let made = (own_rank == PAGE_MAKER).then(page_layout::make).transpose()?;
     let (page, file) = made.unzip();
-    known.page = page;
+    own.prepared.page = page;
     let far = far.iter().flat_map(|(memory, ends)| {
         let ends = ends.iter().flat_map(|(pidfd, socket)| [pidfd.as_fd(), *socket]);
         std::iter::once(memory.as_fd()).chain(ends)
@@ -321,7 +293,7 @@ fn exchange(
     let file = file.iter().map(AsFd::as_fd);
     let to_near: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(file.clone()).collect();
     let to_far: Vec<BorrowedFd<'_>> = [release_socket.as_fd()].into_iter().chain(far).chain(file).collect();
-    let mut payload = lent.rank.to_le_bytes().to_vec();
+    let mut payload = own_rank.to_le_bytes().to_vec();
     payload.extend(place.to_wire());
     let sending = |to: &Token| {
         let descriptors = if is_near(to) { &to_near } else { &to_far };
@@ -335,47 +307,40 @@ fn exchange(
         .map_err(words)?;
     log::debug!(
         "rank {} had the others' announcements {} us after its own",
-        lent.rank,
+        own_rank,
         began.elapsed().as_micros()
     );
-    let mut heard = 1_u64 << lent.rank;
+    let mut heard = 1_u64 << own_rank;
     for (descriptor_socket, parcel) in descriptor_sockets.iter().zip(parcels) {
         let (rank, place, descriptors) = read(parcel).ok_or("a peer sent what cannot be read")?;
-        let member = lent.negotiated.members.get(rank as usize);
-        if rank == lent.rank || member.is_none_or(|member| member.descriptor_socket != *descriptor_socket) {
+        let member = negotiated.members.get(rank as usize);
+        if rank == own_rank || member.is_none_or(|member| member.descriptor_socket != *descriptor_socket) {
             return Err("a peer spoke for another rank".into());
         }
         let mut descriptors = descriptors.into_iter();
-        known.release_sockets.extend(descriptors.next().map(Hold));
-        let region = if lent.is_near(rank) {
-            lent.reach(rank, place)?
-        } else {
+        own.prepared.release_sockets.extend(descriptors.next().map(Hold));
+        let mut memory = None;
+        if !negotiated.are_in_one_process(own_rank, rank) {
             let mut next = || descriptors.next().ok_or("a peer sent too few descriptors");
-            let memory = next()?;
-            if lent.negotiated.sees_ends() {
+            memory = Some(next()?);
+            if negotiated.sees_ends() {
                 let ends = [next()?, next()?];
-                if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
+                if let Some(life) = own.prepared.lives.iter().find(|life| life.rank == rank) {
                     life.ends_with(ends);
                 }
             }
-            lent.map(rank, place, memory.as_fd())?
-        };
-        known.peers[rank as usize] = region;
+        }
+        own.map(rank, place, memory.as_ref().map(AsFd::as_fd))?;
         heard |= 1 << rank;
         if rank == PAGE_MAKER {
-            known.page = Some(Arc::new(page_layout::open(descriptors.next())?));
+            own.prepared.page = Some(Arc::new(page_layout::open(descriptors.next())?));
         }
     }
-    let missing = (0..known.peers.len()).find(|rank| heard & (1 << rank) == 0);
+    let missing = (0..negotiated.members.len()).find(|rank| heard & (1 << rank) == 0);
     missing.map_or(Ok(()), |rank| Err(format!("nothing came from rank {rank}")))
 }
 
 /// The other ranks, whose pidfds are not known yet.
-fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
-    let others = negotiated.members.iter().filter(|member| member.rank != own);
-    others.map(|member| Life { rank: member.rank, process: member.process.number(), ends: None }).collect()
-}
-
 /// Decodes a parcel: the rank, the place of its region, and its descriptors. These are a release socket; from another process also the
 /// region's memory, and what tells its end; last, from rank 0, the shared page.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
@@ -390,54 +355,37 @@ pub(in crate::peers) fn in_one_hand(
     heaps: &[Arc<Heap>],
     shares: Vec<Share>,
 ) -> Result<Vec<Prepared>, (u32, String)> {
-    let mut lent = Vec::new();
-    for (rank, heap) in (0..).zip(heaps) {
-        lent.push(Lent::new(negotiated, rank, heap).map_err(|words| (rank, words))?);
-    }
-    let mut peers: Vec<Vec<Option<PeerRegion>>> =
-        lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
-    let mut failed = reach_all(&lent, &mut peers).err();
-    let made = page_layout::make().map_err(|words| failed = failed.take().or(Some((PAGE_MAKER, words))));
     // All ranks are in this process, so none opens the file again.
-    let page = made.ok().map(|(page, _)| page);
-    let mut prepared = Vec::new();
-    for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
-        let transports = match &failed {
-            None => lent.transports(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
-            Some(_) => None,
-        };
-        let lives = lives_of(negotiated, lent.rank).into_iter().map(Arc::new).collect();
-        let (region, holds) = (lent.region, lent.holds);
-        let (release_sockets, page, rank) = (Vec::new(), page.clone(), lent.rank);
-        prepared.push(Prepared {
-            lives,
-            region,
-            peers,
-            holds,
-            transports,
-            release_socket: None,
-            release_sockets,
-            page,
-            rank,
-        });
+    let (page, _) = page_layout::make().map_err(|words| (PAGE_MAKER, words))?;
+    let mut all = Vec::new();
+    for (rank, heap) in (0..).zip(heaps) {
+        let mut one = Preparing::new(negotiated, rank, heap).map_err(|words| (rank, words))?;
+        one.prepared.page = Some(page.clone());
+        all.push(one);
     }
-    match failed {
-        None => Ok(prepared),
-        Some(failure) => {
-            prepared.into_iter().for_each(|prepared| prepared.abandon());
+    let connected = connect_all(&mut all, shares);
+    let prepared = all.into_iter().map(|one| one.prepared);
+    match connected {
+        Ok(()) => Ok(prepared.collect()),
+        Err(failure) => {
+            prepared.for_each(Prepared::abandon);
             Err(failure)
         }
     }
 }
 
-fn reach_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerRegion>>]) -> Result<(), (u32, String)> {
-    for owner in lent {
-        let place = owner.region.announce_here(&owner.others());
-        let place = place.map_err(|refusal| (owner.rank, words(refusal)))?;
-        for other in lent.iter().filter(|other| other.rank != owner.rank) {
-            let region = other.reach(owner.rank, place).map_err(|words| (other.rank, words))?;
-            peers[other.rank as usize][owner.rank as usize] = region;
+/// Lets every rank reach all regions. The error names the rank that failed.
+fn connect_all(all: &mut [Preparing<'_>], shares: Vec<Share>) -> Result<(), (u32, String)> {
+    for owner in 0..all.len() {
+        let region = &all[owner].prepared.region;
+        let place = region.announce_here(&all[owner].others());
+        let (rank, place) = (owner as u32, place.map_err(|refusal| (owner as u32, words(refusal)))?);
+        for other in all.iter_mut().filter(|other| other.prepared.rank != rank) {
+            other.map(rank, place, None).map_err(|words| (other.prepared.rank, words))?;
         }
+    }
+    for (one, share) in all.iter_mut().zip(shares) {
+        one.connect(share).map_err(|words| (one.prepared.rank, words))?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use windlass_kernels::launch::Geometry;
 
 use crate::background::life;
-use crate::forward::init::{Ctas, Launches};
+use crate::forward::init::Ctas;
 use windlass_base::config::nccl::{self, Effect};
 use windlass_base::config::{Lazy, config};
 use windlass_base::gpu::{self, Ordinal, device};
@@ -135,9 +135,9 @@ pub(in crate::peers) fn check_child(waiting: Waiting) -> Result<(), FallbackReas
 
 /// Fails where NCCL orders launches among those of all communicators of the device: Windlass's kernels would not be in that order.
 pub(in crate::peers) fn check_order(ctas: Ctas) -> Result<(), FallbackReason> {
-    match ctas.launches {
-        Launches::Unordered if !nccl::settings().has(Effect::ImplicitOrder) => Ok(()),
-        _ => Err(FallbackReason::ImplicitOrder),
+    match ctas.are_ordered || nccl::settings().has(Effect::ImplicitOrder) {
+        true => Err(FallbackReason::ImplicitOrder),
+        false => Ok(()),
     }
 }
 

@@ -24,7 +24,8 @@ pub enum StillRegistered {
 
 /// Deregisters the kept windows that the program does not have, and ends keeping. Waits for other threads up to [`OUT_WITHIN`].
 fn release_windows() -> Result<(), StillRegistered> {
-    let mut rest: Vec<Arc<Windows>> = registry::alive().filter_map(|one| one.windows().cloned()).collect();
+    let mut rest: Vec<Arc<Windows>> =
+        registry::alive().filter_map(|one| one.features.windows.as_ref().cloned()).collect();
     let is_over = thread::wait_while(OUT_WITHIN, LOOK_EVERY, || {
         rest.retain(|one| !one.release());
         !rest.is_empty()
@@ -37,7 +38,7 @@ fn release_windows() -> Result<(), StillRegistered> {
 pub fn register_nothing() -> Result<(), StillRegistered> {
     release_windows()?;
     let mut rest: Vec<Arc<Registering>> =
-        registry::alive().filter_map(|one| one.registering().cloned()).collect();
+        registry::alive().filter_map(|one| one.features.registering.as_ref().cloned()).collect();
     let (mut kept, mut in_use_since) = (0, None);
     while !rest.is_empty() {
         let mut in_use = 0;

@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::features::memory::pool::{self, Block};
 use windlass_base::gpu::{Home, Ordinal};
+use windlass_base::scoped::Flagged;
+use windlass_base::thread;
 
-use crate::background::side_thread::{self, Busy};
+use crate::background::side_thread;
 use crate::features::registration::freeing;
 use crate::features::windows::kept::{LOOK_EVERY, Windows, alive, blocks};
 
@@ -20,7 +22,7 @@ pub(crate) fn look() {
     if pool::leaving().is_empty() {
         return;
     }
-    let Some(busy) = Busy::begin(&IS_BUSY) else { return };
+    let Some(busy) = Flagged::by(&IS_BUSY) else { return };
     let all: Vec<Arc<Windows>> = alive().collect();
     side_thread::run(None, move || {
         let _busy = busy;
@@ -38,16 +40,15 @@ pub(crate) fn free_leaving(device: Ordinal, within: Duration) -> usize {
         return 0;
     }
     let all: Vec<Arc<Windows>> = alive().collect();
-    let until = Instant::now() + within;
     let freed = Arc::new(AtomicUsize::new(0));
     let free_all = {
         let freed = freed.clone();
         move || {
-            while Instant::now() < until && leaving().next().is_some() {
+            thread::wait_while(within, LOOK_EVERY, || {
                 let count = leaving().filter(|block| leave(&all, block)).count();
                 freed.fetch_add(count, Ordering::Relaxed);
-                std::thread::sleep(LOOK_EVERY);
-            }
+                leaving().next().is_some()
+            });
         }
     };
     let _ = side_thread::run(Some(within), free_all);
