@@ -23,8 +23,9 @@ static struct uneven uneven_of(const struct rank* self, bool reduces, const size
   return u;
 }
 
-/* NCCL runs reduces of other types and operations, unless limits were measured. */
+/* NCCL runs reduces of other types and operations, unless limits were measured: here, or for 2 ranks of such GPUs. */
 static bool is_native(const struct uneven* u) {
+  if (u->ranks == 2 && (getenv("WINDLASS_SIM_MULTIPROCESSORS") || on_gpus())) return true;
   const char* cache = getenv("WINDLASS_CACHE");
   if (cache && strcmp(cache, "off") != 0) return true;
   bool is_short_float = u->type == ncclFloat16 || u->type == ncclFloat32 || u->type == ncclBfloat16;
