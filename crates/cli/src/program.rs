@@ -84,8 +84,7 @@ pub fn find_in_path(command: &OsStr) -> Result<PathBuf, NotRun> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let found =
             std::env::split_paths(&path).map(|folder| folder.join(command)).find(|file| is_executable(file));
-        return found
-            .ok_or_else(|| not_run(127, format!("{name}: command not found in PATH; nothing was started")));
+        return found.ok_or_else(|| not_run(127, format!("{name}: command not found in PATH")));
     }
     match std::path::absolute(command).ok().filter(|file| file.exists()) {
         None => Err(not_run(127, format!("no such file: {name}"))),

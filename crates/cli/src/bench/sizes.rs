@@ -58,9 +58,6 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     };
     let number = &text[..text.len() - unit.len()];
     let number: u64 = number.parse().map_err(|_| format!("{text:?} is no size: expected a number first"))?;
-    if number == 0 {
-        return Err(format!("{text:?} is no size: expected at least 1"));
-    }
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
 }
 

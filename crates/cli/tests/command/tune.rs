@@ -206,7 +206,7 @@ fn refuses() {
         (&["--ranks", "1", "--out", "/tmp/x"][..], 2, "--ranks 1: expected 2 to 8"),
         (&["--ranks", "99", "--out", "/tmp/x"], 2, "--ranks 99: expected 2 to 8"),
         (&["--ranks", "2", "--out", "/nowhere/at/all"], 1, "cannot write beside"),
-        (&["--ranks", "2", "--out", "/tmp/x", "--beside", "65"], 2, "65 is not in 0..=64"),
+        (&["--ranks", "2", "--out", "/tmp/x", "--beside", "65"], 2, "65, expected 0 to 64"),
         (&["--show", "--quick"], 2, "cannot be used with"),
     ] {
         let mut command = windlass(&["tune", "--sim"]);
