@@ -3,7 +3,7 @@
     scripts/measure/timeline.py OUT.svg TRACE.json...
 
 The C tests' profiler plugin writes such traces (CTESTS_TRACE). Perfetto opens them too, and shows all of a trace; this draws the last --calls calls
-of the process that ends last.
+of each process.
 """
 
 import argparse
@@ -28,11 +28,10 @@ def main(chosen):
     ranks = []
     for trace in chosen.traces:
         events = [event for event in json.loads(trace.read_text()) if event["name"] != "group"]
-        # A call's event of NCCL's interface lies within that of its collective, and has the same name.
         ranks.append((events[0]["args"]["rank"], {kind: [event for event in events if event["cat"] == kind] for kind in COLOURS}))
     ranks.sort(key=lambda rank: rank[0])
-    begin = max(rows["device"][-chosen.calls]["ts"] for _, rows in ranks)
-    begin = min(event["ts"] for _, rows in ranks for event in rows["host"] if event["ts"] > begin - 400) - 10
+    # A call has an event of NCCL's interface and one of its collective on the host, and one on the device.
+    begin = min(event["ts"] for _, rows in ranks for event in (rows["host"][-2 * chosen.calls], rows["device"][-chosen.calls]))
     end = max(event["ts"] + event["dur"] for _, rows in ranks for event in rows["device"]) + 10
     scale = (WIDTH - LEFT - GAP) / (end - begin)
     height = GAP * 4 + 2 * len(ranks) * (ROW + GAP) + 20
@@ -45,13 +44,14 @@ def main(chosen):
             for event in rows[kind]:
                 if event["ts"] + event["dur"] < begin:
                     continue
-                left, width = LEFT + (event["ts"] - begin) * scale, max(event["dur"] * scale, 1)
+                left = LEFT + max(event["ts"] - begin, 0) * scale
+                width = max(LEFT + (event["ts"] + event["dur"] - begin) * scale - left, 1)
                 words = f'{event["name"]} of {event["args"]["count"]}: {event["dur"]:.1f} us'
                 out.append(f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{ROW}" fill="{colour}"><title>{escape(words)}</title></rect>')
                 if width > 7 * len(event["name"]):
                     out.append(f'<text x="{left + 4:.1f}" y="{top + 17}" fill="#fff">{escape(event["name"])}</text>')
             top += ROW + GAP
-    step = next(step for step in (5, 10, 20, 50, 100, 200, 500, 1000, 5000) if (end - begin) / step <= 12)
+    step = next(step for step in (5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10000) if (end - begin) / step <= 12)
     for tick in range(0, int(end - begin) + 1, step):
         x = LEFT + tick * scale
         out.append(f'<path d="M{x:.1f} {top}v4" stroke="#000"/><text x="{x:.1f}" y="{top + 18}" text-anchor="middle">{tick}</text>')
