@@ -61,9 +61,13 @@ pub fn verdict(facts: &Facts, findings: &[Finding]) -> Verdict {
         _ => "mend every finding that is BROKEN",
     };
     match findings.iter().map(|finding| finding.level).max() {
+        Some(Level::Broken) if facts.off.contains(&"WINDLASS=off") => of(
+            1,
+            "Windlass is switched off: NCCL would run every call",
+            "unset WINDLASS where Windlass shall run",
+        ),
         Some(Level::Broken)
-            if !facts.off.contains(&"WINDLASS=off")
-                && (facts.nccl.is_none() || facts.windlass.is_none() || !facts.refusals.is_empty()) =>
+            if facts.nccl.is_none() || facts.windlass.is_none() || !facts.refusals.is_empty() =>
         {
             of(1, "Windlass would not take effect: windlass run refuses", mend)
         }

@@ -124,7 +124,7 @@ fn text() {
     for (name, value, code, verdict) in [
         ("NCCL_P2P_DISABLE", "0", 0, "Windlass works on the simulator"),
         ("NCCL_P2P_DISABLE", "1", 1, "Windlass does nothing here: NCCL would run every call"),
-        ("WINDLASS", "0", 1, "Windlass does nothing here: NCCL would run every call"),
+        ("WINDLASS", "0", 1, "Windlass is switched off: NCCL would run every call"),
         ("WINDLASS_PEER_GROUPS", "off", 1, "Windlass does nothing here: NCCL would run every call"),
         ("WINDLASS_HEAP_MAX", "4M", 1, "Windlass does nothing here: NCCL would run every call"),
         ("WINDLASS_TUNING", "/nowhere", 3, "Windlass works here, but lacks what is LIMITED"),
