@@ -178,6 +178,8 @@ impl Driver {
             // SAFETY: a function of this library, which stays mapped.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         });
+        // A driver that is made here is of this process, also where its parent's could not be opened.
+        FORKED.store(false, Ordering::Relaxed);
         Driver { calls }
     }
 

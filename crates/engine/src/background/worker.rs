@@ -112,9 +112,12 @@ pub(crate) fn wake() {
     WORKER.get().into_iter().for_each(|worker| worker.wake.raise());
 }
 
-/// Whether the worker may hold references to peer groups now.
+/// Whether a side thread reads for an answer of the worker's, and holds a reference to a peer group.
+pub(crate) static READS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the worker, or a side thread for it, may hold references to peer groups now.
 pub(crate) fn is_looking() -> bool {
-    WORKER.get().is_some_and(|worker| worker.looking.load(Ordering::Acquire))
+    READS.load(Ordering::Acquire) || WORKER.get().is_some_and(|worker| worker.looking.load(Ordering::Acquire))
 }
 
 /// Ends the thread, which drops all that it holds. Waits for it at most [`END_WITHIN`].

@@ -145,7 +145,7 @@ impl Chore for KeptMemory {
 
     fn turn(&mut self) {
         // Others may be due each millisecond, and a look at registered memory asks the driver.
-        if self.due().is_some() && self.looked.elapsed() >= SOON_TICK {
+        if self.looked.elapsed() >= SOON_TICK && self.due().is_some() {
             registering::alive().for_each(|one| one.look());
             recycling::look();
             self.looked = Instant::now();

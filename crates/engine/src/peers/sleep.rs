@@ -112,13 +112,18 @@ impl PeerGroup {
             Some(SleepCall { peer_group: self, mapped, word, until: Instant::now() + QUIET_WITHIN })
         });
         let Some(call) = found else { return ncclInternalError };
+        let is_aborted = || call.mapped.transports.sequencer.is_aborted();
         let mut memory = None;
         // A reader may wait for the driver for as long as kernels run.
-        if !thread::wait_while(QUIET_WITHIN, LOOK_SELDOM, || {
+        thread::wait_while(QUIET_WITHIN, LOOK_SELDOM, || {
             memory = self.sleep.memory.try_lock();
-            memory.is_none()
-        }) {
-            return self.objected(resumes, self.rank(), Objection::Busy);
+            memory.is_none() && !is_aborted()
+        });
+        if memory.is_none() {
+            // The other ranks count this call.
+            self.sleep.calls.fetch_add(1, Ordering::Relaxed);
+            let why = if is_aborted() { Objection::Aborted } else { Objection::Busy };
+            return self.objected(resumes, self.rank(), why);
         }
         if self.sleeps() != resumes {
             return refuse(ncclInvalidUsage, format_args!("the communicator is in that state already"));

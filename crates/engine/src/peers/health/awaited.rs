@@ -1,7 +1,6 @@
 //! Says for whom a rank of this process waits on its GPU, to `windlass hang`, which asks at the request socket. Nobody is asked for it, and no
 //! kernel: the words that ranks read are the ones by which kernels find each other's data.
 
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use nccl_sys::ncclSuccess;
@@ -11,15 +10,12 @@ use windlass_bootstrap::awaited::{Awaited, Question};
 use windlass_bootstrap::request_socket::Answer;
 
 use crate::background::side_thread;
-use crate::background::worker::Chore;
+use crate::background::worker::{Chore, READS};
 use crate::peers::group::PeerGroup;
 use crate::peers::registry;
 
-/// How long the worker waits for words of the device.
+/// How long the worker waits for words of the device. A copy may stand behind the program's own, and these behind the kernel that waits.
 const READ_WITHIN: Duration = Duration::from_millis(100);
-
-/// Whether a thread reads. A copy may stand behind the program's own, and these behind the kernel that waits.
-static READS: AtomicBool = AtomicBool::new(false);
 
 /// Answers `windlass hang`.
 pub(in crate::peers) struct AwaitedRanks;
@@ -32,6 +28,8 @@ impl Chore for AwaitedRanks {
         let busy = Flagged::by(&READS)?;
         let awaited = side_thread::run(Some(READ_WITHIN), move || {
             let _busy = busy;
+            // Goes before the flag.
+            let meant = meant;
             meant.awaited()
         })??;
         (!awaited.is_empty()).then(|| Answer { words: Awaited::encode(&awaited), descriptor: None })

@@ -340,7 +340,6 @@ fn exchange(
     missing.map_or(Ok(()), |rank| Err(format!("nothing came from rank {rank}")))
 }
 
-/// The other ranks, whose pidfds are not known yet.
 /// Decodes a parcel: the rank, the place of its region, and its descriptors. These are a release socket; from another process also the
 /// region's memory, and what tells its end; last, from rank 0, the shared page.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
