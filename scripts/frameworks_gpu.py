@@ -91,9 +91,12 @@ def main(names):
     if unknown:
         sys.exit(f"{unknown[0]!r} is no framework here, expected some of {', '.join(FRAMEWORKS)}")
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.count("GPU ") if shutil.which("nvidia-smi") else 0
-    said = [f"{name}: skipped: {gpus} GPUs, expected two or more" if gpus < 2 else compare(name) for name in names or FRAMEWORKS]
-    print("\n".join(said))
-    return any("failed" in line for line in said)
+    has_failed = False
+    for name in names or FRAMEWORKS:
+        line = f"{name}: skipped: {gpus} GPUs, expected two or more" if gpus < 2 else compare(name)
+        print(line, flush=True)
+        has_failed |= "failed" in line
+    return has_failed
 
 
 if __name__ == "__main__":
