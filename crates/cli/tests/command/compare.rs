@@ -190,7 +190,7 @@ fn gpu_memory() {
     );
     compile(&source, &folder.path().join("libnvidia-ml.so.1"), &["-shared", "-fPIC"]);
     let script = format!(
-        "[ -n \"$WINDLASS\" ] && more=0 || more=50; echo $$ $((300 + more)) >{0}.new; mv {0}.new {0}; sleep 0.4; rm {0}",
+        "[ -n \"$WINDLASS\" ] && more=0 || more=50; echo $$ $((300 + more)) >{0}.new; mv {0}.new {0}; sleep 0.8; rm {0}",
         process.display()
     );
     for (variable, source, note) in [
