@@ -16,8 +16,8 @@
 //! - `WINDLASS_SIM_NVLINK=0`: devices reach each other as over PCIe, without native atomics.
 //! - `WINDLASS_SIM_MULTICAST=1`: the device attribute says that multicast objects are supported, but the calls for them are not.
 //! - `WINDLASS_SIM_QUEUE`: operations that a stream queues before the next submission waits, as in a real driver at about 1024; no limit.
-//! - `WINDLASS_SIM_DESTRUCTOR_LAG`: milliseconds from a user object's last release to the call of its destructor, 0. Destructors of a driver
-//!   under load lag, too.
+//! - `WINDLASS_SIM_DESTRUCTOR_LAG`: milliseconds that pass before each call of a user object's destructor, by default 0. The calls come one
+//!   after the other. Destructors of a driver under load lag, too.
 //! - `WINDLASS_SIM_FORMER=1`: half of the pages of `cuMemCreate`, at random, hold what memory of its size and device held that this process released
 //!   last. The others, and all unless set, hold zeros. A driver promises nothing.
 //! - `WINDLASS_SIM_CLOCK`: events measure modelled times, see below; without it they measure real times.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub struct UserObject {
     pub handle: Handle,
@@ -34,7 +34,7 @@ impl UserObject {
                 simulator.user_objects.remove(self.handle);
             }
             let (destroy, pointer) = (self.destroy, self.pointer);
-            let destruction = Destruction { released: Instant::now(), destroy, pointer };
+            let destruction = Destruction { destroy, pointer };
             return destructions().send(destruction).map_err(|_| CUDA_ERROR_INVALID_VALUE);
         }
         Ok(())
@@ -43,7 +43,6 @@ impl UserObject {
 
 /// A destructor's call, on the way to its thread.
 struct Destruction {
-    released: Instant,
     destroy: HostFunction,
     pointer: usize,
 }
@@ -55,8 +54,8 @@ fn destructions() -> Sender<Destruction> {
         let lag = Duration::from_millis(lag as u64);
         let (sender, receiver) = channel::<Destruction>();
         let run = move || {
-            for Destruction { released, destroy, pointer } in receiver {
-                std::thread::sleep(lag.saturating_sub(released.elapsed()));
+            for Destruction { destroy, pointer } in receiver {
+                std::thread::sleep(lag);
                 guard::forbidding_calls(|| {
                     // SAFETY: the application passed this function for being called once with this pointer.
                     unsafe { destroy(pointer as *mut c_void) }

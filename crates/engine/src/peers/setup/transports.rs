@@ -171,9 +171,9 @@ pub fn communicator_bytes(ranks: u32) -> u64 {
     Layout::of(ranks, &Geometry::recommended(GRID_MAX, 0)).bytes + collectives
 }
 
-/// Whether no communicator and no graph uses these resources on any device.
-pub(in crate::peers) fn are_unused() -> bool {
-    TRANSPORTS.lock().values().all(DeviceTransports::are_unused)
+/// Whether graphs, and no communicator, use these resources of some device.
+pub(in crate::peers) fn are_held_by_graphs() -> bool {
+    TRANSPORTS.lock().values().any(|transports| transports.are_let_go() && !transports.are_unused())
 }
 
 /// Frees the resources that no communicator uses, when the process ends.

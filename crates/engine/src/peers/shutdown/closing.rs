@@ -187,10 +187,10 @@ pub(in crate::peers) fn begin_again() {
     EXITING.store(false, Ordering::Relaxed);
 }
 
-/// Whether graphs may still hold resources of closed peer groups.
+/// Whether graphs may still hold resources of closed peer groups. A graph's destructors run one by one, so that the worker may have let go
+/// of the last closed one before its launch resources are returned.
 fn are_held_by_graphs() -> bool {
-    let closed = CLOSED.lock();
-    closed.iter().any(|closing| !closing.holds.are_none()) || !closed.is_empty() && !transports::are_unused()
+    CLOSED.lock().iter().any(|closing| !closing.holds.are_none()) || transports::are_held_by_graphs()
 }
 
 /// For the end of the process: frees all closed regions, even those that others have mapped. Waits for graphs up to [`GRAPHS_WITHIN`].
