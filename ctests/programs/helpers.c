@@ -1,5 +1,6 @@
 /* Holds that no helper that a program forks beside its inits, without an exec, inherits a descriptor of Windlass's: one could keep a
- * rank's connection open after its end. Argument: inits a rank. Standard error has the number of helpers. */
+ * rank's connection open after its end. Ranks are new processes in each round, since the first init is the one that begins to guard
+ * forks. Argument: inits a rank and round. Standard error has the number of helpers. */
 #include "../support/harness.h"
 
 #include <pthread.h>
@@ -10,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { DESCRIPTORS_MAX = 512 };
+enum { DESCRIPTORS_MAX = 512, ROUNDS = 8 };
 
 struct helpers {
   atomic_bool over;
@@ -61,8 +62,8 @@ static void all(struct rank* self) {
 }
 
 int main(int count, char** arguments) {
-  int inits = count > 1 ? atoi(arguments[1]) : 40;
+  int inits = count > 1 ? atoi(arguments[1]) : 5;
   begin("helpers", 100);
-  run_ranks("helpers", PROCESSES, rank_count(4), all, &inits);
+  for (int round = 0; round < ROUNDS; round++) run_ranks("helpers", PROCESSES, rank_count(4), all, &inits);
   return finish();
 }

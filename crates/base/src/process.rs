@@ -89,7 +89,8 @@ pub fn library_missing(refused: &[open::Refusal]) {
 pub fn first_communicator() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        open::stay_mapped();
+        // First: what follows opens descriptors, while another thread may fork.
+        let_forked_children_restart();
         OWNER.store(std::process::id(), Ordering::Relaxed);
         forked::on_init(told_of_init);
         // SAFETY: both functions are of this library, which stays mapped.
