@@ -31,8 +31,9 @@ pub struct Running {
     pub ordered: (u64, u64),
 }
 
-/// What was found of files, by device and inode: many processes map the same.
-type Seen = HashMap<(String, u64), Option<Exports>>;
+/// What was found in files, by device and inode: many processes map the same. One that could not be read is tried again in the next process:
+/// the first may just have ended.
+type Seen = HashMap<(String, u64), Exports>;
 
 /// Looks at every such program.
 pub fn look() -> Vec<Running> {
@@ -54,11 +55,9 @@ fn look_at(process: u32, segment: &Path, seen: &mut Seen) -> Option<Running> {
     let mut files = code(&maps);
     // The sort is stable: all others stay in the order of addresses.
     files.sort_by_key(|mapping| opened.is_none_or(|opened| mapping.path != Path::new(opened)));
-    let mut exports = |mapping: &Mapping| {
-        let identity = (mapping.device.clone(), mapping.inode);
-        *seen.entry(identity).or_insert_with(|| mapping.exports(&folder))
-    };
-    let judged: Vec<_> = files.iter().map(|mapping| (*mapping, exports(mapping))).collect();
+    let judged: Vec<_> = files.iter().map(|mapping| (*mapping, mapping.exports(&folder, seen))).collect();
+    // Only of a process that lives the files could be read.
+    std::fs::read_link(folder.join("exe")).ok()?;
     let ordered = counted.as_ref().map_or((0, 0), Snapshot::ordered);
     let order = counted.map_or_else(String::new, |counted| counted.order);
     Some(Running { process, command: command(&folder), nccl: real(&judged), order, ordered })
@@ -98,13 +97,19 @@ struct Mapping {
 impl Mapping {
     /// Asked from the mapped file itself where the kernel lets us, else by its path as the process sees it; none if neither
     /// can be read.
-    fn exports(&self, folder: &Path) -> Option<Exports> {
+    fn exports(&self, folder: &Path, seen: &mut Seen) -> Option<Exports> {
+        let identity = (self.device.clone(), self.inode);
+        if let Some(known) = seen.get(&identity) {
+            return Some(*known);
+        }
         let (start, end) = &self.range;
         let mapped = folder.join("map_files").join(format!("{start}-{end}"));
         let root = folder.join("root");
         let by_path =
             self.path.strip_prefix("/").ok().filter(|_| !self.is_deleted).map(|path| root.join(path));
-        std::iter::once(mapped).chain(by_path).find_map(|file| elf::exports(&file).ok())
+        let found = std::iter::once(mapped).chain(by_path).find_map(|file| elf::exports(&file).ok())?;
+        seen.insert(identity, found);
+        Some(found)
     }
 
     fn is_named_nccl(&self) -> bool {
@@ -188,6 +193,20 @@ mod tests {
             [(&nccl, Some(Exports::Nccl)), (&plugin, None), (&ours, Some(Exports::Windlass)), (&nccl, None)];
         assert_eq!(real(&gone), [nccl.path.clone(), nccl.path.clone()]);
         assert_eq!(real(&[(&nccl, Some(Exports::Nccl)), (&ours, None)]).len(), 1);
+    }
+
+    /// A file that could not be read in a process that ended is read in the next one, and then known.
+    #[test]
+    fn reads_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        std::fs::create_dir_all(folder.join("map_files")).unwrap();
+        let program = std::env::current_exe().unwrap();
+        std::os::unix::fs::symlink(program, folder.join("map_files/7f10-7f20")).unwrap();
+        let file = Mapping { range: ("7f10".into(), "7f20".into()), ..Mapping::default() };
+        let (ended, mut seen) = (Path::new("/no/such"), Seen::new());
+        let judged = [ended, folder, ended].map(|folder| file.exports(folder, &mut seen));
+        assert_eq!(judged, [None, Some(Exports::Other), Some(Exports::Other)]);
     }
 
     /// This very process runs over no Windlass: without its segment it is not told of, though its maps can be read.
