@@ -75,7 +75,8 @@ pub fn open() -> usize {
     NUMBERS.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
 }
 
-/// Whether this process could open `count` more descriptors now. Opens and closes them: 1 to 2 us each.
+/// Whether this process could open `count` more descriptors now. Opens and closes them: 1 to 2 us each. To look which numbers are open would
+/// not do: a thread that waits in an accept has a number that nobody sees.
 pub fn are_free(count: usize) -> bool {
     let opened: Result<Vec<OwnedFd>> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
     opened.is_ok()

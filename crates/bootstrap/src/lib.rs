@@ -130,6 +130,8 @@ pub use participant::{Outcome, Participant, Preparation, complete_all};
 /// How long a rank that is about to report waits for free descriptors, and how often it tries.
 const WANTED_WITHIN: Duration = Duration::from_secs(2);
 const WANTED_EVERY: Duration = Duration::from_millis(10);
+/// How long an init that NCCL runs waits for room. Not longer: a process may lack descriptors for good, and NCCL get on with fewer.
+const ROOM_WITHIN: Duration = Duration::from_millis(500);
 
 /// The bootstrap of a process: its background thread and all sessions in which the process takes part.
 #[derive(Debug)]
@@ -153,6 +155,15 @@ pub fn process() -> io::Result<&'static Bootstrap> {
     process::let_forked_children_restart();
     let limits = Limits::default();
     PROCESS.get_or_try_init(|| Bootstrap::start(limits))
+}
+
+/// Before NCCL makes a communicator: waits up to [`ROOM_WITHIN`] until its rank finds the descriptors that it opens first. The bootstrap thread may
+/// not yet have closed connections that have ended, and a rank that fails for want of descriptors lets the others hang in NCCL.
+pub fn leave_room_for_nccl() {
+    if started().is_some() {
+        let lacks = || !descriptor::are_free(limits::OF_A_RANK_OF_NCCL);
+        thread::wait_while(ROOM_WITHIN, WANTED_EVERY, lacks);
+    }
 }
 
 /// The bootstrap of this process, if it has been started.
