@@ -28,8 +28,11 @@ pub const RUN: &str = "WINDLASS_RUN";
 /// The variable by which `windlass run` says why it has not measured this machine's limits; empty where it has. It is no option.
 pub const UNMEASURED: &str = "WINDLASS_UNMEASURED";
 
-/// The variables that wake parts of the Python packages (`python/autoload`, `_plugins.py`). They are no options of the library.
-const PYTHON: &[&str] = &["WINDLASS_PYTHON", "WINDLASS_VLLM", "WINDLASS_SGLANG"];
+/// The variables that wake parts of the Python packages (`python/autoload`, `_plugins.py`), and their values. They are no options of the
+/// library.
+const OF_AUTOLOAD: (&str, &str) = ("WINDLASS_PYTHON", "off, on");
+const OF_PLUGINS: (&[&str], &str) =
+    (&["WINDLASS_VLLM", "WINDLASS_SGLANG"], "off, auto, intervals of bytes, as 4K-64K,8M-");
 
 /// An unknown name that differs from an option in at most so many letters is taken for a misspelling of it.
 const TYPOS_MAX: usize = 2;
@@ -152,13 +155,14 @@ pub fn config() -> &'static Config {
     })
 }
 
-/// Logs complaints. Errors are those about `WINDLASS_ORDER`, since sums are then not in the order that the user asked for, and
-/// those about options that this version no longer reads, unless `windlass run` has told of these. Others are warnings.
+/// Logs complaints. Errors are those about `WINDLASS_ORDER`, since sums are then not in the order that the user asked for. So are those about
+/// `WINDLASS`, which may have been meant to switch Windlass off, and about options that this version no longer reads, unless `windlass run`
+/// has told of these. Others are warnings.
 pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
     let is_told = of_run(RUN).is_some() || startup().windlass == Switch::Off;
     complaints.for_each(|complaint| {
         let name = complaint.split(' ').next().unwrap_or_default();
-        match (name == "WINDLASS_ORDER", removed::instead(name).is_some()) {
+        match (name == "WINDLASS_ORDER", name == "WINDLASS" || removed::instead(name).is_some()) {
             (_, true) if is_told => {}
             (true, _) | (_, true) => ::log::error!("{complaint}"),
             _ => ::log::warn!("{complaint}"),
@@ -197,8 +201,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     let ours = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
-            let is_other = name.starts_with(SIMULATOR_PREFIX)
-                || [RUN, UNMEASURED].iter().chain(PYTHON).any(|other| name == other);
+            let is_other = name.starts_with(SIMULATOR_PREFIX) || [RUN, UNMEASURED].contains(&name.as_str());
             name == "WINDLASS" || name.starts_with("WINDLASS_") && !is_other
         });
     for (name, text) in ours {
@@ -206,8 +209,17 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
             removed.push(format!("{name} is no longer read: {instead}"));
             continue;
         }
+        if let Some((is_usable, expected)) = of_python(&name, &text) {
+            if !is_usable {
+                complaints
+                    .push(format!("{name} is \"{text}\", expected: {expected}; its default holds: off"));
+            }
+            continue;
+        }
         let Some(option) = option(&name) else {
-            let nearest = nearest(&name).map_or(String::new(), |near| format!("; the nearest is {near}"));
+            let nearest = nearest(&name).map_or(String::new(), |near| {
+                format!("; the nearest is {}, whose default is {}", near.name, near.default)
+            });
             complaints.push(format!("{name}=\"{text}\" has no effect: it is no option{nearest}"));
             continue;
         };
@@ -227,10 +239,18 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     Parsed { startup, config, complaints, removed }
 }
 
+/// Whether a variable of the Python packages has a value that they take, and what they expect. None for other variables.
+fn of_python(name: &str, text: &str) -> Option<(bool, &'static str)> {
+    if name == OF_AUTOLOAD.0 {
+        return Some((["", "off", "on"].contains(&text), OF_AUTOLOAD.1));
+    }
+    OF_PLUGINS.0.contains(&name).then(|| (values::is_for_plugin(text), OF_PLUGINS.1))
+}
+
 /// The option whose name is nearest to `name`, if at most [`TYPOS_MAX`] letters differ.
-fn nearest(name: &str) -> Option<&'static str> {
-    let distance = |known: &&str| strsim::levenshtein(known, name);
-    options().map(|option| option.name).min_by_key(distance).filter(|known| distance(known) <= TYPOS_MAX)
+fn nearest(name: &str) -> Option<&'static Description> {
+    let distance = |known: &&Description| strsim::levenshtein(known.name, name);
+    options().min_by_key(distance).filter(|known| distance(known) <= TYPOS_MAX)
 }
 
 /// Replaces `%h` by the host's name and `%p` by the process id, as `NCCL_DEBUG_FILE` has it.
@@ -305,9 +325,9 @@ mod tests {
                 ("WINDLASS_SIM_DEVICES", "4"),
                 (RUN, "7.8"),
                 (UNMEASURED, ""),
-                (PYTHON[0], "on"),
-                (PYTHON[1], "auto"),
-                (PYTHON[2], "8M-")
+                (OF_AUTOLOAD.0, "on"),
+                (OF_PLUGINS.0[0], "auto"),
+                (OF_PLUGINS.0[1], "8M-")
             ]),
             Parsed::default()
         );
@@ -400,8 +420,10 @@ mod tests {
         assert_eq!((startup, config), (Startup::default(), Config::default()));
         assert_eq!(
             complaints[0],
-            "WINDLASS_LGO=\"info\" has no effect: it is no option; the nearest is WINDLASS_LOG"
+            "WINDLASS_LGO=\"info\" has no effect: it is no option; the nearest is WINDLASS_LOG, whose default is error"
         );
+        let valid = ["off", "auto", "AUTO", "8M-", "4K-64K,8M-", "0-1"].map(|value| ("WINDLASS_VLLM", value));
+        assert_eq!(read(&valid).complaints, [""; 0]);
         assert_eq!(complaints[1], "WINDLASS_BOGUS=\"1\" has no effect: it is no option");
         assert_eq!(complaints[2], "WINDLASS_STATS is \"maybe\", expected: on, off; its default holds: on");
     }
@@ -458,7 +480,7 @@ Options are environment variables. This page is made from `crates/base/src/confi
   All others are read at the first unique id, init or `ncclMemAlloc`.
   In a program that links NCCL, `WINDLASS_NCCL` is also read when the program is loaded: set it before the program starts.
 - **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values and unknown `WINDLASS_` names.
-  A process logs them at `WINDLASS_LOG=warn`.
+  A process logs them at `WINDLASS_LOG=warn`, and at `error` where it cannot read `WINDLASS` itself.
 - **Options of 0.2** that 0.3 does not read change nothing. `windlass run` and `windlass doctor` name each, and what to do instead. Without `windlass run` a process logs them at `error`.
 - `WINDLASS_SIM_` names belong to the simulator (`crates/sim`). [NCCL's variables](nccl-variables.md) lists which of NCCL's own variables Windlass follows.
 

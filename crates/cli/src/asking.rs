@@ -149,7 +149,8 @@ pub fn output_within(mut command: Command, limit: Duration) -> Result<String> {
     };
     let complaint = complained.join().unwrap_or_default();
     if !status.success() {
-        bail!("ended with {status}: {}", complaint.trim());
+        let told = format!("ended with {status}: {}", complaint.trim());
+        bail!("{}", told.trim_end_matches(": "));
     }
     Ok(printed.join().unwrap_or_default())
 }

@@ -48,9 +48,9 @@ fn choose(request: MachineRequest, asked: &Result<Gpus, String>) -> Result<(Choi
         Ok(gpus) if gpus.devices.len() >= 2 || (request.gpu && !gpus.devices.is_empty()) => {
             Ok((Choice::Gpus, format!("{} × {}", gpus.devices.len(), gpus.devices[0].name)))
         }
-        Ok(gpus) if request.gpu => Err(format!("--gpu asks for GPUs, the driver has {}", gpus.devices.len())),
+        Ok(_) if request.gpu => Err("expected GPUs, the driver has 0; --sim takes the simulator".into()),
         Ok(gpus) => Ok((Choice::Simulator, format!("{} GPU where two are needed", gpus.devices.len()))),
-        Err(reason) if request.gpu => Err(format!("--gpu asks for GPUs: {reason}")),
+        Err(reason) if request.gpu => Err(format!("expected GPUs: {reason}; --sim takes the simulator")),
         Err(reason) => Ok((Choice::Simulator, reason.clone())),
     }
 }
@@ -99,6 +99,11 @@ impl Machine {
     /// For `demo`, `bench` and `tune`, which search for the real library if none was named.
     pub fn for_tools(request: MachineRequest, named: Option<&Path>) -> Result<Self> {
         Self::prepare(request, named, || search::for_tools(named))
+    }
+
+    /// For commands that say something of a machine: they take the simulator only where the user asks for it.
+    pub fn to_be_told(request: MachineRequest, named: Option<&Path>) -> Result<Self> {
+        Self::for_tools(MachineRequest { gpu: !request.simulator, ..request }, named)
     }
 
     pub fn is_simulated(&self) -> bool {

@@ -77,6 +77,24 @@ pub fn for_tools(named: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
+/// That there is no real NCCL for whom, and the way to one: where it was named, another name.
+pub fn not_found(looked: &[Looked], for_whom: &str) -> String {
+    match looked {
+        [Looked { path, because, refused: Some(why) }]
+            if ["--nccl", "WINDLASS_NCCL"].contains(&because.as_str()) =>
+        {
+            format!(
+                "found no real NCCL{for_whom}: {because} is {}: {why}; expected a {LIBRARY} or its folder; without {because} it is searched",
+                path.display()
+            )
+        }
+        _ => format!(
+            "found no real NCCL{for_whom}: install one (pip install nvidia-nccl-cu12, of CUDA 13 nvidia-nccl-cu13) or name an existing one with \
+             --nccl PATH"
+        ),
+    }
+}
+
 impl Search {
     fn look_in(&mut self, folders: &[PathBuf], because: &str) {
         for folder in folders {

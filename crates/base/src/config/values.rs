@@ -100,6 +100,17 @@ pub(super) fn pool(text: &str) -> Option<u64> {
     bytes_or_none(text).or_else(|| switch(text).filter(|switch| *switch == Switch::Off).map(|_| 0))
 }
 
+/// Whether the plugins of vLLM and SGLang take a text: a word, or intervals of bytes with both ends or the lower one.
+pub(super) fn is_for_plugin(text: &str) -> bool {
+    let is_interval = |part: &str| {
+        let (low, high) = part.trim().split_once('-')?;
+        let high = if high.is_empty() { u64::MAX } else { bytes_or_none(high)? };
+        Some(bytes_or_none(low)? <= high)
+    };
+    ["", "off", "auto"].contains(&text.to_lowercase().as_str())
+        || text.split(',').all(|part| is_interval(part) == Some(true))
+}
+
 pub(super) fn level(text: &str) -> Option<::log::LevelFilter> {
     text.parse().ok()
 }

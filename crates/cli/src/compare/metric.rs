@@ -15,7 +15,10 @@ pub fn parse(text: &str) -> Result<Metric, String> {
     // The error has several lines, of which the last gives the reason.
     let pattern = Regex::new(text).map_err(|error| {
         let told = error.to_string();
-        told.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+        let why = told.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        format!(
+            r"{why}: expected a regular expression whose first group is the figure, as in 'step (\S+) ms'"
+        )
     })?;
     let names: Vec<Option<&str>> = pattern.capture_names().collect();
     match names.get(1) {
@@ -92,7 +95,7 @@ mod tests {
     #[test]
     fn refuses() {
         assert!(parse("step").unwrap_err().contains("has no group"));
-        assert_eq!(parse("step (").unwrap_err(), "unclosed group");
+        assert!(parse("step (").unwrap_err().starts_with("unclosed group: expected a regular expression"));
     }
 
     /// Numbers are read as programs print them.

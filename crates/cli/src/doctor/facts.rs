@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use windlass_base::config::nccl::{self, Effect, Found};
 use windlass_base::config::{Collectives, Config, Parsed, Switch};
 use windlass_base::stats::limits::{Source, not_measured_because};
@@ -64,6 +65,10 @@ pub struct Facts {
     pub table_problems: Vec<String>,
     /// The folder of limits, if it ends with this container.
     pub passing_cache: Option<PathBuf>,
+    /// Why `python3` does not open Windlass where `WINDLASS_PYTHON=on` asks for it.
+    pub autoload_problem: Option<String>,
+    /// The folder of limits, if it cannot be written, and why.
+    pub lost_cache: Option<(PathBuf, String)>,
     /// Options that leave calls to NCCL: all of them, or collectives.
     pub off: Vec<&'static str>,
     /// `WINDLASS_HEAP_MAX`.
@@ -160,6 +165,8 @@ pub fn gather(named: Option<&Path>, library_path: Option<&OsStr>, command: &[OsS
         against_order: against_order(&off, &nccl_variables),
         nccl_variables,
         passing_cache: passing_cache(&parsed.config),
+        lost_cache: lost_cache(&parsed.config),
+        autoload_problem: autoload_problem(),
         heap_bytes_max: parsed.config.heap_bytes_max,
         option_complaints: parsed.complaints,
         removed_options: parsed.removed,
@@ -235,6 +242,27 @@ fn passing_cache(config: &Config) -> Option<PathBuf> {
     let device = |path: &Path| std::fs::metadata(path).ok().map(|facts| facts.dev());
     let made = folder.ancestors().find_map(device);
     (made == device(Path::new("/"))).then_some(folder)
+}
+
+/// Starts `python3` as a launcher would, and looks whether the package windlass-autoload has opened Windlass there.
+fn autoload_problem() -> Option<String> {
+    std::env::var_os("WINDLASS_PYTHON").filter(|asked| asked == "on")?;
+    let python = program::find_in_path(OsStr::new("python3")).ok()?;
+    let mut command = Command::new(&python);
+    command.args(["-c", "import sys; sys.exit('libwindlass.so' not in open('/proc/self/maps').read())"]);
+    let error = asking::output_within(command, asking::TIME_LIMIT).err()?;
+    Some(format!(
+        "WINDLASS_PYTHON=on, but {} does not open Windlass ({error:#}): expected the packages windlass and windlass-autoload in that Python",
+        python.display()
+    ))
+}
+
+/// The folder of limits, if it cannot be written, and why. Asked by a file without a name in the deepest folder of its path that is there.
+fn lost_cache(config: &Config) -> Option<(PathBuf, String)> {
+    let folder = config.cache.folder()?;
+    let there = folder.ancestors().find(|path| path.exists())?;
+    let error = tempfile::tempfile_in(there).err()?;
+    Some((folder, error.to_string()))
 }
 
 /// Options that leave calls to NCCL, the one that leaves most first.

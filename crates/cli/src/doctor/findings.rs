@@ -5,6 +5,7 @@ use super::running::Running;
 use crate::WINDLASS_OFF;
 use crate::asking::{Gpus, Pair};
 use crate::nccl::version_text;
+use crate::search::not_found;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -100,6 +101,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     libraries(facts, &mut findings);
     facts.refusals.iter().for_each(|refusal| findings.add(Level::Broken, refusal));
     let complaints = facts.warnings.iter().chain(&facts.option_complaints).chain(&facts.removed_options);
+    let complaints = complaints.chain(&facts.autoload_problem);
     complaints.for_each(|complaint| findings.add(Level::Limited, complaint));
     for off in &facts.off {
         match *off {
@@ -109,6 +111,12 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
             }
             _ => findings.add(Level::Broken, WINDLASS_OFF),
         }
+    }
+    if let Some((folder, why)) = &facts.lost_cache {
+        findings.add(Level::Limited, format!(
+            "{} (WINDLASS_CACHE) cannot be written: {why}; expected a folder that this user can make and write, else limits that are measured here are not kept",
+            folder.display()
+        ));
     }
     facts.table_problems.iter().for_each(|problem| findings.add(Level::Limited, problem));
     match (&facts.gpus, &facts.gpus_problem) {
@@ -221,9 +229,7 @@ impl Findings {
 fn libraries(facts: &Facts, findings: &mut Findings) {
     facts.windlass_problem.iter().for_each(|problem| findings.add(Level::Broken, problem));
     let Some(nccl) = &facts.nccl else {
-        return findings.add(Level::Broken,
-            "found no real NCCL: install one (pip install nvidia-nccl-cu12, of CUDA 13 nvidia-nccl-cu13) or name an existing one with --nccl PATH",
-        );
+        return findings.add(Level::Broken, not_found(&facts.search, ""));
     };
     match (nccl.version, &nccl.load_problem) {
         (Some(version), _) if version < peer_group::NCCL_SINCE => findings.add(

@@ -22,8 +22,8 @@ pub struct Situation {
     pub loading: Loading,
     pub shared_memory: Room,
     pub real: Option<Library>,
-    /// The search for the real library, one line for each file.
-    pub searched: String,
+    /// What is said where there is no real library.
+    pub not_found: String,
     /// What is preloaded already.
     pub preloads: Vec<Preload>,
     pub environment: BTreeMap<OsString, OsString>,
@@ -80,6 +80,9 @@ const CONTAINERS: [&str; 3] = ["apptainer", "singularity", "enroot"];
 const LIBRARY_VARIABLES: [&str; 3] =
     ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH", "SGLANG_DIFFUSION_NCCL_SO_PATH"];
 
+/// The variable with which PyTorch makes communicators that do not wait.
+const TORCH_NONBLOCKING: &str = "TORCH_NCCL_USE_COMM_NONBLOCKING";
+
 pub fn decide(situation: &Situation) -> Decision {
     let mut decision = Decision::default();
     let command = Path::new(&situation.command).file_name().and_then(OsStr::to_str).unwrap_or_default();
@@ -111,11 +114,7 @@ pub fn decide(situation: &Situation) -> Decision {
             if !windlass.elf.is_windlass() {
                 decision.refusals.push(not_windlass(windlass));
             }
-            decision.refusals.push(format!(
-                "found no real NCCL for this command: install one (pip install nvidia-nccl-cu12, of CUDA 13 nvidia-nccl-cu13) or name an existing one with \
-                 --nccl PATH; --sim needs none, and no GPU. Looked at:\n{}",
-                situation.searched
-            ));
+            decision.refusals.push(situation.not_found.clone());
         }
         (Ok(windlass), Some(real)) => {
             decision.refusals.extend(refuse_libraries(windlass, real));
@@ -195,7 +194,17 @@ pub fn environment_warnings(environment: &BTreeMap<OsString, OsString>, windlass
             )
         })
     };
-    LIBRARY_VARIABLES.into_iter().filter_map(warning).collect()
+    let mut warnings: Vec<String> = LIBRARY_VARIABLES.into_iter().filter_map(warning).collect();
+    let value =
+        |name: &str| environment.get(OsStr::new(name)).map(|value| value.to_string_lossy().to_lowercase());
+    let is_set = |value: String| ["1", "y", "yes", "t", "true"].contains(&value.as_str());
+    if value(TORCH_NONBLOCKING).is_some_and(is_set) && value("NCCL_COMM_BLOCKING").as_deref() != Some("1") {
+        warnings.push(format!(
+            "{TORCH_NONBLOCKING} is set: PyTorch's inits do not wait, so no communicator is lazy, and those made in groups or from others are \
+             on NCCL; unset it, or set NCCL_COMM_BLOCKING=1 on all ranks"
+        ));
+    }
+    warnings
 }
 
 #[cfg(test)]
@@ -229,7 +238,7 @@ mod tests {
             loading: Loading { has_loader: true, ..Loading::default() },
             shared_memory: Ok(1 << 30),
             real: Some(library("/n/libnccl.so.2", &["ncclGetVersion", "ncclSend"])),
-            searched: "  /n/libnccl.so.2 (x): no such file".into(),
+            not_found: "found no real NCCL".into(),
             preloads: Vec::new(),
             environment: BTreeMap::new(),
         }
@@ -278,7 +287,7 @@ mod tests {
     #[test]
     fn refuses_libraries() {
         let none = refusal(&Situation { real: None, ..situation() });
-        assert!(none.contains("found no real NCCL") && none.contains("/n/libnccl.so.2 (x)"), "{none}");
+        assert_eq!(none, "found no real NCCL");
         let other =
             refusal(&Situation { windlass: Ok(library(WINDLASS, &["ncclGetVersion"])), ..situation() });
         assert!(other.contains("is not Windlass"), "{other}");

@@ -8,7 +8,7 @@ mod shared_memory;
 
 use crate::installation::{self, SimulatorLibraries};
 use crate::program::{self, Program};
-use crate::search::search;
+use crate::search::{self, search};
 use crate::{calibrate, text};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -109,10 +109,14 @@ pub fn run(options: &Options) -> Result<u8> {
 fn run_as_it_is(command: &[OsString]) -> u8 {
     let Some((name, arguments)) = command.split_first() else { return REFUSED };
     if let Err(problem) = program::find_in_path(name) {
-        text::tell(format_args!("windlass: {problem}\n"));
-        return problem.code;
+        return not_started(&problem);
     }
     failed(name, Command::new(name).args(arguments).exec())
+}
+
+fn not_started(problem: &program::NotRun) -> u8 {
+    text::tell(format_args!("windlass: {problem}\nwindlass: nothing was started\n"));
+    problem.code
 }
 
 fn failed(name: &OsStr, failure: std::io::Error) -> u8 {
@@ -158,8 +162,7 @@ pub fn preloads(environment: &BTreeMap<OsString, OsString>, windlass: &Library) 
 pub fn decide(command: &[OsString], nccl: Option<&Path>) -> Result<Decision, u8> {
     let name = command.first().ok_or(REFUSED)?;
     if let Err(problem) = program::find_in_path(name) {
-        text::tell(format_args!("windlass: {problem}\n"));
-        return Err(problem.code);
+        return Err(not_started(&problem));
     }
     let decision = decision::decide(&situation(command, name, nccl));
     if decision.tell() { Err(REFUSED) } else { Ok(decision) }
@@ -182,7 +185,11 @@ fn situation(command: &[OsString], name: &OsString, nccl: Option<&Path>) -> Situ
         windlass,
         loading,
         shared_memory: shared_memory::look(),
-        searched: search.describe(),
+        not_found: format!(
+            "{}; --sim needs none, and no GPU. Looked at:\n{}",
+            search::not_found(&search.looked, " for this command"),
+            search.describe()
+        ),
         real: search.chosen.map(|(path, elf)| Library { path, elf }),
         preloads,
         environment,

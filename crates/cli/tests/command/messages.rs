@@ -1,6 +1,6 @@
 //! Bad input: each answer names the value, what was expected, and what holds or what to do.
 
-use crate::{outcome, windlass};
+use crate::{outcome, simulated_nccl, windlass};
 
 /// Options before the command that are not known are refused, not taken for the command.
 #[test]
@@ -29,7 +29,7 @@ fn unknown_options() {
 /// Values of options, on the command line and in the environment.
 #[test]
 fn values() {
-    let sim: &[&str] = &["demo", "--sim", "--ranks", "1"];
+    let (sim, nccl): (&[&str], _) = (&["demo", "--sim", "--ranks", "1"], simulated_nccl());
     for (variable, arguments, code, words) in [
         ("A=b", &["stats", "one"][..], 2, "'one' for '[PROCESS]': expected the number of a process"),
         ("A=b", &["stats", "999999999"], 1, "there is no process 999999999"),
@@ -72,15 +72,55 @@ fn values() {
             0,
             "WINDLASS_ODER=\"fixed\" has no effect: it is no option; the nearest is WINDLASS_ORDER",
         ),
+        ("WINDLASS_POOLS=1G", sim, 0, "it is no option; the nearest is WINDLASS_POOL, whose default is 2G"),
+        (
+            "WINDLASS_VLLM=atuo",
+            sim,
+            0,
+            "WINDLASS_VLLM is \"atuo\", expected: off, auto, intervals of bytes, as 4K-64K,8M-; ",
+        ),
+        ("WINDLASS_SGLANG=8M-4M", sim, 0, "WINDLASS_SGLANG is \"8M-4M\", expected: off, auto, intervals"),
+        ("WINDLASS_PYTHON=1", sim, 0, "WINDLASS_PYTHON is \"1\", expected: off, on; its default holds: off"),
+        (
+            "WINDLASS_PYTHON=on",
+            &["doctor", "--sim"],
+            3,
+            "does not open Windlass (ended with exit status: 1): ",
+        ),
+        ("A=b", &["run", "--", "no-such-command"], 127, "nothing was started"),
+        (
+            "A=b",
+            &["doctor", "--nccl", "/wrong"],
+            1,
+            "--nccl is /wrong: no such file; expected a libnccl.so.2 or its folder",
+        ),
+        (
+            "A=b",
+            &["compare", "--metric", "(", "true"],
+            2,
+            "unclosed group: expected a regular expression whose first",
+        ),
+        (
+            "WINDLASS_CACHE=/proc/none",
+            &["doctor", "--sim"],
+            3,
+            "LIMITED /proc/none (WINDLASS_CACHE) cannot be written: ",
+        ),
+        (
+            "TORCH_NCCL_USE_COMM_NONBLOCKING=1",
+            &["run", "--no-calibrate", "--nccl", &nccl, "true"],
+            0,
+            "TORCH_NCCL_USE_COMM_NONBLOCKING is set: PyTorch's inits do not wait",
+        ),
         ("WINDLASS_TUNING=/nowhere", sim, 0, "WINDLASS_TUNING=/nowhere: expected a table"),
         ("WINDLASS_TUNING=/nowhere", &["tune", "--show", "--sim"], 0, "it is left out: No such file"),
     ] {
         let mut command = windlass(arguments);
         let (name, value) = variable.split_once('=').unwrap();
         command.env(name, value);
-        let (found, _, told) = outcome(command);
+        let (found, printed, told) = outcome(command);
         assert_eq!(found, Some(code), "{variable} {arguments:?}: {told}");
-        assert!(told.contains(words), "{variable} {arguments:?}: {told}");
+        assert!((printed + &told).contains(words), "{variable} {arguments:?}: {told}");
     }
 }
 

@@ -146,7 +146,10 @@ fn finds_no_command() {
     ] {
         for command in ["run", "compare"] {
             let (found, printed, told) = outcome(windlass(&[command, "--", name]));
-            assert_eq!((found, &*printed, &*told), (Some(code), "", &*format!("windlass: {reason}\n")));
+            assert_eq!(
+                (found, &*printed, &*told),
+                (Some(code), "", &*format!("windlass: {reason}\nwindlass: nothing was started\n"))
+            );
         }
     }
 }
