@@ -163,6 +163,7 @@ pub(crate) fn say<'a>(complaints: impl Iterator<Item = &'a String>) {
     complaints.for_each(|complaint| {
         let name = complaint.split(' ').next().unwrap_or_default();
         match (name == "WINDLASS_ORDER", name == "WINDLASS" || removed::instead(name).is_some()) {
+            (_, true) if is_told && name == "WINDLASS" => ::log::warn!("{complaint}"),
             (_, true) if is_told => {}
             (true, _) | (_, true) => ::log::error!("{complaint}"),
             _ => ::log::warn!("{complaint}"),
@@ -202,7 +203,10 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
             let is_other = name.starts_with(SIMULATOR_PREFIX) || [RUN, UNMEASURED].contains(&name.as_str());
-            name == "WINDLASS" || name.starts_with("WINDLASS_") && !is_other
+            // A letter may be missing in the prefix.
+            name == "WINDLASS"
+                || name.starts_with("WINDLASS_") && !is_other
+                || name.starts_with("WINDL") && name.contains('_') && nearest(name).is_some()
         });
     for (name, text) in ours {
         if let Some(instead) = removed::instead(&name) {
@@ -218,7 +222,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
         }
         let Some(option) = option(&name) else {
             let nearest = nearest(&name).map_or(String::new(), |near| {
-                format!("; the nearest is {}, whose default is {}", near.name, near.default)
+                format!("; the nearest is {}, which is {} unless it is set", near.name, near.default)
             });
             complaints.push(format!("{name}=\"{text}\" has no effect: it is no option{nearest}"));
             continue;
@@ -415,12 +419,20 @@ mod tests {
     /// A misspelt name gets the nearest; a bad value names what was expected, and the default stays.
     #[test]
     fn complaints_name_the_mend() {
-        let Parsed { startup, config, complaints, .. } =
-            read(&[("WINDLASS_LGO", "info"), ("WINDLASS_BOGUS", "1"), ("WINDLASS_STATS", "maybe")]);
+        let Parsed { startup, config, complaints, .. } = read(&[
+            ("WINDLASS_LGO", "info"),
+            ("WINDLASS_BOGUS", "1"),
+            ("WINDLASS_STATS", "maybe"),
+            ("WINDLAS_ORDER", "fixed"),
+        ]);
         assert_eq!((startup, config), (Startup::default(), Config::default()));
         assert_eq!(
             complaints[0],
-            "WINDLASS_LGO=\"info\" has no effect: it is no option; the nearest is WINDLASS_LOG, whose default is error"
+            "WINDLASS_LGO=\"info\" has no effect: it is no option; the nearest is WINDLASS_LOG, which is error unless it is set"
+        );
+        assert_eq!(
+            complaints[3],
+            "WINDLAS_ORDER=\"fixed\" has no effect: it is no option; the nearest is WINDLASS_ORDER, which is auto unless it is set"
         );
         let valid = ["off", "auto", "AUTO", "8M-", "4K-64K,8M-", "0-1"].map(|value| ("WINDLASS_VLLM", value));
         assert_eq!(read(&valid).complaints, [""; 0]);
@@ -482,6 +494,8 @@ Options are environment variables. This page is made from `crates/base/src/confi
 - **Mistakes.** A value that cannot be read leaves the default. `windlass run` and `windlass doctor` name such values and unknown `WINDLASS_` names.
   A process logs them at `WINDLASS_LOG=warn`, and at `error` where it cannot read `WINDLASS` itself.
 - **Options of 0.2** that 0.3 does not read change nothing. `windlass run` and `windlass doctor` name each, and what to do instead. Without `windlass run` a process logs them at `error`.
+- **On and off** are also 1 and 0, yes and no, true and false, in any case.
+- `WINDLASS_PYTHON` belongs to [windlass-autoload](launchers.md#windlass-autoload), `WINDLASS_VLLM` and `WINDLASS_SGLANG` to the plugins of [vLLM](vllm.md#the-plugin) and [SGLang](sglang.md).
 - `WINDLASS_SIM_` names belong to the simulator (`crates/sim`). [NCCL's variables](nccl-variables.md) lists which of NCCL's own variables Windlass follows.
 
 | variable | default |

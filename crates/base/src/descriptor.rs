@@ -78,7 +78,8 @@ pub fn open() -> usize {
 /// Whether this process could open `count` more descriptors now. Opens and closes them: 1 to 2 us each. To look which numbers are open would
 /// not do: a thread that waits in an accept has a number that nobody sees.
 pub fn are_free(count: usize) -> bool {
-    let opened: Result<Vec<OwnedFd>> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
+    let open = || Ours::open(|| eventfd(0, EventfdFlags::CLOEXEC));
+    let opened: Result<Vec<Ours>> = (0..count).map(|_| open()).collect();
     opened.is_ok()
 }
 

@@ -157,7 +157,7 @@ pub fn process() -> io::Result<&'static Bootstrap> {
     PROCESS.get_or_try_init(|| Bootstrap::start(limits))
 }
 
-/// Before NCCL makes a communicator: waits up to [`ROOM_WITHIN`] until its rank finds the descriptors that it opens first. The bootstrap thread may
+/// Before NCCL makes communicators, and never inside a call that an abort waits for: waits up to [`ROOM_WITHIN`] until its rank finds the descriptors that it opens first. The bootstrap thread may
 /// not yet have closed connections that have ended, and a rank that fails for want of descriptors lets the others hang in NCCL.
 pub fn leave_room_for_nccl() {
     if started().is_some() {

@@ -147,6 +147,10 @@ pub fn output_within(mut command: Command, limit: Duration) -> Result<String> {
         interruption::check()?;
         bail!("no answer within {} s", limit.as_secs());
     };
+    // What the command has left behind may hold the pipes.
+    if !thread::wait_while(limit, PAUSE, || !(printed.is_finished() && complained.is_finished())) {
+        bail!("ended with {status}, but a process that it started keeps its output open");
+    }
     let complaint = complained.join().unwrap_or_default();
     if !status.success() {
         let told = format!("ended with {status}: {}", complaint.trim());

@@ -3,13 +3,14 @@
 use crate::machine::{Machine, MachineRequest};
 use crate::tune::held;
 use crate::{BadOption, asking, interruption, stats, text};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::path::PathBuf;
 use windlass_base::config::{self, nccl};
 use windlass_base::stats::report::size;
 use windlass_base::stats::snapshot::{CallCounts, Snapshot};
 use windlass_base::stats::why::why;
+use windlass_transport::tuning::Collective;
 
 /// Options of `windlass explain`.
 #[derive(Args)]
@@ -18,7 +19,7 @@ pub struct Options {
     #[arg(value_parser = stats::process_id, conflicts_with_all = ["op", "bytes", "ranks", "nccl", "simulator", "gpu"])]
     process: Option<u32>,
     /// A collective of sums or copies of usual types, as `windlass tune --show` names it
-    #[arg(long, required_unless_present = "process")]
+    #[arg(long, required_unless_present = "process", value_parser = op)]
     op: Option<String>,
     /// The size of its larger buffer, such as 64K or 1M
     #[arg(long, value_parser = crate::bench::sizes::bytes, required_unless_present = "process", allow_hyphen_values = true)]
@@ -31,6 +32,11 @@ pub struct Options {
     nccl: Option<PathBuf>,
     #[command(flatten)]
     request: MachineRequest,
+}
+
+fn op(text: &str) -> Result<String, String> {
+    let names = Collective::ALL.map(Collective::name);
+    if names.contains(&text) { Ok(text.into()) } else { Err(format!("expected one of {}", names.join(", "))) }
 }
 
 /// Prints a line for each kind of call of the process, or one for the call that the options describe.
@@ -68,10 +74,7 @@ fn of_call(options: &Options, op: &str, bytes: u64, ranks: usize) -> Result<Stri
     let config = config::parse(std::env::vars_os()).config;
     let library_path = machine.library_path();
     let held = held(&machine.nccl, version, &config, &[ranks], library_path.as_deref())?;
-    let Some(limit) = held.limits.iter().find(|limit| limit.collective == op) else {
-        let names: Vec<&str> = held.limits.iter().map(|limit| limit.collective).collect();
-        bail!(BadOption(format!("--op {op}: expected one of {}", names.join(", "))));
-    };
+    let limit = held.limits.iter().find(|limit| limit.collective == op).context("there is no such limit")?;
     if let Some(found) = nccl::found(version).into_iter().find(|found| found.effect.leaves_all_to_nccl()) {
         return Ok(format!("{call}: NCCL, because {found}"));
     }

@@ -102,10 +102,11 @@ pub(super) fn pool(text: &str) -> Option<u64> {
 
 /// Whether the plugins of vLLM and SGLang take a text: a word, or intervals of bytes with both ends or the lower one.
 pub(super) fn is_for_plugin(text: &str) -> bool {
+    let bytes = |end: &str| bytes_or_none(end).filter(|_| !end.contains(['+', 'T', 't']));
     let is_interval = |part: &str| {
         let (low, high) = part.trim().split_once('-')?;
-        let high = if high.is_empty() { u64::MAX } else { bytes_or_none(high)? };
-        Some(bytes_or_none(low)? <= high)
+        let high = if high.is_empty() { u64::MAX } else { bytes(high)? };
+        Some(bytes(low)? <= high)
     };
     ["", "off", "auto"].contains(&text.to_lowercase().as_str())
         || text.split(',').all(|part| is_interval(part) == Some(true))

@@ -67,8 +67,8 @@ pub struct Facts {
     pub passing_cache: Option<PathBuf>,
     /// Why `python3` does not open Windlass where `WINDLASS_PYTHON=on` asks for it.
     pub autoload_problem: Option<String>,
-    /// The folder of limits, if it cannot be written, and why.
-    pub lost_cache: Option<(PathBuf, String)>,
+    /// Why the folder of limits cannot be written.
+    pub cache_problem: Option<String>,
     /// Options that leave calls to NCCL: all of them, or collectives.
     pub off: Vec<&'static str>,
     /// `WINDLASS_HEAP_MAX`.
@@ -122,6 +122,7 @@ pub struct SharedMemory {
 pub fn gather(named: Option<&Path>, library_path: Option<&OsStr>, command: &[OsString]) -> Facts {
     let program = (!command.is_empty()).then(|| program::look_up(command));
     let search = search(named, program.as_ref().and_then(|program| program.as_ref().ok()));
+    let python = program.as_ref().and_then(|program| program.as_ref().ok()?.python.clone());
     let windlass = run::Library::installed();
     let library = windlass.as_ref().ok();
     let nccl = search.chosen.as_ref().map(|(path, elf)| nccl_facts(path, elf, library));
@@ -165,8 +166,8 @@ pub fn gather(named: Option<&Path>, library_path: Option<&OsStr>, command: &[OsS
         against_order: against_order(&off, &nccl_variables),
         nccl_variables,
         passing_cache: passing_cache(&parsed.config),
-        lost_cache: lost_cache(&parsed.config),
-        autoload_problem: autoload_problem(),
+        cache_problem: cache_problem(&parsed.config),
+        autoload_problem: autoload_problem(python),
         heap_bytes_max: parsed.config.heap_bytes_max,
         option_complaints: parsed.complaints,
         removed_options: parsed.removed,
@@ -244,10 +245,10 @@ fn passing_cache(config: &Config) -> Option<PathBuf> {
     (made == device(Path::new("/"))).then_some(folder)
 }
 
-/// Starts `python3` as a launcher would, and looks whether the package windlass-autoload has opened Windlass there.
-fn autoload_problem() -> Option<String> {
+/// Starts the command's Python, else `python3`, and looks whether the package windlass-autoload has opened Windlass there.
+fn autoload_problem(python: Option<PathBuf>) -> Option<String> {
     std::env::var_os("WINDLASS_PYTHON").filter(|asked| asked == "on")?;
-    let python = program::find_in_path(OsStr::new("python3")).ok()?;
+    let python = python.or_else(|| program::find_in_path(OsStr::new("python3")).ok())?;
     let mut command = Command::new(&python);
     command.args(["-c", "import sys; sys.exit('libwindlass.so' not in open('/proc/self/maps').read())"]);
     let error = asking::output_within(command, asking::TIME_LIMIT).err()?;
@@ -257,12 +258,15 @@ fn autoload_problem() -> Option<String> {
     ))
 }
 
-/// The folder of limits, if it cannot be written, and why. Asked by a file without a name in the deepest folder of its path that is there.
-fn lost_cache(config: &Config) -> Option<(PathBuf, String)> {
+/// Why the folder of limits cannot be written. Asked by a file without a name in the deepest folder of its path that is there.
+fn cache_problem(config: &Config) -> Option<String> {
     let folder = config.cache.folder()?;
     let there = folder.ancestors().find(|path| path.exists())?;
     let error = tempfile::tempfile_in(there).err()?;
-    Some((folder, error.to_string()))
+    Some(format!(
+        "{} cannot be written: {error}; limits that are measured here are lost; expected in WINDLASS_CACHE a folder that this user can make and write",
+        folder.display()
+    ))
 }
 
 /// Options that leave calls to NCCL, the one that leaves most first.

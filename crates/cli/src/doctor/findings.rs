@@ -112,12 +112,6 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
             _ => findings.add(Level::Broken, WINDLASS_OFF),
         }
     }
-    if let Some((folder, why)) = &facts.lost_cache {
-        findings.add(Level::Limited, format!(
-            "{} (WINDLASS_CACHE) cannot be written: {why}; expected a folder that this user can make and write, else limits that are measured here are not kept",
-            folder.display()
-        ));
-    }
     facts.table_problems.iter().for_each(|problem| findings.add(Level::Limited, problem));
     match (&facts.gpus, &facts.gpus_problem) {
         (Some(gpus), _) => judge_gpus(gpus, &mut findings),
@@ -160,6 +154,11 @@ fn limits(facts: &Facts, findings: &mut Findings) {
         }
     }
     facts.unmeasured.iter().for_each(|why| findings.add(Level::Note, why));
+    // Where limits are there, nobody needs to write any.
+    if let (Some(problem), Some(_)) = (&facts.cache_problem, &facts.unmeasured) {
+        let is_chosen = facts.variables.contains_key("WINDLASS_CACHE");
+        return findings.add(if is_chosen { Level::Limited } else { Level::Note }, problem);
+    }
     if let Some(folder) = &facts.passing_cache
         && facts.gpus.is_some()
     {

@@ -38,7 +38,7 @@ The limits are kept in the folder of WINDLASS_CACHE, by default ~/.cache/windlas
 On the simulator they are kept only if WINDLASS_CACHE names a folder.")]
 pub struct Options {
     /// The numbers of ranks to measure, separated by commas; each rank is a process with a GPU of its own [default: 2 to 8, as far as there are GPUs]
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = number)]
     ranks: Vec<usize>,
     /// A file for the limits as a table too, for WINDLASS_TUNING; an existing file is overwritten
     #[arg(long, value_name = "FILE")]
@@ -72,6 +72,10 @@ pub struct Options {
     nccl: Option<PathBuf>,
     #[command(flatten)]
     request: MachineRequest,
+}
+
+fn number(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected whole numbers of ranks, separated by commas, as 2,4".into())
 }
 
 /// How often an unclear size is measured again.

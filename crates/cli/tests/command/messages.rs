@@ -72,7 +72,12 @@ fn values() {
             0,
             "WINDLASS_ODER=\"fixed\" has no effect: it is no option; the nearest is WINDLASS_ORDER",
         ),
-        ("WINDLASS_POOLS=1G", sim, 0, "it is no option; the nearest is WINDLASS_POOL, whose default is 2G"),
+        (
+            "WINDLASS_POOLS=1G",
+            sim,
+            0,
+            "it is no option; the nearest is WINDLASS_POOL, which is 2G unless it is set",
+        ),
         (
             "WINDLASS_VLLM=atuo",
             sim,
@@ -81,11 +86,18 @@ fn values() {
         ),
         ("WINDLASS_SGLANG=8M-4M", sim, 0, "WINDLASS_SGLANG is \"8M-4M\", expected: off, auto, intervals"),
         ("WINDLASS_PYTHON=1", sim, 0, "WINDLASS_PYTHON is \"1\", expected: off, on; its default holds: off"),
+        ("WINDLASS_PYTHON=on", &["doctor", "--sim"], 3, "does not open Windlass (ended with exit status: 1"),
         (
-            "WINDLASS_PYTHON=on",
-            &["doctor", "--sim"],
-            3,
-            "does not open Windlass (ended with exit status: 1): ",
+            "A=b",
+            &["tune", "--ranks", "2-4"],
+            2,
+            "expected whole numbers of ranks, separated by commas, as 2,4",
+        ),
+        (
+            "WINDLAS_ORDER=fixed",
+            sim,
+            0,
+            "no option; the nearest is WINDLASS_ORDER, which is auto unless it is set",
         ),
         ("A=b", &["run", "--", "no-such-command"], 127, "nothing was started"),
         (
@@ -100,12 +112,7 @@ fn values() {
             2,
             "unclosed group: expected a regular expression whose first",
         ),
-        (
-            "WINDLASS_CACHE=/proc/none",
-            &["doctor", "--sim"],
-            3,
-            "LIMITED /proc/none (WINDLASS_CACHE) cannot be written: ",
-        ),
+        ("WINDLASS_CACHE=/proc/none", &["doctor", "--sim"], 3, "LIMITED /proc/none cannot be written: "),
         (
             "TORCH_NCCL_USE_COMM_NONBLOCKING=1",
             &["run", "--no-calibrate", "--nccl", &nccl, "true"],
@@ -143,7 +150,7 @@ fn explains() {
     assert!(off.contains(": NCCL, because NCCL_P2P_DISABLE=1: peer groups are off"), "{off}");
     let (code, _, told) =
         outcome(windlass(&["explain", "--sim", "--op", "x", "--ranks", "2", "--bytes", "1"]));
-    assert!(code == Some(2) && told.contains("--op x: expected one of all_reduce, "), "{told}");
+    assert!(code == Some(2) && told.contains("'x' for '--op <OP>': expected one of all_reduce, "), "{told}");
 }
 
 /// Without an NCCL each command says how to get one.

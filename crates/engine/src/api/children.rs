@@ -79,7 +79,9 @@ pub(super) fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
                     let known = communicator::find(parent);
                     known.and_then(|known| known.peer_group(parent)).iter().for_each(|one| one.abort());
                 }
-                begin(init)
+                let begun = begin(init);
+                windlass_bootstrap::leave_room_for_nccl();
+                begun
             })
         },
         |begun| act(begun, init),

@@ -171,6 +171,7 @@ fn closing(entry: Entry) -> Ended {
     if !ended.awaited.is_empty() {
         let awaited = std::mem::take(&mut ended.awaited);
         ended.awaited = joined(|| session::run_all(children::before_group(awaited)));
+        windlass_bootstrap::leave_room_for_nccl();
     }
     ended
 }

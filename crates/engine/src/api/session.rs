@@ -57,7 +57,9 @@ pub(super) fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
                 count::function(entry);
                 let device = device::of_init(group::device_set());
                 recycling::make_room(device.as_ref().ok().copied());
-                begin(init, device)
+                let step = begin(init, device);
+                windlass_bootstrap::leave_room_for_nccl();
+                step
             })
         },
         |step| match step {

@@ -109,7 +109,6 @@ impl InitCall {
     pub fn run(&self) -> ncclResult_t {
         let InitCall { place, config, parent, function } = *self;
         let parent = parent.unwrap_or(null_mut());
-        windlass_bootstrap::leave_room_for_nccl();
         // SAFETY: these are the arguments with which the application called this very function, and the library
         // is open, since the ABI layer lets no call past before that.
         unsafe {
