@@ -16,11 +16,11 @@ def start():
     global _started
     asked = os.environ.get("WINDLASS_PYTHON")
     # Python may read the folder of packages twice, by two names.
-    if _started or asked in (None, "", "off"):
+    if _started or (asked or "off").lower() in ("off", "0", "no", "false"):
         return
     _started = True
     try:
-        why = _open() if asked == "on" else "expected on or off"
+        why = _open() if asked == "on" else "expected on or off, and off holds"
     except Exception as error:
         why = error
     if why and os.environ.get("WINDLASS_LOG") != "off":

@@ -61,6 +61,7 @@ class Autoload(Scene):
     def test_on(self):
         """A library that needs NCCL by its name gets Windlass, which finds the NCCL of that library's path. Children, too."""
         self.assertEqual(self.lines(WINDLASS_PYTHON="on"), (["22809", "True", "True"], ""))
+        self.assertEqual(self.lines(WINDLASS_PYTHON="False"), (["22809", "False", "False"], ""))
         script = """
             import multiprocessing
             def child(queue):
@@ -83,7 +84,7 @@ class Autoload(Scene):
     def test_preloaded(self):
         """What is preloaded stays: a second Windlass is not opened, and before another NCCL it is told that the variable came too late."""
         self.assertEqual(self.lines(WINDLASS_PYTHON="on", LD_PRELOAD=windlass.library())[1], "")
-        self.assertEqual(self.lines(WINDLASS_PYTHON="yes")[1], "windlass: WINDLASS_PYTHON=yes has no effect: expected on or off\n")
+        self.assertEqual(self.lines(WINDLASS_PYTHON="yes")[1], "windlass: WINDLASS_PYTHON=yes has no effect: expected on or off, and off holds\n")
         told = "windlass: WINDLASS_PYTHON=on has no effect: another NCCL is loaded already\n"
         self.assertEqual(self.lines(WINDLASS_PYTHON="on", LD_PRELOAD=str(self.real)), (["22809", "False", "False"], told))
         silent = self.lines(WINDLASS_PYTHON="on", LD_PRELOAD=str(self.real), WINDLASS_LOG="off")

@@ -246,7 +246,10 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
 /// Whether a variable of the Python packages has a value that they take, and what they expect. None for other variables.
 fn of_python(name: &str, text: &str) -> Option<(bool, &'static str)> {
     if name == OF_AUTOLOAD.0 {
-        return Some((["", "off", "on"].contains(&text), OF_AUTOLOAD.1));
+        return Some((
+            ["", "on"].contains(&text) || values::switch(text) == Some(Switch::Off),
+            OF_AUTOLOAD.1,
+        ));
     }
     OF_PLUGINS.0.contains(&name).then(|| (values::is_for_plugin(text), OF_PLUGINS.1))
 }
