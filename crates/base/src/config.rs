@@ -203,10 +203,11 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
             let is_other = name.starts_with(SIMULATOR_PREFIX) || [RUN, UNMEASURED].contains(&name.as_str());
-            // A letter may be missing in the prefix.
+            // A letter may be missing in the prefix, also where Windlass shall be off.
             name == "WINDLASS"
                 || name.starts_with("WINDLASS_") && !is_other
                 || name.starts_with("WINDL") && name.contains('_') && nearest(name).is_some()
+                || name == "WINDLAS"
         });
     for (name, text) in ours {
         if let Some(instead) = removed::instead(&name) {

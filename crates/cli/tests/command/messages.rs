@@ -99,6 +99,7 @@ fn values() {
             0,
             "no option; the nearest is WINDLASS_ORDER, which is auto unless it is set",
         ),
+        ("WINDLAS=off", sim, 0, "no option; the nearest is WINDLASS, which is on unless it is set"),
         ("A=b", &["run", "--", "no-such-command"], 127, "nothing was started"),
         (
             "A=b",
