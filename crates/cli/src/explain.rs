@@ -67,7 +67,7 @@ fn of_process(snapshot: &Snapshot) -> String {
 
 fn of_call(options: &Options, op: &str, bytes: u64, ranks: usize) -> Result<String> {
     interruption::note()?;
-    let machine = Machine::to_be_told(options.request, options.nccl.as_deref())?;
+    let machine = Machine::gpus_unless_asked(options.request, options.nccl.as_deref())?;
     machine.ranks(Some(ranks), 2, 2)?;
     let call = format!("{op} of {} over {ranks} ranks", text::size(bytes));
     let version = asking::nccl_version(&machine.nccl)?;

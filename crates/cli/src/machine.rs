@@ -101,8 +101,8 @@ impl Machine {
         Self::prepare(request, named, || search::for_tools(named))
     }
 
-    /// For commands that say something of a machine: they take the simulator only where the user asks for it.
-    pub fn to_be_told(request: MachineRequest, named: Option<&Path>) -> Result<Self> {
+    /// For commands whose answer is about this machine: the simulator only where the user asks for it.
+    pub fn gpus_unless_asked(request: MachineRequest, named: Option<&Path>) -> Result<Self> {
         Self::for_tools(MachineRequest { gpu: !request.simulator, ..request }, named)
     }
 

@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     interruption::note()?;
     let windlass = installation::windlass_library()?;
-    let machine = Machine::to_be_told(options.request, options.nccl.as_deref())?;
+    let machine = Machine::gpus_unless_asked(options.request, options.nccl.as_deref())?;
     let numbers = numbers(options, &machine)?;
     let config = config::parse(std::env::vars_os()).config;
     if options.show {
